@@ -1,0 +1,126 @@
+"""Development sessions. `nox -l` lists them; `nox -s tests -- tests/ops -x` hands arguments on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+from pathlib import Path
+
+import nox
+from nox.command import CommandFailed
+
+nox.needs_version = ">=2025.2.9"
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.error_on_external_run = True
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+EXTRAS = PYPROJECT["project"]["optional-dependencies"]
+TORCH = "torch==2.13.0"  # the one that parity tests and speed comparisons were made with
+WHEEL_LIMIT_BYTES = 300_000
+# Tests multiply small matrices, where a thread pool costs more than it gains.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def group(name: str) -> list[str]:
+    """The requirements of a dependency group of pyproject.toml."""
+    return nox.project.dependency_groups(PYPROJECT, name)
+
+
+def install_if_possible(session: nox.Session, *requirements: str) -> None:
+    """Install an array library to compare with; where it has no wheel, go on without it."""
+    try:
+        session.install(*requirements)
+    except CommandFailed:
+        session.warn(f"{' '.join(requirements)} cannot be installed here; the tests that need it are skipped")
+
+
+@nox.session(reuse_venv=True)
+def tests(session: nox.Session) -> None:
+    """Run tests and doctests on NumPy, JAX and torch (XFORMER_TEST_TORCH=0 leaves torch out)."""
+    session.install("-e", ".[cli]", *group("test"))
+    install_if_possible(session, *EXTRAS["jax"])
+    if os.environ.get("XFORMER_TEST_TORCH", "1") != "0":
+        install_if_possible(session, TORCH)
+    # A module that needs an absent library (CuPy on a machine without a GPU) has no doctests to run here.
+    everything = ["--doctest-modules", "--doctest-ignore-import-errors", "xformer", "tests"]
+    session.run("python", "-m", "pytest", "-q", *(session.posargs or everything), env=ONE_THREAD)
+
+
+@nox.session(reuse_venv=True)
+def lint(session: nox.Session) -> None:
+    """Check style and formatting with ruff."""
+    session.install(*group("lint"))
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check")
+
+
+@nox.session(reuse_venv=True)
+def types(session: nox.Session) -> None:
+    """Check types with mypy --strict."""
+    session.install("-e", ".[cli]", *group("types"))
+    session.run("mypy", *session.posargs)
+
+
+@nox.session(reuse_venv=True)
+def strict(session: nox.Session) -> None:
+    """Run the models on array_api_strict, boolean indexing and data-dependent shapes off."""
+    session.install("-e", ".[cli]", *group("test"))
+    session.run("python", "-m", "pytest", "-q", "-m", "strict", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session(reuse_venv=True)
+def conformance(session: nox.Session) -> None:
+    """Run data-apis/array-api-tests on the differentiating namespace and on its base."""
+    session.install("-e", ".", *group("conformance"))
+    session.run("python", "tests/conformance/run.py", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session(reuse_venv=True)
+def demo(session: nox.Session) -> None:
+    """Train a small translator on number words for 90 seconds and show what it learned."""
+    session.install(".[cli]")
+    session.run("xformer", "demo", *session.posargs)
+
+
+@nox.session(reuse_venv=True)
+def bench(session: nox.Session) -> None:
+    """Measure speed against torch on the same cores (a default run takes minutes)."""
+    session.install("-e", ".[cli,bench]", TORCH)
+    session.run("python", "-m", "pytest", *(session.posargs or ["bench", "--benchmark-only"]))
+
+
+@nox.session(reuse_venv=True)
+def docs(session: nox.Session) -> None:
+    """Build docs/ into site/, warnings as errors; `nox -s docs -- serve` shows it while you write."""
+    session.install(*EXTRAS["docs"])
+    session.run("mkdocs", *(session.posargs or ["build", "--strict"]))
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build wheel and sdist into dist/; check size, contents and that the bare wheel imports."""
+    shutil.rmtree("dist", ignore_errors=True)
+    session.install("build")
+    session.run("python", "-m", "build", "--outdir", "dist")
+    (wheel,) = Path("dist").glob("*.whl")
+    check_wheel(session, wheel)
+    session.install(str(wheel))
+    # -I keeps the checkout off the path, so this is the wheel, with the core requirements alone.
+    session.run("python", "-I", "-c", "import xformer; print('imported xformer', xformer.__version__)")
+
+
+def check_wheel(session: nox.Session, wheel: Path) -> None:
+    """Fail the session when the wheel is too large, lacks a file or carries what is not the library."""
+    size = wheel.stat().st_size
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    metadata = f"xformer-{PYPROJECT['project']['version']}.dist-info/"
+    strays = [name for name in names if not name.startswith(("xformer/", metadata))]
+    wanted = ["xformer/__init__.py", "xformer/py.typed", f"{metadata}licenses/LICENSE"]
+    missing = [name for name in wanted if name not in names]
+    if size >= WHEEL_LIMIT_BYTES:
+        session.error(f"{wheel} has {size} bytes; expected fewer than {WHEEL_LIMIT_BYTES}")
+    if strays or missing:
+        session.error(f"{wheel} carries {strays} beside the library and lacks {missing}; expected neither")
+    session.log(f"{wheel}: {size} bytes, {len(names)} files")

@@ -1,0 +1,56 @@
+"""Operations that are differentiated as a whole, by a VJP of their own, instead of step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from xformer.autodiff.tracer import Tracer
+from xformer.namespace import array_namespace, trace_level
+
+
+class Implementation(NamedTuple):
+    """One way to compute an operation and its derivative.
+
+    forward(*arrays, save, **static) -> (output, residuals): `save` says whether residuals will be needed.
+    vjp(g, residuals, needs, **static) -> one cotangent for each array; None is fine where `needs` says False.
+    """
+
+    name: str
+    forward: Callable[..., tuple[Any, Any]]
+    vjp: Callable[..., tuple[Any, ...]]
+
+
+class Primitive:
+    """A function of arrays with a hand-written VJP; some arrays may be None.
+
+    `portable` is the definition, in the Array API alone; `choose` may be overridden to serve faster ones.
+    """
+
+    def __init__(self, portable: Implementation) -> None:
+        self.name = portable.name
+        self.portable = portable
+
+    def choose(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> Implementation:
+        """Pick the implementation for arrays of the namespace `xp`."""
+        return self.portable
+
+    def __call__(self, *arrays: Any, **static: Any) -> Any:
+        xp = array_namespace(*arrays)
+        if trace_level(xp) == 0:
+            return self.choose(xp, arrays, static).forward(*arrays, save=False, **static)[0]
+        values = tuple(xp.lower(array) for array in arrays)
+        parents = tuple(
+            array._index if type(array) is Tracer and array._namespace is xp else -1 for array in arrays
+        )
+        if max(parents) < 0:
+            return xp.lift(self(*values, **static))
+        # Under an enclosing trace only the portable definition is differentiable once more.
+        chosen = self.portable if trace_level(xp.base) else self.choose(xp.base, values, static)
+        output, residuals = chosen.forward(*values, save=True, **static)
+        return xp.record(output, _pull, parents, (chosen, residuals, static))
+
+
+def _pull(xp: Any, g: Any, saved: Any, parents: Any) -> Any:
+    chosen, residuals, static = saved
+    return chosen.vjp(g, residuals, tuple(parent >= 0 for parent in parents), **static)

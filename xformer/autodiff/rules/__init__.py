@@ -1,0 +1,5 @@
+"""The derivatives of the standard's functions, one family a file; importing this package registers them."""
+
+from xformer.autodiff.rules import constants, elementwise, indexing, linear_algebra, manipulation, reductions
+
+__all__ = ["constants", "elementwise", "indexing", "linear_algebra", "manipulation", "reductions"]

@@ -1,0 +1,23 @@
+"""Functions without a derivative: creation, comparison, rounding, searching, and everything on integers."""
+
+from __future__ import annotations
+
+from xformer.autodiff.rule import not_differentiable
+
+not_differentiable(
+    # creation
+    *("arange", "empty", "empty_like", "eye", "from_dlpack", "full", "full_like", "linspace", "ones", "ones_like"),
+    *("zeros", "zeros_like"),
+    # comparison and logic
+    *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "isfinite", "isinf", "isnan"),
+    *("logical_and", "logical_or", "logical_not", "logical_xor", "all", "any", "signbit"),
+    # integers
+    *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_invert", "bitwise_left_shift", "bitwise_right_shift"),
+    # steps: locally constant, so their derivative is zero wherever it exists
+    *("ceil", "floor", "round", "trunc", "sign", "floor_divide", "nextafter"),
+    # searching and counting
+    *("argmax", "argmin", "argsort", "nonzero", "count_nonzero", "searchsorted", "unique_all", "unique_counts"),
+    *("unique_inverse", "unique_values", "isin"),
+    # facts about dtypes
+    *("can_cast", "finfo", "iinfo", "isdtype", "result_type", "__array_namespace_info__"),
+)

@@ -1,0 +1,116 @@
+"""Derivatives of elementwise functions. The sweep undoes broadcasting, so each rule is the scalar formula."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from xformer.autodiff.rule import composite, define
+
+# Functions of one array: g times dy/dx.
+define("negative", lambda g: -g)
+define("positive", lambda g: g)
+define("conj", lambda g: g)
+define("real", lambda g: g)
+define("abs", lambda xp, g, x: g * xp.sign(x))
+define("square", lambda g, x: g * (2.0 * x))
+define("sqrt", lambda g, y: g * (0.5 / y))
+define("reciprocal", lambda g, y: -g * y * y)
+define("exp", lambda g, y: g * y)
+define("expm1", lambda g, y: g * (y + 1.0))
+define("log", lambda g, x: g / x)
+define("log1p", lambda g, x: g / (x + 1.0))
+define("log2", lambda g, x: g / (x * math.log(2.0)))
+define("log10", lambda g, x: g / (x * math.log(10.0)))
+define("sin", lambda xp, g, x: g * xp.cos(x))
+define("cos", lambda xp, g, x: -g * xp.sin(x))
+define("tan", lambda g, y: g * (1.0 + y * y))
+define("asin", lambda xp, g, x: g / xp.sqrt(1.0 - x * x))
+define("acos", lambda xp, g, x: -g / xp.sqrt(1.0 - x * x))
+define("atan", lambda g, x: g / (1.0 + x * x))
+define("sinh", lambda xp, g, x: g * xp.cosh(x))
+define("cosh", lambda xp, g, x: g * xp.sinh(x))
+define("tanh", lambda g, y: g * (1.0 - y * y))
+define("asinh", lambda xp, g, x: g / xp.sqrt(x * x + 1.0))
+define("acosh", lambda xp, g, x: g / xp.sqrt(x * x - 1.0))
+define("atanh", lambda g, x: g / (1.0 - x * x))
+define("erf", lambda xp, g, x: g * (2.0 / math.sqrt(math.pi)) * xp.exp(-x * x))
+
+# Functions of two arrays: one formula for each.
+define("add", lambda g: g, lambda g: g)
+define("subtract", lambda g: g, lambda g: -g)
+define("multiply", lambda g, b: g * b, lambda g, a: g * a)
+define("divide", lambda g, b: g / b, lambda g, b, y: -g * y / b)
+define("remainder", lambda g: g, lambda xp, g, a, b: -g * xp.floor(a / b))
+define(
+    "atan2",
+    lambda g, a, b: g * b / (a * a + b * b),
+    lambda g, a, b: -g * a / (a * a + b * b),
+)
+define("hypot", lambda g, a, y: g * a / y, lambda g, b, y: g * b / y)
+define(
+    "logaddexp",
+    lambda xp, g, a, y: g * xp.exp(a - y),
+    lambda xp, g, b, y: g * xp.exp(b - y),
+)
+
+
+def _array(xp: Any, value: Any, like: Any) -> Any:
+    """Make a Python scalar an array; some functions take arrays only."""
+    return xp.asarray(value, dtype=like.dtype, device=like.device) if isinstance(value, bool | int | float) else value
+
+
+def _pow_base(xp: Any, g: Any, a: Any, b: Any) -> Any:
+    """d(a^b)/da = b a^(b-1); zero where b is zero, also at a = 0."""
+    if isinstance(b, int | float):
+        return xp.zeros_like(g) if b == 0 else g * (b * a ** (b - 1))
+    is_zero = b == 0
+    return xp.where(is_zero, 0.0, g * b * a ** xp.where(is_zero, 1.0, b - 1.0))
+
+
+def _pow_exponent(xp: Any, g: Any, a: Any, y: Any) -> Any:
+    """d(a^b)/db = a^b log(a), taken as zero where a is not positive."""
+    a = _array(xp, a, y)
+    return g * y * xp.log(xp.where(a > 0, a, 1.0))
+
+
+define("pow", _pow_base, _pow_exponent)
+
+
+def _wins(xp: Any, g: Any, mine: Any, other: Any, y: Any) -> Any:
+    """The share of maximum and minimum: all to the winner, one half each on a tie."""
+    mine, other = _array(xp, mine, y), _array(xp, other, y)
+    return xp.where(mine == y, xp.where(other == y, 0.5 * g, g), 0.0)
+
+
+for _name in ("maximum", "minimum"):
+    define(
+        _name,
+        lambda xp, g, a, b, y: _wins(xp, g, a, b, y),
+        lambda xp, g, a, b, y: _wins(xp, g, b, a, y),
+    )
+
+
+def _copysign(xp: Any, g: Any, a: Any, y: Any) -> Any:
+    return g * xp.sign(a) * xp.sign(y)
+
+
+define("copysign", _copysign, lambda xp, g: xp.zeros_like(g))
+
+# where(condition, a, b): each side gets the cotangent where it was chosen.
+define(
+    "where",
+    lambda xp, g, condition: xp.where(condition, g, 0.0),
+    lambda xp, g, condition: xp.where(condition, 0.0, g),
+    positions=(1, 2),
+)
+
+
+@composite("clip")
+def _clip(xp: Any, x: Any, /, min: Any = None, max: Any = None) -> Any:
+    """clip in terms of maximum and minimum, so that bounds may be traced as well."""
+    for bound, choose in ((min, xp.maximum), (max, xp.minimum)):
+        if bound is not None:
+            bound = xp.asarray(bound, dtype=x.dtype, device=x.device) if isinstance(bound, int | float) else bound
+            x = xp.astype(choose(x, bound), x.dtype, copy=False)
+    return x

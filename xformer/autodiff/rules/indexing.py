@@ -1,0 +1,82 @@
+"""Derivatives of reading and writing elements by position."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from xformer import gaps
+from xformer.autodiff.rule import composite, define
+from xformer.namespace import is_integer
+from xformer.tree import is_array
+
+
+def _take(xp: Any, g: Any, x_shape: Any, indices: Any, *, axis: int | None = None) -> Any:
+    """Add each cotangent to the row it was read from: rows that were read twice get both."""
+    axis = 0 if axis is None else axis % len(x_shape)
+    g = xp.moveaxis(g, axis, 0)
+    rest = tuple(x_shape[:axis]) + tuple(x_shape[axis + 1 :])
+    indices = xp.where(indices < 0, indices + x_shape[axis], indices)
+    zeros = xp.zeros((x_shape[axis], *rest), dtype=g.dtype, device=g.device)
+    return xp.moveaxis(gaps.scatter_add(zeros, indices, g), 0, axis)
+
+
+def _take_along_axis(xp: Any, g: Any, x_shape: Any, indices: Any, *, axis: int = -1) -> Any:
+    """Number the elements of the flattened input and scatter into those."""
+    axis = axis % len(x_shape)
+    moved_shape = (*x_shape[:axis], *x_shape[axis + 1 :], x_shape[axis])
+    g, indices = xp.moveaxis(g, axis, -1), xp.moveaxis(indices, axis, -1)
+    indices = xp.where(indices < 0, indices + x_shape[axis], indices)
+    # The leading axes of indices may be broadcast against those of x: repeat rows where x has only one.
+    row = xp.reshape(
+        xp.arange(math.prod(moved_shape[:-1]), dtype=indices.dtype, device=g.device), (*moved_shape[:-1], 1)
+    )
+    flat = xp.reshape(xp.broadcast_to(row * x_shape[axis] + indices, g.shape), (-1,))
+    zeros = xp.zeros((math.prod(x_shape),), dtype=g.dtype, device=g.device)
+    total = gaps.scatter_add(zeros, flat, xp.reshape(g, (-1,)))
+    return xp.moveaxis(xp.reshape(total, moved_shape), -1, axis)
+
+
+def _get_item(xp: Any, g: Any, x_shape: Any, key: Any) -> Any:
+    """Write the cotangent where it was read from; positions given by integer arrays accumulate."""
+    keys = key if isinstance(key, tuple) else (key,)
+    if any(is_array(item) and is_integer(item.dtype) and item.ndim > 0 for item in keys):
+        return _get_items(xp, g, x_shape, keys)
+    from xformer.autodiff.namespace import _set_item
+
+    return _set_item(xp.zeros(x_shape, dtype=g.dtype, device=g.device), g, key)
+
+
+def _get_items(xp: Any, g: Any, x_shape: Any, keys: tuple[Any, ...]) -> Any:
+    """x[i, j, ...] with integer arrays for the leading axes: number those positions, then scatter."""
+    if not all(is_array(item) or isinstance(item, int) for item in keys):
+        raise NotImplementedError("indexing that mixes integer arrays with slices has no derivative rule; use take")
+    position: Any = 0
+    for item, size in zip(keys, x_shape, strict=False):
+        index = xp.where(item < 0, item + size, item) if is_array(item) else item % size
+        position = position * size + index
+    leading, rest = math.prod(x_shape[: len(keys)]), tuple(x_shape[len(keys) :])
+    zeros = xp.zeros((leading, *rest), dtype=g.dtype, device=g.device)
+    updates = xp.reshape(g, (math.prod(position.shape), *rest))
+    return xp.reshape(gaps.scatter_add(zeros, xp.reshape(position, (-1,)), updates), x_shape)
+
+
+def _set_old(xp: Any, g: Any, key: Any) -> Any:
+    """What was overwritten has no influence any more."""
+    from xformer.autodiff.namespace import _set_item
+
+    return _set_item(g, 0.0, key)
+
+
+define("take", _take)
+define("take_along_axis", _take_along_axis)
+define("getitem", _get_item)
+define("setitem", _set_old, lambda g, key: g[key])
+# scatter_add(target, indices, updates)
+define("scatter_add", lambda g, indices: g, lambda xp, g, indices: xp.take(g, indices, axis=0), positions=(0, 2))
+
+
+@composite("sort")
+def _sort(xp: Any, x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Any:
+    order = xp.argsort(x, axis=axis, descending=descending, stable=stable)
+    return xp.take_along_axis(x, order, axis=axis)

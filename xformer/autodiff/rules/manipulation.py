@@ -1,0 +1,110 @@
+"""Derivatives of functions that only move, copy or cast elements."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from xformer.autodiff.rule import composite, define, define_sequence
+
+# A pure change of shape is undone by the reverse change.
+define("reshape", lambda xp, g, x_shape, shape=None, *, copy=None: xp.reshape(g, x_shape))
+define("expand_dims", lambda xp, g, x_shape, *args, axis=0: xp.reshape(g, x_shape))
+define("squeeze", lambda xp, g, x_shape, axis=None: xp.reshape(g, x_shape))
+define("broadcast_to", lambda g, shape=None: g)
+define("flip", lambda xp, g, *, axis=None: xp.flip(g, axis=axis))
+define("moveaxis", lambda xp, g, source, destination: xp.moveaxis(g, destination, source))
+define("to_device", lambda g, device=None, *, stream=None: g)
+define("tril", lambda xp, g, *, k=0: xp.tril(g, k=k))
+define("triu", lambda xp, g, *, k=0: xp.triu(g, k=k))
+
+# The sweep casts a cotangent to the dtype of what it belongs to.
+define("astype", lambda g, dtype=None, *, copy=True, device=None: g)
+define("asarray", lambda g, *, dtype=None, device=None, copy=None: g)
+
+
+def _permute_dims(xp: Any, g: Any, axes: Any = None) -> Any:
+    axes = tuple(axis % g.ndim for axis in axes)
+    return xp.permute_dims(g, tuple(sorted(range(len(axes)), key=axes.__getitem__)))
+
+
+def _roll(xp: Any, g: Any, shift: Any = 0, *, axis: Any = None) -> Any:
+    back = tuple(-s for s in shift) if isinstance(shift, tuple) else -shift
+    return xp.roll(g, back, axis=axis)
+
+
+def _tile(xp: Any, g: Any, x_shape: Any, repetitions: Any = ()) -> Any:
+    """Each copy contributes: view the copies as axes of their own and sum over them."""
+    rank = max(len(x_shape), len(repetitions))
+    shape = (1,) * (rank - len(x_shape)) + tuple(x_shape)
+    copies = (1,) * (rank - len(repetitions)) + tuple(repetitions)
+    split = tuple(size for pair in zip(copies, shape, strict=True) for size in pair)
+    total = xp.sum(xp.reshape(g, split), axis=tuple(range(0, 2 * rank, 2)), dtype=g.dtype)
+    return xp.reshape(total, x_shape)
+
+
+def _repeat(xp: Any, g: Any, x_shape: Any, repeats: Any = 1, *, axis: Any = None) -> Any:
+    if not isinstance(repeats, int):
+        raise NotImplementedError("repeat with an array of counts has no derivative rule; use take(x, indices)")
+    if axis is None:
+        return xp.reshape(xp.sum(xp.reshape(g, (math.prod(x_shape), repeats)), axis=1, dtype=g.dtype), x_shape)
+    axis = axis % len(x_shape)
+    split = (*x_shape[: axis + 1], repeats, *x_shape[axis + 1 :])
+    return xp.sum(xp.reshape(g, split), axis=axis + 1, dtype=g.dtype)
+
+
+define("permute_dims", _permute_dims)
+define("roll", _roll)
+define("tile", _tile)
+define("repeat", _repeat)
+
+
+@define_sequence("concat")
+def _concat(xp: Any, g: Any, shapes: Any, *, axis: int | None = 0) -> list[Any]:
+    if axis is None:
+        shapes_flat, axis = [(math.prod(shape),) for shape in shapes], 0
+        pieces = _concat(xp, g, shapes_flat)
+        return [xp.reshape(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    axis = axis % g.ndim
+    before = (slice(None),) * axis
+    pieces, start = [], 0
+    for shape in shapes:
+        pieces.append(g[(*before, slice(start, start + shape[axis]), ...)])
+        start += shape[axis]
+    return pieces
+
+
+@define_sequence("stack")
+def _stack(xp: Any, g: Any, shapes: Any, *, axis: int = 0) -> list[Any]:
+    return list(xp.unstack(g, axis=axis))
+
+
+@composite("broadcast_arrays")
+def _broadcast_arrays(xp: Any, *arrays: Any) -> list[Any]:
+    shapes = [tuple(shape) for shape in (array.shape for array in xp.base.broadcast_arrays(*map(xp.lower, arrays)))]
+    return [xp.broadcast_to(array, shape) for array, shape in zip(arrays, shapes, strict=True)]
+
+
+@composite("meshgrid")
+def _meshgrid(xp: Any, *arrays: Any, indexing: str = "xy") -> list[Any]:
+    values = xp.base.meshgrid(*map(xp.lower, arrays), indexing=indexing)
+    grids = []
+    for position, (array, value) in enumerate(zip(arrays, values, strict=True)):
+        axis = position
+        if indexing == "xy" and len(arrays) > 1 and position < 2:
+            axis = 1 - position
+        shape = tuple(-1 if i == axis else 1 for i in range(max(len(arrays), 1)))
+        grids.append(xp.broadcast_to(xp.reshape(array, shape), tuple(value.shape)))
+    return grids
+
+
+@composite("diff")
+def _diff(
+    xp: Any, x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None
+) -> Any:
+    parts = [part for part in (prepend, x, append) if part is not None]
+    x = xp.concat(parts, axis=axis) if len(parts) > 1 else x
+    before = (slice(None),) * (axis % x.ndim)
+    for _ in range(n):
+        x = x[(*before, slice(1, None), ...)] - x[(*before, slice(None, -1), ...)]
+    return x

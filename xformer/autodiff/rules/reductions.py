@@ -1,0 +1,97 @@
+"""Derivatives of reductions and cumulative sums."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from xformer.autodiff.rule import composite, define
+
+
+def _axes(shape: tuple[int, ...], axis: Any) -> tuple[int, ...]:
+    """Normalise an axis argument to a tuple of non-negative axes."""
+    if axis is None:
+        return tuple(range(len(shape)))
+    return tuple(a % len(shape) for a in (axis if isinstance(axis, tuple) else (axis,)))
+
+
+def _restore(xp: Any, value: Any, shape: tuple[int, ...], axis: Any, keepdims: bool) -> Any:
+    """Put the reduced axes back with length one, so that `value` broadcasts against the input."""
+    if keepdims:
+        return value
+    reduced = _axes(shape, axis)
+    return xp.reshape(value, tuple(1 if i in reduced else size for i, size in enumerate(shape)))
+
+
+def _sum(xp: Any, g: Any, x_shape: Any, *, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Any:
+    return xp.broadcast_to(_restore(xp, g, x_shape, axis, keepdims), x_shape)
+
+
+def _mean(xp: Any, g: Any, x_shape: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
+    count = math.prod(x_shape[i] for i in _axes(x_shape, axis))
+    return xp.broadcast_to(_restore(xp, g / float(count), x_shape, axis, keepdims), x_shape)
+
+
+def _extreme(xp: Any, g: Any, x: Any, y: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
+    """max and min: the cotangent goes to the elements that attain it, in equal shares on a tie."""
+    attains = x == _restore(xp, y, x.shape, axis, keepdims)
+    share = xp.astype(attains, g.dtype)
+    share = share / xp.sum(share, axis=axis, keepdims=True)
+    return share * _restore(xp, g, x.shape, axis, keepdims)
+
+
+define("sum", _sum)
+define("mean", _mean)
+define("max", _extreme)
+define("min", _extreme)
+
+
+def _prod(xp: Any, g: Any, x: Any, *, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Any:
+    """The product of all other elements, from exclusive products on both sides: right with zeros, too."""
+    shape, reduced = tuple(x.shape), _axes(tuple(x.shape), axis)
+    kept = tuple(i for i in range(len(shape)) if i not in reduced)
+    order = (*kept, *reduced)
+    count = math.prod(shape[i] for i in reduced)
+    rows = xp.reshape(xp.permute_dims(x, order), (*(shape[i] for i in kept), count))
+    ones = xp.ones_like(rows[..., :1])
+    columns = [rows[..., i : i + 1] for i in range(count)]
+    left, right = [ones], [ones]
+    for i in range(count - 1):
+        left.append(left[-1] * columns[i])
+        right.append(right[-1] * columns[count - 1 - i])
+    others = [before * after for before, after in zip(left, reversed(right), strict=True)] if count else []
+    product = xp.concat(others, axis=-1) if others else rows
+    product = xp.reshape(product, tuple(shape[i] for i in order))
+    inverse = tuple(sorted(range(len(order)), key=order.__getitem__))
+    return xp.permute_dims(product, inverse) * _restore(xp, g, shape, axis, keepdims)
+
+
+define("prod", _prod)
+
+
+def _cumulative_sum(
+    xp: Any, g: Any, x_shape: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False
+) -> Any:
+    """Each element reaches every later sum: add up the cotangents from the end."""
+    axis = 0 if axis is None else axis % len(x_shape)
+    if include_initial:
+        g = g[(*(slice(None) for _ in range(axis)), slice(1, None), ...)]
+    return xp.flip(xp.cumulative_sum(xp.flip(g, axis=axis), axis=axis, dtype=g.dtype), axis=axis)
+
+
+define("cumulative_sum", _cumulative_sum)
+
+
+@composite("var")
+def _var(xp: Any, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
+    """Variance from deviations: no cancellation, unlike the mean of squares."""
+    count = math.prod(x.shape[i] for i in _axes(tuple(x.shape), axis))
+    deviation = x - xp.mean(x, axis=axis, keepdims=True)
+    total = xp.sum(deviation * deviation, axis=axis, keepdims=keepdims, dtype=x.dtype)
+    degrees = xp.asarray(float(count) - correction, dtype=x.dtype, device=x.device)
+    return total / degrees
+
+
+@composite("std")
+def _std(xp: Any, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
+    return xp.sqrt(xp.var(x, axis=axis, correction=correction, keepdims=keepdims))

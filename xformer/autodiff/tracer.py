@@ -1,0 +1,158 @@
+"""The array that remembers: a value, the trace it belongs to, and where on the tape it was made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Tracer:
+    """An Array API array that belongs to a trace (a `DiffNamespace`).
+
+    `_index` is the position on the tape of the record that made it, or -1 for a constant (every integer and boolean
+    array is one). `_value` is the array of the library below, or a tracer of the enclosing trace.
+    """
+
+    __slots__ = ("__weakref__", "_index", "_namespace", "_value")
+
+    __array_ufunc__ = None  # makes `ndarray + tracer` call Tracer.__radd__ instead of looping over elements
+    __array_priority__ = 1000.0
+
+    def __init__(self, value: Any, namespace: Any, index: int) -> None:
+        self._value = value
+        self._namespace = namespace
+        self._index = index
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        return self._namespace
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            "a traced array was handed to NumPy, which would lose its gradient; "
+            "use the functions of array_namespace(x), or stop_gradient(x) first"
+        )
+
+    # --- facts about the value -----------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> Any:
+        return self._value.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self._value.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self._value.ndim  # type: ignore[no-any-return]
+
+    @property
+    def size(self) -> Any:
+        size = self._value.size
+        if not callable(size):
+            return size
+        count = 1  # torch's size is a method; the standard's is a number
+        for length in self._value.shape:
+            count *= length
+        return count
+
+    @property
+    def device(self) -> Any:
+        return self._value.device
+
+    @property
+    def T(self) -> Any:
+        if self._value.ndim != 2:
+            raise ValueError(f"x.T needs a matrix, x has shape {tuple(self.shape)}; use xp.permute_dims(x, axes)")
+        return self._namespace.matrix_transpose(self)
+
+    @property
+    def mT(self) -> Any:
+        return self._namespace.matrix_transpose(self)
+
+    def to_device(self, device: Any, /, *, stream: Any = None) -> Any:
+        return self._namespace.to_device(self, device, stream=stream)
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self._value.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return self._value.__dlpack_device__()
+
+    def __repr__(self) -> str:
+        kind = "constant" if self._index < 0 else "traced"
+        return f"Tracer({kind}, level {self._namespace.trace_level}, {self._value!r})"
+
+    def __len__(self) -> int:
+        return len(self._value)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    # --- values that leave the trace: Python control flow may look at them ------------------------------------------
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def __int__(self) -> int:
+        return int(self._value)
+
+    def __float__(self) -> float:
+        return float(self._value)
+
+    def __complex__(self) -> complex:
+        return complex(self._value)
+
+    def __index__(self) -> int:
+        return self._value.__index__()  # type: ignore[no-any-return]
+
+    # --- indexing -------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._namespace.getitem(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        # The value is never written: a new array takes the place of the old one in this box. Layers never do this.
+        updated = self._namespace.setitem(self, value, key)
+        self._value, self._index = updated._value, updated._index
+
+    def __iter__(self) -> Any:
+        return iter(self._namespace.unstack(self, axis=0))
+
+
+def _binary(name: str) -> tuple[Any, Any]:
+    """Make `a op b` and `b op a`: both are the namespace's operator."""
+    operator_name = f"operator_{name}"
+
+    def forward(self: Tracer, other: Any) -> Any:
+        return getattr(self._namespace, operator_name)(self, other)
+
+    def reflected(self: Tracer, other: Any) -> Any:
+        return getattr(self._namespace, operator_name)(other, self)
+
+    return forward, reflected
+
+
+def _unary(name: str) -> Any:
+    operator_name = f"operator_{name}"
+
+    def forward(self: Tracer) -> Any:
+        return getattr(self._namespace, operator_name)(self)
+
+    return forward
+
+
+BINARY_OPERATORS = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+    *("and", "or", "xor", "lshift", "rshift"),
+)
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+UNARY_OPERATORS = ("neg", "pos", "abs", "invert")
+
+for _name in BINARY_OPERATORS:
+    _forward, _reflected = _binary(_name)
+    setattr(Tracer, f"__{_name}__", _forward)
+    setattr(Tracer, f"__r{_name}__", _reflected)
+for _name in COMPARISONS:
+    setattr(Tracer, f"__{_name}__", _binary(_name)[0])
+for _name in UNARY_OPERATORS:
+    setattr(Tracer, f"__{_name}__", _unary(_name))

@@ -1,0 +1,138 @@
+"""Functions that Transformers need and the Array API standard lacks: `erf` and `scatter_add`.
+
+Each is looked up by library, with a fallback in pure standard functions. A namespace under differentiation serves
+them like any other function (see autodiff/namespace.py), so `gaps.erf(x)` works on traced arrays too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+from xformer.namespace import Array, Namespace, array_namespace, dtype_name, library, trace_level
+
+
+def erf(x: Array) -> Array:
+    """The error function, elementwise (for the exact GELU; Hendrycks and Gimpel, 2016)."""
+    return function(array_namespace(x), "erf")(x)
+
+
+def scatter_add(target: Array, indices: Array, updates: Array) -> Array:
+    """Return `target` with `updates[i]` added to row `indices[i]`; repeated rows accumulate.
+
+    target: (rows, ...); indices: (n,) integers in [0, rows); updates: (n, ...). `target` itself is not changed.
+    """
+    return function(array_namespace(target, updates), "scatter_add")(target, indices, updates)
+
+
+def function(xp: Namespace, name: str) -> Callable[..., Any]:
+    """Find a gap function for a namespace: a trace's own, the library's, or the portable one."""
+    if trace_level(xp):
+        return getattr(xp, name)  # type: ignore[no-any-return]
+    return _BY_LIBRARY.get((library(xp), name)) or _PORTABLE[name]
+
+
+# --- erf ---------------------------------------------------------------------------------------------------------
+
+_ERF_TERMS = 34  # enough Taylor and continued-fraction terms for float64 on either side of |x| = 2.2
+
+
+def _erf_portable(x: Array) -> Array:
+    """erf from its Maclaurin series near zero and its continued fraction far out, both to float64 rounding."""
+    xp = array_namespace(x)
+    size = xp.abs(x)
+    near, far = xp.where(size < 2.2, x, 0.0), xp.where(size < 2.2, 2.2, size)
+    square = near * near
+    # erf(x) = 2/sqrt(pi) exp(-x^2) sum_n 2^n x^(2n+1) / (2n+1)!!, all terms of one sign: no cancellation.
+    total = xp.ones_like(near)
+    for n in range(_ERF_TERMS, 0, -1):
+        total = 1.0 + total * square * (2.0 / (2 * n + 1))
+    series = (2.0 / math.sqrt(math.pi)) * near * xp.exp(-square) * total
+    # erfc(x) = exp(-x^2)/sqrt(pi) * 1/(x + (1/2)/(x + 1/(x + (3/2)/(x + ...)))).
+    fraction = far
+    for n in range(2 * _ERF_TERMS, 0, -1):
+        fraction = far + (0.5 * n) / fraction
+    tail = 1.0 - xp.exp(-far * far) / (math.sqrt(math.pi) * fraction)
+    # sign() of NaN is NaN, so NaN passes through; where() keeps the two branches apart without indexing.
+    return xp.where(size < 2.2, series, xp.sign(x) * tail)
+
+
+def _erf_numpy(x: Array) -> Array:
+    if importlib.util.find_spec("scipy") is not None:
+        return importlib.import_module("scipy.special").erf(x)
+    return _erf_portable(x)
+
+
+def _erf_cupy(x: Array) -> Array:
+    special = importlib.import_module("cupyx.scipy.special")
+    # cupyx computes erf of float16 in float64 and knows no bfloat16.
+    if dtype_name(x.dtype) in ("float16", "bfloat16"):
+        return special.erf(x.astype("float32")).astype(x.dtype)
+    return special.erf(x)
+
+
+# --- scatter_add -------------------------------------------------------------------------------------------------
+
+_ONE_HOT_ROWS = 512  # the fallback multiplies by a one-hot matrix, this many updates at a time
+
+
+def _scatter_add_portable(target: Array, indices: Array, updates: Array) -> Array:
+    """Multiply by a one-hot matrix: the only way in the bare standard that accumulates repeated rows."""
+    xp = array_namespace(target, updates)
+    rows = target.shape[0]
+    flat = xp.reshape(updates, (updates.shape[0], math.prod(updates.shape[1:])))
+    every = xp.arange(rows, dtype=indices.dtype, device=indices.device)
+    total = xp.reshape(target, (rows, flat.shape[1]))
+    for start in range(0, flat.shape[0], _ONE_HOT_ROWS):
+        part = slice(start, min(start + _ONE_HOT_ROWS, flat.shape[0]))
+        hit = xp.expand_dims(every, axis=1) == xp.expand_dims(indices[part], axis=0)
+        total = total + xp.astype(hit, flat.dtype) @ flat[part, :]
+    return xp.reshape(total, target.shape)
+
+
+def _scatter_add_numpy(target: Array, indices: Array, updates: Array) -> Array:
+    numpy = importlib.import_module("numpy")
+    result = target.copy()
+    numpy.add.at(result, indices, updates)
+    return result
+
+
+def _scatter_add_cupy(target: Array, indices: Array, updates: Array) -> Array:
+    cupyx = importlib.import_module("cupyx")
+    # Half-precision atomics are compare-and-swap loops, and sums of many rows need float32 anyway.
+    wide = dtype_name(target.dtype) in ("float16", "bfloat16")
+    result = target.astype("float32") if wide else target.copy()
+    cupyx.scatter_add(result, indices, updates.astype(result.dtype))
+    return result.astype(target.dtype) if wide else result
+
+
+def _scatter_add_torch(target: Array, indices: Array, updates: Array) -> Array:
+    return target.index_add(0, indices, updates)
+
+
+def _scatter_add_jax(target: Array, indices: Array, updates: Array) -> Array:
+    return target.at[indices].add(updates)
+
+
+def _erf_torch(x: Array) -> Array:
+    return importlib.import_module("torch").erf(x)
+
+
+def _erf_jax(x: Array) -> Array:
+    return importlib.import_module("jax.scipy.special").erf(x)
+
+
+_PORTABLE: dict[str, Callable[..., Any]] = {"erf": _erf_portable, "scatter_add": _scatter_add_portable}
+_BY_LIBRARY: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy", "erf"): _erf_numpy,
+    ("cupy", "erf"): _erf_cupy,
+    ("torch", "erf"): _erf_torch,
+    ("jax", "erf"): _erf_jax,
+    ("numpy", "scatter_add"): _scatter_add_numpy,
+    ("cupy", "scatter_add"): _scatter_add_cupy,
+    ("torch", "scatter_add"): _scatter_add_torch,
+    ("jax", "scatter_add"): _scatter_add_jax,
+}
+NAMES = tuple(_PORTABLE)

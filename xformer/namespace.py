@@ -1,0 +1,291 @@
+"""Which array library is this, and the few facts about it that the Array API standard leaves out.
+
+Everything else in xformer is written against the standard: `xp = array_namespace(x)`, then `xp.exp(x)`. This
+module finds `xp`, moves data in and out of it, and names dtypes and devices the same way for every library.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from xformer.errors import BackendError, DataError
+
+Namespace = Any
+Array = Any
+DType = Any
+Device = Any
+
+# What a user may pass as `xp`, by name; the value is the module whose functions follow the standard.
+_STANDARD_MODULE = {
+    "numpy": "array_api_compat.numpy",
+    "cupy": "array_api_compat.cupy",
+    "torch": "array_api_compat.torch",
+    "jax": "jax.numpy",
+    "array_api_strict": "array_api_strict",
+}
+_EXTRA = {"cupy": "cuda", "torch": "torch", "jax": "jax"}
+BACKENDS = tuple(_STANDARD_MODULE)
+
+# jax keeps its array classes in jaxlib and jax._src; both are "jax" to a user.
+_LIBRARY_OF_ROOT = {"numpy": "numpy", "cupy": "cupy", "torch": "torch", "jax": "jax", "jaxlib": "jax",
+                    "array_api_strict": "array_api_strict"}  # fmt: skip
+
+_NAMESPACE_OF_TYPE: dict[type, Namespace] = {}
+_FLOATING = {"float16", "bfloat16", "float32", "float64"}
+_DTYPE_NAMES: dict[Any, str] = {}
+
+
+def resolve(xp: str | ModuleType | Namespace) -> Namespace:
+    """Return the standard namespace for what a user calls an array library.
+
+    xp: a raw module (`numpy`, `cupy`, `torch`, `jax.numpy`, `array_api_strict`), its array-api-compat twin, or
+    its name ("numpy", "cupy", "torch", "jax", "array_api_strict").
+
+    Raises BackendError when the library is unknown, or known but not installed (with the extra to install).
+    """
+    if isinstance(xp, str):
+        return _import(xp)
+    name = getattr(xp, "__name__", "")
+    root = name.removeprefix("array_api_compat.").split(".")[0]
+    if root in _STANDARD_MODULE:
+        return _import(root)
+    if hasattr(xp, "__array_namespace_info__"):
+        return xp
+    raise BackendError(f"xp is {xp!r}; expected one of {', '.join(BACKENDS)}, as a module or by name")
+
+
+def _import(library: str) -> Namespace:
+    """Import the standard module of `library`, telling apart "unknown" and "not installed"."""
+    if library not in _STANDARD_MODULE:
+        raise BackendError(f"backend {library!r} is unknown; expected one of {', '.join(BACKENDS)}")
+    try:
+        return importlib.import_module(_STANDARD_MODULE[library])
+    except ImportError as error:
+        if importlib.util.find_spec(library) is not None:
+            raise BackendError(f"backend {library!r} is installed but does not import: {error}") from error
+        extra = _EXTRA.get(library)
+        how = f"pip install 'xformer[{extra}]'" if extra else f"pip install {library.replace('_', '-')}"
+        raise BackendError(f"backend {library!r} is not installed; run: {how}") from error
+
+
+def array_namespace(*arrays: Array) -> Namespace:
+    """Return the namespace that serves all `arrays`; None, Python scalars and sequences have no say.
+
+    Arrays under differentiation carry their own namespace; among several, the innermost trace wins, since its
+    operations accept plain arrays and outer traces as constants.
+
+    Raises BackendError when two libraries are mixed, or when no array is given.
+    """
+    found: Namespace = None
+    for array in arrays:
+        namespace = _NAMESPACE_OF_TYPE.get(type(array))
+        if namespace is None:
+            if array is None or isinstance(array, bool | int | float | complex):
+                continue
+            namespace = _discover(array)
+        if namespace is _ASK_THE_ARRAY:
+            namespace = array.__array_namespace__()
+        if found is None or found is namespace:
+            found = namespace
+        else:
+            found = _innermost(found, namespace)
+    if found is None:
+        given = ", ".join(type(array).__name__ for array in arrays)
+        raise BackendError(f"no array among the arguments ({given}); expected at least one array")
+    return found
+
+
+_ASK_THE_ARRAY = object()
+
+
+def _discover(array: Array) -> Namespace:
+    """Find the namespace of a type met for the first time, and remember it."""
+    kind = type(array)
+    library = _LIBRARY_OF_ROOT.get(kind.__module__.split(".")[0])
+    if library is not None and (hasattr(array, "dtype") and hasattr(array, "shape")):
+        namespace = _import(library)
+    elif hasattr(array, "__array_namespace__"):
+        namespace = _ASK_THE_ARRAY
+    else:
+        raise BackendError(f"got a {kind.__module__}.{kind.__name__}; expected an array of {', '.join(BACKENDS)}")
+    _NAMESPACE_OF_TYPE[kind] = namespace
+    return namespace
+
+
+def _innermost(first: Namespace, second: Namespace) -> Namespace:
+    """Choose between two namespaces: a trace and what it traces fit together, two libraries do not."""
+    if library(first) != library(second):
+        raise BackendError(
+            f"arrays of {library(first)} and {library(second)} were mixed; move one over, "
+            "e.g. model.to(xp) or xp.asarray(...)"
+        )
+    return first if trace_level(first) >= trace_level(second) else second
+
+
+def base_namespace(xp: Namespace) -> Namespace:
+    """Strip every trace: the plain namespace of the library under `xp`."""
+    while trace_level(xp):
+        xp = xp.base
+    return xp
+
+
+def trace_level(xp: Namespace) -> int:
+    """How many differentiations are under way in `xp`: 0 for a plain library."""
+    return getattr(xp, "trace_level", 0)
+
+
+def library(xp: Namespace) -> str:
+    """Name the library behind a namespace: "numpy", "cupy", "torch", "jax", "array_api_strict", or its own name."""
+    name: str = base_namespace(xp).__name__
+    root = name.removeprefix("array_api_compat.").split(".")[0]
+    return _LIBRARY_OF_ROOT.get(root, name)
+
+
+def dtype_name(dtype: DType) -> str:
+    """Name a dtype the same way for every library: "float32", "bfloat16", "int64", "bool"."""
+    # The class is part of the key because dtypes of different libraries must not be compared with each other.
+    key = (dtype.__class__, dtype)
+    name = _DTYPE_NAMES.get(key)
+    if name is None:
+        name = _DTYPE_NAMES[key] = str(getattr(dtype, "name", dtype)).rsplit(".", maxsplit=1)[-1]
+    return name
+
+
+def dtype_named(xp: Namespace, name: str | DType) -> DType:
+    """Return the dtype called `name` in `xp` (a dtype passes through).
+
+    Raises BackendError when the library has no such dtype; bfloat16 on NumPy and CuPy needs ml_dtypes.
+    """
+    if not isinstance(name, str):
+        return name
+    base = base_namespace(xp)
+    if hasattr(base, name):
+        return getattr(base, name)
+    if name == "bfloat16" and library(base) in ("numpy", "cupy"):
+        try:
+            return importlib.import_module("numpy").dtype(importlib.import_module("ml_dtypes").bfloat16)
+        except ImportError as error:
+            raise BackendError("bfloat16 needs ml_dtypes; run: pip install ml_dtypes") from error
+    raise BackendError(f"{library(base)} has no dtype {name!r}; expected e.g. 'float32' or 'float64'")
+
+
+def is_floating(dtype: DType) -> bool:
+    """Tell whether a dtype is a real floating type; bfloat16, which the standard does not know, included."""
+    return dtype_name(dtype) in _FLOATING
+
+
+def is_integer(dtype: DType) -> bool:
+    """Tell whether a dtype is a signed or unsigned integer (bool is not)."""
+    return dtype_name(dtype).startswith(("int", "uint"))
+
+
+def accumulation_dtype(xp: Namespace, dtype: DType) -> DType:
+    """The dtype that sums are kept in: float32 for float16 and bfloat16, else the dtype itself."""
+    return xp.float32 if dtype_name(dtype) in ("float16", "bfloat16") else dtype
+
+
+def default_float(xp: Namespace, dtype: str | DType | None = None) -> DType:
+    """The dtype of new parameters: `dtype`, or float32.
+
+    Raises BackendError for a dtype that is not floating, or that the library would silently narrow.
+    """
+    dtype = dtype_named(xp, "float32" if dtype is None else dtype)
+    if not is_floating(dtype):
+        raise BackendError(f"dtype is {dtype_name(dtype)}; parameters need a floating dtype such as 'float32'")
+    if library(xp) == "jax" and dtype_name(_jax_canonical(dtype)) != dtype_name(dtype):
+        raise BackendError("jax keeps float64 switched off; run jax.config.update('jax_enable_x64', True) first")
+    return dtype
+
+
+def _jax_canonical(dtype: DType) -> DType:
+    """The dtype jax really uses: 64-bit types become 32-bit ones unless x64 is switched on."""
+    return importlib.import_module("jax").dtypes.canonicalize_dtype(dtype)
+
+
+def device(array: Array) -> Device:
+    """The device an array lives on, as its library names it."""
+    try:
+        return array.device
+    except (AttributeError, RuntimeError):
+        # jax arrays inside jax.jit have no device yet; None lets creation functions choose.
+        return None
+
+
+def from_host(xp: Namespace, data: Any, *, dtype: Any = None, device: Device = None) -> Array:
+    """Move host data (a NumPy array, nested lists) into `xp`.
+
+    Raises DataError when nested lists are ragged, BackendError when the device does not exist.
+    """
+    numpy = importlib.import_module("numpy")
+    try:
+        host = numpy.asarray(data)
+    except ValueError as error:
+        raise DataError(
+            f"rows differ in length ({error}); expected a rectangle, pad the shorter rows with pad_id"
+        ) from error
+    base = base_namespace(xp)
+    dtype = dtype_named(base, dtype or host.dtype.name)
+    if library(base) == "numpy":
+        return host.astype(dtype, copy=False)
+    if dtype_name(dtype) == "bfloat16" or host.dtype.name == "bfloat16":
+        # Few libraries read ml_dtypes' bfloat16 from NumPy; float32 holds every bfloat16 exactly.
+        host = host.astype("float32")
+    elif not host.flags.writeable:
+        host = host.copy()  # torch warns about memory that it could write and the owner forbids
+    if library(base) == "jax":
+        dtype = _jax_canonical(dtype)
+    try:
+        return base.asarray(host, dtype=dtype, **({} if device is None else {"device": device}))
+    except (RuntimeError, ValueError, TypeError) as error:
+        if device is None:
+            raise
+        raise BackendError(f"{library(base)} cannot place data on device {device!r}: {error}") from error
+
+
+def to_host(array: Array) -> Any:
+    """Copy an array of any library to a NumPy array (bfloat16 becomes float32, exactly)."""
+    numpy = importlib.import_module("numpy")
+    name = library(array_namespace(array))
+    if name == "cupy":
+        return array.get()
+    if name == "torch":
+        array = array.detach().cpu()
+        if dtype_name(array.dtype) == "bfloat16":
+            array = array.float()
+        return array.numpy()
+    if name == "array_api_strict":
+        array = array.to_device(array_api_strict_cpu())
+    host = numpy.asarray(array)
+    return host.astype("float32") if host.dtype.name == "bfloat16" else host
+
+
+def array_api_strict_cpu() -> Device:
+    """array_api_strict simulates devices; only arrays on its CPU can be read by NumPy."""
+    return importlib.import_module("array_api_strict").Device("CPU_DEVICE")
+
+
+def is_readable_on_host(array: Array) -> bool:
+    """Tell whether looking at values is cheap: no GPU to wait for, no tracer without values."""
+    xp = array_namespace(array)
+    if trace_level(xp):
+        return False
+    name = library(xp)
+    if name == "torch":
+        return bool(array.device.type == "cpu")
+    if name == "jax":
+        jax = importlib.import_module("jax")
+        return not isinstance(array, jax.core.Tracer) and array.device.platform == "cpu"
+    return name in ("numpy", "array_api_strict")
+
+
+def same_device(arrays: Sequence[Array]) -> None:
+    """Raise BackendError when arrays live on different devices."""
+    places = {str(place): place for place in map(device, arrays) if place is not None}
+    if len(places) > 1:
+        raise BackendError(
+            f"arrays on different devices were mixed: {', '.join(places)}; move one over with model.to(device=...)"
+        )

@@ -1,0 +1,25 @@
+"""The operations that layers are made of: portable definitions with their VJPs, replaceable by kernels."""
+
+from xformer.ops.activations import activation, gelu, gelu_tanh, relu
+from xformer.ops.attention import attention, attention_weights
+from xformer.ops.cross_entropy import cross_entropy
+from xformer.ops.dropout import dropout
+from xformer.ops.embedding import embedding
+from xformer.ops.layer_norm import layer_norm
+from xformer.ops.linear import linear
+from xformer.ops.softmax import softmax
+
+__all__ = [
+    "activation",
+    "attention",
+    "attention_weights",
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "gelu",
+    "gelu_tanh",
+    "layer_norm",
+    "linear",
+    "relu",
+    "softmax",
+]

@@ -1,0 +1,53 @@
+"""Activation functions of the feed-forward layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from xformer import gaps
+from xformer.autodiff import Implementation
+from xformer.errors import ConfigError
+from xformer.namespace import Array, array_namespace
+from xformer.ops.operation import Operation
+
+
+def _relu_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
+    xp = array_namespace(x)
+    y = xp.where(x > 0, x, xp.zeros_like(x))
+    return y, y
+
+
+def _relu_vjp(g: Array, y: Any, needs: Any) -> tuple[Any, ...]:
+    xp = array_namespace(g, y)
+    return (xp.where(y > 0, g, xp.zeros_like(g)),)
+
+
+_relu = Operation(Implementation("relu", _relu_forward, _relu_vjp))
+
+
+def relu(x: Array) -> Array:
+    """max(x, 0), with derivative zero at zero."""
+    return _relu(x)
+
+
+def gelu(x: Array) -> Array:
+    """x times the normal distribution function of x, exactly, through erf (Hendrycks and Gimpel, 2016)."""
+    return 0.5 * x * (1.0 + gaps.erf(x * math.sqrt(0.5)))
+
+
+def gelu_tanh(x: Array) -> Array:
+    """The tanh approximation of GELU (Hendrycks and Gimpel, 2016, section 2)."""
+    xp = array_namespace(x)
+    return 0.5 * x * (1.0 + xp.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+
+
+def activation(name: str) -> Callable[[Array], Array]:
+    """Return the activation function of that name; raises ConfigError for an unknown one."""
+    if name not in ACTIVATIONS:
+        raise ConfigError(f"activation is {name!r}; expected one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]

@@ -1,0 +1,130 @@
+"""Scaled dot-product attention (Vaswani et al., 2017, section 3.2.1)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from xformer.autodiff import Implementation
+from xformer.errors import ShapeError
+from xformer.namespace import Array, Device, Namespace, array_namespace, dtype_name
+from xformer.ops.dropout import apply_keep
+from xformer.ops.operation import Operation
+from xformer.ops.softmax import softmax, softmax_cotangent
+
+
+def causal_mask(xp: Namespace, queries: int, keys: int, device: Device = None) -> Array:
+    """Boolean (queries, keys): True where a key is not later than the query, the last query seeing the last key."""
+    query = xp.reshape(xp.arange(keys - queries, keys, device=device), (queries, 1))
+    key = xp.reshape(xp.arange(keys, device=device), (1, keys))
+    return key <= query
+
+
+def attention_weights(
+    query: Array, key: Array, mask: Array | None = None, *, causal: bool = False, scale: float | None = None
+) -> Array:
+    """The probabilities with which each query attends to each key: (batch, heads, queries, keys).
+
+    Shapes and mask are those of `attention`; rows that may attend nowhere are zero.
+    """
+    xp = array_namespace(query, key)
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query * scale) @ xp.matrix_transpose(key)
+    if causal:
+        allowed = causal_mask(xp, query.shape[-2], key.shape[-2], query.device)
+        mask = allowed if mask is None else xp.logical_and(mask, allowed)
+    return softmax(scores, mask)
+
+
+def _forward(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    keep: Array | None,
+    *,
+    causal: bool,
+    scale: float,
+    keep_probability: float,
+    save: bool,
+) -> tuple[Array, Any]:
+    weights = attention_weights(query, key, mask, causal=causal, scale=scale)
+    dropped = weights if keep is None else apply_keep(weights, keep, keep_probability)
+    return dropped @ value, (query, key, value, weights, keep)
+
+
+def _vjp(
+    g: Array, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float
+) -> tuple[Any, ...]:
+    """With P the weights and S the scores: dV = P'g, dP = gV', dS = P (dP - sum(dP P)), dQ = dS K, dK = dS'Q."""
+    query, key, value, weights, keep = residuals
+    xp = array_namespace(g, query, key, value)
+    dropped = weights if keep is None else apply_keep(weights, keep, keep_probability)
+    dvalue = xp.matrix_transpose(dropped) @ g
+    dweights = g @ xp.matrix_transpose(value)
+    if keep is not None:
+        dweights = apply_keep(dweights, keep, keep_probability)
+    dscores = softmax_cotangent(dweights, weights) * scale
+    return dscores @ key, xp.matrix_transpose(dscores) @ query, dvalue, None, None
+
+
+_operation = Operation(Implementation("attention", _forward, _vjp))
+
+
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    keep: Array | None = None,
+    keep_probability: float = 1.0,
+) -> Array:
+    """Attend from queries to keys and average the values with the resulting weights.
+
+    query: (batch, heads, queries, head_dim); key: (batch, heads, keys, head_dim);
+    value: (batch, heads, keys, value_dim).
+    mask: boolean, True = may attend, broadcastable to (batch, heads, queries, keys). A query that may attend
+    nowhere gets zeros, and zero gradients.
+    causal: also forbid keys later than the query; the last query sees the last key.
+    scale: of the scores; default 1 / sqrt(head_dim).
+    keep, keep_probability: a drawn dropout mask for the weights, (batch, heads, queries, keys).
+
+    Returns (batch, heads, queries, value_dim). Raises ShapeError when shapes do not fit or the mask is not boolean.
+    """
+    check_shapes(query, key, value)
+    check_mask(mask, (*query.shape[:-1], key.shape[-2]))
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    return _operation(
+        query, key, value, mask, keep, causal=causal, scale=scale, keep_probability=keep_probability
+    )
+
+
+def check_shapes(query: Array, key: Array, value: Array) -> None:
+    """Raise ShapeError unless query, key and value fit together."""
+    shapes = [tuple(array.shape) for array in (query, key, value)]
+    if query.ndim < 2 or shapes[0][-1] != shapes[1][-1] or shapes[1][-2] != shapes[2][-2]:
+        raise ShapeError(
+            f"query, key and value have shapes {shapes[0]}, {shapes[1]}, {shapes[2]}; expected (..., queries, "
+            "head_dim), (..., keys, head_dim), (..., keys, value_dim)"
+        )
+
+
+def check_mask(mask: Array | None, scores_shape: tuple[int, ...]) -> None:
+    """Raise ShapeError unless the mask is boolean and broadcastable to (batch, heads, queries, keys)."""
+    if mask is None:
+        return
+    if dtype_name(mask.dtype) != "bool":
+        raise ShapeError(
+            f"mask has dtype {dtype_name(mask.dtype)}; expected bool, True = may attend; "
+            "compare (mask != 0), or use masks.from_blocked(mask) where 1 means blocked"
+        )
+    shape = tuple(mask.shape)
+    pairs = zip(reversed(shape), reversed(scores_shape), strict=False)
+    if len(shape) > len(scores_shape) or any(size not in (1, wanted) for size, wanted in pairs):
+        raise ShapeError(
+            f"mask has shape {shape}; expected one broadcastable to {scores_shape} (batch, heads, queries, keys); "
+            "see masks.padding(tokens, pad_id)"
+        )

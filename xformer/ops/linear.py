@@ -1,0 +1,52 @@
+"""The affine map of rows: x @ weight + bias."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from xformer.autodiff import Implementation
+from xformer.errors import ShapeError
+from xformer.namespace import Array, array_namespace
+from xformer.ops.operation import Operation
+
+
+def as_rows(x: Array) -> Array:
+    """View (..., features) as a matrix (rows, features): one large product is faster than a stack of small ones."""
+    if x.ndim == 2:
+        return x
+    return array_namespace(x).reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+
+
+def _forward(x: Array, weight: Array, bias: Array | None, *, save: bool) -> tuple[Array, Any]:
+    xp = array_namespace(x, weight)
+    y = as_rows(x) @ weight
+    y = y if bias is None else y + bias
+    return xp.reshape(y, (*x.shape[:-1], weight.shape[1])), (x, weight)
+
+
+def _vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
+    x, weight = residuals
+    xp = array_namespace(g, x, weight)
+    g_rows = as_rows(g)
+    dx = xp.reshape(g_rows @ xp.matrix_transpose(weight), x.shape) if needs[0] else None
+    dweight = xp.matrix_transpose(as_rows(x)) @ g_rows if needs[1] else None
+    dbias = xp.sum(g_rows, axis=0, dtype=g.dtype) if needs[2] else None
+    return dx, dweight, dbias
+
+
+_operation = Operation(Implementation("linear", _forward, _vjp))
+
+
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """Multiply rows by a matrix and add a bias.
+
+    x: (..., in_features); weight: (in_features, out_features); bias: (out_features,) or None.
+    Returns (..., out_features). Raises ShapeError when the features do not match.
+    """
+    if x.shape[-1] != weight.shape[0]:
+        raise ShapeError(
+            f"x has shape {tuple(x.shape)}; expected (..., {weight.shape[0]}) for a weight of shape "
+            f"{tuple(weight.shape)}, stored (in_features, out_features)"
+        )
+    return _operation(x, weight, bias)

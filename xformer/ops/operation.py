@@ -1,0 +1,20 @@
+"""An operation: a portable definition with its VJP, and a name under which kernels may replace it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.autodiff import Implementation, Primitive
+from xformer.kernels import registry
+
+
+class Operation(Primitive):
+    """A primitive that looks for a kernel first (see kernels/registry.py)."""
+
+    def choose(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> Implementation:
+        kernel = registry.find(self.name, xp, arrays, static)
+        if kernel is None:
+            return self.portable
+        if registry.check_wanted(kernel):
+            registry.check(kernel, self.portable.forward, arrays, static)
+        return Implementation(kernel.name, kernel.forward, kernel.vjp)

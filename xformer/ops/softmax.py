@@ -1,0 +1,46 @@
+"""Softmax over the last axis, with rows that may be masked entirely."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from xformer.autodiff import Implementation
+from xformer.namespace import Array, accumulation_dtype, array_namespace
+from xformer.ops.operation import Operation
+
+
+def _forward(x: Array, mask: Array | None, *, save: bool) -> tuple[Array, Any]:
+    xp = array_namespace(x)
+    wide = xp.astype(x, accumulation_dtype(xp, x.dtype), copy=False)
+    if mask is not None:
+        wide = xp.where(mask, wide, -math.inf)
+    top = xp.max(wide, axis=-1, keepdims=True)
+    # Where everything is masked, the maximum is -inf and -inf - (-inf) would be NaN; subtract zero there.
+    powers = xp.exp(wide - xp.where(top == -math.inf, 0.0, top))
+    total = xp.sum(powers, axis=-1, keepdims=True, dtype=powers.dtype)
+    y = xp.astype(powers / xp.where(total == 0.0, 1.0, total), x.dtype, copy=False)
+    return y, y
+
+
+def _vjp(g: Array, y: Any, needs: Any) -> tuple[Any, ...]:
+    return softmax_cotangent(g, y), None
+
+
+def softmax_cotangent(g: Array, y: Array) -> Array:
+    """The cotangent of the scores from that of the probabilities `y`: y (g - sum(g y))."""
+    xp = array_namespace(g, y)
+    weighted = g * y
+    return weighted - y * xp.sum(weighted, axis=-1, keepdims=True, dtype=weighted.dtype)
+
+
+_operation = Operation(Implementation("softmax", _forward, _vjp))
+
+
+def softmax(x: Array, mask: Array | None = None) -> Array:
+    """Turn scores into probabilities over the last axis.
+
+    x: (..., classes), floating. mask: boolean, True = may take part, broadcastable to x; a row without any True
+    gives zeros. float16 and bfloat16 are summed in float32.
+    """
+    return _operation(x, mask)

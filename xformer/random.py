@@ -1,0 +1,106 @@
+"""Random numbers from explicit keys: the same `Rng` always draws the same values.
+
+An `Rng` is immutable. Independent streams come from `split` and `fold`, so a value depends on the seed and on the
+path to the place where it is drawn, never on what was drawn before. That makes training resumable to the bit
+(fold in the step number) and lets rematerialisation draw the same dropout again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from xformer.errors import ConfigError
+from xformer.namespace import Array, Device, Namespace, base_namespace, from_host, library
+
+_SIXTEEN_BITS = 65536
+
+
+@dataclass(frozen=True)
+class Rng:
+    """A source of random numbers: `Rng(seed)`; the same key draws the same values on one library.
+
+    key: a non-negative integer; save it to save the Rng.
+
+    >>> Rng(0).fold("dropout", 7) == Rng(0).fold("dropout", 7)
+    True
+    """
+
+    key: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, int) or isinstance(self.key, bool) or self.key < 0:
+            raise ConfigError(f"seed is {self.key!r}; expected a non-negative integer")
+
+    def fold(self, *labels: int | str) -> Rng:
+        """Return the stream named by `labels`, independent of this one and of every other name."""
+        text = f"{self.key:x}/{'/'.join(map(str, labels))}".encode()
+        return Rng(int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "little"))
+
+    def split(self, count: int) -> tuple[Rng, ...]:
+        """Return `count` independent streams."""
+        return tuple(self.fold(index) for index in range(count))
+
+    def generator(self) -> Any:
+        """A NumPy generator seeded with this key, for draws on the host."""
+        numpy_random = importlib.import_module("numpy").random
+        return numpy_random.Generator(numpy_random.PCG64DXSM(numpy_random.SeedSequence(self.key)))
+
+    def permutation(self, count: int) -> list[int]:
+        """Return 0 .. count-1 in random order."""
+        return self.generator().permutation(count).tolist()  # type: ignore[no-any-return]
+
+    def uniform(self, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Any:
+        """Draw float64 values on the host, uniform in [low, high): the same for every library they move to."""
+        return self.generator().uniform(low, high, shape)
+
+    def normal(self, shape: tuple[int, ...], standard_deviation: float = 1.0) -> Any:
+        """Draw float64 values on the host, normal around zero: the same for every library they move to."""
+        return self.generator().normal(0.0, standard_deviation, shape)
+
+    def bernoulli(
+        self, probability: float, shape: tuple[int, ...], xp: Namespace, device: Device = None
+    ) -> tuple[Array, float]:
+        """Draw booleans, True with (nearly) `probability`, where `xp` keeps its arrays.
+
+        Returns the array and the exact probability that was used: 16 random bits decide each element, so it is a
+        multiple of 2**-16. Scaling by the exact one keeps dropout unbiased.
+        """
+        accepted = round(probability * _SIXTEEN_BITS)
+        base = base_namespace(xp)
+        draw = _BITS.get(library(base))
+        if draw is None:
+            mask = from_host(base, self._bits_numpy(shape) < accepted, device=device)
+        else:
+            mask = draw(self, shape, device) < accepted
+        return mask, accepted / _SIXTEEN_BITS
+
+    def _bits_numpy(self, shape: tuple[int, ...], device: Device = None) -> Any:
+        """Sixteen random bits an element; whole 64-bit words are drawn, four elements from each."""
+        numpy = importlib.import_module("numpy")
+        count = 1
+        for size in shape:
+            count *= size
+        # integers() over the full range hands out raw words and, unlike random_raw(), lets other threads run.
+        words = self.generator().integers(0, 2**64 - 1, -(-count // 4), dtype=numpy.uint64, endpoint=True)
+        return words.view(numpy.uint16)[:count].reshape(shape)
+
+    def _bits_torch(self, shape: tuple[int, ...], device: Device = None) -> Any:
+        torch = importlib.import_module("torch")
+        generator = torch.Generator(device=device or "cpu").manual_seed(self.key % 2**63)
+        return torch.randint(0, _SIXTEEN_BITS, shape, generator=generator, device=device or "cpu", dtype=torch.int32)
+
+    def _bits_cupy(self, shape: tuple[int, ...], device: Device = None) -> Any:
+        cupy_random = importlib.import_module("cupy").random
+        generator = cupy_random.Generator(cupy_random.Philox4x3210(self.key % 2**63))
+        return generator.integers(0, _SIXTEEN_BITS, shape, dtype="uint16")
+
+    def _bits_jax(self, shape: tuple[int, ...], device: Device = None) -> Any:
+        jax = importlib.import_module("jax")
+        key = jax.random.key(self.key % 2**31)
+        return jax.random.randint(key, shape, 0, _SIXTEEN_BITS, dtype="int32")
+
+
+_BITS = {"numpy": Rng._bits_numpy, "torch": Rng._bits_torch, "cupy": Rng._bits_cupy, "jax": Rng._bits_jax}

@@ -1,0 +1,206 @@
+"""Text files with one sentence a line, alone or as parallel pairs.
+
+Only "\\n" ends a line: `str.splitlines` would also split at controls and line separators (U+0085, U+2028) inside
+a sentence and silently shift one side of a parallel corpus against the other.
+"""
+
+from __future__ import annotations
+
+import codecs
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from xformer.errors import ConfigError, DataError
+
+PathName = str | os.PathLike[str]
+
+# Far above any sentence; a longer line means that the file is not one sentence a line.
+MAX_CHARACTERS = 100_000
+
+
+@dataclass(frozen=True)
+class ParallelCorpus:
+    """Sentence pairs: `target[i]` is the translation of `source[i]`.
+
+    num_dropped: pairs that were left out, by `read_parallel` (one side blank) or by `select`.
+    line_numbers: where each pair stood in its files, from 1; empty means 1, 2, 3, ...
+
+    Raises DataError when the columns differ in length.
+    """
+
+    source: list[str]
+    target: list[str]
+    num_dropped: int = 0
+    line_numbers: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.source) != len(self.target):
+            raise DataError(
+                f"source has {len(self.source)} lines and target {len(self.target)}; "
+                "expected one target for each source"
+            )
+        if self.line_numbers and len(self.line_numbers) != len(self.source):
+            raise DataError(
+                f"got {len(self.line_numbers)} line numbers for {len(self.source)} pairs; expected one each"
+            )
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def select(self, indices: Sequence[int]) -> ParallelCorpus:
+        """Return the pairs at `indices` (from 0), with their line numbers; the others count as dropped."""
+        numbers = self.line_numbers or range(1, len(self) + 1)
+        return ParallelCorpus(
+            [self.source[index] for index in indices],
+            [self.target[index] for index in indices],
+            self.num_dropped + len(self) - len(indices),
+            [numbers[index] for index in indices],
+        )
+
+
+def iter_lines(file: IO[bytes], name: PathName, *, max_characters: int = MAX_CHARACTERS) -> Iterator[str]:
+    """Yield the lines of a binary file, such as `sys.stdin.buffer`, as they arrive, without their line ends.
+
+    A byte-order mark at the start and a carriage return at the end of a line are dropped.
+
+    name: what error messages call the file.
+    Raises DataError, with the line number, for invalid UTF-8 and for a line of more than `max_characters`.
+    """
+    # A character takes at most 4 bytes; the rest is room for the mark and the line end. Reading no more than
+    # that bounds the memory that a file without line ends can take.
+    most_bytes = 4 * max_characters + len(codecs.BOM_UTF8) + len(b"\r\n")
+    for number in itertools.count(1):
+        raw = file.readline(most_bytes + 1)
+        if number == 1:
+            _reject_foreign(raw, name)
+            raw = raw.removeprefix(codecs.BOM_UTF8)
+        if not raw:
+            return
+        cut = len(raw) > most_bytes and not raw.endswith(b"\n")
+        line = "" if cut else _decode(raw.removesuffix(b"\n").removesuffix(b"\r"), name, number)
+        if cut or len(line) > max_characters:
+            raise DataError(
+                f"{name} line {number} has more than {max_characters} characters; "
+                "expected one sentence a line; split the line"
+            )
+        yield line
+
+
+def _reject_foreign(raw: bytes, name: PathName) -> None:
+    """Name the two kinds of file that most often arrive in place of UTF-8 text."""
+    if raw.startswith(b"\x1f\x8b"):
+        raise DataError(f"{name} is gzip-compressed; expected UTF-8 text; unpack it first (gunzip)")
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError(f"{name} is UTF-16; expected UTF-8; convert it with: iconv -f UTF-16 -t UTF-8")
+
+
+def _decode(raw: bytes, name: PathName, number: int) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{name} is not valid UTF-8: line {number} has 0x{raw[error.start]:02x} at byte {error.start + 1} "
+            f"({error.reason}); expected UTF-8; convert it, for example with: iconv -f LATIN1 -t UTF-8"
+        ) from error
+
+
+def read_lines(path: PathName, *, max_characters: int = MAX_CHARACTERS) -> list[str]:
+    """Read a UTF-8 file of one sentence a line; blank lines are kept, so that line numbers hold.
+
+    A byte-order mark at the start and a carriage return at the end of a line are dropped.
+
+    Raises DataError for a missing, unreadable or empty file, and (with the line number) for invalid UTF-8 and
+    for a line of more than `max_characters`.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            lines = list(iter_lines(file, path, max_characters=max_characters))
+    except OSError as error:
+        raise DataError(
+            f"cannot read {path}: {error.strerror or error}; expected a UTF-8 text file; check the path"
+        ) from error
+    if not lines:
+        raise DataError(f"{path} is empty; expected UTF-8 text, one sentence a line")
+    return lines
+
+
+def read_parallel(
+    source_path: PathName, target_path: PathName, *, max_characters: int = MAX_CHARACTERS
+) -> ParallelCorpus:
+    """Read two files whose lines belong together: line n of one translates line n of the other.
+
+    Pairs with a blank side teach nothing and are dropped; `num_dropped` counts them, for a warning.
+
+    Raises DataError for what `read_lines` rejects, for different line counts, and when no pair remains.
+    """
+    source = read_lines(source_path, max_characters=max_characters)
+    target = read_lines(target_path, max_characters=max_characters)
+    if len(source) != len(target):
+        raise DataError(
+            f"{source_path} has {len(source)} lines and {target_path} has {len(target)}; "
+            "expected the same number: line n of one translates line n of the other"
+        )
+    corpus = ParallelCorpus(source, target)
+    filled = [
+        i for i, pair in enumerate(zip(source, target, strict=True)) if all(line.strip() for line in pair)
+    ]
+    if not filled:
+        raise DataError(
+            f"{source_path} and {target_path} have no line with text on both sides; "
+            "expected one sentence a line"
+        )
+    return corpus.select(filled)
+
+
+def check_lengths(
+    encoded: Sequence[Sequence[int]], limit: int, name: PathName, line_numbers: Sequence[int] = ()
+) -> None:
+    """Check that no line has more than `limit` tokens, special ids not counted: lines are never cut silently.
+
+    name: what the error message calls the lines, usually their file.
+    line_numbers: as in ParallelCorpus.
+
+    Raises DataError with the number of long lines and the first of them; ConfigError for a limit below 1.
+    """
+    _check_limit(limit)
+    long = [index for index, ids in enumerate(encoded) if len(ids) > limit]
+    if not long:
+        return
+    first = long[0]
+    number = line_numbers[first] if line_numbers else first + 1
+    lines = "1 line" if len(long) == 1 else f"{len(long)} lines"
+    raise DataError(
+        f"{name} has {lines} of more than {limit} tokens, the first on line {number} "
+        f"({len(encoded[first])} tokens); raise the limit with --max-length, or leave such lines out with "
+        "--long-lines drop"
+    )
+
+
+def drop_long(limit: int, *columns: Sequence[Sequence[int]]) -> tuple[list[int], int]:
+    """Find the rows that have at most `limit` tokens in every column; the other way to meet the limit.
+
+    columns: encoded lines, such as source and target, of equal length.
+    Returns the indices to keep (from 0, for `ParallelCorpus.select`) and the number of rows left out.
+
+    Raises ConfigError for a limit below 1, DataError when columns differ in length or no row remains.
+    """
+    _check_limit(limit)
+    counts = {len(column) for column in columns}
+    if len(counts) != 1:
+        raise DataError(
+            f"columns have {sorted(counts)} lines; expected one or more columns of the same length"
+        )
+    total = counts.pop()
+    kept = [row for row in range(total) if all(len(column[row]) <= limit for column in columns)]
+    if total and not kept:
+        raise DataError(f"all {total} lines have more than {limit} tokens; raise the limit with --max-length")
+    return kept, total - len(kept)
+
+
+def _check_limit(limit: int) -> None:
+    if limit < 1:
+        raise ConfigError(f"the limit is {limit} tokens a line; expected 1 or more")

@@ -1,0 +1,182 @@
+"""Small tasks that a Transformer learns in a minute: number words, reversing and copying.
+
+All text is made up on the host, before there is any array, by Python's own `random.Random`, seeded with the
+task's name and the seed: the same arguments give the same task, and no global state is read or changed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from xformer.errors import ConfigError
+from xformer.text.corpus import ParallelCorpus
+from xformer.text.number_words import LARGEST, english, german
+from xformer.text.tokenizer import SPECIAL_TOKENS
+
+# The classic toy numbers its vocabulary 0 to 9 and gives 0, 1 and 2 to padding, start and end.
+_SYMBOLS = "3456789"
+
+
+@dataclass(frozen=True)
+class DemoTask:
+    """A made-up translation task; no source of one split stands in another.
+
+    description: what is learned, for people.
+    tokenizer_model, vocab_size: arguments for `Tokenizer.train` on the source and target of `train` together.
+    """
+
+    name: str
+    description: str
+    train: ParallelCorpus
+    valid: ParallelCorpus
+    test: ParallelCorpus
+    tokenizer_model: str
+    vocab_size: int
+
+
+def numbers_task(
+    seed: int = 0, num_train: int = 20_000, num_valid: int = 200, num_test: int = 1000, largest: int = LARGEST
+) -> DemoTask:
+    """English number words to German ones, for numbers from 0 to `largest`.
+
+    Numbers of three, four, five and six digits are equally frequent as long as they last. `train` always has
+    those that show each word in each place: 0 to 99, the hundreds, and all of these as thousands.
+
+    Raises ConfigError when `largest` is out of range or the splits ask for more numbers than there are.
+    """
+    _check_sizes(num_train, num_valid, num_test)
+    if not 100 <= largest <= LARGEST:
+        raise ConfigError(f"largest is {largest}; expected 100 to {LARGEST}")
+    basic = [number for number in range(largest + 1) if _is_basic(number)]
+    num_drawn = num_valid + num_test + num_train - len(basic)
+    if num_train < len(basic):
+        raise ConfigError(
+            f"num_train is {num_train}; expected at least {len(basic)}, the numbers that show every word"
+        )
+    if len(basic) + num_drawn > largest + 1:
+        raise ConfigError(
+            f"the splits need {len(basic) + num_drawn} numbers; expected at most {largest + 1}, "
+            f"those from 0 to {largest}"
+        )
+    generator = random.Random(f"numbers/{seed}")
+    drawn = _draw_numbers(generator, num_drawn, largest)
+    generator.shuffle(drawn)
+    held_out = num_valid + num_test
+    train = basic + drawn[held_out:]
+    generator.shuffle(train)
+    splits = [_number_corpus(numbers) for numbers in (train, drawn[:num_valid], drawn[num_valid:held_out])]
+    return DemoTask(
+        "numbers", "English number words to German", *splits, tokenizer_model="bpe", vocab_size=128
+    )
+
+
+def reverse_task(
+    seed: int = 0,
+    num_train: int = 20_000,
+    num_valid: int = 200,
+    num_test: int = 1000,
+    shortest: int = 4,
+    longest: int = 10,
+) -> DemoTask:
+    """Sequences of the symbols 3 to 9 to the same in reverse: "7 3 9 4" to "4 9 3 7".
+
+    shortest, longest: number of symbols; each length is about equally frequent.
+
+    Raises ConfigError when lengths are out of order or the splits ask for too many different sequences.
+    """
+    sizes = (num_train, num_valid, num_test)
+    return _sequence_task(
+        "reverse", "a sequence in reverse", lambda s: s[::-1], seed, sizes, (shortest, longest)
+    )
+
+
+def copy_task(
+    seed: int = 0,
+    num_train: int = 20_000,
+    num_valid: int = 200,
+    num_test: int = 1000,
+    shortest: int = 4,
+    longest: int = 10,
+) -> DemoTask:
+    """Sequences of the symbols 3 to 9 to themselves: "7 3 9 4" to "7 3 9 4".
+
+    Arguments and errors are those of `reverse_task`.
+    """
+    sizes = (num_train, num_valid, num_test)
+    return _sequence_task("copy", "a sequence as it is", lambda s: s, seed, sizes, (shortest, longest))
+
+
+def _check_sizes(*sizes: int) -> None:
+    if min(sizes) < 1:
+        raise ConfigError(f"num_train, num_valid, num_test are {sizes}; expected 1 or more of each")
+
+
+# --- Number words -------------------------------------------------------------------------------------------
+
+
+def _is_basic(number: int) -> bool:
+    """Tell whether a number shows one word in one place, so that training must have it."""
+    if number < 1000:
+        return number < 100 or number % 100 == 0
+    return number % 1000 == 0 and _is_basic(number // 1000)
+
+
+def _draw_numbers(generator: random.Random, count: int, largest: int) -> list[int]:
+    """Draw different numbers that are not basic, in turn from those of three, four, five and six digits."""
+    pools = []
+    for low in (100, 1000, 10_000, 100_000):
+        numbers = [number for number in range(low, min(10 * low, largest + 1)) if not _is_basic(number)]
+        pools.append(generator.sample(numbers, min(count, len(numbers))))
+    drawn: list[int] = []
+    while len(drawn) < count:
+        drawn += [pool.pop() for pool in pools if pool]
+    return drawn[:count]
+
+
+def _number_corpus(numbers: list[int]) -> ParallelCorpus:
+    return ParallelCorpus([english(number) for number in numbers], [german(number) for number in numbers])
+
+
+# --- Sequences ----------------------------------------------------------------------------------------------
+
+
+def _sequence_task(
+    name: str,
+    description: str,
+    transform: Callable[[list[str]], list[str]],
+    seed: int,
+    sizes: tuple[int, int, int],
+    lengths: tuple[int, int],
+) -> DemoTask:
+    _check_sizes(*sizes)
+    shortest, longest = lengths
+    if not 1 <= shortest <= longest:
+        raise ConfigError(f"lengths are {shortest} to {longest}; expected 1 or more, the shortest first")
+    # Sequences are drawn until they are new, which takes long once half of the longest ones are used up.
+    available = len(_SYMBOLS) ** longest // 2
+    if sum(sizes) > available:
+        raise ConfigError(
+            f"the splits need {sum(sizes)} different sequences; expected at most {available}; "
+            f"raise longest={longest}"
+        )
+    generator = random.Random(f"{name}/{seed}")
+    drawn: dict[tuple[str, ...], None] = {}  # a set that keeps its order
+    while len(drawn) < sum(sizes):
+        drawn[tuple(generator.choices(_SYMBOLS, k=generator.randint(shortest, longest)))] = None
+    sequences = [list(sequence) for sequence in drawn]
+    train, valid, test = sizes
+    # Held-out sequences come first: later draws lack the short sequences that are used up.
+    bounds = [(valid + test, valid + test + train), (0, valid), (valid, valid + test)]
+    splits = []
+    for start, stop in bounds:
+        part = sequences[start:stop]
+        splits.append(
+            ParallelCorpus(
+                [" ".join(source) for source in part], [" ".join(transform(source)) for source in part]
+            )
+        )
+    return DemoTask(
+        name, description, *splits, tokenizer_model="words", vocab_size=len(SPECIAL_TOKENS) + len(_SYMBOLS)
+    )
