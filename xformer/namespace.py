@@ -151,7 +151,9 @@ def dtype_name(dtype: DType) -> str:
     key = (dtype.__class__, dtype)
     name = _DTYPE_NAMES.get(key)
     if name is None:
-        name = _DTYPE_NAMES[key] = str(getattr(dtype, "name", dtype)).rsplit(".", maxsplit=1)[-1]
+        # numpy.float32 and jax.numpy.float32 are classes; the dtype of an array is an instance with a name.
+        name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
+        name = _DTYPE_NAMES[key] = str(name).rsplit(".", maxsplit=1)[-1]
     return name
 
 

@@ -1,7 +1,7 @@
 """Text files with one sentence a line, alone or as parallel pairs.
 
-Only "\\n" ends a line: `str.splitlines` would also split at controls and line separators (U+0085, U+2028) inside
-a sentence and silently shift one side of a parallel corpus against the other.
+Only "\\n" ends a line: `str.splitlines` would also split at controls and line separators (U+0085, U+2028)
+inside a sentence and silently shift one side of a parallel corpus against the other.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _decode(raw: bytes, name: PathName, number: int) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{name} is not valid UTF-8: line {number} has 0x{raw[error.start]:02x} at byte {error.start + 1} "
+            f"{name} is not valid UTF-8: line {number}, byte {error.start + 1} is 0x{raw[error.start]:02x} "
             f"({error.reason}); expected UTF-8; convert it, for example with: iconv -f LATIN1 -t UTF-8"
         ) from error
 

@@ -7,7 +7,6 @@ task's name and the seed: the same arguments give the same task, and no global s
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from xformer.errors import ConfigError
@@ -49,7 +48,7 @@ def numbers_task(
     _check_sizes(num_train, num_valid, num_test)
     if not 100 <= largest <= LARGEST:
         raise ConfigError(f"largest is {largest}; expected 100 to {LARGEST}")
-    basic = [number for number in range(largest + 1) if _is_basic(number)]
+    basic = _basic_numbers(largest)
     num_drawn = num_valid + num_test + num_train - len(basic)
     if num_train < len(basic):
         raise ConfigError(
@@ -61,14 +60,19 @@ def numbers_task(
             f"those from 0 to {largest}"
         )
     generator = random.Random(f"numbers/{seed}")
-    drawn = _draw_numbers(generator, num_drawn, largest)
+    drawn = _draw_numbers(generator, num_drawn, largest, set(basic))
     generator.shuffle(drawn)
     held_out = num_valid + num_test
     train = basic + drawn[held_out:]
     generator.shuffle(train)
-    splits = [_number_corpus(numbers) for numbers in (train, drawn[:num_valid], drawn[num_valid:held_out])]
     return DemoTask(
-        "numbers", "English number words to German", *splits, tokenizer_model="bpe", vocab_size=128
+        "numbers",
+        "English number words to German",
+        train=_number_corpus(train),
+        valid=_number_corpus(drawn[:num_valid]),
+        test=_number_corpus(drawn[num_valid:held_out]),
+        tokenizer_model="bpe",
+        vocab_size=128,
     )
 
 
@@ -87,9 +91,7 @@ def reverse_task(
     Raises ConfigError when lengths are out of order or the splits ask for too many different sequences.
     """
     sizes = (num_train, num_valid, num_test)
-    return _sequence_task(
-        "reverse", "a sequence in reverse", lambda s: s[::-1], seed, sizes, (shortest, longest)
-    )
+    return _sequence_task("reverse", "a sequence in reverse", -1, seed, sizes, (shortest, longest))
 
 
 def copy_task(
@@ -105,7 +107,7 @@ def copy_task(
     Arguments and errors are those of `reverse_task`.
     """
     sizes = (num_train, num_valid, num_test)
-    return _sequence_task("copy", "a sequence as it is", lambda s: s, seed, sizes, (shortest, longest))
+    return _sequence_task("copy", "a sequence as it is", 1, seed, sizes, (shortest, longest))
 
 
 def _check_sizes(*sizes: int) -> None:
@@ -116,19 +118,19 @@ def _check_sizes(*sizes: int) -> None:
 # --- Number words -------------------------------------------------------------------------------------------
 
 
-def _is_basic(number: int) -> bool:
-    """Tell whether a number shows one word in one place, so that training must have it."""
-    if number < 1000:
-        return number < 100 or number % 100 == 0
-    return number % 1000 == 0 and _is_basic(number // 1000)
+def _basic_numbers(largest: int) -> list[int]:
+    """List the numbers that show each word in each place, those that training must have."""
+    small = [*range(100), *range(100, 1000, 100)]
+    return [number for number in small + [1000 * thousands for thousands in small[1:]] if number <= largest]
 
 
-def _draw_numbers(generator: random.Random, count: int, largest: int) -> list[int]:
+def _draw_numbers(generator: random.Random, count: int, largest: int, basic: set[int]) -> list[int]:
     """Draw different numbers that are not basic, in turn from those of three, four, five and six digits."""
     pools = []
     for low in (100, 1000, 10_000, 100_000):
-        numbers = [number for number in range(low, min(10 * low, largest + 1)) if not _is_basic(number)]
-        pools.append(generator.sample(numbers, min(count, len(numbers))))
+        numbers = range(low, min(10 * low, largest + 1))
+        sample = generator.sample(numbers, min(count + len(basic), len(numbers)))
+        pools.append([number for number in sample if number not in basic])
     drawn: list[int] = []
     while len(drawn) < count:
         drawn += [pool.pop() for pool in pools if pool]
@@ -145,11 +147,12 @@ def _number_corpus(numbers: list[int]) -> ParallelCorpus:
 def _sequence_task(
     name: str,
     description: str,
-    transform: Callable[[list[str]], list[str]],
+    step: int,
     seed: int,
     sizes: tuple[int, int, int],
     lengths: tuple[int, int],
 ) -> DemoTask:
+    """Make a task whose target is the source read with this slice step: 1 forwards, -1 backwards."""
     _check_sizes(*sizes)
     shortest, longest = lengths
     if not 1 <= shortest <= longest:
@@ -165,18 +168,20 @@ def _sequence_task(
     drawn: dict[tuple[str, ...], None] = {}  # a set that keeps its order
     while len(drawn) < sum(sizes):
         drawn[tuple(generator.choices(_SYMBOLS, k=generator.randint(shortest, longest)))] = None
-    sequences = [list(sequence) for sequence in drawn]
-    train, valid, test = sizes
+    sequences = list(drawn)
+    num_valid, num_test = sizes[1:]
     # Held-out sequences come first: later draws lack the short sequences that are used up.
-    bounds = [(valid + test, valid + test + train), (0, valid), (valid, valid + test)]
-    splits = []
-    for start, stop in bounds:
-        part = sequences[start:stop]
-        splits.append(
-            ParallelCorpus(
-                [" ".join(source) for source in part], [" ".join(transform(source)) for source in part]
-            )
-        )
+    held_out = num_valid + num_test
     return DemoTask(
-        name, description, *splits, tokenizer_model="words", vocab_size=len(SPECIAL_TOKENS) + len(_SYMBOLS)
+        name,
+        description,
+        train=_sequence_corpus(sequences[held_out:], step),
+        valid=_sequence_corpus(sequences[:num_valid], step),
+        test=_sequence_corpus(sequences[num_valid:held_out], step),
+        tokenizer_model="words",
+        vocab_size=len(SPECIAL_TOKENS) + len(_SYMBOLS),
     )
+
+
+def _sequence_corpus(sequences: list[tuple[str, ...]], step: int) -> ParallelCorpus:
+    return ParallelCorpus([" ".join(s) for s in sequences], [" ".join(s[::step]) for s in sequences])

@@ -51,13 +51,16 @@ def chrf(hypotheses: Sequence[str], references: References, *, lowercase: bool =
     return _score(require("sacrebleu").CHRF(lowercase=lowercase), "chrF", hypotheses, streams)
 
 
-def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Compute the percentage of hypotheses that equal their reference, character by character.
+def exact_match(hypotheses: Sequence[str], references: References) -> float:
+    """Compute the percentage of hypotheses that equal a reference of theirs, character by character.
+
+    references: one line for each hypothesis, or several such lists, one for each set of references.
 
     Raises DataError when there is nothing to score or counts differ.
     """
-    (stream,) = _reference_streams(hypotheses, [references])
-    return 100.0 * sum(a == b for a, b in zip(hypotheses, stream, strict=True)) / len(stream)
+    rows = zip(*_reference_streams(hypotheses, references), strict=True)
+    matches = sum(line in row for line, row in zip(hypotheses, rows, strict=True))
+    return 100.0 * matches / len(hypotheses)
 
 
 def _score(metric: Any, name: str, hypotheses: Sequence[str], streams: list[list[str]]) -> Score:

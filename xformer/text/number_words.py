@@ -1,7 +1,7 @@
 """Numbers from 0 to 999,999 in English and in German words.
 
 The two languages order them differently: German says the units before the tens ("zweiundvierzig" is
-two-and-forty) and writes the whole number as one word. That makes a small translation task with a real crossing.
+two-and-forty) and writes the whole number as one word: a small translation task with a real crossing in it.
 """
 
 from __future__ import annotations

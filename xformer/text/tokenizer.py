@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -20,8 +21,8 @@ _PACKAGE = "tokenizers"
 class Tokenizer:
     """Splits lines into tokens that were learned from text; made by `Tokenizer.train` or `Tokenizer.load`.
 
-    Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. `encode` never returns the first three, whatever the text
-    says: adding them is the business of whoever makes batches.
+    Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. `encode` never returns the first three, whatever the
+    text says: adding them is the business of whoever makes batches.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -55,14 +56,15 @@ class Tokenizer:
             raise ConfigError(
                 f"vocab_size is {vocab_size}; expected more than the {len(SPECIAL_TOKENS)} special tokens"
             )
+        if isinstance(lines, str):
+            raise DataError("lines is one string; expected a list of lines, such as read_lines(path) gives")
         lines = list(lines)
         package = require(_PACKAGE)
-        inner, trainer = _MODELS[model](package, vocab_size)
         steps = [package.normalizers.NFC()] + ([package.normalizers.Lowercase()] if lowercase else [])
-        inner.normalizer = package.normalizers.Sequence(steps)
+        normalizer = package.normalizers.Sequence(steps)
         try:
-            inner.train_from_iterator(lines, trainer, length=len(lines))
-        except TypeError as error:
+            inner = _MODELS[model](package, lines, normalizer, vocab_size)
+        except (TypeError, UnicodeError) as error:
             _raise_not_text(error)
         learned = inner.get_vocab_size()
         if learned == len(SPECIAL_TOKENS):
@@ -71,8 +73,8 @@ class Tokenizer:
             )
         if learned > vocab_size:
             raise ConfigError(
-                f"vocab_size is {vocab_size}; expected at least {learned}: {len(SPECIAL_TOKENS)} special tokens "
-                f"and {learned - len(SPECIAL_TOKENS)} distinct characters of the text"
+                f"vocab_size is {vocab_size}; expected at least {learned}, for {len(SPECIAL_TOKENS)} special "
+                f"tokens and {learned - len(SPECIAL_TOKENS)} distinct characters of the text"
             )
         return cls(inner)
 
@@ -93,7 +95,8 @@ class Tokenizer:
 
     def normalize(self, line: str) -> str:
         """Return the line as the tokenizer sees it: Unicode NFC, lower-cased where `lowercase` is on."""
-        return str(self._inner.normalizer.normalize_str(line))
+        normalizer = self._inner.normalizer  # a foreign tokenizer may have none
+        return line if normalizer is None else str(normalizer.normalize_str(line))
 
     def encode(self, line: str) -> list[int]:
         """Return the token ids of a line, without special ids but `<unk>`; no ids for an empty line.
@@ -185,38 +188,58 @@ class Tokenizer:
 # --- The three models ---------------------------------------------------------------------------------------
 
 
-def _bpe(package: Any, vocab_size: int) -> tuple[Any, Any]:
+def _train_bpe(package: Any, lines: list[str], normalizer: Any, vocab_size: int) -> Any:
     inner = package.Tokenizer(package.models.BPE(unk_token=SPECIAL_TOKENS[UNK_ID]))
+    inner.normalizer = normalizer
     inner.pre_tokenizer = package.pre_tokenizers.Metaspace()
     inner.decoder = package.decoders.Metaspace()
-    return inner, package.trainers.BpeTrainer(
+    trainer = package.trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False
     )
+    inner.train_from_iterator(lines, trainer, length=len(lines))
+    return inner
 
 
-def _words(package: Any, vocab_size: int) -> tuple[Any, Any]:
-    inner = package.Tokenizer(package.models.WordLevel(unk_token=SPECIAL_TOKENS[UNK_ID]))
-    inner.pre_tokenizer = package.pre_tokenizers.WhitespaceSplit()
-    return inner, package.trainers.WordLevelTrainer(
-        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False
+def _train_words(package: Any, lines: list[str], normalizer: Any, vocab_size: int) -> Any:
+    splitter = package.pre_tokenizers.WhitespaceSplit()
+    counts = Counter(
+        word for line in lines for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(line))
     )
+    inner = _word_level(package, counts, vocab_size)
+    inner.normalizer = normalizer
+    inner.pre_tokenizer = splitter
+    return inner
 
 
-def _characters(package: Any, vocab_size: int) -> tuple[Any, Any]:
-    inner = package.Tokenizer(package.models.WordLevel(unk_token=SPECIAL_TOKENS[UNK_ID]))
+def _train_characters(package: Any, lines: list[str], normalizer: Any, vocab_size: int) -> Any:
+    counts = Counter(character for line in lines for character in normalizer.normalize_str(line))
+    # All of them, even if they are too many: `train` complains, where cutting would lose the rare ones.
+    inner = _word_level(package, counts, len(SPECIAL_TOKENS) + len(counts))
+    inner.normalizer = normalizer
     inner.pre_tokenizer = package.pre_tokenizers.Split(package.Regex(r"[\s\S]"), behavior="isolated")
     inner.decoder = package.decoders.Fuse()
-    # Every character, so that `train` can tell when they are too many: the trainer would drop the rare ones.
-    every_character = 0x110000
-    return inner, package.trainers.WordLevelTrainer(
-        vocab_size=every_character, special_tokens=list(SPECIAL_TOKENS), show_progress=False
+    return inner
+
+
+def _word_level(package: Any, counts: Counter[str], vocab_size: int) -> Any:
+    """Make a tokenizer that looks pieces up: the most frequent ones, equals in alphabetical order.
+
+    The library's own trainer would give a special token that stands in the text a second id, and lose the first.
+    """
+    pieces = sorted(counts.keys() - set(SPECIAL_TOKENS), key=lambda piece: (-counts[piece], piece))
+    vocabulary = [*SPECIAL_TOKENS, *pieces[: vocab_size - len(SPECIAL_TOKENS)]]
+    model = package.models.WordLevel(
+        {token: index for index, token in enumerate(vocabulary)}, unk_token=SPECIAL_TOKENS[UNK_ID]
     )
+    inner = package.Tokenizer(model)
+    inner.add_special_tokens(list(SPECIAL_TOKENS))
+    return inner
 
 
-_MODELS: dict[str, Callable[[Any, int], tuple[Any, Any]]] = {
-    "bpe": _bpe,
-    "characters": _characters,
-    "words": _words,
+_MODELS: dict[str, Callable[[Any, list[str], Any, int], Any]] = {
+    "bpe": _train_bpe,
+    "characters": _train_characters,
+    "words": _train_words,
 }
 
 
@@ -256,7 +279,7 @@ def _lowers(normalizer: dict[str, Any] | None) -> bool:
     return normalizer["type"] == "Lowercase" or any(map(_lowers, normalizer.get("normalizers", ())))
 
 
-def _raise_not_text(error: TypeError) -> NoReturn:
+def _raise_not_text(error: Exception) -> NoReturn:
     # A str with lone surrogates gets here too: it is not valid Unicode.
     raise DataError(
         f"got something that is not text ({error}); expected a list of str, each valid Unicode"

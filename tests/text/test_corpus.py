@@ -1,0 +1,308 @@
+import io
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xformer.errors import ConfigError, DataError
+from xformer.text.corpus import (
+    ParallelCorpus,
+    check_lengths,
+    drop_long,
+    iter_lines,
+    read_lines,
+    read_parallel,
+)
+
+MULTI30K = Path(__file__).parents[2].parent / "shared" / "data" / "multi30k"
+
+# Every character but the line end that may stand in a line, with those that str.splitlines would split at.
+line_text = st.text(
+    st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("\v\f\x1c\x1d\x1e\x85\u2028\u2029"))
+)
+lines_text = st.lists(line_text.map(lambda line: line.replace("\n", "").rstrip("\r")), min_size=1, max_size=6)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(name, content):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write_file
+
+
+# --- Lines ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content", ["a b\nc\n", "a b\nc", "a b\r\nc\r\n", "\ufeffa b\nc\n", "\ufeffa b\r\nc"]
+)
+def test_line_ends_and_byte_order_mark(write, content):
+    assert read_lines(write("file", content)) == ["a b", "c"]
+
+
+def test_byte_order_mark_only_counts_at_the_start(write):
+    assert read_lines(write("file", "a\n\ufeffb\n")) == ["a", "\ufeffb"]
+
+
+def test_only_newline_ends_a_line(write):
+    line = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\xa0h\ri"
+    assert read_lines(write("file", f"{line}\nnext\n")) == [line, "next"]
+
+
+def test_blank_lines_are_kept(write):
+    assert read_lines(write("file", "\na\n\n  \n")) == ["", "a", "", "  "]
+
+
+@given(lines_text, st.sampled_from(["\n", "\r\n"]), st.booleans())
+def test_what_is_written_is_read(lines, end, mark):
+    content = ("\ufeff" if mark else "") + "".join(line + end for line in lines)
+    first, *rest = lines
+    # A line that begins with the mark itself loses it, as any file that begins so.
+    expected = [first if mark else first.removeprefix("\ufeff"), *rest]
+    assert list(iter_lines(io.BytesIO(content.encode()), "text")) == expected
+
+
+def test_iter_lines_gives_each_line_as_it_arrives():
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as file, os.fdopen(writing, "wb", buffering=0) as pipe:
+        lines = iter_lines(file, "<stdin>")
+        for line in ("first", "second"):
+            pipe.write(f"{line}\n".encode())
+            assert next(lines) == line
+        pipe.close()
+        assert list(lines) == []
+
+
+@pytest.mark.parametrize("content", ["", "\ufeff"])
+def test_empty_file(write, content):
+    path = write("file", content)
+    with pytest.raises(DataError, match=f"^{path} is empty; expected UTF-8 text, one sentence a line$"):
+        read_lines(path)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(
+        DataError, match=r"^cannot read .*nowhere\.txt: No such file or directory; .* check the path"
+    ):
+        read_lines(tmp_path / "nowhere.txt")
+
+
+def test_unreadable_file(tmp_path):
+    with pytest.raises(DataError, match=r"^cannot read .*: Is a directory"):
+        read_lines(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "place"),
+    [
+        (b"\xe9t\xe9\n", 1, "byte 1 is 0xe9"),
+        (b"ok\nok\nna\xefve\nok\n", 3, "byte 3 is 0xef"),
+        (b"ok\n\xc3", 2, "byte 1 is 0xc3"),
+        (b"ok\r\n\xed\xa0\x80\n", 2, "byte 1 is 0xed"),  # a lone surrogate
+    ],
+)
+def test_invalid_utf8_names_the_line(write, content, line, place):
+    path = write("file", content)
+    with pytest.raises(
+        DataError, match=rf"^{path} is not valid UTF-8: line {line}, {place} .*iconv"
+    ) as caught:
+        read_lines(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_invalid_utf8_far_into_a_file(write):
+    path = write("file", b"a line of text\n" * 50_000 + b"\xff\n")
+    with pytest.raises(DataError, match="line 50001, byte 1 is 0xff"):
+        read_lines(path)
+
+
+def test_compressed_and_utf16_files_are_named(write):
+    with pytest.raises(DataError, match="gzip-compressed; expected UTF-8 text; unpack it first"):
+        read_lines(write("file.gz", b"\x1f\x8b\x08\x00rest"))
+    for encoding in ("utf-16-le", "utf-16-be"):
+        with pytest.raises(DataError, match="is UTF-16; expected UTF-8; convert it with: iconv -f UTF-16"):
+            read_lines(write("file16", "\ufeffzwei\n".encode(encoding)))
+
+
+@pytest.mark.parametrize("character", ["a", "ß", "\u2028", "🙂"])
+def test_longest_line(write, character):
+    path = write("file", f"\ufeff{character * 20}\r\n{character * 20}\n")
+    assert read_lines(path, max_characters=20) == [character * 20] * 2
+    for content in (f"ok\n{character * 21}\nok\n", f"ok\n{character * 1000}"):
+        with pytest.raises(DataError, match=r"line 2 has more than 20 characters; .* split the line"):
+            read_lines(write("file", content), max_characters=20)
+
+
+def test_a_file_without_line_ends_is_not_read_whole():
+    class Endless(io.RawIOBase):
+        taken = 0
+
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            self.taken += len(buffer)
+            buffer[:] = b"a" * len(buffer)
+            return len(buffer)
+
+    endless = Endless()
+    with pytest.raises(DataError, match="line 1 has more than 1000 characters"):
+        next(iter_lines(io.BufferedReader(endless), "endless", max_characters=1000))
+    assert endless.taken < 100_000
+
+
+# --- Pairs ---------------------------------------------------------------------------------------
+
+
+def test_read_parallel(write):
+    corpus = read_parallel(write("de", "eins\r\nzwei\r\n"), write("en", "one\ntwo\n"))
+    assert (corpus.source, corpus.target) == (["eins", "zwei"], ["one", "two"])
+    assert (corpus.num_dropped, list(corpus.line_numbers), len(corpus)) == (0, [1, 2], 2)
+
+
+def test_different_line_counts(write):
+    source, target = write("de", "eins\nzwei\n"), write("en", "one\ntwo\n\n")
+    with pytest.raises(
+        DataError, match=f"^{source} has 2 lines and {target} has 3; expected the same number: line n"
+    ):
+        read_parallel(source, target)
+
+
+def test_a_line_separator_does_not_shift_the_pairs(write):
+    corpus = read_parallel(write("de", "eins\u2028eins\nzwei\n"), write("en", "one\ntwo\n"))
+    assert list(zip(corpus.source, corpus.target, strict=True)) == [
+        ("eins\u2028eins", "one"),
+        ("zwei", "two"),
+    ]
+
+
+def test_blank_sides_are_dropped_and_counted(write):
+    corpus = read_parallel(
+        write("de", "eins\n\ndrei\n\u3000\nfünf\n"), write("en", "one\ntwo\n \t\n\nfive\n")
+    )
+    assert (corpus.source, corpus.target) == (["eins", "fünf"], ["one", "five"])
+    assert (corpus.num_dropped, list(corpus.line_numbers)) == (3, [1, 5])
+
+
+def test_no_pair_remains(write):
+    with pytest.raises(DataError, match="no line with text on both sides"):
+        read_parallel(write("de", "eins\n\n"), write("en", "\ntwo\n"))
+
+
+def test_limits_and_errors_hold_for_both_sides(write):
+    good, bad, long = write("good", "a\n"), write("bad", b"\xff\n"), write("long", "aaa\n")
+    for source, target, what in (
+        (good, bad, "bad is not"),
+        (bad, good, "bad is not"),
+        (good, long, "long line 1"),
+        (long, good, "long line 1"),
+    ):
+        with pytest.raises(DataError, match=what):
+            read_parallel(source, target, max_characters=2)
+
+
+def test_columns_of_different_length():
+    with pytest.raises(
+        DataError, match="source has 2 lines and target 1; expected one target for each source"
+    ):
+        ParallelCorpus(["a", "b"], ["c"])
+    with pytest.raises(DataError, match="got 1 line numbers for 2 pairs"):
+        ParallelCorpus(["a", "b"], ["c", "d"], line_numbers=[1])
+
+
+def test_select_keeps_line_numbers_and_counts():
+    corpus = ParallelCorpus(list("abcd"), list("ABCD"))
+    half = corpus.select([1, 3])
+    assert half == ParallelCorpus(["b", "d"], ["B", "D"], num_dropped=2, line_numbers=[2, 4])
+    assert half.select([1]) == ParallelCorpus(["d"], ["D"], num_dropped=3, line_numbers=[4])
+
+
+# --- Lengths -------------------------------------------------------------------------------------
+
+
+def test_check_lengths_accepts_the_limit_itself():
+    assert check_lengths([[5] * 3, [], [5] * 2], 3, "train.de") is None
+
+
+def test_check_lengths_counts_the_long_lines():
+    encoded = [[5] * 3, [5] * 7, [5], [5] * 9]
+    with pytest.raises(DataError) as caught:
+        check_lengths(encoded, 3, "train.de")
+    assert str(caught.value) == (
+        "train.de has 2 lines of more than 3 tokens, the first on line 2 (7 tokens); raise the limit with "
+        "--max-length, or leave such lines out with --long-lines drop"
+    )
+    with pytest.raises(
+        DataError, match=r"has 1 line of more than 7 tokens, the first on line 4 \(9 tokens\)"
+    ):
+        check_lengths(encoded, 7, "train.de")
+
+
+def test_check_lengths_names_the_line_of_the_file():
+    with pytest.raises(DataError, match=r"the first on line 40 \(7 tokens\)"):
+        check_lengths([[5], [5] * 7], 3, "train.de", line_numbers=[10, 40])
+
+
+def test_drop_long_keeps_rows_that_fit_on_every_side():
+    source, target = [[5] * 2, [5] * 4, [5] * 3, []], [[5] * 2, [5] * 2, [5] * 9, [5] * 3]
+    assert drop_long(3, source, target) == ([0, 3], 2)
+    assert drop_long(9, source, target) == ([0, 1, 2, 3], 0)
+    assert drop_long(3, source) == ([0, 2, 3], 1)
+    assert drop_long(3, []) == ([], 0)
+
+
+def test_drop_long_does_not_leave_nothing():
+    with pytest.raises(
+        DataError, match="all 2 lines have more than 3 tokens; raise the limit with --max-length"
+    ):
+        drop_long(3, [[5] * 4, [5]], [[5], [5] * 4])
+
+
+def test_drop_long_wants_equal_columns():
+    with pytest.raises(DataError, match=r"columns have \[1, 2\] lines"):
+        drop_long(3, [[5]], [[5], [5]])
+    with pytest.raises(DataError, match=r"columns have \[\] lines"):
+        drop_long(3)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_limit_must_be_positive(limit):
+    with pytest.raises(ConfigError, match=f"the limit is {limit} tokens a line; expected 1 or more"):
+        check_lengths([[5]], limit, "train.de")
+    with pytest.raises(ConfigError, match=f"the limit is {limit} tokens"):
+        drop_long(limit, [[5]])
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1), st.integers(1, 6))
+def test_what_drop_long_keeps_passes_check_lengths(sizes, limit):
+    source, target = ([[5] * size for size in column] for column in zip(*sizes, strict=True))
+    fits = [max(pair) <= limit for pair in sizes]
+    if not any(fits):
+        with pytest.raises(DataError):
+            drop_long(limit, source, target)
+        return
+    kept, num_dropped = drop_long(limit, source, target)
+    assert kept == [row for row, fit in enumerate(fits) if fit]
+    assert num_dropped == len(sizes) - len(kept)
+    for column in (source, target):
+        check_lengths([column[row] for row in kept], limit, "text")
+
+
+# --- Real text -----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    not MULTI30K.is_dir(), reason="needs the Multi30k files in ../shared/data, which are not ours to ship"
+)
+def test_multi30k():
+    corpus = read_parallel(MULTI30K / "train.de", MULTI30K / "train.en")
+    assert (len(corpus), corpus.num_dropped) == (29_000, 0)
+    assert corpus.source[0] == "Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche."
+    assert corpus.target[0] == "Two young, White males are outside near many bushes."
+    # No-break spaces and tabs inside lines are kept.
+    assert any("\xa0" in line for line in corpus.source)

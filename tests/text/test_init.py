@@ -1,0 +1,20 @@
+import subprocess
+import sys
+
+import xformer.text
+
+
+def test_all_names_exist_and_are_sorted():
+    names = xformer.text.__all__
+    assert len(names) == len(set(names))
+    assert all(hasattr(xformer.text, name) for name in names)
+
+
+def test_import_loads_no_optional_package():
+    code = """
+import sys, xformer.text
+heavy = {"tokenizers", "sacrebleu", "numpy", "torch", "jax", "cupy", "rich", "typer", "matplotlib"}
+print(sorted(heavy & sys.modules.keys()))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,428 @@
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xformer.errors import BackendError, CheckpointError, ConfigError, DataError
+from xformer.text.number_words import english, german
+from xformer.text.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID, Tokenizer
+
+MODELS = ["bpe", "characters", "words"]
+SENTENCES = [
+    "Zwei junge Männer stehen im Garten, weit weg vom Haus.",
+    "Eine Frau mit rotem Hut liest am Fluss ein Buch über Vögel.",
+    "A man in a blue shirt is standing on a ladder; he cleans a window!",
+    "Two dogs play in the snow while a small child watches (from afar).",
+    "Straßenmusiker spielen Jazz für 25 Leute am Straßenrand.",
+    "What is the quick fox doing next to the zebra?",
+]
+LINES = SENTENCES + [words(number) for number in range(0, 400, 3) for words in (english, german)]
+ALPHABET = "".join(sorted(set("".join(LINES)) - {" "}))
+VOCABULARY = " ".join(LINES).split()
+
+known_words = st.lists(st.sampled_from(VOCABULARY), max_size=12).map(" ".join)
+known_characters = st.lists(st.text(ALPHABET, min_size=1, max_size=9), max_size=6).map(" ".join)
+any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def tokenizer(request):
+    return Tokenizer.train(LINES, 1000, model=request.param)
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    return Tokenizer.train(LINES, 200)
+
+
+# --- What a tokenizer is -------------------------------------------------------------------------
+
+
+def test_special_ids(tokenizer):
+    assert (PAD_ID, BOS_ID, EOS_ID, UNK_ID) == (0, 1, 2, 3)
+    assert tokenizer.tokens([PAD_ID, BOS_ID, EOS_ID, UNK_ID]) == ["<pad>", "<s>", "</s>", "<unk>"]
+
+
+def test_properties():
+    for model in MODELS:
+        for lowercase in (False, True):
+            tokenizer = Tokenizer.train(SENTENCES, 100, model=model, lowercase=lowercase)
+            assert (tokenizer.model, tokenizer.lowercase) == (model, lowercase)
+            assert 60 < tokenizer.vocab_size <= 100
+            assert repr(tokenizer).startswith(f"Tokenizer(model='{model}', vocab_size=")
+
+
+def test_vocab_size_is_a_limit():
+    assert Tokenizer.train(LINES, 200).vocab_size == 200
+    assert Tokenizer.train(["ab ab"], 1000).vocab_size == 4 + 5  # ▁ a b, ▁a or ab, ▁ab
+    assert Tokenizer.train(["ab ab"], 1000, model="characters").vocab_size == 4 + 3
+    assert Tokenizer.train(["ab ab"], 1000, model="words").vocab_size == 4 + 1
+
+
+def test_bpe_tokens():
+    tokenizer = Tokenizer.train(["hug hug hugs bug"] * 3, 12)
+    # ▁ b g h s u, then the most frequent pairs: u+g (12 times), then h+ug (9).
+    assert tokenizer.tokens(range(4, 12)) == ["b", "g", "h", "s", "u", "▁", "ug", "hug"]
+    assert tokenizer.tokens(tokenizer.encode("hugs bugs")) == ["▁", "hug", "s", "▁", "b", "ug", "s"]
+
+
+def test_word_tokens_are_the_most_frequent_words():
+    tokenizer = Tokenizer.train(["d b a b", "c a b\tx\u2003c"], 8, model="words")
+    assert tokenizer.tokens(range(4, 8)) == ["b", "a", "c", "d"]
+    assert tokenizer.tokens(tokenizer.encode("a x\tb")) == ["a", "<unk>", "b"]
+
+
+def test_character_tokens_keep_spaces():
+    tokenizer = Tokenizer.train(["7 3 9", "7\u2028"], 9, model="characters")
+    assert tokenizer.tokens(tokenizer.encode("39 \u20287")) == ["3", "9", " ", "\u2028", "7"]
+    assert tokenizer.decode(tokenizer.encode("  7  ")) == "  7  "
+
+
+def test_characters_may_be_line_ends():
+    tokenizer = Tokenizer.train(["a\nb\r"], 8, model="characters")
+    assert tokenizer.decode(tokenizer.encode("b\na\r")) == "b\na\r"
+
+
+# --- Text and back -------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(line=known_words)
+def test_round_trip_of_known_words(tokenizer, line):
+    ids = tokenizer.encode(line)
+    assert UNK_ID not in ids
+    assert tokenizer.decode(ids) == line
+
+
+@settings(deadline=None)
+@given(line=known_characters)
+def test_round_trip_of_known_characters(bpe, line):
+    ids = bpe.encode(line)
+    assert all(UNK_ID < token < bpe.vocab_size for token in ids)
+    assert bpe.decode(ids) == line
+
+
+@settings(deadline=None)
+@given(line=any_text)
+def test_any_text_gives_ids_of_text(tokenizer, line):
+    ids = tokenizer.encode(line)
+    assert all(EOS_ID < token < tokenizer.vocab_size for token in ids)
+    assert isinstance(tokenizer.decode(ids), str)
+
+
+@settings(deadline=None)
+@given(lines=st.lists(st.one_of(known_words, any_text), max_size=5))
+def test_a_batch_is_its_lines(tokenizer, lines):
+    batch = tokenizer.encode_batch(lines)
+    assert batch == [tokenizer.encode(line) for line in lines]
+    assert tokenizer.decode_batch(batch) == [tokenizer.decode(ids) for ids in batch]
+
+
+def test_empty_line(tokenizer):
+    assert tokenizer.encode("") == []
+    assert tokenizer.decode([]) == ""
+    assert tokenizer.encode_batch([]) == []
+
+
+def test_text_is_normalized_to_nfc(tokenizer):
+    decomposed = unicodedata.normalize("NFD", "Männer stehen")
+    assert decomposed != "Männer stehen"
+    assert tokenizer.normalize(decomposed) == "Männer stehen"
+    assert tokenizer.encode(decomposed) == tokenizer.encode("Männer stehen")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_lowercase(model):
+    tokenizer = Tokenizer.train(LINES, 1000, model=model, lowercase=True)
+    line = "Zwei junge MÄNNER"
+    assert tokenizer.normalize(line) == "zwei junge männer"
+    assert tokenizer.decode(tokenizer.encode(line)) == "zwei junge männer"
+    assert not any("Z" in token for token in tokenizer.tokens(range(tokenizer.vocab_size)))
+    assert Tokenizer.train(LINES, 1000, model=model).normalize(line) == line
+
+
+def test_decode_skips_special_ids_but_unknown(tokenizer):
+    ids = tokenizer.encode("zwei zwölf")
+    assert tokenizer.decode([BOS_ID, *ids, EOS_ID, PAD_ID, PAD_ID]) == "zwei zwölf"
+    assert tokenizer.decode([*ids, UNK_ID]) in ("zwei zwölf<unk>", "zwei zwölf <unk>")
+
+
+def test_unknown_characters_become_unknown(tokenizer):
+    ids = tokenizer.encode("zwei 日")
+    assert ids.count(UNK_ID) == 1
+    assert tokenizer.decode(ids) == "zwei <unk>"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_text_cannot_spell_special_ids(model):
+    # Often enough for byte-pair encoding to learn "<s>" and "</s>" as tokens, if it could.
+    lines = [f"{letter}<s> {letter}</s> {letter}<pad>" for letter in "abcdef"] * 5 + [
+        "<s> </s> <pad> <unk>"
+    ] * 5
+    tokenizer = Tokenizer.train(lines, 60, model=model)
+    assert tokenizer.tokens(range(4)) == list(SPECIAL_TOKENS)
+    size = tokenizer.vocab_size
+    assert len(set(tokenizer.tokens(range(size)))) == size
+    for line in (*lines, "<s>", "a <pad></s>"):
+        assert not {PAD_ID, BOS_ID, EOS_ID} & set(tokenizer.encode(line))
+    assert (
+        Tokenizer.train(LINES + lines[:1], 500, model="characters").decode(
+            Tokenizer.train(LINES + lines[:1], 500, model="characters").encode("<s> a")
+        )
+        == "<s> a"
+    )
+
+
+def test_special_tokens_in_a_line_are_its_characters(tmp_path):
+    tokenizer = Tokenizer.train([*LINES, "a < b / s > d"], 120)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    for same in (tokenizer, Tokenizer.load(tmp_path / "tokenizer.json")):
+        assert same.decode(same.encode("a </s> b <pad>")) == "a </s> b <pad>"
+
+
+def test_ids_may_be_numpy_integers(bpe):
+    ids = bpe.encode("zwei Männer")
+    assert bpe.decode(np.array(ids)) == "zwei Männer"
+    assert bpe.tokens(np.array(ids)) == bpe.tokens(ids)
+
+
+@pytest.mark.parametrize("wrong", [-1, 200, 2**40])
+def test_ids_outside_the_vocabulary(bpe, wrong):
+    message = f"^token id {wrong} is outside the vocabulary; expected 0 to 199; use the tokenizer that the model was"
+    for read in (bpe.decode, bpe.tokens, lambda ids: bpe.decode_batch([[5], ids])):
+        with pytest.raises(DataError, match=message):
+            read([5, wrong])
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "a\ud800"])
+def test_what_is_not_text(bpe, wrong):
+    for call in (bpe.encode, lambda line: bpe.encode_batch(["a", line])):
+        with pytest.raises(DataError, match="got something that is not text"):
+            call(wrong)
+    for model in MODELS:
+        with pytest.raises(DataError, match="got something that is not text"):
+            Tokenizer.train(["a", wrong], 100, model=model)
+
+
+# --- Training ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_training_twice_gives_the_same_bytes(model, tmp_path):
+    for name in ("first", "second"):
+        Tokenizer.train(LINES, 150, model=model).save(tmp_path / name)
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+
+
+def test_training_in_other_processes_gives_the_same_bytes(tmp_path):
+    # All two-letter words once: every pair is a tie.
+    code = """
+import sys
+from xformer.text import Tokenizer
+lines = [a + b + " " + b + a for a in "abcdefghijkl" for b in "mnopqrstuvwx"]
+for model in ("bpe", "characters", "words"):
+    Tokenizer.train(lines, 150, model=model).save(sys.argv[1] + model)
+"""
+    digests = set()
+    for seed, threads in (("1", "1"), ("2", "2")):
+        environment = os.environ | {"PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads}
+        target = tmp_path / seed
+        subprocess.run([sys.executable, "-c", code, str(target)], env=environment, check=True)
+        digests.add(tuple(hashlib.sha256((tmp_path / (seed + m)).read_bytes()).hexdigest() for m in MODELS))
+    assert len(digests) == 1
+
+
+def test_training_is_silent(capfd):
+    Tokenizer.train(LINES, 200)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_lines_may_be_any_iterable():
+    assert Tokenizer.train(iter(LINES), 200).encode("zwei Männer") == Tokenizer.train(LINES, 200).encode(
+        "zwei Männer"
+    )
+
+
+def test_unknown_model():
+    with pytest.raises(
+        ConfigError, match="^tokenizer model is 'wordpiece'; expected one of: bpe, characters, words$"
+    ):
+        Tokenizer.train(LINES, 200, model="wordpiece")
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("vocab_size", [-1, 0, 4])
+def test_vocabulary_too_small_for_special_tokens(model, vocab_size):
+    with pytest.raises(
+        ConfigError, match=f"^vocab_size is {vocab_size}; expected more than the 4 special tokens$"
+    ):
+        Tokenizer.train(LINES, vocab_size, model=model)
+
+
+@pytest.mark.parametrize("model", ["bpe", "characters"])
+def test_vocabulary_too_small_for_the_alphabet(model):
+    message = (
+        "^vocab_size is 9; expected at least 10, for 4 special tokens and 6 distinct characters of the text$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        Tokenizer.train(["abcde edcba"], 9, model=model)
+    assert Tokenizer.train(["abcde edcba"], 10, model=model).vocab_size == 10
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_no_text(model):
+    for lines in ([], ["", ""]):
+        with pytest.raises(
+            DataError, match=f"^cannot learn a tokenizer from {len(lines)} lines without text"
+        ):
+            Tokenizer.train(lines, 100, model=model)
+
+
+def test_a_path_is_not_text():
+    with pytest.raises(
+        DataError, match=r"lines is one string; expected a list of lines, such as read_lines\(path\)"
+    ):
+        Tokenizer.train("train.de", 100)
+
+
+def test_missing_package(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    for call in (lambda: Tokenizer.train(LINES, 200), lambda: Tokenizer.load(tmp_path / "tokenizer.json")):
+        with pytest.raises(BackendError, match=r"pip install 'xformer\[cli\]'"):
+            call()
+
+
+# --- Files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_save_and_load(tokenizer, lowercase, tmp_path):
+    original = Tokenizer.train(LINES, 1000, model=tokenizer.model, lowercase=lowercase)
+    original.save(tmp_path / "a.json")
+    loaded = Tokenizer.load(tmp_path / "a.json")
+    assert repr(loaded) == repr(original)
+    for line in [*LINES, "unknown: 日本", ""]:
+        assert loaded.encode(line) == original.encode(line)
+        assert loaded.decode(loaded.encode(line)) == original.decode(original.encode(line))
+    loaded.save(tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_the_file_is_one_that_the_library_reads(bpe, tmp_path):
+    bpe.save(tmp_path / "tokenizer.json")
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert theirs.encode("zwei Männer").ids == bpe.encode("zwei Männer")
+
+
+def test_save_to_a_place_that_cannot_be_written(bpe, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot write"):
+        bpe.save(tmp_path / "file" / "tokenizer.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_load_missing(tmp_path):
+    with pytest.raises(CheckpointError, match=r"^cannot read tokenizer .*nowhere\.json: No such file"):
+        Tokenizer.load(tmp_path / "nowhere.json")
+
+
+@settings(deadline=None, max_examples=30)
+@given(share=st.floats(0, 0.999))
+def test_load_truncated(bpe, tmp_path_factory, share):
+    path = tmp_path_factory.mktemp("truncated") / "tokenizer.json"
+    bpe.save(path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(CheckpointError, match=f"^tokenizer {path} is not valid JSON"):
+        Tokenizer.load(path)
+
+
+def corruptions():
+    def edit(change):
+        def apply(content):
+            value = json.loads(content)
+            change(value)
+            return json.dumps(value).encode()
+
+        return apply
+
+    return {
+        "binary": lambda content: b"\x00\xff" + content,
+        "a list": lambda content: b"[1, 2]",
+        "another JSON object": lambda content: b'{"d_model": 512}',
+        "no model": edit(lambda value: value.pop("model")),
+        "an unknown model": edit(lambda value: value["model"].update(type="Abacus")),
+        "a merge of unknown tokens": edit(lambda value: value["model"]["merges"].append(["qq", "ww"])),
+        "a string for an id": edit(lambda value: value["model"]["vocab"].update({"a": "five"})),
+    }
+
+
+@pytest.mark.parametrize("what", corruptions())
+def test_load_corrupted(bpe, tmp_path, what):
+    path = tmp_path / "tokenizer.json"
+    bpe.save(path)
+    path.write_bytes(corruptions()[what](path.read_bytes()))
+    with pytest.raises(CheckpointError, match=f"^tokenizer {path} ") as caught:
+        Tokenizer.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def foreign(special_tokens=SPECIAL_TOKENS, unk_token="<unk>"):
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=unk_token))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=80, special_tokens=list(special_tokens), show_progress=False
+    )
+    inner.train_from_iterator(SENTENCES, trainer)
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("inner", "fault"),
+    [
+        (foreign(["[PAD]", "[UNK]", "[CLS]", "[SEP]"], "[UNK]"), "<pad> has id None, not 0"),
+        (foreign(["<s>", "<pad>", "</s>", "<unk>"]), "<pad> has id 1, not 0"),
+        (foreign(["<pad>", "<s>", "</s>", "<mask>", "<unk>"]), "<unk> has id 4, not 3"),
+        (foreign(unk_token=None), "its model does not turn unknown tokens into <unk>"),
+    ],
+)
+def test_load_foreign(tmp_path, inner, fault):
+    path = tmp_path / "tokenizer.json"
+    inner.save(str(path))
+    with pytest.raises(
+        CheckpointError, match=f"^tokenizer {path} is foreign: {fault}; expected a file that xformer"
+    ):
+        Tokenizer.load(path)
+
+
+def test_load_with_gaps_in_the_ids(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    Tokenizer.train(LINES, 100, model="words").save(path)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["model"]["vocab"] |= {"far": 500}
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="is foreign: the ids of its 101 tokens are not 0 to 100"):
+        Tokenizer.load(path)
+
+
+def test_a_foreign_file_cannot_make_us_cut_or_pad_lines(tmp_path):
+    inner = foreign()
+    expected = inner.encode(SENTENCES[0]).ids
+    inner.enable_truncation(5)
+    inner.enable_padding(length=200)
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    inner.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert tokenizer.encode(SENTENCES[0]) == expected
+    assert not tokenizer.lowercase
+    assert tokenizer.normalize("Ab") == "Ab"

@@ -1,0 +1,42 @@
+"""The position-wise feed-forward network (Vaswani et al., 2017, section 3.3)."""
+
+from __future__ import annotations
+
+from xformer.layers.dropout import Dropout
+from xformer.layers.initializer import Initializer
+from xformer.layers.linear import Linear
+from xformer.namespace import Array
+from xformer.ops import activation
+from xformer.random import Rng
+from xformer.tree import Module
+
+
+class FeedForward(Module):
+    """Expand to d_ff features, apply the activation, contract to d_model.
+
+    dropout: on the activations, where torch's Transformer layers have it as well; the paper names none here.
+    """
+
+    expand: Linear
+    contract: Linear
+    dropout: Dropout
+    activation: str
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        activation: str = "relu",
+        bias: bool = True,
+        dropout: float = 0.0,
+        init: Initializer,
+    ):
+        self.expand = Linear(d_model, d_ff, bias=bias, init=init)
+        self.contract = Linear(d_ff, d_model, bias=bias, init=init)
+        self.dropout = Dropout(dropout)
+        self.activation = activation
+
+    def __call__(self, x: Array, rng: Rng | None = None) -> Array:
+        """x: (..., d_model) -> (..., d_model)."""
+        return self.contract(self.dropout(activation(self.activation)(self.expand(x)), rng))

@@ -1,0 +1,50 @@
+"""Where new parameters come from: a library, a dtype, a device and a seed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from xformer.namespace import Array, Device, DType, default_float, from_host, resolve
+from xformer.random import Rng
+
+
+class Initializer:
+    """Makes the parameters of layers, one after the other.
+
+    xp: an array library, as a module or by name. Values are drawn on the host, so that the same seed gives the
+    same parameters in every library.
+
+    Raises BackendError when the library, dtype or device is not there.
+    """
+
+    def __init__(self, xp: Any, *, seed: int | Rng = 0, dtype: DType | str | None = None, device: Device = None):
+        self.xp = resolve(xp)
+        self.dtype = default_float(self.xp, dtype)
+        self.device = device
+        self._rng = seed if isinstance(seed, Rng) else Rng(seed).fold("parameters")
+        self._made = 0
+
+    def _next(self) -> Rng:
+        self._made += 1
+        return self._rng.fold(self._made)
+
+    def _array(self, host: Any) -> Array:
+        return from_host(self.xp, host, dtype=self.dtype, device=self.device)
+
+    def xavier_uniform(self, shape: tuple[int, int], fan_out: int | None = None) -> Array:
+        """Uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio, 2010). shape: (fan_in, fan_out)."""
+        bound = math.sqrt(6.0 / (shape[0] + (shape[1] if fan_out is None else fan_out)))
+        return self._array(self._next().uniform(shape, -bound, bound))
+
+    def normal(self, shape: tuple[int, ...], standard_deviation: float) -> Array:
+        """Normal around zero."""
+        return self._array(self._next().normal(shape, standard_deviation))
+
+    def zeros(self, shape: tuple[int, ...]) -> Array:
+        """All zeros, for biases."""
+        return self._array([0.0] * shape[0] if len(shape) == 1 else self._next().uniform(shape, 0.0, 0.0))
+
+    def ones(self, shape: tuple[int, ...]) -> Array:
+        """All ones, for the weights of norms."""
+        return self._array(self._next().uniform(shape, 1.0, 1.0))

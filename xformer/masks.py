@@ -1,0 +1,49 @@
+"""The only constructors of attention masks.
+
+One convention everywhere: boolean, True = may attend, broadcastable to (batch, heads, queries, keys).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.errors import ShapeError
+from xformer.namespace import Array, Device, array_namespace, dtype_name, is_integer, resolve
+from xformer.ops.attention import causal_mask
+
+
+def padding(tokens: Array, pad_id: int) -> Array:
+    """Mask the padding of keys: True where a token is not `pad_id`.
+
+    tokens: (batch, keys) integers. Returns (batch, 1, 1, keys).
+    """
+    if len(tokens.shape) != 2 or not is_integer(tokens.dtype):
+        raise ShapeError(
+            f"tokens have shape {tuple(tokens.shape)} and dtype {dtype_name(tokens.dtype)}; "
+            "expected integers of shape (batch, length)"
+        )
+    xp = array_namespace(tokens)
+    return xp.expand_dims(xp.expand_dims(tokens != pad_id, axis=1), axis=1)
+
+
+def causal(queries: int, keys: int | None = None, *, xp: Any, device: Device = None) -> Array:
+    """Mask the future: query i may see key j when j <= i + keys - queries (the last query sees the last key).
+
+    Returns (queries, keys); `keys` defaults to `queries`. Attention layers build this themselves with causal=True.
+    """
+    return causal_mask(resolve(xp), queries, queries if keys is None else keys, device)
+
+
+def combine(*masks: Array | None) -> Array | None:
+    """Allow what every mask allows; None allows everything."""
+    result = None
+    for mask in masks:
+        if mask is not None:
+            result = mask if result is None else array_namespace(result, mask).logical_and(result, mask)
+    return result
+
+
+def from_blocked(blocked: Array) -> Array:
+    """Convert the opposite convention, common in tutorials: there 1 or True marks what may NOT be attended to."""
+    xp = array_namespace(blocked)
+    return xp.logical_not(blocked) if dtype_name(blocked.dtype) == "bool" else blocked == 0

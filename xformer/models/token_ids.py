@@ -1,0 +1,66 @@
+"""Token ids on their way into a model: checked once, on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.errors import BackendError, DataError, ShapeError
+from xformer.namespace import (
+    Array,
+    array_namespace,
+    base_namespace,
+    device,
+    dtype_name,
+    from_host,
+    is_integer,
+    is_readable_on_host,
+    library,
+    resolve,
+)
+from xformer.tree import is_array
+
+
+def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
+    """Return ids as an integer array (batch, length) in the library and on the device of `like`.
+
+    data: an array of that library, a NumPy array, or nested lists of whole numbers. Values are checked wherever
+    reading them costs no wait: ids outside [0, vocab_size) would otherwise wrap or clamp silently.
+
+    Raises DataError for ids out of range or ragged rows, ShapeError for other ranks or dtypes, BackendError for
+    an array of a third library.
+    """
+    home = base_namespace(array_namespace(like))
+    if is_array(data) and library(array_namespace(data)) == library(home):
+        ids = data
+        _check_kind(ids, name)
+        if is_readable_on_host(ids):
+            _check_range(ids, name, vocab_size)
+        return ids
+    if is_array(data) and library(array_namespace(data)) != "numpy":
+        raise BackendError(
+            f"{name} is an array of {library(array_namespace(data))}, the model lives in {library(home)}; "
+            "pass that library's array, a NumPy array or nested lists"
+        )
+    host = from_host(resolve("numpy"), data)
+    _check_kind(host, name)
+    _check_range(host, name, vocab_size)
+    return from_host(home, host, device=device(like))
+
+
+def _check_kind(ids: Array, name: str) -> None:
+    if len(ids.shape) != 2:
+        raise ShapeError(f"{name} ids have shape {tuple(ids.shape)}; expected (batch, length): a list of lists")
+    if not is_integer(ids.dtype):
+        raise ShapeError(f"{name} ids have dtype {dtype_name(ids.dtype)}; expected integers")
+
+
+def _check_range(ids: Array, name: str, vocab_size: int) -> None:
+    if 0 in ids.shape:
+        return
+    xp = array_namespace(ids)
+    lowest, highest = int(xp.min(ids)), int(xp.max(ids))
+    if lowest < 0 or highest >= vocab_size:
+        raise DataError(
+            f"{name} ids range from {lowest} to {highest}; expected 0 to {vocab_size - 1} "
+            f"for a vocabulary of {vocab_size} tokens"
+        )
