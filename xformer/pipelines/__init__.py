@@ -1,0 +1,5 @@
+"""Pipelines: text in, text out."""
+
+from xformer.pipelines.translation import Translator
+
+__all__ = ["Translator"]

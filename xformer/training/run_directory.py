@@ -1,0 +1,103 @@
+"""The files of a training run, and what may be done to them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from xformer.errors import CheckpointError, ConfigError
+from xformer.files import atomic_write, read_json, write_json
+from xformer.storage import load_arrays, place, save_arrays
+from xformer.tree import flatten
+
+
+class RunDirectory:
+    """config.json (what the run was told), tokenizers, model.safetensors (the best model), last.safetensors (the
+    state to resume from) and log.jsonl (one JSON object a line)."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.model = self.path / "model.safetensors"
+        self.last = self.path / "last.safetensors"
+        self.log = self.path / "log.jsonl"
+
+    def tokenizer(self, side: str) -> Path:
+        """Where the tokenizer of a side ("source", "target" or "joint") is kept."""
+        return self.path / ("tokenizer.json" if side == "joint" else f"{side}_tokenizer.json")
+
+    def start(self, config: dict[str, Any]) -> None:
+        """Claim the directory for a new run; raises ConfigError when it holds anything already."""
+        self.check_is_free()
+        write_json(self.config, config)
+
+    def check_is_free(self) -> None:
+        """Raise ConfigError when the directory holds a run, or anything else that could be overwritten."""
+        if self.config.exists():
+            raise ConfigError(f"{self.path} holds another run; pass --resume to go on with it, or choose a new --out")
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"{self.path} is a file; expected a directory for the run")
+        if self.path.exists() and any(self.path.iterdir()):
+            raise ConfigError(f"{self.path} is not empty and holds no run; choose a new --out")
+
+    def read_config(self) -> dict[str, Any]:
+        """What the run was told; raises CheckpointError when the directory holds no run."""
+        if not self.config.exists():
+            raise CheckpointError(f"{self.path} holds no run (no config.json); expected a directory that train made")
+        return read_json(self.config, "run configuration")
+
+    def save_state(self, model: Any, state: Any, progress: dict[str, Any]) -> None:
+        """Write model, optimizer state and progress to one file, atomically."""
+        arrays = dict(model.named_parameters())
+        for name, tree in (("first", state.first), ("second", state.second)):
+            arrays |= {f"{name}:{key}": leaf for key, leaf in tree.named_parameters()}
+        save_arrays(self.last, arrays, {"format": "xformer-training-state", "progress": json.dumps(progress)})
+
+    def load_state(self, model: Any, state: Any) -> tuple[Any, Any, dict[str, Any]]:
+        """Read what `save_state` wrote into trees like `model` and `state`; raises CheckpointError."""
+        arrays, metadata = load_arrays(self.last)
+        try:
+            if metadata["format"] != "xformer-training-state":
+                raise KeyError("format")
+            progress = json.loads(metadata["progress"])
+            trees = []
+            for prefix, tree in (("", model), ("first:", state.first), ("second:", state.second)):
+                named = dict(tree.named_parameters())
+                wanted = {name: arrays[prefix + name] for name in named}
+                for name, array in wanted.items():
+                    if tuple(array.shape) != tuple(named[name].shape):
+                        raise ValueError(f"{prefix}{name} has shape {array.shape}")
+                placed = place(wanted, named)
+                trees.append(flatten(tree)[1]([placed[name] for name in named]))
+            return trees[0], type(state)(int(progress["step"]), trees[1], trees[2]), progress
+        except (KeyError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{self.last} is not the training state of this run ({error})") from error
+
+    def append_log(self, event: dict[str, Any]) -> None:
+        """Add one line to the log."""
+        try:
+            with self.log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(event) + "\n")
+        except OSError as error:
+            raise CheckpointError(f"cannot write {self.log}: {error.strerror or error}") from error
+
+    def read_log(self) -> list[dict[str, Any]]:
+        """All events of the log; a line that a crash cut off is left out."""
+        events = []
+        if self.log.exists():
+            for line in self.log.read_text(encoding="utf-8", errors="replace").split("\n"):
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(event, dict):
+                    events.append(event)
+        return events
+
+    def rewind_log(self, step: int) -> None:
+        """Drop events after `step`: a resumed run logs those updates again."""
+        kept = [event for event in self.read_log() if event.get("step", 0) <= step]
+        with atomic_write(self.log) as file:
+            file.write("".join(json.dumps(event) + "\n" for event in kept).encode())

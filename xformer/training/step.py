@@ -1,0 +1,72 @@
+"""One training step, from top to bottom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from xformer.errors import TrainingError
+from xformer.namespace import array_namespace
+from xformer.ops.squared_norm import squared_norm
+from xformer.random import Rng
+from xformer.training.batches import Batch
+from xformer.tree import flatten, map_arrays
+
+GradientFunction = Callable[[Any, Sequence[Any], Sequence[Rng]], tuple[Any, Any]]
+
+
+class StepResult(NamedTuple):
+    """What one step made: the new model and optimizer state, the loss (nats a token) and the gradient's norm."""
+
+    model: Any
+    state: Any
+    loss: float
+    gradient_norm: float
+
+
+def train_step(
+    model: Any,
+    state: Any,
+    shards: Sequence[Batch],
+    rng: Rng,
+    *,
+    gradient: GradientFunction,
+    optimizer: Any,
+    learning_rate: float,
+    max_norm: float,
+) -> StepResult:
+    """Make one update from a batch (given in shards); `model` and `state` are consumed.
+
+    gradient: computes the loss and its gradient over the shards, e.g. ShardedGradient(mean_loss, threads).
+
+    Raises TrainingError, before anything is updated, when the loss or the gradient is not finite.
+    """
+    total = sum(shard.num_tokens for shard in shards)
+    loss, gradients = gradient(model, [(shard, total) for shard in shards], rng.split(len(shards)))
+    gradients, norm = clip_by_global_norm(gradients, max_norm)
+    check_finite(float(loss), norm)
+    model, state = optimizer.update(model, gradients, state, learning_rate)
+    return StepResult(model, state, float(loss), norm)
+
+
+def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, float]:
+    """Scale all gradients down together when their norm is above `max_norm` (Pascanu et al., 2013).
+
+    Returns the gradients and the norm that they had.
+    """
+    squares = [squared_norm(leaf) for leaf in flatten(gradients)[0]]
+    xp = array_namespace(*squares)
+    norm = math.sqrt(float(xp.sum(xp.stack(squares))))
+    if not norm > max_norm:
+        return gradients, norm
+    scale = max_norm / norm
+    return map_arrays(lambda leaf: leaf * scale, gradients), norm
+
+
+def check_finite(loss: float, norm: float) -> None:
+    """Raise TrainingError unless both are finite numbers."""
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise TrainingError(
+            f"the loss is {loss} and the gradient norm {norm}; lower learning_rate_factor or raise warmup_steps"
+        )

@@ -1,0 +1,235 @@
+"""The training loop: updates, validation, checkpoints."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from xformer.errors import TrainingError
+from xformer.models import Transformer
+from xformer.namespace import Array, array_namespace, device
+from xformer.random import Rng
+from xformer.training.batches import Batch, TokenPairs, epochs, plan_batches, split_rows
+from xformer.training.interrupt import stop_on_signals
+from xformer.training.loss import translation_loss
+from xformer.training.optimizers import Adam, AdamState
+from xformer.training.parallel import ShardedGradient, available_threads, one_blas_thread, shards_for
+from xformer.training.recipe import TrainingSettings
+from xformer.training.run_directory import RunDirectory
+from xformer.training.schedules import schedule
+from xformer.training.step import train_step
+
+_LOG_EVERY = 10  # updates between lines of the log
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is. minutes: wall time so far, over all sittings; best_score: of the best validation."""
+
+    step: int = 0
+    epoch: int = 0
+    tokens: int = 0
+    minutes: float = 0.0
+    best_step: int = 0
+    best_score: float | None = None
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update, for whoever shows progress. loss: nats a token, smoothed labels included."""
+
+    step: int
+    epoch: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    tokens: int
+    tokens_per_second: float
+    minutes: float
+
+
+@dataclass(frozen=True)
+class Validation:
+    """One validation. loss: nats a token without smoothing; bleu: None when it was not measured."""
+
+    step: int
+    epoch: int
+    loss: float
+    perplexity: float
+    bleu: float | None
+    best: bool
+    minutes: float
+
+
+class Trainer:
+    """Trains one model in one directory.
+
+    bleu: scores the model's translations of the validation set (None: validation is by loss alone).
+    report: is told every Update and Validation.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        train: TokenPairs,
+        valid: TokenPairs,
+        settings: TrainingSettings,
+        directory: RunDirectory,
+        *,
+        bleu: Callable[[Transformer], float] | None = None,
+        report: Callable[[Update | Validation], None] = lambda event: None,
+    ) -> None:
+        self.model = model
+        self.train_pairs, self.valid_pairs = train, valid
+        self.settings, self.directory = settings, directory
+        self.bleu, self.report = bleu, report
+        self.optimizer = Adam()
+        self.state: AdamState = self.optimizer.initial(model)
+        self.progress = Progress()
+        self.rng = Rng(settings.seed).fold("training")
+        self.learning_rate = schedule(
+            settings.schedule,
+            factor=settings.learning_rate_factor,
+            d_model=model.config.d_model,
+            warmup_steps=settings.warmup_steps,
+            total_steps=settings.max_updates,
+        )
+        self.shards = settings.shards or shards_for(model, available_threads())
+
+    def resume(self) -> None:
+        """Go on from the directory's last state; raises CheckpointError when it is not this run's."""
+        self.model, self.state, progress = self.directory.load_state(self.model, self.state)
+        self.progress = Progress(**progress)
+        self.directory.rewind_log(self.progress.step)
+
+    def run(self) -> str:
+        """Train until the end the settings name, or until Ctrl-C; returns why it ended.
+
+        Everything is saved before it returns. Raises TrainingError, naming the update, when the loss is no longer
+        finite: the last good state stays on disk.
+        """
+        gradient = ShardedGradient(functools.partial(_mean_loss, smoothing=self.settings.label_smoothing), self.shards)
+        limit = one_blas_thread() if self.shards > 1 else _no_limit()
+        began = time.monotonic() - 60.0 * self.progress.minutes
+        try:
+            with limit, stop_on_signals() as stop:
+                for epoch, shards in self._batches():
+                    reason = self._finished(began) or (f"stopped by {stop.signal_name}" if stop else None)
+                    if reason:
+                        break
+                    self._update(epoch, shards, gradient, began)
+                    if self.progress.step % self.settings.validate_every == 0:
+                        self._validate(began)
+                if self.progress.step % self.settings.validate_every and not stop:
+                    self._validate(began)
+                elif stop:
+                    self._save(began)
+                return reason or "no training data"
+        finally:
+            gradient.close()
+
+    def _finished(self, began: float) -> str | None:
+        updates, minutes = self.settings.max_updates, self.settings.max_minutes
+        if updates is not None and self.progress.step >= updates:
+            return f"{updates} updates"
+        if minutes is not None and (time.monotonic() - began) / 60.0 >= minutes:
+            return f"{minutes:g} minutes"
+        return None
+
+    def _batches(self) -> Iterator[tuple[int, list[Batch]]]:
+        """Endless batches, each cut into shards; a resumed run skips what it has seen."""
+        rng = self.rng.fold("batches")
+        for epoch, rows in epochs(self.train_pairs, self.settings.batch_tokens, rng, skip=self.progress.step):
+            yield epoch, [self._batch(self.train_pairs, part) for part in split_rows(rows, self.shards)]
+
+    def _batch(self, pairs: TokenPairs, rows: list[int]) -> Batch:
+        weight, c = self.model.source_embedding.weight, self.model.config
+        ids = {"pad_id": c.pad_id, "bos_id": c.bos_id, "eos_id": c.eos_id}
+        return Batch.make(pairs, rows, xp=array_namespace(weight), device=device(weight), **ids)
+
+    def _update(self, epoch: int, shards: list[Batch], gradient: ShardedGradient, began: float) -> None:
+        started, step = time.monotonic(), self.progress.step + 1
+        try:
+            result = train_step(
+                self.model,
+                self.state,
+                shards,
+                self.rng.fold("dropout", step),
+                gradient=gradient,
+                optimizer=self.optimizer,
+                learning_rate=self.learning_rate(step),
+                max_norm=self.settings.max_norm,
+            )
+        except TrainingError as error:
+            raise TrainingError(f"update {step}: {error}; the state of the last validation is kept") from None
+        self.model, self.state = result.model, result.state
+        tokens = sum(shard.num_tokens for shard in shards)
+        now = time.monotonic()
+        self.progress = replace(
+            self.progress, step=step, epoch=epoch, tokens=self.progress.tokens + tokens, minutes=(now - began) / 60.0
+        )
+        update = Update(
+            step=step,
+            epoch=epoch,
+            loss=result.loss,
+            gradient_norm=result.gradient_norm,
+            learning_rate=self.learning_rate(step),
+            tokens=tokens,
+            tokens_per_second=tokens / (now - started),
+            minutes=self.progress.minutes,
+        )
+        if step % _LOG_EVERY == 0 or step == 1:
+            self.directory.append_log({"event": "update", **asdict(update)})
+        self.report(update)
+
+    def _validate(self, began: float) -> None:
+        """Measure, keep the model if it is the best so far, and save the state."""
+        loss = self.validation_loss()
+        bleu = None if self.bleu is None else self.bleu(self.model)
+        score = bleu if bleu is not None and self.settings.select_by == "bleu" else -loss
+        best = self.progress.best_score is None or score > self.progress.best_score
+        step = self.progress.step
+        if best:
+            self.progress = replace(self.progress, best_step=step, best_score=score)
+            self.model.save(self.directory.model)
+        self._save(began)
+        validation = Validation(
+            step=step,
+            epoch=self.progress.epoch,
+            loss=loss,
+            perplexity=math.exp(min(loss, 700.0)),
+            bleu=bleu,
+            best=best,
+            minutes=self.progress.minutes,
+        )
+        self.directory.append_log({"event": "validation", **asdict(validation)})
+        self.report(validation)
+
+    def validation_loss(self) -> float:
+        """Mean cross-entropy of the validation set, in nats a token, without smoothing or dropout."""
+        total, tokens = 0.0, 0
+        for rows in plan_batches(self.valid_pairs, self.settings.batch_tokens, rng=None):
+            batch = self._batch(self.valid_pairs, rows)
+            total += float(translation_loss(self.model, batch))
+            tokens += batch.num_tokens
+        return total / max(tokens, 1)
+
+    def _save(self, began: float) -> None:
+        self.progress = replace(self.progress, minutes=(time.monotonic() - began) / 60.0)
+        self.directory.save_state(self.model, self.state, asdict(self.progress))
+
+
+def _mean_loss(model: Transformer, shard: tuple[Batch, int], rng: Rng, *, smoothing: float) -> Array:
+    """The shard's part of the mean loss of the batch that it belongs to."""
+    batch, total = shard
+    return translation_loss(model, batch, rng, label_smoothing=smoothing) / float(total)
+
+
+def _no_limit() -> Any:
+    import contextlib
+
+    return contextlib.nullcontext()
