@@ -17,12 +17,12 @@ def padding(tokens: Array, pad_id: int) -> Array:
 
     tokens: (batch, keys) integers. Returns (batch, 1, 1, keys).
     """
+    xp = array_namespace(tokens)
     if len(tokens.shape) != 2 or not is_integer(tokens.dtype):
         raise ShapeError(
             f"tokens have shape {tuple(tokens.shape)} and dtype {dtype_name(tokens.dtype)}; "
             "expected integers of shape (batch, length)"
         )
-    xp = array_namespace(tokens)
     return xp.expand_dims(xp.expand_dims(tokens != pad_id, axis=1), axis=1)
 
 

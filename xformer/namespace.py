@@ -73,7 +73,7 @@ def _import(library: str) -> Namespace:
 
 
 def array_namespace(*arrays: Array) -> Namespace:
-    """Return the namespace that serves all `arrays`; None, Python scalars and sequences have no say.
+    """Return the namespace that serves all `arrays`; None and Python scalars have no say.
 
     Arrays under differentiation carry their own namespace; among several, the innermost trace wins, since its
     operations accept plain arrays and outer traces as constants.
@@ -158,12 +158,11 @@ def dtype_name(dtype: DType) -> str:
 
 
 def dtype_named(xp: Namespace, name: str | DType) -> DType:
-    """Return the dtype called `name` in `xp` (a dtype passes through).
+    """Return the dtype called `name` in `xp`; a dtype, of whatever library, stands for its name.
 
     Raises BackendError when the library has no such dtype; bfloat16 on NumPy and CuPy needs ml_dtypes.
     """
-    if not isinstance(name, str):
-        return name
+    name = name if isinstance(name, str) else dtype_name(name)
     base = base_namespace(xp)
     if hasattr(base, name):
         return getattr(base, name)
@@ -220,19 +219,20 @@ def device(array: Array) -> Device:
 def from_host(xp: Namespace, data: Any, *, dtype: Any = None, device: Device = None) -> Array:
     """Move host data (a NumPy array, nested lists) into `xp`.
 
-    Raises DataError when nested lists are ragged, BackendError when the device does not exist.
+    Memory is shared where the library can. Raises DataError when nested lists are ragged, BackendError when the
+    device does not exist.
     """
     numpy = importlib.import_module("numpy")
     try:
         host = numpy.asarray(data)
     except ValueError as error:
-        raise DataError(
-            f"rows differ in length ({error}); expected a rectangle, pad the shorter rows with pad_id"
-        ) from error
+        raise DataError("rows differ in length; expected a rectangle, pad the shorter rows with pad_id") from error
     base = base_namespace(xp)
-    dtype = dtype_named(base, dtype or host.dtype.name)
     if library(base) == "numpy":
-        return host.astype(dtype, copy=False)
+        if device not in (None, "cpu"):
+            raise BackendError(f"numpy cannot place data on device {device!r}; it knows only 'cpu'")
+        return host if dtype is None else host.astype(dtype_named(base, dtype), copy=False)
+    dtype = dtype_named(base, host.dtype.name if dtype is None else dtype)
     if dtype_name(dtype) == "bfloat16" or host.dtype.name == "bfloat16":
         # Few libraries read ml_dtypes' bfloat16 from NumPy; float32 holds every bfloat16 exactly.
         host = host.astype("float32")
@@ -242,14 +242,14 @@ def from_host(xp: Namespace, data: Any, *, dtype: Any = None, device: Device = N
         dtype = _jax_canonical(dtype)
     try:
         return base.asarray(host, dtype=dtype, **({} if device is None else {"device": device}))
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (AssertionError, RuntimeError, ValueError, TypeError) as error:  # torch without CUDA asserts
         if device is None:
             raise
         raise BackendError(f"{library(base)} cannot place data on device {device!r}: {error}") from error
 
 
 def to_host(array: Array) -> Any:
-    """Copy an array of any library to a NumPy array (bfloat16 becomes float32, exactly)."""
+    """Return an array of any library as a NumPy array (bfloat16 as float32, exactly); memory may be shared."""
     numpy = importlib.import_module("numpy")
     name = library(array_namespace(array))
     if name == "cupy":
@@ -280,7 +280,8 @@ def is_readable_on_host(array: Array) -> bool:
         return bool(array.device.type == "cpu")
     if name == "jax":
         jax = importlib.import_module("jax")
-        return not isinstance(array, jax.core.Tracer) and array.device.platform == "cpu"
+        # The device of an array that is spread over several is a sharding, which has no platform.
+        return not isinstance(array, jax.core.Tracer) and getattr(array.device, "platform", "") == "cpu"
     return name in ("numpy", "array_api_strict")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from xformer.errors import ConfigError
@@ -31,12 +32,15 @@ class Rng:
     key: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.key, int) or isinstance(self.key, bool) or self.key < 0:
+        if not isinstance(self.key, Integral) or isinstance(self.key, bool) or self.key < 0:
             raise ConfigError(f"seed is {self.key!r}; expected a non-negative integer")
+        object.__setattr__(self, "key", int(self.key))
 
     def fold(self, *labels: int | str) -> Rng:
         """Return the stream named by `labels`, independent of this one and of every other name."""
-        text = f"{self.key:x}/{'/'.join(map(str, labels))}".encode()
+        # Quotes and escapes keep ("a", "b") apart from "a/b", and 1 from "1".
+        names = (repr(label) if isinstance(label, str) else str(int(label)) for label in labels)
+        text = f"{self.key:x}/{'/'.join(names)}".encode()
         return Rng(int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "little"))
 
     def split(self, count: int) -> tuple[Rng, ...]:
@@ -68,7 +72,7 @@ class Rng:
         Returns the array and the exact probability that was used: 16 random bits decide each element, so it is a
         multiple of 2**-16. Scaling by the exact one keeps dropout unbiased.
         """
-        accepted = round(probability * _SIXTEEN_BITS)
+        accepted = max(1, round(probability * _SIXTEEN_BITS)) if probability > 0.0 else 0
         base = base_namespace(xp)
         draw = _BITS.get(library(base))
         if draw is None:
@@ -99,7 +103,7 @@ class Rng:
 
     def _bits_jax(self, shape: tuple[int, ...], device: Device = None) -> Any:
         jax = importlib.import_module("jax")
-        key = jax.random.key(self.key % 2**31)
+        key = jax.random.fold_in(jax.random.key(self.key % 2**31), self.key // 2**31 % 2**31)
         return jax.random.randint(key, shape, 0, _SIXTEEN_BITS, dtype="int32")
 
 

@@ -1,7 +1,7 @@
 """Modules are frozen trees of named arrays.
 
-A `Module` is immutable. Fields annotated `Array` are its leaves, fields that hold modules (or tuples of modules) are
-its branches, and every other field is static configuration. Training makes a new model, `replace(model, arrays)`;
+A `Module` is immutable. Fields annotated `Array` are its leaves, fields that hold modules (or tuples, lists and dicts
+of modules) are its branches, and every other field is static configuration. Training makes a new model, `replace(model, arrays)`;
 gradients come back as a tree of the same structure. Tuples, lists and dicts of trees are trees too, so batches and
 optimizer states need no wrapper.
 """
@@ -22,6 +22,7 @@ from xformer.namespace import (
     default_float,
     device,
     dtype_name,
+    dtype_named,
     from_host,
     is_floating,
     resolve,
@@ -29,6 +30,7 @@ from xformer.namespace import (
 )
 
 _ARRAY_ANNOTATIONS = {"Array", "Array | None"}
+_BRANCHES = (tuple, list, dict)
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -60,6 +62,11 @@ class Module:
             raise AttributeError(f"{type(self).__name__} has no field {name!r}; its fields are {self.__fields__}")
         if name in self.__dict__:
             raise AttributeError(f"{type(self).__name__}.{name} is frozen; use replace() to make a changed copy")
+        if name not in self.__array_fields__ and is_array(value) and tuple(value.shape) != ():
+            raise AttributeError(
+                f"{type(self).__name__}.{name} is given an array; annotate it `{name}: Array`, in a file with "
+                "`from __future__ import annotations`, to make it a parameter"
+            )
         object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
@@ -70,7 +77,7 @@ class Module:
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def named_parameters(self) -> Iterator[tuple[str, Array]]:
-        """Yield (dotted name, array) in a fixed order: field order, then position in tuples."""
+        """Yield (dotted name, array) in a fixed order: field order, then position in tuples and lists, or key."""
         return _named(self, "")
 
     def parameter_count(self) -> int:
@@ -103,13 +110,16 @@ def _move(array: Array, xp: Namespace, dtype: DType | str | None, place: Device)
     """Move one array; a change of library goes through the host."""
     source = array_namespace(array)
     xp = source if xp is None else xp
-    wanted = None if dtype is None or not is_floating(array.dtype) else default_float(xp, dtype)
+    wanted = dtype_name(array.dtype)
+    if is_floating(array.dtype) and (dtype is not None or xp is not source):
+        wanted = dtype_name(default_float(xp, wanted if dtype is None else dtype))
     if xp is not source:
-        return from_host(xp, to_host(array), dtype=wanted or dtype_name(array.dtype), device=place)
-    if wanted is not None and wanted != array.dtype:
-        array = xp.astype(array, wanted)
+        # A copy, because libraries share memory with NumPy where they can, and optimizers write in place.
+        return from_host(xp, to_host(array).copy(), dtype=wanted, device=place)
+    if wanted != dtype_name(array.dtype):
+        array = xp.astype(array, dtype_named(xp, wanted))
     if place is not None and place != device(array):
-        array = from_host(xp, to_host(array), dtype=array.dtype, device=place)
+        array = from_host(xp, to_host(array), dtype=wanted, device=place)
     return array
 
 
@@ -151,7 +161,7 @@ def _collect(node: Any, leaves: list[Array]) -> None:
             if name in node.__array_fields__:
                 if value is not None:
                     leaves.append(value)
-            elif isinstance(value, Module | tuple):
+            elif isinstance(value, (Module, *_BRANCHES)):
                 _collect(value, leaves)
     elif isinstance(node, dict):
         for key in sorted(node):
@@ -170,7 +180,7 @@ def _rebuild(node: Any, arrays: Iterator[Any]) -> Any:
             value = getattr(node, name)
             if name in node.__array_fields__:
                 value = None if value is None else next(arrays)
-            elif isinstance(value, Module | tuple):
+            elif isinstance(value, (Module, *_BRANCHES)):
                 value = _rebuild(value, arrays)
             object.__setattr__(copy, name, value)
         return copy
@@ -191,12 +201,15 @@ def _named(node: Any, prefix: str) -> Iterator[tuple[str, Array]]:
             if name in node.__array_fields__:
                 if value is not None:
                     yield f"{prefix}{name}", value
-            elif isinstance(value, Module | tuple):
+            elif isinstance(value, (Module, *_BRANCHES)):
                 yield from _named(value, f"{prefix}{name}.")
-    elif isinstance(node, tuple):
-        for index, item in enumerate(node):
-            if isinstance(item, Module | tuple):
-                yield from _named(item, f"{prefix}{index}.")
+    elif isinstance(node, _BRANCHES):
+        items = [(key, node[key]) for key in sorted(node)] if isinstance(node, dict) else enumerate(node)
+        for key, item in items:
+            if is_array(item):
+                yield f"{prefix}{key}", item
+            else:
+                yield from _named(item, f"{prefix}{key}.")
 
 
 def replace(module: Any, arrays: dict[str, Array]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from xformer.autodiff import Implementation
 from xformer.errors import ShapeError
-from xformer.namespace import Array, Device, Namespace, array_namespace, dtype_name
+from xformer.namespace import Array, Device, Namespace, array_namespace, device, dtype_name
 from xformer.ops.dropout import apply_keep
 from xformer.ops.operation import Operation
 from xformer.ops.softmax import softmax, softmax_cotangent
@@ -31,7 +31,7 @@ def attention_weights(
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = (query * scale) @ xp.matrix_transpose(key)
     if causal:
-        allowed = causal_mask(xp, query.shape[-2], key.shape[-2], query.device)
+        allowed = causal_mask(xp, query.shape[-2], key.shape[-2], device(query))
         mask = allowed if mask is None else xp.logical_and(mask, allowed)
     return softmax(scores, mask)
 
@@ -105,7 +105,9 @@ def attention(
 def check_shapes(query: Array, key: Array, value: Array) -> None:
     """Raise ShapeError unless query, key and value fit together."""
     shapes = [tuple(array.shape) for array in (query, key, value)]
-    if query.ndim < 2 or shapes[0][-1] != shapes[1][-1] or shapes[1][-2] != shapes[2][-2]:
+    ranks = {len(shape) for shape in shapes}
+    fits = len(ranks) == 1 and min(ranks) >= 2 and shapes[0][-1] == shapes[1][-1] and shapes[1][:-1] == shapes[2][:-1]
+    if not fits or any(len({1, *sizes}) > 2 for sizes in zip(shapes[0][:-2], shapes[1][:-2], strict=True)):
         raise ShapeError(
             f"query, key and value have shapes {shapes[0]}, {shapes[1]}, {shapes[2]}; expected (..., queries, "
             "head_dim), (..., keys, head_dim), (..., keys, value_dim)"
@@ -116,6 +118,7 @@ def check_mask(mask: Array | None, scores_shape: tuple[int, ...]) -> None:
     """Raise ShapeError unless the mask is boolean and broadcastable to (batch, heads, queries, keys)."""
     if mask is None:
         return
+    array_namespace(mask)  # a list or a number is no mask
     if dtype_name(mask.dtype) != "bool":
         raise ShapeError(
             f"mask has dtype {dtype_name(mask.dtype)}; expected bool, True = may attend; "

@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.autodiff import Implementation
-from xformer.errors import ShapeError
-from xformer.namespace import Array, accumulation_dtype, array_namespace
+from xformer.errors import ConfigError, DataError, ShapeError
+from xformer.namespace import (
+    Array,
+    accumulation_dtype,
+    array_namespace,
+    device,
+    dtype_name,
+    is_integer,
+    is_readable_on_host,
+)
 from xformer.ops.operation import Operation
 
 
@@ -18,11 +26,12 @@ def _forward(
     shifted = wide - xp.max(wide, axis=-1, keepdims=True)
     log_total = xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True, dtype=wide.dtype))
     log_probabilities = shifted - log_total
-    picked = xp.take_along_axis(log_probabilities, xp.expand_dims(labels, axis=-1), axis=-1)[..., 0]
+    counted = labels != pad_id
+    index = xp.where(counted, labels, xp.zeros_like(labels))  # pad_id may lie outside the vocabulary
+    picked = xp.take_along_axis(log_probabilities, xp.expand_dims(index, axis=-1), axis=-1)[..., 0]
     losses = -(1.0 - label_smoothing) * picked
     if label_smoothing:
         losses = losses - label_smoothing * xp.mean(log_probabilities, axis=-1)
-    counted = labels != pad_id
     return xp.where(counted, losses, xp.zeros_like(losses)), (log_probabilities, labels, counted)
 
 
@@ -31,14 +40,15 @@ def _vjp(g: Array, residuals: Any, needs: Any, *, pad_id: int, label_smoothing: 
     log_probabilities, labels, counted = residuals
     xp = array_namespace(g, log_probabilities)
     classes = log_probabilities.shape[-1]
-    every = xp.arange(classes, dtype=labels.dtype, device=labels.device)
+    place = device(labels)
+    every = xp.arange(classes, dtype=labels.dtype, device=place)
     hit = xp.expand_dims(labels, axis=-1) == every
     low = label_smoothing / classes
     dtype = log_probabilities.dtype
     target = xp.where(
         hit,
-        xp.asarray(1.0 - label_smoothing + low, dtype=dtype, device=labels.device),
-        xp.asarray(low, dtype=dtype, device=labels.device),
+        xp.asarray(1.0 - label_smoothing + low, dtype=dtype, device=place),
+        xp.asarray(low, dtype=dtype, device=place),
     )
     g = xp.where(counted, g, xp.zeros_like(g))
     return (xp.exp(log_probabilities) - target) * xp.expand_dims(g, axis=-1), None
@@ -50,14 +60,38 @@ _operation = Operation(Implementation("cross_entropy", _forward, _vjp))
 def cross_entropy(logits: Array, labels: Array, *, pad_id: int = 0, label_smoothing: float = 0.0) -> Array:
     """The loss of each token, in nats; zero where the label is `pad_id`.
 
-    logits: (..., vocabulary); labels: integers (...), in [0, vocabulary). With smoothing s the target distribution
-    puts 1 - s on the label and spreads s evenly over the whole vocabulary. Returns (...), float32 or wider.
+    logits: (..., vocabulary); labels: integers (...), in [0, vocabulary) or pad_id. With smoothing s the target
+    distribution puts 1 - s on the label and spreads s evenly over the whole vocabulary. Returns (...), float32 or
+    wider.
 
-    Raises ShapeError when labels and logits do not fit.
+    Raises ShapeError when labels and logits do not fit, DataError for labels out of range, where reading them costs
+    no wait, ConfigError for a smoothing outside [0, 1).
     """
+    array_namespace(logits, labels)
     if tuple(labels.shape) != tuple(logits.shape[:-1]):
         raise ShapeError(
             f"labels have shape {tuple(labels.shape)}; expected {tuple(logits.shape[:-1])}, "
             f"the shape of the logits {tuple(logits.shape)} without the vocabulary"
         )
+    if not is_integer(labels.dtype):
+        raise ShapeError(f"labels have dtype {dtype_name(labels.dtype)}; expected integers")
+    if not 0.0 <= label_smoothing < 1.0:
+        raise ConfigError(f"label_smoothing is {label_smoothing}; expected a number in [0, 1)")
+    xp = array_namespace(labels)
+    if dtype_name(labels.dtype) not in ("int32", "int64"):
+        labels = xp.astype(labels, xp.int64)  # narrow integers cannot count a vocabulary, torch gathers by int64
+    _check_range(labels, logits.shape[-1], pad_id)
     return _operation(logits, labels, pad_id=pad_id, label_smoothing=label_smoothing)
+
+
+def _check_range(labels: Array, classes: int, pad_id: int) -> None:
+    if not is_readable_on_host(labels) or 0 in labels.shape:
+        return
+    xp = array_namespace(labels)
+    used = labels if 0 <= pad_id < classes else xp.where(labels == pad_id, xp.zeros_like(labels), labels)
+    lowest, highest = int(xp.min(used)), int(xp.max(used))
+    if lowest < 0 or highest >= classes:
+        raise DataError(
+            f"labels range from {lowest} to {highest}; expected 0 to {classes - 1} for {classes} logits, "
+            f"or pad_id {pad_id}"
+        )

@@ -12,6 +12,7 @@ class Operation(Primitive):
     """A primitive that looks for a kernel first (see kernels/registry.py)."""
 
     def choose(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> Implementation:
+        """Pick the kernel that supports the call, else the portable definition."""
         kernel = registry.find(self.name, xp, arrays, static)
         if kernel is None:
             return self.portable

@@ -83,8 +83,8 @@ class Recipe:
     """The tables [model], [tokenizer] and [training]; the model's vocabulary sizes come from the tokenizer."""
 
     model: dict[str, Any] = field(default_factory=dict)
-    tokenizer: TokenizerSettings = TokenizerSettings()
-    training: TrainingSettings = TrainingSettings()
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
 
     @classmethod
     def from_dict(cls, tables: dict[str, Any], where: str = "the recipe") -> Recipe:
