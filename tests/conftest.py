@@ -48,9 +48,7 @@ def xp(request: pytest.FixtureRequest) -> Iterator[Any]:
     if request.param != "array_api_strict":
         yield namespace
         return
-    with namespace.ArrayAPIStrictFlags(
-        api_version="2024.12", boolean_indexing=False, data_dependent_shapes=False
-    ):
+    with namespace.ArrayAPIStrictFlags(api_version="2024.12", boolean_indexing=False, data_dependent_shapes=False):
         yield namespace
 
 

@@ -26,6 +26,7 @@ ROOMS = [
     "errors",
     "files",
     "namespace",
+    "host",
     "gaps",
     "random",
     "tree",
@@ -43,6 +44,7 @@ ROOMS = [
     "pipelines",
     "__init__",
     "cli",
+    "__main__",
 ]
 # Rooms that see less than all that is above them.
 NARROW_ROOMS = {"text": {"errors", "files", "text"}}
@@ -50,6 +52,7 @@ NARROW_ROOMS = {"text": {"errors", "files", "text"}}
 ARRAY_LIBRARIES = {"cupy", "cupyx", "jax", "numpy", "torch"}
 ROOMS_WITH_ARRAY_LIBRARIES = {
     "namespace": ARRAY_LIBRARIES,
+    "host": ARRAY_LIBRARIES,
     "gaps": ARRAY_LIBRARIES,
     "random": ARRAY_LIBRARIES,
     "storage": ARRAY_LIBRARIES,

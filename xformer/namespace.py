@@ -94,6 +94,8 @@ def array_namespace(*arrays: Array) -> Namespace:
         else:
             found = _innermost(found, namespace)
     if found is None:
+        if any(hasattr(array, "dtype") for array in arrays):
+            return _import("numpy")  # a numpy.float64 is a Python float as well: it has a say when it is alone
         given = ", ".join(type(array).__name__ for array in arrays)
         raise BackendError(f"no array among the arguments ({given}); expected at least one array")
     return found
@@ -189,6 +191,11 @@ def accumulation_dtype(xp: Namespace, dtype: DType) -> DType:
     return xp.float32 if dtype_name(dtype) in ("float16", "bfloat16") else dtype
 
 
+def index_dtype(xp: Namespace) -> DType:
+    """The integer dtype that every library can index with: int64, on jax int32 unless x64 is switched on."""
+    return _jax_canonical("int64") if library(xp) == "jax" else base_namespace(xp).int64
+
+
 def default_float(xp: Namespace, dtype: str | DType | None = None) -> DType:
     """The dtype of new parameters: `dtype`, or float32.
 
@@ -260,14 +267,10 @@ def to_host(array: Array) -> Any:
             array = array.float()
         return array.numpy()
     if name == "array_api_strict":
-        array = array.to_device(array_api_strict_cpu())
+        # Its devices are simulated, and only arrays on its CPU can be read by NumPy.
+        array = array.to_device(importlib.import_module(name).Device("CPU_DEVICE"))
     host = numpy.asarray(array)
     return host.astype("float32") if host.dtype.name == "bfloat16" else host
-
-
-def array_api_strict_cpu() -> Device:
-    """array_api_strict simulates devices; only arrays on its CPU can be read by NumPy."""
-    return importlib.import_module("array_api_strict").Device("CPU_DEVICE")
 
 
 def is_readable_on_host(array: Array) -> bool:

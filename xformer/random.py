@@ -93,8 +93,12 @@ class Rng:
 
     def _bits_torch(self, shape: tuple[int, ...], device: Device = None) -> Any:
         torch = importlib.import_module("torch")
-        generator = torch.Generator(device=device or "cpu").manual_seed(self.key % 2**63)
-        return torch.randint(0, _SIXTEEN_BITS, shape, generator=generator, device=device or "cpu", dtype=torch.int32)
+        place = torch.device(device or "cpu")
+        if place.type == "cpu":
+            # torch's generator on the CPU takes no more than 32 bits of the key; NumPy's takes all.
+            return torch.from_numpy(self._bits_numpy(shape).astype("int32"))
+        generator = torch.Generator(device=place).manual_seed(self.key % 2**63)
+        return torch.randint(0, _SIXTEEN_BITS, shape, generator=generator, device=place, dtype=torch.int32)
 
     def _bits_cupy(self, shape: tuple[int, ...], device: Device = None) -> Any:
         cupy_random = importlib.import_module("cupy").random

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -23,18 +24,23 @@ from xformer.namespace import (
     to_host,
 )
 
-# safetensors' names of dtypes and ours.
-_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32"}
+# Our names of dtypes and those of safetensors.
+_CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32"}
+_NAMES = {code: name for name, code in _CODES.items()}
 _CHECKSUM = "blake2b"  # the metadata entry that tells a damaged file from a whole one
 
 
 def save_arrays(path: str | os.PathLike[str], arrays: dict[str, Array], metadata: dict[str, str]) -> None:
     """Write named arrays of any library, atomically; a checksum goes with the metadata.
 
-    Raises CheckpointError when the file cannot be written; a file that was there before stays as it was.
+    Raises CheckpointError when the file cannot be written, or an array has a dtype that has no place in it; a file
+    that was there before stays as it was.
     """
-    packed = {name: _pack(array) for name, array in arrays.items()}
-    metadata = {**metadata, _CHECKSUM: _checksum(packed, metadata)}
+    packed = {name: _pack(path, name, array) for name, array in arrays.items()}
+    described = [
+        (name, _CODES[host.dtype.name], host.shape, host.reshape(-1).view("uint8")) for name, host in packed.items()
+    ]
+    metadata = {**metadata, _CHECKSUM: _checksum(described, metadata)}
     content = importlib.import_module("safetensors.numpy").save(packed, metadata=metadata)
     with atomic_write(path) as file:
         file.write(content)
@@ -58,11 +64,11 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
         ) from error
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     metadata = dict(header.get("__metadata__") or {})
-    arrays = {name: _unpack(path, name, tensor) for name, tensor in tensors}
-    checksum = metadata.pop(_CHECKSUM, None)
-    if checksum is not None and checksum != _checksum(arrays, metadata):
+    described = [(name, tensor["dtype"], tensor["shape"], tensor["data"]) for name, tensor in tensors]
+    checksum = metadata.pop(_CHECKSUM, None)  # files from elsewhere have none
+    if checksum is not None and checksum != _checksum(described, metadata):
         raise CheckpointError(f"{path} is damaged: its content does not match its checksum; use another copy")
-    return {name: _widen(array) for name, array in arrays.items()}, metadata
+    return {tensor[0]: _unpack(path, *tensor) for tensor in described}, metadata
 
 
 def place(arrays: dict[str, Any], like: dict[str, Array]) -> dict[str, Array]:
@@ -87,3 +93,39 @@ def restorable_dtype(xp: Any, name: str) -> str:
     except BackendError:
         return "float32"
     return name
+
+
+def _checksum(tensors: list[tuple[str, str, Any, Any]], metadata: dict[str, str]) -> str:
+    """Digest of the metadata and of all (name, dtype, shape, bytes), in the order of their names."""
+    digest = hashlib.blake2b(json.dumps(metadata, sort_keys=True).encode(), digest_size=16)
+    for name, dtype, shape, data in sorted(tensors, key=lambda tensor: tensor[0]):
+        digest.update(f"{name} {dtype} {list(shape)}".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _pack(path: str | os.PathLike[str], name: str, array: Array) -> Any:
+    """A contiguous NumPy array of the same dtype; bfloat16, which to_host widens exactly, is narrowed again."""
+    numpy = importlib.import_module("numpy")
+    host = numpy.asarray(to_host(array), order="C")
+    if host.dtype.name not in _CODES:
+        raise CheckpointError(
+            f"cannot write {path}: {name} has dtype {host.dtype.name}; expected one of {', '.join(_CODES)}"
+        )
+    if dtype_name(array.dtype) == "bfloat16":
+        # Without ml_dtypes NumPy has no bfloat16; the file is then larger, and as exact.
+        with contextlib.suppress(BackendError):
+            host = host.astype(dtype_named(resolve("numpy"), "bfloat16"))
+    return host
+
+
+def _unpack(path: Path, name: str, code: str, shape: Any, data: Any) -> Any:
+    numpy = importlib.import_module("numpy")
+    dtype = _NAMES.get(code)
+    if dtype is None:
+        raise CheckpointError(f"{path}: {name} has dtype {code}; expected one of {', '.join(_NAMES)}")
+    if dtype == "bfloat16":
+        wide = numpy.frombuffer(data, dtype="uint16").astype("uint32") << 16
+        return wide.view("float32").reshape(shape)
+    # A copy, because the buffer is read-only and parameters are updated in place.
+    return numpy.frombuffer(data, dtype=dtype).reshape(shape).copy()

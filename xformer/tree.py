@@ -1,9 +1,9 @@
 """Modules are frozen trees of named arrays.
 
 A `Module` is immutable. Fields annotated `Array` are its leaves, fields that hold modules (or tuples, lists and dicts
-of modules) are its branches, and every other field is static configuration. Training makes a new model, `replace(model, arrays)`;
-gradients come back as a tree of the same structure. Tuples, lists and dicts of trees are trees too, so batches and
-optimizer states need no wrapper.
+of modules) are its branches, and every other field is static configuration. Training makes a new model,
+`replace(model, arrays)`; gradients come back as a tree of the same structure. Tuples, lists and dicts of trees are
+trees too, so batches and optimizer states need no wrapper.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ARRAY_ANNOTATIONS = {"Array", "Array | None"}
 _BRANCHES = (tuple, list, dict)
 
 
-@dataclass_transform(frozen_default=True, eq_default=False)
+@dataclass_transform(eq_default=False)
 class Module:
     """Base of every layer and model: a frozen dataclass that is a tree of named arrays.
 
@@ -96,7 +96,7 @@ class Module:
         Raises BackendError when the library, dtype or device is not there.
         """
         target = None if xp is None else resolve(xp)
-        return map_arrays(lambda array: _move(array, target, dtype, device), self)
+        return map_arrays(lambda array: _move(array, target, dtype, device), self)  # type: ignore[no-any-return]
 
 
 def _summary(value: Any) -> str:

@@ -25,10 +25,10 @@ def directions(inputs: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
 
 def inner(first: tuple[Any, ...], second: tuple[Any, ...]) -> Any:
     """<first, second>, over all arrays of two tuples; traced or not."""
-    total: Any = 0.0
+    total: Any = np.asarray(0.0)
     for a, b in zip(first, second, strict=True):
-        xp = array_namespace(a, b)
-        total = total + xp.sum(xp.multiply(a, b))
+        product = a * b
+        total = total + array_namespace(product, total).sum(product)
     return total
 
 
@@ -46,7 +46,7 @@ def scalar(function: Callable[..., Any]) -> Callable[[tuple[Any, ...]], Any]:
 def gradient(function: Callable[[tuple[Any, ...]], Any], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     gradients: tuple[Any, ...] = value_and_grad(function)(inputs)[1]
     for g, x in zip(gradients, inputs, strict=True):
-        assert type(g) is type(x) or isinstance(g, np.ndarray)
+        assert isinstance(g, np.ndarray | np.generic)
         assert g.shape == x.shape
         assert g.dtype == x.dtype
     return gradients
@@ -54,8 +54,8 @@ def gradient(function: Callable[[tuple[Any, ...]], Any], inputs: tuple[Any, ...]
 
 def difference(function: Callable[[tuple[Any, ...]], Any], inputs: tuple[Any, ...], along: tuple[Any, ...]) -> float:
     """The central difference of a scalar function along a direction."""
-    after = function(tuple(x + STEP * v for x, v in zip(inputs, along, strict=True)))
-    before = function(tuple(x - STEP * v for x, v in zip(inputs, along, strict=True)))
+    after = function(tuple(np.asarray(x + STEP * v) for x, v in zip(inputs, along, strict=True)))
+    before = function(tuple(np.asarray(x - STEP * v) for x, v in zip(inputs, along, strict=True)))
     return float(after - before) / (2.0 * STEP)
 
 

@@ -88,7 +88,7 @@ def test_character_tokens_keep_spaces():
 
 def test_characters_may_be_line_ends():
     tokenizer = Tokenizer.train(["a\nb\r"], 8, model="characters")
-    assert tokenizer.decode(tokenizer.encode("b\na\r")) == "b\na\r"
+    assert tokenizer.decode(tokenizer.encode("b\n\n\na\r\r")) == "b\n\n\na\r\r"
 
 
 # --- Text and back -------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from xformer.autodiff.tracer import Tracer
 from xformer.namespace import array_namespace, trace_level
 
 
@@ -36,21 +35,21 @@ class Primitive:
         return self.portable
 
     def __call__(self, *arrays: Any, **static: Any) -> Any:
+        """Compute the operation; under a trace, leave one record for all of it."""
         xp = array_namespace(*arrays)
         if trace_level(xp) == 0:
             return self.choose(xp, arrays, static).forward(*arrays, save=False, **static)[0]
         values = tuple(xp.lower(array) for array in arrays)
-        parents = tuple(
-            array._index if type(array) is Tracer and array._namespace is xp else -1 for array in arrays
-        )
+        parents = tuple(xp.position(array) for array in arrays)
         if max(parents) < 0:
             return xp.lift(self(*values, **static))
         # Under an enclosing trace only the portable definition is differentiable once more.
         chosen = self.portable if trace_level(xp.base) else self.choose(xp.base, values, static)
         output, residuals = chosen.forward(*values, save=True, **static)
-        return xp.record(output, _pull, parents, (chosen, residuals, static))
+        needs = tuple(parent >= 0 for parent in parents)
+        return xp.record(output, _pull, parents, (chosen, residuals, needs, static))
 
 
-def _pull(xp: Any, g: Any, saved: Any, parents: Any) -> Any:
-    chosen, residuals, static = saved
-    return chosen.vjp(g, residuals, tuple(parent >= 0 for parent in parents), **static)
+def _pull(xp: Any, g: Any, saved: Any) -> Any:
+    chosen, residuals, needs, static = saved
+    return chosen.vjp(g, residuals, needs, **static)

@@ -1,12 +1,12 @@
 """How a derivative is written down: a formula whose parameter names say what it needs.
 
-    define("multiply", lambda g, b: g * b, lambda g, a: g * a, inputs=2)
+    define("multiply", lambda g, b: g * b, lambda g, a: g * a)
     define("exp", lambda g, y: g * y)
     define("sum", sum_vjp)          # def sum_vjp(xp, g, x_shape, *, axis=None, ...)
 
-A formula maps the cotangent `g` of the output to the cotangent of one input. These names are filled in by the sweep:
+A formula maps the cotangent `g` of the output to the cotangent of one input. Its first parameters are, in this order:
 
-    xp                the namespace to compute in (below the trace, so formulas can be differentiated again)
+    xp                the namespace to compute in (below the trace, so formulas can be differentiated again); optional
     g                 the cotangent of the output, of the output's shape and dtype
     x, or a and b     the differentiable inputs: only what some formula names is kept in memory
     y                 the output
@@ -20,76 +20,78 @@ all rules.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 Formula = Callable[..., Any]
+Pull = Callable[[Any, Any, Any], Sequence[Any]]
+
+# One step of a trace. A plain tuple, because one is made for every operation: (pull, parents, saved, shape, dtype).
+#   pull(xp, g, saved)   returns a cotangent for each parent; None in place of `pull` where there is nothing to pull
+#   parents              tape positions of the inputs; -1 is a constant
+#   shape, dtype         of the output; None where the outputs are the next records on the tape
+Record = tuple[Pull | None, Sequence[int], Any, Any, Any]
 
 
-class Record(NamedTuple):
-    """One step of a trace. `pull` maps the output's cotangent to cotangents of `parents` (tape positions, -1: none)."""
+class Step(NamedTuple):
+    """A compiled formula.
 
-    pull: Callable[[Any, Any, Any, Sequence[int]], Any] | None
-    parents: Sequence[int]
-    saved: Any
-    shape: tuple[int, ...]
-    dtype: Any
+    keep(inputs and output) picks what the formula needs; pull(xp, g, (picked + static arguments, keywords)) calls it.
+    """
 
-
-class _Step(NamedTuple):
-    """A compiled formula: which of (xp, g, *saved) it takes, in the order of its parameters."""
-
-    formula: Formula
-    arguments: tuple[int, ...]
+    keep: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    pull: Pull
 
 
 class Rule:
-    """The derivative of one function: a formula for each differentiable input.
+    """The derivative of one function: a compiled formula for each differentiable input.
 
     positions: where those inputs stand among the call's positional arguments.
     """
 
-    def __init__(self, name: str, formulas: Sequence[Formula], positions: Sequence[int]) -> None:
-        self.name = name
+    def __init__(self, formulas: Sequence[Formula], positions: Sequence[int]) -> None:
+        inputs = ("x",) if len(formulas) == 1 else ("a", "b")
         self.positions = tuple(positions)
-        self._inputs = ("x",) if len(formulas) == 1 else ("a", "b")
-        wanted = [self._wanted(formula) for formula in formulas]
-        slots = sorted({name for names in wanted for name in names} - {"xp", "g"})
-        order = {name: index for index, name in enumerate(("xp", "g", *slots))}
-        self.steps = tuple(
-            _Step(formula, tuple(order[name] for name in names))
-            for formula, names in zip(formulas, wanted, strict=True)
+        self.steps = tuple(_compile(formula, inputs) for formula in formulas)
+        self.pull_all = _pull_both(*self.steps) if len(formulas) == 2 else self.steps[0].pull
+
+    def plan(self, parents: Sequence[int], pool: tuple[Any, ...], static: tuple[Any, ...], keywords: Any) -> Any:
+        """Return (pull, tracked parents, what `pull` needs) for a call; `pool` is its inputs and its output."""
+        tracked = [i for i, parent in enumerate(parents) if parent >= 0]
+        kept = [self.steps[i].keep(pool) + static for i in tracked]
+        pull = self.pull_all if len(tracked) == len(self.steps) else self.steps[tracked[0]].pull
+        return pull, tuple(parents[i] for i in tracked), (*kept, keywords)
+
+
+def _compile(formula: Formula, inputs: tuple[str, ...]) -> Step:
+    fillable = {"y", *inputs, *(f"{name}_shape" for name in inputs)}
+    names = list(inspect.signature(formula).parameters)
+    keep = _picker([name for name in names if name in fillable], (*inputs, "y"))
+    if names[0] == "xp":
+        return Step(keep, lambda xp, g, saved: (formula(xp, g, *saved[0], **saved[1]),))
+    return Step(keep, lambda xp, g, saved: (formula(g, *saved[0], **saved[1]),))
+
+
+def _picker(names: list[str], pool: tuple[str, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Make the function that picks `names` from values that stand in the order of `pool`."""
+    places = [(pool.index(name.removesuffix("_shape")), name.endswith("_shape")) for name in names]
+    if any(is_shape for _, is_shape in places):
+        return lambda values: tuple(
+            [tuple(values[place].shape) if is_shape else values[place] for place, is_shape in places]
         )
-        # For each slot: what it holds, and which inputs must be tracked for it to be worth keeping.
-        self._slots = tuple((name, tuple(i for i, names in enumerate(wanted) if name in names)) for name in slots)
+    if len(places) > 1:
+        return itemgetter(*(place for place, _ in places))
+    start = places[0][0] if places else 0
+    return itemgetter(slice(start, start + len(places)))  # a slice, so that one value, or none, is a tuple as well
 
-    def _wanted(self, formula: Formula) -> tuple[str, ...]:
-        fillable = {"xp", "g", "y", *self._inputs, *(f"{name}_shape" for name in self._inputs)}
-        return tuple(name for name in inspect.signature(formula).parameters if name in fillable)
 
-    def save(self, inputs: Sequence[Any], output: Any, parents: Sequence[int]) -> tuple[Any, ...]:
-        """Keep what the formulas of the tracked inputs will need, and nothing else."""
-        kept = []
-        for name, users in self._slots:
-            if not any(parents[user] >= 0 for user in users):
-                kept.append(None)
-            elif name == "y":
-                kept.append(output)
-            elif name.endswith("_shape"):
-                kept.append(tuple(inputs[self._inputs.index(name[0])].shape))
-            else:
-                kept.append(inputs[self._inputs.index(name)])
-        return tuple(kept)
+def _pull_both(first: Step, second: Step) -> Pull:
+    def pull(xp: Any, g: Any, saved: Any) -> Sequence[Any]:
+        kept_first, kept_second, keywords = saved
+        return (*first.pull(xp, g, (kept_first, keywords)), *second.pull(xp, g, (kept_second, keywords)))
 
-    def pull(self, xp: Any, g: Any, saved: Any, parents: Sequence[int]) -> Iterator[Any]:
-        """Yield the cotangent of every input; None for those that are constants."""
-        kept, static, keywords = saved
-        pool = (xp, g, *kept)
-        for parent, step in zip(parents, self.steps, strict=True):
-            if parent < 0:
-                yield None
-            else:
-                yield step.formula(*[pool[index] for index in step.arguments], *static, **keywords)
+    return pull
 
 
 RULES: dict[str, Rule] = {}
@@ -99,8 +101,8 @@ NOT_DIFFERENTIABLE: set[str] = set()
 
 
 def define(name: str, *formulas: Formula, positions: Sequence[int] | None = None) -> None:
-    """Register the derivative of the function `name`: one formula for each differentiable input."""
-    RULES[name] = Rule(name, formulas, positions or range(len(formulas)))
+    """Register the derivative of the function `name`: one formula for each differentiable input (at most two)."""
+    RULES[name] = Rule(formulas, positions or range(len(formulas)))
 
 
 def define_sequence(name: str) -> Callable[[Formula], Formula]:
@@ -114,7 +116,10 @@ def define_sequence(name: str) -> Callable[[Formula], Formula]:
 
 
 def composite(name: str) -> Callable[[Formula], Formula]:
-    """Register a function `f(xp, ...)` written in other functions of `xp`, which carry the derivative."""
+    """Register a function `f(xp, ...)` written in other functions of `xp`, which carry the derivative.
+
+    It serves tracked arrays only; on constants the library's own function is called.
+    """
 
     def register(function: Formula) -> Formula:
         COMPOSITES[name] = function

@@ -4,55 +4,50 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.autodiff.namespace import DiffNamespace, _pull_several
+from xformer.autodiff.rule import Record
 
 
-def backward(namespace: DiffNamespace, seeds: dict[int, Any], leaves: list[int]) -> list[Any]:
-    """Return the cotangents of `leaves` (tape positions), None where nothing depends on a leaf.
+def backward(xp: Any, tape: list[Record], seeds: dict[int, Any], leaves: int) -> list[Any]:
+    """Return the cotangents of the first `leaves` records, None where nothing depends on one.
 
-    seeds: the cotangents of the outputs, by tape position. The tape is consumed: memory is freed as the sweep goes.
-    Cotangents are brought to the shape and dtype of what they belong to here, once, for all rules.
+    xp: the namespace to compute in. seeds: the cotangents of the outputs, by tape position. The tape is consumed:
+    memory is freed as the sweep goes. Cotangents are brought to the shape and dtype of what they belong to here,
+    once, for all rules.
     """
-    tape, xp = namespace.tape, namespace.base
     cotangents: list[Any] = [None] * len(tape)
     for position, seed in seeds.items():
         cotangents[position] = seed
-    first_record = 1 + max((i for i in leaves if i >= 0), default=-1)
-    several: list[Any] = []  # cotangents of outputs after the first, collected until their record is reached
-    while len(tape) > first_record:
-        pull, parents, saved, _, _ = tape.pop()
+    several: list[Any] = []  # cotangents of the outputs of a record of several, which come before the record itself
+    while len(tape) > leaves:
+        pull, parents, saved, shape, _ = tape.pop()
         g = cotangents.pop()
         if pull is None:
             several.append(g)
             continue
-        if pull is _pull_several:
-            g, several = [g, *reversed(several)], []
+        if shape is None:
+            g, several = several[::-1], []
             if all(item is None for item in g):
                 continue
         elif g is None:
             continue
-        for parent, cotangent in zip(parents, pull(xp, g, saved, parents), strict=True):
+        for parent, cotangent in zip(parents, pull(xp, g, saved), strict=True):
             if parent < 0 or cotangent is None:
                 continue
             _, _, _, shape, dtype = tape[parent]
-            if cotangent.shape != shape:
-                cotangent = sum_to_shape(xp, cotangent, shape)
-            if cotangent.dtype != dtype:
-                cotangent = xp.astype(cotangent, dtype)
+            if cotangent.shape != shape or cotangent.dtype != dtype:
+                cotangent = fit(xp, cotangent, shape, dtype)
             # Rules may hand one array to two inputs, so a sum is always a new array, never an update in place.
             known = cotangents[parent]
             cotangents[parent] = cotangent if known is None else known + cotangent
-    return [cotangents[i] if i >= 0 else None for i in leaves]
+    return cotangents
 
 
-def sum_to_shape(xp: Any, cotangent: Any, shape: tuple[int, ...]) -> Any:
-    """Undo broadcasting: sum over the axes along which an input was repeated.
+def fit(xp: Any, cotangent: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Bring a cotangent to a shape and a dtype: undo broadcasting by summing over the axes that were repeated.
 
     A cotangent of fewer elements is broadcast instead (a rule may return a scalar for "the same everywhere").
     """
     came = tuple(cotangent.shape)
-    if came == shape:
-        return cotangent
     leading = len(came) - len(shape)
     repeated = tuple(
         axis for axis, size in enumerate(came) if axis < leading or (shape[axis - leading] == 1 and size != 1)
@@ -62,4 +57,4 @@ def sum_to_shape(xp: Any, cotangent: Any, shape: tuple[int, ...]) -> Any:
         cotangent = xp.reshape(cotangent, tuple(cotangent.shape)[max(leading, 0) :])
     if tuple(cotangent.shape) != shape:
         cotangent = xp.broadcast_to(cotangent, shape)
-    return cotangent
+    return cotangent if cotangent.dtype == dtype else xp.astype(cotangent, dtype)

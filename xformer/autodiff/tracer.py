@@ -27,9 +27,11 @@ class Tracer:
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
-            "a traced array was handed to NumPy, which would lose its gradient; "
-            "use the functions of array_namespace(x), or stop_gradient(x) first"
+            "a traced array was handed to another library, which would lose its gradient; "
+            "use the functions of array_namespace(x), or hand values out with has_aux=True"
         )
+
+    __dlpack__ = __array__
 
     # --- facts about the value -----------------------------------------------------------------------------------
 
@@ -71,9 +73,6 @@ class Tracer:
 
     def to_device(self, device: Any, /, *, stream: Any = None) -> Any:
         return self._namespace.to_device(self, device, stream=stream)
-
-    def __dlpack__(self, **kwargs: Any) -> Any:
-        return self._value.__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> Any:
         return self._value.__dlpack_device__()

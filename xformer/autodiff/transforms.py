@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from xformer.autodiff.namespace import DiffNamespace, active, new_trace
-from xformer.autodiff.sweep import backward
+from xformer.autodiff.namespace import DiffNamespace, active, base_for, tracing
+from xformer.autodiff.sweep import backward, fit
 from xformer.autodiff.tracer import Tracer
 from xformer.errors import ShapeError
-from xformer.namespace import array_namespace
+from xformer.namespace import array_namespace, dtype_name, is_floating, trace_level
 from xformer.tree import flatten, is_array, map_arrays
 
 
@@ -31,17 +31,13 @@ def value_and_grad(function: Callable[..., Any], *, has_aux: bool = False) -> Ca
     @functools.wraps(function)
     def differentiated(tree: Any, *args: Any, **keywords: Any) -> Any:
         leaves, rebuild = flatten(tree)
-        namespace = new_trace(leaves)
-        try:
-            traced = [namespace.leaf(leaf) for leaf in leaves]
-            with active(namespace):
-                result = function(rebuild(traced), *args, **keywords)
+        with tracing(base_for(leaves)) as trace:
+            traced = [trace.leaf(leaf) for leaf in leaves]
+            result = function(rebuild(traced), *args, **keywords)
             value, extra = result if has_aux else (result, None)
             _check_scalar(value)
-            lowered = _lower(namespace, (value, extra) if has_aux else value)
-            return lowered, rebuild(_pull_back(namespace, [value], [None], traced))
-        finally:
-            namespace.close()
+            lowered = map_arrays(trace.lower, (value, extra) if has_aux else value)
+        return lowered, rebuild(_pull_back(trace, [value], None, traced))
 
     return differentiated
 
@@ -61,27 +57,25 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
     """Compute `function(*primals)` and return it with a pullback.
 
     The pullback takes a cotangent (a tree like the result) and returns one cotangent for each primal. It consumes
-    the trace, so it can be called once.
+    the trace, so it can be called once. It raises ShapeError when the cotangent does not fit the result.
     """
     leaves, rebuild = flatten(primals)
-    namespace = new_trace(leaves)
-    traced = [namespace.leaf(leaf) for leaf in leaves]
-    try:
-        with active(namespace):
-            result = function(*rebuild(traced))
-        outputs = flatten(result)[0]
-        lowered = _lower(namespace, result)
-    except BaseException:
-        namespace.close()
-        raise
+    with tracing(base_for(leaves)) as trace:
+        traced = [trace.leaf(leaf) for leaf in leaves]
+        result = function(*rebuild(traced))
+        lowered = map_arrays(trace.lower, result)
+    pending = [(flatten(result)[0], traced)]
 
     def pullback(cotangent: Any) -> tuple[Any, ...]:
-        if namespace.is_closed:
+        if not pending:
             raise RuntimeError("this pullback was used before; call vjp again for another cotangent")
-        try:
-            return rebuild(_pull_back(namespace, outputs, flatten(cotangent)[0], traced))  # type: ignore[no-any-return]
-        finally:
-            namespace.close()
+        outputs, inputs = pending[0]
+        seeds = flatten(cotangent)[0]
+        came, wanted = ([tuple(array.shape) for array in arrays] for arrays in (seeds, outputs))
+        if came != wanted:
+            raise ShapeError(f"the cotangent has shapes {came}; expected those of the result, {wanted}")
+        pending.clear()
+        return rebuild(_pull_back(trace, outputs, seeds, inputs))  # type: ignore[no-any-return]
 
     return lowered, pullback
 
@@ -91,26 +85,45 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
 
     (Rematerialisation; Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost".) Everything that is
     differentiated must come in as an argument (a Module is one). Random draws repeat, since an Rng is a value.
+
+    The returned function raises RuntimeError when `function` used another array of the trace.
     """
 
     @functools.wraps(function)
-    def remembered(*args: Any) -> Any:
-        leaves, rebuild = flatten(args)
-        namespace = array_namespace(*leaves) if leaves else None
-        if not isinstance(namespace, DiffNamespace):
-            return function(*args)
-        parents = [leaf._index if _belongs(leaf, namespace) else -1 for leaf in leaves]
-        values = [namespace.lower(leaf) for leaf in leaves]
-        result = function(*rebuild(values))
+    def remembered(*args: Any, **keywords: Any) -> Any:
+        leaves, rebuild = flatten((args, keywords))
+        trace = array_namespace(*leaves) if leaves else None
+        if not isinstance(trace, DiffNamespace):
+            return function(*args, **keywords)
+
+        def run(arrays: Sequence[Any]) -> Any:
+            args, keywords = rebuild(arrays)
+            return function(*args, **keywords)
+
+        values = [trace.lower(leaf) for leaf in leaves]
+        with active(trace.base):
+            result = run(values)
         outputs, rebuild_result = flatten(result)
-        if any(_belongs(output, namespace) for output in outputs):
+        if any(_belongs(output, trace) for output in outputs):
             raise RuntimeError("checkpoint(f) closes over a traced array; pass it to f as an argument")
-        if max(parents, default=-1) < 0:
-            return map_arrays(namespace.lift, result)
-        traced = namespace.record_several(outputs, _recompute, parents, (function, rebuild, values))
-        return rebuild_result(traced)
+        parents = [trace.position(leaf) for leaf in leaves]
+        if max(parents) < 0:
+            return map_arrays(trace.lift, result)
+        return rebuild_result(trace.record_several(outputs, _recompute, parents, (run, values, parents)))
 
     return remembered
+
+
+def _recompute(xp: Any, cotangents: Any, saved: Any) -> Any:
+    """The pull of a checkpointed function: trace it now, from its saved inputs, and sweep at once."""
+    run, values, parents = saved
+    with tracing(xp) as trace:
+        traced = [
+            trace.lift(value) if parent < 0 else trace.leaf(value)
+            for value, parent in zip(values, parents, strict=True)
+        ]
+        outputs = flatten(run(traced))[0]
+    return _pull_back(trace, outputs, cotangents, traced)
 
 
 def stop_gradient(x: Any) -> Any:
@@ -120,50 +133,40 @@ def stop_gradient(x: Any) -> Any:
     return x
 
 
-def _recompute(xp: Any, cotangents: Any, saved: Any, parents: Any) -> Any:
-    """The VJP of a checkpointed function: trace it now, from its saved inputs, and sweep at once."""
-    function, rebuild, values = saved
-    namespace = new_trace(values)
-    try:
-        traced = [
-            namespace.leaf(value) if parent >= 0 else namespace.lift(value)
-            for value, parent in zip(values, parents, strict=True)
-        ]
-        with active(namespace):
-            outputs = flatten(function(*rebuild(traced)))[0]
-        return _pull_back(namespace, outputs, cotangents, traced)
-    finally:
-        namespace.close()
+def _pull_back(trace: DiffNamespace, outputs: list[Any], seeds: list[Any] | None, traced: list[Any]) -> list[Any]:
+    """Sweep an ended trace from `outputs` to its inputs; inputs that nothing depends on get zeros.
 
-
-def _pull_back(namespace: DiffNamespace, outputs: list[Any], seeds: list[Any], traced: list[Any]) -> list[Any]:
-    """Sweep from `outputs` to the traced inputs; inputs that nothing depends on get zeros."""
-    xp = namespace.base
+    seeds: the cotangents of the outputs, None for none; without seeds, ones.
+    """
+    xp = trace.base
+    for seed in seeds or ():
+        if type(seed) is Tracer and seed._namespace.trace_level > trace_level(xp):
+            xp = seed._namespace  # a pullback that is itself being differentiated
     by_position: dict[int, Any] = {}
-    for output, seed in zip(outputs, seeds, strict=True):
-        if _belongs(output, namespace) and output._index >= 0:
-            cotangent = xp.ones_like(output._value) if seed is None else seed
-            known = by_position.get(output._index)
-            by_position[output._index] = cotangent if known is None else known + cotangent
-    gradients = backward(namespace, by_position, [leaf._index for leaf in traced])
+    for output, seed in zip(outputs, seeds or [None] * len(outputs), strict=True):
+        index = trace.position(output)
+        if index < 0 or (seeds and seed is None):
+            continue
+        cotangent = xp.ones_like(output._value) if seed is None else fit(xp, seed, *trace.tape[index][3:])
+        known = by_position.get(index)
+        by_position[index] = cotangent if known is None else known + cotangent
+    leaves = sum(leaf._index >= 0 for leaf in traced)
+    gradients = backward(xp, trace.tape, by_position, leaves)
     return [
-        xp.zeros_like(leaf._value) if gradient is None else gradient
-        for leaf, gradient in zip(traced, gradients, strict=True)
+        xp.zeros_like(leaf._value) if leaf._index < 0 or gradients[leaf._index] is None else gradients[leaf._index]
+        for leaf in traced
     ]
 
 
-def _belongs(value: Any, namespace: DiffNamespace) -> bool:
-    return type(value) is Tracer and value._namespace is namespace
-
-
-def _lower(namespace: DiffNamespace, result: Any) -> Any:
-    return map_arrays(lambda x: namespace.unwrap(x) if type(x) is Tracer else x, result)
+def _belongs(value: Any, trace: DiffNamespace) -> bool:
+    return type(value) is Tracer and value._namespace is trace
 
 
 def _check_scalar(value: Any) -> None:
     if not is_array(value):
         raise ShapeError(f"the function returned a {type(value).__name__}; expected a floating scalar array")
-    if tuple(value.shape) != ():
+    if tuple(value.shape) != () or not is_floating(value.dtype):
         raise ShapeError(
-            f"the function returned shape {tuple(value.shape)}; expected a scalar, e.g. take the mean or the sum"
+            f"the function returned {dtype_name(value.dtype)} of shape {tuple(value.shape)}; "
+            "expected a floating scalar, e.g. take the mean or the sum"
         )

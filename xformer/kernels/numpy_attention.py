@@ -1,14 +1,24 @@
-"""Attention on NumPy: scores in one buffer, outputs laid out so that merging heads copies nothing."""
+"""Attention on NumPy, with the scores stored keys first.
+
+Scores lie in memory as (batch, keys, heads, queries): a row holds what all queries of a sentence, in all heads, think
+of one key. So the softmax runs over the second axis, and each of its passes works on long rows, where the usual
+(batch, heads, queries, keys) would cut them at every query. Tiles of a few sentences, or of a few heads of a long
+sentence, keep those passes in the cache; heads are laid out so that merging them copies nothing.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from xformer.kernels.numpy_support import floats
 from xformer.kernels.registry import Kernel, register
+
+_TILE_SCORES = 160 * 1024  # with what else a tile touches, about a core's second-level cache
+_STORED = (0, 3, 1, 2)  # (batch, heads, queries, keys) -> (batch, keys, heads, queries)
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
@@ -20,39 +30,69 @@ def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     return floats(arrays, static)
 
 
-@functools.lru_cache(maxsize=64)
-def _causal(queries: int, keys: int) -> Any:
-    """True where a key is not later than the query."""
-    mask = np.arange(keys) <= np.arange(keys - queries, keys)[:, None]
-    mask.flags.writeable = False
-    return mask
+def _tiles(batch: int, heads: int, scores: int) -> Iterator[tuple[slice, slice]]:
+    """Cut (batch, heads) into equal blocks of about _TILE_SCORES, `scores` being those of one head."""
+    blocks = -(-batch * heads * scores // _TILE_SCORES) or 1
+    heads_step = -(-heads // max(1, blocks // max(batch, 1)))
+    batch_step = -(-batch // min(batch, blocks)) if batch else 1
+    for first in range(0, batch, batch_step):
+        for head in range(0, heads, heads_step):
+            yield slice(first, min(first + batch_step, batch)), slice(head, min(head + heads_step, heads))
 
 
 def _empty_heads(batch: int, heads: int, length: int, features: int, dtype: Any) -> Any:
-    """(batch, heads, length, features), stored (batch, length, heads, features): heads merge without a copy."""
+    """(batch, heads, length, features), stored (batch, length, heads, features)."""
     return np.empty((batch, length, heads, features), dtype=dtype).transpose(0, 2, 1, 3)
 
 
-def _weights(query: Any, key: Any, mask: Any, causal: bool, scale: float) -> Any:
-    """Softmax of the scores; rows without any key are zero."""
-    scores = np.matmul(query, key.swapaxes(-1, -2))
-    scores *= scale
-    if causal and query.shape[-2] > 1:  # one query is the last one, and sees every key
-        allowed = _causal(query.shape[-2], key.shape[-2])
-        mask = allowed if mask is None else mask & allowed
+@functools.lru_cache(maxsize=64)
+def _causal_bias(queries: int, keys: int, dtype: Any) -> Any:
+    """Zero where a key is not later than the query, else minus infinity: (1, keys, 1, queries)."""
+    late = np.arange(keys)[:, None] > np.arange(keys - queries, keys)
+    bias = np.where(late, dtype.type(-np.inf), dtype.type(0.0)).reshape(1, keys, 1, queries)
+    bias.flags.writeable = False
+    return bias
+
+
+def _bias(mask: Any, causal: bool, queries: int, keys: int, dtype: Any) -> Any:
+    """What to add to the scores so that only allowed keys count, stored as they are, or None."""
+    # Adding a small broadcast array is several times faster than a masked copy over all scores.
+    bias = None
     if mask is not None:
-        # Adding a small broadcast array is several times faster than a masked copy over all scores.
-        scores += np.where(mask, scores.dtype.type(0), scores.dtype.type(-np.inf))
-    top = scores.max(axis=-1, keepdims=True)
-    if mask is not None:
-        top[top == -np.inf] = 0.0
+        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape).transpose(_STORED)
+        bias = np.where(mask, dtype.type(0.0), dtype.type(-np.inf))
+    if causal and queries > 1:  # a single query is the last one, and sees every key
+        late = _causal_bias(queries, keys, dtype)
+        bias = late if bias is None else bias + late
+    return bias
+
+
+def _part(bias: Any, batch: slice, heads: slice) -> Any:
+    """The part of a bias that belongs to a tile; batch and heads may be broadcast."""
+    if bias is None:
+        return None
+    return bias[batch if bias.shape[0] > 1 else slice(None), :, heads if bias.shape[2] > 1 else slice(None)]
+
+
+def _softmax(scores: Any, bias: Any, axis: int) -> None:
+    """Turn scores into weights, in place; a query without any key gets zeros."""
+    if bias is not None:
+        scores += bias
+    top = scores.max(axis=axis, keepdims=True)
+    if bias is not None:
+        np.maximum(top, np.finfo(top.dtype).min, out=top)  # -inf minus -inf would be NaN
     scores -= top
     np.exp(scores, out=scores)
-    total = scores.sum(axis=-1, keepdims=True)
-    if mask is not None:
-        total[total == 0.0] = 1.0
+    total = scores.sum(axis=axis, keepdims=True)
+    np.maximum(total, 1.0, out=total)  # the best key alone gives exp(0) = 1; less means that there is none
     scores *= np.divide(1.0, total, out=total)
-    return scores
+
+
+def _one_query(query: Any, key: Any, value: Any, mask: Any, scale: float) -> Any:
+    """Decoding: little arithmetic on many keys and values, which are best left where they are."""
+    scores = np.matmul(query * scale, key.mT)
+    _softmax(scores, None if mask is None else np.where(mask, scores.dtype.type(0.0), -np.inf), axis=-1)
+    return np.matmul(scores, value)
 
 
 def _forward(
@@ -67,38 +107,49 @@ def _forward(
     keep_probability: float,
     save: bool,
 ) -> tuple[Any, Any]:
-    weights = _weights(query, key, mask, causal, scale)
-    dropped = weights if keep is None else weights * keep
-    out = _empty_heads(*query.shape[:3], value.shape[-1], query.dtype)
-    np.matmul(dropped, value, out=out)
-    if keep is not None:
-        out *= 1.0 / keep_probability
-    return out, (query, key, value, weights, keep)
+    (batch, heads, queries, _), keys = query.shape, key.shape[2]
+    if queries == 1 and keep is None and not save:
+        return _one_query(query, key, value, mask, scale), None
+    bias = _bias(mask, causal, queries, keys, query.dtype)
+    keep = None if keep is None else np.ascontiguousarray(keep.transpose(_STORED))
+    kept = np.empty((batch, keys, heads, queries), dtype=query.dtype) if save else None
+    out = _empty_heads(batch, heads, queries, value.shape[-1], query.dtype)
+    # Factors go to the inputs of products, not to their outputs: one pass in the order of the memory brings an array
+    # into the cache faster than many small products do, each of which takes a few columns of it. And small products
+    # run twice as fast when the right side is not a transposed view.
+    queries_last, scaled_key, scaled_value = query.mT.copy(), key * scale, value * (1.0 / keep_probability)
+    for b, h in _tiles(batch, heads, queries * keys):
+        q, k, v = queries_last[b, h], scaled_key[b, h], scaled_value[b, h]
+        weights = np.empty((len(k), keys, k.shape[1], queries), k.dtype) if kept is None else kept[b, :, h]
+        np.matmul(k, q, out=weights.transpose(0, 2, 1, 3))
+        _softmax(weights, _part(bias, b, h), axis=1)
+        dropped = weights if keep is None else weights * keep[b, :, h]
+        np.matmul(dropped.transpose(0, 2, 3, 1), v, out=out[b, h])
+    return out, (query, key, value, kept, keep)
 
 
 def _vjp(
     g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float
 ) -> tuple[Any, ...]:
-    query, key, value, weights, keep = residuals
-    batch, heads, queries, head_dim = query.shape
-    keys = key.shape[-2]
-    if keep is not None:
-        g = g * (1.0 / keep_probability)
-    dscores = np.matmul(g, value.swapaxes(-1, -2))
-    dropped = weights
-    if keep is not None:
-        dropped = weights * keep
-        dscores *= keep
-    dvalue = _empty_heads(batch, heads, keys, value.shape[-1], query.dtype)
-    np.matmul(dropped.swapaxes(-1, -2), g, out=dvalue)
-    # dS = P (dP - sum(dP P)) scale
-    dscores -= np.vecdot(dscores, weights)[..., None]
-    dscores *= weights
-    dscores *= scale
+    """With P the weights and P' what dropout leaves of them: dV = P' g, E = P' (V g), dS = E - P sum(E)."""
+    query, key, value, kept, keep = residuals
+    (batch, heads, queries, head_dim), keys = query.shape, key.shape[2]
     dquery = _empty_heads(batch, heads, queries, head_dim, query.dtype)
     dkey = _empty_heads(batch, heads, keys, head_dim, query.dtype)
-    np.matmul(dscores, key, out=dquery)
-    np.matmul(dscores.swapaxes(-1, -2), query, out=dkey)
+    dvalue = _empty_heads(batch, heads, keys, value.shape[-1], query.dtype)
+    queries_last, scaled_query, scaled_key = g.mT.copy(), query * scale, key * scale
+    scaled_g, scaled_value = g * (1.0 / keep_probability), value * (1.0 / keep_probability)
+    for b, h in _tiles(batch, heads, queries * keys):
+        weights = kept[b, :, h]
+        dropped = weights if keep is None else weights * keep[b, :, h]
+        np.matmul(dropped.transpose(0, 2, 1, 3), scaled_g[b, h], out=dvalue[b, h])
+        dscores = np.empty_like(weights)
+        np.matmul(scaled_value[b, h], queries_last[b, h], out=dscores.transpose(0, 2, 1, 3))
+        dscores *= dropped
+        weights *= dscores.sum(axis=1, keepdims=True)
+        dscores -= weights
+        np.matmul(dscores.transpose(0, 2, 3, 1), scaled_key[b, h], out=dquery[b, h])
+        np.matmul(dscores.transpose(0, 2, 1, 3), scaled_query[b, h], out=dkey[b, h])
     return dquery, dkey, dvalue, None, None
 
 

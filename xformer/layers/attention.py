@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, ShapeError
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Initializer
 from xformer.layers.linear import Linear
@@ -36,13 +36,13 @@ class MultiHeadAttention(Module):
     dropout: Dropout
     num_heads: int
 
-    def __init__(
-        self, d_model: int, num_heads: int, *, bias: bool = True, dropout: float = 0.0, init: Initializer
-    ):
-        if num_heads < 1 or d_model % num_heads:
+    def __init__(self, d_model: int, num_heads: int, *, bias: bool = True, dropout: float = 0.0, init: Initializer):
+        if num_heads < 1:
+            raise ConfigError(f"num_heads is {num_heads}; expected at least 1")
+        if d_model % num_heads:
             raise ConfigError(
                 f"d_model {d_model} is not divisible by num_heads {num_heads}; "
-                f"choose e.g. d_model {num_heads * max(1, round(d_model / max(num_heads, 1)))} or another num_heads"
+                f"choose e.g. d_model {num_heads * max(1, round(d_model / num_heads))} or another num_heads"
             )
         self.query = Linear(d_model, d_model, bias=bias, init=init)
         self.key = Linear(d_model, d_model, bias=bias, init=init)
@@ -93,6 +93,8 @@ class MultiHeadAttention(Module):
 
     def split_heads(self, x: Array) -> Array:
         """(batch, length, d_model) -> (batch, heads, length, head_dim)."""
+        if len(x.shape) != 3:
+            raise ShapeError(f"x and memory must have shape (batch, length, d_model); one has {tuple(x.shape)}")
         batch, length, d_model = x.shape
         xp = array_namespace(x)
         split = xp.reshape(x, (batch, length, self.num_heads, d_model // self.num_heads))

@@ -16,8 +16,13 @@ from xformer.tree import Module
 class LayerCache(Protocol):
     """The stores of one decoder layer: growing keys and values of the target, fixed ones of the memory."""
 
-    self_attention: KeyValueStore
-    cross_attention: KeyValueStore
+    @property
+    def self_attention(self) -> KeyValueStore:
+        """Keys and values of the target so far."""
+
+    @property
+    def cross_attention(self) -> KeyValueStore:
+        """Keys and values of the memory."""
 
 
 class DecoderLayer(Module):
@@ -45,8 +50,12 @@ class DecoderLayer(Module):
         epsilon: float = 1e-5,
         init: Initializer,
     ):
-        self.self_attention = MultiHeadAttention(d_model, num_heads, bias=attention_bias, dropout=attention_dropout, init=init)
-        self.cross_attention = MultiHeadAttention(d_model, num_heads, bias=attention_bias, dropout=attention_dropout, init=init)
+        self.self_attention = MultiHeadAttention(
+            d_model, num_heads, bias=attention_bias, dropout=attention_dropout, init=init
+        )
+        self.cross_attention = MultiHeadAttention(
+            d_model, num_heads, bias=attention_bias, dropout=attention_dropout, init=init
+        )
         self.feed_forward = FeedForward(d_model, d_ff, activation=activation, dropout=activation_dropout, init=init)
         self.self_attention_residual, self.cross_attention_residual, self.feed_forward_residual = (
             Residual(d_model, pre_norm=pre_norm, dropout=dropout, epsilon=epsilon, init=init) for _ in range(3)
@@ -76,3 +85,11 @@ class DecoderLayer(Module):
             x, lambda y: self.cross_attention(y, memory, mask=memory_mask, rng=cross_rng, cache=cross), cross_out
         )
         return self.feed_forward_residual(x, lambda y: self.feed_forward(y, feed_rng), feed_out)
+
+    def cross_attention_weights(
+        self, x: Array, memory: Array, *, mask: Array | None = None, memory_mask: Array | None = None
+    ) -> Array:
+        """How each query attends to the memory, to look at: (batch, heads, queries, keys)."""
+        y = self.self_attention_residual(x, lambda y: self.self_attention(y, mask=mask, causal=True))
+        residual = self.cross_attention_residual
+        return self.cross_attention.weights(residual.norm(y) if residual.pre_norm else y, memory, mask=memory_mask)

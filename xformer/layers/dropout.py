@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xformer.errors import ConfigError
 from xformer.namespace import Array, array_namespace, device
-from xformer.ops import dropout
+from xformer.ops.dropout import dropout
 from xformer.random import Rng
 from xformer.tree import Module
 

@@ -6,7 +6,8 @@ import math
 
 from xformer.layers.initializer import Initializer
 from xformer.namespace import Array, array_namespace
-from xformer.ops import embedding
+from xformer.ops.embedding import embedding
+from xformer.ops.linear import linear
 from xformer.tree import Module
 
 
@@ -31,6 +32,4 @@ class Embedding(Module):
 
     def unembed(self, x: Array) -> Array:
         """Logits of every token, by the same table (Press and Wolf, 2017): (..., d_model) -> (..., vocab_size)."""
-        from xformer.ops import linear
-
         return linear(x, array_namespace(self.weight).matrix_transpose(self.weight))

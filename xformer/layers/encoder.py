@@ -34,7 +34,9 @@ class EncoderLayer(Module):
         epsilon: float = 1e-5,
         init: Initializer,
     ):
-        self.self_attention = MultiHeadAttention(d_model, num_heads, bias=attention_bias, dropout=attention_dropout, init=init)
+        self.self_attention = MultiHeadAttention(
+            d_model, num_heads, bias=attention_bias, dropout=attention_dropout, init=init
+        )
         self.feed_forward = FeedForward(d_model, d_ff, activation=activation, dropout=activation_dropout, init=init)
         self.self_attention_residual, self.feed_forward_residual = (
             Residual(d_model, pre_norm=pre_norm, dropout=dropout, epsilon=epsilon, init=init) for _ in range(2)

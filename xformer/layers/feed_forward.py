@@ -6,7 +6,7 @@ from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Initializer
 from xformer.layers.linear import Linear
 from xformer.namespace import Array
-from xformer.ops import activation
+from xformer.ops import activation as activation_named
 from xformer.random import Rng
 from xformer.tree import Module
 
@@ -35,8 +35,9 @@ class FeedForward(Module):
         self.expand = Linear(d_model, d_ff, bias=bias, init=init)
         self.contract = Linear(d_ff, d_model, bias=bias, init=init)
         self.dropout = Dropout(dropout)
+        activation_named(activation)  # an unknown name raises here, not at the first call
         self.activation = activation
 
     def __call__(self, x: Array, rng: Rng | None = None) -> Array:
         """x: (..., d_model) -> (..., d_model)."""
-        return self.contract(self.dropout(activation(self.activation)(self.expand(x)), rng))
+        return self.contract(self.dropout(activation_named(self.activation)(self.expand(x)), rng))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xformer.layers.initializer import Initializer
 from xformer.namespace import Array
-from xformer.ops import linear
+from xformer.ops.linear import linear
 from xformer.tree import Module
 
 

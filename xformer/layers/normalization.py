@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xformer.layers.initializer import Initializer
 from xformer.namespace import Array
-from xformer.ops import layer_norm
+from xformer.ops.layer_norm import layer_norm
 from xformer.tree import Module
 
 

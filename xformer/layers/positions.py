@@ -19,7 +19,9 @@ def _table(length: int, d_model: int, dtype: str) -> Array:
     table = host.empty((length, d_model), dtype=host.float64)
     table[:, 0::2] = host.sin(angle)
     table[:, 1::2] = host.cos(angle)[:, : d_model // 2]  # an odd d_model has one sine more than cosines
-    return host.astype(table, getattr(host, dtype))
+    table = host.astype(table, getattr(host, dtype))
+    table.flags.writeable = False  # every caller gets a view of it
+    return table
 
 
 def sinusoidal(

@@ -23,9 +23,7 @@ class Residual(Module):
     dropout: Dropout
     pre_norm: bool
 
-    def __init__(
-        self, d_model: int, *, pre_norm: bool, dropout: float = 0.0, epsilon: float = 1e-5, init: Initializer
-    ):
+    def __init__(self, d_model: int, *, pre_norm: bool, dropout: float = 0.0, epsilon: float = 1e-5, init: Initializer):
         self.norm = LayerNorm(d_model, epsilon=epsilon, init=init)
         self.dropout = Dropout(dropout)
         self.pre_norm = pre_norm

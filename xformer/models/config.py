@@ -61,6 +61,11 @@ class TransformerConfig:
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0.0 <= value < 1.0:
                 raise ConfigError(f"{name} is {value!r}; expected a probability in [0, 1)")
+        for name in ("attention_bias", "share_embeddings", "tie_output", "output_bias", "scale_embeddings"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected true or false")
+        if not isinstance(self.norm_epsilon, int | float) or not 0.0 < self.norm_epsilon < 1.0:
+            raise ConfigError(f"norm_epsilon is {self.norm_epsilon!r}; expected a small positive number")
         if self.d_model % self.num_heads:
             raise ConfigError(
                 f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}; "
@@ -76,6 +81,8 @@ class TransformerConfig:
         activation(self.activation)
         if max(self.pad_id, self.bos_id, self.eos_id) >= self.target_vocab_size:
             raise ConfigError(f"pad_id, bos_id and eos_id must be below target_vocab_size {self.target_vocab_size}")
+        if self.pad_id >= self.source_vocab_size:
+            raise ConfigError(f"pad_id {self.pad_id} must be below source_vocab_size {self.source_vocab_size}")
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a JSON-ready dictionary."""
@@ -84,6 +91,8 @@ class TransformerConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TransformerConfig:
         """Make a configuration from a dictionary; raises ConfigError for an unknown key or a missing one."""
+        if not isinstance(values, dict):
+            raise ConfigError(f"the model configuration is a {type(values).__name__}; expected names and values")
         known = {field.name for field in dataclasses.fields(cls)}
         for key in values:
             check_key(key, known, "the model configuration")

@@ -12,10 +12,12 @@ from xformer.namespace import (
     device,
     dtype_name,
     from_host,
+    index_dtype,
     is_integer,
     is_readable_on_host,
     library,
     resolve,
+    same_device,
 )
 from xformer.tree import is_array
 
@@ -26,13 +28,15 @@ def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
     data: an array of that library, a NumPy array, or nested lists of whole numbers. Values are checked wherever
     reading them costs no wait: ids outside [0, vocab_size) would otherwise wrap or clamp silently.
 
-    Raises DataError for ids out of range or ragged rows, ShapeError for other ranks or dtypes, BackendError for
-    an array of a third library.
+    Raises DataError for ids out of range or ragged rows, ShapeError for other ranks or dtypes and for rows without
+    a token, BackendError for an array of a third library or on another device.
     """
     home = base_namespace(array_namespace(like))
     if is_array(data) and library(array_namespace(data)) == library(home):
         ids = data
         _check_kind(ids, name)
+        same_device((like, ids))
+        ids = _signed(ids)
         if is_readable_on_host(ids):
             _check_range(ids, name, vocab_size)
         return ids
@@ -44,14 +48,24 @@ def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
     host = from_host(resolve("numpy"), data)
     _check_kind(host, name)
     _check_range(host, name, vocab_size)
-    return from_host(home, host, device=device(like))
+    return from_host(home, _signed(host), device=device(like))
 
 
 def _check_kind(ids: Array, name: str) -> None:
     if len(ids.shape) != 2:
         raise ShapeError(f"{name} ids have shape {tuple(ids.shape)}; expected (batch, length): a list of lists")
+    if ids.shape[1] == 0:
+        raise ShapeError(f"{name} ids have shape {tuple(ids.shape)}; expected at least one token in a row")
     if not is_integer(ids.dtype):
         raise ShapeError(f"{name} ids have dtype {dtype_name(ids.dtype)}; expected integers")
+
+
+def _signed(ids: Array) -> Array:
+    """Ids in a dtype that every library can index with."""
+    if dtype_name(ids.dtype) in ("int32", "int64"):
+        return ids
+    xp = array_namespace(ids)
+    return xp.astype(ids, index_dtype(xp))
 
 
 def _check_range(ids: Array, name: str, vocab_size: int) -> None:

@@ -13,25 +13,37 @@ from xformer.layers import DecoderLayer, Dropout, Embedding, EncoderLayer, Initi
 from xformer.layers.decoder import LayerCache
 from xformer.models.config import TransformerConfig
 from xformer.models.token_ids import as_token_ids
-from xformer.namespace import Array, Device, DType, array_namespace, device
+from xformer.namespace import Array, Device, DType, array_namespace, device, dtype_name
 from xformer.random import Rng
-from xformer.storage import load_arrays, place, save_arrays
+from xformer.storage import load_arrays, place, restorable_dtype, save_arrays
 from xformer.tree import Module, replace
 
 
 class Cache(Protocol):
     """What generation keeps of the tokens decoded so far."""
 
-    length: int
-    layers: Sequence[LayerCache]
+    @property
+    def length(self) -> int:
+        """How many tokens they are."""
+
+    @property
+    def layers(self) -> Sequence[LayerCache]:
+        """The stores of each decoder layer."""
 
 
 class Transformer(Module):
     """Encode a source sentence into a memory, and decode target tokens from it.
 
     >>> import numpy as np
-    >>> config = TransformerConfig(source_vocab_size=11, target_vocab_size=13, d_model=8, num_heads=2, d_ff=16,
-    ...                            num_encoder_layers=1, num_decoder_layers=1)
+    >>> config = TransformerConfig(
+    ...     source_vocab_size=11,
+    ...     target_vocab_size=13,
+    ...     d_model=8,
+    ...     num_heads=2,
+    ...     d_ff=16,
+    ...     num_encoder_layers=1,
+    ...     num_decoder_layers=1,
+    ... )
     >>> model = Transformer(config, xp=np, seed=0)
     >>> model([[5, 4, 2, 0]], [[1, 7, 3]]).shape
     (1, 3, 13)
@@ -64,7 +76,7 @@ class Transformer(Module):
         """
         init = Initializer(xp, seed=seed, dtype=dtype, device=device)
         c = config
-        part = {
+        part: dict[str, Any] = {
             "dropout": c.dropout,
             "attention_dropout": c.attention_dropout,
             "activation_dropout": c.activation_dropout,
@@ -150,9 +162,7 @@ class Transformer(Module):
         mask, memory_mask = (masks.padding(ids, self.config.pad_id) for ids in (target, source))
         x = self._embed(self._target_embedding(), target, 0, None)
         for layer in self.decoder:
-            y = layer.self_attention_residual(x, lambda y, layer=layer: layer.self_attention(y, mask=mask, causal=True))
-            query = layer.cross_attention_residual.norm(y) if layer.cross_attention_residual.pre_norm else y
-            found.append(layer.cross_attention.weights(query, memory, mask=memory_mask))
+            found.append(layer.cross_attention_weights(x, memory, mask=mask, memory_mask=memory_mask))
             x = layer(x, memory, mask=mask, memory_mask=memory_mask)
         return found
 
@@ -166,7 +176,8 @@ class Transformer(Module):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write parameters and configuration to one safetensors file, atomically."""
-        metadata = {"format": "xformer", "config": json.dumps(self.config.to_dict())}
+        dtype = dtype_name(self.source_embedding.weight.dtype)
+        metadata = {"format": "xformer", "config": json.dumps(self.config.to_dict()), "dtype": dtype}
         save_arrays(path, dict(self.named_parameters()), metadata)
 
     @classmethod
@@ -178,17 +189,25 @@ class Transformer(Module):
         dtype: DType | str | None = None,
         device: Device = None,
     ) -> Transformer:
-        """Read a model that `save` wrote, into any library; raises CheckpointError when the file is not one."""
+        """Read a model that `save` wrote, into any library.
+
+        dtype: default the one it was saved in; where the library does not have it, and for bfloat16 in NumPy, float32.
+
+        Raises CheckpointError when the file is not such a model, BackendError when library, dtype or device is not
+        there.
+        """
         arrays, metadata = load_arrays(path)
         if metadata.get("format") != "xformer" or "config" not in metadata:
             raise CheckpointError(f"{path} is a safetensors file, but not an xformer model: it has no configuration")
         try:
             config = TransformerConfig.from_dict(json.loads(metadata["config"]))
-            stored = next((array.dtype.name for array in arrays.values()), None)
-            blank = cls(config, xp=xp, dtype=dtype or stored, device=device)
+            stored = restorable_dtype(xp, metadata.get("dtype", "float32"))
+            blank = cls(config, xp=xp, dtype=stored if dtype is None else dtype, device=device)
             return replace(blank, place(arrays, dict(blank.named_parameters())))  # type: ignore[no-any-return]
         except (ConfigError, ShapeError, ValueError) as error:
-            raise CheckpointError(f"{path} does not hold the model that its configuration describes: {error}") from error
+            raise CheckpointError(
+                f"{path} does not hold the model that its configuration describes: {error}"
+            ) from error
 
     def _target_embedding(self) -> Embedding:
         return self.source_embedding if self.target_embedding is None else self.target_embedding

@@ -48,6 +48,6 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": relu, "gelu": gelu, 
 
 def activation(name: str) -> Callable[[Array], Array]:
     """Return the activation function of that name; raises ConfigError for an unknown one."""
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ConfigError(f"activation is {name!r}; expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]

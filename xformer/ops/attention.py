@@ -97,9 +97,7 @@ def attention(
     check_shapes(query, key, value)
     check_mask(mask, (*query.shape[:-1], key.shape[-2]))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return _operation(
-        query, key, value, mask, keep, causal=causal, scale=scale, keep_probability=keep_probability
-    )
+    return _operation(query, key, value, mask, keep, causal=causal, scale=scale, keep_probability=keep_probability)
 
 
 def check_shapes(query: Array, key: Array, value: Array) -> None:

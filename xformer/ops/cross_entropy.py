@@ -12,15 +12,14 @@ from xformer.namespace import (
     array_namespace,
     device,
     dtype_name,
+    index_dtype,
     is_integer,
     is_readable_on_host,
 )
 from xformer.ops.operation import Operation
 
 
-def _forward(
-    logits: Array, labels: Array, *, pad_id: int, label_smoothing: float, save: bool
-) -> tuple[Array, Any]:
+def _forward(logits: Array, labels: Array, *, pad_id: int, label_smoothing: float, save: bool) -> tuple[Array, Any]:
     xp = array_namespace(logits)
     wide = xp.astype(logits, accumulation_dtype(xp, logits.dtype), copy=False)
     shifted = wide - xp.max(wide, axis=-1, keepdims=True)
@@ -78,8 +77,7 @@ def cross_entropy(logits: Array, labels: Array, *, pad_id: int = 0, label_smooth
     if not 0.0 <= label_smoothing < 1.0:
         raise ConfigError(f"label_smoothing is {label_smoothing}; expected a number in [0, 1)")
     xp = array_namespace(labels)
-    if dtype_name(labels.dtype) not in ("int32", "int64"):
-        labels = xp.astype(labels, xp.int64)  # narrow integers cannot count a vocabulary, torch gathers by int64
+    labels = xp.astype(labels, index_dtype(xp), copy=False)  # narrow integers cannot count a large vocabulary
     _check_range(labels, logits.shape[-1], pad_id)
     return _operation(logits, labels, pad_id=pad_id, label_smoothing=label_smoothing)
 

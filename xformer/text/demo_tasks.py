@@ -6,6 +6,7 @@ task's name and the seed: the same arguments give the same task, and no global s
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 
@@ -131,10 +132,8 @@ def _draw_numbers(generator: random.Random, count: int, largest: int, basic: set
         numbers = range(low, min(10 * low, largest + 1))
         sample = generator.sample(numbers, min(count + len(basic), len(numbers)))
         pools.append([number for number in sample if number not in basic])
-    drawn: list[int] = []
-    while len(drawn) < count:
-        drawn += [pool.pop() for pool in pools if pool]
-    return drawn[:count]
+    turns = itertools.zip_longest(*pools)
+    return [number for turn in turns for number in turn if number is not None][:count]
 
 
 def _number_corpus(numbers: list[int]) -> ParallelCorpus:

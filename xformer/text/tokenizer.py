@@ -174,8 +174,8 @@ class Tokenizer:
         return f"Tokenizer(model={self.model!r}, vocab_size={self.vocab_size}, lowercase={self.lowercase})"
 
     def _checked(self, ids: Iterable[int]) -> list[int]:
-        # The library skips unknown ids without a word, and NumPy integers are not int.
-        ids, size = [int(token) for token in ids], self.vocab_size
+        # The library skips unknown ids without a word.
+        ids, size = list(ids), self.vocab_size
         for token in ids:
             if not 0 <= token < size:
                 raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -55,8 +56,9 @@ class Batch(NamedTuple):
         source = [[*pairs.source[row], eos_id] for row in rows]
         target = [[bos_id, *pairs.target[row]] for row in rows]
         labels = [[*pairs.target[row], eos_id] for row in rows]
-        arrays = (from_host(xp, pad(ids, pad_id), dtype="int64", device=device) for ids in (source, target, labels))
-        return cls(*arrays, num_tokens=sum(map(len, labels)))
+        columns = (pad(ids, pad_id) for ids in (source, target, labels))
+        arrays = [from_host(xp, ids, dtype="int64", device=device) for ids in columns]
+        return cls(arrays[0], arrays[1], arrays[2], num_tokens=sum(map(len, labels)))
 
 
 def pad(rows: Sequence[Sequence[int]], pad_id: int) -> list[list[int]]:
@@ -94,7 +96,11 @@ def epochs(pairs: TokenPairs, batch_tokens: int, rng: Rng, skip: int = 0) -> Ite
     """Yield (epoch, rows) without end, every epoch in an order of its own; `skip` batches were seen before.
 
     The order depends on the Rng and the epoch alone, so a resumed run sees the same batches.
+
+    Raises DataError when there are no pairs.
     """
+    if not len(pairs):
+        raise DataError("there are no sentence pairs to train on; expected at least one")
     epoch = 0
     while True:
         plan = plan_batches(pairs, batch_tokens, rng.fold("epoch", epoch))
@@ -108,4 +114,4 @@ def split_rows(rows: Sequence[int], parts: int) -> list[list[int]]:
     """Split a batch into at most `parts` shards of neighbouring rows; sorted rows keep their padding small."""
     parts = max(1, min(parts, len(rows)))
     bounds = [len(rows) * i // parts for i in range(parts + 1)]
-    return [list(rows[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [list(rows[start:stop]) for start, stop in itertools.pairwise(bounds)]

@@ -15,6 +15,11 @@ from xformer.models.config import check_key
 from xformer.training.schedules import schedule
 
 
+_KINDS: dict[str, Any] = {"int": int, "float": int | float, "str": str, "bool": bool}
+# What the tokenizers decide.
+_NOT_IN_RECIPES = {"source_vocab_size", "target_vocab_size", "share_embeddings", "pad_id", "bos_id", "eos_id"}
+
+
 @dataclass(frozen=True)
 class TokenizerSettings:
     """How text becomes tokens.
@@ -94,11 +99,14 @@ class Recipe:
             if not isinstance(table, dict):
                 raise ConfigError(f"{name!r} in {where} is {table!r}; expected a table [{name}]")
         model = tables.get("model", {})
-        given_by_tokenizer = {"source_vocab_size", "target_vocab_size", "share_embeddings"}
-        known = {f.name for f in dataclasses.fields(TransformerConfig)} - given_by_tokenizer
         for key in model:
-            check_key(key, known, f"[model] of {where}")
-        TransformerConfig(source_vocab_size=8, target_vocab_size=8, **model)
+            check_key(
+                key, {f.name for f in dataclasses.fields(TransformerConfig)} - _NOT_IN_RECIPES, f"[model] of {where}"
+            )
+        try:
+            TransformerConfig(source_vocab_size=8, target_vocab_size=8, **model)
+        except ConfigError as error:
+            raise ConfigError(f"[model] of {where}: {error}") from error
         return cls(
             dict(model),
             _settings(TokenizerSettings, tables.get("tokenizer", {}), f"[tokenizer] of {where}"),
@@ -108,14 +116,7 @@ class Recipe:
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Recipe:
         """Read a recipe file; raises ConfigError when it is missing, not TOML, or holds an unknown key."""
-        try:
-            return cls.from_dict(tomllib.loads(Path(path).read_text(encoding="utf-8")), str(path))
-        except OSError as error:
-            raise ConfigError(f"cannot read recipe {path}: {error.strerror or error}") from error
-        except ValueError as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(f"recipe {path} is not valid TOML: {error}") from error
+        return cls.from_dict(read_tables(path), str(path))
 
     def to_dict(self) -> dict[str, Any]:
         """The tables as JSON-ready dictionaries."""
@@ -131,16 +132,31 @@ class Recipe:
         return dataclasses.replace(self, training=dataclasses.replace(self.training, **given))
 
 
+def read_tables(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the tables of a recipe file as they stand; raises ConfigError when it is missing or not TOML."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read recipe {path}: {error.strerror or error}; check the path") from error
+    except ValueError as error:
+        raise ConfigError(f"recipe {path} is not valid TOML: {error}") from error
+
+
 def _settings(kind: type[Any], values: dict[str, Any], where: str) -> Any:
     """Make settings of a dataclass from a table, checking keys and kinds of values."""
     fields = {f.name: f for f in dataclasses.fields(kind)}
     for key, value in values.items():
         check_key(key, set(fields), where)
-        wanted = str(fields[key].type).removesuffix(" | None")
-        accepted = {"int": int, "float": (int, float), "str": str, "bool": bool}[wanted]
-        if not isinstance(value, accepted) or (isinstance(value, bool) and wanted != "bool"):
+        wanted = str(fields[key].type)
+        if value is None and wanted.endswith("| None"):
+            continue  # a recipe that was saved as JSON
+        wanted = wanted.removesuffix(" | None")
+        if not isinstance(value, _KINDS[wanted]) or (isinstance(value, bool) and wanted != "bool"):
             raise ConfigError(f"{key} in {where} is {value!r}; expected a value of type {wanted}")
-    return kind(**values)
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _check(fine: bool, name: str, value: Any, expected: str) -> None:

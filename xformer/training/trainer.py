@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
-from xformer.errors import TrainingError
+from xformer.errors import CheckpointError, TrainingError
 from xformer.models import Transformer
 from xformer.namespace import Array, array_namespace, device
 from xformer.random import Rng
 from xformer.training.batches import Batch, TokenPairs, epochs, plan_batches, split_rows
-from xformer.training.interrupt import stop_on_signals
+from xformer.training.interrupt import StopRequest, stop_on_signals
 from xformer.training.loss import translation_loss
 from xformer.training.optimizers import Adam, AdamState
 from xformer.training.parallel import ShardedGradient, available_threads, one_blas_thread, shards_for
@@ -34,6 +35,7 @@ class Progress:
     epoch: int = 0
     tokens: int = 0
     minutes: float = 0.0
+    validated_step: int = 0
     best_step: int = 0
     best_score: float | None = None
 
@@ -69,7 +71,7 @@ class Trainer:
     """Trains one model in one directory.
 
     bleu: scores the model's translations of the validation set (None: validation is by loss alone).
-    report: is told every Update and Validation.
+    report: is told every Update and Validation. enough: says of a validation that training may end with it.
     """
 
     def __init__(
@@ -82,14 +84,16 @@ class Trainer:
         *,
         bleu: Callable[[Transformer], float] | None = None,
         report: Callable[[Update | Validation], None] = lambda event: None,
+        enough: Callable[[Validation], bool] = lambda validation: False,
     ) -> None:
         self.model = model
         self.train_pairs, self.valid_pairs = train, valid
         self.settings, self.directory = settings, directory
-        self.bleu, self.report = bleu, report
+        self.bleu, self.report, self.enough = bleu, report, enough
         self.optimizer = Adam()
         self.state: AdamState = self.optimizer.initial(model)
         self.progress = Progress()
+        self._saved_step: int | None = None
         self.rng = Rng(settings.seed).fold("training")
         self.learning_rate = schedule(
             settings.schedule,
@@ -102,9 +106,16 @@ class Trainer:
 
     def resume(self) -> None:
         """Go on from the directory's last state; raises CheckpointError when it is not this run's."""
-        self.model, self.state, progress = self.directory.load_state(self.model, self.state)
-        self.progress = Progress(**progress)
-        self.directory.rewind_log(self.progress.step)
+        self.model, self.state, values = self.directory.load_state(self.model, self.state)
+        try:
+            progress = Progress(**values)
+        except TypeError as error:
+            raise CheckpointError(
+                f"{self.directory.last} is not a state of this version of xformer: {error}"
+            ) from error
+        self.progress = progress
+        self._saved_step = progress.step
+        self.directory.rewind_log(progress.step)
 
     def run(self) -> str:
         """Train until the end the settings name, or until Ctrl-C; returns why it ended.
@@ -112,31 +123,42 @@ class Trainer:
         Everything is saved before it returns. Raises TrainingError, naming the update, when the loss is no longer
         finite: the last good state stays on disk.
         """
-        gradient = ShardedGradient(functools.partial(_mean_loss, smoothing=self.settings.label_smoothing), self.shards)
-        limit = one_blas_thread() if self.shards > 1 else _no_limit()
+        objective = functools.partial(_mean_loss, smoothing=self.settings.label_smoothing)
+        gradient = ShardedGradient(objective, self.shards)
+        limit = one_blas_thread() if self.shards > 1 else contextlib.nullcontext()
         began = time.monotonic() - 60.0 * self.progress.minutes
         try:
-            with limit, stop_on_signals() as stop:
-                for epoch, shards in self._batches():
-                    reason = self._finished(began) or (f"stopped by {stop.signal_name}" if stop else None)
-                    if reason:
-                        break
-                    self._update(epoch, shards, gradient, began)
-                    if self.progress.step % self.settings.validate_every == 0:
-                        self._validate(began)
-                if self.progress.step % self.settings.validate_every and not stop:
+            with limit, stop_on_signals() as stop, warnings.catch_warnings():
+                # Overflow shows in the loss, which is checked; a warning about it would come in the middle of a line.
+                warnings.simplefilter("ignore", RuntimeWarning)
+                reason = self._train(gradient, began, stop)
+                if stop:
+                    self._save_unvalidated(began)
+                elif self.progress.step != self.progress.validated_step:
                     self._validate(began)
-                elif stop:
-                    self._save(began)
-                return reason or "no training data"
+                return reason
         finally:
             gradient.close()
 
-    def _finished(self, began: float) -> str | None:
+    def _train(self, gradient: ShardedGradient, began: float, stop: StopRequest) -> str:
+        """Make updates and validations until there is a reason to end."""
+        batches = self._batches()
+        while True:
+            reason = self.finished(began) or (f"stopped by {stop.signal_name}" if stop else None)
+            if reason:
+                return reason
+            epoch, shards = next(batches)
+            self._update(epoch, shards, gradient, began)
+            if self.progress.step % self.settings.validate_every == 0 and self.enough(self._validate(began)):
+                return "the goal is reached"
+
+    def finished(self, began: float | None = None) -> str | None:
+        """Why there is nothing left to do by the settings (None: there is); began: when the clock was at zero."""
         updates, minutes = self.settings.max_updates, self.settings.max_minutes
         if updates is not None and self.progress.step >= updates:
             return f"{updates} updates"
-        if minutes is not None and (time.monotonic() - began) / 60.0 >= minutes:
+        so_far = self.progress.minutes if began is None else (time.monotonic() - began) / 60.0
+        if minutes is not None and so_far >= minutes:
             return f"{minutes:g} minutes"
         return None
 
@@ -165,7 +187,7 @@ class Trainer:
                 max_norm=self.settings.max_norm,
             )
         except TrainingError as error:
-            raise TrainingError(f"update {step}: {error}; the state of the last validation is kept") from None
+            raise TrainingError(f"update {step}: {error}; {self._kept()}") from None
         self.model, self.state = result.model, result.state
         tokens = sum(shard.num_tokens for shard in shards)
         now = time.monotonic()
@@ -186,13 +208,19 @@ class Trainer:
             self.directory.append_log({"event": "update", **asdict(update)})
         self.report(update)
 
-    def _validate(self, began: float) -> None:
+    def _validate(self, began: float) -> Validation:
         """Measure, keep the model if it is the best so far, and save the state."""
-        loss = self.validation_loss()
+        step, loss = self.progress.step, self.validation_loss()
+        if not math.isfinite(loss):
+            # The last update went wrong; it must not replace the state before it.
+            raise TrainingError(
+                f"the validation loss after update {step} is {loss}; lower learning_rate_factor or raise "
+                f"warmup_steps; {self._kept()}"
+            )
         bleu = None if self.bleu is None else self.bleu(self.model)
         score = bleu if bleu is not None and self.settings.select_by == "bleu" else -loss
         best = self.progress.best_score is None or score > self.progress.best_score
-        step = self.progress.step
+        self.progress = replace(self.progress, validated_step=step)
         if best:
             self.progress = replace(self.progress, best_step=step, best_score=score)
             self.model.save(self.directory.model)
@@ -208,6 +236,7 @@ class Trainer:
         )
         self.directory.append_log({"event": "validation", **asdict(validation)})
         self.report(validation)
+        return validation
 
     def validation_loss(self) -> float:
         """Mean cross-entropy of the validation set, in nats a token, without smoothing or dropout."""
@@ -221,15 +250,28 @@ class Trainer:
     def _save(self, began: float) -> None:
         self.progress = replace(self.progress, minutes=(time.monotonic() - began) / 60.0)
         self.directory.save_state(self.model, self.state, asdict(self.progress))
+        self._saved_step = self.progress.step
+
+    def _save_unvalidated(self, began: float) -> None:
+        """Save what an interrupted run has, unless its last update ruined it."""
+        for name, array in self.model.named_parameters():
+            xp = array_namespace(array)
+            if not bool(xp.all(xp.isfinite(array))):
+                raise TrainingError(
+                    f"after update {self.progress.step}, {name} is no longer finite; lower learning_rate_factor or "
+                    f"raise warmup_steps; {self._kept()}"
+                )
+        if self.progress.best_score is None:
+            self.model.save(self.directory.model)
+        self._save(began)
+
+    def _kept(self) -> str:
+        if self._saved_step is None:
+            return "no state had been saved yet"
+        return f"the state of update {self._saved_step} is kept"
 
 
 def _mean_loss(model: Transformer, shard: tuple[Batch, int], rng: Rng, *, smoothing: float) -> Array:
     """The shard's part of the mean loss of the batch that it belongs to."""
     batch, total = shard
     return translation_loss(model, batch, rng, label_smoothing=smoothing) / float(total)
-
-
-def _no_limit() -> Any:
-    import contextlib
-
-    return contextlib.nullcontext()

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from xformer.autodiff.rule import not_differentiable
+from xformer.autodiff.tracer import COMPARISONS
 
 not_differentiable(
-    # creation
-    *("arange", "empty", "empty_like", "eye", "from_dlpack", "full", "full_like", "linspace", "ones", "ones_like"),
-    *("zeros", "zeros_like"),
+    # creation; those from numbers (arange, full, linspace) are not here: on a tracked number they must raise
+    *("empty", "empty_like", "eye", "ones", "ones_like", "zeros", "zeros_like"),
     # comparison and logic
     *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "isfinite", "isinf", "isnan"),
     *("logical_and", "logical_or", "logical_not", "logical_xor", "all", "any", "signbit"),
     # integers
     *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_invert", "bitwise_left_shift", "bitwise_right_shift"),
     # steps: locally constant, so their derivative is zero wherever it exists
-    *("ceil", "floor", "round", "trunc", "sign", "floor_divide", "nextafter"),
+    *("ceil", "floor", "round", "trunc", "sign", "floor_divide"),
     # searching and counting
-    *("argmax", "argmin", "argsort", "nonzero", "count_nonzero", "searchsorted", "unique_all", "unique_counts"),
-    *("unique_inverse", "unique_values", "isin"),
-    # facts about dtypes
-    *("can_cast", "finfo", "iinfo", "isdtype", "result_type", "__array_namespace_info__"),
+    *("argmax", "argmin", "argsort", "nonzero", "count_nonzero", "searchsorted", "isin"),
+    # the operators of these
+    *(f"operator_{name}" for name in (*COMPARISONS, "floordiv", "and", "or", "xor", "lshift", "rshift", "invert")),
+    # facts about dtypes and shapes
+    *("broadcast_shapes", "can_cast", "finfo", "iinfo", "isdtype", "result_type", "__array_namespace_info__"),
 )

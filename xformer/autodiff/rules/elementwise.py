@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from xformer.autodiff.rule import composite, define
+from xformer.namespace import device
 
 # Functions of one array: g times dy/dx.
 define("negative", lambda g: -g)
@@ -57,7 +58,7 @@ define(
 
 def _array(xp: Any, value: Any, like: Any) -> Any:
     """Make a Python scalar an array; some functions take arrays only."""
-    return xp.asarray(value, dtype=like.dtype, device=like.device) if isinstance(value, bool | int | float) else value
+    return xp.asarray(value, dtype=like.dtype, device=device(like)) if isinstance(value, bool | int | float) else value
 
 
 def _pow_base(xp: Any, g: Any, a: Any, b: Any) -> Any:
@@ -96,6 +97,7 @@ def _copysign(xp: Any, g: Any, a: Any, y: Any) -> Any:
 
 
 define("copysign", _copysign, lambda xp, g: xp.zeros_like(g))
+define("nextafter", lambda g: g, lambda xp, g: xp.zeros_like(g))
 
 # where(condition, a, b): each side gets the cotangent where it was chosen.
 define(
@@ -111,6 +113,6 @@ def _clip(xp: Any, x: Any, /, min: Any = None, max: Any = None) -> Any:
     """clip in terms of maximum and minimum, so that bounds may be traced as well."""
     for bound, choose in ((min, xp.maximum), (max, xp.minimum)):
         if bound is not None:
-            bound = xp.asarray(bound, dtype=x.dtype, device=x.device) if isinstance(bound, int | float) else bound
+            bound = xp.asarray(bound, dtype=x.dtype, device=device(x)) if isinstance(bound, int | float) else bound
             x = xp.astype(choose(x, bound), x.dtype, copy=False)
     return x

@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from xformer import gaps
+from xformer.autodiff.below import set_item
 from xformer.autodiff.rule import composite, define
-from xformer.namespace import is_integer
+from xformer.namespace import device, is_integer
 from xformer.tree import is_array
 
 
@@ -17,7 +18,7 @@ def _take(xp: Any, g: Any, x_shape: Any, indices: Any, *, axis: int | None = Non
     g = xp.moveaxis(g, axis, 0)
     rest = tuple(x_shape[:axis]) + tuple(x_shape[axis + 1 :])
     indices = xp.where(indices < 0, indices + x_shape[axis], indices)
-    zeros = xp.zeros((x_shape[axis], *rest), dtype=g.dtype, device=g.device)
+    zeros = xp.zeros((x_shape[axis], *rest), dtype=g.dtype, device=device(g))
     return xp.moveaxis(gaps.scatter_add(zeros, indices, g), 0, axis)
 
 
@@ -29,22 +30,21 @@ def _take_along_axis(xp: Any, g: Any, x_shape: Any, indices: Any, *, axis: int =
     indices = xp.where(indices < 0, indices + x_shape[axis], indices)
     # The leading axes of indices may be broadcast against those of x: repeat rows where x has only one.
     row = xp.reshape(
-        xp.arange(math.prod(moved_shape[:-1]), dtype=indices.dtype, device=g.device), (*moved_shape[:-1], 1)
+        xp.arange(math.prod(moved_shape[:-1]), dtype=indices.dtype, device=device(g)), (*moved_shape[:-1], 1)
     )
     flat = xp.reshape(xp.broadcast_to(row * x_shape[axis] + indices, g.shape), (-1,))
-    zeros = xp.zeros((math.prod(x_shape),), dtype=g.dtype, device=g.device)
+    zeros = xp.zeros((math.prod(x_shape),), dtype=g.dtype, device=device(g))
     total = gaps.scatter_add(zeros, flat, xp.reshape(g, (-1,)))
     return xp.moveaxis(xp.reshape(total, moved_shape), -1, axis)
 
 
 def _get_item(xp: Any, g: Any, x_shape: Any, key: Any) -> Any:
-    """Write the cotangent where it was read from; positions given by integer arrays accumulate."""
+    """Write the cotangent where it was read from; positions given by integer arrays (or lists) accumulate."""
     keys = key if isinstance(key, tuple) else (key,)
+    keys = tuple(xp.asarray(item) if isinstance(item, list) else item for item in keys)
     if any(is_array(item) and is_integer(item.dtype) and item.ndim > 0 for item in keys):
         return _get_items(xp, g, x_shape, keys)
-    from xformer.autodiff.namespace import _set_item
-
-    return _set_item(xp.zeros(x_shape, dtype=g.dtype, device=g.device), g, key)
+    return set_item(xp, xp.zeros(x_shape, dtype=g.dtype, device=device(g)), g, keys)
 
 
 def _get_items(xp: Any, g: Any, x_shape: Any, keys: tuple[Any, ...]) -> Any:
@@ -56,16 +56,14 @@ def _get_items(xp: Any, g: Any, x_shape: Any, keys: tuple[Any, ...]) -> Any:
         index = xp.where(item < 0, item + size, item) if is_array(item) else item % size
         position = position * size + index
     leading, rest = math.prod(x_shape[: len(keys)]), tuple(x_shape[len(keys) :])
-    zeros = xp.zeros((leading, *rest), dtype=g.dtype, device=g.device)
+    zeros = xp.zeros((leading, *rest), dtype=g.dtype, device=device(g))
     updates = xp.reshape(g, (math.prod(position.shape), *rest))
     return xp.reshape(gaps.scatter_add(zeros, xp.reshape(position, (-1,)), updates), x_shape)
 
 
 def _set_old(xp: Any, g: Any, key: Any) -> Any:
     """What was overwritten has no influence any more."""
-    from xformer.autodiff.namespace import _set_item
-
-    return _set_item(g, 0.0, key)
+    return set_item(xp, g, 0.0, key)
 
 
 define("take", _take)
@@ -74,6 +72,22 @@ define("getitem", _get_item)
 define("setitem", _set_old, lambda g, key: g[key])
 # scatter_add(target, indices, updates)
 define("scatter_add", lambda g, indices: g, lambda xp, g, indices: xp.take(g, indices, axis=0), positions=(0, 2))
+
+
+def _unique(name: str) -> None:
+    """unique_values and its kin: find the values below the trace, then read them from where they stand first."""
+
+    @composite(name)
+    def unique(xp: Any, x: Any, /) -> Any:
+        indices = xp.base.unique_all(xp.lower(x)).indices
+        values = xp.take(xp.reshape(x, (-1,)), indices, axis=0)
+        if name == "unique_values":
+            return values
+        return xp.lift(getattr(xp.base, name)(xp.lower(x)))._replace(values=values)
+
+
+for _name in ("unique_all", "unique_counts", "unique_inverse", "unique_values"):
+    _unique(_name)
 
 
 @composite("sort")

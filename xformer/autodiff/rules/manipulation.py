@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from xformer.autodiff.rule import composite, define, define_sequence
+from xformer.namespace import device
 
 # A pure change of shape is undone by the reverse change.
 define("reshape", lambda xp, g, x_shape, shape=None, *, copy=None: xp.reshape(g, x_shape))
@@ -21,6 +22,7 @@ define("triu", lambda xp, g, *, k=0: xp.triu(g, k=k))
 # The sweep casts a cotangent to the dtype of what it belongs to.
 define("astype", lambda g, dtype=None, *, copy=True, device=None: g)
 define("asarray", lambda g, *, dtype=None, device=None, copy=None: g)
+define("from_dlpack", lambda g, *, device=None, copy=None: g)
 
 
 def _permute_dims(xp: Any, g: Any, axes: Any = None) -> Any:
@@ -79,6 +81,12 @@ def _stack(xp: Any, g: Any, shapes: Any, *, axis: int = 0) -> list[Any]:
     return list(xp.unstack(g, axis=axis))
 
 
+@composite("full_like")
+def _full_like(xp: Any, x: Any, /, fill_value: Any, **keywords: Any) -> Any:
+    """Ask for shape and dtype only, so that `x` may be tracked; a tracked fill value raises, as in `full`."""
+    return xp.full(x.shape, fill_value, **{"dtype": x.dtype, "device": device(x), **keywords})
+
+
 @composite("broadcast_arrays")
 def _broadcast_arrays(xp: Any, *arrays: Any) -> list[Any]:
     shapes = [tuple(shape) for shape in (array.shape for array in xp.base.broadcast_arrays(*map(xp.lower, arrays)))]
@@ -99,9 +107,7 @@ def _meshgrid(xp: Any, *arrays: Any, indexing: str = "xy") -> list[Any]:
 
 
 @composite("diff")
-def _diff(
-    xp: Any, x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None
-) -> Any:
+def _diff(xp: Any, x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Any:
     parts = [part for part in (prepend, x, append) if part is not None]
     x = xp.concat(parts, axis=axis) if len(parts) > 1 else x
     before = (slice(None),) * (axis % x.ndim)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from xformer.autodiff.rule import composite, define
+from xformer.namespace import device
 
 
 def _axes(shape: tuple[int, ...], axis: Any) -> tuple[int, ...]:
@@ -82,13 +83,26 @@ def _cumulative_sum(
 define("cumulative_sum", _cumulative_sum)
 
 
+@composite("cumulative_prod")
+def _cumulative_prod(xp: Any, x: Any, /, *, axis: Any = None, dtype: Any = None, include_initial: bool = False) -> Any:
+    """One product after the other: right with zeros, too."""
+    axis = 0 if axis is None else axis % x.ndim
+    x = x if dtype is None else xp.astype(x, dtype)
+    rest = tuple(x.shape[:axis]) + tuple(x.shape[axis + 1 :])
+    products = [xp.ones(rest, dtype=x.dtype, device=device(x))]
+    for part in xp.unstack(x, axis=axis):
+        products.append(products[-1] * part)
+    products = products if include_initial else products[1:]
+    return xp.stack(products, axis=axis) if products else x
+
+
 @composite("var")
 def _var(xp: Any, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
     """Variance from deviations: no cancellation, unlike the mean of squares."""
     count = math.prod(x.shape[i] for i in _axes(tuple(x.shape), axis))
     deviation = x - xp.mean(x, axis=axis, keepdims=True)
     total = xp.sum(deviation * deviation, axis=axis, keepdims=keepdims, dtype=x.dtype)
-    degrees = xp.asarray(float(count) - correction, dtype=x.dtype, device=x.device)
+    degrees = xp.asarray(float(count) - correction, dtype=x.dtype, device=device(x))
     return total / degrees
 
 

@@ -1,0 +1,642 @@
+"""The transforms: what they take and return, how they nest, what they refuse, and when they let go of memory."""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from xformer import ops
+from xformer.autodiff import Implementation, Primitive, checkpoint, grad, stop_gradient, value_and_grad, vjp
+from xformer.autodiff.tracer import Tracer
+from xformer.errors import BackendError, ShapeError
+from xformer.namespace import Array, array_namespace
+from xformer.tree import Module
+
+
+class Affine(Module):
+    weight: Array
+    bias: Array | None
+    features: int
+
+    def __init__(self, weight: Any, bias: Any = None) -> None:
+        self.weight, self.bias, self.features = weight, bias, weight.shape[1]
+
+    def __call__(self, x: Any) -> Any:
+        return ops.linear(x, self.weight, self.bias)
+
+
+class Stack(Module):
+    layers: tuple[Affine, ...]
+    scale: Array
+
+    def __init__(self, layers: tuple[Affine, ...], scale: Any) -> None:
+        self.layers, self.scale = layers, scale
+
+    def __call__(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = array_namespace(x, layer.weight).tanh(layer(x))
+        return x * self.scale
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def values(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def stack(bias: bool = True) -> Stack:
+    layers = tuple(Affine(values(3, 3, seed=i), values(3, seed=10 + i) if bias else None) for i in range(3))
+    return Stack(layers, values(3, seed=20))
+
+
+def total(x: Any) -> Any:
+    return array_namespace(x).sum(x)
+
+
+def loss(model: Stack, x: Any) -> Any:
+    return total(model(x) ** 2)
+
+
+def close(actual: Any, expected: Any) -> None:
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=1e-12, atol=1e-12)
+
+
+# --- trees -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_module_gets_a_gradient_of_its_own_structure(bias):
+    model, x = stack(bias), values(4, 3)
+    value, gradient = value_and_grad(loss)(model, x)
+    assert isinstance(gradient, Stack)
+    assert [name for name, _ in gradient.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert gradient.layers[0].features == 3
+    close(value, loss(model, x))
+    for (name, parameter), (_, slope) in zip(model.named_parameters(), gradient.named_parameters(), strict=True):
+        before, parameter[...] = parameter.copy(), parameter + 1e-7
+        difference = (loss(model, x) - value) / 1e-7
+        parameter[...] = before
+        np.testing.assert_allclose(np.sum(slope), difference, rtol=1e-4, err_msg=name)
+
+
+def test_trees_of_tuples_lists_and_dicts_keep_their_shape():
+    tree = {"b": [values(2), (values(3), 7, None)], "a": Pair(values(1), "name")}
+    value, gradient = value_and_grad(lambda t: total(t["b"][0] * 2.0) + total(t["b"][1][0] ** 2) + t["a"].first[0])(
+        tree
+    )
+    assert list(gradient) == ["b", "a"]
+    assert isinstance(gradient["a"], Pair)
+    assert gradient["a"].second == "name"
+    assert gradient["b"][1][1:] == (7, None)
+    close(gradient["b"][0], [2.0, 2.0])
+    close(gradient["b"][1][0], 2.0 * tree["b"][1][0])
+    close(gradient["a"].first, [1.0])
+    assert not isinstance(value, Tracer)
+
+
+def test_only_the_first_argument_is_differentiated():
+    x, y = values(3), values(3, seed=1)
+    gradient = grad(lambda a, b, *, factor: total(a * b * factor))(x, y, factor=np.float64(3.0))
+    close(gradient, 3.0 * y)
+
+
+def test_unused_leaves_get_zeros_of_their_shape_and_dtype():
+    tree = (values(2), values(2, 3).astype(np.float32), np.asarray([1, 2]), np.asarray(True))
+    gradient = grad(lambda t: total(t[0] * t[2]))(tree)
+    close(gradient[0], [1.0, 2.0])
+    assert [g.dtype.name for g in gradient] == ["float64", "float32", "int64", "bool"]
+    for g, leaf in zip(gradient[1:], tree[1:], strict=True):
+        assert g.shape == leaf.shape
+        assert not g.any()
+
+
+def test_the_same_array_may_stand_in_two_places():
+    x = values(3)
+    first, second = grad(lambda t: total(t[0] * t[0] * t[1]))((x, x))
+    close(first, 2.0 * x * x)
+    close(second, x * x)
+
+
+def test_gradients_have_the_dtype_of_their_leaf():
+    tree = (values(3).astype(np.float32), values(3))
+    gradient = grad(lambda t: total(t[0] * t[1]))(tree)
+    assert [g.dtype.name for g in gradient] == ["float32", "float64"]
+    close(gradient[1], tree[0].astype(np.float64))
+
+
+def test_a_result_that_is_itself_an_input_or_does_not_depend_on_one():
+    close(grad(lambda x: x)(np.asarray(2.0)), 1.0)
+    value, gradient = value_and_grad(lambda x: np.asarray(5.0))(values(3))
+    assert value == 5.0
+    close(gradient, np.zeros(3))
+
+
+def test_has_aux_hands_anything_out_as_plain_values():
+    model, x = stack(), values(4, 3)
+
+    def with_extras(model, x):
+        y = model(x)
+        return total(y), {"output": y, "weights": (model.scale, 3), "mask": y > 0.0, "note": "text"}
+
+    (value, extra), gradient = value_and_grad(with_extras, has_aux=True)(model, x)
+    assert type(extra["output"]) is np.ndarray
+    assert extra["weights"][0] is model.scale
+    assert extra["mask"].dtype == bool
+    assert extra["note"] == "text"
+    close(value, np.sum(model(x)))
+    close(gradient.scale, np.sum(model(x) / model.scale, axis=0))
+
+
+# --- vjp -------------------------------------------------------------------------------------------------------------
+
+
+def test_vjp_pulls_a_tree_of_cotangents_back_to_every_primal():
+    x, y, u, v = values(2, 3), values(3), values(2, 3, seed=2), values(seed=3)
+    result, pullback = vjp(lambda a, b: {"outer": a * b, "total": total(a)}, x, y)
+    close(result["outer"], x * y)
+    dx, dy = pullback({"outer": u, "total": v})
+    close(dx, u * y + v)
+    close(dy, np.sum(u * x, axis=0))
+
+
+def test_a_pullback_works_once():
+    _, pullback = vjp(lambda x: x * x, values(3))
+    pullback(np.ones(3))
+    with pytest.raises(RuntimeError, match="used before; call vjp again"):
+        pullback(np.ones(3))
+
+
+def test_a_cotangent_of_another_shape_is_refused_and_the_pullback_stays_usable():
+    x = values(3)
+    _, pullback = vjp(lambda x: x * x, x)
+    with pytest.raises(
+        ShapeError, match=r"the cotangent has shapes \[\(2,\)\]; expected those of the result, \[\(3,\)\]"
+    ):
+        pullback(np.ones(2))
+    close(pullback(np.ones(3))[0], 2.0 * x)
+
+
+def test_vjp_of_the_same_output_twice_adds_up():
+    x = values(3)
+
+    def doubled(x):
+        y = x * x
+        return y, y
+
+    dx = vjp(doubled, x)[1]((np.ones(3), 2.0 * np.ones(3)))[0]
+    close(dx, 6.0 * x)
+
+
+def test_forward_derivatives_by_two_pullbacks():
+    x, v = values(3), values(3, seed=1)
+
+    def pushforward(f, x, v):
+        return vjp(lambda c: vjp(f, x)[1](c)[0], np.zeros(3))[1](v)[0]
+
+    close(pushforward(lambda x: np.asarray(2.0) * x * x, x, v), 4.0 * x * v)
+
+
+def test_a_pullback_may_be_differentiated_after_it_was_made():
+    x, v = values(3), values(3, seed=1)
+    _, pullback = vjp(lambda x: array_namespace(x).where(x > 0.0, x * x, array_namespace(x).sin(x)), x)
+    close(grad(lambda c: total(pullback(c)[0] * v))(np.ones(3)), v * np.where(x > 0, 2.0 * x, np.cos(x)))
+
+
+# --- nesting ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_inner_derivative_does_not_see_the_outer_variable():
+    # d/dx [x * d/dy (x + y)] = d/dx [x * 1] = 1; confusing the two variables gives 2.
+    close(grad(lambda x: x * grad(lambda y: x + y)(np.asarray(1.0)))(np.asarray(1.0)), 1.0)
+    close(grad(lambda x: x * grad(lambda y: x * y)(np.asarray(3.0)))(np.asarray(5.0)), 10.0)
+    close(grad(lambda x: grad(lambda y: x * x * y * y * y)(x))(np.asarray(2.0)), 4 * 3 * 2.0**3)
+
+
+def test_derivatives_of_any_order():
+    def power(x):
+        return x**5
+
+    for order, expected in enumerate([32.0, 80.0, 160.0, 240.0, 240.0, 120.0, 0.0]):
+        function = power
+        for _ in range(order):
+            function = grad(function)
+        close(function(np.asarray(2.0)), expected)
+
+
+def test_three_levels_that_close_over_one_another():
+    def nested(x):
+        def middle(y):
+            return grad(lambda z: x * y * z * z)(y) * x  # 2 x^2 y^2
+
+        return grad(middle)(x)  # 4 x^3
+
+    close(nested(np.asarray(1.5)), 4 * 1.5**3)
+    close(grad(nested)(np.asarray(1.5)), 12 * 1.5**2)
+
+
+def test_the_functions_of_an_outer_namespace_take_inner_arrays():
+    def outer(x):
+        xp = array_namespace(x)
+
+        def inner(y):
+            stacked = xp.stack([y * x, xp.exp(y), xp.clip(y, 0.0, 9.0), xp.where(y > 0.0, y, x), xp.pow(y, 2.0)])
+            assert array_namespace(stacked).trace_level == 2
+            return xp.sum(xp.concat([xp.reshape(part, (1,)) for part in xp.unstack(stacked)]))
+
+        return grad(inner)(np.asarray(0.5)) * x
+
+    # d/dy = x + e^y + 1 + 1 + 2y, times x; its derivative in x is 2x + e^y + 2 + 2y.
+    close(grad(outer)(np.asarray(2.0)), 4.0 + math.exp(0.5) + 2.0 + 1.0)
+
+
+def test_an_outer_array_mixes_with_inner_ones_in_operations():
+    weight, x = values(3, 3), values(2, 3)
+
+    def outer(w):
+        def inner(x):
+            y = ops.layer_norm(ops.linear(x, w), np.ones(3), None)
+            y = ops.attention(y, w, x[[0, 1, 0]])
+            return total(ops.cross_entropy(ops.softmax(y), np.asarray([1, 2])))
+
+        return total(grad(inner)(x) ** 2)
+
+    step, v = 1e-6, values(3, 3, seed=5)
+    expected = (outer(weight + step * v) - outer(weight - step * v)) / (2 * step)
+    np.testing.assert_allclose(np.sum(grad(outer)(weight) * v), expected, rtol=1e-7)
+
+
+def test_threads_do_not_see_each_others_traces():
+    x = values(50)
+    start, results = threading.Barrier(4), [None] * 4
+
+    def work(k):
+        start.wait()
+        for _ in range(20):
+            results[k] = grad(lambda x: total(grad(lambda y: total(y**3) * k)(x) * x / 3.0))(x)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for k, result in enumerate(results):
+        close(result, 3.0 * k * x**2)
+
+
+# --- stop_gradient ---------------------------------------------------------------------------------------------------
+
+
+def test_stop_gradient_makes_a_constant_at_every_level():
+    x = values(3)
+    close(grad(lambda x: total(x * stop_gradient(x)))(x), x)
+    close(grad(lambda x: total(grad(lambda y: total(y * stop_gradient(y * x)))(x)))(x), np.zeros(3))
+    assert stop_gradient(x) is x
+
+
+# --- checkpoint ------------------------------------------------------------------------------------------------------
+
+
+def plain(model: Stack, x: Any) -> Any:
+    for layer in model.layers:
+        x = array_namespace(x, layer.weight).tanh(layer(x)) * 1.5
+    return total(x * model.scale)
+
+
+def remembered(model: Stack, x: Any) -> Any:
+    block = checkpoint(lambda layer, x, *, factor: array_namespace(x, layer.weight).tanh(layer(x)) * factor)
+    for layer in model.layers:
+        x = block(layer, x, factor=1.5)
+    return total(x * model.scale)
+
+
+def test_checkpoint_gives_the_values_and_gradients_of_the_plain_function():
+    model, x = stack(), values(4, 3)
+    expected, actual = value_and_grad(plain)(model, x), value_and_grad(remembered)(model, x)
+    assert actual[0] == expected[0]
+    for (_, a), (_, b) in zip(actual[1].named_parameters(), expected[1].named_parameters(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    close(remembered(model, x), plain(model, x))
+
+
+def test_checkpoint_has_second_derivatives():
+    model, x = stack(), values(4, 3)
+
+    def curvature(function):
+        return grad(lambda x: total(grad(lambda m: function(m, x))(model).scale ** 2))(x)
+
+    close(curvature(remembered), curvature(plain))
+
+
+def test_checkpoint_nests_and_may_differentiate_inside():
+    x = values(3)
+    inner = checkpoint(lambda x: x * x * x)
+    outer = checkpoint(lambda x: inner(x) * x + grad(lambda y: total(inner(y)))(x))
+    close(grad(lambda x: total(outer(x)))(x), 4 * x**3 + 6 * x)
+
+
+def test_checkpoint_of_several_outputs_of_which_some_are_unused():
+    x = values(3)
+
+    def several(x, n):
+        xp = array_namespace(x)
+        return {"a": x * n, "order": xp.argsort(x), "b": (x * x, "note"), "c": xp.sum(x)}
+
+    def function(x):
+        outputs = checkpoint(several)(x, np.asarray([1, 2, 3]))
+        assert outputs["b"][1] == "note"
+        return total(outputs["b"][0] * outputs["order"])
+
+    close(grad(function)(x), 2.0 * x * np.argsort(x))
+
+
+def test_checkpoint_computes_forward_again_and_keeps_only_inputs():
+    kept: list[Any] = []
+    calls: list[int] = []
+
+    def body(x):
+        calls.append(1)
+        y = array_namespace(x).exp(x)
+        kept.append(weakref.ref(y if type(y) is np.ndarray else y._value))
+        return y * y
+
+    gc.disable()
+    try:
+        _, pullback = vjp(checkpoint(body), values(3))
+        assert len(calls) == 1
+        assert kept[0]() is None
+        pullback(np.ones(3))
+        assert len(calls) == 2
+    finally:
+        gc.enable()
+
+
+def test_checkpoint_refuses_arrays_that_it_closes_over():
+    with pytest.raises(RuntimeError, match=r"closes over a traced array; pass it to f as an argument"):
+        grad(lambda x: total(checkpoint(lambda y: y * x)(x * 2.0)))(values(3))
+
+
+def test_checkpoint_of_constants_and_of_plain_arrays_is_the_function():
+    x = values(3)
+    close(checkpoint(lambda x: x * 2.0)(x), 2.0 * x)
+    close(grad(lambda x: total(x * checkpoint(lambda n: n * 2)(array_namespace(x).argsort(x))))(x), 2 * np.argsort(x))
+    assert checkpoint(lambda text: text + "!")("no arrays") == "no arrays!"
+
+
+# --- primitives ------------------------------------------------------------------------------------------------------
+
+
+def test_a_primitive_is_told_which_inputs_need_a_cotangent():
+    asked = []
+
+    def pull(g, residuals, needs, *, factor):
+        asked.append(needs)
+        a, b = residuals
+        return g * b * factor, g * a * factor, None
+
+    def forward(a, b, mask, *, factor, save):
+        return a * b * factor, (a, b) if save else None
+
+    product = Primitive(Implementation("product", forward, pull))
+    x, y = values(3), values(3, seed=1)
+    close(product(x, y, None, factor=2.0), 2.0 * x * y)
+    close(grad(lambda x: total(product(x, y, None, factor=2.0)))(x), 2.0 * y)
+    close(grad(lambda y: total(product(x, y, None, factor=2.0)))(y), 2.0 * x)
+    assert asked == [(True, False, False), (False, True, False)]
+
+
+# --- what raises -----------------------------------------------------------------------------------------------------
+
+
+def leak(transform: Any) -> Any:
+    leaked: list[Any] = []
+
+    def function(x):
+        leaked.extend([x, x * 2.0, array_namespace(x).argsort(x)])
+        return total(x)
+
+    transform(function)
+    return leaked
+
+
+@pytest.mark.parametrize("index", [0, 1, 2], ids=["input", "intermediate", "constant"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: x + 1,
+        lambda x: 1 + x,
+        lambda x: array_namespace(x).exp(x),
+        lambda x: x[0],
+        lambda x: -x,
+        lambda x: x > 0,
+        lambda x: list(x),
+        lambda x: array_namespace(x).stack([x, x]),
+        lambda x: array_namespace(x).unstack(x),
+        lambda x: ops.relu(x),
+        lambda x: grad(lambda y: total(y * x))(values(3)),
+        lambda x: grad(lambda y: total(array_namespace(y).where(y > 0, y, x)))(values(3)),
+    ],
+)
+def test_an_array_that_escaped_its_trace_raises(use, index):
+    escaped = leak(lambda f: value_and_grad(f)(values(3)))[index]
+    with pytest.raises(RuntimeError, match="after its value_and_grad/vjp call had ended"):
+        use(escaped)
+
+
+def test_an_array_that_escaped_vjp_raises_before_and_after_the_pullback():
+    pullback = []
+    escaped = leak(lambda f: pullback.append(vjp(f, values(3))[1]))[1]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="had ended"):
+            escaped * 2.0
+        for pull in pullback:
+            pull(np.ones(()))
+            pullback.clear()
+            break
+
+
+def test_an_array_that_escaped_an_error_raises():
+    escaped = []
+
+    def fails(x):
+        escaped.append(x)
+        raise KeyError("own error")
+
+    with pytest.raises(KeyError, match="own error"):
+        grad(fails)(values(3))
+    with pytest.raises(RuntimeError, match="had ended"):
+        escaped[0] * 2.0
+    close(grad(lambda x: total(grad(lambda y: total(y))(x) * x))(values(3)), np.ones(3))  # no trace stayed active
+
+
+@pytest.mark.parametrize("name", ["imag", "full", "linspace", "arange"], ids=lambda name: name)
+def test_a_function_without_a_rule_raises_on_tracked_arrays(name):
+    arguments = {"full": lambda x: ((2,), x), "linspace": lambda x: (0.0, x, 3), "arange": lambda x: (x,)}
+    call = arguments.get(name, lambda x: (x,))
+    with pytest.raises(NotImplementedError, match=f"{name} has no derivative rule; add one in"):
+        grad(lambda x: total(getattr(array_namespace(x), name)(*call(x))))(np.asarray(2.0))
+
+
+def test_a_function_without_a_rule_works_on_constants():
+    close(grad(lambda x: total(x * array_namespace(x).linspace(0.0, 1.0, 3)))(values(3)), [0.0, 0.5, 1.0])
+    close(grad(lambda x: total(x * array_namespace(x).full((3,), 2.0)))(values(3)), [2.0, 2.0, 2.0])
+
+
+def test_unknown_functions_are_unknown():
+    with pytest.raises(AttributeError, match="no_such_function"):
+        grad(lambda x: array_namespace(x).no_such_function(x))(values(3))
+
+
+def test_mixing_integer_arrays_and_slices_raises():
+    with pytest.raises(NotImplementedError, match="mixes integer arrays with slices"):
+        grad(lambda x: total(x[np.asarray([0, 0]), 1:]))(values(2, 3))
+
+
+def test_repeating_by_counts_raises():
+    with pytest.raises(NotImplementedError, match="array of counts"):
+        grad(lambda x: total(array_namespace(x).repeat(x, np.asarray([1, 2, 3]))))(values(3))
+
+
+def test_complex_results_raise():
+    with pytest.raises(NotImplementedError, match="complex"):
+        grad(lambda x: total(x * np.asarray([1j, 1.0, 2.0])))(values(3))
+    with pytest.raises(NotImplementedError, match="complex"):
+        grad(lambda x: total(array_namespace(x).astype(x, np.complex128)))(values(3))
+
+
+@pytest.mark.parametrize(
+    "use", [np.asarray, np.sum, lambda x: np.add(np.ones(3), x), lambda x: np.ones(3).dot(x), np.from_dlpack, np.stack]
+)
+def test_numpy_gets_no_traced_array(use):
+    with pytest.raises(TypeError):
+        grad(lambda x: total(use(x)))(values(3))
+
+
+def test_the_message_to_numpy_says_what_to_do():
+    with pytest.raises(TypeError, match=r"use the functions of array_namespace\(x\), or hand values out with has_aux"):
+        grad(lambda x: np.asarray(x))(values(3))
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda x: x, r"returned float64 of shape \(3,\); expected a floating scalar"),
+        (lambda x: array_namespace(x).argmax(x), r"returned int64 of shape \(\); expected a floating scalar"),
+        (lambda x: 1.0, "returned a float; expected a floating scalar array"),
+        (lambda x: None, "returned a NoneType; expected a floating scalar array"),
+    ],
+)
+def test_a_result_that_is_no_floating_scalar_raises(result, message):
+    with pytest.raises(ShapeError, match=message):
+        value_and_grad(result)(values(3))
+
+
+def test_a_tree_without_arrays_raises():
+    with pytest.raises(BackendError, match="no array among the arguments"):
+        grad(lambda x: x)({"a": 1.0})
+
+
+def test_transposing_anything_but_a_matrix_raises():
+    with pytest.raises(ValueError, match=r"x\.T needs a matrix, x has shape \(2, 3, 4\); use xp\.permute_dims"):
+        grad(lambda x: total(x.T))(values(2, 3, 4))
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def watch(function: Any) -> tuple[list[Any], Any]:
+    """Run a function of x and `residual`, which makes exp(x) and notes whether it is alive."""
+    alive: list[Any] = []
+
+    def residual(x):
+        y = array_namespace(x).exp(x)
+        alive.append(weakref.ref(y._value))
+        return y
+
+    return alive, function(residual)
+
+
+def is_dead(alive: list[Any]) -> bool:
+    assert alive
+    return all(reference() is None for reference in alive)
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_memory_is_free_when_value_and_grad_returns():
+    alive, _ = watch(lambda residual: value_and_grad(lambda x: total(residual(x) * x))(values(3)))
+    assert is_dead(alive)
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_memory_is_free_after_an_error():
+    def fails(residual):
+        def function(x):
+            residual(x)
+            raise KeyError("own error")
+
+        with pytest.raises(KeyError):
+            grad(function)(values(3))
+
+    alive, _ = watch(fails)
+    assert is_dead(alive)
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_memory_is_free_while_the_sweep_goes():
+    seen = []
+
+    def pull(g, residuals, needs):
+        seen.append(is_dead(alive))
+        return (g,)
+
+    alive: list[Any] = []
+    early = Primitive(Implementation("early", lambda x, save: (x * 1.0, None), pull))
+
+    def function(x):
+        y = array_namespace(x).exp(early(x))
+        alive.append(weakref.ref(y._value))
+        return total(y * 2.0)
+
+    grad(function)(values(3))
+    assert seen == [True]
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_memory_is_free_when_a_pullback_is_used_or_dropped():
+    alive, (_, pullback) = watch(lambda residual: vjp(lambda x: residual(x) * x, values(3)))
+    assert not is_dead(alive)
+    pullback(np.ones(3))
+    assert is_dead(alive)
+    alive, (_, pullback) = watch(lambda residual: vjp(lambda x: residual(x) * x, values(3)))
+    del pullback
+    assert is_dead(alive)
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_an_escaped_array_does_not_keep_the_trace_alive():
+    escaped = []
+
+    def function(x, residual):
+        y = residual(x)
+        escaped.append(x * 2.0)
+        return total(y * y)
+
+    alive, _ = watch(lambda residual: grad(lambda x: function(x, residual))(values(3)))
+    assert is_dead(alive)
+    assert escaped

@@ -1,0 +1,106 @@
+"""One model, differentiated by value_and_grad in every library, by torch autograd and by jax.grad: all agree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.conftest import assert_close, library_or_skip
+from tests.reference import SOURCE, TARGET, small_model, translation_loss, without_jax
+from xformer import value_and_grad
+from xformer.namespace import from_host
+from xformer.tree import flatten, map_arrays
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Pre-norm and gelu, with every kind of parameter."""
+    return small_model(
+        num_encoder_layers=1, num_decoder_layers=1, activation="gelu", tie_output=False, output_bias=True
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    """The loss and the gradients on NumPy."""
+    return value_and_grad(translation_loss)(model)
+
+
+def assert_all_close(actual, expected, xp):
+    loss, gradients = actual
+    assert_close(xp.asarray(loss), expected[0], xp=xp)
+    expected_gradients = dict(expected[1].named_parameters())
+    assert dict(gradients.named_parameters()).keys() == expected_gradients.keys()
+    for name, gradient in gradients.named_parameters():
+        assert np.any(expected_gradients[name]) or name.endswith("key.bias")  # softmax does not see a constant
+        assert_close(gradient, expected_gradients[name], xp=xp)
+
+
+@without_jax
+def test_value_and_grad(xp, model, expected):
+    moved = model.to(xp)
+    assert_close(moved(SOURCE, TARGET), model(SOURCE, TARGET), xp=xp)
+    assert_all_close(value_and_grad(translation_loss)(moved), expected, xp)
+
+
+def test_value_and_grad_on_jax_outside_jit():
+    """With few layers and shapes: each is compiled on its own."""
+    xp = library_or_skip("jax")
+    small = small_model(d_ff=8, num_encoder_layers=0, num_decoder_layers=1, norm_position="post")
+    inputs = (SOURCE[:, :4], TARGET)
+    expected = value_and_grad(translation_loss)(small, *inputs)
+    assert_all_close(value_and_grad(translation_loss)(small.to(xp), *inputs), expected, xp)
+
+
+def test_portable_definitions_agree_with_the_kernels(model, expected, monkeypatch):
+    monkeypatch.setenv("XFORMER_KERNELS", "portable")
+    assert_all_close(value_and_grad(translation_loss)(model), expected, np)
+
+
+def test_torch_autograd(model, expected):
+    xp = library_or_skip("torch")
+    native = map_arrays(lambda array: array.requires_grad_(), model.to(xp))
+    loss = translation_loss(native)
+    loss.backward()
+    assert_all_close((loss.detach(), map_arrays(lambda array: array.grad, native)), expected, xp)
+
+
+def test_jax_grad(model, expected):
+    xp = library_or_skip("jax")
+    jax = pytest.importorskip("jax")
+    leaves, rebuild = flatten(model.to(xp))
+    loss, gradients = jax.jit(jax.value_and_grad(lambda leaves: translation_loss(rebuild(leaves))))(leaves)
+    assert_all_close((loss, rebuild(gradients)), expected, xp)
+
+
+def test_value_and_grad_inside_jit_with_ids_traced_by_jax(model, expected):
+    xp = library_or_skip("jax")
+    jax = pytest.importorskip("jax")
+    leaves, rebuild = flatten(model.to(xp))
+
+    def step(leaves, source, target):
+        loss, gradients = value_and_grad(translation_loss)(rebuild(leaves), source, target)
+        return loss, flatten(gradients)[0]
+
+    loss, gradients = jax.jit(step)(leaves, from_host(xp, SOURCE), from_host(xp, TARGET))
+    assert_all_close((loss, rebuild(gradients)), expected, xp)
+
+
+def test_the_forward_pass_inside_jit(model):
+    xp = library_or_skip("jax")
+    jax = pytest.importorskip("jax")
+    moved = model.to(xp)
+    logits = jax.jit(moved)(from_host(xp, SOURCE), from_host(xp, TARGET))
+    assert_close(logits, model(SOURCE, TARGET), xp=xp)
+
+
+def test_fully_padded_rows_give_no_nan_under_any_differentiation(model):
+    """A source of nothing but padding: its attention has no row to look at."""
+    source = np.asarray(SOURCE)
+    source = np.where(np.asarray([[True], [False]]), source, 0)
+    _, expected = value_and_grad(translation_loss)(model, source)
+    assert all(np.isfinite(array).all() for array in flatten(expected)[0])
+    native = map_arrays(lambda array: array.requires_grad_(), model.to(library_or_skip("torch")))
+    translation_loss(native, source).backward()
+    for gradient, (_, parameter) in zip(flatten(expected)[0], native.named_parameters(), strict=True):
+        assert_close(parameter.grad.numpy(), gradient)

@@ -1,0 +1,85 @@
+"""What holds for every input: padding is invisible, the future is hidden, a batch is its rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.reference import small_model, translation_loss
+from xformer import value_and_grad
+from xformer.tree import flatten
+
+TOLERANCE = {"rtol": 0.0, "atol": 1e-12}
+few = settings(max_examples=15, deadline=None)
+
+
+@pytest.fixture(scope="module", params=["pre", "post"])
+def model(request):
+    return small_model(norm_position=request.param)
+
+
+def sentences(vocabulary, longest=6):
+    """Token ids of one sentence, without padding."""
+    return st.lists(st.integers(1, vocabulary - 1), min_size=1, max_size=longest)
+
+
+def padded(rows, extra=0):
+    length = max(map(len, rows)) + extra
+    return np.asarray([row + [0] * (length - len(row)) for row in rows])
+
+
+pairs = st.tuples(sentences(11), sentences(13))
+
+
+@few
+@given(pair=pairs, source_padding=st.integers(0, 3), target_padding=st.integers(0, 3))
+def test_padding_on_the_right_changes_no_logits(model, pair, source_padding, target_padding):
+    source, target = pair
+    expected = model([source], [target])
+    logits = model(padded([source], source_padding), padded([target], target_padding))
+    np.testing.assert_allclose(logits[:, : len(target)], expected, **TOLERANCE)
+
+
+@few
+@given(pair=pairs, padding=st.integers(1, 3))
+def test_padding_changes_no_loss_and_no_gradient(model, pair, padding):
+    source, target = pair
+    labels = target[1:] + [2]
+    exact = value_and_grad(translation_loss)(model, *map(padded, ([source], [target], [labels])))
+    longer = (padded([row], padding) for row in (source, target, labels))
+    loss, gradients = value_and_grad(translation_loss)(model, *longer)
+    np.testing.assert_allclose(loss, exact[0], **TOLERANCE)
+    for found, expected in zip(flatten(gradients)[0], flatten(exact[1])[0], strict=True):
+        np.testing.assert_allclose(found, expected, **TOLERANCE)
+
+
+@few
+@given(pair=st.tuples(sentences(11), sentences(13)), data=st.data())
+def test_a_token_changes_no_logits_before_it(model, pair, data):
+    source, target = pair
+    place = data.draw(st.integers(0, len(target) - 1))
+    changed = list(target)
+    changed[place] = target[place] % 12 + 1
+    before, after = model([source], [target]), model([source], [changed])
+    np.testing.assert_array_equal(after[:, :place], before[:, :place])
+    assert np.abs(after[:, place:] - before[:, place:]).max() > 1e-6
+
+
+@few
+@given(rows=st.lists(pairs, min_size=2, max_size=4))
+def test_a_batch_gives_what_its_rows_give_alone(model, rows):
+    batch = model(*(padded([row[side] for row in rows]) for side in (0, 1)))
+    for index, (source, target) in enumerate(rows):
+        np.testing.assert_allclose(batch[index, : len(target)], model([source], [target])[0], **TOLERANCE)
+
+
+def test_every_source_token_matters(model):
+    """The counterpart of the properties above: nothing is hidden that should be seen."""
+    source, target = [3, 4, 5, 6], [1, 7, 8]
+    expected = model([source], [target])
+    for place in range(4):
+        changed = list(source)
+        changed[place] = 9
+        assert np.abs(model([changed], [target]) - expected).max() > 1e-4

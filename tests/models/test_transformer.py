@@ -1,0 +1,178 @@
+"""The model's calls, parts and parameters, and dropout."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.conftest import assert_close
+from tests.reference import SOURCE, TARGET, normal, raises_line, small_model, translation_loss
+from xformer import Rng, Transformer, TransformerConfig, value_and_grad
+from xformer.errors import BackendError, ConfigError, ShapeError
+from xformer.namespace import dtype_name, from_host, library
+
+
+def test_ids_may_be_lists_numpy_arrays_or_arrays_of_the_library(xp):
+    model = small_model(xp, num_encoder_layers=1, num_decoder_layers=1)
+    expected = model(SOURCE, TARGET)
+    assert expected.shape == (2, 4, 13)
+    assert_close(model(SOURCE.tolist(), TARGET.tolist()), expected)
+    assert_close(model(from_host(xp, SOURCE), from_host(xp, TARGET)), expected)
+
+
+def test_decoding_a_memory_is_what_the_call_does():
+    model = small_model()
+    memory = model.encode(SOURCE)
+    assert memory.shape == (2, 5, 8)
+    assert_close(model.decode(TARGET, memory, source=SOURCE), model(SOURCE, TARGET))
+    unmasked = model.decode(TARGET, memory)
+    assert np.abs(unmasked - model(SOURCE, TARGET)).max() > 1e-3
+
+
+def test_an_empty_batch_gives_no_logits():
+    assert small_model()(np.zeros((0, 3), dtype=int), np.zeros((0, 4), dtype=int)).shape == (0, 4, 13)
+
+
+def test_cross_attention_weights_sum_to_one_and_leave_padding_out():
+    first, second = small_model().cross_attention_weights(SOURCE, TARGET)
+    assert first.shape == second.shape == (2, 2, 4, 5)
+    np.testing.assert_allclose(second.sum(axis=-1), 1.0)
+    assert (second[0, :, :, 4:] == 0.0).all()
+    assert (second[1, :, :, 3:] == 0.0).all()
+
+
+def test_settings_decide_which_parameters_there_are():
+    names = dict(small_model().named_parameters())
+    assert "target_embedding.weight" in names
+    assert "encoder_norm.weight" in names
+    assert {"output.weight", "output_bias"} & names.keys() == set()
+    names = dict(
+        small_model(
+            source_vocab_size=13, share_embeddings=True, tie_output=False, output_bias=True, norm_position="post"
+        ).named_parameters()
+    )
+    assert "target_embedding.weight" not in names
+    assert "encoder_norm.weight" not in names
+    assert names["output.weight"].shape == (8, 13)
+    assert names["output_bias"].shape == (13,)
+    assert "encoder.0.self_attention.query.bias" in names
+    names = dict(small_model(attention_bias=False).named_parameters())
+    assert "encoder.0.self_attention.query.bias" not in names
+    assert "encoder.0.feed_forward.expand.bias" in names
+
+
+def test_parameters_are_counted():
+    # Two tables, then layers of 4 or 8 projections with biases, a feed-forward, and norms; then two last norms.
+    projection, feed_forward, norm = 8 * 8 + 8, 8 * 12 + 12 + 12 * 8 + 8, 2 * 8
+    expected = 11 * 8 + 13 * 8 + 2 * (4 * projection + feed_forward + 2 * norm)
+    expected += 2 * (8 * projection + feed_forward + 3 * norm) + 2 * norm
+    assert small_model().parameter_count() == expected
+
+
+def test_the_scale_of_embeddings_is_a_setting():
+    scaled, plain = small_model(), small_model(scale_embeddings=False)
+    embedded = scaled.source_embedding(SOURCE)
+    assert_close(embedded, plain.source_embedding(SOURCE) * np.sqrt(8.0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_logits_and_gradients_have_the_dtype_of_the_parameters(dtype):
+    model = small_model(dtype=dtype, dropout=0.2, attention_dropout=0.2)
+    assert model(SOURCE, TARGET).dtype == dtype
+    _, gradients = value_and_grad(lambda model: translation_loss(model))(model)
+    assert {array.dtype.name for _, array in gradients.named_parameters()} == {dtype}
+
+
+def test_bfloat16_stays_bfloat16():
+    torch = pytest.importorskip("torch", reason="NumPy has no bfloat16")
+    model = small_model(torch, dtype="bfloat16")
+    logits = model(SOURCE, TARGET)
+    assert logits.dtype == torch.bfloat16
+    assert_close(logits.to(torch.float64), small_model()(SOURCE, TARGET), xp=torch, tolerance=0.1)
+    loss, gradients = value_and_grad(translation_loss)(model)
+    assert loss.dtype == torch.float32
+    assert {array.dtype for _, array in gradients.named_parameters()} == {torch.bfloat16}
+
+
+# --- Dropout ----------------------------------------------------------------------------------------------------------
+
+EVERYWHERE = {"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.1}
+
+
+def test_there_is_no_dropout_without_an_rng():
+    assert_close(small_model(**EVERYWHERE)(SOURCE, TARGET), small_model(dropout=0.0)(SOURCE, TARGET))
+
+
+@pytest.mark.parametrize("place", EVERYWHERE)
+def test_each_dropout_acts_when_an_rng_is_passed(place):
+    model = small_model(**{"dropout": 0.0, place: 0.3})
+    first = model(SOURCE, TARGET, rng=Rng(0))
+    np.testing.assert_array_equal(first, model(SOURCE, TARGET, rng=Rng(0)))
+    assert np.abs(first - model(SOURCE, TARGET, rng=Rng(1))).max() > 1e-3
+    assert np.abs(first - model(SOURCE, TARGET)).max() > 1e-3
+
+
+def test_places_that_drop_do_not_share_their_masks(monkeypatch):
+    """Every draw of one forward pass comes from a stream of its own."""
+    keys, draw = [], Rng.bernoulli
+
+    def watched(self, *arguments):
+        keys.append(self.key)
+        return draw(self, *arguments)
+
+    monkeypatch.setattr(Rng, "bernoulli", watched)
+    small_model(**EVERYWHERE)(SOURCE, TARGET, rng=Rng(0))
+    assert len(keys) == 2 + 2 * 4 + 2 * 6
+    assert len(set(keys)) == len(keys)
+
+
+def test_gradients_under_dropout_belong_to_the_drawn_mask():
+    model, step = small_model(**EVERYWHERE), 1e-6
+
+    def loss(model):
+        return (model(SOURCE, TARGET, rng=Rng(3)) ** 2).sum()
+
+    def traced_loss(model):
+        logits = model(SOURCE, TARGET, rng=Rng(3))
+        return logits.__array_namespace__().sum(logits**2)
+
+    _, gradients = value_and_grad(traced_loss)(model)
+    weight, gradient = model.decoder[1].feed_forward.expand.weight, gradients.decoder[1].feed_forward.expand.weight
+    direction = normal(0, *weight.shape)
+    weight += step * direction
+    above = loss(model)
+    weight -= 2 * step * direction
+    np.testing.assert_allclose((above - loss(model)) / (2 * step), (gradient * direction).sum(), rtol=1e-6)
+
+
+# --- Bad input ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_memory_that_does_not_fit_is_refused():
+    model = small_model()
+    for shape in ((2, 5), (3, 5, 8), (2, 5, 7)):
+        with raises_line(ShapeError, r"memory has shape .*; expected \(2, source length, 8\) for target ids"):
+            model.decode(TARGET, np.zeros(shape))
+
+
+def test_unknown_and_missing_libraries():
+    config = TransformerConfig(11, 13, d_model=8, num_heads=2)
+    with raises_line(BackendError, "backend 'nump' is unknown; expected one of numpy, cupy, torch, jax"):
+        Transformer(config, xp="nump")
+    with raises_line(BackendError, "xp is 3; expected one of numpy, cupy"):
+        Transformer(config, xp=3)
+    with raises_line(ConfigError, "seed is -1; expected a non-negative integer"):
+        Transformer(config, xp="numpy", seed=-1)
+    with raises_line(BackendError, "numpy has no dtype 'flaot32'; expected e.g. 'float32' or 'float64'"):
+        Transformer(config, xp="numpy", dtype="flaot32")
+    with raises_line(BackendError, "dtype is int64; parameters need a floating dtype"):
+        Transformer(config, xp="numpy", dtype="int64")
+    with raises_line(BackendError, "numpy cannot place data on device 'cuda'; it knows only 'cpu'"):
+        Transformer(config, xp="numpy", device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.dtype("float64"), "float64"])
+def test_a_dtype_may_be_named_or_be_that_of_another_library(xp, dtype):
+    model = small_model(xp, dtype=dtype, num_encoder_layers=0, num_decoder_layers=0)
+    assert dtype_name(model.source_embedding.weight.dtype) == "float64"
+    assert library(xp) in type(model.source_embedding.weight).__module__

@@ -1,0 +1,129 @@
+"""Small models to test with, weights copied from torch modules, and a stricter `pytest.raises`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xformer import Transformer, TransformerConfig, array_namespace, cross_entropy
+from xformer.namespace import from_host
+
+# For tests with many shapes, which jax would compile one by one.
+without_jax = pytest.mark.parametrize(
+    "xp",
+    ["numpy", "torch", pytest.param("array_api_strict", id="strict", marks=pytest.mark.strict)],
+    indirect=True,
+)
+
+SMALL = {
+    "source_vocab_size": 11,
+    "target_vocab_size": 13,
+    "d_model": 8,
+    "num_heads": 2,
+    "d_ff": 12,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+}
+
+# Two sentences of different lengths, padded with 0.
+SOURCE = np.asarray([[5, 4, 7, 2, 0], [3, 10, 2, 0, 0]])
+TARGET = np.asarray([[1, 12, 6, 4], [1, 9, 0, 0]])
+LABELS = np.asarray([[12, 6, 4, 2], [9, 2, 0, 0]])
+
+
+def small_model(xp: Any = "numpy", *, dtype: str = "float64", seed: int = 0, **settings: Any) -> Transformer:
+    """A model of two layers on each side, in float64 unless told otherwise."""
+    return Transformer(TransformerConfig(**{**SMALL, **settings}), xp=xp, seed=seed, dtype=dtype)
+
+
+def translation_loss(model: Transformer, source: Any = SOURCE, target: Any = TARGET, labels: Any = LABELS) -> Any:
+    """Mean smoothed cross-entropy of all labels that are not padding."""
+    logits = model(source, target)
+    xp = array_namespace(logits)
+    losses = cross_entropy(logits, from_host(xp, labels), pad_id=0, label_smoothing=0.1)
+    return xp.sum(losses) / float((labels != 0).sum())
+
+
+def weighted_sum(y: Any, weights: Any) -> Any:
+    """A scalar whose gradient with respect to y is `weights`."""
+    return array_namespace(y).sum(y * weights)
+
+
+def normal(seed: int, *shape: int) -> Any:
+    """Standard normal float64 values."""
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+@contextlib.contextmanager
+def raises_line(kind: type[Exception], match: str) -> Iterator[None]:
+    """`pytest.raises`, and the error is of exactly this kind and its message is one line."""
+    with pytest.raises(kind, match=match) as caught:
+        yield
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+
+
+# --- Parameters of torch modules under our names. `of` picks what is wanted of each: its values, or its gradient. -----
+
+Arrays = dict[str, Any]
+Pick = Callable[[Any], Any]
+
+
+def values(parameter: Any) -> Any:
+    return parameter.detach().numpy()
+
+
+def gradients(parameter: Any) -> Any:
+    return parameter.grad.numpy()
+
+
+def prefixed(prefix: str, arrays: Arrays) -> Arrays:
+    return {f"{prefix}.{name}": array for name, array in arrays.items()}
+
+
+def linear_arrays(module: Any, of: Pick) -> Arrays:
+    return {"weight": of(module.weight).T, "bias": of(module.bias)}
+
+
+def norm_arrays(module: Any, of: Pick) -> Arrays:
+    return {"weight": of(module.weight), "bias": of(module.bias)}
+
+
+def attention_arrays(module: Any, of: Pick) -> Arrays:
+    """torch stacks the three input projections on top of each other."""
+    parts = zip(np.split(of(module.in_proj_weight), 3), np.split(of(module.in_proj_bias), 3), strict=True)
+    arrays = prefixed("output", linear_arrays(module.out_proj, of))
+    for name, (weight, bias) in zip(("query", "key", "value"), parts, strict=True):
+        arrays |= {f"{name}.weight": weight.T, f"{name}.bias": bias}
+    return arrays
+
+
+def encoder_layer_arrays(module: Any, of: Pick) -> Arrays:
+    return {
+        **prefixed("self_attention", attention_arrays(module.self_attn, of)),
+        **prefixed("feed_forward.expand", linear_arrays(module.linear1, of)),
+        **prefixed("feed_forward.contract", linear_arrays(module.linear2, of)),
+        **prefixed("self_attention_residual.norm", norm_arrays(module.norm1, of)),
+        **prefixed("feed_forward_residual.norm", norm_arrays(module.norm2, of)),
+    }
+
+
+def decoder_layer_arrays(module: Any, of: Pick) -> Arrays:
+    return {
+        **encoder_layer_arrays(module, of),
+        **prefixed("cross_attention", attention_arrays(module.multihead_attn, of)),
+        **prefixed("cross_attention_residual.norm", norm_arrays(module.norm2, of)),
+        **prefixed("feed_forward_residual.norm", norm_arrays(module.norm3, of)),
+    }
+
+
+def randomize(module: Any, seed: int = 0) -> Any:
+    """Give all parameters of a torch module values away from zero and one, so that no term is left out."""
+    generator = np.random.default_rng(seed)
+    for parameter in module.parameters():
+        parameter.data = parameter.data.new_tensor(generator.normal(0.1, 0.4, tuple(parameter.shape)))
+    return module

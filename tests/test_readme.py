@@ -1,0 +1,89 @@
+"""Every code block of the README runs, as written, except that training is cut short and nothing is installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from xformer.text import numbers_task
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+# A training of the README's length would be a training, not a test.
+SHORTER = {"--max-minutes 25": "--max-updates 3 --recipe small.toml"}
+SMALL = """
+[model]
+d_model = 16
+num_heads = 2
+d_ff = 32
+num_encoder_layers = 1
+num_decoder_layers = 1
+
+[tokenizer]
+vocab_size = 120
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the files that the README's commands name."""
+    path = tmp_path_factory.mktemp("readme")
+    task = numbers_task(num_train=1200, num_valid=20, num_test=20, largest=9999)
+    for name, corpus in (("train", task.train), ("val", task.valid), ("test", task.test)):
+        (path / f"{name}.de").write_text("\n".join(corpus.target) + "\n", encoding="utf-8")
+        (path / f"{name}.en").write_text("\n".join(corpus.source) + "\n", encoding="utf-8")
+    (path / "small.toml").write_text(SMALL, encoding="utf-8")
+    return path
+
+
+def run_line(line: str, folder: Path) -> None:
+    for written, shorter in SHORTER.items():
+        line = line.replace(written, shorter)
+    words = shlex.split(line)
+    if words[0] == "xformer":
+        words = [sys.executable, "-m", "xformer", *words[1:]]
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300, env={**os.environ})
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        return
+    for command in line.split(" && "):
+        check_setup(shlex.split(command))
+
+
+def check_setup(words: list[str]) -> None:
+    """Installing and nox are not run inside a nox session: check that what they name is there."""
+    assert words[:2] == ["python3", "-m"], words
+    if words[2] == "pip":
+        assert words[3:] in (["install", "nox"], ["install", ".[cli]"])
+    else:
+        assert words[2:4] == ["nox", "-s"]
+        assert f"def {words[4]}(session" in (ROOT / "noxfile.py").read_text(encoding="utf-8")
+
+
+def test_every_block_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    names: dict[str, object] = {}
+    kinds = []
+    for kind, text in BLOCKS:
+        kinds.append(kind)
+        if kind == "python":
+            exec(compile(text, "README.md", "exec"), names)
+        else:
+            assert kind == "sh", f"the README has a block of kind {kind!r}; expected sh or python"
+            for line in filter(None, map(str.strip, text.split("\n"))):
+                run_line(line, folder)
+    assert {"sh", "python"} == set(kinds)
+
+
+def test_links_lead_somewhere() -> None:
+    """Files that the README names exist."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:docs|xformer|bench|tests)/[^`\s]*|[A-Z]+\.(?:md|cff))`", text)
+    assert named
+    for name in named:
+        assert (ROOT / name).exists(), f"the README names {name}, which is not there"

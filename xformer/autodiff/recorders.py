@@ -1,0 +1,168 @@
+"""The functions of a trace: each computes below the trace, leaves a record on the tape, and wraps what came out.
+
+There are four kinds: functions with a rule; functions of a list of arrays; unstack, whose results are many; and
+functions without a rule, whose result is constant unless a composite stands in for them. `_one_array` and
+`_two_arrays` are the short way for the calls that make up most of a training step; everything they do, `_with_rule`
+does for any call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from xformer.autodiff.rule import COMPOSITES, NOT_DIFFERENTIABLE, Pull, Rule
+from xformer.autodiff.tracer import Tracer
+
+Function = Callable[..., Any]
+_NO_KEYWORDS: dict[str, Any] = {}
+
+
+def recorder(trace: Any, name: str, function: Function, rule: Rule) -> Function:
+    """Make the traced version of a function with a rule."""
+    general = innermost(trace, name, _with_rule(trace, function, rule))
+    if trace.trace_level > 1:
+        return _named(function, general)
+    if rule.positions == (0,):
+        return _named(function, _one_array(trace, function, rule, general))
+    if rule.positions == (0, 1):
+        return _named(function, _two_arrays(trace, function, rule, general))
+    return _named(function, general)
+
+
+def _named(function: Function, call: Function) -> Function:
+    return functools.wraps(function)(call) if hasattr(function, "__name__") else call
+
+
+def _one_array(trace: Any, function: Function, rule: Rule, general: Function) -> Function:
+    """The short way for f(x)."""
+    tape, floating, ((keep, pull),) = trace.tape, trace.floating, rule.steps
+
+    def call(x: Any, /, *static: Any, **keywords: Any) -> Any:
+        if static or keywords or type(x) is not Tracer or x._namespace is not trace or x._index < 0:
+            return general(x, *static, **keywords)
+        value = x._value
+        output = function(value)
+        if output.dtype not in floating:
+            return trace.record(output, pull, (x._index,), (keep((value, output)), _NO_KEYWORDS))
+        tape.append((pull, (x._index,), (keep((value, output)), _NO_KEYWORDS), output.shape, output.dtype))
+        return Tracer(output, trace, len(tape) - 1)
+
+    return call
+
+
+def _two_arrays(trace: Any, function: Function, rule: Rule, general: Function) -> Function:
+    """The short way for f(a, b), each an array of this trace, a plain array or a scalar."""
+    tape, floating, (first, second) = trace.tape, trace.floating, rule.steps
+    keep_first, pull_first, keep_second, pull_second, pull_both = *first, *second, rule.pull_all
+
+    def call(a: Any, b: Any, /, *static: Any, **keywords: Any) -> Any:
+        i = j = -1
+        x, y = a, b
+        if type(a) is Tracer and a._namespace is trace:
+            x, i = a._value, a._index
+        if type(b) is Tracer and b._namespace is trace:
+            y, j = b._value, b._index
+        if type(x) is Tracer or type(y) is Tracer or static or keywords:
+            return general(a, b, *static, **keywords)
+        output = function(x, y)
+        pull: Pull
+        parents: tuple[int, ...]
+        saved: tuple[Any, ...]
+        if j < 0:
+            if i < 0:
+                return Tracer(output, trace, -1)
+            pull, parents, saved = pull_first, (i,), (keep_first((x, y, output)), _NO_KEYWORDS)
+        elif i < 0:
+            pull, parents, saved = pull_second, (j,), (keep_second((x, y, output)), _NO_KEYWORDS)
+        else:
+            pool = (x, y, output)
+            pull, parents, saved = pull_both, (i, j), (keep_first(pool), keep_second(pool), _NO_KEYWORDS)
+        if output.dtype not in floating:
+            return trace.record(output, pull, parents, saved)
+        tape.append((pull, parents, saved, output.shape, output.dtype))
+        return Tracer(output, trace, len(tape) - 1)
+
+    return call
+
+
+def _with_rule(trace: Any, function: Function, rule: Rule) -> Function:
+    positions, lower = rule.positions, trace.lower
+
+    def call(*args: Any, **keywords: Any) -> Any:
+        values = [lower(argument) for argument in args]
+        keywords = {name: lower(value) for name, value in keywords.items()}
+        output = function(*values, **keywords)
+        parents = [trace.position(args[i]) for i in positions if i < len(args)]
+        if max(parents, default=-1) < 0:
+            return trace.lift(output)
+        static = tuple(value for i, value in enumerate(values) if i not in positions)
+        pool = (*(values[i] for i in positions), output)
+        return trace.record(output, *rule.plan(parents, pool, static, keywords))
+
+    return call
+
+
+def sequence_recorder(trace: Any, name: str, function: Function, formula: Function) -> Function:
+    """Make the traced version of concat and stack, whose inputs come in a list."""
+
+    def pull(xp: Any, g: Any, saved: Any) -> Any:
+        shapes, keywords = saved
+        return formula(xp, g, shapes, **keywords)
+
+    def call(arrays: Any, /, **keywords: Any) -> Any:
+        values = [trace.lower(array) for array in arrays]
+        output = function(values, **keywords)
+        parents = [trace.position(array) for array in arrays]
+        if max(parents, default=-1) < 0:
+            return trace.lift(output)
+        return trace.record(output, pull, parents, ([tuple(value.shape) for value in values], keywords))
+
+    return _named(function, innermost(trace, name, call))
+
+
+def unstack_recorder(trace: Any, function: Function) -> Function:
+    """Make the traced version of unstack: slicing instead would cost a full array of zeros for every slice."""
+
+    def pull(xp: Any, cotangents: Any, axis: int) -> Any:
+        used = next(g for g in cotangents if g is not None)
+        return (xp.stack([xp.zeros_like(used) if g is None else g for g in cotangents], axis=axis),)
+
+    def call(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
+        outputs = function(trace.lower(x), axis=axis)
+        if not outputs or trace.position(x) < 0:
+            return tuple(map(trace.lift, outputs))
+        return trace.record_several(outputs, pull, (trace.position(x),), axis)  # type: ignore[no-any-return]
+
+    return _named(function, innermost(trace, "unstack", call))
+
+
+def without_rule(trace: Any, name: str, function: Function) -> Function:
+    """Make the traced version of any other function: a constant, a composite, or an error."""
+    is_constant = name in NOT_DIFFERENTIABLE
+
+    def call(*args: Any, **keywords: Any) -> Any:
+        if not is_constant and any(map(trace.depends, (*args, *keywords.values()))):
+            if name in COMPOSITES:
+                return COMPOSITES[name](trace, *args, **keywords)
+            raise NotImplementedError(
+                f"{name} has no derivative rule; add one in xformer/autodiff/rules/, or use stop_gradient(x)"
+            )
+        lowered = {key: trace.lower(value) for key, value in keywords.items()}
+        return trace.lift(function(*map(trace.lower, args), **lowered))
+
+    return _named(function, innermost(trace, name, call))
+
+
+def innermost(trace: Any, name: str, call: Function) -> Function:
+    """Give way to an inner trace: when an array of one is among the arguments, that trace must record the call."""
+
+    def dispatch(*args: Any, **keywords: Any) -> Any:
+        for argument in args:
+            for item in argument if isinstance(argument, tuple | list) else (argument,):
+                if type(item) is Tracer and item._namespace.trace_level > trace.trace_level:
+                    return getattr(item._namespace, name)(*args, **keywords)
+        return call(*args, **keywords)
+
+    return dispatch
