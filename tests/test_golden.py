@@ -84,9 +84,7 @@ def test_feed_forward(xp, init):
 
 def test_layer_norm(xp, init):
     g = golden("layer_norm", xp)
-    layer = with_weights(
-        LayerNorm(16, epsilon=float(g["epsilon"]), init=init), weight=g["gamma"], bias=g["beta"]
-    )
+    layer = with_weights(LayerNorm(16, epsilon=float(g["epsilon"]), init=init), weight=g["gamma"], bias=g["beta"])
     assert_close(layer(g["x"]), g["output"], tolerance=TOLERANCE)
 
 

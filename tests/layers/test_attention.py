@@ -46,7 +46,11 @@ def allowed(case, keys):
 def test_output_and_gradients_equal_those_of_torch(layer, name):
     torch = pytest.importorskip("torch", reason="torch is what it is compared with")
     case = dict(CASES[name])
-    x, memory, g = normal(0, BATCH, QUERIES, D_MODEL), normal(1, BATCH, KEYS, D_MODEL), normal(2, BATCH, QUERIES, D_MODEL)
+    x, memory, g = (
+        normal(0, BATCH, QUERIES, D_MODEL),
+        normal(1, BATCH, KEYS, D_MODEL),
+        normal(2, BATCH, QUERIES, D_MODEL),
+    )
     memory = x if case.pop("self_attention", False) else memory
 
     theirs = randomize(torch.nn.MultiheadAttention(D_MODEL, NUM_HEADS, batch_first=True, dtype=torch.float64))

@@ -46,9 +46,7 @@ def test_output_and_gradients_equal_those_of_torch(activation, pre_norm, masked)
     expected = theirs(torch_x, torch_memory, tgt_mask=future, **padding)
     (expected * torch.tensor(g)).sum().backward()
 
-    layer = replace(
-        decoder_layer(activation=activation, pre_norm=pre_norm), decoder_layer_arrays(theirs, values)
-    )
+    layer = replace(decoder_layer(activation=activation, pre_norm=pre_norm), decoder_layer_arrays(theirs, values))
     ours = {"mask": TARGET, "memory_mask": MEMORY} if masked else {}
     assert_close(layer(x, memory, **ours), expected.detach().numpy())
     _, (found, dx, dmemory) = value_and_grad(lambda inputs: weighted_sum(inputs[0](*inputs[1:], **ours), g))(

@@ -46,7 +46,7 @@ def test_padding_on_the_right_changes_no_logits(model, pair, source_padding, tar
 @given(pair=pairs, padding=st.integers(1, 3))
 def test_padding_changes_no_loss_and_no_gradient(model, pair, padding):
     source, target = pair
-    labels = target[1:] + [2]
+    labels = [*target[1:], 2]
     exact = value_and_grad(translation_loss)(model, *map(padded, ([source], [target], [labels])))
     longer = (padded([row], padding) for row in (source, target, labels))
     loss, gradients = value_and_grad(translation_loss)(model, *longer)

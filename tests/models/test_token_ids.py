@@ -20,7 +20,9 @@ def test_ids_out_of_range_are_refused(xp, side, bad, move):
     model = small_model(xp, source_vocab_size=13, num_encoder_layers=0, num_decoder_layers=0)
     inputs = [SOURCE.copy(), TARGET.copy()]
     inputs[side][1, 1] = bad
-    inputs = [{"list": np.ndarray.tolist, "numpy": np.asarray, "own": lambda x: from_host(xp, x)}[move](x) for x in inputs]
+    inputs = [
+        {"list": np.ndarray.tolist, "numpy": np.asarray, "own": lambda x: from_host(xp, x)}[move](x) for x in inputs
+    ]
     expected = rf"{('source', 'target')[side]} ids range from .*{bad}.*; expected 0 to 12 for a vocabulary of 13 tokens"
     with raises_line(DataError, expected):
         model(*inputs)

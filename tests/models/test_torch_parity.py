@@ -91,16 +91,25 @@ class TorchTranslator(torch.nn.Module):
         return arrays
 
 
+def torch_loss(logits):
+    return functional.cross_entropy(
+        logits.flatten(0, 1), torch.tensor(LABELS).flatten(), ignore_index=0, label_smoothing=0.1
+    )
+
+
 @pytest.mark.parametrize(
     ("pre_norm", "activation", "tied", "bias"),
-    [(True, "relu", True, False), (False, "relu", True, True), (True, "gelu", False, True), (False, "gelu", False, False)],
+    [
+        (True, "relu", True, False),
+        (False, "relu", True, True),
+        (True, "gelu", False, True),
+        (False, "gelu", False, False),
+    ],
 )
 def test_logits_loss_and_all_gradients_equal_those_of_torch(pre_norm, activation, tied, bias):
     theirs = randomize(TorchTranslator(pre_norm=pre_norm, activation=activation, tied=tied, bias=bias))
     expected = theirs(torch.tensor(SOURCE), torch.tensor(TARGET))
-    expected_loss = functional.cross_entropy(
-        expected.flatten(0, 1), torch.tensor(LABELS).flatten(), ignore_index=0, label_smoothing=0.1
-    )
+    expected_loss = torch_loss(expected)
     expected_loss.backward()
 
     model = small_model(
@@ -118,9 +127,7 @@ def test_logits_loss_and_all_gradients_equal_those_of_torch(pre_norm, activation
 def test_a_shared_embedding_gets_the_gradients_of_source_target_and_output():
     theirs = randomize(TorchTranslator(pre_norm=True, activation="relu", tied=True, bias=False))
     theirs.source = theirs.target
-    functional.cross_entropy(
-        theirs(torch.tensor(SOURCE), torch.tensor(TARGET)).flatten(0, 1), torch.tensor(LABELS).flatten(), ignore_index=0, label_smoothing=0.1
-    ).backward()
+    torch_loss(theirs(torch.tensor(SOURCE), torch.tensor(TARGET))).backward()
     model = small_model(source_vocab_size=SMALL["target_vocab_size"], share_embeddings=True)
     arrays = theirs.arrays(values)
     del arrays["target_embedding.weight"]

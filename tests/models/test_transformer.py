@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close
-from tests.reference import SOURCE, TARGET, normal, raises_line, small_model, translation_loss
+from tests.reference import SOURCE, TARGET, normal, raises_line, small_model, translation_loss, without_jax
 from xformer import Rng, Transformer, TransformerConfig, value_and_grad
 from xformer.errors import BackendError, ConfigError, ShapeError
 from xformer.namespace import dtype_name, from_host, library
 
 
+@without_jax
 def test_ids_may_be_lists_numpy_arrays_or_arrays_of_the_library(xp):
     model = small_model(xp, num_encoder_layers=1, num_decoder_layers=1)
     expected = model(SOURCE, TARGET)
@@ -145,7 +146,7 @@ def test_gradients_under_dropout_belong_to_the_drawn_mask():
     np.testing.assert_allclose((above - loss(model)) / (2 * step), (gradient * direction).sum(), rtol=1e-6)
 
 
-# --- Bad input ---------------------------------------------------------------------------------------------------------
+# --- Bad input --------------------------------------------------------------------------------------------------------
 
 
 def test_a_memory_that_does_not_fit_is_refused():

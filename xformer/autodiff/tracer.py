@@ -31,7 +31,12 @@ class Tracer:
             "use the functions of array_namespace(x), or hand values out with has_aux=True"
         )
 
-    __dlpack__ = __array__
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
+    ) -> Any:
+        options = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+        given = {name: option for name, option in options.items() if option is not None}
+        return self.__array__() if self._index >= 0 else self._value.__dlpack__(**given)
 
     # --- facts about the value -----------------------------------------------------------------------------------
 

@@ -20,10 +20,11 @@ def _forward(
     beta2: float,
     second_scale: float,
     epsilon: float,
+    gradient_scale: float,
     save: bool,
 ) -> tuple[Any, Any]:
     xp = array_namespace(parameter, gradient)
-    g = xp.astype(gradient, first.dtype, copy=False)
+    g = gradient_scale * xp.astype(gradient, first.dtype, copy=False)
     first = beta1 * first + (1.0 - beta1) * g
     second = beta2 * second + (1.0 - beta2) * (g * g)
     change = step_size * first / (xp.sqrt(second * second_scale) + epsilon)
@@ -48,10 +49,11 @@ def adam(
     beta1: float,
     beta2: float,
     epsilon: float,
+    gradient_scale: float = 1.0,
 ) -> tuple[Array, Array, Array]:
     """Return the updated (parameter, first moment, second moment), all of the parameter's shape.
 
-    step counts from 1, for the bias correction. The arrays given may be overwritten: a kernel may update them in
+    step counts from 1, for the bias correction; the gradient is multiplied by gradient_scale first. The arrays given may be overwritten: a kernel may update them in
     place, so use only what is returned.
     """
     result: tuple[Array, Array, Array] = _operation(
@@ -64,6 +66,7 @@ def adam(
         beta2=beta2,
         second_scale=1.0 / (1.0 - beta2**step),
         epsilon=epsilon,
+        gradient_scale=gradient_scale,
     )
     return result
 

@@ -26,8 +26,7 @@ def _forward(logits: Array, labels: Array, *, pad_id: int, label_smoothing: floa
     log_total = xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True, dtype=wide.dtype))
     log_probabilities = shifted - log_total
     counted = labels != pad_id
-    index = xp.where(counted, labels, xp.zeros_like(labels))  # pad_id may lie outside the vocabulary
-    picked = xp.take_along_axis(log_probabilities, xp.expand_dims(index, axis=-1), axis=-1)[..., 0]
+    picked = xp.take_along_axis(log_probabilities, xp.expand_dims(labels, axis=-1), axis=-1)[..., 0]
     losses = -(1.0 - label_smoothing) * picked
     if label_smoothing:
         losses = losses - label_smoothing * xp.mean(log_probabilities, axis=-1)
@@ -78,16 +77,23 @@ def cross_entropy(logits: Array, labels: Array, *, pad_id: int = 0, label_smooth
         raise ConfigError(f"label_smoothing is {label_smoothing}; expected a number in [0, 1)")
     xp = array_namespace(labels)
     labels = xp.astype(labels, index_dtype(xp), copy=False)  # narrow integers cannot count a large vocabulary
+    if 0 <= pad_id < logits.shape[-1]:
+        _check_range(labels, logits.shape[-1], pad_id)
+        return _operation(logits, labels, pad_id=pad_id, label_smoothing=label_smoothing)
+    # A mark that no token has, such as -100: there is no logit to pick for it.
+    counted = labels != pad_id
+    labels = xp.where(counted, labels, xp.zeros_like(labels))
     _check_range(labels, logits.shape[-1], pad_id)
-    return _operation(logits, labels, pad_id=pad_id, label_smoothing=label_smoothing)
+    losses = _operation(logits, labels, pad_id=pad_id, label_smoothing=label_smoothing)
+    xp = array_namespace(losses)
+    return xp.where(counted, losses, xp.zeros_like(losses))
 
 
 def _check_range(labels: Array, classes: int, pad_id: int) -> None:
     if not is_readable_on_host(labels) or 0 in labels.shape:
         return
     xp = array_namespace(labels)
-    used = labels if 0 <= pad_id < classes else xp.where(labels == pad_id, xp.zeros_like(labels), labels)
-    lowest, highest = int(xp.min(used)), int(xp.max(used))
+    lowest, highest = int(xp.min(labels)), int(xp.max(labels))
     if lowest < 0 or highest >= classes:
         raise DataError(
             f"labels range from {lowest} to {highest}; expected 0 to {classes - 1} for {classes} logits, "

@@ -1,5 +1,7 @@
 """Pipelines: text in, text out."""
 
-from xformer.pipelines.translation import Translator
+from xformer.pipelines.tokenizers import Tokenizers
+from xformer.pipelines.training import EncodedCorpus, ValidationBleu
+from xformer.pipelines.translation import Translation, Translator
 
-__all__ = ["Translator"]
+__all__ = ["EncodedCorpus", "Tokenizers", "Translation", "Translator", "ValidationBleu"]

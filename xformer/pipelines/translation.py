@@ -5,14 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from xformer.errors import CheckpointError, DataError
+from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.generation import greedy
 from xformer.models import Transformer
+from xformer.pipelines.tokenizers import Tokenizers
 from xformer.text import Tokenizer
 from xformer.training.batches import pad
 from xformer.training.run_directory import RunDirectory
+
+
+class Translation(NamedTuple):
+    """One translated sentence. row: its place among the sources; cut: it reached the length limit without ending."""
+
+    row: int
+    text: str
+    cut: bool
 
 
 class Translator:
@@ -33,14 +42,14 @@ class Translator:
 
     @classmethod
     def from_pretrained(cls, directory: str | os.PathLike[str], *, xp: Any, dtype: Any = None) -> Translator:
-        """Load the best model of a training run; raises CheckpointError when something is missing or damaged."""
+        """Load the best model of a training run.
+
+        Raises CheckpointError when something is missing, damaged, or does not belong to the run.
+        """
         run = RunDirectory(Path(directory))
         run.read_config()
         model = Transformer.load(run.model, xp=xp, dtype=dtype)
-        if run.tokenizer("joint").exists():
-            joint = Tokenizer.load(run.tokenizer("joint"))
-            return cls(model, joint, joint)
-        return cls(model, Tokenizer.load(run.tokenizer("source")), Tokenizer.load(run.tokenizer("target")))
+        return cls(model, *Tokenizers.load(run))
 
     def __call__(
         self,
@@ -50,34 +59,74 @@ class Translator:
         max_length: int | None = None,
         max_source_length: int = 1024,
     ) -> list[str]:
-        """Translate sentences, keeping their order; an empty line stays empty.
+        """Translate sentences, keeping their order; a blank line becomes an empty one.
+
+        Arguments and errors are those of `batches`.
+        """
+        results = [""] * len(sentences)
+        for batch in self.batches(
+            sentences, batch_tokens=batch_tokens, max_length=max_length, max_source_length=max_source_length
+        ):
+            for translation in batch:
+                results[translation.row] = translation.text
+        return results
+
+    def batches(
+        self,
+        sentences: Sequence[str],
+        *,
+        batch_tokens: int = 4096,
+        max_length: int | None = None,
+        max_source_length: int = 1024,
+    ) -> Iterator[list[Translation]]:
+        """Yield translations as batches of similar length get done, the shortest sentences first, blank ones never.
 
         batch_tokens: most source tokens in a batch, padding included. max_length: most tokens of a translation
         (default: twice the longest source sentence of its batch plus 20).
 
-        Raises DataError when a sentence has more than max_source_length tokens.
+        Raises DataError, before anything is translated, when a sentence has more than max_source_length tokens;
+        ConfigError for a limit below 1.
         """
-        encoded = self.source_tokenizer.encode_batch(list(sentences))
-        for number, ids in enumerate(encoded, start=1):
-            if len(ids) > max_source_length:
-                raise DataError(
-                    f"sentence {number} has {len(ids)} tokens; at most {max_source_length} are accepted; split it"
-                )
-        results = [""] * len(encoded)
-        for rows in _by_length(encoded, batch_tokens):
+        encoded = self.encode(sentences, max_source_length=max_source_length)
+        if batch_tokens < 1:
+            raise ConfigError(f"batch_tokens is {batch_tokens}; expected at least 1")
+        filled = [row for row, sentence in enumerate(sentences) if encoded[row] and not sentence.isspace()]
+        for rows in _by_length(encoded, filled, batch_tokens):
             source = pad([[*encoded[row], self.model.config.eos_id] for row in rows], self.model.config.pad_id)
             limit = 2 * len(source[0]) + 20 if max_length is None else max_length
             outputs = greedy(self.model, source, max_length=limit)
-            for row, text in zip(rows, self.target_tokenizer.decode_batch(outputs), strict=True):
-                results[row] = text
-        return results
+            texts = self.target_tokenizer.decode_batch(outputs)
+            yield [
+                Translation(row, text, len(ids) == limit) for row, text, ids in zip(rows, texts, outputs, strict=True)
+            ]
+
+    def encode(
+        self,
+        sentences: Sequence[str],
+        *,
+        max_source_length: int = 1024,
+        name: str = "sentence",
+        first_number: int = 1,
+    ) -> list[list[int]]:
+        """Turn sentences into token ids.
+
+        name, first_number: what an error calls a sentence, and the number that it gives the first one.
+
+        Raises DataError when a sentence has more than max_source_length tokens.
+        """
+        encoded = self.source_tokenizer.encode_batch(list(sentences))
+        for number, ids in enumerate(encoded, start=first_number):
+            if len(ids) > max_source_length:
+                raise DataError(
+                    f"{name} {number} has {len(ids)} tokens; expected at most {max_source_length}; split it up"
+                )
+        return encoded
 
 
-def _by_length(encoded: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:
-    """Group rows of similar length; empty sentences are in no group."""
-    rows = sorted((row for row in range(len(encoded)) if encoded[row]), key=lambda row: (len(encoded[row]), row))
+def _by_length(encoded: Sequence[Sequence[int]], rows: list[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Group rows of similar length."""
     batch: list[int] = []
-    for row in rows:
+    for row in sorted(rows, key=lambda row: (len(encoded[row]), row)):
         if batch and (len(encoded[row]) + 1) * (len(batch) + 1) > batch_tokens:
             yield batch
             batch = []

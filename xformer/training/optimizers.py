@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from xformer.ops.adam import adam, zero_moment
+from xformer.training.parallel import for_each_row
 from xformer.tree import flatten, map_arrays
 
 
@@ -29,20 +31,25 @@ class Adam:
         """The state before the first update: all moments zero."""
         return AdamState(0, map_arrays(zero_moment, model), map_arrays(zero_moment, model))
 
-    def update(self, model: Any, gradients: Any, state: AdamState, learning_rate: float) -> tuple[Any, AdamState]:
-        """Make one update; `model` and `state` are consumed (buffers may be written where the library allows)."""
+    def update(
+        self, model: Any, gradients: Any, state: AdamState, learning_rate: float, *, gradient_scale: float = 1.0
+    ) -> tuple[Any, AdamState]:
+        """Make one update; `model` and `state` are consumed (buffers may be written where the library allows).
+
+        gradient_scale: what the gradients are multiplied by, for clipping without another pass over them.
+        """
         leaves, rebuild = flatten(model)
-        rows = zip(leaves, flatten(gradients)[0], flatten(state.first)[0], flatten(state.second)[0], strict=True)
-        updated = [
-            adam(
-                *row,
-                learning_rate=learning_rate,
-                step=state.step + 1,
-                beta1=self.beta1,
-                beta2=self.beta2,
-                epsilon=self.epsilon,
-            )
-            for row in rows
-        ]
+        trees = (gradients, state.first, state.second)
+        rows = list(zip(leaves, *(flatten(tree)[0] for tree in trees), strict=True))
+        update = functools.partial(
+            adam,
+            learning_rate=learning_rate,
+            step=state.step + 1,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            gradient_scale=gradient_scale,
+        )
+        updated = for_each_row(update, rows)
         parameters, first, second = ([item[i] for item in updated] for i in range(3))
         return rebuild(parameters), AdamState(state.step + 1, rebuild(first), rebuild(second))

@@ -1,4 +1,4 @@
-"""Gradients of a batch in shards, one Python thread each.
+"""Work on a batch, and on the model's arrays, by several Python threads.
 
 NumPy releases the interpreter lock inside its loops and products, so two threads that each take half of a batch,
 with the linear algebra library held to one thread, keep two cores busy all the time; a single thread would leave one
@@ -7,67 +7,80 @@ idle in everything that is not a matrix product.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import importlib.util
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from xformer.autodiff import value_and_grad
+from xformer.host import available_threads as available_threads
+from xformer.host import one_blas_thread as one_blas_thread
+from xformer.host import side_by_side
 from xformer.namespace import array_namespace, library
-from xformer.tree import flatten, map_arrays
+from xformer.tree import flatten
 
-
-def available_threads() -> int:
-    """How many threads training may use: XFORMER_NUM_THREADS, or the cores this process may run on."""
-    setting = os.environ.get("XFORMER_NUM_THREADS", "")
-    if setting.isdigit() and int(setting) > 0:
-        return int(setting)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextlib.contextmanager
-def one_blas_thread() -> Iterator[bool]:
-    """Hold the linear algebra library to one thread inside the block; yields False where that is not possible."""
-    if importlib.util.find_spec("threadpoolctl") is None:
-        yield False
-        return
-    with importlib.import_module("threadpoolctl").threadpool_limits(1, user_api="blas"):
-        yield True
+_FEWEST_ELEMENTS = 1 << 19  # below this, handing work to other threads costs more than it saves
 
 
 class ShardedGradient:
     """value_and_grad of a sum over shards: `value, gradients = sharded(model, shards, rngs)`.
 
-    function: (model, shard, rng) -> scalar. With one shard, or a library that runs its own threads, shards simply
-    follow each other. Shards are added up in order, so the result does not depend on which thread was first.
+    function: (model, shard, rng) -> scalar. With one thread, or one shard, shards simply follow each other. They are
+    added up in order, so the result does not depend on which thread was first.
     """
 
     def __init__(self, function: Callable[..., Any], threads: int) -> None:
         self._differentiated = value_and_grad(function)
-        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+        self._threads = threads
 
     def __call__(self, model: Any, shards: Sequence[Any], rngs: Sequence[Any]) -> tuple[Any, Any]:
-        if self._pool is None or len(shards) == 1:
-            results = list(map(self._differentiated, [model] * len(shards), shards, rngs))
-        else:
-            results = list(self._pool.map(self._differentiated, [model] * len(shards), shards, rngs))
-        value, gradients = results[0]
-        for other_value, other_gradients in results[1:]:
-            value = value + other_value
-            gradients = map_arrays(_add, gradients, other_gradients)
-        return value, gradients
+        def differentiate(item: tuple[Any, Any]) -> Any:
+            return self._differentiated(model, *item)
 
-    def close(self) -> None:
-        """Let the threads go."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        items = list(zip(shards, rngs, strict=True))
+        results = side_by_side(differentiate, items) if self._threads > 1 else [differentiate(item) for item in items]
+        values, trees = zip(*results, strict=True)
+        return functools.reduce(operator.add, values), _total(trees)
 
 
-def _add(a: Any, b: Any) -> Any:
-    return a + b
+def _total(trees: Sequence[Any]) -> Any:
+    """Add up trees of the same structure, in order."""
+    if len(trees) == 1:
+        return trees[0]
+    rebuild = flatten(trees[0])[1]
+    columns = zip(*(flatten(tree)[0] for tree in trees), strict=True)
+    return rebuild(for_each_row(lambda *arrays: functools.reduce(operator.add, arrays), list(columns)))
+
+
+def for_each_row(function: Callable[..., Any], rows: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return [function(*row) for row in rows], on as many threads as pay for arrays of these sizes and library.
+
+    rows: arrays that belong together, such as a parameter, its gradient and its moments.
+    """
+    sizes = [math.prod(row[0].shape) for row in rows]
+    threads = shards_for([row[0] for row in rows], available_threads()) if sum(sizes) >= _FEWEST_ELEMENTS else 1
+    if threads == 1:
+        return [function(*row) for row in rows]
+    results: list[Any] = [None] * len(rows)
+
+    def work(part: list[int]) -> None:
+        for index in part:
+            results[index] = function(*rows[index])
+
+    side_by_side(work, _parts_of_equal_size(sizes, threads))
+    return results
+
+
+def _parts_of_equal_size(sizes: Sequence[int], parts: int) -> list[list[int]]:
+    """Deal indices out to `parts`, the largest first, each to the part that has the least so far."""
+    dealt: list[list[int]] = [[] for _ in range(parts)]
+    totals = [0] * parts
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        least = totals.index(min(totals))
+        dealt[least].append(index)
+        totals[least] += sizes[index]
+    return dealt
 
 
 def shards_for(model: Any, threads: int) -> int:

@@ -14,8 +14,9 @@ from xformer.models import TransformerConfig
 from xformer.models.config import check_key
 from xformer.training.schedules import schedule
 
-
 _KINDS: dict[str, Any] = {"int": int, "float": int | float, "str": str, "bool": bool}
+# A model that a CPU trains in half an hour or so; the configuration's own defaults are those of the paper.
+_SMALL_MODEL = {"d_model": 256, "num_heads": 4, "d_ff": 1024, "num_encoder_layers": 3, "num_decoder_layers": 3}
 # What the tokenizers decide.
 _NOT_IN_RECIPES = {"source_vocab_size", "target_vocab_size", "share_embeddings", "pad_id", "bos_id", "eos_id"}
 
@@ -85,9 +86,12 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The tables [model], [tokenizer] and [training]; the model's vocabulary sizes come from the tokenizer."""
+    """The tables [model], [tokenizer] and [training]; the model's vocabulary sizes come from the tokenizer.
 
-    model: dict[str, Any] = field(default_factory=dict)
+    model: fields of TransformerConfig; by default 3+3 layers, d_model 256, 4 heads, d_ff 1024.
+    """
+
+    model: dict[str, Any] = field(default_factory=lambda: dict(_SMALL_MODEL))
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
 
@@ -98,17 +102,16 @@ class Recipe:
             check_key(name, {"model", "tokenizer", "training"}, where)
             if not isinstance(table, dict):
                 raise ConfigError(f"{name!r} in {where} is {table!r}; expected a table [{name}]")
-        model = tables.get("model", {})
+        model = _SMALL_MODEL | tables.get("model", {})
+        known = {f.name for f in dataclasses.fields(TransformerConfig)} - _NOT_IN_RECIPES
         for key in model:
-            check_key(
-                key, {f.name for f in dataclasses.fields(TransformerConfig)} - _NOT_IN_RECIPES, f"[model] of {where}"
-            )
+            check_key(key, known, f"[model] of {where}")
         try:
             TransformerConfig(source_vocab_size=8, target_vocab_size=8, **model)
         except ConfigError as error:
             raise ConfigError(f"[model] of {where}: {error}") from error
         return cls(
-            dict(model),
+            model,
             _settings(TokenizerSettings, tables.get("tokenizer", {}), f"[tokenizer] of {where}"),
             _settings(TrainingSettings, tables.get("training", {}), f"[training] of {where}"),
         )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.files import atomic_write, read_json, write_json
 from xformer.storage import load_arrays, place, save_arrays
+from xformer.text import Tokenizer
 from xformer.tree import flatten
 
 
@@ -28,19 +32,49 @@ class RunDirectory:
         """Where the tokenizer of a side ("source", "target" or "joint") is kept."""
         return self.path / ("tokenizer.json" if side == "joint" else f"{side}_tokenizer.json")
 
-    def start(self, config: dict[str, Any]) -> None:
-        """Claim the directory for a new run; raises ConfigError when it holds anything already."""
+    def start(self, config: dict[str, Any], tokenizers: Mapping[str, Tokenizer]) -> None:
+        """Claim the directory for a new run: write its tokenizers, by side, and then its configuration.
+
+        The configuration gets an entry "tokenizers" with the SHA-256 of each file.
+
+        Raises ConfigError when the directory holds anything already; CheckpointError when it cannot be written, and
+        then nothing is left in it.
+        """
         self.check_is_free()
-        write_json(self.config, config)
+        fresh = not self.path.exists()
+        try:
+            for side, tokenizer in tokenizers.items():
+                tokenizer.save(self.tokenizer(side))
+            digests = {self.tokenizer(side).name: sha256(self.tokenizer(side)) for side in tokenizers}
+            # Last: a directory with a configuration is a whole run.
+            write_json(self.config, {**config, "tokenizers": digests})
+        except CheckpointError:
+            with contextlib.suppress(OSError):
+                for side in tokenizers:
+                    self.tokenizer(side).unlink(missing_ok=True)
+                if fresh:
+                    self.path.rmdir()
+            raise
 
     def check_is_free(self) -> None:
         """Raise ConfigError when the directory holds a run, or anything else that could be overwritten."""
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise ConfigError(f"{self.path} is a file; expected a directory for the run; choose a new --out")
         if self.config.exists():
             raise ConfigError(f"{self.path} holds another run; pass --resume to go on with it, or choose a new --out")
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(f"{self.path} is a file; expected a directory for the run")
-        if self.path.exists() and any(self.path.iterdir()):
+        if any(self.path.iterdir()):
             raise ConfigError(f"{self.path} is not empty and holds no run; choose a new --out")
+
+    def load_tokenizer(self, side: str) -> Tokenizer:
+        """Read the tokenizer of a side; raises CheckpointError when it is not the one that the run began with."""
+        path = self.tokenizer(side)
+        tokenizer = Tokenizer.load(path)
+        digests = self.read_config().get("tokenizers", {})
+        if digests.get(path.name) != sha256(path):
+            raise CheckpointError(f"{path} is not the tokenizer that this run began with; restore it or train again")
+        return tokenizer
 
     def read_config(self) -> dict[str, Any]:
         """What the run was told; raises CheckpointError when the directory holds no run."""
@@ -101,3 +135,12 @@ class RunDirectory:
         kept = [event for event in self.read_log() if event.get("step", 0) <= step]
         with atomic_write(self.log) as file:
             file.write("".join(json.dumps(event) + "\n" for event in kept).encode())
+
+
+def sha256(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a file's content, as sha256sum prints it; raises CheckpointError when it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error

@@ -14,7 +14,7 @@ def inverse_square_root(factor: float, d_model: int, warmup_steps: int) -> Sched
     """factor * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5) (Vaswani et al., 2017, equation 3)."""
 
     def learning_rate(step: int) -> float:
-        return factor * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
+        return factor * math.pow(d_model, -0.5) * min(math.pow(step, -0.5), step * math.pow(warmup_steps, -1.5))
 
     return learning_rate
 
@@ -22,7 +22,7 @@ def inverse_square_root(factor: float, d_model: int, warmup_steps: int) -> Sched
 def cosine(factor: float, d_model: int, warmup_steps: int, total_steps: int) -> Schedule:
     """Rise as the inverse square root schedule does, then fall to zero along half a cosine (Loshchilov and Hutter,
     2017): better than staying high when the number of updates is known."""
-    peak = factor * d_model**-0.5 * warmup_steps**-0.5
+    peak = factor * math.pow(d_model, -0.5) * math.pow(warmup_steps, -0.5)
 
     def learning_rate(step: int) -> float:
         if step <= warmup_steps:

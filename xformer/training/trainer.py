@@ -29,7 +29,7 @@ _LOG_EVERY = 10  # updates between lines of the log
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is. minutes: wall time so far, over all sittings; best_score: of the best validation."""
+    """How far a run is. minutes: wall time so far, over all sittings; best_score, best_loss: of the best model."""
 
     step: int = 0
     epoch: int = 0
@@ -38,6 +38,7 @@ class Progress:
     validated_step: int = 0
     best_step: int = 0
     best_score: float | None = None
+    best_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -219,10 +220,10 @@ class Trainer:
             )
         bleu = None if self.bleu is None else self.bleu(self.model)
         score = bleu if bleu is not None and self.settings.select_by == "bleu" else -loss
-        best = self.progress.best_score is None or score > self.progress.best_score
+        best = self._is_best(score, loss)
         self.progress = replace(self.progress, validated_step=step)
         if best:
-            self.progress = replace(self.progress, best_step=step, best_score=score)
+            self.progress = replace(self.progress, best_step=step, best_score=score, best_loss=loss)
             self.model.save(self.directory.model)
         self._save(began)
         validation = Validation(
@@ -237,6 +238,12 @@ class Trainer:
         self.directory.append_log({"event": "validation", **asdict(validation)})
         self.report(validation)
         return validation
+
+    def _is_best(self, score: float, loss: float) -> bool:
+        """Compare with the best model so far; of equal scores (BLEU is 0 early on) the lower loss decides."""
+        if self.progress.best_score is None or self.progress.best_loss is None:
+            return True
+        return (score, -loss) > (self.progress.best_score, -self.progress.best_loss)
 
     def validation_loss(self) -> float:
         """Mean cross-entropy of the validation set, in nats a token, without smoothing or dropout."""

@@ -42,15 +42,24 @@ def _get_item(xp: Any, g: Any, x_shape: Any, key: Any) -> Any:
     """Write the cotangent where it was read from; positions given by integer arrays (or lists) accumulate."""
     keys = key if isinstance(key, tuple) else (key,)
     keys = tuple(xp.asarray(item) if isinstance(item, list) else item for item in keys)
-    if any(is_array(item) and is_integer(item.dtype) and item.ndim > 0 for item in keys):
+    positions = [item for item in keys if _is_position(item)]
+    if len(positions) == len(keys) and any(map(is_array, keys)):
         return _get_items(xp, g, x_shape, keys)
-    return set_item(xp, xp.zeros(x_shape, dtype=g.dtype, device=device(g)), g, keys)
+    if any(is_array(position) and position.ndim for position in positions):
+        raise NotImplementedError("indexing that mixes integer arrays with slices has no derivative rule; use take")
+    zeros = xp.zeros(x_shape, dtype=g.dtype, device=device(g))
+    if any(item is None for item in keys):  # write to where the new axes were put, not through them
+        keys = tuple(item for item in keys if item is not None)
+        g = xp.reshape(g, zeros[keys].shape)
+    return set_item(xp, zeros, g, keys)
+
+
+def _is_position(item: Any) -> bool:
+    return isinstance(item, int) or (is_array(item) and is_integer(item.dtype))
 
 
 def _get_items(xp: Any, g: Any, x_shape: Any, keys: tuple[Any, ...]) -> Any:
     """x[i, j, ...] with integer arrays for the leading axes: number those positions, then scatter."""
-    if not all(is_array(item) or isinstance(item, int) for item in keys):
-        raise NotImplementedError("indexing that mixes integer arrays with slices has no derivative rule; use take")
     position: Any = 0
     for item, size in zip(keys, x_shape, strict=False):
         index = xp.where(item < 0, item + size, item) if is_array(item) else item % size

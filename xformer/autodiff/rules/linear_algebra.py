@@ -36,11 +36,11 @@ def _matmul_second(xp: Any, g: Any, a: Any, b_shape: Any) -> Any:
 
 define("matmul", _matmul_first, _matmul_second)
 define("matrix_transpose", lambda xp, g: xp.matrix_transpose(g))
-
-
-@composite("vecdot")
-def _vecdot(xp: Any, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
-    return xp.sum(x1 * x2, axis=axis)
+define(
+    "vecdot",
+    lambda xp, g, b, *, axis=-1: xp.expand_dims(g, axis=axis) * b,
+    lambda xp, g, a, *, axis=-1: xp.expand_dims(g, axis=axis) * a,
+)
 
 
 @composite("tensordot")

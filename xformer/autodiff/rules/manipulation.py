@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from xformer.autodiff.rule import composite, define, define_sequence
-from xformer.namespace import device
+from xformer.namespace import device as device_of
 
 # A pure change of shape is undone by the reverse change.
 define("reshape", lambda xp, g, x_shape, shape=None, *, copy=None: xp.reshape(g, x_shape))
@@ -82,9 +82,9 @@ def _stack(xp: Any, g: Any, shapes: Any, *, axis: int = 0) -> list[Any]:
 
 
 @composite("full_like")
-def _full_like(xp: Any, x: Any, /, fill_value: Any, **keywords: Any) -> Any:
-    """Ask for shape and dtype only, so that `x` may be tracked; a tracked fill value raises, as in `full`."""
-    return xp.full(x.shape, fill_value, **{"dtype": x.dtype, "device": device(x), **keywords})
+def _full_like(xp: Any, x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Any:
+    """Only shape and dtype of `x` matter, so `x` may be tracked; a tracked fill value raises, as in `full`."""
+    return xp.full(x.shape, fill_value, dtype=dtype or x.dtype, device=device or device_of(x))
 
 
 @composite("broadcast_arrays")

@@ -54,7 +54,7 @@ def _prod(xp: Any, g: Any, x: Any, *, axis: Any = None, keepdims: bool = False, 
     order = (*kept, *reduced)
     count = math.prod(shape[i] for i in reduced)
     rows = xp.reshape(xp.permute_dims(x, order), (*(shape[i] for i in kept), count))
-    ones = xp.ones_like(rows[..., :1])
+    ones = xp.ones((*(shape[i] for i in kept), 1), dtype=x.dtype, device=device(x))
     columns = [rows[..., i : i + 1] for i in range(count)]
     left, right = [ones], [ones]
     for i in range(count - 1):

@@ -1,0 +1,159 @@
+"""Run data-apis/array-api-tests on the differentiating namespace, and compare with the namespace below it.
+
+    python tests/conformance/run.py [--suite DIR] [--max-examples N] [-k EXPRESSION]
+
+The gate is "no failure that the base namespace does not have": what array_api_compat.numpy itself fails is its own
+affair. The suite is taken from --suite, or the environment variable XFORMER_ARRAY_API_TESTS, or cloned from GitHub at
+the pinned commit. Exit code 0: passed; 1: new failures; 2: the suite cannot be had, or did not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = "https://github.com/data-apis/array-api-tests"
+COMMIT = (
+    "55fcc60179efa2680ddd6cd926ddf17b83530e2b"  # its array-api submodule is 5f847a3858875c682ae901aa22b0413bf24be9da
+)
+BASE = "array_api_compat.numpy"
+API_VERSION = "2024.12"
+# Fewer VJPs than this mean that the suite ran on something that tracks nothing.
+LEAST_VJPS_PER_EXAMPLE = 100
+
+# Tests that fail on the differentiating namespace alone, each with its reason.
+EXPECTED: dict[str, str] = {
+    "test_dlpack.test_dunder_dlpack": "a tracked array refuses to leave its trace: it would lose its gradient silently",
+}
+
+
+class Outcome(NamedTuple):
+    passed: int
+    failed: dict[str, str]
+    skipped: int
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {len(self.failed)} failed, {self.skipped} skipped"
+
+
+class Unavailable(Exception):
+    """The suite cannot be had, or did not run; the message is one line."""
+
+
+def suite_directory(given: str | None) -> Path:
+    """Find the checkout of the suite, or make one."""
+    if given:
+        directory = Path(given).resolve()
+        if not (directory / "array_api_tests").is_dir():
+            raise Unavailable(f"{given} has no array_api_tests/; expected a checkout of {REPOSITORY}")
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        directory = cache / "xformer" / f"array-api-tests-{COMMIT[:7]}"
+        if not directory.is_dir():
+            clone(directory)
+    if not (directory / "array-api" / "src").is_dir():
+        raise Unavailable(f"{directory}/array-api is empty; run: git -C {directory} submodule update --init")
+    return directory
+
+
+def clone(directory: Path) -> None:
+    """Clone the suite at the pinned commit; nothing is left behind when that fails."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
+        checkout = Path(scratch) / "checkout"
+        for command in (
+            ["git", "clone", "--quiet", "--filter=blob:none", "--no-checkout", REPOSITORY, str(checkout)],
+            ["git", "-C", str(checkout), "checkout", "--quiet", COMMIT],
+            ["git", "-C", str(checkout), "submodule", "update", "--quiet", "--init"],
+        ):
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise Unavailable(f"{REPOSITORY} cannot be cloned ({error}); pass --suite DIR") from error
+            if done.returncode:
+                reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+                raise Unavailable(f"{REPOSITORY} cannot be cloned ({reason}); pass --suite DIR")
+        checkout.rename(directory)
+
+
+def run_suite(suite: Path, module: str, options: argparse.Namespace, scratch: Path) -> tuple[Outcome, int]:
+    """Run the suite on one namespace; return the outcome and the number of VJPs that were executed."""
+    report, count = scratch / "report.xml", scratch / "count"
+    count.write_text("0", encoding="utf-8")
+    report.unlink(missing_ok=True)
+    environment = {
+        **os.environ,
+        "ARRAY_API_TESTS_MODULE": module,
+        "ARRAY_API_TESTS_VERSION": API_VERSION,
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch / "hypothesis"),
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]),
+        "XFORMER_CONFORMANCE_COUNT": str(count),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", f"--junitxml={report}"]
+    command += ["--disable-extension", "linalg", "fft", "--disable-deadline", "--derandomize"]
+    command += ["--max-examples", str(options.max_examples), *(["-k", options.k] if options.k else [])]
+    done = subprocess.run([*command, "array_api_tests"], cwd=suite, env=environment, capture_output=True, text=True)
+    if not report.is_file() or done.returncode not in (0, 1):
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise Unavailable(f"the suite did not run on {module}: {' '.join(last)}")
+    return read_report(report), int(count.read_text(encoding="utf-8"))
+
+
+def read_report(path: Path) -> Outcome:
+    """Read pytest's JUnit report: names are "test_module.test_name[parameters]"."""
+    passed, failed, skipped = 0, {}, 0
+    for case in ElementTree.parse(path).iter("testcase"):
+        name = f"{case.get('classname', '').removeprefix('array_api_tests.')}.{case.get('name')}"
+        trouble = [child for child in case if child.tag in ("failure", "error")]
+        if trouble:
+            failed[name] = (trouble[0].get("message") or "").splitlines()[0]
+        elif case.find("skipped") is not None:
+            skipped += 1
+        else:
+            passed += 1
+    return Outcome(passed, failed, skipped)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Run the Array API conformance suite on the differentiating namespace."
+    )
+    parser.add_argument("--suite", default=os.environ.get("XFORMER_ARRAY_API_TESTS"), help="a checkout of the suite")
+    parser.add_argument("--max-examples", type=int, default=30, help="examples for each test (default 30)")
+    parser.add_argument("-k", help="run only the tests that match, as in pytest")
+    options = parser.parse_args()
+    try:
+        suite = suite_directory(options.suite)
+        with tempfile.TemporaryDirectory() as scratch:
+            base, _ = run_suite(suite, BASE, options, Path(scratch))
+            ours, vjps = run_suite(suite, "exec('import difftest; xp = difftest.xp')", options, Path(scratch))
+    except Unavailable as unavailable:
+        print(f"error: {unavailable}", file=sys.stderr)
+        return 2
+    print(f"{BASE}: {base}")
+    print(f"differentiating namespace over it: {ours}, {vjps} VJPs executed")
+    for name, reason in EXPECTED.items():
+        print(f"expected failure: {name}: {reason}" if name in ours.failed else f"no failure any more: {name}")
+    new = sorted(ours.failed.keys() - base.failed.keys() - EXPECTED.keys())
+    for name in new:
+        print(f"new failure: {name}: {ours.failed[name]}")
+    if not options.k and vjps < LEAST_VJPS_PER_EXAMPLE * options.max_examples:
+        print(f"only {vjps} VJPs were executed; expected {LEAST_VJPS_PER_EXAMPLE} for each of --max-examples")
+        return 1
+    print(
+        f"{len(new)} failures that the base namespace does not have"
+        if new
+        else "no failure that the base does not have"
+    )
+    return 1 if new else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

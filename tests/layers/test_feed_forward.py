@@ -1,0 +1,38 @@
+"""The feed-forward layer and its activations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.conftest import assert_close
+from tests.reference import normal, raises_line
+from xformer import Initializer
+from xformer.errors import ConfigError
+from xformer.layers import FeedForward
+from xformer.namespace import from_host
+from xformer.ops import activation
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh"])
+def test_activations_equal_those_of_torch(xp, name):
+    torch = pytest.importorskip("torch", reason="torch is what they are compared with")
+    functional = torch.nn.functional
+    theirs = {
+        "relu": functional.relu,
+        "gelu": functional.gelu,
+        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    }[name]
+    x = np.linspace(-7.0, 7.0, 301)
+    assert_close(activation(name)(from_host(xp, x)), theirs(torch.tensor(x)).numpy(), xp=xp, tolerance=1e-14)
+
+
+def test_rows_are_independent():
+    layer = FeedForward(4, 8, init=Initializer("numpy", dtype="float64"))
+    x = normal(0, 2, 3, 4)
+    assert_close(layer(x)[1, 2], layer(x[1, 2]))
+
+
+def test_an_unknown_activation_is_refused_at_once():
+    with raises_line(ConfigError, "activation is 'swish'; expected one of relu, gelu, gelu_tanh"):
+        FeedForward(4, 8, activation="swish", init=Initializer("numpy"))

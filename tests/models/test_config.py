@@ -1,0 +1,65 @@
+"""Configurations say which field is wrong, and what it should be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.reference import raises_line
+from xformer import TransformerConfig
+from xformer.errors import ConfigError
+
+SIZES = {"source_vocab_size": 11, "target_vocab_size": 13}
+
+
+def test_a_configuration_survives_json():
+    config = TransformerConfig(**SIZES, d_model=64, num_heads=4, norm_position="post", activation="gelu")
+    assert TransformerConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"d_model": 10, "num_heads": 4}, "d_model 10 is not divisible by num_heads 4"),
+        ({"d_model": 0}, "d_model is 0; expected a whole number of at least 1"),
+        ({"d_model": 8.0}, "d_model is 8.0; expected a whole number"),
+        ({"num_heads": "8"}, "num_heads is '8'; expected a whole number"),
+        ({"num_heads": True}, "num_heads is True; expected a whole number"),
+        ({"d_ff": None}, "d_ff is None; expected a whole number"),
+        ({"num_encoder_layers": -1}, "num_encoder_layers is -1; expected a whole number of at least 0"),
+        ({"source_vocab_size": 0}, "source_vocab_size is 0; expected a whole number of at least 1"),
+        ({"dropout": 1.0}, r"dropout is 1\.0; expected a probability in \[0, 1\)"),
+        ({"attention_dropout": -0.1}, r"attention_dropout is -0\.1; expected a probability"),
+        ({"activation_dropout": float("nan")}, "activation_dropout is nan; expected a probability"),
+        ({"dropout": "0.1"}, r"dropout is '0\.1'; expected a probability"),
+        ({"tie_output": "no"}, "tie_output is 'no'; expected true or false"),
+        ({"scale_embeddings": 1}, "scale_embeddings is 1; expected true or false"),
+        ({"norm_epsilon": 0.0}, r"norm_epsilon is 0\.0; expected a small positive number"),
+        ({"norm_epsilon": "small"}, "norm_epsilon is 'small'; expected a small positive number"),
+        ({"activation": "swish"}, "activation is 'swish'; expected one of relu, gelu, gelu_tanh"),
+        ({"activation": ["relu"]}, r"activation is \['relu'\]; expected one of relu"),
+        ({"norm_position": "middle"}, "norm_position is 'middle'; expected 'pre' or 'post'"),
+        ({"share_embeddings": True}, "share_embeddings needs one vocabulary; source has 11 tokens, target 13"),
+        ({"eos_id": 13}, "pad_id, bos_id and eos_id must be below target_vocab_size 13"),
+        ({"pad_id": 12}, "pad_id 12 must be below source_vocab_size 11"),
+    ],
+)
+def test_values_that_make_no_model_are_refused(values, message):
+    with raises_line(ConfigError, message):
+        TransformerConfig(**{**SIZES, **values})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({**SIZES, "d_modle": 8}, "unknown key 'd_modle' in the model configuration; did you mean 'd_model'?"),
+        ({**SIZES, "xyz": 8}, "unknown key 'xyz' in the model configuration; known keys: activation, "),
+        ({"source_vocab_size": 8}, "the model configuration lacks target_vocab_size"),
+        ({}, "the model configuration lacks source_vocab_size, target_vocab_size"),
+        ([1], "the model configuration is a list; expected names and values"),
+    ],
+)
+def test_dictionaries_that_are_no_configuration_are_refused(values, message):
+    with raises_line(ConfigError, message.replace("?", r"\?")):
+        TransformerConfig.from_dict(values)

@@ -1,0 +1,87 @@
+"""The attention operation: rows that may attend nowhere, and shapes it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.conftest import assert_close, library_or_skip
+from tests.reference import normal, raises_line, weighted_sum
+from xformer import value_and_grad
+from xformer.errors import ShapeError
+from xformer.namespace import from_host, to_host
+from xformer.ops import attention, attention_weights, softmax
+
+QUERY, KEY, VALUE = normal(0, 2, 2, 3, 4), normal(1, 2, 2, 5, 4), normal(2, 2, 2, 5, 6)
+MASK = np.ones((2, 1, 3, 5), dtype=bool)
+MASK[0, :, 1, :] = False  # the second query of the first sentence may attend nowhere
+MASK[1, :, :, 3:] = False
+
+
+@pytest.mark.parametrize("mode", ["auto", "portable"])
+def test_a_query_that_may_attend_nowhere_gets_zeros_and_zero_gradients(xp, mode, monkeypatch):
+    monkeypatch.setenv("XFORMER_KERNELS", mode)
+    arrays = [from_host(xp, array) for array in (QUERY, KEY, VALUE)]
+    mask, g = from_host(xp, MASK), from_host(xp, normal(3, 2, 2, 3, 6))
+    assert not to_host(attention_weights(*arrays[:2], mask))[0, :, 1].any()
+    assert not to_host(attention(*arrays, mask))[0, :, 1].any()
+    loss, gradients = value_and_grad(lambda arrays: weighted_sum(attention(*arrays, mask), g))(arrays)
+    dquery, dkey, dvalue = map(to_host, gradients)
+    assert np.isfinite(to_host(loss))
+    assert all(np.isfinite(array).all() for array in (dquery, dkey, dvalue))
+    assert not dquery[0, :, 1].any()
+    assert dquery[0, :, 0].any()
+    assert not dkey[1, :, 3:].any()
+    assert not dvalue[1, :, 3:].any()
+    # What the closed row has no part in is what it would be without the row.
+    rows = [0, 2]
+    _, others = value_and_grad(
+        lambda arrays: weighted_sum(attention(*arrays, MASK[:1, :, rows]), normal(3, 2, 2, 3, 6)[:1, :, rows])
+    )([QUERY[:1, :, rows], KEY[:1], VALUE[:1]])
+    np.testing.assert_allclose(dkey[:1], others[1], atol=1e-12)
+    np.testing.assert_allclose(dvalue[:1], others[2], atol=1e-12)
+
+
+def test_native_autograd_of_closed_rows_gives_no_nan():
+    torch = library_or_skip("torch")
+    arrays = [torch.tensor(array, requires_grad=True) for array in (QUERY, KEY, VALUE)]
+    attention(*arrays, torch.tensor(MASK)).sum().backward()
+    assert all(bool(torch.isfinite(array.grad).all()) for array in arrays)
+    assert not arrays[0].grad[0, :, 1].any()
+
+
+@pytest.mark.parametrize("mode", ["auto", "portable"])
+def test_causal_composes_with_a_mask_and_is_aligned_at_the_end(mode, monkeypatch):
+    monkeypatch.setenv("XFORMER_KERNELS", mode)
+    allowed = np.tril(np.ones((3, 5), dtype=bool), k=2)
+    expected = attention(QUERY, KEY, VALUE, MASK & allowed)
+    assert_close(attention(QUERY, KEY, VALUE, MASK, causal=True), expected)
+    assert_close(attention(QUERY, KEY, VALUE, causal=True), attention(QUERY, KEY, VALUE, allowed))
+
+
+def test_the_scale_may_be_chosen():
+    assert_close(attention(QUERY, KEY, VALUE), attention(QUERY, KEY, VALUE, scale=0.5))
+    assert_close(
+        attention(QUERY, KEY, VALUE, scale=0.0), np.broadcast_to(VALUE.mean(axis=2, keepdims=True), (2, 2, 3, 6))
+    )
+
+
+def test_large_scores_do_not_overflow(xp):
+    scores = from_host(xp, np.asarray([[1e4, 1e4 - 1.0, -1e4]]))
+    expected = np.asarray([[1.0, np.exp(-1.0), 0.0]]) / (1.0 + np.exp(-1.0))
+    assert_close(softmax(scores), expected, xp=xp)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((2, 2, 3, 4), (2, 2, 5, 3), (2, 2, 5, 6)),
+        ((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 4, 6)),
+        ((2, 2, 3, 4), (3, 2, 5, 4), (3, 2, 5, 6)),
+        ((2, 2, 3, 4), (2, 5, 4), (2, 5, 6)),
+        ((4,), (4,), (4,)),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(shapes):
+    with raises_line(ShapeError, r"query, key and value have shapes \(.*; expected \(\.\.\., queries, head_dim\)"):
+        attention(*map(np.zeros, shapes))

@@ -1,0 +1,79 @@
+"""Cross-entropy: equal to torch's, and strict about its labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.conftest import assert_close
+from tests.reference import normal, raises_line, weighted_sum, without_jax
+from xformer import cross_entropy, value_and_grad
+from xformer.errors import BackendError, ConfigError, DataError, ShapeError
+from xformer.namespace import from_host
+
+LOGITS = 3.0 * normal(0, 2, 4, 7)
+LABELS = np.asarray([[3, 0, 6, 1], [0, 0, 5, 2]])
+
+
+@pytest.mark.parametrize("pad_id", [0, 5, -100])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_losses_and_gradients_equal_those_of_torch(pad_id, label_smoothing):
+    torch = pytest.importorskip("torch", reason="torch is what it is compared with")
+    labels, g = np.where(LABELS == 0, pad_id, LABELS), normal(1, 2, 4)
+    logits = torch.tensor(LOGITS, requires_grad=True)
+    expected = torch.nn.functional.cross_entropy(
+        logits.movedim(-1, 1),
+        torch.tensor(labels),
+        ignore_index=pad_id,
+        label_smoothing=label_smoothing,
+        reduction="none",
+    )
+    (expected * torch.tensor(g)).sum().backward()
+    settings = {"pad_id": pad_id, "label_smoothing": label_smoothing}
+    assert_close(cross_entropy(LOGITS, labels, **settings), expected.detach().numpy())
+    _, gradient = value_and_grad(lambda logits: weighted_sum(cross_entropy(logits, labels, **settings), g))(LOGITS)
+    assert_close(gradient, logits.grad.numpy())
+
+
+@without_jax
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
+def test_narrow_labels_of_a_large_vocabulary(xp, dtype):
+    logits, labels = normal(0, 3, 500), np.asarray([0, 100, 7])
+    expected = value_and_grad(lambda logits: weighted_sum(cross_entropy(logits, labels), 1.0))(logits)
+    narrow = from_host(xp, labels, dtype=dtype)
+    loss, gradient = value_and_grad(lambda logits: weighted_sum(cross_entropy(logits, narrow), 1.0))(
+        from_host(xp, logits)
+    )
+    assert_close(xp.asarray(loss), expected[0], xp=xp)
+    assert_close(gradient, expected[1], xp=xp)
+
+
+def test_half_precision_is_summed_in_single():
+    torch = pytest.importorskip("torch", reason="NumPy has no bfloat16")
+    logits = torch.tensor(LOGITS).to(torch.bfloat16)
+    losses = cross_entropy(logits, torch.tensor(LABELS))
+    assert losses.dtype == torch.float32
+    assert_close(losses, cross_entropy(logits.float(), torch.tensor(LABELS)))
+
+
+def test_logits_far_apart_give_finite_losses(xp):
+    losses = cross_entropy(from_host(xp, np.asarray([[1e4, -1e4, 0.0]])), from_host(xp, np.asarray([1])))
+    assert_close(losses, np.asarray([2e4]), xp=xp)
+
+
+@pytest.mark.parametrize("bad", [-1, 7])
+def test_labels_out_of_range_are_refused(xp, bad):
+    labels = np.where(LABELS == 3, bad, LABELS)
+    with raises_line(DataError, rf"labels range from .*{bad}.*; expected 0 to 6 for 7 logits, or pad_id 0"):
+        cross_entropy(from_host(xp, LOGITS), from_host(xp, labels))
+
+
+def test_labels_and_settings_that_do_not_fit_are_refused():
+    with raises_line(ShapeError, r"labels have shape \(4,\); expected \(2, 4\), the shape of the logits \(2, 4, 7\)"):
+        cross_entropy(LOGITS, LABELS[0])
+    with raises_line(ShapeError, "labels have dtype float64; expected integers"):
+        cross_entropy(LOGITS, LABELS.astype("float64"))
+    with raises_line(ConfigError, r"label_smoothing is 1\.0; expected a number in \[0, 1\)"):
+        cross_entropy(LOGITS, LABELS, label_smoothing=1.0)
+    with raises_line(BackendError, r"got a builtins\.list; expected an array"):
+        cross_entropy(LOGITS, LABELS.tolist())

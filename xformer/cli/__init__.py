@@ -1,0 +1,1 @@
+"""The `xformer` command: one file a command."""

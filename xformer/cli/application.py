@@ -1,0 +1,108 @@
+"""The commands put together, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+import xformer
+from xformer.cli import demo, inspect, score, train, translate
+from xformer.errors import XformerError
+
+HELP = """Train Transformers that translate, and translate with them, on any array library.
+
+\b
+See it work        xformer demo
+Train              xformer train --source train.de --target train.en \\
+                     --valid-source val.de --valid-target val.en --out run
+Translate          xformer translate --model run --input test.de --output test.hyp
+Measure            xformer score --reference test.en --hypothesis test.hyp
+Look into a run    xformer inspect run
+
+Text files hold one sentence a line, in UTF-8. Every command teaches itself: xformer train --help
+"""
+EPILOG = "Exit codes: 0 done; 2 bad input, with one line on stderr that says what and how to mend it; 130 Ctrl-C."
+# What click, or typer's copy of it, raises for a wrong call: the base of all is ClickException.
+_WRONG_CALL: Any = typer.BadParameter.__mro__[2]
+
+
+def invoke(arguments: list[str]) -> int:
+    """Run the command line; returns its exit code, after printing any error as one line."""
+    try:
+        return int(_application()(arguments or ["--help"], prog_name="xformer", standalone_mode=False) or 0)
+    except _WRONG_CALL as error:
+        return _fail(_usage(error))
+
+
+def _application() -> typer.Typer:
+    app = typer.Typer(
+        help=HELP, epilog=EPILOG, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
+    )
+    app.callback()(_root)
+    for module, command in (
+        (demo, demo.demo),
+        (train, train.train),
+        (translate, translate.translate),
+        (score, score.score),
+        (inspect, inspect.inspect),
+    ):
+        app.command(command.__name__, help=module.HELP)(_guarded(command))
+    return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"xformer {xformer.__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def _guarded(command: Callable[..., int | None]) -> Callable[..., int]:
+    """Make a command return its exit code, whatever happens."""
+
+    @functools.wraps(command)
+    def guarded(*arguments: Any, **options: Any) -> int:
+        try:
+            code = command(*arguments, **options) or 0
+            sys.stdout.flush()
+        except XformerError as error:
+            return _fail(str(error))
+        except KeyboardInterrupt:
+            return 130
+        except BrokenPipeError:
+            # Whoever read our output has enough; what is left in the buffer must not raise again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        except MemoryError:
+            return _fail("out of memory; lower batch_tokens, or take a smaller model")
+        except OSError as error:
+            place = f"{error.filename}: " if error.filename else ""
+            return _fail(f"{place}{error.strerror or error}")
+        return code
+
+    return guarded
+
+
+def _fail(message: str) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def _usage(error: Any) -> str:
+    """The message of a wrong call, with the place to look."""
+    message = error.format_message().strip().rstrip(".")
+    context = getattr(error, "ctx", None)
+    where = context.command_path if context is not None else "xformer"
+    return f"{message[:1].lower()}{message[1:]}; see: {where} --help"

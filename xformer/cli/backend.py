@@ -1,0 +1,39 @@
+"""The array library that a command computes with."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated, Any
+
+import typer
+
+from xformer.errors import BackendError
+from xformer.namespace import BACKENDS, resolve
+
+BackendOption = Annotated[
+    str,
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help=f"Array library to compute with: {', '.join(BACKENDS)}. Those that are not installed say how to.",
+        rich_help_panel="Computing",
+    ),
+]
+
+
+def open_backend(name: str, dtype: str | None = None) -> Any:
+    """Return the namespace of a library and make the process ready to compute with it.
+
+    dtype: what the model will be in, where that is known.
+    Raises BackendError when the library is unknown, not installed, or finds no device.
+    """
+    xp = resolve(name)
+    if name == "jax" and dtype == "float64":
+        importlib.import_module("jax").config.update("jax_enable_x64", True)
+    try:
+        xp.zeros(1)
+    except (RuntimeError, OSError) as error:
+        # The first array is where a library without a usable device gives up.
+        reason = " ".join(str(error).split())
+        raise BackendError(f"backend {name!r} is installed but cannot compute here: {reason}") from error
+    return xp

@@ -1,0 +1,38 @@
+"""What the commands print with, and how they name themselves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+# Where there is no terminal to ask, tables may be this wide.
+_WIDTH_WITHOUT_TERMINAL = 110
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console on stdout or stderr; text is printed as it is, without markup or colours of rich's choosing."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _WIDTH_WITHOUT_TERMINAL
+    return Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True, width=width)
+
+
+def program() -> str:
+    """How the user can call this program again: "xformer", or the path that reaches it from here."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return f"{Path(sys.executable).name} -m xformer"
+    # A nox session puts its environment on the path, but only while it runs.
+    if "NOX_CURRENT_SESSION" not in os.environ and shutil.which("xformer"):
+        return "xformer"
+    if called.name == "xformer" and called.is_file():
+        return os.path.relpath(called) if called.is_absolute() else str(called)
+    return "xformer"
+
+
+def plural(count: int, noun: str) -> str:
+    """Say a count with its noun: "1 line", "2 lines"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -1,0 +1,28 @@
+"""The entry point: the command line in a process of its own, every error one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+
+_NEEDED = ("typer", "rich")
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and end the process with its exit code.
+
+    arguments: default those of the process.
+    """
+    sys.exit(exit_code(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def exit_code(arguments: list[str]) -> int:
+    """Run the command line; returns its exit code, after printing any error as one line."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"error: xformer needs {' and '.join(missing)}; run: pip install 'xformer[cli]'", file=sys.stderr)
+        return 2
+    from xformer.cli.application import invoke
+
+    return invoke(arguments)

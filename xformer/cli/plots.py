@@ -1,0 +1,84 @@
+"""Pictures: learning curves and attention maps, drawn without a screen."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from xformer.errors import ConfigError
+from xformer.files import atomic_write
+from xformer.text.extras import require
+
+_DOTS_PER_INCH = 150
+
+
+def draw_curves(log: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw training loss, validation loss and BLEU against updates, from the events of a log.
+
+    Raises ConfigError when the log has nothing to draw, CheckpointError when the file cannot be written.
+    """
+    updates = [event for event in log if event.get("event") == "update"]
+    validations = [event for event in log if event.get("event") == "validation"]
+    if not updates and not validations:
+        raise ConfigError("the log of the run is empty; there is nothing to plot")
+    scored = [event for event in validations if event.get("bleu") is not None]
+    figure = _figure(8, 5.5 if scored else 3.2)
+    upper, *lower = figure.subplots(2 if scored else 1, 1, sharex=True, squeeze=False)[:, 0]
+    upper.plot(*_columns(updates, "loss"), color="tab:gray", linewidth=0.8, label="training, with smoothed labels")
+    upper.plot(*_columns(validations, "loss"), color="tab:blue", marker="o", markersize=3, label="validation")
+    upper.set_ylabel("loss (nats a token)")
+    upper.legend(frameon=False)
+    for axes in lower:
+        axes.plot(*_columns(scored, "bleu"), color="tab:green", marker="o", markersize=3)
+        axes.set_ylabel("validation BLEU")
+    (lower or [upper])[-1].set_xlabel("update")
+    for axes in (upper, *lower):
+        axes.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def draw_attention(
+    weights: Any, source_tokens: Sequence[str], target_tokens: Sequence[str], title: str, path: Path
+) -> None:
+    """Draw one map of attention: weights (target length, source length), source on x, target on y.
+
+    Raises CheckpointError when the file cannot be written.
+    """
+    width, height = 2.2 + 0.55 * len(source_tokens), 1.8 + 0.42 * len(target_tokens)
+    figure = _figure(width, height)
+    axes = figure.subplots()
+    image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
+    axes.set_xticks(range(len(source_tokens)), source_tokens, rotation=45, ha="left", rotation_mode="anchor")
+    axes.set_yticks(range(len(target_tokens)), target_tokens)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.set_xlabel("source token attended to")
+    axes.set_ylabel("target token written")
+    axes.set_xticks([x + 0.5 for x in range(len(source_tokens) - 1)], minor=True)
+    axes.set_yticks([y + 0.5 for y in range(len(target_tokens) - 1)], minor=True)
+    axes.grid(which="minor", color="white", linewidth=1.0)
+    axes.tick_params(which="minor", length=0)
+    figure.colorbar(image, ax=axes, label="attention")
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def _figure(width: float, height: float) -> Any:
+    """A figure that belongs to no window, whatever the user's backend is."""
+    require("matplotlib")
+    figure = require("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
+    require("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+    return figure
+
+
+def _columns(events: Sequence[dict[str, Any]], name: str) -> tuple[list[Any], list[Any]]:
+    return [event["step"] for event in events], [event[name] for event in events]
+
+
+def _save(figure: Any, path: Path) -> None:
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=_DOTS_PER_INCH)
+    with atomic_write(path) as file:
+        file.write(picture.getvalue())

@@ -1,0 +1,111 @@
+"""Settings of the process that speed depends on: threads, and what becomes of freed memory.
+
+Nothing here runs by itself. The command line calls `keep_freed_memory()` when it starts; in a library the process is
+yours, so call it yourself before training on NumPy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar, copy_context
+from typing import TYPE_CHECKING, TypeVar
+
+from xformer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_MEBIBYTE = 1 << 20
+# Parameters of glibc's mallopt(3), from malloc.h.
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
+
+
+def keep_freed_memory() -> bool:
+    """Let the C library keep freed memory for the next allocation, instead of giving it back to the kernel.
+
+    A training step frees and allocates the same hundreds of megabytes again; memory that comes from the kernel costs a
+    page fault for every 4 KiB. All threads share one pool. The process will not shrink any more while it runs.
+
+    Returns False, and does nothing, where the C library is not glibc.
+    """
+    if not _is_glibc():
+        return False
+    mallopt = importlib.import_module("ctypes").CDLL(None).mallopt
+    settings = {
+        _MMAP_THRESHOLD: 32 * _MEBIBYTE,  # the largest that glibc accepts
+        _TRIM_THRESHOLD: 2**31 - 1,
+        _TOP_PAD: 64 * _MEBIBYTE,
+        _ARENA_MAX: 1,
+    }
+    return all([mallopt(name, value) == 1 for name, value in settings.items()])
+
+
+def _is_glibc() -> bool:
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
+    except (AttributeError, ValueError, OSError):  # no confstr on Windows, no such name on other systems
+        return False
+
+
+def available_threads() -> int:
+    """How many threads may compute: XFORMER_NUM_THREADS, or as many as the cores that this process may run on.
+
+    Raises ConfigError when XFORMER_NUM_THREADS is not a positive whole number.
+    """
+    setting = os.environ.get("XFORMER_NUM_THREADS", "").strip()
+    if setting:
+        if not setting.isdecimal() or int(setting) < 1:
+            raise ConfigError(f"XFORMER_NUM_THREADS is {setting!r}; expected a whole number of at least 1")
+        return int(setting)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def one_blas_thread() -> Iterator[bool]:
+    """Hold the linear algebra library to one thread inside the block; yields False where threadpoolctl is absent."""
+    if importlib.util.find_spec("threadpoolctl") is None:
+        yield False
+        return
+    with importlib.import_module("threadpoolctl").threadpool_limits(1, user_api="blas"):
+        yield True
+
+
+_MOST_WORKERS = 256
+_workers: list[ThreadPoolExecutor] = []
+_IS_SIDE: ContextVar[bool] = ContextVar("is_side", default=False)
+
+
+def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Return [function(item) for item in items], each item on a thread of its own, the first on this one.
+
+    It pays where the time goes to code that lets other threads run, as NumPy does inside its loops and products. A
+    call within a call runs its items one after the other: the threads are busy already.
+    """
+    items = list(items)
+    if len(items) < 2 or _IS_SIDE.get():
+        return [function(item) for item in items]
+    futures = importlib.import_module("concurrent.futures")
+    if not _workers:
+        _workers.append(futures.ThreadPoolExecutor(_MOST_WORKERS, thread_name_prefix="xformer"))
+    others = [_workers[0].submit(copy_context().run, _side, function, item) for item in items[1:]]
+    try:
+        first = copy_context().run(_side, function, items[0])
+    finally:
+        futures.wait(others)  # nothing may still be at work on the caller's arrays when an error leaves here
+    return [first, *(other.result() for other in others)]
+
+
+def _side(function: Callable[[Item], Result], item: Item) -> Result:
+    _IS_SIDE.set(True)
+    return function(item)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_workers.clear)  # threads do not survive a fork
