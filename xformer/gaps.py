@@ -6,12 +6,14 @@ them like any other function (see autodiff/namespace.py), so `gaps.erf(x)` works
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.util
 import math
 from collections.abc import Callable
 from typing import Any
 
-from xformer.namespace import Array, Namespace, array_namespace, dtype_name, library, trace_level
+from xformer.namespace import Array, Namespace, accumulation_dtype, array_namespace, library, trace_level
 
 
 def erf(x: Array) -> Array:
@@ -34,6 +36,20 @@ def function(xp: Namespace, name: str) -> Callable[..., Any]:
     return _BY_LIBRARY.get((library(xp), name)) or _PORTABLE[name]
 
 
+def _widened(compute: Callable[..., Array]) -> Callable[..., Array]:
+    """Compute in float32 what is float16 or bfloat16, and round once, at the end."""
+
+    @functools.wraps(compute)
+    def call(*arrays: Array) -> Array:
+        xp, dtype = array_namespace(arrays[0]), arrays[0].dtype
+        wide = accumulation_dtype(xp, dtype)
+        if wide == dtype:
+            return compute(*arrays)
+        return xp.astype(compute(*(xp.astype(a, wide) if a.dtype == dtype else a for a in arrays)), dtype)
+
+    return call
+
+
 # --- erf ---------------------------------------------------------------------------------------------------------
 
 _ERF_TERMS = 34  # enough Taylor and continued-fraction terms for float64 on either side of |x| = 2.2
@@ -43,7 +59,7 @@ def _erf_portable(x: Array) -> Array:
     """erf from its Maclaurin series near zero and its continued fraction far out, both to float64 rounding."""
     xp = array_namespace(x)
     size = xp.abs(x)
-    near, far = xp.where(size < 2.2, x, 0.0), xp.where(size < 2.2, 2.2, size)
+    near, far = xp.where(size < 2.2, x, 0.0), xp.clip(size, 2.2, 30.0)  # erf(30) is 1
     square = near * near
     # erf(x) = 2/sqrt(pi) exp(-x^2) sum_n 2^n x^(2n+1) / (2n+1)!!, all terms of one sign: no cancellation.
     total = xp.ones_like(near)
@@ -59,18 +75,20 @@ def _erf_portable(x: Array) -> Array:
     return xp.where(size < 2.2, series, xp.sign(x) * tail)
 
 
+@functools.cache
+def _erf_on_the_host() -> Callable[[Array], Array]:
+    """SciPy's erf where SciPy is installed: it takes a tenth of the time."""
+    if importlib.util.find_spec("scipy") is None:
+        return _erf_portable
+    return importlib.import_module("scipy.special").erf  # type: ignore[no-any-return]
+
+
 def _erf_numpy(x: Array) -> Array:
-    if importlib.util.find_spec("scipy") is not None:
-        return importlib.import_module("scipy.special").erf(x)
-    return _erf_portable(x)
+    return _erf_on_the_host()(x)
 
 
 def _erf_cupy(x: Array) -> Array:
-    special = importlib.import_module("cupyx.scipy.special")
-    # cupyx computes erf of float16 in float64 and knows no bfloat16.
-    if dtype_name(x.dtype) in ("float16", "bfloat16"):
-        return special.erf(x.astype("float32")).astype(x.dtype)
-    return special.erf(x)
+    return importlib.import_module("cupyx.scipy.special").erf(x)
 
 
 # --- scatter_add -------------------------------------------------------------------------------------------------
@@ -100,12 +118,9 @@ def _scatter_add_numpy(target: Array, indices: Array, updates: Array) -> Array:
 
 
 def _scatter_add_cupy(target: Array, indices: Array, updates: Array) -> Array:
-    cupyx = importlib.import_module("cupyx")
-    # Half-precision atomics are compare-and-swap loops, and sums of many rows need float32 anyway.
-    wide = dtype_name(target.dtype) in ("float16", "bfloat16")
-    result = target.astype("float32") if wide else target.copy()
-    cupyx.scatter_add(result, indices, updates.astype(result.dtype))
-    return result.astype(target.dtype) if wide else result
+    result = target.copy()
+    importlib.import_module("cupyx").scatter_add(result, indices, updates)
+    return result
 
 
 def _scatter_add_torch(target: Array, indices: Array, updates: Array) -> Array:
@@ -124,15 +139,18 @@ def _erf_jax(x: Array) -> Array:
     return importlib.import_module("jax.scipy.special").erf(x)
 
 
-_PORTABLE: dict[str, Callable[..., Any]] = {"erf": _erf_portable, "scatter_add": _scatter_add_portable}
+_PORTABLE: dict[str, Callable[..., Any]] = {
+    "erf": _widened(_erf_portable),
+    "scatter_add": _widened(_scatter_add_portable),
+}
 _BY_LIBRARY: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy", "erf"): _erf_numpy,
-    ("cupy", "erf"): _erf_cupy,
+    ("numpy", "erf"): _widened(_erf_numpy),
+    ("cupy", "erf"): _widened(_erf_cupy),
     ("torch", "erf"): _erf_torch,
     ("jax", "erf"): _erf_jax,
-    ("numpy", "scatter_add"): _scatter_add_numpy,
-    ("cupy", "scatter_add"): _scatter_add_cupy,
-    ("torch", "scatter_add"): _scatter_add_torch,
-    ("jax", "scatter_add"): _scatter_add_jax,
+    ("numpy", "scatter_add"): _widened(_scatter_add_numpy),
+    ("cupy", "scatter_add"): _widened(_scatter_add_cupy),
+    ("torch", "scatter_add"): _widened(_scatter_add_torch),
+    ("jax", "scatter_add"): _widened(_scatter_add_jax),
 }
 NAMES = tuple(_PORTABLE)

@@ -490,6 +490,12 @@ def test_a_function_without_a_rule_works_on_constants():
     close(grad(lambda x: total(x * array_namespace(x).full((3,), 2.0)))(values(3)), [2.0, 2.0, 2.0])
 
 
+def test_a_tracked_array_by_keyword_raises():
+    ids = np.asarray([1, 1])
+    with pytest.raises(NotImplementedError, match="scatter_add got a traced array by keyword; pass arrays by position"):
+        grad(lambda x: total(array_namespace(x).scatter_add(x, ids, updates=x[:2])))(values(3))
+
+
 def test_unknown_functions_are_unknown():
     with pytest.raises(AttributeError, match="no_such_function"):
         grad(lambda x: array_namespace(x).no_such_function(x))(values(3))

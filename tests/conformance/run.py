@@ -126,7 +126,7 @@ def main() -> int:
         description="Run the Array API conformance suite on the differentiating namespace."
     )
     parser.add_argument("--suite", default=os.environ.get("XFORMER_ARRAY_API_TESTS"), help="a checkout of the suite")
-    parser.add_argument("--max-examples", type=int, default=30, help="examples for each test (default 30)")
+    parser.add_argument("--max-examples", type=int, default=60, help="examples for each test (default 60)")
     parser.add_argument("-k", help="run only the tests that match, as in pytest")
     options = parser.parse_args()
     try:

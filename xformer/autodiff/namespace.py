@@ -15,7 +15,7 @@ from typing import Any
 from xformer.autodiff.below import function_below
 from xformer.autodiff.recorders import recorder, sequence_recorder, unstack_recorder, without_rule
 from xformer.autodiff.rule import RULES, SEQUENCE_RULES, Pull, Record
-from xformer.autodiff.tracer import Tracer
+from xformer.autodiff.tracer import InnerArray, Tracer
 from xformer.namespace import array_namespace, dtype_name, is_floating, library, trace_level
 
 _ACTIVE: ContextVar[DiffNamespace | None] = ContextVar("active_trace", default=None)
@@ -93,19 +93,26 @@ class DiffNamespace:
             return value
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*map(self.lift, value))
-        if isinstance(value, tuple | list):
+        if isinstance(value, (tuple, list)):
             return type(value)(map(self.lift, value))
         return Tracer(self.lower(value), self, -1) if _is_array(value) else value
 
     def lower(self, value: Any) -> Any:
-        """What a value is below the trace: own arrays are unwrapped (also inside tuples and lists)."""
-        if type(value) is Tracer:
-            if value._namespace.is_closed:
-                value._namespace.__getattr__("lower")
-            if value._namespace is self:
+        """What a value is below the trace: own arrays are unwrapped (also inside tuples and lists).
+
+        Raises InnerArray for an array of an inner trace (see `innermost`), RuntimeError for one of an ended trace.
+        """
+        kind = type(value)
+        if kind is Tracer:
+            trace = value._namespace
+            if trace.is_closed:
+                trace.__getattr__("lower")
+            if trace is self:
                 return value._value
-        elif type(value) is tuple or type(value) is list:
-            return type(value)([self.lower(item) for item in value])
+            if trace.trace_level > self.trace_level:
+                raise InnerArray(trace)
+        elif kind is tuple or kind is list:
+            return kind([self.lower(item) for item in value])
         # A constant. An enclosing trace has its own arrays, and rules may count on seeing no others.
         return self.base.lift(value) if self.trace_level > 1 else value
 
@@ -115,20 +122,22 @@ class DiffNamespace:
 
     def depends(self, value: Any) -> bool:
         """Tell whether a value, or something in it, depends on the inputs of the trace."""
-        if isinstance(value, tuple | list):
-            return any(map(self.depends, value))
-        return self.position(value) >= 0
+        if type(value) is Tracer:
+            return self.position(value) >= 0
+        return isinstance(value, (tuple, list)) and any(map(self.depends, value))
 
     # --- recording -----------------------------------------------------------------------------------------------
 
     def record(self, output: Any, pull: Pull | None, parents: Sequence[int], saved: Any) -> Tracer:
         """Append a record for `output` and wrap it."""
-        if not is_floating(output.dtype):
-            if dtype_name(output.dtype).startswith("complex"):
+        dtype = output.dtype
+        if dtype not in self.floating:
+            if dtype_name(dtype).startswith("complex"):
                 raise NotImplementedError("derivatives of complex results are not supported; keep arrays real")
-            return Tracer(output, self, -1)
-        self.floating.add(output.dtype)
-        self.tape.append((pull, parents, saved, tuple(output.shape), output.dtype))
+            if not is_floating(dtype):
+                return Tracer(output, self, -1)
+            self.floating.add(dtype)
+        self.tape.append((pull, parents, saved, tuple(output.shape), dtype))
         return Tracer(output, self, len(self.tape) - 1)
 
     def record_several(

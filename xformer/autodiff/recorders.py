@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xformer.autodiff.rule import COMPOSITES, NOT_DIFFERENTIABLE, Pull, Rule
-from xformer.autodiff.tracer import Tracer
+from xformer.autodiff.tracer import InnerArray, Tracer
 
 Function = Callable[..., Any]
 _NO_KEYWORDS: dict[str, Any] = {}
@@ -21,7 +21,7 @@ _NO_KEYWORDS: dict[str, Any] = {}
 
 def recorder(trace: Any, name: str, function: Function, rule: Rule) -> Function:
     """Make the traced version of a function with a rule."""
-    general = innermost(trace, name, _with_rule(trace, function, rule))
+    general = innermost(name, _with_rule(trace, name, function, rule))
     if trace.trace_level > 1:
         return _named(function, general)
     if rule.positions == (0,):
@@ -87,12 +87,15 @@ def _two_arrays(trace: Any, function: Function, rule: Rule, general: Function) -
     return call
 
 
-def _with_rule(trace: Any, function: Function, rule: Rule) -> Function:
+def _with_rule(trace: Any, name: str, function: Function, rule: Rule) -> Function:
     positions, lower = rule.positions, trace.lower
 
     def call(*args: Any, **keywords: Any) -> Any:
+        if keywords:
+            if any(map(trace.depends, keywords.values())):
+                raise NotImplementedError(f"{name} got a traced array by keyword; pass arrays by position")
+            keywords = {key: lower(value) for key, value in keywords.items()}
         values = [lower(argument) for argument in args]
-        keywords = {name: lower(value) for name, value in keywords.items()}
         output = function(*values, **keywords)
         parents = [trace.position(args[i]) for i in positions if i < len(args)]
         if max(parents, default=-1) < 0:
@@ -119,7 +122,7 @@ def sequence_recorder(trace: Any, name: str, function: Function, formula: Functi
             return trace.lift(output)
         return trace.record(output, pull, parents, ([tuple(value.shape) for value in values], keywords))
 
-    return _named(function, innermost(trace, name, call))
+    return _named(function, innermost(name, call))
 
 
 def unstack_recorder(trace: Any, function: Function) -> Function:
@@ -135,7 +138,7 @@ def unstack_recorder(trace: Any, function: Function) -> Function:
             return tuple(map(trace.lift, outputs))
         return trace.record_several(outputs, pull, (trace.position(x),), axis)  # type: ignore[no-any-return]
 
-    return _named(function, innermost(trace, "unstack", call))
+    return _named(function, innermost("unstack", call))
 
 
 def without_rule(trace: Any, name: str, function: Function) -> Function:
@@ -152,17 +155,16 @@ def without_rule(trace: Any, name: str, function: Function) -> Function:
         lowered = {key: trace.lower(value) for key, value in keywords.items()}
         return trace.lift(function(*map(trace.lower, args), **lowered))
 
-    return _named(function, innermost(trace, name, call))
+    return _named(function, innermost(name, call))
 
 
-def innermost(trace: Any, name: str, call: Function) -> Function:
+def innermost(name: str, call: Function) -> Function:
     """Give way to an inner trace: when an array of one is among the arguments, that trace must record the call."""
 
     def dispatch(*args: Any, **keywords: Any) -> Any:
-        for argument in args:
-            for item in argument if isinstance(argument, tuple | list) else (argument,):
-                if type(item) is Tracer and item._namespace.trace_level > trace.trace_level:
-                    return getattr(item._namespace, name)(*args, **keywords)
-        return call(*args, **keywords)
+        try:
+            return call(*args, **keywords)
+        except InnerArray as found:
+            return getattr(found.trace, name)(*args, **keywords)
 
     return dispatch

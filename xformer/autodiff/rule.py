@@ -58,10 +58,13 @@ class Rule:
 
     def plan(self, parents: Sequence[int], pool: tuple[Any, ...], static: tuple[Any, ...], keywords: Any) -> Any:
         """Return (pull, tracked parents, what `pull` needs) for a call; `pool` is its inputs and its output."""
+        if len(parents) == 1:
+            ((keep, pull),) = self.steps
+            return pull, parents, (keep(pool) + static, keywords)
         tracked = [i for i, parent in enumerate(parents) if parent >= 0]
         kept = [self.steps[i].keep(pool) + static for i in tracked]
         pull = self.pull_all if len(tracked) == len(self.steps) else self.steps[tracked[0]].pull
-        return pull, tuple(parents[i] for i in tracked), (*kept, keywords)
+        return pull, [parents[i] for i in tracked], (*kept, keywords)
 
 
 def _compile(formula: Formula, inputs: tuple[str, ...]) -> Step:

@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 
+class InnerArray(Exception):
+    """An array of an inner trace was handed to a function of an outer one."""
+
+    def __init__(self, trace: Any) -> None:
+        self.trace = trace
+
+
 class Tracer:
     """An Array API array that belongs to a trace (a `DiffNamespace`).
 

@@ -18,8 +18,8 @@ def value_and_grad(function: Callable[..., Any], *, has_aux: bool = False) -> Ca
     """Return a function that computes `function(tree, ...)` and its gradient with respect to `tree`.
 
     tree: the first argument: a Module, an array, or tuples, lists and dicts of them, in any library. The gradient
-    has its structure, shapes and dtypes. `function` returns a scalar, or (scalar, anything) with `has_aux`; the
-    result is (value, gradient), or ((value, anything), gradient).
+    has its structure, shapes and dtypes; its arrays may share memory, so do not write into them. `function` returns
+    a scalar, or (scalar, anything) with `has_aux`; the result is (value, gradient), or ((value, anything), gradient).
 
     Raises ShapeError when the result is not a floating scalar.
 

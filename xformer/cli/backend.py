@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from xformer.errors import BackendError
+from xformer.host import keep_freed_memory
 from xformer.namespace import BACKENDS, resolve
 
 BackendOption = Annotated[
@@ -28,6 +29,7 @@ def open_backend(name: str, dtype: str | None = None) -> Any:
     Raises BackendError when the library is unknown, not installed, or finds no device.
     """
     xp = resolve(name)
+    keep_freed_memory()
     if name == "jax" and dtype == "float64":
         importlib.import_module("jax").config.update("jax_enable_x64", True)
     try:

@@ -12,11 +12,12 @@ from rich.console import Console
 import xformer
 from xformer.cli.console import plural, program
 from xformer.cli.progress import TrainingProgress
+from xformer.host import available_threads
 from xformer.models import Transformer
 from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationBleu
 from xformer.text import ParallelCorpus
 from xformer.training import Recipe, RunDirectory, Trainer, Validation
-from xformer.training.parallel import available_threads, shards_for
+from xformer.training.parallel import shards_for
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 
 from xformer.errors import CheckpointError, TrainingError
+from xformer.host import available_threads, one_blas_thread
 from xformer.models import Transformer
 from xformer.namespace import Array, array_namespace, device
 from xformer.random import Rng
@@ -18,7 +19,7 @@ from xformer.training.batches import Batch, TokenPairs, epochs, plan_batches, sp
 from xformer.training.interrupt import StopRequest, stop_on_signals
 from xformer.training.loss import translation_loss
 from xformer.training.optimizers import Adam, AdamState
-from xformer.training.parallel import ShardedGradient, available_threads, one_blas_thread, shards_for
+from xformer.training.parallel import ShardedGradient, shards_for
 from xformer.training.recipe import TrainingSettings
 from xformer.training.run_directory import RunDirectory
 from xformer.training.schedules import schedule
@@ -128,18 +129,15 @@ class Trainer:
         gradient = ShardedGradient(objective, self.shards)
         limit = one_blas_thread() if self.shards > 1 else contextlib.nullcontext()
         began = time.monotonic() - 60.0 * self.progress.minutes
-        try:
-            with limit, stop_on_signals() as stop, warnings.catch_warnings():
-                # Overflow shows in the loss, which is checked; a warning about it would come in the middle of a line.
-                warnings.simplefilter("ignore", RuntimeWarning)
-                reason = self._train(gradient, began, stop)
-                if stop:
-                    self._save_unvalidated(began)
-                elif self.progress.step != self.progress.validated_step:
-                    self._validate(began)
-                return reason
-        finally:
-            gradient.close()
+        with limit, stop_on_signals() as stop, warnings.catch_warnings():
+            # Overflow shows in the loss, which is checked; a warning about it would come in the middle of a line.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            reason = self._train(gradient, began, stop)
+            if stop:
+                self._save_unvalidated(began)
+            elif self.progress.step != self.progress.validated_step:
+                self._validate(began)
+            return reason
 
     def _train(self, gradient: ShardedGradient, began: float, stop: StopRequest) -> str:
         """Make updates and validations until there is a reason to end."""

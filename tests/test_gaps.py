@@ -1,0 +1,83 @@
+"""What the standard lacks: values of the libraries' own functions and of the portable ones."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.conftest import assert_close
+from xformer import gaps
+from xformer.namespace import dtype_name, from_host, to_host
+
+POINTS = np.concatenate([np.linspace(-7.0, 7.0, 1001), [2.2, -2.2, 2.199999, 1e-300, 1e300, -1e300, 0.0]])
+ERF = np.asarray([math.erf(x) for x in POINTS])
+
+
+@pytest.fixture(params=["own", "portable"])
+def gap(request, monkeypatch):
+    """The gap functions as a library serves them, and the portable ones on the same library."""
+    if request.param == "portable":
+        monkeypatch.setattr(gaps, "_BY_LIBRARY", {})
+    return gaps
+
+
+def test_erf_is_that_of_the_standard_library(xp, gap):
+    assert_close(gap.erf(from_host(xp, POINTS)), ERF, xp=xp, tolerance=2e-15)
+
+
+def test_erf_in_float32(xp, gap):
+    assert_close(
+        gap.erf(from_host(xp, POINTS[:-4].astype("float32"))), ERF[:-4], xp=xp, dtype="float32", tolerance=1e-6
+    )
+
+
+def test_erf_of_what_is_not_a_number_and_of_infinity(xp, gap):
+    values = to_host(gap.erf(from_host(xp, np.asarray([math.nan, math.inf, -math.inf, -0.0]))))
+    np.testing.assert_array_equal(values, [math.nan, 1.0, -1.0, -0.0])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_keeps_its_dtype_and_rounds_once(gap, dtype):
+    pytest.importorskip("ml_dtypes", reason="NumPy knows bfloat16 through ml_dtypes")
+    xp = pytest.importorskip("array_api_compat.numpy")
+    x = from_host(xp, np.linspace(-3.0, 3.0, 101), dtype=dtype)
+    rows = from_host(xp, np.ones((3000, 1)), dtype=dtype)
+    erf, total = gap.erf(x), gap.scatter_add(rows[:2], xp.zeros(3000, dtype=xp.int64), rows)
+    exact = [math.erf(value) for value in to_host(x).astype("float64")]
+    assert_close(erf, exact, xp=xp, dtype=dtype, tolerance=5e-4 if dtype == "float16" else 4e-3)
+    assert dtype_name(total.dtype) == dtype
+    # Adding ones one by one stops at 2048 in float16, at 256 in bfloat16.
+    assert to_host(total)[0, 0] == pytest.approx(3001, rel=1e-3 if dtype == "float16" else 8e-3)
+
+
+def test_scatter_add_accumulates_repeated_rows(xp, gap):
+    generator = np.random.default_rng(0)
+    target, updates = generator.standard_normal((5, 2, 3)), generator.standard_normal((1200, 2, 3))
+    indices = generator.integers(0, 4, 1200)
+    expected = target.copy()
+    for index, update in zip(indices, updates, strict=True):
+        expected[index] += update
+    given = from_host(xp, target)
+    actual = gap.scatter_add(given, from_host(xp, indices), from_host(xp, updates))
+    assert_close(actual, expected, xp=xp)
+    assert_close(given, target, xp=xp)  # not changed
+
+
+def test_scatter_add_of_nothing_and_of_scalars(xp, gap):
+    target = from_host(xp, np.asarray([1.0, 2.0]))
+    nothing = gap.scatter_add(target, from_host(xp, np.zeros(0, dtype="int64")), from_host(xp, np.zeros(0)))
+    assert_close(nothing, [1.0, 2.0], xp=xp)
+    once = gap.scatter_add(target, from_host(xp, np.asarray([1])), from_host(xp, np.asarray([0.5])))
+    assert_close(once, [1.0, 2.5], xp=xp)
+
+
+def test_numpy_does_without_scipy(monkeypatch):
+    monkeypatch.setattr(gaps.importlib.util, "find_spec", lambda name: None)
+    gaps._erf_on_the_host.cache_clear()
+    try:
+        assert gaps._erf_on_the_host() is gaps._erf_portable
+        np.testing.assert_allclose(gaps.erf(POINTS), ERF, atol=2e-15)
+    finally:
+        gaps._erf_on_the_host.cache_clear()
