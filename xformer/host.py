@@ -10,9 +10,9 @@ import contextlib
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar, copy_context
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from xformer.errors import ConfigError
 
@@ -109,3 +109,39 @@ def _side(function: Callable[[Item], Result], item: Item) -> Result:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_workers.clear)  # threads do not survive a fork
+
+
+ArraySpec = tuple[tuple[int, ...], str]  # shape and dtype
+
+_ALIGNMENT = 64  # bytes of a cache line
+
+
+class SharedArrays:
+    """NumPy arrays that several processes see: one creates them, others open them by the file descriptor.
+
+    specs: shape and dtype name of each array. descriptor: of the memory, as another process inherited it.
+
+    Raises OSError where the system has no anonymous shared memory (only Linux has it).
+    """
+
+    def __init__(self, specs: Sequence[ArraySpec], descriptor: int | None = None) -> None:
+        numpy, mmap = importlib.import_module("numpy"), importlib.import_module("mmap")
+        sizes = [numpy.dtype(dtype).itemsize * int(numpy.prod(shape)) for shape, dtype in specs]
+        starts = [0]
+        for size in sizes:
+            starts.append(starts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        if descriptor is None:
+            if not hasattr(os, "memfd_create"):
+                raise OSError("this system has no memfd_create")
+            descriptor = os.memfd_create("xformer")
+            os.ftruncate(descriptor, max(starts[-1], 1))
+        self.descriptor = descriptor
+        memory = mmap.mmap(descriptor, max(starts[-1], 1))
+        self.arrays: list[Any] = [
+            numpy.frombuffer(memory, dtype, count=size // numpy.dtype(dtype).itemsize, offset=start).reshape(shape)
+            for (shape, dtype), size, start in zip(specs, sizes, starts, strict=False)
+        ]
+
+    def close(self) -> None:
+        """Close the descriptor; the memory goes when the last array of the last process does."""
+        os.close(self.descriptor)

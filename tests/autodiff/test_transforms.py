@@ -516,6 +516,8 @@ def test_complex_results_raise():
         grad(lambda x: total(x * np.asarray([1j, 1.0, 2.0])))(values(3))
     with pytest.raises(NotImplementedError, match="complex"):
         grad(lambda x: total(array_namespace(x).astype(x, np.complex128)))(values(3))
+    with pytest.raises(NotImplementedError, match="complex"):
+        grad(lambda t: total(t[0]))((values(3), np.asarray(1j)))
 
 
 @pytest.mark.parametrize(
@@ -601,6 +603,23 @@ def test_memory_is_free_after_an_error():
 
     alive, _ = watch(fails)
     assert is_dead(alive)
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_memory_is_free_after_an_error_even_when_an_array_escaped():
+    escaped = []
+
+    def fails(residual):
+        def function(x):
+            escaped.append(residual(x) * 2.0)
+            raise KeyError("own error")
+
+        with pytest.raises(KeyError):
+            grad(function)(values(3))
+
+    alive, _ = watch(fails)
+    assert is_dead(alive)
+    assert escaped
 
 
 @pytest.mark.usefixtures("no_collector")

@@ -84,8 +84,7 @@ class DiffNamespace:
 
     def leaf(self, value: Any) -> Tracer:
         """Make an array a differentiable input of the trace; integers and booleans become constants."""
-        value = self.lower(value)
-        return self.record(value, None, (), None) if is_floating(value.dtype) else Tracer(value, self, -1)
+        return self.record(self.lower(value), None, (), None)
 
     def lift(self, value: Any) -> Any:
         """Wrap arrays (also inside tuples and lists) as constants of the trace; leave everything else."""

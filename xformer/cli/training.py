@@ -139,7 +139,7 @@ def train_run(
     elif resume:
         run.rewind_log(0)
         console.print("nothing had been saved yet; starting again from the first update")
-    if trainer.finished():
+    if trainer.finished() and trainer.progress.validated_step == trainer.progress.step:
         return Outcome(trainer, f"nothing left to do: {trainer.finished()}", 0)
     with TrainingProgress(console, settings, trainer.progress.step) as progress:
         trainer.report = progress

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,10 +11,12 @@ from typing import Any, NamedTuple
 
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.generation import greedy
+from xformer.host import available_threads, one_blas_thread, side_by_side
 from xformer.models import Transformer
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.text import Tokenizer
 from xformer.training.batches import pad
+from xformer.training.parallel import shards_for
 from xformer.training.run_directory import RunDirectory
 
 
@@ -81,8 +85,8 @@ class Translator:
     ) -> Iterator[list[Translation]]:
         """Yield translations as batches of similar length get done, the shortest sentences first, blank ones never.
 
-        batch_tokens: most source tokens in a batch, padding included. max_length: most tokens of a translation
-        (default: twice the longest source sentence of its batch plus 20).
+        batch_tokens: most source tokens in a batch, padding included; on NumPy each core works on one.
+        max_length: most tokens of a translation (default: twice the longest source sentence of its batch plus 20).
 
         Raises DataError, before anything is translated, when a sentence has more than max_source_length tokens;
         ConfigError for a limit below 1.
@@ -91,14 +95,24 @@ class Translator:
         if batch_tokens < 1:
             raise ConfigError(f"batch_tokens is {batch_tokens}; expected at least 1")
         filled = [row for row, sentence in enumerate(sentences) if encoded[row] and not sentence.isspace()]
-        for rows in _by_length(encoded, filled, batch_tokens):
+
+        def translate(rows: list[int]) -> list[Translation]:
             source = pad([[*encoded[row], self.model.config.eos_id] for row in rows], self.model.config.pad_id)
             limit = 2 * len(source[0]) + 20 if max_length is None else max_length
             outputs = greedy(self.model, source, max_length=limit)
             texts = self.target_tokenizer.decode_batch(outputs)
-            yield [
+            return [
                 Translation(row, text, len(ids) == limit) for row, text, ids in zip(rows, texts, outputs, strict=True)
             ]
+
+        threads = shards_for(self.model, available_threads())
+        batches = _by_length(encoded, filled, batch_tokens)
+        while group := list(itertools.islice(batches, threads)):
+            # The products of decoding are small: threads inside them cost more than they gain, above all on a busy
+            # machine, where one of them waits for the other at every token.
+            with one_blas_thread() if threads > 1 else contextlib.nullcontext():
+                done = side_by_side(translate, group)
+            yield from done
 
     def encode(
         self,

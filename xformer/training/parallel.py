@@ -18,6 +18,7 @@ from xformer.host import available_threads as available_threads
 from xformer.host import one_blas_thread as one_blas_thread
 from xformer.host import side_by_side
 from xformer.namespace import array_namespace, library
+from xformer.training.worker import Team
 from xformer.tree import flatten
 
 _FEWEST_ELEMENTS = 1 << 19  # below this, handing work to other threads costs more than it saves
@@ -26,22 +27,43 @@ _FEWEST_ELEMENTS = 1 << 19  # below this, handing work to other threads costs mo
 class ShardedGradient:
     """value_and_grad of a sum over shards: `value, gradients = sharded(model, shards, rngs)`.
 
-    function: (model, shard, rng) -> scalar. With one thread, or one shard, shards simply follow each other. They are
-    added up in order, so the result does not depend on which thread was first.
+    function: (model, shard, rng) -> scalar. workers: how many shards are worked on at a time. processes: give each
+    shard after the first a process of its own instead of a thread; then the function must be importable by name.
+    Without several workers, or shards, shards simply follow each other. They are added up in order, so the result
+    does not depend on who was first, nor on where the work was done.
     """
 
-    def __init__(self, function: Callable[..., Any], threads: int) -> None:
+    def __init__(self, function: Callable[..., Any], workers: int, *, processes: bool = False) -> None:
+        self._function, self._workers, self._processes = function, workers, processes
         self._differentiated = value_and_grad(function)
-        self._threads = threads
+        self._team: Team | None = None
 
     def __call__(self, model: Any, shards: Sequence[Any], rngs: Sequence[Any]) -> tuple[Any, Any]:
         def differentiate(item: tuple[Any, Any]) -> Any:
             return self._differentiated(model, *item)
 
         items = list(zip(shards, rngs, strict=True))
-        results = side_by_side(differentiate, items) if self._threads > 1 else [differentiate(item) for item in items]
+        if self._workers == 1 or len(items) == 1:
+            results = [differentiate(item) for item in items]
+        elif self._processes:
+            results = self._team_for(model, len(items) - 1).differentiate(model, items, differentiate)
+        else:
+            results = side_by_side(differentiate, items)
         values, trees = zip(*results, strict=True)
         return functools.reduce(operator.add, values), _total(trees)
+
+    def close(self) -> None:
+        """End the worker processes, if there are any."""
+        if self._team is not None:
+            self._team.close()
+        self._team = None
+
+    def _team_for(self, model: Any, size: int) -> Team:
+        if self._team is not None and not self._team.fits(model, size):
+            self.close()
+        if self._team is None:
+            self._team = Team(self._function, model, size)
+        return self._team
 
 
 def _total(trees: Sequence[Any]) -> Any:

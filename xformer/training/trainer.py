@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 
 from xformer.errors import CheckpointError, TrainingError
-from xformer.host import available_threads, one_blas_thread
+from xformer.host import available_threads, one_blas_thread, side_by_side
 from xformer.models import Transformer
 from xformer.namespace import Array, array_namespace, device
 from xformer.random import Rng
@@ -129,7 +129,7 @@ class Trainer:
         gradient = ShardedGradient(objective, self.shards)
         limit = one_blas_thread() if self.shards > 1 else contextlib.nullcontext()
         began = time.monotonic() - 60.0 * self.progress.minutes
-        with limit, stop_on_signals() as stop, warnings.catch_warnings():
+        with limit, contextlib.closing(gradient), stop_on_signals() as stop, warnings.catch_warnings():
             # Overflow shows in the loss, which is checked; a warning about it would come in the middle of a line.
             warnings.simplefilter("ignore", RuntimeWarning)
             reason = self._train(gradient, began, stop)
@@ -245,12 +245,18 @@ class Trainer:
 
     def validation_loss(self) -> float:
         """Mean cross-entropy of the validation set, in nats a token, without smoothing or dropout."""
+        plan = plan_batches(self.valid_pairs, self.settings.batch_tokens, rng=None)
+        parts = side_by_side(self._loss_of, [plan[start :: self.shards] for start in range(self.shards)])
+        return sum(loss for loss, _ in parts) / max(1, sum(tokens for _, tokens in parts))
+
+    def _loss_of(self, plan: list[list[int]]) -> tuple[float, int]:
+        """Summed cross-entropy and number of tokens of some validation batches."""
         total, tokens = 0.0, 0
-        for rows in plan_batches(self.valid_pairs, self.settings.batch_tokens, rng=None):
+        for rows in plan:
             batch = self._batch(self.valid_pairs, rows)
             total += float(translation_loss(self.model, batch))
             tokens += batch.num_tokens
-        return total / max(tokens, 1)
+        return total, tokens
 
     def _save(self, began: float) -> None:
         self.progress = replace(self.progress, minutes=(time.monotonic() - began) / 60.0)
