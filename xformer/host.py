@@ -1,4 +1,4 @@
-"""Settings of the process that speed depends on: threads, and what becomes of freed memory.
+"""What speed asks of the process and the system: threads, what becomes of freed memory, memory shared by processes.
 
 Nothing here runs by itself. The command line calls `keep_freed_memory()` when it starts; in a library the process is
 yours, so call it yourself before training on NumPy.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar, copy_context
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+ArraySpec = tuple[tuple[int, ...], Any]  # shape and dtype
 
 _MEBIBYTE = 1 << 20
 # Parameters of glibc's mallopt(3), from malloc.h.
@@ -44,7 +46,8 @@ def keep_freed_memory() -> bool:
         _TOP_PAD: 64 * _MEBIBYTE,
         _ARENA_MAX: 1,
     }
-    return all([mallopt(name, value) == 1 for name, value in settings.items()])
+    accepted = [mallopt(name, value) == 1 for name, value in settings.items()]
+    return all(accepted)
 
 
 def _is_glibc() -> bool:
@@ -110,38 +113,37 @@ def _side(function: Callable[[Item], Result], item: Item) -> Result:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_workers.clear)  # threads do not survive a fork
 
-
-ArraySpec = tuple[tuple[int, ...], str]  # shape and dtype
-
 _ALIGNMENT = 64  # bytes of a cache line
 
 
+def can_share_memory() -> bool:
+    """Tell whether `SharedArrays` works here: it needs anonymous files in memory, which Linux has."""
+    return hasattr(os, "memfd_create")
+
+
 class SharedArrays:
-    """NumPy arrays that several processes see: one creates them, others open them by the file descriptor.
+    """NumPy arrays that several processes see: one makes them, others open them by the file descriptor they inherit.
 
-    specs: shape and dtype name of each array. descriptor: of the memory, as another process inherited it.
-
-    Raises OSError where the system has no anonymous shared memory (only Linux has it).
+    specs: shape and dtype of each array. descriptor: None makes new memory, filled with zeros.
     """
 
     def __init__(self, specs: Sequence[ArraySpec], descriptor: int | None = None) -> None:
-        numpy, mmap = importlib.import_module("numpy"), importlib.import_module("mmap")
-        sizes = [numpy.dtype(dtype).itemsize * int(numpy.prod(shape)) for shape, dtype in specs]
+        mmap, numpy = importlib.import_module("mmap"), importlib.import_module("numpy")
+        counts = [math.prod(shape) for shape, _ in specs]
         starts = [0]
-        for size in sizes:
-            starts.append(starts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        for count, (_, dtype) in zip(counts, specs, strict=True):
+            starts.append(starts[-1] + -(-count * numpy.dtype(dtype).itemsize // _ALIGNMENT) * _ALIGNMENT)
+        size = max(starts[-1], 1)
         if descriptor is None:
-            if not hasattr(os, "memfd_create"):
-                raise OSError("this system has no memfd_create")
             descriptor = os.memfd_create("xformer")
-            os.ftruncate(descriptor, max(starts[-1], 1))
+            os.ftruncate(descriptor, size)
         self.descriptor = descriptor
-        memory = mmap.mmap(descriptor, max(starts[-1], 1))
+        memory = mmap.mmap(descriptor, size)
         self.arrays: list[Any] = [
-            numpy.frombuffer(memory, dtype, count=size // numpy.dtype(dtype).itemsize, offset=start).reshape(shape)
-            for (shape, dtype), size, start in zip(specs, sizes, starts, strict=False)
+            numpy.frombuffer(memory, dtype, count, start).reshape(shape)
+            for (shape, dtype), count, start in zip(specs, counts, starts[:-1], strict=True)
         ]
 
     def close(self) -> None:
-        """Close the descriptor; the memory goes when the last array of the last process does."""
+        """Give the descriptor back; the memory itself goes with the last array, of whichever process."""
         os.close(self.descriptor)

@@ -56,7 +56,7 @@ def _layer_norm_forward(x: Any, weight: Any, bias: Any, *, epsilon: float, save:
 
 
 def _layer_norm_vjp(g: Any, residuals: Any, needs: Any, *, epsilon: float) -> tuple[Any, ...]:
-    """With x^ the normalized rows and h = g w: dx = (h - mean(h) - x^ mean(h x^)) / sigma; means are products with w."""
+    """With x^ the normalized rows and h = g w: dx = (h - mean(h) - x^ mean(h x^)) / sigma; a mean is a product."""
     normalized, inverse, weight = residuals
     g_rows, hat, inverse = as_rows(g), as_rows(normalized), inverse.reshape(-1, 1)
     dx, dweight, mean_weight = np.empty_like(g_rows), np.zeros_like(weight), weight / len(weight)
@@ -74,7 +74,7 @@ def _layer_norm_vjp(g: Any, residuals: Any, needs: Any, *, epsilon: float) -> tu
 
 register(Kernel("numpy.layer_norm", "layer_norm", "numpy", floats, _layer_norm_forward, _layer_norm_vjp))
 
-# --- relu and dropout --------------------------------------------------------------------------------------------------
+# --- relu and dropout ------------------------------------------------------------------------------------------------
 
 
 def _chosen(choice: Any, x: Any) -> Any:

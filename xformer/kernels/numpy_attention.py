@@ -126,9 +126,7 @@ def _forward(
     return out, (query, key, value, kept, keep)
 
 
-def _vjp(
-    g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float
-) -> tuple[Any, ...]:
+def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float) -> tuple[Any, ...]:
     """With P the weights and P' what dropout leaves of them: dV = P' g, E = P' (V g), dS = E - P sum(E)."""
     query, key, value, kept, keep = residuals
     (batch, heads, queries, head_dim), keys = query.shape, key.shape[2]

@@ -14,10 +14,9 @@ _BLOCK = 32768  # elements: five arrays of this size stay in a core's second-lev
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    parameter, gradient, first, second = arrays
-    for array in (parameter, first, second):
-        if not array.flags.writeable:
-            return "an array is read-only"
+    parameter, _, first, second = arrays
+    if not all(array.flags.writeable for array in (parameter, first, second)):
+        return "an array is read-only"
     for order in ("C", "F"):
         if all(array.flags[f"{order}_CONTIGUOUS"] for array in arrays):
             return floats(arrays, static)
@@ -38,7 +37,7 @@ def _forward(
     gradient_scale: float,
     save: bool,
 ) -> tuple[Any, Any]:
-    """With s the scale of the second moment: step m / (sqrt(s v) + e) = (step / sqrt(s)) m / (sqrt(v) + e / sqrt(s))."""
+    """The scale s of the second moment leaves the root: a m / (sqrt(s v) + e) = a/sqrt(s) m / (sqrt(v) + e/sqrt(s))."""
     flat = [array.reshape(-1, order="A") for array in (parameter, gradient, first, second)]
     root = math.sqrt(second_scale)
     work = np.empty(min(_BLOCK, parameter.size), dtype=parameter.dtype)
@@ -76,6 +75,4 @@ def _squared_norm_vjp(g: Any, x: Any, needs: Any) -> tuple[Any, ...]:
     return (x * (2.0 * g),)
 
 
-register(
-    Kernel("numpy.squared_norm", "squared_norm", "numpy", floats, _squared_norm_forward, _squared_norm_vjp)
-)
+register(Kernel("numpy.squared_norm", "squared_norm", "numpy", floats, _squared_norm_forward, _squared_norm_vjp))

@@ -53,8 +53,8 @@ def adam(
 ) -> tuple[Array, Array, Array]:
     """Return the updated (parameter, first moment, second moment), all of the parameter's shape.
 
-    step counts from 1, for the bias correction; the gradient is multiplied by gradient_scale first. The arrays given may be overwritten: a kernel may update them in
-    place, so use only what is returned.
+    step counts from 1, for the bias correction; the gradient is multiplied by gradient_scale first. The arrays given
+    may be overwritten: a kernel may update them in place, so use only what is returned.
     """
     result: tuple[Array, Array, Array] = _operation(
         parameter,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from xformer.ops.adam import adam, zero_moment
-from xformer.training.parallel import for_each_row
 from xformer.tree import flatten, map_arrays
 
 
@@ -36,20 +34,21 @@ class Adam:
     ) -> tuple[Any, AdamState]:
         """Make one update; `model` and `state` are consumed (buffers may be written where the library allows).
 
-        gradient_scale: what the gradients are multiplied by, for clipping without another pass over them.
+        gradient_scale: a factor for all gradients, so that clipping costs no pass over them.
         """
         leaves, rebuild = flatten(model)
-        trees = (gradients, state.first, state.second)
-        rows = list(zip(leaves, *(flatten(tree)[0] for tree in trees), strict=True))
-        update = functools.partial(
-            adam,
-            learning_rate=learning_rate,
-            step=state.step + 1,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            epsilon=self.epsilon,
-            gradient_scale=gradient_scale,
-        )
-        updated = for_each_row(update, rows)
+        rows = zip(leaves, flatten(gradients)[0], flatten(state.first)[0], flatten(state.second)[0], strict=True)
+        updated = [
+            adam(
+                *row,
+                learning_rate=learning_rate,
+                step=state.step + 1,
+                beta1=self.beta1,
+                beta2=self.beta2,
+                epsilon=self.epsilon,
+                gradient_scale=gradient_scale,
+            )
+            for row in rows
+        ]
         parameters, first, second = ([item[i] for item in updated] for i in range(3))
         return rebuild(parameters), AdamState(state.step + 1, rebuild(first), rebuild(second))

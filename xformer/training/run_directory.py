@@ -57,14 +57,19 @@ class RunDirectory:
             raise
 
     def check_is_free(self) -> None:
-        """Raise ConfigError when the directory holds a run, or anything else that could be overwritten."""
+        """Raise ConfigError when the directory holds a run, or anything else that could be overwritten.
+
+        Raises CheckpointError when it cannot be made.
+        """
         if not self.path.exists():
-            return
-        if not self.path.is_dir():
+            parent = next(parent for parent in self.path.absolute().parents if parent.exists())
+            if not parent.is_dir() or not os.access(parent, os.W_OK):
+                raise CheckpointError(f"cannot make {self.path}: {parent} is not a directory that may be written to")
+        elif not self.path.is_dir():
             raise ConfigError(f"{self.path} is a file; expected a directory for the run; choose a new --out")
-        if self.config.exists():
+        elif self.config.exists():
             raise ConfigError(f"{self.path} holds another run; pass --resume to go on with it, or choose a new --out")
-        if any(self.path.iterdir()):
+        elif any(self.path.iterdir()):
             raise ConfigError(f"{self.path} is not empty and holds no run; choose a new --out")
 
     def load_tokenizer(self, side: str) -> Tokenizer:

@@ -44,20 +44,27 @@ def train_step(
     """
     total = sum(shard.num_tokens for shard in shards)
     loss, gradients = gradient(model, [(shard, total) for shard in shards], rng.split(len(shards)))
-    gradients, norm = clip_by_global_norm(gradients, max_norm)
+    norm = global_norm(gradients)
     check_finite(float(loss), norm)
-    model, state = optimizer.update(model, gradients, state, learning_rate)
+    scale = min(1.0, max_norm / norm) if norm else 1.0
+    model, state = optimizer.update(model, gradients, state, learning_rate, gradient_scale=scale)
     return StepResult(model, state, float(loss), norm)
+
+
+def global_norm(gradients: Any) -> float:
+    """The square root of the sum of the squares of all elements of a tree."""
+    squares = [squared_norm(leaf) for leaf in flatten(gradients)[0]]
+    xp = array_namespace(*squares)
+    return math.sqrt(float(xp.sum(xp.stack(squares))))
 
 
 def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, float]:
     """Scale all gradients down together when their norm is above `max_norm` (Pascanu et al., 2013).
 
-    Returns the gradients and the norm that they had.
+    Returns the gradients and the norm that they had. (A training step hands the scale to the optimizer instead, which
+    saves a pass over all gradients.)
     """
-    squares = [squared_norm(leaf) for leaf in flatten(gradients)[0]]
-    xp = array_namespace(*squares)
-    norm = math.sqrt(float(xp.sum(xp.stack(squares))))
+    norm = global_norm(gradients)
     if not norm > max_norm:
         return gradients, norm
     scale = max_norm / norm

@@ -126,7 +126,7 @@ class Trainer:
         finite: the last good state stays on disk.
         """
         objective = functools.partial(_mean_loss, smoothing=self.settings.label_smoothing)
-        gradient = ShardedGradient(objective, self.shards)
+        gradient = ShardedGradient(objective, self.shards, processes=True)
         limit = one_blas_thread() if self.shards > 1 else contextlib.nullcontext()
         began = time.monotonic() - 60.0 * self.progress.minutes
         with limit, contextlib.closing(gradient), stop_on_signals() as stop, warnings.catch_warnings():

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+import xformer as package
+from xformer.cli import application
+from xformer.errors import DataError
+
+COMMANDS = ["demo", "train", "translate", "score", "inspect"]
+
+
+def test_version(xformer):
+    done = xformer("--version")
+    assert (done.code, done.out, done.err) == (0, f"xformer {package.__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help_names_every_command_and_shows_how_to_begin(xformer, arguments):
+    done = xformer(*arguments)
+    assert done.code == 0
+    assert "xformer train --source" in done.out
+    for command in COMMANDS:
+        assert re.search(rf"│ {command} ", done.out)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_each_command_has_an_example(xformer, command):
+    done = xformer(command, "--help")
+    assert done.code == 0
+    assert re.search(rf"^ +.*xformer {command} ?\S*", done.out.split("Usage")[1].split("\n", 1)[1], re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "no such command"),
+        (["train", "--sorce", "x"], "no such option"),
+        (["train"], "missing option"),
+        (["train", "--out", "run", "--seed", "many"], "--seed"),
+        (["translate", "--model", "run", "--batch-tokens", "0"], "--batch-tokens"),
+        (["demo", "--seconds", "0"], "--seconds"),
+        (["inspect", "one", "two"], "unexpected extra argument"),
+    ],
+)
+def test_a_wrong_call_is_one_line_that_says_where_to_look(refused, tmp_path, arguments, message):
+    error = refused(*arguments, untouched=tmp_path)
+    assert message in error.lower()
+    where = f"xformer {arguments[0]}" if arguments[0] in COMMANDS else "xformer"
+    assert error.endswith(f"; see: {where} --help\n")
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "printed"),
+    [
+        (DataError("two\nlines"), 2, "error: two lines\n"),
+        (OSError(13, "Permission denied", "place"), 2, "error: place: Permission denied\n"),
+        (MemoryError(), 2, "error: out of memory; lower batch_tokens, or take a smaller model\n"),
+        (KeyboardInterrupt(), 128 + signal.SIGINT, ""),
+    ],
+)
+def test_what_becomes_of_errors(capsys, raised, code, printed):
+    def command():
+        raise raised
+
+    assert application._guarded(command)() == code
+    assert capsys.readouterr().err == printed
+
+
+def test_a_command_without_an_answer_is_done():
+    assert application._guarded(lambda: None)() == 0
+    assert application._guarded(lambda: 7)() == 7
