@@ -127,5 +127,4 @@ def _unpack(path: Path, name: str, code: str, shape: Any, data: Any) -> Any:
     if dtype == "bfloat16":
         wide = numpy.frombuffer(data, dtype="uint16").astype("uint32") << 16
         return wide.view("float32").reshape(shape)
-    # A copy, because the buffer is read-only and parameters are updated in place.
-    return numpy.frombuffer(data, dtype=dtype).reshape(shape).copy()
+    return numpy.frombuffer(data, dtype=dtype).reshape(shape)  # writable: safetensors hands out bytearrays

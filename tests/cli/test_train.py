@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import importlib
+import importlib.util
 import json
 import os
 import re
@@ -35,14 +35,14 @@ def state(run):
     return {name: array.tobytes() for name, array in load_arrays(run / "last.safetensors")[0].items()}
 
 
-def wait_for_update(process, run, step):
-    """Wait until a run in another process has logged an update."""
+def wait_for_state(process, run):
+    """Wait until a run in another process has saved its state for the first time."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
-        if (run / "log.jsonl").exists() and events(run, "update") and events(run, "update")[-1]["step"] >= step:
+        if (run / "last.safetensors").exists():
             return
-        time.sleep(0.02)
+        time.sleep(0.01)
     pytest.fail("training did not get going")
 
 
@@ -128,7 +128,8 @@ def test_long_pairs_can_be_dropped_and_are_counted(xformer, train_options, tmp_p
     assert f"{counts['train_pairs_dropped_long']} too long" in done.out
 
 
-@pytest.mark.parametrize("backend", ["torch", "jax", "array_api_strict"])
+# jax compiles anew for every length that decoding meets, which takes a minute; the trainer's own tests use it.
+@pytest.mark.parametrize("backend", ["torch", "array_api_strict"])
 def test_other_libraries_train_too(xformer, train_options, tmp_path, backend):
     pytest.importorskip(backend)
     options = ["--backend", backend, "--max-updates", 1]
@@ -252,7 +253,8 @@ def test_a_backend_that_is_not_installed_names_its_extra(refused, train_options,
         return real(name)
 
     monkeypatch.setattr("xformer.namespace.importlib.import_module", import_module)
-    monkeypatch.setattr("xformer.namespace.importlib.util.find_spec", lambda name: None)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "cupy" else find_spec(name))
     error = refused("train", *train_options, "--backend", "cupy", "--out", tmp_path / "run", untouched=tmp_path)
     assert "pip install 'xformer[cuda]'" in error
 
@@ -337,7 +339,7 @@ def test_a_loss_that_stops_being_a_number_leaves_the_last_good_state(xformer, tr
 def stopped_run(start_process, train_options, run, how):
     """Start a long run in a process of its own and stop it by a signal; returns (exit code, output, errors)."""
     process = start_process("train", *train_options, "--out", run, "--max-updates", 100_000)
-    wait_for_update(process, run, 20)
+    wait_for_state(process, run)
     process.send_signal(how)
     out, err = process.communicate(timeout=60)
     return process.returncode, out.decode(), err.decode()

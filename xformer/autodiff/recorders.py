@@ -2,7 +2,7 @@
 
 There are four kinds: functions with a rule; functions of a list of arrays; unstack, whose results are many; and
 functions without a rule, whose result is constant unless a composite stands in for them. `_one_array` and
-`_two_arrays` are the short way for the calls that make up most of a training step; everything they do, `_with_rule`
+`_two_arrays` are the short way for the calls that make up most of a training step; everything they do, `_any_arrays`
 does for any call.
 """
 
@@ -21,11 +21,11 @@ _NO_KEYWORDS: dict[str, Any] = {}
 
 def recorder(trace: Any, name: str, function: Function, rule: Rule) -> Function:
     """Make the traced version of a function with a rule."""
-    general = innermost(name, _with_rule(trace, name, function, rule))
+    general = innermost(name, _any_arrays(trace, name, function, rule))
     if trace.trace_level > 1:
         return _named(function, general)
     if rule.positions == (0,):
-        return _named(function, _one_array(trace, function, rule, general))
+        return _named(function, _one_array(trace, name, function, rule, general))
     if rule.positions == (0, 1):
         return _named(function, _two_arrays(trace, function, rule, general))
     return _named(function, general)
@@ -35,13 +35,23 @@ def _named(function: Function, call: Function) -> Function:
     return functools.wraps(function)(call) if hasattr(function, "__name__") else call
 
 
-def _one_array(trace: Any, function: Function, rule: Rule, general: Function) -> Function:
-    """The short way for f(x)."""
+def _one_array(trace: Any, name: str, function: Function, rule: Rule, general: Function) -> Function:
+    """The short way for f(x), and for f(x, axis=0), of a tracked array of this trace."""
     tape, floating, ((keep, pull),) = trace.tape, trace.floating, rule.steps
 
+    def with_static(x: Tracer, static: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        try:
+            static, keywords = trace.lower(static), _lower_keywords(trace, name, keywords)
+        except InnerArray as found:
+            return getattr(found.trace, name)(x, *static, **keywords)
+        output = function(x._value, *static, **keywords)
+        return trace.record(output, pull, (x._index,), (keep((x._value, output)) + static, keywords))
+
     def call(x: Any, /, *static: Any, **keywords: Any) -> Any:
-        if static or keywords or type(x) is not Tracer or x._namespace is not trace or x._index < 0:
+        if type(x) is not Tracer or x._namespace is not trace or x._index < 0:
             return general(x, *static, **keywords)
+        if static or keywords:
+            return with_static(x, static, keywords)
         value = x._value
         output = function(value)
         if output.dtype not in floating:
@@ -87,14 +97,19 @@ def _two_arrays(trace: Any, function: Function, rule: Rule, general: Function) -
     return call
 
 
-def _with_rule(trace: Any, name: str, function: Function, rule: Rule) -> Function:
+def _lower_keywords(trace: Any, name: str, keywords: dict[str, Any]) -> dict[str, Any]:
+    for value in keywords.values():
+        if trace.depends(value):
+            raise NotImplementedError(f"{name} got a traced array by keyword; pass arrays by position")
+    return {key: trace.lower(value) for key, value in keywords.items()} if keywords else _NO_KEYWORDS
+
+
+def _any_arrays(trace: Any, name: str, function: Function, rule: Rule) -> Function:
+    """The long way, for any call."""
     positions, lower = rule.positions, trace.lower
 
     def call(*args: Any, **keywords: Any) -> Any:
-        if keywords:
-            if any(map(trace.depends, keywords.values())):
-                raise NotImplementedError(f"{name} got a traced array by keyword; pass arrays by position")
-            keywords = {key: lower(value) for key, value in keywords.items()}
+        keywords = _lower_keywords(trace, name, keywords)
         values = [lower(argument) for argument in args]
         output = function(*values, **keywords)
         parents = [trace.position(args[i]) for i in positions if i < len(args)]

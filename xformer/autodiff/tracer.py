@@ -22,7 +22,6 @@ class Tracer:
     __slots__ = ("__weakref__", "_index", "_namespace", "_value")
 
     __array_ufunc__ = None  # makes `ndarray + tracer` call Tracer.__radd__ instead of looping over elements
-    __array_priority__ = 1000.0
 
     def __init__(self, value: Any, namespace: Any, index: int) -> None:
         self._value = value

@@ -46,18 +46,19 @@ def draw_attention(
 
     Raises CheckpointError when the file cannot be written.
     """
-    width, height = 2.2 + 0.55 * len(source_tokens), 1.8 + 0.42 * len(target_tokens)
+    columns, rows = [list(map(_label, tokens)) for tokens in (source_tokens, target_tokens)]
+    width, height = 2.2 + 0.55 * len(columns), 1.8 + 0.42 * len(rows)
     figure = _figure(width, height)
     axes = figure.subplots()
     image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
-    axes.set_xticks(range(len(source_tokens)), source_tokens, rotation=45, ha="left", rotation_mode="anchor")
-    axes.set_yticks(range(len(target_tokens)), target_tokens)
+    axes.set_xticks(range(len(columns)), columns, rotation=45, ha="left", rotation_mode="anchor")
+    axes.set_yticks(range(len(rows)), rows)
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     axes.set_xlabel("source token attended to")
     axes.set_ylabel("target token written")
-    axes.set_xticks([x + 0.5 for x in range(len(source_tokens) - 1)], minor=True)
-    axes.set_yticks([y + 0.5 for y in range(len(target_tokens) - 1)], minor=True)
+    axes.set_xticks([x + 0.5 for x in range(len(columns) - 1)], minor=True)
+    axes.set_yticks([y + 0.5 for y in range(len(rows) - 1)], minor=True)
     axes.grid(which="minor", color="white", linewidth=1.0)
     axes.tick_params(which="minor", length=0)
     figure.colorbar(image, ax=axes, label="attention")
@@ -71,6 +72,11 @@ def _figure(width: float, height: float) -> Any:
     figure = require("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
     require("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
     return figure
+
+
+def _label(token: str) -> str:
+    """A token as a reader expects it: the mark of a space is dropped, or shown where it is all there is."""
+    return token.removeprefix("▁") or "␣"
 
 
 def _columns(events: Sequence[dict[str, Any]], name: str) -> tuple[list[Any], list[Any]]:

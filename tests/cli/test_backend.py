@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from xformer.cli import backend
+from xformer.errors import BackendError
+
+
+def test_numpy_is_opened_and_keeps_its_memory(monkeypatch):
+    called = []
+    monkeypatch.setattr(backend, "keep_freed_memory", lambda: called.append(True))
+    assert backend.open_backend("numpy").zeros(2).shape == (2,)
+    assert called == [True]
+
+
+@pytest.mark.parametrize(("dtype", "wanted"), [("float64", True), ("float32", False), (None, False)])
+def test_jax_gets_float64_where_the_model_needs_it(monkeypatch, dtype, wanted):
+    jax = pytest.importorskip("jax")
+    updates = []
+    monkeypatch.setattr(jax.config, "update", lambda *setting: updates.append(setting))
+    backend.open_backend("jax", dtype)
+    assert updates == ([("jax_enable_x64", True)] if wanted else [])
+
+
+def test_a_library_that_finds_no_device_says_so(monkeypatch):
+    class NoDevice:
+        def zeros(self, size):
+            raise RuntimeError("CUDA driver\nis insufficient")
+
+    monkeypatch.setattr(backend, "resolve", lambda name: NoDevice())
+    with pytest.raises(BackendError, match="'cupy' is installed but cannot compute here: CUDA driver is insufficient"):
+        backend.open_backend("cupy")
+
+
+def test_an_unknown_library():
+    with pytest.raises(BackendError, match="'tensorflow' is unknown"):
+        backend.open_backend("tensorflow")
+    assert "tensorflow" not in sys.modules

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from xformer.models import Transformer
+
+
+def test_everything_about_a_run(xformer, trained):
+    import numpy as np
+
+    done = xformer("inspect", trained)
+    assert (done.code, done.err) == (0, "")
+    total = Transformer.load(trained / "model.safetensors", xp=np).parameter_count()
+    for words in (
+        f"{trained}: a run of xformer train",
+        "batch_tokens",
+        "source_embedding",
+        "encoder 0",
+        f"{total:,}",
+        "joint tokenizer: bpe, 100 tokens, cased",
+        "Validations (2)",
+        "train_pairs",
+    ):
+        assert words in done.out
+    assert sum("best" in line.split() for line in done.out.split("\n")) == 1
+
+
+def test_json(xformer, trained):
+    done = xformer("inspect", trained, "--json")
+    report = json.loads(done.out)
+    assert report["config"]["recipe"]["model"]["d_model"] == 16
+    assert sum(report["parameters"].values()) == report["config"]["num_parameters"]
+    assert report["tokenizers"] == {"joint": {"vocab_size": 100, "model": "bpe", "lowercase": False}}
+    assert [event["step"] for event in report["validations"]] == [4, 6]
+
+
+def test_curves(xformer, trained, tmp_path):
+    done = xformer("inspect", trained, "--plot", tmp_path / "curves.png")
+    assert done.code == 0
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert str(tmp_path / "curves.png") in done.out
+
+
+def test_a_run_that_has_no_model_yet(xformer, trained, tmp_path, refused):
+    shutil.copytree(trained, tmp_path / "run")
+    for file in ("model.safetensors", "last.safetensors", "log.jsonl"):
+        (tmp_path / "run" / file).unlink()
+    done = xformer("inspect", tmp_path / "run")
+    assert done.code == 0
+    assert "no model yet" in done.out
+    assert "no validation yet" in done.out
+    error = refused("inspect", tmp_path / "run", "--plot", tmp_path / "curves.png", untouched=tmp_path)
+    assert "nothing to plot" in error
+
+
+def test_a_directory_without_a_run(refused, tmp_path):
+    assert "holds no run" in refused("inspect", tmp_path, untouched=tmp_path)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_damaged_files(refused, trained, tmp_path, file):
+    shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "run" / file).write_bytes(b"{ something else")
+    assert file in refused("inspect", tmp_path / "run", untouched=tmp_path)
+
+
+def test_a_picture_that_cannot_be_written(refused, trained, tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    error = refused("inspect", trained, "--plot", tmp_path / "file" / "curves.png", untouched=tmp_path)
+    assert "cannot write" in error

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from xformer.cli import plots
+from xformer.errors import ConfigError
+
+LOG = [
+    {"event": "update", "step": 1, "loss": 5.0},
+    {"event": "update", "step": 10, "loss": 4.0},
+    {"event": "validation", "step": 10, "loss": 4.5, "bleu": 3.0},
+    {"event": "validation", "step": 20, "loss": 4.0, "bleu": None},
+]
+
+
+def size(path):
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    return struct.unpack(">II", content[16:24])
+
+
+@pytest.fixture
+def figure(monkeypatch):
+    """What was drawn last, in place of its file."""
+    drawn = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.append(figure))
+    return drawn
+
+
+def test_curves(figure, tmp_path):
+    plots.draw_curves(LOG, tmp_path / "curves.png")
+    losses, scores = figure[0].axes
+    assert [line.get_xydata().tolist() for line in losses.lines] == [[[1, 5], [10, 4]], [[10, 4.5], [20, 4]]]
+    assert [line.get_xydata().tolist() for line in scores.lines] == [[[10, 3]]]
+    assert (losses.get_ylabel(), scores.get_ylabel()) == ("loss (nats a token)", "validation BLEU")
+    assert scores.get_xlabel() == "update"
+
+
+def test_curves_without_bleu(figure, tmp_path):
+    plots.draw_curves(LOG[:2], tmp_path / "curves.png")
+    (losses,) = figure[0].axes
+    assert losses.get_xlabel() == "update"
+
+
+def test_nothing_to_draw(tmp_path):
+    with pytest.raises(ConfigError, match="nothing to plot"):
+        plots.draw_curves([], tmp_path / "curves.png")
+
+
+def test_an_attention_map_has_the_source_on_x(figure, tmp_path):
+    plots.draw_attention([[0.9, 0.1, 0.0]], ["▁two", "▁", "</s>"], ["zwei"], "two → zwei", tmp_path / "map.png")
+    axes = figure[0].axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["two", "␣", "</s>"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["zwei"]
+    assert axes.images[0].get_array().tolist() == [[0.9, 0.1, 0.0]]
+
+
+def test_pictures_grow_with_their_text(tmp_path):
+    for name, tokens in (("small", ["a"] * 3), ("large", ["a"] * 12)):
+        plots.draw_attention([[0.1] * len(tokens)] * 4, tokens, ["b"] * 4, "title", tmp_path / f"{name}.png")
+    assert size(tmp_path / "large.png")[0] > size(tmp_path / "small.png")[0]

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from xformer.cli import progress
+from xformer.cli.progress import TrainingProgress
+from xformer.training import TrainingSettings, Update, Validation
+
+
+def update(step, *, loss=2.0, minutes=0.5, speed=1000.0):
+    return Update(
+        step=step,
+        epoch=0,
+        loss=loss,
+        gradient_norm=1.0,
+        learning_rate=1e-3,
+        tokens=100,
+        tokens_per_second=speed,
+        minutes=minutes,
+    )
+
+
+VALIDATION = Validation(step=500, epoch=2, loss=1.5, perplexity=4.4817, bleu=21.5, best=True, minutes=61.5)
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+
+
+def shown(settings, events, *, terminal=False, first_step=0, clock=None, seconds=0.0):
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=160, highlight=False)
+    with TrainingProgress(console, settings, first_step) as show:
+        for event in events:
+            if clock is not None:
+                clock.now += seconds
+            show(event)
+    return stream.getvalue()
+
+
+def test_without_a_terminal_there_is_a_line_every_ten_seconds(monkeypatch):
+    clock = Clock(monkeypatch)
+    events = [update(step) for step in range(1, 11)]
+    lines = shown(TrainingSettings(max_updates=20), events, clock=clock, seconds=3.0).splitlines()
+    assert lines == [
+        "update 4  loss 2.000  1,000 target tokens/s  0:48 left",
+        "update 8  loss 2.000  1,000 target tokens/s  0:36 left",
+    ]
+
+
+def test_a_validation_is_a_line():
+    line = shown(TrainingSettings(), [VALIDATION])
+    assert line == (
+        "validation after update 500  epoch 3  1:01:30  loss 1.5000  perplexity 4.48  BLEU 21.50  (best so far)\n"
+    )
+
+
+def test_a_validation_without_bleu():
+    line = shown(TrainingSettings(), [Validation(7, 0, 1.5, 4.4817, None, False, 0.1)])
+    assert line == "validation after update 7  epoch 1  0:06  loss 1.5000  perplexity 4.48\n"
+
+
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        ({"max_updates": 100, "max_minutes": 10.0}, "1:30 left"),  # 10 updates in 10 seconds: 90 to go
+        ({"max_updates": 10_000, "max_minutes": 1.0}, "0:30 left"),
+        ({"max_minutes": 1.0}, "0:30 left"),
+        ({}, "tokens/s\n"),
+    ],
+)
+def test_what_ends_first_decides_the_time_left(monkeypatch, limits, left):
+    clock = Clock(monkeypatch)
+    assert left in shown(TrainingSettings(**limits), [update(10)], clock=clock, seconds=10.0)
+
+
+def test_a_resumed_run_counts_its_own_updates(monkeypatch):
+    clock = Clock(monkeypatch)
+    line = shown(TrainingSettings(max_updates=120), [update(110)], clock=clock, seconds=10.0, first_step=100)
+    assert "0:10 left" in line
+
+
+def test_figures_are_smoothed(monkeypatch):
+    clock = Clock(monkeypatch)
+    events = [update(1, loss=4.0, speed=500.0), update(2, loss=2.0, speed=1500.0)]
+    line = shown(TrainingSettings(), events, clock=clock, seconds=9.0)
+    assert "loss 3.000  1,000 target tokens/s" in line
+
+
+def test_a_terminal_gets_a_bar_with_the_last_validation():
+    settings = TrainingSettings(max_updates=1000)
+    text = shown(settings, [update(1), VALIDATION, update(501)], terminal=True)
+    assert "━" in text
+    assert "validation after update 500" in text
+    assert "update 501" in text
+    assert "valid: perplexity 4.48, BLEU 21.50" in text

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+from xformer.pipelines import Translator
+
+
+@pytest.fixture(scope="module")
+def translator(trained):
+    return Translator.from_pretrained(trained, xp=np)
+
+
+def expected(translator, lines, **limits):
+    return "".join(f"{line}\n" for line in translator(lines, **limits))
+
+
+def read(path):
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def test_a_file_to_a_file(xformer, trained, translator, text, tmp_path):
+    done = xformer("translate", "--model", trained, "--input", text / "test.en", "--output", tmp_path / "out")
+    assert (done.code, done.out) == (0, "")
+    assert (tmp_path / "out").read_text() == expected(translator, read(text / "test.en"))
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_standard_input_to_standard_output(xformer, trained, translator):
+    done = xformer("translate", "--model", trained, stdin=b"one hundred\n\n  \nseven")
+    assert done.code == 0
+    assert done.out == expected(translator, ["one hundred", "", "", "seven"])
+    assert done.out.split("\n")[1:3] == ["", ""]
+
+
+def test_no_input_gives_no_output(xformer, trained):
+    assert xformer("translate", "--model", trained, stdin=b"") == (0, "", "")
+
+
+def test_line_ends_of_other_systems(xformer, trained, translator):
+    done = xformer("translate", "--model", trained, stdin=b"\xef\xbb\xbfone hundred\r\nseven\r\n")
+    assert done.out == expected(translator, ["one hundred", "seven"])
+
+
+def test_translations_that_reach_the_limit_are_counted(xformer, trained, translator):
+    done = xformer("translate", "--model", trained, "--max-length", 2, stdin=b"one hundred\nseven\n")
+    assert done.code == 0
+    assert done.out == expected(translator, ["one hundred", "seven"], max_length=2)
+    assert "note: 2 translations reached the length limit" in done.err
+
+
+def test_small_batches_give_the_same(xformer, trained, translator, text):
+    done = xformer("translate", "--model", trained, "--batch-tokens", 1, "--input", text / "test.en")
+    assert done.out == expected(translator, read(text / "test.en"))
+
+
+@pytest.mark.parametrize("backend", ["torch", "array_api_strict"])
+def test_other_libraries_translate_alike(xformer, trained, translator, backend):
+    pytest.importorskip(backend)
+    done = xformer("translate", "--model", trained, "--backend", backend, stdin=b"one hundred\n")
+    assert done.out == expected(translator, ["one hundred"])
+
+
+def test_a_line_is_translated_when_it_arrives(start_process, trained, translator):
+    process = start_process("translate", "--model", trained)
+    answers = []
+    for line in ("one hundred", "seven"):
+        process.stdin.write(f"{line}\n".encode())
+        process.stdin.flush()
+        reader = threading.Thread(target=lambda: answers.append(process.stdout.readline().decode()))
+        reader.start()
+        reader.join(timeout=60)
+    assert "".join(answers) == expected(translator, ["one hundred", "seven"])
+    rest, errors = process.communicate(b"nine", timeout=60)
+    assert (process.returncode, rest.decode()) == (0, expected(translator, ["nine"]))
+    assert b"Traceback" not in errors
+
+
+def test_a_reader_that_has_enough_is_no_error(start_process, trained):
+    process = start_process("translate", "--model", trained, "--max-length", 1)
+    process.stdout.close()
+    process.stdin.write(b"one hundred\n" * 10)
+    process.stdin.close()
+    process.wait(timeout=60)
+    assert (process.returncode, process.stderr.read()) == (141, b"")
+    process.stdout = process.stdin = None
+
+
+def test_a_bad_line_in_a_pipe_comes_after_the_good_ones(start_process, trained, translator):
+    process = start_process("translate", "--model", trained)
+    out, err = process.communicate(b"seven\n\xff\nnine\n", timeout=60)
+    assert process.returncode == 2
+    assert out.decode() == expected(translator, ["seven"])
+    assert err.startswith(b"error: standard input is not valid UTF-8: line 2")
+    assert err.count(b"\n") == 1
+
+
+# --- Bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"one\nz\xe9ro\n", "is not valid UTF-8: line 2"),
+        (b"", "is empty"),
+        (b"one\n" + b"one " * 2000, "line 2 has "),
+    ],
+)
+@pytest.mark.parametrize("output", ["-", "out"])
+def test_bad_input(refused, trained, tmp_path, content, message, output):
+    (tmp_path / "in").write_bytes(content)
+    (tmp_path / "out").write_text("old")
+    output = output if output == "-" else tmp_path / output
+    options = ["--model", trained, "--input", tmp_path / "in", "--output", output]
+    error = refused("translate", *options, untouched=tmp_path)
+    assert message in error
+    assert str(tmp_path / "in") in error
+
+
+def test_bad_standard_input(refused, trained, tmp_path):
+    error = refused("translate", "--model", trained, untouched=tmp_path, stdin=b"one\n\xff\n")
+    assert "standard input is not valid UTF-8: line 2" in error
+
+
+def test_a_missing_input(refused, trained, tmp_path):
+    options = ["--model", trained, "--input", tmp_path / "nowhere", "--output", tmp_path / "out"]
+    assert "cannot read" in refused("translate", *options, untouched=tmp_path)
+
+
+def test_an_unknown_backend(refused, trained, tmp_path):
+    error = refused("translate", "--model", trained, "--backend", "tensorflow", untouched=tmp_path)
+    assert "backend 'tensorflow' is unknown" in error
+
+
+def test_a_directory_without_a_run(refused, tmp_path):
+    assert "holds no run" in refused("translate", "--model", tmp_path, untouched=tmp_path)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])
+@pytest.mark.parametrize("how", ["missing", "truncated", "foreign"])
+def test_damaged_files(refused, trained, tmp_path, file, how):
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run" / file
+    content = path.read_bytes()
+    path.unlink()
+    if how != "missing":
+        path.write_bytes(content[: len(content) // 2] if how == "truncated" else b"%PDF-1.7")
+    error = refused("translate", "--model", tmp_path / "run", untouched=tmp_path, stdin=b"one\n")
+    assert file in error
+
+
+def test_a_tokenizer_of_another_run(refused, trained, tmp_path):
+    """One of the same size cannot be told from the right one by the model, only by the run's own record."""
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run" / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = content["model"]["vocab"]
+    vocabulary["o"], vocabulary["h"] = vocabulary["h"], vocabulary["o"]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    error = refused("translate", "--model", tmp_path / "run", untouched=tmp_path, stdin=b"one\n")
+    assert "is not the tokenizer that this run began with" in error
+
+
+def test_an_output_that_cannot_be_written(refused, trained, tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    options = ["--model", trained, "--output", tmp_path / "file" / "out"]
+    assert "cannot write" in refused("translate", *options, untouched=tmp_path, stdin=b"one\n")
+    options = ["--model", trained, "--output", tmp_path]
+    assert "it is a directory" in refused("translate", *options, untouched=tmp_path, stdin=b"one\n")
+
+
+def test_a_full_disk_leaves_the_old_output(refused, trained, tmp_path, monkeypatch):
+    def fsync(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "out").write_text("old")
+    monkeypatch.setattr("xformer.files.os.fsync", fsync)
+    options = ["--model", trained, "--output", tmp_path / "out"]
+    assert "No space left" in refused("translate", *options, untouched=tmp_path, stdin=b"one\n")
+
+
+def test_devices_and_links_stay_what_they_are(xformer, trained, translator, tmp_path):
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    assert xformer("translate", "--model", trained, "--output", tmp_path / "link", stdin=b"seven\n").code == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == expected(translator, ["seven"])
+    assert xformer("translate", "--model", trained, "--output", os.devnull, stdin=b"seven\n").code == 0
+    assert not os.path.isfile(os.devnull)

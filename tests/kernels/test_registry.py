@@ -1,0 +1,123 @@
+"""The seam between operations and kernels: who serves, who says why not, and what the environment may ask for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from xformer import kernels
+from xformer.errors import BackendError, ConfigError
+from xformer.kernels import Kernel, registry
+from xformer.ops import relu
+from xformer.ops.adam import adam
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    """Let a test register kernels that are gone afterwards, and check kernels that were checked before."""
+    kernels.explain("relu", np.ones(3))  # loads NumPy's
+    monkeypatch.setattr(registry, "_KERNELS", {key: list(found) for key, found in registry._KERNELS.items()})
+    monkeypatch.setattr(registry, "_CHECKED", set())
+    monkeypatch.delenv("XFORMER_KERNELS", raising=False)
+    monkeypatch.delenv("XFORMER_CHECK", raising=False)
+
+
+def small(arrays, static):
+    return None if arrays[0].size <= 4 else "more than four elements"
+
+
+def register(forward, *, name="test.relu", supports=small):
+    kernels.register(Kernel(name, "relu", "numpy", supports, forward, lambda g, residuals, needs: (7.0 * g,)))
+
+
+def seven(x, *, save):
+    return np.full_like(x, 7.0), None
+
+
+def test_the_kernel_registered_last_serves_what_it_supports():
+    register(seven)
+    np.testing.assert_array_equal(relu(np.ones(4)), np.full(4, 7.0))
+    np.testing.assert_array_equal(relu(np.ones(5)), np.ones(5))
+
+
+def test_explain_names_every_candidate():
+    register(seven)
+    assert kernels.explain("relu", np.ones(4)).splitlines() == [
+        "relu on numpy: served by test.relu",
+        "relu on numpy: not numpy.relu: another kernel comes first",
+    ]
+    assert kernels.explain("relu", np.ones(5)).splitlines() == [
+        "relu on numpy: not test.relu: more than four elements",
+        "relu on numpy: served by numpy.relu",
+    ]
+
+
+def test_libraries_without_kernels_get_the_portable_definition():
+    strict = pytest.importorskip("array_api_strict")
+    x = strict.asarray([-1.0, 2.0])
+    assert kernels.explain("relu", x) == "relu on array_api_strict: served by the portable definition"
+    assert float(relu(x)[1]) == 2.0
+
+
+def test_portable_switches_all_kernels_off(monkeypatch):
+    register(seven)
+    monkeypatch.setenv("XFORMER_KERNELS", "portable")
+    np.testing.assert_array_equal(relu(np.ones(4)), np.ones(4))
+    assert kernels.explain("relu", np.ones(4)).splitlines() == [
+        "relu on numpy: not test.relu: XFORMER_KERNELS=portable",
+        "relu on numpy: not numpy.relu: XFORMER_KERNELS=portable",
+        "relu on numpy: served by the portable definition",
+    ]
+    monkeypatch.setenv("XFORMER_KERNELS", "auto")
+    np.testing.assert_array_equal(relu(np.ones(4)), np.full(4, 7.0))
+
+
+@pytest.mark.parametrize("call", [lambda: relu(np.ones(3)), lambda: kernels.explain("relu", np.ones(3))])
+def test_an_unknown_mode_is_refused(monkeypatch, call):
+    monkeypatch.setenv("XFORMER_KERNELS", "fast")
+    with pytest.raises(ConfigError, match=r"^XFORMER_KERNELS is 'fast'; expected 'auto' or 'portable'$"):
+        call()
+
+
+@pytest.mark.parametrize("wrong", [seven, lambda x, *, save: (np.full_like(x, np.nan), None)])
+def test_check_raises_where_a_kernel_is_wrong(monkeypatch, wrong):
+    register(wrong)
+    relu(np.ones(4))
+    monkeypatch.setenv("XFORMER_CHECK", "1")
+    with pytest.raises(BackendError, match=r"^kernel test\.relu differs from the portable relu by \S+ \(relative\)"):
+        relu(np.ones(4))
+
+
+def test_check_accepts_rounding_and_looks_once(monkeypatch):
+    calls = []
+
+    def nearly(x, *, save):
+        calls.append(save)
+        return np.maximum(x, 0.0) * (1.0 + 1e-6), None
+
+    register(nearly)
+    monkeypatch.setenv("XFORMER_CHECK", "1")
+    relu(np.ones(4))
+    relu(np.ones(4))
+    assert len(calls) == 3
+
+
+def test_check_looks_at_every_output_and_leaves_arguments_alone(monkeypatch):
+    monkeypatch.setenv("XFORMER_CHECK", "1")
+    settings = {"learning_rate": 0.1, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9}
+    arrays = [np.ones((2, 3)), np.ones((2, 3)), np.zeros((2, 3)), np.zeros((2, 3))]
+    parameter, first, _ = adam(*arrays, step=1, **settings)  # the kernel works in place: once, not twice
+    np.testing.assert_allclose(parameter, 0.9)
+    np.testing.assert_allclose(first, 0.1)
+
+    (right,) = registry._KERNELS["adam", "numpy"]
+
+    def wrong(*given, **static):
+        (p, m, v), residuals = right.forward(*given, **static)
+        return (p, m, 2.0 * v), residuals
+
+    kernels.register(right._replace(name="test.adam", forward=wrong))
+    with pytest.raises(BackendError, match=r"^kernel test\.adam differs"):
+        adam(*arrays, step=2, **settings)
+
+

@@ -1,0 +1,121 @@
+"""Worker processes: what happens when one dies, and that none is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from xformer.errors import TrainingError
+from xformer.host import can_share_memory
+from xformer.namespace import array_namespace
+from xformer.training.worker import Team
+
+pytestmark = pytest.mark.skipif(not can_share_memory(), reason="the system cannot share anonymous memory")
+
+
+def product(model, factor, rng):
+    """A loss that the worker finds by name: d/dx of the sum of factor * x."""
+    xp = array_namespace(*model)
+    return xp.sum(model[0] * factor) + xp.sum(model[1])
+
+
+def model():
+    return (np.asarray([1.0, 2.0, 3.0]), np.asarray([[1.0]], dtype="float32").astype("float64"))
+
+
+def here(item):
+    return None, None
+
+
+def answer(team, factor):
+    return team.differentiate(model(), [(0.0, None), (factor, None)], here)[1]
+
+
+def pids(team):
+    return [worker._process.pid for worker in team._workers]
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture
+def team():
+    made = Team(product, model(), 1)
+    yield made
+    made.close()
+
+
+def test_a_worker_answers_in_shared_memory(team):
+    value, gradients = answer(team, 2.0)
+    assert float(value) == 13.0
+    np.testing.assert_array_equal(gradients[0], [2.0, 2.0, 2.0])
+    np.testing.assert_array_equal(gradients[1], [[1.0]])
+    again = answer(team, 3.0)[1]
+    assert np.shares_memory(gradients[0], again[0])
+
+
+def test_a_team_fits_models_of_the_same_shapes(team):
+    assert team.fits(model(), 1)
+    assert not team.fits(model(), 2)
+    assert not team.fits(model()[::-1], 1)
+    assert not team.fits(tuple(leaf.astype("float32") for leaf in model()), 1)
+
+
+def test_the_worker_runs_one_blas_thread_and_keeps_its_process_group(team):
+    (pid,) = pids(team)
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        assert b"OPENBLAS_NUM_THREADS=1" in file.read().split(b"\0")
+    assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C in the terminal does not reach it
+
+
+def test_a_dead_worker_is_reported(team):
+    answer(team, 2.0)
+    os.kill(pids(team)[0], signal.SIGKILL)
+    for _ in range(2):  # whether sending or receiving notices first
+        with pytest.raises(TrainingError, match=r"^a worker process ended with code -9"):
+            answer(team, 2.0)
+
+
+def test_a_function_that_the_worker_cannot_find_is_reported(capfd):
+    function = type("Elsewhere", (), {"__module__": "no_such_module", "__call__": product, "__reduce__": unfindable})()
+    team = Team(function, model(), 1)
+    with pytest.raises(TrainingError, match=r"^a worker process ended with code 1; its last words are above"):
+        answer(team, 2.0)
+    assert "No module named 'no_such_module'" in capfd.readouterr().err
+    team.close()
+
+
+def unfindable(self):
+    return __import__, ("no_such_module",)
+
+
+def test_workers_end_with_the_team():
+    team = Team(product, model(), 2)
+    running = pids(team)
+    assert all(map(is_alive, running))
+    team.close()
+    assert not any(map(is_alive, running))
+
+
+def test_workers_end_when_the_team_is_forgotten():
+    team = Team(product, model(), 1)
+    running = pids(team)
+    del team
+    gc.collect()
+    assert not any(map(is_alive, running))
+
+
+def test_workers_close_their_descriptors():
+    before = len(os.listdir("/proc/self/fd"))
+    Team(product, model(), 2).close()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
