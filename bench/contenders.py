@@ -12,6 +12,7 @@ import json
 import math
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ def torch_step(spec: dict[str, Any]) -> tuple[Step, int]:
     from torch import nn
     from torch.nn.utils.rnn import pad_sequence
 
+    warnings.simplefilter("ignore", UserWarning)  # nn.Transformer says that pre-norm has no nested tensors
     torch.manual_seed(0)
     torch.set_num_threads(available_threads())
     model = TorchTranslator(spec["model"])
@@ -80,7 +82,7 @@ def torch_step(spec: dict[str, Any]) -> tuple[Step, int]:
         if math.isfinite(spec["max_norm"]):
             nn.utils.clip_grad_norm_(model.parameters(), spec["max_norm"])
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     choices = {}
     for kind in ("for-loop", "foreach", "fused"):
@@ -103,7 +105,9 @@ def TorchTranslator(model: dict[str, Any]) -> Any:
             super().__init__()
             d_model, rate = model["d_model"], model["dropout"]
             self.source = nn.Embedding(model["source_vocab_size"], d_model)
-            self.target = self.source if model["share_embeddings"] else nn.Embedding(model["target_vocab_size"], d_model)
+            self.target = (
+                self.source if model["share_embeddings"] else nn.Embedding(model["target_vocab_size"], d_model)
+            )
             layers = model["num_encoder_layers"], model["num_decoder_layers"]
             self.layers = nn.Transformer(
                 d_model, model["num_heads"], *layers, model["d_ff"], rate, batch_first=True, norm_first=True

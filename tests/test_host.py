@@ -85,7 +85,9 @@ def test_threads_default_to_the_cores_of_the_process(monkeypatch, setting):
 @pytest.mark.parametrize("setting", ["0", "-2", "two", "1.5"])
 def test_a_bad_number_of_threads_is_refused(monkeypatch, setting):
     monkeypatch.setenv("XFORMER_NUM_THREADS", setting)
-    with pytest.raises(ConfigError, match=rf"^XFORMER_NUM_THREADS is '{setting}'; expected a whole number of at least 1"):
+    with pytest.raises(
+        ConfigError, match=rf"^XFORMER_NUM_THREADS is '{setting}'; expected a whole number of at least 1"
+    ):
         host.available_threads()
 
 
@@ -109,7 +111,7 @@ def test_one_blas_thread_without_threadpoolctl(monkeypatch):
         assert not held
 
 
-# --- side_by_side ------------------------------------------------------------------------------------------------------
+# --- side_by_side ------------------------------------------------------------------
 
 
 def test_side_by_side_keeps_the_order_and_uses_threads():
@@ -167,7 +169,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60).returncode == 0
 
 
-# --- SharedArrays ------------------------------------------------------------------------------------------------------
+# --- SharedArrays ------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not host.can_share_memory(), reason="the system cannot share anonymous memory")

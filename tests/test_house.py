@@ -75,8 +75,8 @@ SIZE_EXCEPTIONS: dict[str, str] = {
     "xformer/ops/adam.py:_forward": "the operation's arrays and settings",
     "xformer/ops/adam.py:adam": "the operation's arrays and settings",
     "xformer/ops/attention.py:_forward": "the operation's arrays and settings",
-    "xformer/layers/decoder.py:DecoderLayer.__init__": "every setting of a layer; models set them from one configuration",
-    "xformer/layers/encoder.py:EncoderLayer.__init__": "every setting of a layer; models set them from one configuration",
+    "xformer/layers/decoder.py:DecoderLayer.__init__": "all settings of a layer; models take one configuration",
+    "xformer/layers/encoder.py:EncoderLayer.__init__": "all settings of a layer; models take one configuration",
 }
 
 # What tells where a file was written rather than what it does. Split, so that this file passes its own test.
@@ -148,9 +148,7 @@ def test_array_libraries_stay_in_their_rooms(module):
     assert libraries <= allowed
 
 
-def functions(
-    tree: ast.AST, prefix: str = ""
-) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Every function with its name, which says where it stands: "Trainer.step"."""
     for node in ast.iter_child_nodes(tree):
         inner = prefix
@@ -176,9 +174,7 @@ def docstring_lines(tree: ast.AST) -> set[int]:
 def function_size(node: ast.FunctionDef | ast.AsyncFunctionDef, source: list[str]) -> int:
     """Lines from `def` to the end that hold code: no docstring, blank line or comment."""
     code = set(range(node.lineno, (node.end_lineno or 0) + 1)) - docstring_lines(node)
-    return sum(
-        1 for line in code if source[line - 1].strip() and not source[line - 1].lstrip().startswith("#")
-    )
+    return sum(1 for line in code if source[line - 1].strip() and not source[line - 1].lstrip().startswith("#"))
 
 
 def argument_count(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -213,12 +209,8 @@ def test_every_listed_size_exception_still_is_one():
 
 def test_one_version_everywhere():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    citation = re.findall(
-        r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    changelog = re.findall(
-        r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    citation = re.findall(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    changelog = re.findall(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert citation == [project["version"]]
     assert changelog[0] == project["version"]
     assert importlib.import_module("xformer").__version__ == project["version"]

@@ -34,9 +34,7 @@ print(json.dumps({"modules": sorted(sys.modules), "seconds": seconds}))
 
 
 def test_import_loads_no_array_library():
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)
     print(f"import xformer: {report['seconds'] * 1e3:.0f} ms beyond Python's start")
     assert "xformer.errors" in report["modules"]

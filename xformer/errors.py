@@ -3,6 +3,8 @@
 Every message says what came, what was expected and how to mend it, in one line.
 """
 
+from __future__ import annotations
+
 
 class XformerError(Exception):
     """Base of all errors that xformer raises on purpose; the command line turns it into one line, exit code 2."""

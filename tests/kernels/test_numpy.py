@@ -57,7 +57,7 @@ def served_by_kernel(operation, *arrays, **static):
     assert kernels.explain(operation, *arrays, **static).splitlines()[0].endswith(f"served by numpy.{operation}")
 
 
-# --- linear, layer_norm, relu, dropout -------------------------------------------------------------------------------
+# --- linear, layer_norm, relu, dropout ------------------------------------------------------------------
 
 LAYOUTS = {
     "plain": normal(3, 5, 7),
@@ -127,11 +127,13 @@ def test_gradients_of_only_some_inputs(monkeypatch):
     assert_same(monkeypatch, lambda x: layer_norm(x, weight[:, 0], bias[:7]), x)
 
 
-# --- embedding and cross_entropy -------------------------------------------------------------------------------------
+# --- embedding and cross_entropy ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("ids", [[[3, 1, 3], [0, 3, 10]], [[5]], [[10, 10, 10, 10]], np.zeros((0, 3)), np.zeros((2, 0))])
+@pytest.mark.parametrize(
+    "ids", [[[3, 1, 3], [0, 3, 10]], [[5]], [[10, 10, 10, 10]], np.zeros((0, 3)), np.zeros((2, 0))]
+)
 @pytest.mark.parametrize("id_dtype", ["int64", "int32", "uint64"])
 def test_embedding(monkeypatch, dtype, ids, id_dtype):
     weight, ids = normal(11, 5).astype(dtype), np.asarray(ids, dtype=id_dtype)
@@ -170,7 +172,7 @@ def test_cross_entropy_in_several_blocks_and_of_nothing(monkeypatch, dtype):
     assert_same(monkeypatch, lambda x: cross_entropy(x, labels % 7), columns)
 
 
-# --- attention ---------------------------------------------------------------------------------------------------------
+# --- attention ------------------------------------------------------------------
 
 BATCH, HEADS, HEAD_DIM = 3, 2, 5
 LENGTHS = [(6, 6), (4, 7), (7, 4), (1, 6), (1, 1)]  # queries, keys
@@ -235,7 +237,7 @@ def test_tiles_cover_every_head_once(batch, heads, scores):
     assert (seen == 1).all()
 
 
-# --- optimizer ---------------------------------------------------------------------------------------------------------
+# --- optimizer ------------------------------------------------------------------
 
 
 def memory_orders(dtype):
@@ -286,7 +288,7 @@ def test_adam_works_in_place_only_where_it_may():
     assert "contiguous" in kernels.explain("adam", every_other, zeros, zeros.copy(), zeros.copy())
 
 
-# --- what kernels leave to the portable code -----------------------------------------------------------------------------
+# --- what kernels leave to the portable code ------------------------------------------------------------------
 
 HALF, SINGLE = np.ones((2, 3), "float16"), np.ones((2, 3), "float32")
 IDS = np.zeros(2, dtype=int)

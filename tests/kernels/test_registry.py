@@ -119,5 +119,3 @@ def test_check_looks_at_every_output_and_leaves_arguments_alone(monkeypatch):
     kernels.register(right._replace(name="test.adam", forward=wrong))
     with pytest.raises(BackendError, match=r"^kernel test\.adam differs"):
         adam(*arrays, step=2, **settings)
-
-

@@ -104,6 +104,11 @@ def test_there_is_no_dropout_without_an_rng():
     assert_close(small_model(**EVERYWHERE)(SOURCE, TARGET), small_model(dropout=0.0)(SOURCE, TARGET))
 
 
+def test_rates_of_zero_drop_nothing():
+    model = small_model(dropout=0.0)
+    assert_close(model(SOURCE, TARGET, rng=Rng(0)), model(SOURCE, TARGET))
+
+
 @pytest.mark.parametrize("place", EVERYWHERE)
 def test_each_dropout_acts_when_an_rng_is_passed(place):
     model = small_model(**{"dropout": 0.0, place: 0.3})

@@ -37,9 +37,7 @@ def write(tmp_path):
 # --- Lines ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "content", ["a b\nc\n", "a b\nc", "a b\r\nc\r\n", "\ufeffa b\nc\n", "\ufeffa b\r\nc"]
-)
+@pytest.mark.parametrize("content", ["a b\nc\n", "a b\nc", "a b\r\nc\r\n", "\ufeffa b\nc\n", "\ufeffa b\r\nc"])
 def test_line_ends_and_byte_order_mark(write, content):
     assert read_lines(write("file", content)) == ["a b", "c"]
 
@@ -83,9 +81,7 @@ def test_empty_file(write, content):
 
 
 def test_missing_file(tmp_path):
-    with pytest.raises(
-        DataError, match=r"^cannot read .*nowhere\.txt: No such file or directory; .* check the path"
-    ):
+    with pytest.raises(DataError, match=r"^cannot read .*nowhere\.txt: No such file or directory; .* check the path"):
         read_lines(tmp_path / "nowhere.txt")
 
 
@@ -105,9 +101,7 @@ def test_unreadable_file(tmp_path):
 )
 def test_invalid_utf8_names_the_line(write, content, line, place):
     path = write("file", content)
-    with pytest.raises(
-        DataError, match=rf"^{path} is not valid UTF-8: line {line}, {place} .*iconv"
-    ) as caught:
+    with pytest.raises(DataError, match=rf"^{path} is not valid UTF-8: line {line}, {place} .*iconv") as caught:
         read_lines(path)
     assert "\n" not in str(caught.value)
 
@@ -153,9 +147,7 @@ def test_read_parallel(write):
 
 def test_different_line_counts(write):
     source, target = write("de", "eins\nzwei\n"), write("en", "one\ntwo\n\n")
-    with pytest.raises(
-        DataError, match=f"^{source} has 2 lines and {target} has 3; expected the same number: line n"
-    ):
+    with pytest.raises(DataError, match=f"^{source} has 2 lines and {target} has 3; expected the same number: line n"):
         read_parallel(source, target)
 
 
@@ -168,9 +160,7 @@ def test_a_line_separator_does_not_shift_the_pairs(write):
 
 
 def test_blank_sides_are_dropped_and_counted(write):
-    corpus = read_parallel(
-        write("de", "eins\n\ndrei\n\u3000\nfünf\n"), write("en", "one\ntwo\n \t\n\nfive\n")
-    )
+    corpus = read_parallel(write("de", "eins\n\ndrei\n\u3000\nfünf\n"), write("en", "one\ntwo\n \t\n\nfive\n"))
     assert (corpus.source, corpus.target) == (["eins", "fünf"], ["one", "five"])
     assert (corpus.num_dropped, list(corpus.line_numbers)) == (3, [1, 5])
 
@@ -193,9 +183,7 @@ def test_limits_and_errors_hold_for_both_sides(write):
 
 
 def test_columns_of_different_length():
-    with pytest.raises(
-        DataError, match="source has 2 lines and target 1; expected one target for each source"
-    ):
+    with pytest.raises(DataError, match="source has 2 lines and target 1; expected one target for each source"):
         ParallelCorpus(["a", "b"], ["c"])
     with pytest.raises(DataError, match="got 1 line numbers for 2 pairs"):
         ParallelCorpus(["a", "b"], ["c", "d"], line_numbers=[1])
@@ -223,9 +211,7 @@ def test_check_lengths_counts_the_long_lines():
         "train.de has 2 lines of more than 3 tokens, the first on line 2 (7 tokens); raise the limit with "
         "--max-length, or leave such lines out with --long-lines drop"
     )
-    with pytest.raises(
-        DataError, match=r"has 1 line of more than 7 tokens, the first on line 4 \(9 tokens\)"
-    ):
+    with pytest.raises(DataError, match=r"has 1 line of more than 7 tokens, the first on line 4 \(9 tokens\)"):
         check_lengths(encoded, 7, "train.de")
 
 
@@ -243,9 +229,7 @@ def test_drop_long_keeps_rows_that_fit_on_every_side():
 
 
 def test_drop_long_does_not_leave_nothing():
-    with pytest.raises(
-        DataError, match="all 2 lines have more than 3 tokens; raise the limit with --max-length"
-    ):
+    with pytest.raises(DataError, match="all 2 lines have more than 3 tokens; raise the limit with --max-length"):
         drop_long(3, [[5] * 4, [5]], [[5], [5] * 4])
 
 

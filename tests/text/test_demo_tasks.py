@@ -40,9 +40,7 @@ def test_the_seed_decides(make):
 @pytest.mark.parametrize("make", TASKS)
 def test_the_tokenizer_covers_the_task(make):
     task = make(num_train=3000, num_valid=50, num_test=200)
-    tokenizer = Tokenizer.train(
-        task.train.source + task.train.target, task.vocab_size, model=task.tokenizer_model
-    )
+    tokenizer = Tokenizer.train(task.train.source + task.train.target, task.vocab_size, model=task.tokenizer_model)
     assert tokenizer.vocab_size == task.vocab_size
     for line in task.test.source + task.test.target:
         ids = tokenizer.encode(line)
@@ -117,9 +115,7 @@ def test_reverse_and_copy_draw_different_sequences():
 @pytest.mark.parametrize("make", TASKS)
 @pytest.mark.parametrize("size", ["num_train", "num_valid", "num_test"])
 def test_empty_splits_are_refused(make, size):
-    with pytest.raises(
-        ConfigError, match=r"num_train, num_valid, num_test are .*; expected 1 or more of each"
-    ):
+    with pytest.raises(ConfigError, match=r"num_train, num_valid, num_test are .*; expected 1 or more of each"):
         make(**{size: 0})
 
 
@@ -130,26 +126,18 @@ def test_largest_out_of_range(largest):
 
 
 def test_more_numbers_than_there_are():
-    with pytest.raises(
-        ConfigError, match=r"the splits need 1001 numbers; expected at most 1000, those from 0 to 999"
-    ):
+    with pytest.raises(ConfigError, match=r"the splits need 1001 numbers; expected at most 1000, those from 0 to 999"):
         numbers_task(num_train=800, num_valid=101, num_test=100, largest=999)
-    with pytest.raises(
-        ConfigError, match="num_train is 108; expected at least 109, the numbers that show every word"
-    ):
+    with pytest.raises(ConfigError, match="num_train is 108; expected at least 109, the numbers that show every word"):
         numbers_task(num_train=108, num_valid=1, num_test=1, largest=999)
 
 
 def test_more_sequences_than_there_are():
-    with pytest.raises(
-        ConfigError, match=r"need 25 different sequences; expected at most 24; raise longest=2"
-    ):
+    with pytest.raises(ConfigError, match=r"need 25 different sequences; expected at most 24; raise longest=2"):
         reverse_task(num_train=23, num_valid=1, num_test=1, shortest=1, longest=2)
 
 
 @pytest.mark.parametrize(("shortest", "longest"), [(0, 5), (6, 5)])
 def test_lengths_out_of_order(shortest, longest):
-    with pytest.raises(
-        ConfigError, match=f"lengths are {shortest} to {longest}; expected 1 or more, the shortest"
-    ):
+    with pytest.raises(ConfigError, match=f"lengths are {shortest} to {longest}; expected 1 or more, the shortest"):
         copy_task(shortest=shortest, longest=longest)

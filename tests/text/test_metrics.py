@@ -63,9 +63,7 @@ def test_several_references(metric):
 @pytest.mark.parametrize("metric", [bleu, chrf])
 @pytest.mark.parametrize("references", [REFERENCES[:2], [REFERENCES, OTHERS[:2]]])
 def test_different_counts(metric, references):
-    with pytest.raises(
-        DataError, match="got 3 hypotheses and 2 references; expected one reference line for each"
-    ):
+    with pytest.raises(DataError, match="got 3 hypotheses and 2 references; expected one reference line for each"):
         metric(HYPOTHESES, references)
 
 

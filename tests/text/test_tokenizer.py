@@ -164,9 +164,7 @@ def test_unknown_characters_become_unknown(tokenizer):
 @pytest.mark.parametrize("model", MODELS)
 def test_text_cannot_spell_special_ids(model):
     # Often enough for byte-pair encoding to learn "<s>" and "</s>" as tokens, if it could.
-    lines = [f"{letter}<s> {letter}</s> {letter}<pad>" for letter in "abcdef"] * 5 + [
-        "<s> </s> <pad> <unk>"
-    ] * 5
+    lines = [f"{letter}<s> {letter}</s> {letter}<pad>" for letter in "abcdef"] * 5 + ["<s> </s> <pad> <unk>"] * 5
     tokenizer = Tokenizer.train(lines, 60, model=model)
     assert tokenizer.tokens(range(4)) == list(SPECIAL_TOKENS)
     size = tokenizer.vocab_size
@@ -240,32 +238,24 @@ def test_training_is_silent(capfd):
 
 
 def test_lines_may_be_any_iterable():
-    assert Tokenizer.train(iter(LINES), 200).encode("zwei Männer") == Tokenizer.train(LINES, 200).encode(
-        "zwei Männer"
-    )
+    assert Tokenizer.train(iter(LINES), 200).encode("zwei Männer") == Tokenizer.train(LINES, 200).encode("zwei Männer")
 
 
 def test_unknown_model():
-    with pytest.raises(
-        ConfigError, match=r"^tokenizer model is 'wordpiece'; expected one of: bpe, characters, words$"
-    ):
+    with pytest.raises(ConfigError, match=r"^tokenizer model is 'wordpiece'; expected one of: bpe, characters, words$"):
         Tokenizer.train(LINES, 200, model="wordpiece")
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("vocab_size", [-1, 0, 4])
 def test_vocabulary_too_small_for_special_tokens(model, vocab_size):
-    with pytest.raises(
-        ConfigError, match=f"^vocab_size is {vocab_size}; expected more than the 4 special tokens$"
-    ):
+    with pytest.raises(ConfigError, match=f"^vocab_size is {vocab_size}; expected more than the 4 special tokens$"):
         Tokenizer.train(LINES, vocab_size, model=model)
 
 
 @pytest.mark.parametrize("model", ["bpe", "characters"])
 def test_vocabulary_too_small_for_the_alphabet(model):
-    message = (
-        "^vocab_size is 9; expected at least 10, for 4 special tokens and 6 distinct characters of the text$"
-    )
+    message = "^vocab_size is 9; expected at least 10, for 4 special tokens and 6 distinct characters of the text$"
     with pytest.raises(ConfigError, match=message):
         Tokenizer.train(["abcde edcba"], 9, model=model)
     assert Tokenizer.train(["abcde edcba"], 10, model=model).vocab_size == 10
@@ -274,16 +264,12 @@ def test_vocabulary_too_small_for_the_alphabet(model):
 @pytest.mark.parametrize("model", MODELS)
 def test_no_text(model):
     for lines in ([], ["", ""]):
-        with pytest.raises(
-            DataError, match=f"^cannot learn a tokenizer from {len(lines)} lines without text"
-        ):
+        with pytest.raises(DataError, match=f"^cannot learn a tokenizer from {len(lines)} lines without text"):
             Tokenizer.train(lines, 100, model=model)
 
 
 def test_a_path_is_not_text():
-    with pytest.raises(
-        DataError, match=r"lines is one string; expected a list of lines, such as read_lines\(path\)"
-    ):
+    with pytest.raises(DataError, match=r"lines is one string; expected a list of lines, such as read_lines\(path\)"):
         Tokenizer.train("train.de", 100)
 
 
@@ -372,9 +358,7 @@ def test_load_corrupted(bpe, tmp_path, what):
 def foreign(special_tokens=SPECIAL_TOKENS, unk_token="<unk>"):
     inner = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=unk_token))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=80, special_tokens=list(special_tokens), show_progress=False
-    )
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=80, special_tokens=list(special_tokens), show_progress=False)
     inner.train_from_iterator(SENTENCES, trainer)
     return inner
 
@@ -391,9 +375,7 @@ def foreign(special_tokens=SPECIAL_TOKENS, unk_token="<unk>"):
 def test_load_foreign(tmp_path, inner, fault):
     path = tmp_path / "tokenizer.json"
     inner.save(str(path))
-    with pytest.raises(
-        CheckpointError, match=f"^tokenizer {path} is foreign: {fault}; expected a file that xformer"
-    ):
+    with pytest.raises(CheckpointError, match=f"^tokenizer {path} is foreign: {fault}; expected a file that xformer"):
         Tokenizer.load(path)
 
 

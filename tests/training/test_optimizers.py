@@ -47,9 +47,7 @@ def test_adam_equals_torch(monkeypatch, mode, settings):
     ours, state = run(optimizer)
     tree = start()
     parameters = {name: torch.nn.Parameter(torch.from_numpy(array.copy())) for name, array in tree.items()}
-    reference = torch.optim.Adam(
-        parameters.values(), betas=(optimizer.beta1, optimizer.beta2), eps=optimizer.epsilon
-    )
+    reference = torch.optim.Adam(parameters.values(), betas=(optimizer.beta1, optimizer.beta2), eps=optimizer.epsilon)
     for step in range(1, STEPS + 1):
         values = {name: parameter.detach().numpy() for name, parameter in parameters.items()}
         for name, gradient in gradient_of(values, step).items():

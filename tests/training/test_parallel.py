@@ -80,7 +80,8 @@ def test_every_call_sees_the_parameters_of_its_model(model, sharded):
     for seed in (2, 3):
         other = Transformer(CONFIG, xp="numpy", seed=seed, dtype="float64")
         value, _ = sharded(other, shards, [None] * 3)
-        assert abs(float(value) - sum(float(translation_loss(other, shard, label_smoothing=0.1)) for shard in shards)) < 1e-9
+        wanted = sum(float(translation_loss(other, shard, label_smoothing=0.1)) for shard in shards)
+        assert abs(float(value) - wanted) < 1e-9
     narrow = Transformer(CONFIG, xp="numpy", seed=2, dtype="float32")
     value, gradients = sharded(narrow, shards, [None] * 3)
     assert flatten(gradients)[0][0].dtype == np.float32

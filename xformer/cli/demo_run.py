@@ -68,10 +68,12 @@ _SHORT = {
     "max_updates": 400,
     "validate_every": 50,
 }
+_SHALLOW = {**_SMALL, "num_encoder_layers": 1, "num_decoder_layers": 1}
+_SEQUENCES = {**_SHORT, "learning_rate_factor": 0.4, "max_updates": 500}
 DEMOS = {
     "numbers": Demo(numbers_task, 90.0, _SMALL, _SHORT, _shows_crossing),
-    "reverse": Demo(reverse_task, 60.0, _SMALL, _SHORT, lambda tokens: len(tokens) == 8),
-    "copy": Demo(copy_task, 60.0, _SMALL, _SHORT, lambda tokens: len(tokens) == 8),
+    "reverse": Demo(reverse_task, 60.0, _SHALLOW, _SEQUENCES, lambda tokens: len(tokens) == 8),
+    "copy": Demo(copy_task, 60.0, _SHALLOW, _SEQUENCES, lambda tokens: len(tokens) == 8),
 }
 
 

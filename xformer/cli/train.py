@@ -56,7 +56,11 @@ def train(
     ] = None,
     max_updates: Annotated[
         int | None,
-        typer.Option(help="End after this many updates (default: the recipe's).", rich_help_panel=_LENGTH),
+        typer.Option(
+            help="End after this many updates (default: the recipe's). The cosine schedule reaches zero there, so "
+            "moving it changes later learning rates.",
+            rich_help_panel=_LENGTH,
+        ),
     ] = None,
     resume: Annotated[
         bool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from xformer.cli.console import make_console
 from xformer.cli.training import Prepared, say_end, train_run
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.files import write_json
+from xformer.models import TransformerConfig
 from xformer.pipelines import Tokenizers
 from xformer.text import read_parallel
 from xformer.training import Recipe, RunDirectory
@@ -20,6 +22,7 @@ from xformer.training.run_directory import sha256
 
 DEFAULT_MINUTES = 30.0
 _LIMITS = ("max_minutes", "max_updates")
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(TransformerConfig)}
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,8 @@ def go_on(request: Request) -> int:
     config = run.read_config()
     recipe, backend, data = _parts(run, config)
     tables = request.tables()
+    _check_tables(tables, recipe, request.where)
     limits = {name: tables.get("training", {}).pop(name, None) for name in _LIMITS}
-    Recipe.from_dict(tables, request.where)
     _refuse_changes(tables, recipe, request.where)
     if request.backend not in (None, backend):
         raise ConfigError(
@@ -135,9 +138,20 @@ def _parts(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, str, dict
         raise ConfigError(f"{run.path} holds a demo, not a run of train; start a new run with another --out")
     try:
         data = {name: {key: entry[key] for key in ("path", "sha256")} for name, entry in config["data"].items()}
+        if set(data) != {"source", "target", "valid_source", "valid_target"}:
+            raise KeyError("data")
         return Recipe.from_dict(config["recipe"], str(run.config)), str(config["backend"]), data
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{run.config} is not a whole run configuration ({error!r}); restore it") from error
+
+
+def _check_tables(tables: dict[str, Any], recipe: Recipe, where: str) -> None:
+    """Raise ConfigError for tables that make no recipe; what they leave out is as the run began."""
+    stored = recipe.to_dict()
+    kinds = {name: isinstance(table, dict) for name, table in tables.items()}
+    Recipe.from_dict(
+        {name: {**stored.get(name, {}), **table} if kinds[name] else table for name, table in tables.items()}, where
+    )
 
 
 def _refuse_changes(tables: dict[str, Any], recipe: Recipe, where: str) -> None:
@@ -145,7 +159,9 @@ def _refuse_changes(tables: dict[str, Any], recipe: Recipe, where: str) -> None:
     stored = recipe.to_dict()
     for table, values in tables.items():
         for key, value in values.items():
-            if stored[table].get(key) != value:
+            if key == "shards" and value == 0:
+                continue  # "one for each core" was resolved when the run began
+            if stored[table].get(key, _DEFAULTS.get(key)) != value:
                 raise ConfigError(
                     f"{key} is {value!r} in {where}; the run began with {stored[table].get(key)!r}, and only "
                     "--max-minutes and --max-updates may change; leave it out, or start a new run"

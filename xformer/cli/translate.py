@@ -94,7 +94,8 @@ def _load(model: Path, backend: str) -> Translator:
     from xformer.training import RunDirectory
 
     recipe = RunDirectory(model).read_config().get("recipe", {})
-    dtype = recipe.get("training", {}).get("dtype") if isinstance(recipe, dict) else None
+    settings = recipe.get("training", {})
+    dtype = settings.get("dtype") if isinstance(settings, dict) else None
     return Translator.from_pretrained(model, xp=open_backend(backend, dtype))
 
 

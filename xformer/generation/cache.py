@@ -49,11 +49,16 @@ class LayerStores:
 
 
 class DecodingCache:
-    """The stores of a whole decoder; `length` counts the tokens they hold."""
+    """The stores of a whole decoder."""
 
     def __init__(self, model: Transformer) -> None:
         self.layers = [LayerStores(GrowingStore(), FixedStore()) for _ in model.decoder]
-        self.length = 0
+
+    @property
+    def length(self) -> int:
+        """How many tokens the stores hold."""
+        first = self.layers[0].self_attention.key if self.layers else None
+        return 0 if first is None else int(first.shape[2])
 
     def select(self, rows: Array) -> None:
         """Keep only these rows of the batch (integers, in any order, repeats allowed)."""

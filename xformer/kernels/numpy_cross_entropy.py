@@ -35,7 +35,7 @@ def _forward(logits: Any, labels: Any, *, pad_id: int, label_smoothing: float, s
         if label_smoothing:
             loss += label_smoothing * (log_total - (x @ all_ones) / classes)
         losses[part] = loss
-    losses *= counted
+    losses[~counted] = 0.0  # not a product: a padded row may hold anything, infinities included
     return losses.reshape(labels.shape), (powers, inverse, flat, counted, logits.shape)
 
 

@@ -15,7 +15,7 @@ from xformer.ops.operation import Operation
 
 def _relu_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
     xp = array_namespace(x)
-    y = xp.where(x > 0, x, xp.zeros_like(x))
+    y = xp.where(x < 0, xp.zeros_like(x), x)  # this way round, NaN stays visible
     return y, y
 
 

@@ -73,7 +73,10 @@ class ValidationBleu:
 
     def __call__(self, model: Transformer) -> float:
         """Translate the validation set and score it."""
-        self.translations = Translator(model, *self.tokenizers)(self.corpus.source)
+        translator = Translator(model, *self.tokenizers)
+        # The limit on lines of input protects whoever translates unknown text; these were checked before training.
+        longest = max(map(len, translator.source_tokenizer.encode_batch(self.corpus.source)), default=1)
+        self.translations = translator(self.corpus.source, max_source_length=max(1, longest))
         return self.measure(self.translations, self.corpus.target)
 
     def _bleu(self, translations: list[str], references: list[str]) -> float:

@@ -86,7 +86,7 @@ class Translator:
         """Yield translations as batches of similar length get done, the shortest sentences first, blank ones never.
 
         batch_tokens: most source tokens in a batch, padding included; on NumPy each core works on one.
-        max_length: most tokens of a translation (default: twice the longest source sentence of its batch plus 20).
+        max_length: most tokens of a translation (default: twice the source sentence's plus 20).
 
         Raises DataError, before anything is translated, when a sentence has more than max_source_length tokens;
         ConfigError for a limit below 1.
@@ -98,11 +98,12 @@ class Translator:
 
         def translate(rows: list[int]) -> list[Translation]:
             source = pad([[*encoded[row], self.model.config.eos_id] for row in rows], self.model.config.pad_id)
-            limit = 2 * len(source[0]) + 20 if max_length is None else max_length
-            outputs = greedy(self.model, source, max_length=limit)
+            limits = [2 * len(encoded[row]) + 20 if max_length is None else max_length for row in rows]
+            outputs = greedy(self.model, source, max_length=limits)
             texts = self.target_tokenizer.decode_batch(outputs)
             return [
-                Translation(row, text, len(ids) == limit) for row, text, ids in zip(rows, texts, outputs, strict=True)
+                Translation(row, text, len(ids) == limit)
+                for row, text, ids, limit in zip(rows, texts, outputs, limits, strict=True)
             ]
 
         threads = shards_for(self.model, available_threads())

@@ -145,13 +145,10 @@ def read_parallel(
             "expected the same number: line n of one translates line n of the other"
         )
     corpus = ParallelCorpus(source, target)
-    filled = [
-        i for i, pair in enumerate(zip(source, target, strict=True)) if all(line.strip() for line in pair)
-    ]
+    filled = [i for i, pair in enumerate(zip(source, target, strict=True)) if all(line.strip() for line in pair)]
     if not filled:
         raise DataError(
-            f"{source_path} and {target_path} have no line with text on both sides; "
-            "expected one sentence a line"
+            f"{source_path} and {target_path} have no line with text on both sides; expected one sentence a line"
         )
     return corpus.select(filled)
 
@@ -191,9 +188,7 @@ def drop_long(limit: int, *columns: Sequence[Sequence[int]]) -> tuple[list[int],
     _check_limit(limit)
     counts = {len(column) for column in columns}
     if len(counts) != 1:
-        raise DataError(
-            f"columns have {sorted(counts)} lines; expected one or more columns of the same length"
-        )
+        raise DataError(f"columns have {sorted(counts)} lines; expected one or more columns of the same length")
     total = counts.pop()
     kept = [row for row in range(total) if all(len(column[row]) <= limit for column in columns)]
     if total and not kept:

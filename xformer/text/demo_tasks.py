@@ -52,9 +52,7 @@ def numbers_task(
     basic = _basic_numbers(largest)
     num_drawn = num_valid + num_test + num_train - len(basic)
     if num_train < len(basic):
-        raise ConfigError(
-            f"num_train is {num_train}; expected at least {len(basic)}, the numbers that show every word"
-        )
+        raise ConfigError(f"num_train is {num_train}; expected at least {len(basic)}, the numbers that show every word")
     if len(basic) + num_drawn > largest + 1:
         raise ConfigError(
             f"the splits need {len(basic) + num_drawn} numbers; expected at most {largest + 1}, "
@@ -160,8 +158,7 @@ def _sequence_task(
     available = len(_SYMBOLS) ** longest // 2
     if sum(sizes) > available:
         raise ConfigError(
-            f"the splits need {sum(sizes)} different sequences; expected at most {available}; "
-            f"raise longest={longest}"
+            f"the splits need {sum(sizes)} different sequences; expected at most {available}; raise longest={longest}"
         )
     generator = random.Random(f"{name}/{seed}")
     drawn: dict[tuple[str, ...], None] = {}  # a set that keeps its order

@@ -17,6 +17,5 @@ def require(package: str, extra: str = "cli") -> ModuleType:
         return importlib.import_module(package)
     except ImportError as error:
         raise BackendError(
-            f"the package {package!r} cannot be imported ({error}); "
-            f"install it with: pip install 'xformer[{extra}]'"
+            f"the package {package!r} cannot be imported ({error}); install it with: pip install 'xformer[{extra}]'"
         ) from error

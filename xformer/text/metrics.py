@@ -75,8 +75,7 @@ def _reference_streams(hypotheses: Sequence[str], references: References) -> lis
         raise DataError("hypotheses or references are one string; expected a list of lines")
     if not hypotheses or not references:
         raise DataError(
-            f"got {len(hypotheses)} hypotheses and {len(references)} references; "
-            "expected at least one of each"
+            f"got {len(hypotheses)} hypotheses and {len(references)} references; expected at least one of each"
         )
     if isinstance(references[0], str):
         references = [cast("Sequence[str]", references)]

@@ -38,9 +38,7 @@ class Tokenizer:
         self._lowercase = _lowers(content["normalizer"])
 
     @classmethod
-    def train(
-        cls, lines: Iterable[str], vocab_size: int, *, lowercase: bool = False, model: str = "bpe"
-    ) -> Tokenizer:
+    def train(cls, lines: Iterable[str], vocab_size: int, *, lowercase: bool = False, model: str = "bpe") -> Tokenizer:
         """Learn a tokenizer from text; the same text gives the same tokenizer, to the byte.
 
         vocab_size: at most this many tokens, the four special ones included; a small text gives fewer.
@@ -68,9 +66,7 @@ class Tokenizer:
             _raise_not_text(error)
         learned = inner.get_vocab_size()
         if learned == len(SPECIAL_TOKENS):
-            raise DataError(
-                f"cannot learn a tokenizer from {len(lines)} lines without text; expected sentences"
-            )
+            raise DataError(f"cannot learn a tokenizer from {len(lines)} lines without text; expected sentences")
         if learned > vocab_size:
             raise ConfigError(
                 f"vocab_size is {vocab_size}; expected at least {learned}, for {len(SPECIAL_TOKENS)} special "
@@ -202,9 +198,7 @@ def _train_bpe(package: Any, lines: list[str], normalizer: Any, vocab_size: int)
 
 def _train_words(package: Any, lines: list[str], normalizer: Any, vocab_size: int) -> Any:
     splitter = package.pre_tokenizers.WhitespaceSplit()
-    counts = Counter(
-        word for line in lines for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(line))
-    )
+    counts = Counter(word for line in lines for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(line)))
     inner = _word_level(package, counts, vocab_size)
     inner.normalizer = normalizer
     inner.pre_tokenizer = splitter
@@ -281,6 +275,4 @@ def _lowers(normalizer: dict[str, Any] | None) -> bool:
 
 def _raise_not_text(error: Exception) -> NoReturn:
     # A str with lone surrogates gets here too: it is not valid Unicode.
-    raise DataError(
-        f"got something that is not text ({error}); expected a list of str, each valid Unicode"
-    ) from error
+    raise DataError(f"got something that is not text ({error}); expected a list of str, each valid Unicode") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import tomllib
 from dataclasses import dataclass, field
@@ -71,10 +72,14 @@ class TrainingSettings:
         for name in ("batch_tokens", "warmup_steps", "validate_every", "max_length"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _check(self.max_updates is None or self.max_updates >= 1, "max_updates", self.max_updates, "at least 1")
-        _check(self.max_minutes is None or self.max_minutes > 0, "max_minutes", self.max_minutes, "more than 0")
-        _check(self.learning_rate_factor > 0, "learning_rate_factor", self.learning_rate_factor, "more than 0")
+        _check(
+            self.max_minutes is None or 0 < self.max_minutes < math.inf, "max_minutes", self.max_minutes, "more than 0"
+        )
+        _check(
+            0 < self.learning_rate_factor < math.inf, "learning_rate_factor", self.learning_rate_factor, "more than 0"
+        )
         _check(0.0 <= self.label_smoothing < 1.0, "label_smoothing", self.label_smoothing, "a number in [0, 1)")
-        _check(self.max_norm > 0, "max_norm", self.max_norm, "more than 0")
+        _check(0 < self.max_norm < math.inf, "max_norm", self.max_norm, "more than 0")
         _check(self.select_by in ("bleu", "loss"), "select_by", self.select_by, "'bleu' or 'loss'")
         _check(self.long_lines in ("error", "drop"), "long_lines", self.long_lines, "'error' or 'drop'")
         _check(self.dtype in ("float32", "float64"), "dtype", self.dtype, "'float32' or 'float64'")

@@ -85,7 +85,11 @@ class RunDirectory:
         """What the run was told; raises CheckpointError when the directory holds no run."""
         if not self.config.exists():
             raise CheckpointError(f"{self.path} holds no run (no config.json); expected a directory that train made")
-        return read_json(self.config, "run configuration")
+        config = read_json(self.config, "run configuration")
+        for key in ("recipe", "model", "data", "counts", "tokenizers"):
+            if not isinstance(config.get(key, {}), dict):
+                raise CheckpointError(f"{self.config} is damaged: {key!r} is not a table; restore it")
+        return config
 
     def save_state(self, model: Any, state: Any, progress: dict[str, Any]) -> None:
         """Write model, optimizer state and progress to one file, atomically."""

@@ -44,10 +44,9 @@ def train_step(
     """
     total = sum(shard.num_tokens for shard in shards)
     loss, gradients = gradient(model, [(shard, total) for shard in shards], rng.split(len(shards)))
-    norm = global_norm(gradients)
+    gradients, norm = clip_by_global_norm(gradients, max_norm)
     check_finite(float(loss), norm)
-    scale = min(1.0, max_norm / norm) if norm else 1.0
-    model, state = optimizer.update(model, gradients, state, learning_rate, gradient_scale=scale)
+    model, state = optimizer.update(model, gradients, state, learning_rate)
     return StepResult(model, state, float(loss), norm)
 
 
@@ -61,8 +60,7 @@ def global_norm(gradients: Any) -> float:
 def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, float]:
     """Scale all gradients down together when their norm is above `max_norm` (Pascanu et al., 2013).
 
-    Returns the gradients and the norm that they had. (A training step hands the scale to the optimizer instead, which
-    saves a pass over all gradients.)
+    Returns the gradients and the norm that they had.
     """
     norm = global_norm(gradients)
     if not norm > max_norm:

@@ -133,7 +133,7 @@ class Trainer:
             # Overflow shows in the loss, which is checked; a warning about it would come in the middle of a line.
             warnings.simplefilter("ignore", RuntimeWarning)
             reason = self._train(gradient, began, stop)
-            if stop:
+            if reason == _stopped(stop):
                 self._save_unvalidated(began)
             elif self.progress.step != self.progress.validated_step:
                 self._validate(began)
@@ -143,13 +143,20 @@ class Trainer:
         """Make updates and validations until there is a reason to end."""
         batches = self._batches()
         while True:
-            reason = self.finished(began) or (f"stopped by {stop.signal_name}" if stop else None)
+            reason = self.finished(began) or _stopped(stop)
             if reason:
                 return reason
-            epoch, shards = next(batches)
-            self._update(epoch, shards, gradient, began)
-            if self.progress.step % self.settings.validate_every == 0 and self.enough(self._validate(began)):
+            # Before the next update rather than after the last one, so that a run which ended in between makes up
+            # for the validation when it is resumed.
+            if self._validation_is_due() and self.enough(self._validate(began)):
                 return "the goal is reached"
+            started = time.monotonic()
+            epoch, shards = next(batches)
+            self._update(epoch, shards, gradient, began, started)
+
+    def _validation_is_due(self) -> bool:
+        step = self.progress.step
+        return step > 0 and step % self.settings.validate_every == 0 and step != self.progress.validated_step
 
     def finished(self, began: float | None = None) -> str | None:
         """Why there is nothing left to do by the settings (None: there is); began: when the clock was at zero."""
@@ -172,8 +179,8 @@ class Trainer:
         ids = {"pad_id": c.pad_id, "bos_id": c.bos_id, "eos_id": c.eos_id}
         return Batch.make(pairs, rows, xp=array_namespace(weight), device=device(weight), **ids)
 
-    def _update(self, epoch: int, shards: list[Batch], gradient: ShardedGradient, began: float) -> None:
-        started, step = time.monotonic(), self.progress.step + 1
+    def _update(self, epoch: int, shards: list[Batch], gradient: ShardedGradient, began: float, started: float) -> None:
+        step = self.progress.step + 1
         try:
             result = train_step(
                 self.model,
@@ -216,6 +223,8 @@ class Trainer:
                 f"the validation loss after update {step} is {loss}; lower learning_rate_factor or raise "
                 f"warmup_steps; {self._kept()}"
             )
+        if self.bleu is not None:
+            self._save(began)  # translating takes a while, and whatever happens meanwhile, the updates are safe
         bleu = None if self.bleu is None else self.bleu(self.model)
         score = bleu if bleu is not None and self.settings.select_by == "bleu" else -loss
         best = self._is_best(score, loss)
@@ -280,6 +289,10 @@ class Trainer:
         if self._saved_step is None:
             return "no state had been saved yet"
         return f"the state of update {self._saved_step} is kept"
+
+
+def _stopped(stop: StopRequest) -> str | None:
+    return f"stopped by {stop.signal_name}" if stop else None
 
 
 def _mean_loss(model: Transformer, shard: tuple[Batch, int], rng: Rng, *, smoothing: float) -> Array:

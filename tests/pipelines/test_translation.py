@@ -1,0 +1,138 @@
+import json
+
+import numpy as np
+import pytest
+
+from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.models import Transformer, TransformerConfig
+from xformer.pipelines import Translator
+from xformer.text import Tokenizer, numbers_task
+from xformer.training import RunDirectory
+
+TASK = numbers_task(num_train=400, num_valid=10, num_test=12, largest=9999)
+LINES = TASK.test.source
+
+
+def tokenizer_of(size, lines=(*TASK.train.source, *TASK.train.target)):
+    return Tokenizer.train(lines, size)
+
+
+def make_model(size, **changes):
+    sizes = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    config = TransformerConfig(size, size, **sizes, **changes)
+    return Transformer(config, xp=np, seed=0, dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def translator():
+    tokenizer = tokenizer_of(100)
+    return Translator(make_model(tokenizer.vocab_size), tokenizer, tokenizer)
+
+
+@pytest.fixture
+def run(tmp_path, translator):
+    run = RunDirectory(tmp_path / "run")
+    run.start({}, {"joint": translator.source_tokenizer})
+    translator.model.save(run.model)
+    return run
+
+
+def test_order_is_kept(translator):
+    single = [translator([line])[0] for line in LINES]
+    assert translator(LINES, max_length=30) == [translator([line], max_length=30)[0] for line in LINES]
+    assert translator(LINES[::-1], max_length=30) == translator(LINES, max_length=30)[::-1]
+    assert len(set(single)) > 1
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 20, 100])
+def test_batches_change_nothing(translator, batch_tokens):
+    assert translator(LINES, batch_tokens=batch_tokens, max_length=30) == translator(LINES, max_length=30)
+
+
+def test_blank_lines_become_empty(translator):
+    lines = ["", LINES[0], "   ", "\t", LINES[1]]
+    translated = translator(lines, max_length=5)
+    assert [translated[row] for row in (0, 2, 3)] == ["", "", ""]
+    assert [translated[row] for row in (1, 4)] == translator(LINES[:2], max_length=5)
+    assert translator([]) == []
+
+
+def test_batches_come_by_length_and_hold_every_row_once(translator):
+    batches = list(translator.batches(LINES, batch_tokens=30, max_length=4))
+    rows = [translation.row for batch in batches for translation in batch]
+    assert sorted(rows) == list(range(len(LINES)))
+    lengths = [len(translator.source_tokenizer.encode(LINES[row])) for row in rows]
+    assert lengths == sorted(lengths)
+    for batch in batches:
+        longest = max(len(translator.source_tokenizer.encode(LINES[item.row])) + 1 for item in batch)
+        assert len(batch) == 1 or longest * len(batch) <= 30
+
+
+def test_what_reaches_the_limit_is_marked(translator, monkeypatch):
+    for ids, cut in (([7, 8, 9], True), ([7, 8], False)):
+        monkeypatch.setattr("xformer.pipelines.translation.greedy", lambda model, source, max_length, ids=ids: [ids])
+        ((translation,),) = translator.batches(LINES[:1], max_length=3)
+        assert translation == (0, translator.target_tokenizer.decode(ids), cut)
+
+
+def test_cores_share_the_batches(translator, monkeypatch):
+    expected = translator(LINES, batch_tokens=20, max_length=10)
+    for threads in ("1", "3"):
+        monkeypatch.setenv("XFORMER_NUM_THREADS", threads)
+        assert translator(LINES, batch_tokens=20, max_length=10) == expected
+
+
+def test_long_sentences_are_refused_before_anything_is_translated(translator, monkeypatch):
+    monkeypatch.setattr("xformer.pipelines.translation.greedy", lambda *a, **k: pytest.fail("translated"))
+    with pytest.raises(DataError, match=r"sentence 2 has \d+ tokens; expected at most 8"):
+        translator([LINES[0][:3], "one " * 9], max_source_length=8)
+    with pytest.raises(DataError, match=r"file line 12 has"):
+        translator.encode(["one", "one " * 9], max_source_length=8, name="file line", first_number=11)
+
+
+def test_bad_limits(translator):
+    with pytest.raises(ConfigError, match="batch_tokens is 0"):
+        translator(LINES, batch_tokens=0)
+    with pytest.raises(ConfigError, match="max_length is 0"):
+        translator(LINES, max_length=0)
+
+
+def test_a_tokenizer_of_another_size_is_refused(translator):
+    other = tokenizer_of(90)
+    with pytest.raises(CheckpointError, match=r"the target tokenizer has 90 tokens, the model 100"):
+        Translator(translator.model, translator.source_tokenizer, other)
+    with pytest.raises(CheckpointError, match=r"the source tokenizer has 90 tokens"):
+        Translator(translator.model, other, translator.target_tokenizer)
+
+
+def test_a_run_comes_back(run, translator):
+    loaded = Translator.from_pretrained(run.path, xp=np)
+    assert loaded(LINES, max_length=10) == translator(LINES, max_length=10)
+    assert loaded.source_tokenizer is loaded.target_tokenizer
+
+
+def test_a_run_with_two_vocabularies(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    source, target = tokenizer_of(60, TASK.train.source), tokenizer_of(60, TASK.train.target)
+    run.start({}, {"source": source, "target": target})
+    make_model(60).save(run.model)
+    loaded = Translator.from_pretrained(run.path, xp=np)
+    assert loaded.source_tokenizer.encode(LINES[0]) == source.encode(LINES[0])
+    assert loaded.target_tokenizer.encode("zweihundert") == target.encode("zweihundert")
+
+
+def test_a_tokenizer_of_another_run_is_refused_though_its_size_fits(run):
+    content = json.loads(run.tokenizer("joint").read_text(encoding="utf-8"))
+    vocabulary = content["model"]["vocab"]
+    vocabulary["o"], vocabulary["h"] = vocabulary["h"], vocabulary["o"]
+    run.tokenizer("joint").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="is not the tokenizer that this run began with"):
+        Translator.from_pretrained(run.path, xp=np)
+
+
+@pytest.mark.parametrize("name", ["config", "model", "tokenizer"])
+def test_missing_files(run, name):
+    path = run.tokenizer("joint") if name == "tokenizer" else getattr(run, name)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"cannot read|holds no run"):
+        Translator.from_pretrained(run.path, xp=np)

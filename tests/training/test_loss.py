@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+
+from xformer.models import Transformer, TransformerConfig
+from xformer.random import Rng
+from xformer.training import Batch, TokenPairs, translation_loss
+
+PAIRS = TokenPairs([[4, 5, 6], [7, 8]], [[5], [6, 7, 8]])
+
+
+def make_model(dropout=0.0):
+    config = TransformerConfig(
+        9, 9, d_model=8, num_heads=2, d_ff=16, num_encoder_layers=1, num_decoder_layers=1, dropout=dropout
+    )
+    return Transformer(config, xp=np, seed=0, dtype="float64")
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_the_loss_is_a_sum_over_what_is_not_padding(label_smoothing):
+    model, batch = make_model(), Batch.make(PAIRS, [0, 1], xp=np)
+    logits = model(batch.source, batch.target)
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    expected = 0.0
+    for row, label_row in zip(logs, batch.labels, strict=True):
+        for log, label in zip(row, label_row, strict=True):
+            if label != 0:
+                expected -= (1 - label_smoothing) * log[label] + label_smoothing * log.mean()
+    loss = translation_loss(model, batch, label_smoothing=label_smoothing)
+    assert float(loss) == pytest.approx(expected, rel=1e-12)
+
+
+def test_shards_add_up():
+    model = make_model()
+    parts = [translation_loss(model, Batch.make(PAIRS, [row], xp=np)) for row in (0, 1)]
+    whole = translation_loss(model, Batch.make(PAIRS, [0, 1], xp=np))
+    assert float(sum(parts)) == pytest.approx(float(whole), rel=1e-12)
+
+
+def test_dropout_acts_when_there_is_an_rng():
+    model, batch = make_model(dropout=0.5), Batch.make(PAIRS, [0, 1], xp=np)
+    losses = [float(translation_loss(model, batch, rng)) for rng in (None, None, Rng(0), Rng(0), Rng(1))]
+    assert losses[0] == losses[1]
+    assert losses[2] == losses[3]
+    assert len(set(losses)) == 3

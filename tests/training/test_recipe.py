@@ -1,0 +1,120 @@
+import json
+
+import pytest
+
+from xformer.errors import ConfigError
+from xformer.training import Recipe, TokenizerSettings, TrainingSettings
+from xformer.training.recipe import read_tables
+
+TABLES = {
+    "model": {"d_model": 32, "num_heads": 4, "dropout": 0.3},
+    "tokenizer": {"vocab_size": 500, "lowercase": True},
+    "training": {"batch_tokens": 100, "max_minutes": 2, "seed": 7},
+}
+
+
+def test_tables_make_a_recipe():
+    recipe = Recipe.from_dict(TABLES)
+    assert recipe.tokenizer == TokenizerSettings(vocab_size=500, lowercase=True)
+    assert recipe.training == TrainingSettings(batch_tokens=100, max_minutes=2, seed=7)
+    assert recipe.model["d_model"] == 32
+
+
+def test_what_is_left_out_has_a_default():
+    assert Recipe.from_dict({}) == Recipe()
+    assert Recipe().model == {
+        "d_model": 256,
+        "num_heads": 4,
+        "d_ff": 1024,
+        "num_encoder_layers": 3,
+        "num_decoder_layers": 3,
+    }
+    assert Recipe.from_dict(TABLES).model["num_decoder_layers"] == 3
+
+
+def test_a_recipe_survives_json():
+    recipe = Recipe.from_dict(TABLES)
+    assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+
+
+def test_a_file(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text("[model]\nd_model = 64\n[training]\nmax_updates = 10\nlearning_rate_factor = 2\n", encoding="utf-8")
+    recipe = Recipe.from_toml(path)
+    assert (recipe.model["d_model"], recipe.training.max_updates) == (64, 10)
+    assert read_tables(path)["model"] == {"d_model": 64}
+
+
+def test_changed_settings():
+    recipe = Recipe().with_training(seed=4, max_updates=None)
+    assert (recipe.training.seed, recipe.training.max_updates) == (4, None)
+    with pytest.raises(ConfigError, match="seed is -4"):
+        recipe.with_training(seed=-4)
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"trainin": {}}, r"unknown key 'trainin' in here; did you mean 'training'"),
+        ({"model": {"d_modle": 3}}, r"unknown key 'd_modle' in \[model\] of here; did you mean 'd_model'"),
+        ({"model": {"source_vocab_size": 3}}, r"unknown key 'source_vocab_size' in \[model\] of here"),
+        ({"model": {"eos_id": 3}}, r"unknown key 'eos_id'"),
+        ({"model": {"d_model": 30}}, r"\[model\] of here: d_model 30 is not divisible by num_heads 4"),
+        ({"model": 3}, r"'model' in here is 3; expected a table \[model\]"),
+        ({"tokenizer": {"joint": 1}}, r"joint in \[tokenizer\] of here is 1; expected a value of type bool"),
+        ({"training": {"seed": True}}, r"seed in \[training\] of here is True; expected a value of type int"),
+        ({"training": {"seed": None}}, r"seed in \[training\] of here is None"),
+        ({"training": {"batch_tokens": 1.5}}, r"batch_tokens in \[training\] of here is 1.5"),
+        ({"training": {"max_norm": 0}}, r"\[training\] of here: max_norm is 0; expected more than 0"),
+        ({"training": {"schedule": "linear"}}, r"schedule is 'linear'"),
+    ],
+)
+def test_mistakes_are_named_with_their_place(tables, message):
+    with pytest.raises(ConfigError, match=message):
+        Recipe.from_dict(tables, "here")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_tokens", 0),
+        ("warmup_steps", 0),
+        ("validate_every", 0),
+        ("max_length", 0),
+        ("max_updates", 0),
+        ("max_minutes", 0.0),
+        ("max_minutes", float("nan")),
+        ("learning_rate_factor", 0.0),
+        ("label_smoothing", 1.0),
+        ("label_smoothing", -0.1),
+        ("max_norm", 0.0),
+        ("select_by", "chrf"),
+        ("long_lines", "cut"),
+        ("dtype", "float16"),
+        ("seed", -1),
+        ("shards", -1),
+    ],
+)
+def test_settings_out_of_range(name, value):
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}; expected"):
+        TrainingSettings(**{name: value})
+
+
+def test_a_cosine_needs_its_end():
+    with pytest.raises(ConfigError, match="needs max_updates"):
+        TrainingSettings(schedule="cosine")
+    assert TrainingSettings(schedule="cosine", max_updates=5).max_updates == 5
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"[model", "is not valid TOML"), (b"a = '\xff'", "is not valid TOML")]
+)
+def test_files_that_are_no_recipe(tmp_path, content, message):
+    path = tmp_path / "recipe.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        Recipe.from_toml(path)
+    with pytest.raises(ConfigError, match="cannot read recipe"):
+        Recipe.from_toml(tmp_path / "nowhere.toml")
+    with pytest.raises(ConfigError, match="cannot read recipe"):
+        Recipe.from_toml(tmp_path)

@@ -1,0 +1,104 @@
+import functools
+import math
+
+import numpy as np
+import pytest
+
+from tests.conftest import assert_close
+from xformer.errors import TrainingError
+from xformer.models import Transformer, TransformerConfig
+from xformer.namespace import to_host
+from xformer.random import Rng
+from xformer.training import Adam, Batch, TokenPairs, clip_by_global_norm, train_step, translation_loss
+from xformer.training.parallel import ShardedGradient
+from xformer.training.step import check_finite
+from xformer.tree import flatten
+
+CONFIG = TransformerConfig(
+    9, 9, d_model=8, num_heads=2, d_ff=16, num_encoder_layers=1, num_decoder_layers=1, dropout=0.0
+)
+PAIRS = TokenPairs([[4, 5, 6], [7, 8], [4, 4]], [[5], [6, 7, 8], [8, 7]])
+
+
+def mean_loss(model, shard, rng):
+    batch, total = shard
+    return translation_loss(model, batch, rng) / float(total)
+
+
+def step(xp, row_groups, *, max_norm=math.inf, learning_rate=1e-2):
+    model = Transformer(CONFIG, xp=xp, seed=0, dtype="float64")
+    optimizer = Adam()
+    return train_step(
+        model,
+        optimizer.initial(model),
+        [Batch.make(PAIRS, rows, xp=xp) for rows in row_groups],
+        Rng(0),
+        gradient=ShardedGradient(mean_loss, 1),
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        max_norm=max_norm,
+    )
+
+
+def test_a_step_lowers_the_loss(xp):
+    before = step(xp, [[0, 1, 2]])
+    batch = Batch.make(PAIRS, [0, 1, 2], xp=xp)
+    after = float(translation_loss(before.model, batch)) / batch.num_tokens
+    assert after < before.loss
+    assert before.state.step == 1
+
+
+def test_every_library_makes_the_same_step(xp):
+    reference, found = step(np, [[0, 1], [2]]), step(xp, [[0, 1], [2]])
+    assert found.loss == pytest.approx(reference.loss, rel=1e-10)
+    assert found.gradient_norm == pytest.approx(reference.gradient_norm, rel=1e-10)
+    for name, array in found.model.named_parameters():
+        assert_close(array, dict(reference.model.named_parameters())[name], xp=xp, tolerance=1e-8)
+
+
+def test_shards_make_the_step_of_the_whole_batch():
+    whole, parts = step(np, [[0, 1, 2]]), step(np, [[0], [1], [2]])
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
+    for one, other in zip(flatten(parts.state.first)[0], flatten(whole.state.first)[0], strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+
+
+def test_large_gradients_are_clipped():
+    free, clipped = step(np, [[0, 1, 2]]), step(np, [[0, 1, 2]], max_norm=0.01)
+    assert clipped.gradient_norm == pytest.approx(free.gradient_norm)
+    ratio = 0.01 / free.gradient_norm
+    for one, other in zip(flatten(clipped.state.first)[0], flatten(free.state.first)[0], strict=True):
+        np.testing.assert_allclose(one, ratio * other, rtol=1e-10, atol=1e-15)
+
+
+def test_clipping_scales_all_gradients_together(xp):
+    gradients = [xp.asarray([3.0, 0.0]), xp.asarray([[4.0]])]
+    clipped, norm = clip_by_global_norm(gradients, 1.0)
+    assert norm == pytest.approx(5.0)
+    assert [to_host(leaf).tolist() for leaf in clipped] == [[pytest.approx(0.6), 0.0], [[pytest.approx(0.8)]]]
+    untouched, norm = clip_by_global_norm(gradients, 6.0)
+    assert norm == pytest.approx(5.0)
+    assert untouched[0] is gradients[0]
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, math.inf)])
+def test_what_is_not_finite_is_refused(loss, norm):
+    with pytest.raises(TrainingError, match=f"the loss is {loss} and the gradient norm {norm}; lower"):
+        check_finite(loss, norm)
+    check_finite(1.0, 2.0)
+
+
+def test_a_bad_loss_changes_nothing():
+    model = Transformer(CONFIG, xp=np, seed=0, dtype="float64")
+    optimizer = Adam()
+    state, batch = optimizer.initial(model), Batch.make(PAIRS, [0, 1], xp=np)
+    before = [leaf.copy() for leaf in flatten(model)[0]]
+
+    def bad(model, shard, rng):
+        return mean_loss(model, shard, rng) * math.nan
+
+    make = functools.partial(train_step, optimizer=optimizer, learning_rate=1.0, max_norm=1.0)
+    with pytest.raises(TrainingError, match="the loss is nan"):
+        make(model, state, [batch], Rng(0), gradient=ShardedGradient(bad, 1))
+    for one, other in zip(flatten(model)[0], before, strict=True):
+        np.testing.assert_array_equal(one, other)
