@@ -152,10 +152,10 @@ def main() -> None:
     side, path = sys.argv[1:]
     spec = json.loads(Path(path).read_text(encoding="utf-8"))
     keep_freed_memory()
-    make_step = {"xformer": xformer_step, "torch": torch_step}[side]
+    step, parameters = {"xformer": xformer_step, "torch": torch_step}[side](spec)
+    print(parameters, flush=True)
+    # Only libraries that are loaded by now can be held to one thread.
     with one_blas_thread() if side == "xformer" else contextlib.nullcontext():
-        step, parameters = make_step(spec)
-        print(parameters, flush=True)
         for line in sys.stdin:
             print(seconds(step, int(line)), flush=True)
 

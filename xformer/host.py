@@ -72,7 +72,10 @@ def available_threads() -> int:
 
 @contextlib.contextmanager
 def one_blas_thread() -> Iterator[bool]:
-    """Hold the linear algebra library to one thread inside the block; yields False where threadpoolctl is absent."""
+    """Hold the linear algebra library to one thread inside the block; yields False where threadpoolctl is absent.
+
+    It must be loaded by then: import numpy first.
+    """
     if importlib.util.find_spec("threadpoolctl") is None:
         yield False
         return

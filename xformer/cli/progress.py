@@ -9,8 +9,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from xformer.training.events import Update, Validation
 from xformer.training.recipe import TrainingSettings
-from xformer.training.trainer import Update, Validation
 
 _SECONDS_BETWEEN_LINES = 10.0
 _SMOOTHING = 0.9  # of the figures shown, so that they can be read

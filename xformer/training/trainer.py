@@ -8,7 +8,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from xformer.errors import CheckpointError, TrainingError
 from xformer.host import available_threads, one_blas_thread, side_by_side
@@ -16,6 +16,7 @@ from xformer.models import Transformer
 from xformer.namespace import Array, array_namespace, device
 from xformer.random import Rng
 from xformer.training.batches import Batch, TokenPairs, epochs, plan_batches, split_rows
+from xformer.training.events import Progress, Update, Validation
 from xformer.training.interrupt import StopRequest, stop_on_signals
 from xformer.training.loss import translation_loss
 from xformer.training.optimizers import Adam, AdamState
@@ -26,47 +27,6 @@ from xformer.training.schedules import schedule
 from xformer.training.step import train_step
 
 _LOG_EVERY = 10  # updates between lines of the log
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is. minutes: wall time so far, over all sittings; best_score, best_loss: of the best model."""
-
-    step: int = 0
-    epoch: int = 0
-    tokens: int = 0
-    minutes: float = 0.0
-    validated_step: int = 0
-    best_step: int = 0
-    best_score: float | None = None
-    best_loss: float | None = None
-
-
-@dataclass(frozen=True)
-class Update:
-    """One update, for whoever shows progress. loss: nats a token, smoothed labels included."""
-
-    step: int
-    epoch: int
-    loss: float
-    gradient_norm: float
-    learning_rate: float
-    tokens: int
-    tokens_per_second: float
-    minutes: float
-
-
-@dataclass(frozen=True)
-class Validation:
-    """One validation. loss: nats a token without smoothing; bleu: None when it was not measured."""
-
-    step: int
-    epoch: int
-    loss: float
-    perplexity: float
-    bleu: float | None
-    best: bool
-    minutes: float
 
 
 class Trainer:

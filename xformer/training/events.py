@@ -1,0 +1,46 @@
+"""What a trainer tells about itself: how far it is, each update, each validation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is. minutes: wall time so far, over all sittings; best_score, best_loss: of the best model."""
+
+    step: int = 0
+    epoch: int = 0
+    tokens: int = 0
+    minutes: float = 0.0
+    validated_step: int = 0
+    best_step: int = 0
+    best_score: float | None = None
+    best_loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update, for whoever shows progress. loss: nats a token, smoothed labels included."""
+
+    step: int
+    epoch: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    tokens: int
+    tokens_per_second: float
+    minutes: float
+
+
+@dataclass(frozen=True)
+class Validation:
+    """One validation. loss: nats a token without smoothing; bleu: None when it was not measured."""
+
+    step: int
+    epoch: int
+    loss: float
+    perplexity: float
+    bleu: float | None
+    best: bool
+    minutes: float
