@@ -18,7 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import race
 
-TURNS = int(__import__("os").environ.get("T", 15))
+TURNS = 15
 BATCH, LENGTH, VOCABULARY = 64, 32, 1000
 MODEL = {
     "source_vocab_size": VOCABULARY,

@@ -113,7 +113,7 @@ class DiffNamespace:
         elif kind is tuple or kind is list:
             return kind([self.lower(item) for item in value])
         # A constant. An enclosing trace has its own arrays, and rules may count on seeing no others.
-        return value
+        return self.base.lift(value) if self.trace_level > 1 else value
 
     def position(self, value: Any) -> int:
         """Where on the tape `value` was made; -1 for constants and everything that is not of this trace."""

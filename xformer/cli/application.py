@@ -20,8 +20,8 @@ HELP = """Train Transformers that translate, and translate with them, on any arr
 See it work        xformer demo
 Train              xformer train --source train.de --target train.en \\
                      --valid-source val.de --valid-target val.en --out run
-Translate          xformer translate --model run --input test.de --output test.hyp
-Measure            xformer score --reference test.en --hypothesis test.hyp
+Translate          xformer translate --model run --input test.de
+Measure            xformer score --reference test.en --hypothesis out.en
 Look into a run    xformer inspect run
 
 Text files hold one sentence a line, in UTF-8. Every command teaches itself: xformer train --help

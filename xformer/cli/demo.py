@@ -12,9 +12,9 @@ from xformer.cli.backend import BackendOption
 HELP = """Train a small translator on made-up text and show what it learned, in a minute or so on two cores.
 
 \b
-  xformer demo                    English number words to German (90 seconds at most)
-  xformer demo --task reverse     sequences of symbols, backwards (60 seconds at most)
-  xformer demo --task copy        sequences of symbols, as they are
+  xformer demo                   English number words to German, 90 seconds
+  xformer demo --task reverse    sequences of symbols, backwards, 60 seconds
+  xformer demo --task copy       sequences of symbols, as they are, 60 seconds
 
 German says the units before the tens ("forty-two" is "zweiundvierzig"), so attention has to learn to cross; DIR gets \
 a picture of it (attention.png). DIR is then a run like any other: translate with it, inspect it.

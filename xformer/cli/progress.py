@@ -32,7 +32,7 @@ class TrainingProgress:
         self._began = time.monotonic()
         if self.console.is_terminal:
             # Four times a second: what draws the bar takes turns with the arithmetic.
-            columns = (BarColumn(bar_width=24), TextColumn("{task.description}"))
+            columns = (BarColumn(bar_width=16), TextColumn("{task.description}"))
             self._bar = Progress(*columns, console=self.console, refresh_per_second=4, transient=True)
             endless = self.settings.max_updates is None and self.settings.max_minutes is None
             self._task = self._bar.add_task("first update ...", total=None if endless else 1.0)

@@ -11,8 +11,9 @@ import typer
 HELP = """Score translations against references: BLEU and chrF, by sacreBLEU, with their signatures.
 
 \b
-  xformer score --reference test.en --hypothesis test.hyp
-  xformer translate --model run --input test.de | xformer score --reference test.en
+  xformer score --reference test.en --hypothesis out.en
+  xformer translate --model run --input test.de | \\
+    xformer score --reference test.en
 
 Both scores go from 0 to 100, higher is better. Scores compare only where their signatures are the same.
 """

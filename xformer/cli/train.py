@@ -9,8 +9,8 @@ import typer
 
 HELP = """Train a translator on parallel text: two files a language pair, line n of one translating line n of the other.
 
-Learns the vocabulary, trains with validation at intervals, and keeps in DIR the best model (model.safetensors), the
-last state (last.safetensors), the tokenizers, what the run was told (config.json) and log.jsonl. Everything is
+Learns the vocabulary, trains with validation at intervals, and keeps in DIR the best model (model.safetensors), \
+the last state (last.safetensors), the tokenizers, what the run was told (config.json) and log.jsonl. Everything is \
 checked before anything is written. Ctrl-C stops cleanly; --resume goes on to the same bits.
 
 \b
@@ -19,15 +19,16 @@ A first run, half an hour unless told otherwise:
     --valid-source val.de --valid-target val.en --out run --max-minutes 25
 All settings from a file, with one changed:
   xformer train --source train.de --target train.en \\
-    --valid-source val.de --valid-target val.en --out run --recipe my.toml --seed 1
+    --valid-source val.de --valid-target val.en --out run \\
+    --recipe my.toml --seed 1
 Go on with a run that was stopped, and train it longer:
   xformer train --out run --resume --max-minutes 60
 
 \b
 A recipe has three tables; options on the command line win over it:
-  \\[model]      d_model, num_heads, d_ff, num_encoder_layers, num_decoder_layers, dropout, ...
-  \\[tokenizer]  vocab_size, model = "bpe" | "words" | "characters", joint, lowercase
-  \\[training]   batch_tokens, learning_rate_factor, warmup_steps, schedule, validate_every, ...
+  \\[model]      d_model, num_heads, d_ff, num_encoder_layers, dropout, ...
+  \\[tokenizer]  vocab_size, model = "bpe" | "words" | "characters", joint, ...
+  \\[training]   batch_tokens, learning_rate_factor, warmup_steps, ...
 
 Threads: one for each core; XFORMER_NUM_THREADS=N takes N.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 HELP = """Translate text with the best model of a run: one line in, one line out, in the same order.
 
 \b
-A file:          xformer translate --model run --input test.de --output test.hyp
-A pipe:          head -3 test.de | xformer translate --model run
-By hand:         xformer translate --model run
+A file     xformer translate --model run --input test.de --output out.en
+A pipe     head -3 test.de | xformer translate --model run
+By hand    xformer translate --model run
 
 A line that you type, or that a slow pipe brings, is translated at once. Blank lines stay blank. An output file \
 appears when it is whole. Decoding is greedy, with cached keys and values.
@@ -66,6 +67,8 @@ def translate(
     from xformer.cli.console import make_console, plural
 
     translator = _load(model, backend)
+    if source == streams.STANDARD and sys.stdin.isatty():
+        make_console(stderr=True).print("type a line to translate it; Ctrl-D ends")
     chunks: Iterable[list[str]] = _checked(translator, source, max_source_length)
     if not streams.is_stream(source):
         chunks = list(chunks)  # so that nothing is written when the last line turns out to be bad
