@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,3 +56,15 @@ def test_the_package_is_a_program():
         [sys.executable, "-m", "xformer", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("xformer ")
+
+
+def test_a_terminal_without_our_letters_is_no_error():
+    program = "from xformer.cli import main\nmain.exit_code = lambda arguments: print('zwölf →')\nmain.run()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "zw?lf ?\n", "")

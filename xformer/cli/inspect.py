@@ -36,7 +36,7 @@ def inspect(
 
         draw_curves(report["log"], plot)
     if as_json:
-        print(json.dumps({name: value for name, value in report.items() if name != "log"}, ensure_ascii=False))
+        print(json.dumps({name: value for name, value in report.items() if name != "log"}))
         return
     console = make_console()
     show(report, console)

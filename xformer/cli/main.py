@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +15,9 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
     arguments: default those of the process.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a letter gets a question mark
     sys.exit(exit_code(sys.argv[1:] if arguments is None else list(arguments)))
 
 
