@@ -12,8 +12,8 @@ from xformer.kernels.registry import Kernel, register
 
 def _forward(logits: Any, labels: Any, *, pad_id: int, label_smoothing: float, save: bool) -> tuple[Any, Any]:
     """Keep exp(x - max) for the derivative, and one over its sum; when nothing is kept, reuse one block for all."""
-    rows, counted = as_rows(logits), labels.reshape(-1) != pad_id
-    flat = np.where(counted, labels.reshape(-1), 0)  # pad_id may lie outside the vocabulary
+    rows, flat = as_rows(logits), labels.reshape(-1)
+    counted = flat != pad_id
     classes, all_ones = rows.shape[1], ones(rows.shape[1], rows.dtype)
     losses, inverse = np.empty(flat.shape, rows.dtype), np.empty((flat.size, 1), rows.dtype)
     powers = np.empty(rows.shape, rows.dtype) if save else None
