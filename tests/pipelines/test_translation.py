@@ -136,3 +136,8 @@ def test_missing_files(run, name):
     path.unlink()
     with pytest.raises(CheckpointError, match=r"cannot read|holds no run"):
         Translator.from_pretrained(run.path, xp=np)
+
+
+def test_a_directory_that_is_no_run_is_named_as_such(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no run"):
+        Translator.from_pretrained(tmp_path, xp=np)

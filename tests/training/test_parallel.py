@@ -66,13 +66,15 @@ def test_shards_add_up_to_the_whole(model, sharded):
 
 def test_the_same_bits_every_time_and_everywhere(model, sharded):
     shards, rngs = make_shards(3), Rng(4).split(3)
-    in_turn = ShardedGradient(functools.partial(translation_loss, label_smoothing=0.1), 1)
-    value, gradients = in_turn(model, shards, rngs)
+    differentiate = value_and_grad(functools.partial(translation_loss, label_smoothing=0.1))
+    parts = [differentiate(model, shard, rng) for shard, rng in zip(shards, rngs, strict=True)]
+    value = (parts[0][0] + parts[1][0]) + parts[2][0]
+    columns = list(zip(*(flatten(gradients)[0] for _, gradients in parts), strict=True))
     for _ in range(3):
         got_value, got = sharded(model, shards, rngs)
         assert float(got_value) == float(value)
-        for mine, wanted in zip(flatten(got)[0], flatten(gradients)[0], strict=True):
-            np.testing.assert_array_equal(mine, wanted)
+        for mine, (first, second, third) in zip(flatten(got)[0], columns, strict=True):
+            np.testing.assert_array_equal(mine, (first + second) + third)
 
 
 def test_every_call_sees_the_parameters_of_its_model(model, sharded):
@@ -123,10 +125,13 @@ def test_shards_are_for_numpy(xp):
     assert shards_for(model, 4) == (4 if xp is NUMPY else 1)
 
 
-def test_other_libraries_take_shards_one_by_one(xp):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_library_adds_up_shards(xp, workers):
+    """Processes are for NumPy; the others get threads."""
     model = Transformer(CONFIG, xp=xp, seed=0)
     batch = Batch.make(make_pairs(), [0, 1], xp=xp)
-    gradient = ShardedGradient(translation_loss, 1, processes=True)
+    gradient = ShardedGradient(translation_loss, workers, processes=True)
     value, gradients = gradient(model, [batch, batch], [None] * 2)
+    gradient.close()
     assert abs(float(value) - 2.0 * float(translation_loss(model, batch))) < 1e-4
     assert type(gradients) is Transformer

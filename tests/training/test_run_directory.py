@@ -99,6 +99,14 @@ def test_a_configuration_that_is_not_there(run):
         run.read_config()
 
 
+@pytest.mark.parametrize("key", ["recipe", "model", "data", "counts", "tokenizers"])
+def test_a_configuration_of_the_wrong_kind_is_refused(run, key):
+    run.path.mkdir()
+    run.config.write_text(json.dumps({key: [1, 2]}))
+    with pytest.raises(CheckpointError, match=f"is damaged: '{key}' is not a table"):
+        run.read_config()
+
+
 def test_the_digest_is_that_of_sha256sum(tmp_path):
     (tmp_path / "file").write_bytes(b"content")
     assert sha256(tmp_path / "file") == hashlib.sha256(b"content").hexdigest()

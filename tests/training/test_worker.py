@@ -23,6 +23,11 @@ def product(model, factor, rng):
     return xp.sum(model[0] * factor) + xp.sum(model[1])
 
 
+def leave(model, factor, rng):
+    """A loss that takes the worker with it."""
+    os._exit(3)
+
+
 def model():
     return (np.asarray([1.0, 2.0, 3.0]), np.asarray([[1.0]], dtype="float32").astype("float64"))
 
@@ -83,6 +88,13 @@ def test_a_dead_worker_is_reported(team):
     for _ in range(2):  # whether sending or receiving notices first
         with pytest.raises(TrainingError, match=r"^a worker process ended with code -9"):
             answer(team, 2.0)
+
+
+def test_a_worker_that_dies_at_work_is_reported():
+    team = Team(leave, model(), 1)
+    with pytest.raises(TrainingError, match=r"^a worker process ended with code 3"):
+        answer(team, 2.0)
+    team.close()
 
 
 def test_a_function_that_the_worker_cannot_find_is_reported(capfd):
