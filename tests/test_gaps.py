@@ -59,7 +59,7 @@ def test_scatter_add_accumulates_repeated_rows(xp, gap):
     expected = target.copy()
     for index, update in zip(indices, updates, strict=True):
         expected[index] += update
-    given = from_host(xp, target)
+    given = from_host(xp, target.copy())
     actual = gap.scatter_add(given, from_host(xp, indices), from_host(xp, updates))
     assert_close(actual, expected, xp=xp)
     assert_close(given, target, xp=xp)  # not changed
