@@ -32,19 +32,21 @@ class Initializer:
     def _array(self, host: Any) -> Array:
         return from_host(self.xp, host, dtype=self.dtype, device=self.device)
 
-    def xavier_uniform(self, shape: tuple[int, int], fan_out: int | None = None) -> Array:
+    def xavier_uniform(self, shape: tuple[int, int]) -> Array:
         """Uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio, 2010). shape: (fan_in, fan_out)."""
-        bound = math.sqrt(6.0 / (shape[0] + (shape[1] if fan_out is None else fan_out)))
+        bound = math.sqrt(6.0 / sum(shape))
         return self._array(self._next().uniform(shape, -bound, bound))
 
     def normal(self, shape: tuple[int, ...], standard_deviation: float) -> Array:
         """Normal around zero."""
         return self._array(self._next().normal(shape, standard_deviation))
 
+    # Constants draw nothing, so a layer with another norm, or without biases, leaves all other parameters as they were.
+
     def zeros(self, shape: tuple[int, ...]) -> Array:
         """All zeros, for biases."""
-        return self._array([0.0] * shape[0] if len(shape) == 1 else self._next().uniform(shape, 0.0, 0.0))
+        return self._array(resolve("numpy").zeros(shape))
 
     def ones(self, shape: tuple[int, ...]) -> Array:
         """All ones, for the weights of norms."""
-        return self._array(self._next().uniform(shape, 1.0, 1.0))
+        return self._array(resolve("numpy").ones(shape))
