@@ -7,12 +7,15 @@ from hypothesis import strategies as st
 
 from xformer.errors import ConfigError, DataError
 from xformer.text.corpus import (
+    LONG_LINES,
     ParallelCorpus,
     check_lengths,
     drop_long,
+    fit_lengths,
     iter_lines,
     read_lines,
     read_parallel,
+    read_text,
 )
 
 MULTI30K = Path(__file__).parents[2].parent / "shared" / "data" / "multi30k"
@@ -261,6 +264,77 @@ def test_what_drop_long_keeps_passes_check_lengths(sizes, limit):
     assert num_dropped == len(sizes) - len(kept)
     for column in (source, target):
         check_lengths([column[row] for row in kept], limit, "text")
+
+
+# --- Ways to meet the limit ----------------------------------------------------------------------
+
+LONG_SOURCE = [[5, 6, 7, 8], [5], [9, 8, 7]]
+TARGETS = [[5], [6, 7], [8]]
+
+
+def test_fit_lengths_refuses_unless_told_otherwise():
+    with pytest.raises(DataError, match=r"^train.de has 2 lines of more than 2 tokens, the first on line 4"):
+        fit_lengths(LONG_SOURCE, TARGETS, 2, names=("train.de", "train.en"), line_numbers=[4, 5, 6])
+    with pytest.raises(DataError, match=r"^train.en has 1 line of more than 1 tokens, the first on line 2"):
+        fit_lengths([[5], [5], [5]], TARGETS, 1, names=("train.de", "train.en"))
+    assert fit_lengths(LONG_SOURCE, TARGETS, 4) == ([0, 1, 2], LONG_SOURCE, TARGETS, 0, 0)
+
+
+def test_fit_lengths_drops():
+    assert fit_lengths(LONG_SOURCE, TARGETS, 3, long_lines="drop") == ([1, 2], [[5], [9, 8, 7]], [[6, 7], [8]], 1, 0)
+    with pytest.raises(DataError, match="all 3 lines have more than 1 tokens"):
+        fit_lengths(LONG_SOURCE, [[5, 5]] * 3, 1, long_lines="drop")
+
+
+def test_fit_lengths_cuts_the_end_of_sources():
+    fitted = fit_lengths(LONG_SOURCE, TARGETS, 2, long_lines="cut")
+    assert fitted == ([0, 1, 2], [[5, 6], [5], [9, 8]], TARGETS, 0, 2)
+    assert LONG_SOURCE[0] == [5, 6, 7, 8]
+
+
+def test_fit_lengths_never_cuts_a_target():
+    with pytest.raises(DataError, match=r"^target has 1 line of more than 1 tokens, the first on line 2"):
+        fit_lengths(LONG_SOURCE, TARGETS, 1, long_lines="cut")
+
+
+def test_fit_lengths_checks_its_settings():
+    with pytest.raises(ConfigError, match=r"^long_lines is 'trim'; expected one of: error, drop, cut$"):
+        fit_lengths(LONG_SOURCE, TARGETS, 2, long_lines="trim")
+    for way in LONG_LINES:
+        with pytest.raises(ConfigError, match="the limit is 0 tokens"):
+            fit_lengths(LONG_SOURCE, TARGETS, 0, long_lines=way)
+        with pytest.raises(DataError, match="source has 3 lines and target 1"):
+            fit_lengths(LONG_SOURCE, [[5]], 9, long_lines=way)
+
+
+# --- Whole texts ---------------------------------------------------------------------------------
+
+
+def test_read_text_keeps_lines(write):
+    assert read_text(write("text", "\ufeffFirst:\n\n two\u2028\t.\n\n".encode())) == "First:\n\n two\u2028\t.\n\n"
+    assert read_text(write("text", b"a\r\nb\rc\r\n")) == "a\nb\rc\n"
+    assert read_text(write("text", b"x" * 200_000)) == "x" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty; expected UTF-8 text"),
+        (b" \n\n", "is empty; expected UTF-8 text"),
+        (b"a\nb\xff\n", "is not valid UTF-8: line 2, byte 2 is 0xff"),
+        (b"\x1f\x8b\x08", "is gzip-compressed"),
+        (b"\xff\xfea\x00", "is UTF-16"),
+    ],
+)
+def test_read_text_refuses(write, content, message):
+    path = write("text", content)
+    with pytest.raises(DataError, match=f"^{path} {message}"):
+        read_text(path)
+
+
+def test_read_text_of_a_missing_file(tmp_path):
+    with pytest.raises(DataError, match=r"^cannot read .*nowhere: No such file or directory; expected a UTF-8 text"):
+        read_text(tmp_path / "nowhere")
 
 
 # --- Real text -----------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
 import sys
+from pathlib import Path
 
 import pytest
 import sacrebleu
@@ -6,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xformer.errors import BackendError, DataError
-from xformer.text.metrics import Score, bleu, chrf, exact_match
+from xformer.text.metrics import Score, bleu, chrf, exact_match, rouge, ter
+
+TITLES = Path(__file__).parents[2].parent / "shared" / "data" / "acl_titles"
 
 HYPOTHESES = ["The dog runs across the green field.", "A man plays the guitar, loudly!", "Two children eat."]
 REFERENCES = ["the dog runs across a green field.", "A man plays guitar, loudly!", "Two children are eating."]
@@ -67,7 +70,7 @@ def test_different_counts(metric, references):
         metric(HYPOTHESES, references)
 
 
-@pytest.mark.parametrize("metric", [bleu, chrf, exact_match])
+@pytest.mark.parametrize("metric", [bleu, chrf, ter, rouge, exact_match])
 @pytest.mark.parametrize(("hypotheses", "references"), [([], []), ([], ["a"]), (["a"], [])])
 def test_nothing_to_score(metric, hypotheses, references):
     counts = f"got {len(hypotheses)} hypotheses and {len(references)} references"
@@ -75,7 +78,7 @@ def test_nothing_to_score(metric, hypotheses, references):
         metric(hypotheses, references)
 
 
-@pytest.mark.parametrize("metric", [bleu, chrf, exact_match])
+@pytest.mark.parametrize("metric", [bleu, chrf, ter, rouge, exact_match])
 @pytest.mark.parametrize(("hypotheses", "references"), [("ab", ["a", "b"]), (["a", "b"], "ab")])
 def test_one_string_is_not_a_list_of_lines(metric, hypotheses, references):
     with pytest.raises(DataError, match="one string; expected a list of lines"):
@@ -104,8 +107,107 @@ def test_score_prints_its_signature():
     assert str(Score("BLEU", 37.518, "nrefs:1|case:lc")) == "BLEU 37.52 (nrefs:1|case:lc)"
 
 
-@pytest.mark.parametrize("metric", [bleu, chrf])
+@pytest.mark.parametrize("metric", [bleu, chrf, ter])
 def test_missing_sacrebleu(metric, monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(BackendError, match=r"pip install 'xformer\[cli\]'"):
         metric(["a"], ["a"])
+
+
+# --- TER -----------------------------------------------------------------------------------------
+
+
+def test_ter_by_hand():
+    # A shift of "in the garden", another animal, a word too many: 3 edits for 8 words.
+    reference = ["in the garden two big dogs play ball"]
+    assert ter(["two big cats play ball in the garden now"], reference).value == pytest.approx(100 * 3 / 8)
+    assert ter(reference, reference).value == 0.0
+    assert ter(["a b c d e f"], ["x y"]).value == pytest.approx(300)
+
+
+def test_ter_is_that_of_sacrebleu():
+    score = ter(HYPOTHESES, REFERENCES)
+    metric = sacrebleu.TER(case_sensitive=True)
+    assert score.name == "TER"
+    assert score.value == pytest.approx(metric.corpus_score(HYPOTHESES, [REFERENCES]).score)
+    assert score.signature.startswith("nrefs:1|case:mixed|tok:tercom|norm:no|punct:yes|asian:no|version:")
+    assert score.lower_is_better
+    assert not bleu(HYPOTHESES, REFERENCES).lower_is_better
+
+
+def test_ter_ignores_case_on_request():
+    upper = [line.upper() for line in HYPOTHESES]
+    assert ter(upper, HYPOTHESES).value > 70
+    score = ter(upper, HYPOTHESES, lowercase=True)
+    assert score.value == 0
+    assert "case:lc" in score.signature
+
+
+def test_ter_takes_the_nearest_reference():
+    both = ter(HYPOTHESES, [REFERENCES, OTHERS])
+    assert both.signature.startswith("nrefs:2|")
+    assert both.value < min(ter(HYPOTHESES, each).value for each in (REFERENCES, OTHERS))
+
+
+# --- ROUGE ---------------------------------------------------------------------------------------
+
+
+def rouge_values(hypotheses, references, **settings):
+    return [score.value for score in rouge(hypotheses, references, **settings)]
+
+
+def f1(matches, ours, theirs):
+    return 200.0 * matches / (ours + theirs)
+
+
+def test_rouge_by_hand():
+    # Words: 5 of 6 in both; pairs: a-b, c-d, of 5 in both; longest common sequence a b c d.
+    assert rouge_values(["a b x c d e"], ["A, b: e c d f!"]) == pytest.approx([f1(5, 6, 6), f1(2, 5, 5), f1(4, 6, 6)])
+    assert rouge_values(["a b"], ["a b c d"]) == pytest.approx([f1(2, 2, 4), f1(1, 1, 3), f1(2, 2, 4)])
+
+
+def test_rouge_is_the_mean_over_items():
+    assert rouge_values(["a b", "x"], ["a b", "y"]) == pytest.approx([50, 50, 50])
+
+
+def test_rouge_counts_blank_hypotheses():
+    assert rouge_values(["a b", ""], ["a b", "c d"]) == pytest.approx([50, 50, 50])
+    assert rouge_values(["a b", "c d"], ["a b", ""]) == pytest.approx([50, 50, 50])
+
+
+def test_rouge_takes_the_best_reference_of_each_item_and_score():
+    hypotheses = ["a b c d", "x y"]
+    first, second = ["a b d c", "z z"], ["a b c e f", "x y"]
+    # The first item has its words and its sequence from the first reference, its pairs from the second.
+    expected = [(100 + 100) / 2, (f1(2, 3, 4) + 100) / 2, (max(f1(3, 4, 4), f1(3, 4, 5)) + 100) / 2]
+    assert rouge_values(hypotheses, [first, second]) == pytest.approx(expected)
+    assert rouge_values(hypotheses, [second, first]) == pytest.approx(expected)
+
+
+def test_rouge_stems_on_request():
+    assert rouge_values(["dogs running"], ["dog runs"]) == [0, 0, 0]
+    assert rouge_values(["dogs running"], ["dog runs"], use_stemmer=True) == pytest.approx([100, 100, 100])
+
+
+def test_rouge_says_how():
+    scores = rouge(HYPOTHESES, REFERENCES)
+    assert [score.name for score in scores] == ["ROUGE-1", "ROUGE-2", "ROUGE-L"]
+    assert len({score.signature for score in scores}) == 1
+    assert scores[0].signature.startswith("nrefs:1|case:lc|tok:a-z0-9|stem:no|f:1|mean:items|version:rouge-score.")
+    other = rouge(HYPOTHESES, [REFERENCES, OTHERS], use_stemmer=True)[0]
+    assert other.signature.startswith("nrefs:2.best|case:lc|tok:a-z0-9|stem:porter|")
+
+
+@pytest.mark.skipif(not TITLES.is_dir(), reason="needs the abstracts in ../shared/data, which are not ours to ship")
+def test_rouge_of_the_first_words_of_real_abstracts():
+    # Measured elsewhere, with a plain implementation of the same definition.
+    documents, titles = ((TITLES / f"test.{kind}").read_text("utf-8").splitlines() for kind in ("abstract", "title"))
+    values = rouge_values([" ".join(document.split()[:8]) for document in documents], titles)
+    assert values == pytest.approx([20.02, 8.84, 18.67], abs=0.05)
+
+
+def test_missing_rouge_score(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    monkeypatch.delitem(sys.modules, "rouge_score.rouge_scorer", raising=False)
+    with pytest.raises(BackendError, match=r"'rouge_score.rouge_scorer' cannot .*pip install 'xformer\[cli\]'"):
+        rouge(["a"], ["a"])

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xformer.errors import BackendError, CheckpointError, ConfigError, DataError
+from xformer.text.corpus import read_text
 from xformer.text.number_words import english, german
-from xformer.text.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID, Tokenizer
+from xformer.text.special_tokens import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID
+from xformer.text.tokenizer import Tokenizer
+
+SHAKESPEARE = Path(__file__).parents[2].parent / "shared" / "data" / "tinyshakespeare" / "input.txt"
 
 MODELS = ["bpe", "characters", "words"]
 SENTENCES = [
@@ -402,3 +407,181 @@ def test_a_foreign_file_cannot_make_us_cut_or_pad_lines(tmp_path):
     assert tokenizer.encode(SENTENCES[0]) == expected
     assert not tokenizer.lowercase
     assert tokenizer.normalize("Ab") == "Ab"
+
+
+# --- Documents -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_separator_has_an_id_that_the_file_keeps(model, tmp_path):
+    tokenizer = Tokenizer.train([*LINES, "a <sep> b"], 1000, model=model, separator=True)
+    assert tokenizer.sep_id == 4
+    assert tokenizer.tokens(range(5)) == [*SPECIAL_TOKENS, "<sep>"]
+    tokenizer.save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert loaded.sep_id == 4
+    for same in (tokenizer, loaded):
+        # Text that spells it is text.
+        assert same.sep_id not in same.encode("zwei <sep> drei<sep>")
+        assert same.sep_id not in same.encode_text("zwei <sep> drei<sep>")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_without_a_separator_its_name_is_a_word_like_others(model, tmp_path):
+    lines = ["<sep> a<sep> b<sep>"] * 20
+    tokenizer = Tokenizer.train(lines, 100, model=model)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    for same in (tokenizer, Tokenizer.load(tmp_path / "tokenizer.json")):
+        assert same.sep_id is None
+        assert same.decode(same.encode(lines[0])) == lines[0]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_documents(model):
+    tokenizer = Tokenizer.train(LINES, 1000, model=model, separator=True)
+    sep = tokenizer.sep_id
+    one, two = tokenizer.encode_batch(SENTENCES[:2])
+    documents = [SENTENCES[:2], [], ["", SENTENCES[1], " "], [SENTENCES[0]]]
+    assert tokenizer.encode_documents(documents) == [[*one, sep, *two], [], two, one]
+    assert tokenizer.encode_documents([]) == []
+
+
+def test_a_document_is_read_back_without_its_separators():
+    tokenizer = Tokenizer.train(LINES, 1000, separator=True)
+    (ids,) = tokenizer.encode_documents([SENTENCES[:2]])
+    assert tokenizer.decode(ids) == " ".join(SENTENCES[:2])
+
+
+def test_documents_want_a_separator_and_lists(bpe):
+    with pytest.raises(ConfigError, match=r"^the tokenizer has no <sep>; expected one trained with separator=True"):
+        bpe.encode_documents([["a"]])
+    tokenizer = Tokenizer.train(LINES, 200, separator=True)
+    for wrong in ("a b", ["a b"]):
+        with pytest.raises(DataError, match=r"^a document is one string; expected a list of sentences"):
+            tokenizer.encode_documents(wrong)
+    with pytest.raises(DataError, match="got something that is not text"):
+        tokenizer.encode_documents([[None]])
+
+
+def test_the_separator_needs_room():
+    with pytest.raises(ConfigError, match=r"^vocab_size is 5; expected more than the 5 special tokens$"):
+        Tokenizer.train(LINES, 5, separator=True)
+    with pytest.raises(ConfigError, match=r"^vocab_size is 10; expected at least 11, for 5 special tokens and 6 dist"):
+        Tokenizer.train(["abcde edcba"], 10, separator=True)
+
+
+# --- Unicode forms -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_nfkc_on_request(model, tmp_path):
+    Tokenizer.train([*LINES, "fit"], 1000, model=model, unicode_form="NFKC").save(tmp_path / "tokenizer.json")
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert tokenizer.normalize("\ufb01t") == "fit"
+    assert tokenizer.encode("\ufb01t") == tokenizer.encode("fit")
+    assert Tokenizer.train(LINES, 1000, model=model).normalize("\ufb01t") == "\ufb01t"
+
+
+def test_unknown_form():
+    with pytest.raises(ConfigError, match="the Unicode form is 'nfc'; expected one of: NFC, NFKC"):
+        Tokenizer.train(LINES, 200, unicode_form="nfc")
+
+
+# --- Whole texts ---------------------------------------------------------------------------------
+
+PLAY = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\n\tSpeak, speak.\r\n  Aye! \n"
+
+
+def test_a_text_in_characters_comes_back_exactly(tmp_path):
+    Tokenizer.train([PLAY], 100, model="characters").save(tmp_path / "tokenizer.json")
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert tokenizer.vocab_size == 4 + len(set(PLAY))
+    ids = tokenizer.encode_text(PLAY)
+    assert len(ids) == len(PLAY)
+    assert UNK_ID not in ids
+    assert tokenizer.decode(ids) == PLAY
+    assert tokenizer.encode_text("All\u00e4") == [*tokenizer.encode_text("All"), UNK_ID]
+    assert tokenizer.encode_text("") == []
+
+
+@settings(deadline=None)
+@given(text=st.one_of(any_text, st.text("ab \n\t<s>/ä\u0308")))
+def test_a_text_is_encoded_as_a_line_is(tokenizer, text):
+    assert tokenizer.encode_text(text) == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "a\ud800"])
+def test_a_text_that_is_none(tokenizer, wrong):
+    with pytest.raises(DataError, match="got something that is not text"):
+        tokenizer.encode_text(wrong)
+
+
+@pytest.mark.skipif(not SHAKESPEARE.is_file(), reason="needs tiny Shakespeare in ../shared/data")
+def test_tiny_shakespeare_comes_back_exactly():
+    text = read_text(SHAKESPEARE)
+    tokenizer = Tokenizer.train([text], 100, model="characters")
+    assert tokenizer.vocab_size == 4 + 65
+    ids = tokenizer.encode_text(text)
+    assert UNK_ID not in ids
+    assert len(ids) == 1_115_394
+    assert tokenizer.decode(ids) == text
+
+
+# --- Topics and lengths --------------------------------------------------------------------------
+
+
+def found(ids, inside):
+    return any(ids[start : start + len(inside)] == inside for start in range(len(ids)))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_phrase_is_found_where_it_stands(model):
+    tokenizer = Tokenizer.train([*LINES, "Rotem Hut rotem Hut"], 1000, model=model)
+    phrase = tokenizer.phrase_ids(" rotem  Hut ")
+    (inside,) = phrase.inside
+    assert found(tokenizer.encode("Eine Frau mit rotem Hut liest"), inside)
+    starts = [tokenizer.encode(line) for line in ("rotem Hut liest", "Rotem Hut liest")]
+    assert all(any(ids[: len(b)] == b for b in phrase.beginning) for ids in starts)
+    assert [tokenizer.decode(ids) for ids in phrase.beginning] == ["rotem Hut", "Rotem Hut"]
+
+
+def test_a_word_in_characters_is_not_part_of_another():
+    tokenizer = Tokenizer.train(["start art"], 100, model="characters")
+    phrase = tokenizer.phrase_ids("art")
+    assert [tokenizer.decode(ids) for ids in phrase.inside] == [" art"]
+    assert not found(tokenizer.encode("a start"), phrase.inside[0])
+    # There is no capital A in the vocabulary.
+    assert [tokenizer.decode(ids) for ids in phrase.beginning] == ["art"]
+
+
+def test_a_word_of_several_tokens(bpe):
+    (ids,) = bpe.phrase_ids("Zebrabuch").inside
+    assert len(ids) > 1
+    assert bpe.decode(ids) == "Zebrabuch"
+    assert bpe.phrase_ids("Zebrabuch").beginning == [ids]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_phrases_are_lower_cased_with_the_text(model):
+    tokenizer = Tokenizer.train(LINES, 1000, model=model, lowercase=True)
+    assert tokenizer.phrase_ids("ROTEM hut") == tokenizer.phrase_ids("rotem Hut")
+    assert [tokenizer.decode(ids) for ids in tokenizer.phrase_ids("ROTEM").beginning] == ["rotem"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_unknown_topic_words(model):
+    tokenizer = Tokenizer.train(LINES, 1000, model=model)
+    message = "^unknown topic words: '日本', 'Ωmega'; expected words that the tokenizer can write; choose words"
+    with pytest.raises(DataError, match=message):
+        tokenizer.phrase_ids("Zwei 日本 Ωmega")
+    for blank in ("", " \t"):
+        with pytest.raises(DataError, match=r"^the topic is '.*'; expected a word or a phrase$"):
+            tokenizer.phrase_ids(blank)
+
+
+def test_tokens_per_word(bpe):
+    assert Tokenizer.train(["a bb ccc"], 100, model="words").tokens_per_word(["a bb", "ccc zz a"]) == 1.0
+    assert Tokenizer.train(["a bb"], 100, model="characters").tokens_per_word(["a  bb", ""]) == 2.5
+    assert bpe.tokens_per_word(LINES) == sum(map(len, bpe.encode_batch(LINES))) / len(VOCABULARY)
+    with pytest.raises(DataError, match=r"^2 lines hold no word"):
+        bpe.tokens_per_word(["", " "])

@@ -1,30 +1,41 @@
-"""Text: parallel corpora, tokenizers, scores, and made-up tasks. No array library is needed here."""
+"""Text: corpora, sentences, tokenizers, scores, and made-up tasks. No array library is needed here."""
 
 from __future__ import annotations
 
 from xformer.text.corpus import (
+    LONG_LINES,
     MAX_CHARACTERS,
+    FittedPairs,
     ParallelCorpus,
     check_lengths,
     drop_long,
+    fit_lengths,
     iter_lines,
     read_lines,
     read_parallel,
+    read_text,
 )
 from xformer.text.demo_tasks import DemoTask, copy_task, numbers_task, reverse_task
-from xformer.text.metrics import Score, bleu, chrf, exact_match
+from xformer.text.metrics import Score, bleu, chrf, exact_match, rouge, ter
+from xformer.text.normalize import normalize_text
 from xformer.text.number_words import english, german
-from xformer.text.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID, Tokenizer
+from xformer.text.sentences import split_sentences
+from xformer.text.special_tokens import BOS_ID, EOS_ID, PAD_ID, SEPARATOR, SPECIAL_TOKENS, UNK_ID
+from xformer.text.tokenizer import PhraseIds, Tokenizer
 
 __all__ = [
     "BOS_ID",
     "EOS_ID",
+    "LONG_LINES",
     "MAX_CHARACTERS",
     "PAD_ID",
+    "SEPARATOR",
     "SPECIAL_TOKENS",
     "UNK_ID",
     "DemoTask",
+    "FittedPairs",
     "ParallelCorpus",
+    "PhraseIds",
     "Score",
     "Tokenizer",
     "bleu",
@@ -34,10 +45,16 @@ __all__ = [
     "drop_long",
     "english",
     "exact_match",
+    "fit_lengths",
     "german",
     "iter_lines",
+    "normalize_text",
     "numbers_task",
     "read_lines",
     "read_parallel",
+    "read_text",
     "reverse_task",
+    "rouge",
+    "split_sentences",
+    "ter",
 ]

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from xformer.errors import ConfigError, DataError
 
@@ -20,6 +20,9 @@ PathName = str | os.PathLike[str]
 
 # Far above any sentence; a longer line means that the file is not one sentence a line.
 MAX_CHARACTERS = 100_000
+
+# What may become of lines with more tokens than a limit allows.
+LONG_LINES = ("error", "drop", "cut")
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,10 @@ def _decode(raw: bytes, name: PathName, number: int) -> str:
         ) from error
 
 
+def _cannot_read(path: PathName, error: OSError) -> str:
+    return f"cannot read {path}: {error.strerror or error}; expected a UTF-8 text file; check the path"
+
+
 def read_lines(path: PathName, *, max_characters: int = MAX_CHARACTERS) -> list[str]:
     """Read a UTF-8 file of one sentence a line; blank lines are kept, so that line numbers hold.
 
@@ -120,12 +127,29 @@ def read_lines(path: PathName, *, max_characters: int = MAX_CHARACTERS) -> list[
         with Path(path).open("rb") as file:
             lines = list(iter_lines(file, path, max_characters=max_characters))
     except OSError as error:
-        raise DataError(
-            f"cannot read {path}: {error.strerror or error}; expected a UTF-8 text file; check the path"
-        ) from error
+        raise DataError(_cannot_read(path, error)) from error
     if not lines:
         raise DataError(f"{path} is empty; expected UTF-8 text, one sentence a line")
     return lines
+
+
+def read_text(path: PathName) -> str:
+    """Read a UTF-8 file as one text, line ends included: what a language model learns from.
+
+    A byte-order mark at the start and the carriage return of a line end are dropped.
+
+    Raises DataError for a missing, unreadable or blank file, and (with the line number) for invalid UTF-8.
+    """
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(_cannot_read(path, error)) from error
+    _reject_foreign(raw, path)
+    lines = raw.removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n").split(b"\n")
+    text = "\n".join(_decode(line, path, number) for number, line in enumerate(lines, start=1))
+    if not text.strip():
+        raise DataError(f"{path} is empty; expected UTF-8 text")
+    return text
 
 
 def read_parallel(
@@ -194,6 +218,52 @@ def drop_long(limit: int, *columns: Sequence[Sequence[int]]) -> tuple[list[int],
     if total and not kept:
         raise DataError(f"all {total} lines have more than {limit} tokens; raise the limit with --max-length")
     return kept, total - len(kept)
+
+
+class FittedPairs(NamedTuple):
+    """Encoded pairs within a limit. rows: which are left, from 0; num_dropped, num_cut: left out, shortened."""
+
+    rows: list[int]
+    source: list[list[int]]
+    target: list[list[int]]
+    num_dropped: int
+    num_cut: int
+
+
+def fit_lengths(
+    source: Sequence[list[int]],
+    target: Sequence[list[int]],
+    limit: int,
+    *,
+    long_lines: str = "error",
+    names: Sequence[PathName] = ("source", "target"),
+    line_numbers: Sequence[int] = (),
+) -> FittedPairs:
+    """Make encoded pairs meet a limit of tokens a line, special ids not counted, in the way that was asked for.
+
+    long_lines: "error" refuses longer lines (`check_lengths`); "drop" leaves pairs out (`drop_long`); "cut" keeps the
+        first `limit` tokens of a source, for documents whose beginning says what matters, and refuses long targets.
+    names: of the two sides, for errors. line_numbers: as in ParallelCorpus.
+
+    Raises DataError for lines that are too long or when none is left; ConfigError for a limit below 1 or another
+    way.
+    """
+    _check_limit(limit)
+    if long_lines not in LONG_LINES:
+        raise ConfigError(f"long_lines is {long_lines!r}; expected one of: {', '.join(LONG_LINES)}")
+    if len(source) != len(target):
+        raise DataError(f"source has {len(source)} lines and target {len(target)}; expected one target for each source")
+    rows, num_dropped, num_cut = list(range(len(source))), 0, 0
+    if long_lines == "error":
+        check_lengths(source, limit, names[0], line_numbers)
+    if long_lines == "drop":
+        rows, num_dropped = drop_long(limit, source, target)
+    else:
+        check_lengths(target, limit, names[1], line_numbers)
+    if long_lines == "cut":
+        num_cut = sum(len(ids) > limit for ids in source)
+        source = [ids[:limit] for ids in source]
+    return FittedPairs(rows, [source[row] for row in rows], [target[row] for row in rows], num_dropped, num_cut)
 
 
 def _check_limit(limit: int) -> None:

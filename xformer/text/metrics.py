@@ -1,7 +1,9 @@
-"""Scores of translations: BLEU, chrF and exact match."""
+"""Scores of translations and summaries: BLEU, chrF, TER, ROUGE and exact match."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,18 +13,21 @@ from xformer.text.extras import require
 
 References = Sequence[str] | Sequence[Sequence[str]]
 
+_ROUGE_TYPES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
+
 
 @dataclass(frozen=True)
 class Score:
-    """A corpus score.
+    """A score of a whole set of lines.
 
-    value: 0 to 100, higher is better.
-    signature: sacreBLEU's account of how it was computed; scores with other signatures do not compare.
+    value: 0 to 100, higher is better; an error rate (lower_is_better) begins at 0 and may exceed 100.
+    signature: an account of how it was computed; scores with other signatures do not compare.
     """
 
     name: str
     value: float
     signature: str
+    lower_is_better: bool = False
 
     def __str__(self) -> str:
         return f"{self.name} {self.value:.2f} ({self.signature})"
@@ -51,6 +56,56 @@ def chrf(hypotheses: Sequence[str], references: References, *, lowercase: bool =
     return _score(require("sacrebleu").CHRF(lowercase=lowercase), "chrF", hypotheses, streams)
 
 
+def ter(hypotheses: Sequence[str], references: References, *, lowercase: bool = False) -> Score:
+    """Compute TER (Snover et al., 2006): edits for each 100 words of reference, a shift of words counting as one.
+
+    Words are what stands between white space. Of several references the nearest counts, and their mean length.
+
+    references: one line for each hypothesis, or several such lists, one for each set of references.
+    lowercase: ignore case, as sacreBLEU's own command does; here it counts unless asked for, as in the other scores.
+
+    Raises DataError when there is nothing to score or counts differ, BackendError without sacrebleu.
+    """
+    streams = _reference_streams(hypotheses, references)
+    metric = require("sacrebleu").TER(case_sensitive=not lowercase)
+    return _score(metric, "TER", hypotheses, streams, lower_is_better=True)
+
+
+def rouge(hypotheses: Sequence[str], references: References, *, use_stemmer: bool = False) -> list[Score]:
+    """Compute ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004): F1, the mean over items, by the rouge-score package.
+
+    ROUGE-L takes an item as one sequence. Of several references, each of the three scores counts the one that is best
+    for it, item by item. The package lower-cases and takes runs of a-z and 0-9 as words, so letters with accents
+    separate words, and texts in other scripts score 0.
+
+    references: one line for each hypothesis, or several such lists, one for each set of references.
+    use_stemmer: compare the stems of English words (Porter, 1980).
+
+    Raises DataError when there is nothing to score or counts differ, BackendError without rouge-score.
+    """
+    streams = _reference_streams(hypotheses, references)
+    scorer = require("rouge_score.rouge_scorer").RougeScorer(list(_ROUGE_TYPES), use_stemmer=use_stemmer)
+    items = []
+    for hypothesis, *row in zip(hypotheses, *streams, strict=True):
+        scored = [scorer.score(reference, hypothesis) for reference in row]
+        items.append({kind: max(each[kind].fmeasure for each in scored) for kind in _ROUGE_TYPES})
+    signature = "|".join(
+        (
+            f"nrefs:{len(streams)}{'' if len(streams) == 1 else '.best'}",
+            "case:lc",
+            "tok:a-z0-9",
+            f"stem:{'porter' if use_stemmer else 'no'}",
+            "f:1",
+            "mean:items",
+            f"version:rouge-score.{importlib.metadata.version('rouge-score')}",
+        )
+    )
+    return [
+        Score(name, 100.0 * statistics.fmean(item[kind] for item in items), signature)
+        for kind, name in _ROUGE_TYPES.items()
+    ]
+
+
 def exact_match(hypotheses: Sequence[str], references: References) -> float:
     """Compute the percentage of hypotheses that equal a reference of theirs, character by character.
 
@@ -63,10 +118,12 @@ def exact_match(hypotheses: Sequence[str], references: References) -> float:
     return 100.0 * matches / len(hypotheses)
 
 
-def _score(metric: Any, name: str, hypotheses: Sequence[str], streams: list[list[str]]) -> Score:
+def _score(
+    metric: Any, name: str, hypotheses: Sequence[str], streams: list[list[str]], *, lower_is_better: bool = False
+) -> Score:
     value = metric.corpus_score(list(hypotheses), streams).score
     # Only now: the signature counts the references that were seen.
-    return Score(name, float(value), str(metric.get_signature()))
+    return Score(name, float(value), str(metric.get_signature()), lower_is_better)
 
 
 def _reference_streams(hypotheses: Sequence[str], references: References) -> list[list[str]]:

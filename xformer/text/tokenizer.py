@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.files import atomic_write, read_json
 from xformer.text.extras import require
+from xformer.text.special_tokens import EOS_ID, UNK_ID
+from xformer.text.tokenizer_models import PACKAGE, find_fault, learn, lowers, model_name, raise_not_text, separator_id
 
-PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
-SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 
-_PACKAGE = "tokenizers"
+class PhraseIds(NamedTuple):
+    """The ways to write a phrase as token ids: after a space inside a line; as the start of a line."""
+
+    inside: list[list[int]]
+    beginning: list[list[int]]
 
 
 class Tokenizer:
     """Splits lines into tokens that were learned from text; made by `Tokenizer.train` or `Tokenizer.load`.
 
-    Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. `encode` never returns the first three, whatever the
-    text says: adding them is the business of whoever makes batches.
+    Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`; a tokenizer for documents also has `<sep>`, which stands between
+    sentences. Encoding text returns none of them but `<unk>`, whatever the text says: adding them is the business of
+    whoever makes batches, and of `encode_documents`.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -34,45 +38,37 @@ class Tokenizer:
         inner.no_padding()
         self._inner = inner
         content = json.loads(inner.to_str())
-        self._model = _model_name(content)
-        self._lowercase = _lowers(content["normalizer"])
+        self._model = model_name(content)
+        self._lowercase = lowers(content["normalizer"])
+        self._sep_id = separator_id(content)
+        self._character_ids: dict[str, int] = {}
 
     @classmethod
-    def train(cls, lines: Iterable[str], vocab_size: int, *, lowercase: bool = False, model: str = "bpe") -> Tokenizer:
+    def train(
+        cls,
+        lines: Iterable[str],
+        vocab_size: int,
+        *,
+        lowercase: bool = False,
+        model: str = "bpe",
+        unicode_form: str = "NFC",
+        separator: bool = False,
+    ) -> Tokenizer:
         """Learn a tokenizer from text; the same text gives the same tokenizer, to the byte.
 
-        vocab_size: at most this many tokens, the four special ones included; a small text gives fewer.
+        vocab_size: at most this many tokens, the special ones included; a small text gives fewer.
         model: "bpe", byte-pair encoding over characters (Sennrich et al., 2016), spaces kept as "▁";
-            "words", split at white space, rare words unknown; "characters", one token each, spaces included.
+            "words", split at white space, rare words unknown; "characters", one token each, spaces included, and
+            line ends too where a line is a whole text with several lines.
+        unicode_form: "NFC", or "NFKC", which also makes one of variants: the ligature "fi" and its letters, full
+            width and ASCII. It is kept in the file and holds for all text, so `normalize_text` need not repeat it.
+        separator: with a token `<sep>`, id 4, for the ends of sentences inside a document.
 
-        Raises ConfigError for an unknown model and when `vocab_size` cannot hold the special tokens and (but
+        Raises ConfigError for an unknown model or form and when `vocab_size` cannot hold the special tokens and (but
         for "words") every character of the text; DataError without text; BackendError without tokenizers.
         """
-        if model not in _MODELS:
-            raise ConfigError(f"tokenizer model is {model!r}; expected one of: {', '.join(_MODELS)}")
-        if vocab_size <= len(SPECIAL_TOKENS):
-            raise ConfigError(
-                f"vocab_size is {vocab_size}; expected more than the {len(SPECIAL_TOKENS)} special tokens"
-            )
-        if isinstance(lines, str):
-            raise DataError("lines is one string; expected a list of lines, such as read_lines(path) gives")
-        lines = list(lines)
-        package = require(_PACKAGE)
-        steps = [package.normalizers.NFC()] + ([package.normalizers.Lowercase()] if lowercase else [])
-        normalizer = package.normalizers.Sequence(steps)
-        try:
-            inner = _MODELS[model](package, lines, normalizer, vocab_size)
-        except (TypeError, UnicodeError) as error:
-            _raise_not_text(error)
-        learned = inner.get_vocab_size()
-        if learned == len(SPECIAL_TOKENS):
-            raise DataError(f"cannot learn a tokenizer from {len(lines)} lines without text; expected sentences")
-        if learned > vocab_size:
-            raise ConfigError(
-                f"vocab_size is {vocab_size}; expected at least {learned}, for {len(SPECIAL_TOKENS)} special "
-                f"tokens and {learned - len(SPECIAL_TOKENS)} distinct characters of the text"
-            )
-        return cls(inner)
+        settings: dict[str, Any] = {"lowercase": lowercase, "unicode_form": unicode_form, "separator": separator}
+        return cls(learn(lines, vocab_size, model=model, **settings))
 
     @property
     def vocab_size(self) -> int:
@@ -89,10 +85,21 @@ class Tokenizer:
         """Whether text is lower-cased before it is split; what `decode` gives then is lower-case too."""
         return self._lowercase
 
+    @property
+    def sep_id(self) -> int | None:
+        """The id of `<sep>`; None when the tokenizer was made without it."""
+        return self._sep_id
+
     def normalize(self, line: str) -> str:
-        """Return the line as the tokenizer sees it: Unicode NFC, lower-cased where `lowercase` is on."""
+        """Return the line as the tokenizer sees it: in its Unicode form, lower-cased where `lowercase` is on.
+
+        Raises DataError for what is not text.
+        """
         normalizer = self._inner.normalizer  # a foreign tokenizer may have none
-        return line if normalizer is None else str(normalizer.normalize_str(line))
+        try:
+            return line if normalizer is None else str(normalizer.normalize_str(line))
+        except (TypeError, UnicodeError) as error:
+            raise_not_text(error)
 
     def encode(self, line: str) -> list[int]:
         """Return the token ids of a line, without special ids but `<unk>`; no ids for an empty line.
@@ -109,8 +116,78 @@ class Tokenizer:
         try:
             encodings = self._inner.encode_batch(lines, add_special_tokens=False)
         except TypeError as error:
-            _raise_not_text(error)
-        return [_without_control(encoding.ids) for encoding in encodings]
+            raise_not_text(error)
+        return [self._without_control(encoding.ids) for encoding in encodings]
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the token ids of a whole text, line ends included, as one list: what a language model reads.
+
+        With "characters" that is one id for each, quickly, and `decode` gives `normalize(text)` back exactly as long
+        as every character is known; the other models treat the text as one line.
+
+        Raises DataError for what is not text.
+        """
+        if self._model != "characters":
+            return self.encode(text)
+        if not self._character_ids:
+            self._character_ids = {token: i for token, i in self._inner.get_vocab().items() if len(token) == 1}
+        known = self._character_ids
+        return [known.get(character, UNK_ID) for character in self.normalize(text)]
+
+    def encode_documents(self, documents: Sequence[Sequence[str]]) -> list[list[int]]:
+        """Return the token ids of documents, each a list of sentences, with `<sep>` between the sentences.
+
+        Blank sentences are left out.
+
+        Raises ConfigError when the tokenizer has no `<sep>`, DataError for what is not lists of text.
+        """
+        if self._sep_id is None:
+            raise ConfigError("the tokenizer has no <sep>; expected one trained with separator=True; train it again")
+        if any(isinstance(sentences, str) for sentences in [documents, *documents]):
+            raise DataError("a document is one string; expected a list of sentences, such as split_sentences(text)")
+        rows = iter(self.encode_batch([sentence for sentences in documents for sentence in sentences]))
+        encoded = []
+        for sentences in documents:
+            ids: list[int] = []
+            for sentence, row in zip(sentences, rows, strict=False):
+                if row and not sentence.isspace():
+                    ids += [self._sep_id, *row] if ids else row
+            encoded.append(ids)
+        return encoded
+
+    def phrase_ids(self, phrase: str) -> PhraseIds:
+        """Return the ways to write a word or phrase as whole words, for favouring it in what a model writes.
+
+        At the beginning of a line its first letter may also be a capital. "bpe" and "words" write it alike at the
+        beginning and after a space; with "characters" the space belongs to it, so that "art" is not found in "start".
+
+        Raises DataError for a blank phrase, and naming the words that hold characters the tokenizer does not know.
+        """
+        words = self.normalize(phrase).split()
+        if not words:
+            raise DataError(f"the topic is {phrase!r}; expected a word or a phrase")
+        unknown = [word for word in words if UNK_ID in self.encode(word)]
+        if unknown:
+            raise DataError(
+                f"unknown topic words: {', '.join(map(repr, unknown))}; expected words that the tokenizer can write; "
+                "choose words, or spellings, of the training text"
+            )
+        text = " ".join(words)
+        inside = f" {text}" if self._model == "characters" else text
+        capital = self.normalize(text[0].title() + text[1:])
+        return PhraseIds(self._known([inside]), self._known(dict.fromkeys([text, capital])))
+
+    def tokens_per_word(self, lines: Sequence[str]) -> float:
+        """Return the mean number of tokens a word (what stands between white space) of some lines.
+
+        It turns a length in words into one in tokens.
+
+        Raises DataError when the lines hold no word.
+        """
+        words = sum(len(line.split()) for line in lines)
+        if not words:
+            raise DataError(f"{len(lines)} lines hold no word; expected lines of text")
+        return sum(map(len, self.encode_batch(lines))) / words
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of token ids, special ids skipped but `<unk>`.
@@ -127,7 +204,8 @@ class Tokenizer:
 
         Raises DataError for an id outside the vocabulary.
         """
-        rows = [[token for token in self._checked(ids) if token > EOS_ID] for ids in batch]
+        separator = self._sep_id
+        rows = [[token for token in self._checked(ids) if token > EOS_ID and token != separator] for ids in batch]
         return list(self._inner.decode_batch(rows, skip_special_tokens=False))
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
@@ -152,7 +230,7 @@ class Tokenizer:
         Raises CheckpointError for a missing, truncated, corrupted or foreign file, BackendError without the
         tokenizers package.
         """
-        inner_class = require(_PACKAGE).Tokenizer
+        inner_class = require(PACKAGE).Tokenizer
         content = read_json(path, "tokenizer")
         try:
             inner = inner_class.from_str(json.dumps(content))
@@ -161,13 +239,24 @@ class Tokenizer:
             raise CheckpointError(
                 f"tokenizer {path} is corrupted or foreign ({reason}); restore the file or train again"
             ) from error
-        fault = _find_fault(inner, content)
+        fault = find_fault(inner, content)
         if fault:
             raise CheckpointError(f"tokenizer {path} is foreign: {fault}; expected a file that xformer saved")
         return cls(inner)
 
     def __repr__(self) -> str:
         return f"Tokenizer(model={self.model!r}, vocab_size={self.vocab_size}, lowercase={self.lowercase})"
+
+    def _without_control(self, ids: list[int]) -> list[int]:
+        """Turn special tokens that text spelled out into `<unk>`: inside a line they would mislead."""
+        separator = self._sep_id
+        if not ids or (min(ids) > EOS_ID and separator not in ids):
+            return ids
+        return [token if token > EOS_ID and token != separator else UNK_ID for token in ids]
+
+    def _known(self, texts: Iterable[str]) -> list[list[int]]:
+        """The token ids of those texts that have no unknown token."""
+        return [ids for ids in map(self.encode, texts) if UNK_ID not in ids]
 
     def _checked(self, ids: Iterable[int]) -> list[int]:
         # The library skips unknown ids without a word.
@@ -179,100 +268,3 @@ class Tokenizer:
                     "use the tokenizer that the model was trained with"
                 )
         return ids
-
-
-# --- The three models ---------------------------------------------------------------------------------------
-
-
-def _train_bpe(package: Any, lines: list[str], normalizer: Any, vocab_size: int) -> Any:
-    inner = package.Tokenizer(package.models.BPE(unk_token=SPECIAL_TOKENS[UNK_ID]))
-    inner.normalizer = normalizer
-    inner.pre_tokenizer = package.pre_tokenizers.Metaspace()
-    inner.decoder = package.decoders.Metaspace()
-    trainer = package.trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False
-    )
-    inner.train_from_iterator(lines, trainer, length=len(lines))
-    return inner
-
-
-def _train_words(package: Any, lines: list[str], normalizer: Any, vocab_size: int) -> Any:
-    splitter = package.pre_tokenizers.WhitespaceSplit()
-    counts = Counter(word for line in lines for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(line)))
-    inner = _word_level(package, counts, vocab_size)
-    inner.normalizer = normalizer
-    inner.pre_tokenizer = splitter
-    return inner
-
-
-def _train_characters(package: Any, lines: list[str], normalizer: Any, vocab_size: int) -> Any:
-    counts = Counter(character for line in lines for character in normalizer.normalize_str(line))
-    # All of them, even if they are too many: `train` complains, where cutting would lose the rare ones.
-    inner = _word_level(package, counts, len(SPECIAL_TOKENS) + len(counts))
-    inner.normalizer = normalizer
-    inner.pre_tokenizer = package.pre_tokenizers.Split(package.Regex(r"[\s\S]"), behavior="isolated")
-    inner.decoder = package.decoders.Fuse()
-    return inner
-
-
-def _word_level(package: Any, counts: Counter[str], vocab_size: int) -> Any:
-    """Make a tokenizer that looks pieces up: the most frequent ones, equals in alphabetical order.
-
-    The library's own trainer would give a special token that stands in the text a second id, and lose the first.
-    """
-    pieces = sorted(counts.keys() - set(SPECIAL_TOKENS), key=lambda piece: (-counts[piece], piece))
-    vocabulary = [*SPECIAL_TOKENS, *pieces[: vocab_size - len(SPECIAL_TOKENS)]]
-    model = package.models.WordLevel(
-        {token: index for index, token in enumerate(vocabulary)}, unk_token=SPECIAL_TOKENS[UNK_ID]
-    )
-    inner = package.Tokenizer(model)
-    inner.add_special_tokens(list(SPECIAL_TOKENS))
-    return inner
-
-
-_MODELS: dict[str, Callable[[Any, list[str], Any, int], Any]] = {
-    "bpe": _train_bpe,
-    "characters": _train_characters,
-    "words": _train_words,
-}
-
-
-def _model_name(content: dict[str, Any]) -> str:
-    kind = str(content["model"]["type"])
-    if kind == "WordLevel":
-        return "words" if content["decoder"] is None else "characters"
-    return kind.lower()
-
-
-# --- Checks -------------------------------------------------------------------------------------------------
-
-
-def _without_control(ids: list[int]) -> list[int]:
-    """Turn `<pad>`, `<s>` and `</s>` that text spelled out into `<unk>`: inside a line they would mislead."""
-    if not ids or min(ids) > EOS_ID:
-        return ids
-    return [token if token > EOS_ID else UNK_ID for token in ids]
-
-
-def _find_fault(inner: Any, content: dict[str, Any]) -> str | None:
-    """Say what makes a readable tokenizer one that `Tokenizer` cannot use."""
-    for expected, token in enumerate(SPECIAL_TOKENS):
-        if inner.token_to_id(token) != expected:
-            return f"{token} has id {inner.token_to_id(token)}, not {expected}"
-    if content["model"].get("unk_token") != SPECIAL_TOKENS[UNK_ID]:
-        return f"its model does not turn unknown tokens into {SPECIAL_TOKENS[UNK_ID]}"
-    size = inner.get_vocab_size()
-    if sorted(inner.get_vocab().values()) != list(range(size)):
-        return f"the ids of its {size} tokens are not 0 to {size - 1}"
-    return None
-
-
-def _lowers(normalizer: dict[str, Any] | None) -> bool:
-    if normalizer is None:
-        return False
-    return normalizer["type"] == "Lowercase" or any(map(_lowers, normalizer.get("normalizers", ())))
-
-
-def _raise_not_text(error: Exception) -> NoReturn:
-    # A str with lone surrogates gets here too: it is not valid Unicode.
-    raise DataError(f"got something that is not text ({error}); expected a list of str, each valid Unicode") from error

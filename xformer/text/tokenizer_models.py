@@ -1,0 +1,143 @@
+"""How the three kinds of tokenizer are learned, and what the JSON of a tokenizer says about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+from xformer.errors import ConfigError, DataError
+from xformer.text.extras import require
+from xformer.text.normalize import check_form
+from xformer.text.special_tokens import SEPARATOR, SPECIAL_TOKENS, UNK_ID
+
+PACKAGE = "tokenizers"
+
+
+def learn(
+    lines: Iterable[str], vocab_size: int, *, lowercase: bool, model: str, unicode_form: str, separator: bool
+) -> Any:
+    """Learn a `tokenizers.Tokenizer`; the arguments and errors are those of `Tokenizer.train`."""
+    special = (*SPECIAL_TOKENS, SEPARATOR) if separator else SPECIAL_TOKENS
+    if model not in _MODELS:
+        raise ConfigError(f"tokenizer model is {model!r}; expected one of: {', '.join(_MODELS)}")
+    check_form(unicode_form)
+    if vocab_size <= len(special):
+        raise ConfigError(f"vocab_size is {vocab_size}; expected more than the {len(special)} special tokens")
+    if isinstance(lines, str):
+        raise DataError("lines is one string; expected a list of lines, such as read_lines(path) gives")
+    lines = list(lines)
+    package = require(PACKAGE)
+    steps = [getattr(package.normalizers, unicode_form)()]
+    steps += [package.normalizers.Lowercase()] if lowercase else []
+    try:
+        inner = _MODELS[model](package, lines, package.normalizers.Sequence(steps), vocab_size, special)
+    except (TypeError, UnicodeError) as error:
+        raise_not_text(error)
+    learned = inner.get_vocab_size()
+    if learned == len(special):
+        raise DataError(f"cannot learn a tokenizer from {len(lines)} lines without text; expected sentences")
+    if learned > vocab_size:
+        raise ConfigError(
+            f"vocab_size is {vocab_size}; expected at least {learned}, for {len(special)} special "
+            f"tokens and {learned - len(special)} distinct characters of the text"
+        )
+    return inner
+
+
+def raise_not_text(error: Exception) -> NoReturn:
+    """Turn the library's complaint about what is not text into a DataError."""
+    # A str with lone surrogates gets here too: it is not valid Unicode.
+    raise DataError(f"got something that is not text ({error}); expected a list of str, each valid Unicode") from error
+
+
+# --- The three models ---------------------------------------------------------------------------------------
+
+
+def _learn_bpe(package: Any, lines: list[str], normalizer: Any, vocab_size: int, special: Sequence[str]) -> Any:
+    inner = package.Tokenizer(package.models.BPE(unk_token=SPECIAL_TOKENS[UNK_ID]))
+    inner.normalizer = normalizer
+    inner.pre_tokenizer = package.pre_tokenizers.Metaspace()
+    inner.decoder = package.decoders.Metaspace()
+    trainer = package.trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=list(special), show_progress=False)
+    inner.train_from_iterator(lines, trainer, length=len(lines))
+    return inner
+
+
+def _learn_words(package: Any, lines: list[str], normalizer: Any, vocab_size: int, special: Sequence[str]) -> Any:
+    splitter = package.pre_tokenizers.WhitespaceSplit()
+    counts = Counter(word for line in lines for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(line)))
+    inner = _word_level(package, counts, vocab_size, special)
+    inner.normalizer = normalizer
+    inner.pre_tokenizer = splitter
+    return inner
+
+
+def _learn_characters(package: Any, lines: list[str], normalizer: Any, vocab_size: int, special: Sequence[str]) -> Any:
+    counts = Counter(character for line in lines for character in normalizer.normalize_str(line))
+    # All of them, even if they are too many: `learn` complains, where cutting would lose the rare ones.
+    inner = _word_level(package, counts, len(special) + len(counts), special)
+    inner.normalizer = normalizer
+    inner.pre_tokenizer = package.pre_tokenizers.Split(package.Regex(r"[\s\S]"), behavior="isolated")
+    inner.decoder = package.decoders.Fuse()
+    return inner
+
+
+def _word_level(package: Any, counts: Counter[str], vocab_size: int, special: Sequence[str]) -> Any:
+    """Make a tokenizer that looks pieces up: the most frequent ones, equals in alphabetical order.
+
+    The library's own trainer would give a special token that stands in the text a second id, and lose the first.
+    """
+    pieces = sorted(counts.keys() - set(special), key=lambda piece: (-counts[piece], piece))
+    vocabulary = [*special, *pieces[: vocab_size - len(special)]]
+    model = package.models.WordLevel(
+        {token: index for index, token in enumerate(vocabulary)}, unk_token=SPECIAL_TOKENS[UNK_ID]
+    )
+    inner = package.Tokenizer(model)
+    inner.add_special_tokens(list(special))
+    return inner
+
+
+_MODELS: dict[str, Callable[[Any, list[str], Any, int, Sequence[str]], Any]] = {
+    "bpe": _learn_bpe,
+    "characters": _learn_characters,
+    "words": _learn_words,
+}
+
+# --- What the JSON says -------------------------------------------------------------------------------------
+
+
+def model_name(content: dict[str, Any]) -> str:
+    """Tell which model it is: "bpe", "words", "characters", or the name of a foreign one."""
+    kind = str(content["model"]["type"])
+    if kind == "WordLevel":
+        return "words" if content["decoder"] is None else "characters"
+    return kind.lower()
+
+
+def lowers(normalizer: dict[str, Any] | None) -> bool:
+    """Tell whether a normalizer lower-cases."""
+    if normalizer is None:
+        return False
+    return normalizer["type"] == "Lowercase" or any(map(lowers, normalizer.get("normalizers", ())))
+
+
+def separator_id(content: dict[str, Any]) -> int | None:
+    """The id of `<sep>` where it is a special token; text may have taught an ordinary token of that name."""
+    for token in content["added_tokens"]:
+        if token["content"] == SEPARATOR and token["special"]:
+            return int(token["id"])
+    return None
+
+
+def find_fault(inner: Any, content: dict[str, Any]) -> str | None:
+    """Say what makes a readable tokenizer one that `Tokenizer` cannot use."""
+    for expected, token in enumerate(SPECIAL_TOKENS):
+        if inner.token_to_id(token) != expected:
+            return f"{token} has id {inner.token_to_id(token)}, not {expected}"
+    if content["model"].get("unk_token") != SPECIAL_TOKENS[UNK_ID]:
+        return f"its model does not turn unknown tokens into {SPECIAL_TOKENS[UNK_ID]}"
+    size = inner.get_vocab_size()
+    if sorted(inner.get_vocab().values()) != list(range(size)):
+        return f"the ids of its {size} tokens are not 0 to {size - 1}"
+    return None
