@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from xformer.models import Transformer
+from xformer.storage import load_arrays, save_arrays
 
 
 def test_everything_about_a_run(xformer, trained):
@@ -71,3 +72,15 @@ def test_a_picture_that_cannot_be_written(refused, trained, tmp_path):
     (tmp_path / "file").write_text("not a directory")
     error = refused("inspect", trained, "--plot", tmp_path / "file" / "curves.png", untouched=tmp_path)
     assert "cannot write" in error
+
+
+def test_parts_are_in_natural_order(xformer, trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run" / "model.safetensors"
+    arrays, metadata = load_arrays(path)
+    layer = {name.removeprefix("encoder.0."): array for name, array in arrays.items() if name.startswith("encoder.0.")}
+    more = {f"encoder.{i}.{name}": array for i in (1, 2, 9, 10, 11) for name, array in layer.items()}
+    save_arrays(path, {**arrays, **more}, metadata)
+    parts = list(json.loads(xformer("inspect", tmp_path / "run", "--json").out)["parameters"])
+    assert [part for part in parts if part.startswith("encoder ")] == [f"encoder {i}" for i in (0, 1, 2, 9, 10, 11)]
+    assert parts.index("decoder 0") < parts.index("encoder 0") < parts.index("source_embedding")

@@ -1,33 +1,98 @@
 from __future__ import annotations
 
+import io
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from xformer.text import bleu, chrf
+from xformer.text import bleu, chrf, rouge, ter
 
+ROOT = Path(__file__).parents[2]
 REFERENCES = ["A man plays the guitar .", "Two children eat .", "The dog runs across the green field ."]
+OTHERS = ["A man is playing guitar .", "Two kids eat .", "The dog runs over a field ."]
 HYPOTHESES = ["a man plays a guitar .", "Two children eat .", "The dog runs across a field ."]
 
 
 @pytest.fixture
 def files(tmp_path):
-    (tmp_path / "ref").write_text("\n".join(REFERENCES) + "\n")
-    (tmp_path / "hyp").write_text("\n".join(HYPOTHESES) + "\n")
+    for name, lines in (("ref", REFERENCES), ("other", OTHERS), ("hyp", HYPOTHESES)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
     return tmp_path
 
 
-def test_both_scores_with_their_signatures(xformer, files):
+def rows(out):
+    """The table: name -> (score, direction, signature)."""
+    head, *lines = out.rstrip("\n").split("\n")
+    assert head.split() == ["measure", "score", "better", "signature"]
+    return {name: tuple(rest) for name, *rest in map(str.split, lines)}
+
+
+def row(score, better="higher"):
+    return (f"{score.value:.2f}", better, score.signature)
+
+
+def test_bleu_and_chrf_with_their_signatures(xformer, files):
     done = xformer("score", "--reference", files / "ref", "--hypothesis", files / "hyp")
     assert (done.code, done.err) == (0, "")
-    assert done.out == f"{bleu(HYPOTHESES, REFERENCES)}\n{chrf(HYPOTHESES, REFERENCES)}\n"
+    assert rows(done.out) == {"BLEU": row(bleu(HYPOTHESES, REFERENCES)), "chrF": row(chrf(HYPOTHESES, REFERENCES))}
     assert "tok:13a" in done.out
 
 
+def test_all_measures(xformer, files):
+    expected = {
+        "BLEU": row(bleu(HYPOTHESES, REFERENCES)),
+        "chrF": row(chrf(HYPOTHESES, REFERENCES)),
+        "TER": row(ter(HYPOTHESES, REFERENCES), "lower"),
+        **{each.name: row(each) for each in rouge(HYPOTHESES, REFERENCES)},
+    }
+    assert list(expected) == ["BLEU", "chrF", "TER", "ROUGE-1", "ROUGE-2", "ROUGE-L"]
+    common = ("score", "--reference", files / "ref", "--hypothesis", files / "hyp")
+    done = xformer(*common, "--metric", "all")
+    assert rows(done.out) == expected
+    some = xformer(*common, "--metric", "rouge", "--metric", "ter", "--metric", "ter")
+    assert rows(some.out) == {name: expected[name] for name in ("TER", "ROUGE-1", "ROUGE-2", "ROUGE-L")}
+
+
+def test_columns_are_aligned(xformer, files):
+    done = xformer("score", "--reference", files / "ref", "--hypothesis", files / "hyp", "--metric", "all")
+    lines = done.out.rstrip("\n").split("\n")
+    assert {line.index(word) for line, word in zip(lines, ["signature"] + ["nrefs:1"] * 6, strict=True)} == {26}
+
+
+def test_several_references(xformer, files):
+    both = [REFERENCES, OTHERS]
+    done = xformer(
+        *("score", "--reference", files / "ref", "--reference", files / "other", "--hypothesis", files / "hyp"),
+        *("--metric", "all", "--json"),
+    )
+    values = json.loads(done.out)
+    scores = [bleu(HYPOTHESES, both), chrf(HYPOTHESES, both), ter(HYPOTHESES, both), *rouge(HYPOTHESES, both)]
+    assert values == {
+        **{each.name: {"score": each.value, "signature": each.signature} for each in scores},
+        "lines": 3,
+        "references": 2,
+        "blank_hypotheses": 0,
+    }
+
+
 def test_case_can_be_ignored(xformer, files):
-    done = xformer("score", "--reference", files / "ref", "--hypothesis", files / "hyp", "--lowercase")
-    assert str(bleu(HYPOTHESES, REFERENCES, lowercase=True)) in done.out
-    assert str(chrf(HYPOTHESES, REFERENCES, lowercase=True)) in done.out
+    common = ("score", "--reference", files / "ref", "--hypothesis", files / "hyp", "--metric", "all")
+    table = rows(xformer(*common, "--lowercase").out)
+    assert table["BLEU"] == row(bleu(HYPOTHESES, REFERENCES, lowercase=True))
+    assert table["chrF"] == row(chrf(HYPOTHESES, REFERENCES, lowercase=True))
+    assert table["TER"] == row(ter(HYPOTHESES, REFERENCES, lowercase=True), "lower")
+
+
+def test_stems(xformer, files):
+    (files / "hyp").write_text("men play guitars\ntwo child\ndog\n")
+    common = ("score", "--reference", files / "ref", "--hypothesis", files / "hyp", "--metric", "rouge")
+    assert "stem:porter" in xformer(*common, "--stem").out
+    assert "stem:no" in xformer(*common).out
+    assert xformer(*common, "--stem").out.split()[5] > xformer(*common).out.split()[5]
 
 
 def test_json_from_standard_input(xformer, files):
@@ -39,11 +104,34 @@ def test_json_from_standard_input(xformer, files):
     assert values["lines"] == 3
 
 
+@pytest.mark.parametrize(
+    ("lines", "warning"),
+    [
+        (["a", " ", "c"], "1 of 3 hypotheses is blank, the first on line 2"),
+        (["", "", ""], "3 of 3 hypotheses are blank, the first on line 1"),
+    ],
+)
+def test_blank_hypotheses_count_and_are_reported(xformer, files, lines, warning):
+    (files / "hyp").write_text("\n".join(lines) + "\n")
+    common = ("score", "--reference", files / "ref", "--hypothesis", files / "hyp", "--metric", "all")
+    done = xformer(*common)
+    assert done.err == f"warning: {warning}; they count as empty answers\n"
+    assert rows(done.out)["BLEU"] == row(bleu(lines, REFERENCES))
+    done = xformer(*common, "--json")
+    assert json.loads(done.out)["blank_hypotheses"] == sum(not line.strip() for line in lines)
+    assert done.err.startswith("warning: ")
+
+
 def test_different_line_counts(refused, files):
     (files / "short").write_text("one\n")
     error = refused("score", "--reference", files / "ref", "--hypothesis", files / "short", untouched=files)
     assert f"{files / 'ref'} has 3 lines and {files / 'short'} has 1" in error
     assert "standard input has 0" in refused("score", "--reference", files / "ref", untouched=files)
+    error = refused(
+        *("score", "--reference", files / "ref", "--reference", files / "short", "--hypothesis", files / "hyp"),
+        untouched=files,
+    )
+    assert f"{files / 'short'} has 1 lines and {files / 'hyp'} has 3" in error
 
 
 @pytest.mark.parametrize(("content", "message"), [(b"", "is empty"), (b"\n\xff\n\n", "not valid UTF-8: line 2")])
@@ -53,3 +141,76 @@ def test_bad_files(refused, files, name, content, message):
     error = refused("score", "--reference", files / "ref", "--hypothesis", files / "hyp", untouched=files)
     assert message in error
     assert str(files / name) in error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--metric", "meteor"], "'meteor'"),
+        (["--metric", "BLEU"], "'BLEU'"),
+        (["--stem"], "--stem is for ROUGE, which is not asked for"),
+        (["--hypothesis", "nowhere"], "cannot read nowhere"),
+    ],
+)
+def test_bad_options(refused, files, options, message):
+    assert message in refused("score", "--reference", files / "ref", *options, untouched=files)
+
+
+def test_a_reference_is_needed(refused, files):
+    assert "--reference" in refused("score", "--hypothesis", files / "hyp", untouched=files)
+
+
+def test_a_package_that_is_missing(refused, files, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    monkeypatch.delitem(sys.modules, "rouge_score.rouge_scorer", raising=False)
+    common = ("score", "--reference", files / "ref", "--hypothesis", files / "hyp")
+    assert "pip install 'xformer[cli]'" in refused(*common, "--metric", "all", untouched=files)
+
+
+def test_help_teaches(xformer):
+    done = xformer("score", "--help")
+    assert done.code == 0
+    for words in ("--metric rouge", "--reference a --reference b", "lower is better", "signatures are the same"):
+        assert words in done.out
+
+
+# --- Standard input ------------------------------------------------------------------------------
+
+
+def test_a_terminal_is_told_what_to_do(xformer, files, monkeypatch):
+    monkeypatch.setattr("xformer.cli.streams.is_terminal", lambda name: name == "-")
+    done = xformer("score", "--reference", files / "ref", stdin=(files / "hyp").read_bytes())
+    assert done.code == 0
+    assert "type a line for each reference" in done.err
+
+
+def closed():
+    stream = io.TextIOWrapper(io.BytesIO())
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, closed()], ids=["none", "closed"])
+def test_standard_input_that_is_closed(files, monkeypatch, capsys, stream):
+    from xformer.cli.main import exit_code
+
+    monkeypatch.setattr(sys, "stdin", stream)
+    assert exit_code(["score", "--reference", str(files / "ref")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        "error: standard input is closed; expected text, one sentence a line; pipe it in, or name a file\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("redirection", "message"),
+    [("<&-", "standard input is closed"), ("0> out", "cannot read standard input")],
+)
+def test_standard_input_of_a_shell(files, redirection, message):
+    command = f'"$PYTHON" -m xformer score --reference ref {redirection}'
+    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["sh", "-c", command], cwd=files, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr

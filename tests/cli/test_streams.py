@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -101,3 +102,49 @@ def test_an_output_file_appears_when_it_is_whole(tmp_path):
         assert not (tmp_path / "out").exists()
         write(["two"])
     assert (tmp_path / "out").read_bytes() == b"one\ntwo\n"
+
+
+def closed():
+    stream = io.TextIOWrapper(io.BytesIO())
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, closed()], ids=["none", "closed"])
+@pytest.mark.parametrize(
+    "read", [streams.read_all, streams.is_stream, streams.is_terminal, lambda name: list(streams.chunks(name))]
+)
+def test_standard_input_that_is_closed(monkeypatch, stream, read):
+    monkeypatch.setattr(sys, "stdin", stream)
+    with pytest.raises(DataError, match=r"^standard input is closed; expected text, one sentence a line; pipe it in"):
+        read("-")
+
+
+def test_a_file_needs_no_standard_input(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "stdin", None)
+    (tmp_path / "text").write_text("one\n")
+    name = str(tmp_path / "text")
+    assert streams.read_all(name) == ["one"]
+    assert list(streams.chunks(name)) == [["one"]]
+    assert not streams.is_stream(name)
+    assert not streams.is_terminal(name)
+
+
+def test_standard_input_that_cannot_be_read(monkeypatch, tmp_path):
+    message = "^cannot read standard input: .+; expected text, one sentence a line; pipe it in, or name a file$"
+    with (tmp_path / "out").open("wb") as sink:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(sink))
+        with pytest.raises(DataError, match=message):
+            streams.read_all("-")
+        with pytest.raises(DataError, match=message):
+            streams.ArrivingLines(sink.fileno()).readline(9)
+        sys.stdin.detach()
+
+
+def test_only_a_terminal_is_one(pipe, monkeypatch):
+    assert not streams.is_terminal("-")
+    leader, terminal = os.openpty()
+    with open(leader, "rb", buffering=0), open(terminal, "rb", buffering=0) as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        assert streams.is_terminal("-")
+        assert not streams.is_terminal("text")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,12 @@ def _parameters(run: RunDirectory) -> dict[str, int]:
     for name, array in load_arrays(run.model)[0].items():
         first, second, *_ = [*name.split("."), ""]
         counts[f"{first} {second}" if second.isdigit() else first] += math.prod(array.shape)
-    return dict(sorted(counts.items()))
+    return dict(sorted(counts.items(), key=lambda part: _natural(part[0])))
+
+
+def _natural(name: str) -> list[str | int]:
+    """What sorts "encoder 2" before "encoder 10"."""
+    return [int(piece) if piece.isdecimal() else piece for piece in re.split(r"(\d+)", name)]
 
 
 def _settings_table(config: dict[str, Any]) -> Table:

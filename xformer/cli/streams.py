@@ -9,7 +9,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from xformer.errors import CheckpointError, DataError
 from xformer.files import atomic_write
@@ -26,17 +26,47 @@ Write = Callable[[list[str]], None]
 
 def read_all(name: str) -> list[str]:
     """Read all lines of a file, or of standard input ("-"); raises DataError for what `read_lines` rejects."""
-    return list(iter_lines(sys.stdin.buffer, STANDARD_INPUT)) if name == STANDARD else read_lines(name)
+    if name != STANDARD:
+        return read_lines(name)
+    file = _standard_input().buffer
+    try:
+        return list(iter_lines(file, STANDARD_INPUT))
+    except OSError as error:
+        raise _unreadable(error) from error
 
 
 def is_stream(name: str) -> bool:
-    """Tell whether lines arrive over time: standard input that is a pipe or a terminal."""
+    """Tell whether lines arrive over time: standard input that is a pipe or a terminal.
+
+    Raises DataError for standard input that is closed.
+    """
     if name != STANDARD:
         return False
+    stream = _standard_input()
     try:
-        return not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
+        return not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
     except (OSError, ValueError):  # standard input that was replaced, by a test for example, is all there
         return False
+
+
+def is_terminal(name: str) -> bool:
+    """Tell whether someone is to type the lines; raises DataError for standard input that is closed."""
+    return name == STANDARD and bool(_standard_input().isatty())
+
+
+def _standard_input() -> Any:
+    """`sys.stdin`, which is None in a process that was started without it (`<&-`)."""
+    stream = sys.stdin
+    if stream is None or getattr(stream, "closed", False):
+        raise DataError(f"{STANDARD_INPUT} is closed; expected text, one sentence a line; pipe it in, or name a file")
+    return stream
+
+
+def _unreadable(error: OSError) -> DataError:
+    return DataError(
+        f"cannot read {STANDARD_INPUT}: {error.strerror or error}; expected text, one sentence a line; pipe it in, or "
+        "name a file"
+    )
 
 
 def chunks(name: str) -> Iterator[list[str]]:
@@ -48,7 +78,7 @@ def chunks(name: str) -> Iterator[list[str]]:
     Raises DataError, with the line number, for invalid UTF-8 and overlong lines.
     """
     if is_stream(name):
-        yield from _arriving(ArrivingLines(sys.stdin.fileno()))
+        yield from _arriving(ArrivingLines(_standard_input().fileno()))
         return
     lines = read_all(name)
     for start in range(0, len(lines), _CHUNK_LINES):
@@ -105,7 +135,10 @@ class ArrivingLines:
         return bool(self._buffer)
 
     def _fill(self) -> None:
-        data = os.read(self._descriptor, _READ_BYTES)
+        try:
+            data = os.read(self._descriptor, _READ_BYTES)
+        except OSError as error:
+            raise _unreadable(error) from error
         self._ended = not data
         self._buffer += data
 
