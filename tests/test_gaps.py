@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close
+from tests.reference import raises_line
 from xformer import gaps
+from xformer.errors import ShapeError
 from xformer.namespace import dtype_name, from_host, to_host
 
 POINTS = np.concatenate([np.linspace(-7.0, 7.0, 1001), [2.2, -2.2, 2.199999, 1e-300, 1e300, -1e300, 0.0]])
@@ -81,3 +83,38 @@ def test_numpy_does_without_scipy(monkeypatch):
         np.testing.assert_allclose(gaps.erf(POINTS), ERF, atol=2e-15)
     finally:
         gaps._erf_on_the_host.cache_clear()
+
+
+# --- top_k ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 40])
+def test_top_k_is_the_head_of_a_sort(xp, gap, k):
+    x = np.random.default_rng(k).standard_normal((3, 2, 40))
+    values, indices = gap.top_k(from_host(xp, x), k)
+    order = np.argsort(-x, axis=-1)[..., :k]
+    assert_close(values, np.take_along_axis(x, order, axis=-1), xp=xp)
+    np.testing.assert_array_equal(to_host(indices), order)
+
+
+@pytest.mark.parametrize("k", [1, 3, 4, 6])
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_of_equal_values_top_k_takes_lower_indices_first(xp, gap, k, dtype):
+    x = np.asarray([[1, 3, 2, 3, 2, 2], [5, 5, 5, 5, 5, 5], [0, 1, 2, 3, 4, 5]])
+    values, indices = gap.top_k(from_host(xp, x, dtype=dtype), k)
+    order = np.argsort(-x, axis=-1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(to_host(values), np.take_along_axis(x, order, axis=-1))
+    np.testing.assert_array_equal(to_host(indices), order)
+
+
+def test_top_k_ranks_minus_infinity_last(xp, gap):
+    x = np.asarray([[-math.inf, 1.0, -math.inf, 0.5]])
+    values, indices = gap.top_k(from_host(xp, x), 3)
+    np.testing.assert_array_equal(to_host(values), [[1.0, 0.5, -math.inf]])
+    np.testing.assert_array_equal(to_host(indices), [[1, 3, 0]])
+
+
+@pytest.mark.parametrize("k", [0, 5])
+def test_top_k_of_more_than_there_is(k):
+    with raises_line(ShapeError, rf"k is {k} for shape \(1, 4\); expected 1 to the size of the last axis"):
+        gaps.top_k(np.zeros((1, 4)), k)

@@ -1,7 +1,8 @@
-"""Functions that Transformers need and the Array API standard lacks: `erf` and `scatter_add`.
+"""Functions that Transformers need and the Array API standard lacks: `erf`, `scatter_add` and `top_k`.
 
 Each is looked up by library, with a fallback in pure standard functions. A namespace under differentiation serves
-them like any other function (see autodiff/namespace.py), so `gaps.erf(x)` works on traced arrays too.
+them like any other function (see autodiff/namespace.py), so `gaps.erf(x)` works on traced arrays too; only `top_k`,
+which decoding alone needs, is not differentiated.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from xformer.namespace import Array, Namespace, accumulation_dtype, array_namespace, library, trace_level
+from xformer.errors import ShapeError
+from xformer.namespace import (
+    Array,
+    Namespace,
+    accumulation_dtype,
+    array_namespace,
+    is_readable_on_host,
+    library,
+    trace_level,
+)
 
 
 def erf(x: Array) -> Array:
@@ -27,6 +37,18 @@ def scatter_add(target: Array, indices: Array, updates: Array) -> Array:
     target: (rows, ...); indices: (n,) integers in [0, rows); updates: (n, ...). `target` itself is not changed.
     """
     return function(array_namespace(target, updates), "scatter_add")(target, indices, updates)
+
+
+def top_k(x: Array, k: int) -> tuple[Array, Array]:
+    """The k largest values along the last axis and their indices, largest first; of equal ones, lower indices first.
+
+    x: (..., n), plain (not under differentiation) and free of NaN. Returns two arrays (..., k).
+
+    Raises ShapeError unless 1 <= k <= n.
+    """
+    if not x.shape or not 1 <= k <= x.shape[-1]:
+        raise ShapeError(f"k is {k} for shape {tuple(x.shape)}; expected 1 to the size of the last axis")
+    return function(array_namespace(x), "top_k")(x, k)  # type: ignore[no-any-return]
 
 
 def function(xp: Namespace, name: str) -> Callable[..., Any]:
@@ -139,9 +161,55 @@ def _erf_jax(x: Array) -> Array:
     return importlib.import_module("jax.scipy.special").erf(x)
 
 
+# --- top_k -------------------------------------------------------------------------------------------------------
+
+
+def _top_k_portable(x: Array, k: int) -> tuple[Array, Array]:
+    """Sort everything. CuPy does it this way too: its argpartition is a full sort (array-api issue 629)."""
+    xp = array_namespace(x)
+    indices = xp.argsort(x, axis=-1, descending=True, stable=True)[..., :k]
+    return xp.take_along_axis(x, indices, axis=-1), indices
+
+
+def _top_k_numpy(x: Array, k: int) -> tuple[Array, Array]:
+    """Part off the k largest, then sort those."""
+    numpy = importlib.import_module("numpy")
+    if k == x.shape[-1]:
+        return _top_k_portable(x, k)
+    indices = numpy.sort(numpy.argpartition(x, x.shape[-1] - k, axis=-1)[..., -k:], axis=-1)
+    values = numpy.take_along_axis(x, indices, axis=-1)
+    if _is_tied(x, values, k):
+        return _top_k_portable(x, k)
+    values, order = _top_k_portable(values, k)
+    return values, numpy.take_along_axis(indices, order, axis=-1)
+
+
+def _top_k_torch(x: Array, k: int) -> tuple[Array, Array]:
+    """torch.topk leaves the order of equal values open, so where there are some, and on a GPU, everything is sorted."""
+    torch = importlib.import_module("torch")
+    if k == x.shape[-1] or not is_readable_on_host(x):
+        values, indices = torch.sort(x, dim=-1, descending=True, stable=True)
+        return values[..., :k], indices[..., :k]
+    values, indices = torch.topk(x, k, dim=-1, sorted=True)
+    if _is_tied(x, values, k) or bool((values[..., 1:] == values[..., :-1]).any()):
+        return _top_k_portable(x, k)
+    return values, indices
+
+
+def _top_k_jax(x: Array, k: int) -> tuple[Array, Array]:
+    return importlib.import_module("jax").lax.top_k(x, k)  # type: ignore[no-any-return]
+
+
+def _is_tied(x: Array, values: Array, k: int) -> bool:
+    """Whether a value outside the k largest equals one of them; it would be a matter of taste which one is in."""
+    xp = array_namespace(x)
+    return bool(xp.any(xp.count_nonzero(x >= xp.min(values, axis=-1, keepdims=True), axis=-1) > k))
+
+
 _PORTABLE: dict[str, Callable[..., Any]] = {
     "erf": _widened(_erf_portable),
     "scatter_add": _widened(_scatter_add_portable),
+    "top_k": _top_k_portable,
 }
 _BY_LIBRARY: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy", "erf"): _widened(_erf_numpy),
@@ -152,5 +220,8 @@ _BY_LIBRARY: dict[tuple[str, str], Callable[..., Any]] = {
     ("cupy", "scatter_add"): _widened(_scatter_add_cupy),
     ("torch", "scatter_add"): _widened(_scatter_add_torch),
     ("jax", "scatter_add"): _widened(_scatter_add_jax),
+    ("numpy", "top_k"): _top_k_numpy,
+    ("torch", "top_k"): _top_k_torch,
+    ("jax", "top_k"): _top_k_jax,
 }
-NAMES = tuple(_PORTABLE)
+NAMES = ("erf", "scatter_add")  # those with derivatives

@@ -1,6 +1,19 @@
 """Decoding: from a trained model to tokens."""
 
-from xformer.generation.cache import DecodingCache
+from xformer.generation.alignment import alignments
+from xformer.generation.decode import decode, generate
 from xformer.generation.greedy import greedy
+from xformer.generation.hypothesis import Hypothesis, length_penalty
+from xformer.generation.lengths import default_limit
+from xformer.generation.options import DecodingOptions
 
-__all__ = ["DecodingCache", "greedy"]
+__all__ = [
+    "DecodingOptions",
+    "Hypothesis",
+    "alignments",
+    "decode",
+    "default_limit",
+    "generate",
+    "greedy",
+    "length_penalty",
+]

@@ -1,0 +1,111 @@
+"""What decoding is, written down as directly as possible: one sentence, no cache, no batch, no early stop."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from tests.reference import normal, small_model
+from xformer.tree import map_arrays
+
+PAD, BOS, EOS = 0, 1, 2
+SOURCES = [[4, 5, 6, 7, 2], [8, 2], [9, 10, 3, 2], [5, 5, 2], [3, 10, 9, 8, 7, 6, 2]]
+
+
+def lively_model(seed: int = 0, scale: float = 1.5, **settings: Any) -> Any:
+    """A model that is far from uniform: outputs differ between sentences, and end after different numbers of tokens."""
+    model = small_model(seed=seed, **settings)
+    return map_arrays(lambda array: array * scale + 0.1 * normal(array.size, *array.shape), model)
+
+
+def padded(rows, *, left=False, extra=0):
+    width = max(map(len, rows)) + extra
+    fill = [[PAD] * (width - len(row)) for row in rows]
+    return np.asarray([[*f, *row] if left else [*row, *f] for row, f in zip(rows, fill, strict=True)])
+
+
+def log_softmax(logits):
+    top = logits.max(axis=-1, keepdims=True)
+    return logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+
+
+def next_log_probabilities(model, source, tokens, *, minimum=0, ngram=0, penalty=1.0):
+    """Of every token that may follow: all tokens so far go through the model again."""
+    logits = np.array(model([source], [[BOS, *tokens]])[0, -1])
+    for token in set(tokens):
+        logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+    logits[[PAD, BOS]] = -math.inf
+    if len(tokens) < minimum:
+        logits[EOS] = -math.inf
+    if ngram and len(tokens) >= ngram - 1:
+        ngrams = {tuple(tokens[i : i + ngram]) for i in range(len(tokens) - ngram + 1)}
+        for token in range(len(logits)):
+            if (*tokens[len(tokens) - ngram + 1 :], token) in ngrams:
+                logits[token] = -math.inf
+    return log_softmax(logits)
+
+
+def rescored(model, source, tokens, *, finished=True):
+    """The log-probability of an output, by one teacher-forced pass."""
+    labels = [*tokens, EOS] if finished else tokens
+    if not labels:
+        return 0.0
+    logits = np.array(model([source], [[BOS, *tokens][: len(labels)]])[0])
+    logits[:, [PAD, BOS]] = -math.inf
+    return float(log_softmax(logits)[range(len(labels)), labels].sum())
+
+
+def lp(length, alpha):
+    return ((5 + length) / 6) ** alpha
+
+
+def greedy(model, source, limit, **rules):
+    """The tokens, their log-probability, and whether they ended."""
+    tokens, total = [], 0.0
+    while True:
+        found = next_log_probabilities(model, source, tokens, **rules)
+        best = int(found.argmax())
+        if best == EOS:
+            return tokens, total + found[best], True
+        if len(tokens) == limit:
+            return tokens, total, False
+        tokens, total = [*tokens, best], total + found[best]
+
+
+def beam(model, source, size, *, limit, n_best=1, alpha=0.0, keep_greedy=True, **rules):
+    """Beam search for one sentence, until every hypothesis is at the limit: [(score, tokens)], best first."""
+    live, finished = [(0.0, [], True)], []
+    while live:
+        candidates = []
+        for total, tokens, greedy_so_far in live:
+            found = next_log_probabilities(model, source, tokens, **rules)
+            best = int(found.argmax())
+            candidates += [
+                (total + found[token], [*tokens, token], greedy_so_far and token == best)
+                for token in range(len(found))
+                if found[token] > -math.inf
+            ]
+        candidates.sort(key=lambda candidate: -candidate[0])
+        ended = [c for c in candidates[:size] if c[1][-1] == EOS]
+        going = [c for c in candidates if c[1][-1] != EOS][:size]
+        for candidate in candidates if keep_greedy else []:
+            if candidate[2] and candidate[1][-1] == EOS and candidate not in ended:
+                ended.append(candidate)
+            elif candidate[2] and candidate[1][-1] != EOS and candidate not in going:
+                going[-1] = candidate
+        finished += [(total / lp(len(tokens), alpha), tokens[:-1]) for total, tokens, _ in ended]
+        at_limit = len(live[0][1]) == limit
+        unfinished, live = live, [] if at_limit or (size == 1 and ended) else going
+    if not finished:
+        return [(total / lp(len(tokens), alpha), tokens) for total, tokens, _ in unfinished][:n_best]
+    return sorted(finished, key=lambda found: -found[0])[:n_best]
+
+
+def every_output(model, source, limit, vocabulary):
+    """Each possible output of at most `limit` tokens, with its log-probability."""
+    for length in range(limit + 1):
+        for tokens in itertools.product(range(3, vocabulary), repeat=length):
+            yield list(tokens), rescored(model, source, list(tokens))

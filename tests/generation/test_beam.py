@@ -1,0 +1,386 @@
+import importlib
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import library_or_skip
+from tests.generation import definitions
+from tests.generation.definitions import SOURCES, lively_model, padded, rescored
+from tests.reference import without_jax
+from xformer.generation import DecodingOptions, decode, greedy
+from xformer.generation.beam import search_beams
+from xformer.generation.group import Group
+from xformer.generation.hypothesis import Hypothesis
+from xformer.namespace import from_host
+from xformer.tree import replace
+
+few = settings(max_examples=20, deadline=None)
+LIMIT = 8
+sources = st.lists(st.lists(st.integers(3, 10), min_size=1, max_size=6), min_size=1, max_size=4)
+alphas = st.sampled_from([0.0, 0.6, 1.0, 2.0])
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Models of which outputs end early, late and not at all."""
+    return [lively_model(seed) for seed in range(4)]
+
+
+@pytest.fixture(scope="module")
+def model(models):
+    return models[0]
+
+
+def beam(model, rows, size, **settings):
+    settings = {"max_length": LIMIT, **settings}
+    return decode(model, padded(rows), DecodingOptions(beam_size=size, **settings))
+
+
+def pairs(hypotheses):
+    return [(hypothesis.tokens, hypothesis.finished) for hypothesis in hypotheses]
+
+
+def test_the_models_are_worth_a_test(models):
+    lengths = {len(found[0].tokens) for model in models for found in beam(model, SOURCES, 4)}
+    assert len(lengths) > 3
+    differs = [beam(m, SOURCES, 4)[i][0].tokens != greedy(m, padded(SOURCES), max_length=LIMIT)[i]
+               for m in models for i in range(len(SOURCES))]  # fmt: skip
+    assert any(differs) and not all(differs)
+
+
+# --- Against the definition -------------------------------------------------------------------------------------------
+
+
+@few
+@given(seed=st.integers(0, 3), rows=sources, size=st.integers(2, 6), alpha=alphas, keep=st.booleans(), data=st.data())
+def test_a_batch_with_a_cache_gives_what_the_definition_gives(models, seed, rows, size, alpha, keep, data):
+    n_best = data.draw(st.integers(1, size))
+    found = beam(models[seed], rows, size, n_best=n_best, length_penalty=alpha, keep_greedy=keep)
+    for row, hypotheses in zip(rows, found, strict=True):
+        expected = definitions.beam(models[seed], row, size, limit=LIMIT, n_best=n_best, alpha=alpha, keep_greedy=keep)
+        assert [hypothesis.tokens for hypothesis in hypotheses] == [tokens for _, tokens in expected]
+        np.testing.assert_allclose(
+            [hypothesis.score for hypothesis in hypotheses], [score for score, _ in expected], atol=1e-9
+        )
+
+
+@few
+@given(seed=st.integers(0, 3), rows=sources, size=st.integers(2, 5), minimum=st.integers(0, 4),
+       ngram=st.integers(0, 3), penalty=st.sampled_from([1.0, 1.3]))  # fmt: skip
+def test_processors_work_within_beams(models, seed, rows, size, minimum, ngram, penalty):
+    found = beam(models[seed], rows, size, min_length=minimum, no_repeat_ngram_size=ngram, repetition_penalty=penalty)
+    for row, (hypothesis, *_) in zip(rows, found, strict=True):
+        rules = {"minimum": minimum, "ngram": ngram, "penalty": penalty}
+        (score, tokens), *_ = definitions.beam(models[seed], row, size, limit=LIMIT, **rules)
+        assert hypothesis.tokens == tokens
+        assert hypothesis.score == pytest.approx(score, abs=1e-9)
+        assert not hypothesis.finished or len(tokens) >= minimum
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_wide_beam_finds_the_best_of_all_outputs(alpha, seed):
+    model = lively_model(seed, target_vocab_size=6)
+    limit = 3
+    scored = sorted(
+        (-total / definitions.lp(len(tokens) + 1, alpha), tokens)
+        for tokens, total in definitions.every_output(model, SOURCES[0], limit, 6)
+    )
+    # At the last step 27 hypotheses have 4 ways to go on.
+    found = beam(model, SOURCES[:1], 108, n_best=40, length_penalty=alpha, max_length=limit)[0]
+    assert [hypothesis.tokens for hypothesis in found] == [tokens for _, tokens in scored]
+    np.testing.assert_allclose([-hypothesis.score for hypothesis in found], [score for score, _ in scored], atol=1e-9)
+
+
+# --- Properties -------------------------------------------------------------------------------------------------------
+
+
+@few
+@given(seed=st.integers(0, 3), rows=sources, alpha=alphas, limit=st.integers(1, 9))
+def test_a_beam_of_one_is_greedy_search(models, seed, rows, alpha, limit):
+    model, options = models[seed], DecodingOptions(max_length=limit, length_penalty=alpha)
+    expected = decode(model, padded(rows), options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.import_module("xformer.generation.decode"), "search_stepwise", search_beams)
+        found = decode(model, padded(rows), options)
+    assert [pairs(one) for one in found] == [pairs(one) for one in expected]
+    np.testing.assert_allclose([one[0].score for one in found], [one[0].score for one in expected], atol=1e-9)
+    assert [one[0].tokens for one in found] == greedy(model, padded(rows), max_length=limit)
+    for row, (hypothesis,) in zip(rows, found, strict=True):
+        tokens, total, finished = definitions.greedy(model, row, limit)
+        assert (hypothesis.tokens, hypothesis.finished) == (tokens, finished)
+        assert hypothesis.log_probability == pytest.approx(total, abs=1e-9)
+
+
+@few
+@given(seed=st.integers(0, 3), rows=sources, size=st.integers(2, 5), alpha=alphas,
+       extra=st.integers(0, 3), data=st.data())  # fmt: skip
+def test_the_batch_its_order_and_its_padding_change_nothing(models, seed, rows, size, alpha, extra, data):
+    model = models[seed]
+    options = DecodingOptions(beam_size=size, n_best=2, length_penalty=alpha, max_length=LIMIT)
+    single = [decode(model, [row], options)[0] for row in rows]
+    order = data.draw(st.permutations(range(len(rows))))
+    for left in (False, True):
+        together = decode(model, padded([rows[i] for i in order], left=left, extra=extra), options)
+        assert [pairs(found) for found in together] == [pairs(single[i]) for i in order]
+
+
+@few
+@given(seed=st.integers(0, 3), rows=sources, size=st.integers(2, 6), alpha=alphas, limit=st.integers(1, 9))
+def test_scores_are_those_of_teacher_forcing(models, seed, rows, size, alpha, limit):
+    found = beam(models[seed], rows, size, n_best=size, length_penalty=alpha, max_length=limit)
+    for row, hypotheses in zip(rows, found, strict=True):
+        for hypothesis in hypotheses:
+            total = rescored(models[seed], row, hypothesis.tokens, finished=hypothesis.finished)
+            length = len(hypothesis.tokens) + hypothesis.finished
+            assert hypothesis.log_probability == pytest.approx(total, abs=1e-9)
+            assert hypothesis.score == pytest.approx(total / definitions.lp(length, alpha), abs=1e-9)
+
+
+@few
+@given(seed=st.integers(0, 3), rows=sources, size=st.integers(2, 6), groups=st.sampled_from([1, 2]), alpha=alphas,
+       beta=st.sampled_from([0.0, 0.3]), data=st.data())  # fmt: skip
+def test_stopping_early_changes_nothing(models, seed, rows, size, groups, alpha, beta, data):
+    size *= groups
+    settings = {"n_best": data.draw(st.integers(1, size)), "length_penalty": alpha, "num_groups": groups,
+                "coverage_penalty": beta}  # fmt: skip
+    early = beam(models[seed], rows, size, **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Group, "needs_more", property(lambda group: bool(group.live)))
+        late = beam(models[seed], rows, size, **settings)
+    assert [pairs(found) for found in late] == [pairs(found) for found in early]
+    for one, two in zip(late, early, strict=True):
+        np.testing.assert_allclose([h.score for h in one], [h.score for h in two], atol=1e-9)
+
+
+def test_stopping_early_saves_steps(model, monkeypatch):
+    steps = []
+    step = type(model).step
+    monkeypatch.setattr(
+        type(model), "step", lambda self, tokens, cache: steps.append(len(tokens)) or step(self, tokens, cache)
+    )
+    beam(model, SOURCES, 3, max_length=30)
+    early = len(steps)
+    monkeypatch.setattr(Group, "needs_more", property(lambda group: bool(group.live)))
+    beam(model, SOURCES, 3, max_length=30)
+    assert early < 31 == len(steps) - early
+
+
+@few
+@given(seed=st.integers(0, 3), rows=sources, size=st.integers(2, 6), alpha=alphas, limit=st.integers(1, 9),
+       beta=st.sampled_from([0.0, 0.3]), groups=st.sampled_from([1, 2]))  # fmt: skip
+def test_a_beam_is_never_worse_than_greedy_search(models, seed, rows, size, alpha, limit, beta, groups):
+    settings = {"length_penalty": alpha, "coverage_penalty": beta, "max_length": limit}
+    plain = decode(models[seed], padded(rows), DecodingOptions(**settings))
+    found = beam(models[seed], rows, size * groups, num_groups=groups, **settings)
+    for (expected,), (hypothesis,) in zip(plain, found, strict=True):
+        assert (hypothesis.finished, hypothesis.score + 1e-9) >= (expected.finished, expected.score)
+
+
+def test_without_its_place_the_greedy_hypothesis_can_be_lost():
+    """What keep_greedy is for happens: somewhere among these, a beam of two is worse than greedy search."""
+    worse = 0
+    for seed in range(12):
+        model = lively_model(seed)
+        plain = decode(model, padded(SOURCES), DecodingOptions(max_length=LIMIT))
+        pruned = beam(model, SOURCES, 2, keep_greedy=False)
+        worse += sum(a[0].finished and b[0].score > a[0].score + 1e-9 for a, b in zip(pruned, plain, strict=True))
+    assert worse > 0
+
+
+@few
+@given(seed=st.integers(0, 3), rows=sources, size=st.sampled_from([2, 4, 6]), alpha=alphas,
+       groups=st.sampled_from([1, 2]))  # fmt: skip
+def test_n_best_lists_are_sorted_and_distinct(models, seed, rows, size, alpha, groups):
+    for hypotheses in beam(models[seed], rows, size, n_best=size, length_penalty=alpha, num_groups=groups):
+        scores = [hypothesis.score for hypothesis in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        assert len({tuple(hypothesis.tokens) for hypothesis in hypotheses}) == len(hypotheses)
+        assert 1 <= len(hypotheses) <= size
+        assert len({hypothesis.finished for hypothesis in hypotheses}) == 1
+        assert all(not {0, 1, 2} & set(hypothesis.tokens) for hypothesis in hypotheses)
+
+
+def test_n_best_begins_with_the_best(model):
+    assert [found[:1] for found in beam(model, SOURCES, 4, n_best=4)] == beam(model, SOURCES, 4)
+
+
+# --- Groups -----------------------------------------------------------------------------------------------------------
+
+
+def test_groups_differ_from_one_beam_and_the_first_is_a_beam_of_its_size(models):
+    differs = False
+    for model in models:
+        plain, small = (beam(model, SOURCES, size, n_best=size) for size in (6, 2))
+        diverse = beam(model, SOURCES, 6, n_best=6, num_groups=3, diversity_strength=1.0)
+        for one, two, three in zip(plain, small, diverse, strict=True):
+            if three[0].finished:
+                assert {tuple(h.tokens) for h in two} <= {tuple(h.tokens) for h in three}
+            differs |= pairs(one) != pairs(three)
+    assert differs
+
+
+def test_groups_are_more_diverse_when_told_to_be(models):
+    def openings(strength):
+        return sum(
+            len({tuple(hypothesis.tokens[:2]) for hypothesis in hypotheses})
+            for model in models
+            for hypotheses in beam(model, SOURCES, 6, n_best=6, num_groups=6, diversity_strength=strength)
+        )
+
+    assert openings(0.01) < openings(1.0) < openings(20.0)
+
+
+def test_groups_of_one_by_the_formula(model):
+    """Hamming diversity (Vijayakumar et al., 2016, section 4.1): log P minus the strength times earlier uses."""
+    strength, limit = 0.8, 4
+    for row in SOURCES:
+        states = [([], 0.0, False) for _ in range(3)]
+        for position in range(limit + 1):
+            used = np.zeros(13)
+            for number, (tokens, total, ended) in enumerate(states):
+                if ended:
+                    continue
+                found = definitions.next_log_probabilities(model, row, tokens)
+                best = int((found - strength * used).argmax())
+                if best == 2:
+                    states[number] = (tokens, total + found[best], True)
+                elif position < limit:
+                    states[number] = ([*tokens, best], total + found[best], False)
+                    used[best] += 1
+        expected = {tuple(tokens) for tokens, _, ended in states if ended} or {tuple(t) for t, _, _ in states}
+        found = decode(
+            model,
+            [row],
+            DecodingOptions(beam_size=3, n_best=3, num_groups=3, diversity_strength=strength, max_length=4),
+        )[0]
+        assert {tuple(hypothesis.tokens) for hypothesis in found} == expected
+
+
+def test_diversity_does_not_enter_the_scores(model):
+    for row, hypotheses in zip(
+        SOURCES, beam(model, SOURCES, 4, n_best=4, num_groups=4, diversity_strength=2.0), strict=True
+    ):
+        for hypothesis in hypotheses:
+            total = rescored(model, row, hypothesis.tokens, finished=hypothesis.finished)
+            assert hypothesis.log_probability == pytest.approx(total, abs=1e-9)
+
+
+# --- Coverage ---------------------------------------------------------------------------------------------------------
+
+
+def coverage(model, source, tokens, finished):
+    inputs = [1, *tokens] if finished else [1, *tokens][:-1]
+    weights = np.mean([layer[0].mean(axis=0) for layer in model.cross_attention_weights([source], [inputs])], axis=0)
+    return float(np.log(np.minimum(weights.sum(axis=0), 1.0)).sum())
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_coverage_is_the_formula_and_chooses(models, alpha):
+    changed = False
+    for model in models:
+        plain = beam(model, SOURCES, 5, n_best=5, length_penalty=alpha)
+        covering = beam(model, SOURCES, 5, n_best=5, length_penalty=alpha, coverage_penalty=2.0)
+        for row, one, two in zip(SOURCES, plain, covering, strict=True):
+            changed |= pairs(one) != pairs(two)
+            for found in two:
+                length = len(found.tokens) + found.finished
+                expected = found.log_probability / definitions.lp(length, alpha)
+                expected += 2.0 * coverage(model, row, found.tokens, found.finished)
+                assert found.score == pytest.approx(expected, abs=1e-9)
+                assert found.score <= found.log_probability / definitions.lp(length, alpha)
+    assert changed
+
+
+def test_coverage_counts_no_padding(model):
+    options = DecodingOptions(beam_size=3, n_best=3, coverage_penalty=0.5, max_length=LIMIT)
+    alone = decode(model, [SOURCES[1]], options)[0]
+    among = decode(model, padded(SOURCES, left=True), options)[1]
+    assert pairs(alone) == pairs(among)
+    np.testing.assert_allclose([h.score for h in alone], [h.score for h in among], atol=1e-9)
+
+
+# --- The limit --------------------------------------------------------------------------------------------------------
+
+
+def endless():
+    """A model that never ends: the bias of eos is what no logit outweighs."""
+    model = lively_model(0, output_bias=True)
+    bias = np.where(np.arange(13) == 2, -1e9, 0.0)
+    return replace(model, {**dict(model.named_parameters()), "output_bias": bias})
+
+
+def test_what_did_not_end_is_returned_only_if_nothing_did(model):
+    found = beam(endless(), SOURCES, 4, n_best=3, max_length=5)
+    for row, hypotheses in zip(SOURCES, found, strict=True):
+        assert len(hypotheses) == 3
+        for hypothesis in hypotheses:
+            assert len(hypothesis.tokens) == 5 and not hypothesis.finished
+            expected = rescored(endless(), row, hypothesis.tokens, finished=False)
+            assert hypothesis.log_probability == pytest.approx(expected, abs=1e-9)
+    mixed = [h for size in (2, 3, 4) for found in beam(model, SOURCES, size, n_best=size, max_length=2) for h in found]
+    assert {h.finished for h in mixed} == {True, False}
+
+
+def test_an_output_may_end_right_at_the_limit(models):
+    for model in models:
+        for row in SOURCES:
+            full = decode(model, [row], DecodingOptions(beam_size=3, max_length=LIMIT))[0][0]
+            if full.finished and full.tokens:
+                exact = decode(model, [row], DecodingOptions(max_length=len(full.tokens), beam_size=3))[0][0]
+                assert exact.finished
+                assert exact.score >= full.score - 1e-9
+
+
+# --- The machinery ----------------------------------------------------------------------------------------------------
+
+
+def test_finished_sentences_leave_the_batch(model, monkeypatch):
+    sizes = []
+    step = type(model).step
+    monkeypatch.setattr(
+        type(model), "step", lambda self, tokens, cache: sizes.append(len(tokens)) or step(self, tokens, cache)
+    )
+    beam(model, SOURCES, 3, max_length=20)
+    assert sizes[0] == len(SOURCES)
+    assert sizes[1] <= 3 * len(SOURCES)
+    assert all(size % 3 == 0 for size in sizes[1:])
+    assert sizes[1:] == sorted(sizes[1:], reverse=True)
+    assert sizes[-1] < sizes[1]
+
+
+def test_what_belongs_to_the_sentence_is_never_repeated(model, monkeypatch):
+    begin, caches = type(model).begin, []
+    monkeypatch.setattr(type(model), "begin", lambda self, *a, **k: caches.append(begin(self, *a, **k)) or caches[-1])
+    beam(model, SOURCES, 4, max_length=3)
+    (cache,) = caches
+    assert cache.layers[0].cross_attention.key.shape[0] <= len(SOURCES)
+    assert cache.layers[0].self_attention.key.shape[0] == 4 * cache.layers[0].cross_attention.key.shape[0]
+
+
+@without_jax
+def test_every_library_finds_the_same(model, xp):
+    options = DecodingOptions(
+        beam_size=4, n_best=2, num_groups=2, length_penalty=0.6, coverage_penalty=0.2, no_repeat_ngram_size=2,
+        repetition_penalty=1.2, min_length=2, max_length=6,
+    )  # fmt: skip
+    expected = decode(model, padded(SOURCES), options)
+    found = decode(model.to(xp), from_host(xp, padded(SOURCES)), options)
+    assert [pairs(one) for one in found] == [pairs(one) for one in expected]
+
+
+def test_jax_finds_the_same(model):
+    xp = library_or_skip("jax")
+    options = DecodingOptions(beam_size=3, n_best=2, length_penalty=0.6, max_length=4)
+    expected = decode(model, padded(SOURCES[:2]), options)
+    found = decode(model.to(xp), padded(SOURCES[:2]), options)
+    assert [pairs(one) for one in found] == [pairs(one) for one in expected]
+
+
+def test_a_beam_wider_than_the_vocabulary(model):
+    for found in beam(model, SOURCES, 40, n_best=40, max_length=2):
+        assert len(found) == len({tuple(hypothesis.tokens) for hypothesis in found})
+        assert all(isinstance(hypothesis, Hypothesis) and hypothesis.score > -math.inf for hypothesis in found)

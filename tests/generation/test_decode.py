@@ -1,0 +1,296 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import library_or_skip
+from tests.generation.definitions import SOURCES, lively_model, padded, rescored
+from tests.reference import raises_line
+from xformer.errors import ConfigError, DataError
+from xformer.generation import DecodingOptions, decode, greedy
+from xformer.random import Rng
+
+few = settings(max_examples=15, deadline=None)
+METHODS = {
+    "greedy": {},
+    "beam": {"beam_size": 4},
+    "groups": {"beam_size": 4, "num_groups": 2},
+    "sampling": {"temperature": 1.0},
+}
+methods = st.sampled_from(sorted(METHODS))
+
+
+@pytest.fixture(scope="module")
+def models():
+    return [lively_model(seed) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def model(models):
+    return models[0]
+
+
+def run(model, rows, method="greedy", *, max_length=8, rng=None, **settings):
+    """Decode with one of the methods; keywords of decode go there, others into the options."""
+    own = {key: settings.pop(key) for key in ("prefix", "topics", "desired_lengths", "sentence_numbers")
+           if key in settings}  # fmt: skip
+    limit = {} if max_length is None else {"max_length": max_length}
+    options = DecodingOptions(**METHODS[method], **limit, **settings)
+    return decode(model, padded(rows), options, rng=rng or Rng(5), **own)
+
+
+def tokens(found):
+    return [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
+
+
+def test_greedy_is_what_it_does_without_options(model):
+    found = decode(model, padded(SOURCES))
+    limits = [2 * (len(row) - 1) + 20 for row in SOURCES]
+    assert [one[0].tokens for one in found] == greedy(model, padded(SOURCES), max_length=limits)
+
+
+# --- Lengths ----------------------------------------------------------------------------------------------------------
+
+
+@few
+@given(seed=st.integers(0, 2), method=methods, minimum=st.integers(0, 5), more=st.integers(0, 4))
+def test_lengths_are_kept(models, seed, method, minimum, more):
+    maximum = max(1, minimum + more)
+    for hypotheses in run(models[seed], SOURCES, method, min_length=minimum, max_length=maximum):
+        for hypothesis in hypotheses:
+            assert minimum <= len(hypothesis.tokens) <= maximum
+            assert hypothesis.finished or len(hypothesis.tokens) == maximum
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ratios_are_kept(models, method):
+    for model in models:
+        found = run(model, SOURCES, method, max_length=None, min_length_ratio=0.5, max_length_ratio=1.5)
+        for row, (hypothesis, *_) in zip(SOURCES, found, strict=True):
+            words = len(row) - 1
+            assert np.ceil(0.5 * words) <= len(hypothesis.tokens) <= max(1, int(1.5 * words))
+
+
+@pytest.mark.parametrize("desired", [1, 3, 6, 10])
+def test_a_beam_keeps_to_desired_lengths_and_ends(models, desired):
+    for model in models:
+        for hypotheses in run(model, SOURCES, "beam", max_length=None, desired_lengths=[desired] * 5):
+            assert hypotheses[0].finished
+            assert abs(len(hypotheses[0].tokens) - desired) <= 0.1 * desired
+        for hypotheses in run(model, SOURCES, "groups", max_length=None, length_tolerance=0.5,
+                              desired_lengths=[desired] * 5):  # fmt: skip
+            assert hypotheses[0].finished
+            assert abs(len(hypotheses[0].tokens) - desired) <= 0.5 * desired
+
+
+def test_desired_lengths_keep_scores_honest(model):
+    for row, (hypothesis, *_) in zip(
+        SOURCES,
+        run(model, SOURCES, "beam", max_length=None, desired_lengths=[2] * 5, length_tolerance=1.0),
+        strict=True,
+    ):
+        # The minimum is one token: the end is forbidden in the first place alone.
+        logits = np.array(model([row], [[1]])[0, -1])
+        missing = np.log(1 - np.exp(logits[2]) / np.exp(logits[2:]).sum())
+        assert hypothesis.log_probability == pytest.approx(rescored(model, row, hypothesis.tokens) - missing, abs=1e-9)
+
+
+def test_a_model_with_a_length_encoding_is_told_the_length():
+    model = lively_model(0, length_encoding=True)
+    found = run(model, SOURCES, "beam", max_length=None, desired_lengths=[4, 5, 6, 7, 8])
+    assert [len(one[0].tokens) for one in found] == [4, 5, 6, 7, 8]
+    single = [run(model, [row], "beam", max_length=None, desired_lengths=[n])[0]
+              for row, n in zip(SOURCES, [4, 5, 6, 7, 8], strict=True)]  # fmt: skip
+    assert tokens(found) == tokens(single)
+    with raises_line(ConfigError, "this model has a length encoding; expected desired_lengths"):
+        run(model, SOURCES)
+
+
+def test_learned_positions_are_a_limit():
+    model = lively_model(1, positions="learned", max_positions=6)
+    for hypotheses in run(model, SOURCES, "beam", max_length=None, min_length=5):
+        assert len(hypotheses[0].tokens) == 5
+
+
+# --- Prefixes ---------------------------------------------------------------------------------------------------------
+
+
+@few
+@given(seed=st.integers(0, 2), method=methods, data=st.data())
+def test_outputs_begin_with_their_prefixes(models, seed, method, data):
+    prefixes = data.draw(st.lists(st.lists(st.integers(3, 12), max_size=4), min_size=5, max_size=5))
+    found = run(models[seed], SOURCES, method, prefix=prefixes)
+    for row, prefix, hypotheses in zip(SOURCES, prefixes, found, strict=True):
+        (single,) = run(models[seed], [row], method, prefix=[prefix],
+                        sentence_numbers=[SOURCES.index(row)])  # fmt: skip
+        assert tokens([hypotheses]) == tokens([single])
+        for hypothesis in hypotheses:
+            assert hypothesis.tokens[: len(prefix)] == prefix
+            whole = rescored(models[seed], row, hypothesis.tokens, finished=hypothesis.finished)
+            given_part = rescored(models[seed], row, prefix, finished=False)
+            assert hypothesis.log_probability == pytest.approx(whole - given_part, abs=1e-9)
+
+
+def test_the_own_greedy_beginning_changes_nothing(model):
+    whole = greedy(model, padded(SOURCES), max_length=8)
+    prefixes = [row[: min(2, len(row))] for row in whole]
+    assert [one[0].tokens for one in run(model, SOURCES, prefix=prefixes)] == whole
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_prefix_as_long_as_the_limit(model, method):
+    for hypotheses in run(model, SOURCES, method, max_length=2, prefix=[[3, 4]] * 5):
+        assert hypotheses[0].tokens == [3, 4]
+
+
+def test_bad_prefixes(model):
+    with raises_line(ConfigError, "prefix 2 has 3 tokens, the output at most 2; shorten it or raise max_length"):
+        run(model, SOURCES[:2], max_length=2, prefix=[[], [3, 4, 5]])
+    with raises_line(DataError, "prefix has 1 entries for 5 sentences"):
+        run(model, SOURCES, prefix=[[3]])
+    with raises_line(DataError, "prefix 1 has the token id 13; expected 0 to 12"):
+        run(model, SOURCES[:1], prefix=[[13]])
+    with raises_line(DataError, "prefix 1 has eos_id 2"):
+        run(model, SOURCES[:1], prefix=[[3, 2]])
+
+
+# --- Repetitions, topics ----------------------------------------------------------------------------------------------
+
+
+@few
+@given(seed=st.integers(0, 2), method=methods, size=st.integers(1, 3))
+def test_no_ngram_comes_twice(models, seed, method, size):
+    for hypotheses in run(models[seed], SOURCES, method, max_length=10, no_repeat_ngram_size=size, min_length=6):
+        for hypothesis in hypotheses:
+            ngrams = [tuple(hypothesis.tokens[i : i + size]) for i in range(len(hypothesis.tokens) - size + 1)]
+            assert len(ngrams) == len(set(ngrams))
+
+
+def contains(row, phrase):
+    return any(row[i : i + len(phrase)] == phrase for i in range(len(row)))
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam", "sampling"])
+def test_a_topic_of_several_tokens_is_favoured(models, method):
+    phrases = [[11, 6, 4], [9, 12]]
+
+    def count(strength):
+        found = [
+            hypotheses[0].tokens
+            for model in models
+            for hypotheses in run(
+                model,
+                SOURCES,
+                method,
+                max_length=10,
+                topic_strength=strength,
+                topics=[[[phrase] for phrase in phrases]] * 5,
+            )  # fmt: skip
+        ]
+        return sum(contains(row, phrase) for row in found for phrase in phrases)
+
+    assert count(0.0) < count(3.0) <= count(12.0)
+    assert count(12.0) > 20  # of 30
+
+
+def test_a_strong_topic_is_said_once(model):
+    for hypotheses in run(model, SOURCES, topics=[[[[7, 8]]]] * 5, topic_strength=100.0):
+        row = hypotheses[0].tokens
+        assert sum(row[i : i + 2] == [7, 8] for i in range(len(row))) == 1
+        assert row[:2] == [7, 8]
+
+
+def test_topics_belong_to_sentences(model):
+    alone = run(model, SOURCES, "beam")
+    some = run(model, SOURCES, "beam", topics=[[], [[[7, 8]]], [], [], []], topic_strength=50.0)
+    assert [a == b for a, b in zip(tokens(alone), tokens(some), strict=True)] == [True, False, True, True, True]
+
+
+# --- Sampling ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_tokens(model):
+    first, second = (run(model, SOURCES, "sampling", rng=Rng(7)) for _ in range(2))
+    assert first == second
+    assert tokens(first) != tokens(run(model, SOURCES, "sampling", rng=Rng(8)))
+
+
+@few
+@given(seed=st.integers(0, 2), order=st.permutations(range(5)), n_best=st.integers(1, 3))
+def test_samples_do_not_depend_on_the_batch(models, seed, order, n_best):
+    whole = run(models[seed], SOURCES, "sampling", n_best=n_best)
+    shuffled = run(models[seed], [SOURCES[i] for i in order], "sampling", n_best=n_best, sentence_numbers=order)
+    assert tokens(shuffled) == [tokens(whole)[i] for i in order]
+    single = run(models[seed], [SOURCES[3]], "sampling", n_best=n_best, sentence_numbers=[3])
+    assert tokens(single) == [tokens(whole)[3]]
+
+
+def test_a_longer_limit_only_goes_on(model):
+    short, long = (run(model, SOURCES, "sampling", max_length=limit) for limit in (3, 8))
+    assert [one[0].tokens[:3] for one in long] == [one[0].tokens for one in short]
+
+
+def test_several_samples_are_independent_and_sorted(model):
+    (found,) = run(model, SOURCES[:1], "sampling", n_best=30)
+    assert len(found) == 30
+    assert len({tuple(hypothesis.tokens) for hypothesis in found}) > 5
+    assert [(not h.finished, -h.score) for h in found] == sorted((not h.finished, -h.score) for h in found)
+    for hypothesis in found:
+        expected = rescored(model, SOURCES[0], hypothesis.tokens, finished=hypothesis.finished)
+        assert hypothesis.log_probability == pytest.approx(expected, abs=1e-9)
+
+
+def test_narrow_sampling_is_greedy_search(model):
+    expected = tokens(run(model, SOURCES))
+    for settings in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}, {"temperature": 1e-6}):
+        found = decode(model, padded(SOURCES), DecodingOptions(max_length=8, **settings), rng=Rng(0))
+        assert tokens(found) == expected
+
+
+def test_first_tokens_are_drawn_as_the_model_says(model):
+    """Chi-square over 3000 samples of one token; 45 is beyond the 99.99th percentile for 10 degrees of freedom."""
+    (found,) = run(model, SOURCES[:1], "sampling", max_length=1, n_best=3000)
+    first = [hypothesis.tokens[0] if hypothesis.tokens else 2 for hypothesis in found]
+    logits = np.array(model([SOURCES[0]], [[1]])[0, -1])
+    logits[:2] = -np.inf
+    expected = 3000 * np.exp(logits) / np.exp(logits).sum()
+    counts = np.bincount(first, minlength=13)
+    common = expected > 5
+    assert counts[:2].sum() == 0
+    assert ((counts - expected)[common] ** 2 / expected[common]).sum() < 45
+
+
+@pytest.mark.parametrize("library", ["torch", "jax", "array_api_strict"])
+def test_every_library_samples_alike(model, library):
+    xp = library_or_skip(library)
+    options = DecodingOptions(top_k=5, top_p=0.9, min_p=0.05, temperature=1.2, n_best=2, max_length=4)
+    expected = decode(model, padded(SOURCES[:2]), options, rng=Rng(1))
+    assert tokens(decode(model.to(xp), padded(SOURCES[:2]), options, rng=Rng(1))) == tokens(expected)
+
+
+# --- Bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_batch(model):
+    for settings in METHODS.values():
+        assert decode(model, np.zeros((0, 3), dtype="int64"), DecodingOptions(**settings), rng=Rng(0)) == []
+
+
+def test_bad_arguments(model):
+    with raises_line(ConfigError, r"sampling was asked for and rng is None; .*rng=Rng\(0\)"):
+        decode(model, padded(SOURCES), DecodingOptions(temperature=1.0))
+    with raises_line(ConfigError, "got 2 sentence numbers for 5 sentences"):
+        run(model, SOURCES, "sampling", sentence_numbers=[0, 1])
+    with raises_line(ConfigError, "desired length of sentence 1 is 0"):
+        run(model, SOURCES[:1], max_length=None, desired_lengths=[0])
+    with raises_line(ConfigError, "desired_lengths and max_length are both given"):
+        run(model, SOURCES[:1], desired_lengths=[3])
+    with raises_line(DataError, "topics has 1 entries for 5 sentences"):
+        run(model, SOURCES, topics=[[]])
+    with raises_line(DataError, "source ids range from 4 to 11"):
+        decode(model, [[4, 11]])
+
+
+def test_a_model_without_a_decoder():
+    with raises_line(ConfigError, "this model has no decoder"):
+        decode(lively_model(0, num_decoder_layers=0), [[4, 2]])

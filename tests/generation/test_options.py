@@ -1,0 +1,86 @@
+import math
+
+import pytest
+
+from tests.reference import raises_line
+from xformer.errors import ConfigError
+from xformer.generation import DecodingOptions
+
+
+@pytest.mark.parametrize(
+    ("settings", "method"),
+    [
+        ({}, "greedy"),
+        ({"beam_size": 4}, "beam"),
+        ({"temperature": 1.0}, "sampling"),
+        ({"top_k": 3, "n_best": 5}, "sampling"),
+        ({"top_p": 1.0}, "sampling"),
+        ({"min_p": 0.1}, "sampling"),
+    ],
+)
+def test_the_settings_say_what_the_method_is(settings, method):
+    assert DecodingOptions(**settings).method == method
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"min_length": 5, "max_length": 4},
+            "min_length 5 is above max_length 4; .*lower min_length or raise max_length",
+        ),
+        ({"min_length_ratio": 2.0, "max_length_ratio": 1.5}, "min_length_ratio 2.0 is above max_length_ratio 1.5"),
+        ({"beam_size": 6, "num_groups": 4}, "num_groups 4 does not divide beam_size 6; .*e.g. beam_size 8"),
+        ({"beam_size": 2, "num_groups": 4}, "num_groups 4 does not divide beam_size 2; .*e.g. beam_size 4"),
+        ({"beam_size": 2, "n_best": 3}, "n_best 3 is above beam_size 2; .*e.g. beam_size 3"),
+        ({"n_best": 2}, "n_best 2 is above beam_size 1"),
+        ({"beam_size": 2, "temperature": 0.7}, "beam_size is 2 and a setting of sampling is given"),
+        ({"diversity_strength": 0.5, "beam_size": 4}, "diversity_strength is 0.5 and num_groups is 1"),
+    ],
+)
+def test_contradictions_are_refused_with_a_way_out(settings, message):
+    with raises_line(ConfigError, message):
+        DecodingOptions(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beam_size": 0}, "beam_size is 0; expected a whole number of at least 1"),
+        ({"beam_size": 2.0}, "beam_size is 2.0; expected a whole number"),
+        ({"beam_size": True}, "beam_size is True"),
+        ({"beam_size": None}, "beam_size is None"),
+        ({"n_best": 0}, "n_best is 0"),
+        ({"num_groups": 0}, "num_groups is 0"),
+        ({"max_length": 0}, "max_length is 0; expected a whole number of at least 1"),
+        ({"min_length": -1}, "min_length is -1"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1"),
+        ({"length_penalty": -0.1}, "length_penalty is -0.1; expected a number of at least 0"),
+        ({"length_penalty": math.nan}, "length_penalty is nan"),
+        ({"coverage_penalty": "0.2"}, "coverage_penalty is '0.2'"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; expected a number above 0"),
+        (
+            {"temperature": 0.0},
+            "temperature is 0.0; expected a number above 0; for the most probable token leave it out",
+        ),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"top_p": 0.0}, r"top_p is 0.0; expected a number in \(0, 1\]"),
+        ({"top_p": 1.5}, r"top_p is 1.5; expected a number in \(0, 1\]"),
+        ({"min_p": -0.5}, "min_p is -0.5"),
+        ({"max_length_ratio": 0.0}, "max_length_ratio is 0.0"),
+        ({"max_length_ratio": math.inf}, "max_length_ratio is inf"),
+        ({"length_tolerance": 2.0}, r"length_tolerance is 2.0; expected a number in \[0, 1\]"),
+        ({"diversity_strength": 0.0, "beam_size": 2, "num_groups": 2}, "diversity_strength is 0.0"),
+        ({"topic_strength": -1.0}, "topic_strength is -1.0"),
+        ({"keep_greedy": 1}, "keep_greedy is 1; expected true or false"),
+    ],
+)
+def test_impossible_values_are_refused(settings, message):
+    with raises_line(ConfigError, message):
+        DecodingOptions(**settings)
+
+
+def test_groups_have_a_default_strength():
+    assert DecodingOptions(beam_size=4, num_groups=2).diversity == 0.5
+    assert DecodingOptions(beam_size=4, num_groups=2, diversity_strength=0.2).diversity == 0.2
+    assert DecodingOptions(beam_size=4, num_groups=2).group_size == 2

@@ -1,0 +1,96 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.generation.definitions import log_softmax
+from tests.reference import normal
+from xformer.generation.options import DecodingOptions
+from xformer.generation.sampling import draw, keep_min_p, keep_top_k, keep_top_p, truncate, uniform_streams
+from xformer.namespace import from_host, to_host
+from xformer.random import Rng
+
+PROBABILITIES = np.asarray([0.05, 0.4, 0.0, 0.25, 0.2, 0.1])
+with np.errstate(divide="ignore"):
+    LOGITS = np.log(PROBABILITIES)[None, :] + 3.0
+
+
+def support(logits):
+    return [np.flatnonzero(row > -math.inf).tolist() for row in to_host(logits)]
+
+
+@pytest.mark.parametrize(("k", "kept"), [(1, [1]), (2, [1, 3]), (4, [1, 3, 4, 5]), (100, [0, 1, 3, 4, 5])])
+def test_top_k(xp, k, kept):
+    assert support(keep_top_k(from_host(xp, LOGITS), k)) == [kept]
+
+
+@pytest.mark.parametrize(
+    ("p", "kept"), [(0.01, [1]), (0.39, [1]), (0.41, [1, 3]), (0.7, [1, 3, 4]), (0.94, [1, 3, 4, 5]), (1.0, None)]
+)
+def test_top_p(xp, p, kept):
+    assert support(keep_top_p(from_host(xp, LOGITS), p)) == [kept or [0, 1, 3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("p", "kept"), [(1.0, [1]), (0.6, [1, 3]), (0.4, [1, 3, 4]), (0.2, [1, 3, 4, 5]), (0.01, [0, 1, 3, 4, 5])]
+)
+def test_min_p(xp, p, kept):
+    assert support(keep_min_p(from_host(xp, LOGITS), p)) == [kept]
+
+
+def test_truncation_goes_by_the_tempered_distribution():
+    """At temperature 2 probabilities are as their roots, .63 : .5 : .45 : .32 : .22."""
+    options = DecodingOptions(temperature=2.0, top_k=4, top_p=0.7)
+    assert support(truncate(LOGITS, options)) == [[1, 3, 4]]  # .33 + .26 of the four that top_k leaves is below .7
+    np.testing.assert_allclose(truncate(LOGITS, DecodingOptions(temperature=2.0)), LOGITS / 2.0)
+    assert support(truncate(LOGITS, DecodingOptions(min_p=0.6))) == [[1, 3]]
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 1000), p=st.floats(0.01, 1.0))
+def test_top_p_is_the_smallest_set_with_that_much(seed, p):
+    logits = normal(seed, 1, 9)
+    probabilities = np.exp(log_softmax(logits))[0]
+    kept = support(keep_top_p(logits, p))[0]
+    assert probabilities[kept].sum() >= p - 1e-12
+    assert sorted(kept) == sorted(np.argsort(-probabilities)[: len(kept)])
+    assert sum(sorted(probabilities[kept])[1:]) < p
+
+
+def test_draws_invert_the_cumulative_distribution(xp):
+    """The cumulative sums are .05, .45, .45, .70, .90, 1."""
+    shares = [0.0, 0.0499, 0.0501, 0.4499, 0.4501, 0.6999, 0.7001, 0.8999, 0.9001, 1.0 - 2**-53]
+    logits = from_host(xp, np.repeat(LOGITS, len(shares), axis=0))
+    assert to_host(draw(logits, shares)).tolist() == [0, 0, 1, 1, 3, 3, 4, 4, 5, 5]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_has_no_probability_is_never_drawn(xp, dtype):
+    logits = np.full((2, 7), -math.inf)
+    logits[:, [2, 4]] = [[1.0, 0.0], [-50.0, 50.0]]
+    shares = [0.0, 1.0 - 2**-53]
+    assert to_host(draw(from_host(xp, logits, dtype=dtype), shares)).tolist() == [2, 4]
+    assert to_host(draw(from_host(xp, logits, dtype=dtype), shares[::-1])).tolist()[0] == 4
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.7}, {"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.3}])
+def test_draws_follow_the_distribution(settings):
+    """Chi-square over 4000 draws; 25 is beyond the 99.99th percentile for up to 5 degrees of freedom."""
+    logits = truncate(np.repeat(LOGITS, 4000, axis=0), DecodingOptions(**settings))
+    expected = np.exp(log_softmax(logits[:1]))[0] * 4000
+    drawn = draw(logits, Rng(3).uniform((4000,)).tolist())
+    counts = np.bincount(drawn, minlength=6)
+    assert counts[expected == 0].sum() == 0
+    chi_square = ((counts - expected)[expected > 0] ** 2 / expected[expected > 0]).sum()
+    assert chi_square < 25.0
+
+
+def test_streams_belong_to_a_sentence_a_sample_and_a_position():
+    few = uniform_streams(Rng(1), [4, 9], 1, [5, 5])
+    many = uniform_streams(Rng(1), [9, 3, 4], 2, [7, 5, 5])
+    assert many[2][0] == few[0][0]
+    assert many[0][0][:5] == few[1][0]
+    assert many[0][0] != many[0][1]
+    assert uniform_streams(Rng(2), [4], 1, [5]) != few[:1]

@@ -1,0 +1,169 @@
+"""The entrance: sentences and options in, hypotheses out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xformer.errors import ConfigError, DataError
+from xformer.generation.beam import search_beams
+from xformer.generation.hypothesis import Hypothesis
+from xformer.generation.lengths import LengthRange, desired_ranges, length_ranges
+from xformer.generation.options import DecodingOptions
+from xformer.generation.sampling import uniform_streams
+from xformer.generation.stepwise import search_stepwise
+from xformer.generation.task import DecodingTask, check_prefixes
+from xformer.generation.topic import Phrase, topic_foci
+from xformer.models import LanguageModel, Transformer
+from xformer.namespace import Array, to_host
+from xformer.random import Rng
+
+
+def decode(
+    model: Transformer,
+    source: Any,
+    options: DecodingOptions | None = None,
+    *,
+    rng: Rng | None = None,
+    sentence_numbers: Sequence[int] | None = None,
+    prefix: Sequence[Sequence[int]] | None = None,
+    topics: Sequence[Sequence[Phrase]] | None = None,
+    desired_lengths: Sequence[int] | None = None,
+) -> list[list[Hypothesis]]:
+    """Find the best outputs of a batch of sentences: of each, the n best hypotheses, best first.
+
+    source: ids (sentences, source length), padded with pad_id on either side
+    options: default greedy search
+    rng, sentence_numbers: for sampling; what is drawn depends on the key, the number of the sentence (default: its
+    place in the batch) and the position, never on the other sentences
+    prefix: ids that each output begins with, one list a sentence
+    topics: phrases to favour, one list a sentence; a phrase is a list of alternative tokenisations
+    desired_lengths: of each output in tokens, eos not counted: outputs end within options.length_tolerance of them, if
+    the beam has any that does. A model with a length encoding (Takase and Okazaki, 2019) is told the length, and needs
+    it; others are held to the range (fixRng of Kikuchi et al., 2016)
+
+    Hypotheses that did not end by the limit are returned only when none ended, with finished False. Fewer than n_best
+    come back when the search ends with fewer. The result does not depend on the batch (up to rounding).
+
+    Raises ConfigError for what contradicts each other, DataError for bad ids, and what the model raises.
+    """
+    options = DecodingOptions() if options is None else options
+    source = model.source_ids(source)
+    if desired_lengths is None:
+        ranges = length_ranges(options, source_lengths(model, source))
+    else:
+        ranges = desired_ranges(options, desired_lengths, source.shape[0])
+    ranges = _within_positions(model, ranges)
+    if model.config.length_encoding and desired_lengths is None:
+        raise ConfigError("this model has a length encoding; expected desired_lengths, one for each sentence")
+    lengths = [length + 1 for length in desired_lengths or ()] if model.config.length_encoding else None
+    return search(
+        DecodingTask(
+            model=model,
+            options=options,
+            begin=lambda: model.begin(source, lengths=lengths),
+            first=[model.config.bos_id],
+            prefixes=check_prefixes(prefix, ranges, model),
+            ranges=ranges,
+            never=frozenset((model.config.pad_id, model.config.bos_id)),
+            eos_id=model.config.eos_id,
+            foci=topic_foci(topics, len(ranges), model.vocab_size),
+            end_anywhere=desired_lengths is not None,
+            uniforms=streams(options, rng, sentence_numbers, ranges),
+            source=source,
+        )
+    )
+
+
+def generate(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    options: DecodingOptions | None = None,
+    *,
+    rng: Rng | None = None,
+    prompt_numbers: Sequence[int] | None = None,
+    topics: Sequence[Sequence[Phrase]] | None = None,
+    special_tokens: bool = True,
+) -> list[list[Hypothesis]]:
+    """Continue prompts with a language model: of each, the n best continuations, best first, without the prompt.
+
+    prompts: ids, lists of any lengths, at least one token each; begin them with bos_id where the model was trained so.
+    special_tokens: False where pad_id, bos_id and eos_id are ordinary tokens, as in a plain character model; then
+    every continuation has the most tokens allowed. Lengths count the continuation; in ratios and in the default limit
+    the prompt is the source. n-grams and repetitions count the prompt too. Other arguments are those of `decode`.
+
+    Raises ConfigError for what contradicts each other, DataError for bad ids.
+    """
+    options = DecodingOptions() if options is None else options
+    given = [_check_prompt(prompt, number, model.vocab_size) for number, prompt in enumerate(prompts, start=1)]
+    sizes = [len(prompt) for prompt in given]
+    ranges = [
+        LengthRange(size + minimum, size + maximum)
+        for size, (minimum, maximum) in zip(sizes, length_ranges(options, sizes), strict=True)
+    ]
+    ranges = _within_positions(model, ranges)
+    config = model.config
+    return search(
+        DecodingTask(
+            model=model,
+            options=options,
+            begin=lambda: model.begin(len(given)),
+            first=[],
+            prefixes=given,
+            ranges=ranges,
+            never=frozenset((config.pad_id, config.bos_id)) if special_tokens else frozenset(),
+            eos_id=config.eos_id if special_tokens else None,
+            foci=topic_foci(topics, len(ranges), model.vocab_size),
+            uniforms=streams(options, rng, prompt_numbers, ranges),
+            uncounted=sizes,
+        )
+    )
+
+
+def search(task: DecodingTask) -> list[list[Hypothesis]]:
+    """Run the search that the options ask for."""
+    if not task.sentences:
+        return []
+    if task.options.coverage_penalty and task.source is None:
+        raise ConfigError("coverage_penalty needs a source to cover; leave it out for a language model")
+    return search_beams(task) if task.options.method == "beam" else search_stepwise(task)
+
+
+def source_lengths(model: Transformer, source: Array) -> list[int]:
+    """Tokens of each sentence, padding and eos not counted."""
+    special = (model.config.pad_id, model.config.eos_id)
+    return [sum(token not in special for token in row) for row in to_host(source).tolist()]
+
+
+def streams(
+    options: DecodingOptions, rng: Rng | None, numbers: Sequence[int] | None, ranges: Sequence[LengthRange]
+) -> list[list[list[float]]] | None:
+    """The random numbers of all sentences, or None where nothing is drawn.
+
+    Raises ConfigError for sampling without an rng, and for other numbers than one a sentence.
+    """
+    if options.method != "sampling":
+        return None
+    if rng is None:
+        raise ConfigError("sampling was asked for and rng is None; expected a seed, e.g. rng=Rng(0)")
+    numbers = list(range(len(ranges)) if numbers is None else numbers)
+    if len(numbers) != len(ranges):
+        raise ConfigError(f"got {len(numbers)} sentence numbers for {len(ranges)} sentences; expected one each")
+    return uniform_streams(rng, numbers, options.n_best, [limits.maximum + 1 for limits in ranges])
+
+
+def _within_positions(model: Transformer | LanguageModel, ranges: list[LengthRange]) -> list[LengthRange]:
+    """No range goes beyond the positions that a model has learned."""
+    if model.config.positions != "learned":
+        return ranges
+    most = model.config.max_positions - 1
+    return [LengthRange(min(limits.minimum, most), min(limits.maximum, most)) for limits in ranges]
+
+
+def _check_prompt(prompt: Sequence[int], number: int, vocab_size: int) -> list[int]:
+    if not prompt:
+        raise DataError(f"prompt {number} is empty; expected at least one token, e.g. bos_id")
+    for token in prompt:
+        if not 0 <= token < vocab_size:
+            raise DataError(f"prompt {number} has the token id {token}; expected 0 to {vocab_size - 1}")
+    return [int(token) for token in prompt]
