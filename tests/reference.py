@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xformer import Transformer, TransformerConfig, array_namespace, cross_entropy
+from xformer import Initializer, LanguageModel, LanguageModelConfig, Transformer, TransformerConfig, array_namespace
+from xformer.models import ModelConfig
+from xformer.models.parts import Parts
 from xformer.namespace import from_host
+from xformer.ops import cross_entropy
 
 # For tests with many shapes, which jax would compile one by one.
 without_jax = pytest.mark.parametrize(
@@ -40,9 +43,23 @@ def small_model(xp: Any = "numpy", *, dtype: str = "float64", seed: int = 0, **s
     return Transformer(TransformerConfig(**{**SMALL, **settings}), xp=xp, seed=seed, dtype=dtype)
 
 
-def translation_loss(model: Transformer, source: Any = SOURCE, target: Any = TARGET, labels: Any = LABELS) -> Any:
+def small_language_model(xp: Any = "numpy", *, dtype: str = "float64", seed: int = 0, **settings: Any) -> LanguageModel:
+    """A decoder-only model of two layers, in float64 unless told otherwise."""
+    shape = {"vocab_size": 13, "d_model": 8, "num_heads": 2, "d_ff": 12, "num_layers": 2}
+    return LanguageModel(LanguageModelConfig(**{**shape, **settings}), xp=xp, seed=seed, dtype=dtype)
+
+
+def small_parts(xp: Any = "numpy", *, dtype: str = "float64", seed: int = 0, **settings: Any) -> Parts:
+    """What makes the layers of a small model."""
+    config = ModelConfig(**{"d_model": 8, "num_heads": 2, "d_ff": 12, "dropout": 0.0, **settings})
+    return Parts(config, Initializer(xp, seed=seed, dtype=dtype))
+
+
+def translation_loss(
+    model: Transformer, source: Any = SOURCE, target: Any = TARGET, labels: Any = LABELS, rng: Any = None
+) -> Any:
     """Mean smoothed cross-entropy of all labels that are not padding."""
-    logits = model(source, target)
+    logits = model(source, target, rng=rng)
     xp = array_namespace(logits)
     losses = cross_entropy(logits, from_host(xp, labels), pad_id=0, label_smoothing=0.1)
     return xp.sum(losses) / float((labels != 0).sum())

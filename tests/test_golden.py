@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.conftest import assert_close
-from tests.reference import without_jax
-from xformer import Initializer, cross_entropy, masks
-from xformer.layers import EncoderLayer, FeedForward, LayerNorm, MultiHeadAttention, sinusoidal
+from tests.reference import small_parts, without_jax
+from xformer import Initializer, Transformer, TransformerConfig, cross_entropy, masks
+from xformer.layers import (
+    Embedding,
+    FeedForward,
+    KeyValueStore,
+    LayerNorm,
+    MaxScaledLayerNorm,
+    Sinusoidal,
+    TokenInput,
+    attention_from_projections,
+    join_heads,
+    sinusoidal,
+)
 from xformer.namespace import from_host
-from xformer.ops import attention, attention_weights
+from xformer.ops import attention, attention_weights, softmax
 from xformer.tree import replace
 
 TOLERANCE = 1e-12
@@ -45,29 +56,25 @@ def test_attention(xp):
     assert_close(attention_weights(query, key), g["weights_unmasked"], tolerance=TOLERANCE)
 
 
-class KeyAndValue(NamedTuple):
-    """Lets a layer attend to keys and values that come from two arrays, as the reference system does."""
-
-    key: Any
-    value: Any
-
-    def update(self, layer, memory):
-        return layer.split_heads(layer.key(self.key)), layer.split_heads(layer.value(self.value))
-
-
-def test_multi_head_attention(xp, init):
+def test_multi_head_attention(xp):
     g = golden("multi_head_attention", xp)
-    layer = with_weights(
-        MultiHeadAttention(12, int(g["num_heads"]), bias=False, init=init),
-        query__weight=g["W_q"],
-        key__weight=g["W_k"],
-        value__weight=g["W_v"],
-        output__weight=g["W_o"],
-    )
+    layer = attention_from_projections(g["W_q"], g["W_k"], g["W_v"], g["W_o"], num_heads=int(g["num_heads"]))
     attend = xp.expand_dims(g["attend"], axis=1)
-    output = layer(g["query"], mask=attend, cache=KeyAndValue(g["key"], g["value"]))
-    assert_close(output, g["output"], tolerance=TOLERANCE)
+    # The reference system takes keys and values from two arrays; the layer attends to what it is handed in a store.
+    store = KeyValueStore(layer.keys_and_values(g["key"])[0], layer.keys_and_values(g["value"])[1])
+    assert_close(layer.attend(g["query"], store, mask=attend), g["output"], tolerance=TOLERANCE)
     assert_close(layer.weights(g["query"], g["key"], mask=attend), g["weights"], tolerance=TOLERANCE)
+
+
+def test_per_head_projections(xp):
+    g = golden("per_head_projections", xp)
+    joined = (join_heads(g[name]) for name in ("W_Q", "W_K", "W_V"))
+    layer = attention_from_projections(*joined, g["W_O"], num_heads=3)
+    x = xp.expand_dims(g["x"], axis=0)
+    assert_close(layer(x)[0, ...], g["output"], tolerance=TOLERANCE)
+    key, value = layer.keys_and_values(x)
+    heads = attention(layer.split_heads(layer.query(x), 3), key, value)
+    assert_close(heads[0, ...], g["heads"], tolerance=TOLERANCE)
 
 
 def test_feed_forward(xp, init):
@@ -84,22 +91,26 @@ def test_feed_forward(xp, init):
 
 def test_layer_norm(xp, init):
     g = golden("layer_norm", xp)
-    layer = with_weights(LayerNorm(16, epsilon=float(g["epsilon"]), init=init), weight=g["gamma"], bias=g["beta"])
-    assert_close(layer(g["x"]), g["output"], tolerance=TOLERANCE)
+    arrays, epsilon = {"weight": g["gamma"], "bias": g["beta"]}, float(g["epsilon"])
+    plain = with_weights(LayerNorm(16, epsilon=epsilon, init=init), **arrays)
+    assert_close(plain(g["x"]), g["output"], tolerance=TOLERANCE)
+    scaled = with_weights(MaxScaledLayerNorm(16, epsilon=epsilon, init=init), **arrays)
+    assert_close(scaled(g["x"]), g["stable_output"], tolerance=TOLERANCE)
+    assert_close(scaled(g["x_large"]), g["stable_output_large"], tolerance=TOLERANCE)
 
 
-def test_encoder_block(xp, init):
+def test_encoder_block(xp):
     g = golden("encoder_block", xp)
     layer = with_weights(
-        EncoderLayer(
-            16,
-            int(g["num_heads"]),
-            32,
-            pre_norm=False,
+        small_parts(
+            xp,
+            d_model=16,
+            num_heads=int(g["num_heads"]),
+            d_ff=32,
+            norm_position="post",
             attention_bias=False,
-            epsilon=float(g["epsilon"]),
-            init=init,
-        ),
+            norm_epsilon=float(g["epsilon"]),
+        ).encoder_layer(),
         self_attention__query__weight=g["W_q"],
         self_attention__key__weight=g["W_k"],
         self_attention__value__weight=g["W_v"],
@@ -141,3 +152,66 @@ def test_cross_entropy(xp):
     losses = cross_entropy(g["logits"], g["labels"], pad_id=pad_id)
     counted = xp.sum(xp.astype(g["labels"] != pad_id, xp.float64))
     assert_close(xp.sum(losses) / counted, g["loss"], tolerance=TOLERANCE)
+
+
+def blog_names(g):
+    """The parameters of the blog's Transformer under our names."""
+    attention = {"W_q": "query.weight", "W_k": "key.weight", "W_v": "value.weight", "W_o": "output.weight"}
+    feed_forward = {"W_1": "expand.weight", "b1": "expand.bias", "W_2": "contract.weight", "b2": "contract.bias"}
+    sublayers = {
+        "encoder": {"mha": "self_attention", "ffn": "feed_forward"},
+        "decoder": {"mha1": "self_attention", "mha2": "cross_attention", "ffn": "feed_forward"},
+    }
+    for stack, parts in sublayers.items():
+        for layer in ("0", "1"):
+            for theirs, ours in parts.items():
+                for theirs_array, ours_array in (feed_forward if theirs == "ffn" else attention).items():
+                    yield f"{stack}.{layer}.{ours}.{ours_array}", g[f"{stack}.{layer}.{theirs}.{theirs_array}"]
+    yield "source_embedding.weight", g["source_embedding"]
+    yield "target_embedding.weight", g["target_embedding"]
+    yield "output.weight", g["output_projection"]
+
+
+def test_blog_transformer(xp):
+    g = golden("blog_transformer", xp)
+    config = TransformerConfig(
+        source_vocab_size=11,
+        target_vocab_size=13,
+        d_model=16,
+        num_heads=int(g["num_heads"]),
+        d_ff=32,
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        norm_position="post",
+        norm_epsilon=float(g["epsilon"]),
+        attention_bias=False,
+        scale_embeddings=False,
+        tie_output=False,
+        pad_id=6,  # the blog masks no padding; no token here is 6
+    )
+    blank = Transformer(config, xp=xp, dtype="float64")
+    model = replace(blank, dict(blank.named_parameters()) | dict(blog_names(g)))
+    source, target = (one_hot(xp, g[name], size) for name, size in (("source", 11), ("target", 13)))
+    for s, t in ((g["source"], g["target"]), (source, target)):
+        assert_close(model(s, t), g["logits_causal"], tolerance=TOLERANCE)
+        assert_close(model(s, t, causal=False), g["logits_no_mask"], tolerance=TOLERANCE)
+        assert_close(model.encode(s), g["encoder_output"], tolerance=TOLERANCE)
+        assert_close(model(s), g["encoder_only"], tolerance=TOLERANCE)
+
+
+def one_hot(xp, ids, size):
+    return xp.astype(xp.expand_dims(ids, axis=-1) == xp.arange(size), xp.float64)
+
+
+def test_slides_embedding(xp, init):
+    g = golden("slides", xp)
+    table = with_weights(Embedding(30, 12, scale=False, init=init), weight=g["token_embedding"])
+    norm = LayerNorm(12, epsilon=float(g["epsilon"]), init=init)
+    embed = TokenInput(positions=Sinusoidal(12), scale=True, norm=norm)
+    assert_close(embed(table(g["ids"])), g["embedded"], tolerance=TOLERANCE)
+
+
+def test_slides_softmax_with_temperature(xp):
+    g = golden("slides", xp)
+    assert_close(softmax(g["scores"], temperature=0.5), g["softmax_temperature_0_5"], tolerance=TOLERANCE)
+    assert_close(softmax(g["scores"], temperature=2.0), g["softmax_temperature_2"], tolerance=TOLERANCE)

@@ -3,7 +3,7 @@
 from xformer import kernels, masks
 from xformer.autodiff import checkpoint, grad, stop_gradient, value_and_grad, vjp
 from xformer.layers import Initializer, MultiHeadAttention
-from xformer.models import Transformer, TransformerConfig
+from xformer.models import LanguageModel, LanguageModelConfig, Transformer, TransformerConfig
 from xformer.namespace import array_namespace
 from xformer.ops import cross_entropy
 from xformer.random import Rng
@@ -12,6 +12,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Initializer",
+    "LanguageModel",
+    "LanguageModelConfig",
     "MultiHeadAttention",
     "Rng",
     "Transformer",

@@ -34,6 +34,20 @@ def causal(queries: int, keys: int | None = None, *, xp: Any, device: Device = N
     return causal_mask(resolve(xp), queries, queries if keys is None else keys, device)
 
 
+def sliding_window(queries: int, keys: int | None = None, *, size: int, xp: Any, device: Device = None) -> Array:
+    """Mask what is far away: query i may see the keys less than `size` positions from its own, i + keys - queries.
+
+    With causal=True those are the last `size` keys (Beltagy et al., 2020; Jiang et al., 2023). Returns (queries, keys).
+    Raises ShapeError for a size below 1.
+    """
+    if size < 1:
+        raise ShapeError(f"size is {size}; expected a window of at least 1 token")
+    xp, keys = resolve(xp), queries if keys is None else keys
+    query = xp.reshape(xp.arange(keys - queries, keys, device=device), (queries, 1))
+    key = xp.reshape(xp.arange(keys, device=device), (1, keys))
+    return xp.abs(query - key) < size
+
+
 def combine(*masks: Array | None) -> Array | None:
     """Allow what every mask allows; None allows everything."""
     result = None

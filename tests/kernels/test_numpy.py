@@ -151,11 +151,13 @@ LABELS = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("labels", LABELS)
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("z_loss", [0.0, 0.01])
 @pytest.mark.parametrize("scale", [1.0, 300.0], ids=["usual", "would overflow"])
-def test_cross_entropy(monkeypatch, dtype, labels, label_smoothing, scale):
+def test_cross_entropy(monkeypatch, dtype, labels, label_smoothing, z_loss, scale):
     logits, ids = (scale * normal(2, 4, 13)).astype(dtype), np.asarray(LABELS[labels])
-    served_by_kernel("cross_entropy", logits, ids, pad_id=0, label_smoothing=label_smoothing)
-    loss = functools.partial(cross_entropy, labels=ids, label_smoothing=label_smoothing)
+    settings = {"label_smoothing": label_smoothing, "z_loss": z_loss}
+    served_by_kernel("cross_entropy", logits, ids, pad_id=0, **settings)
+    loss = functools.partial(cross_entropy, labels=ids, **settings)
     assert_same(monkeypatch, loss, logits)
     # A pad_id that is no token.
     outside = np.where(ids == 0, -100, ids)
@@ -166,7 +168,7 @@ def test_cross_entropy(monkeypatch, dtype, labels, label_smoothing, scale):
 def test_cross_entropy_in_several_blocks_and_of_nothing(monkeypatch, dtype):
     logits = normal(70, 3001).astype(dtype)
     labels = np.random.default_rng(4).integers(0, 3001, 70)
-    assert_same(monkeypatch, lambda x: cross_entropy(x, labels, label_smoothing=0.1), logits)
+    assert_same(monkeypatch, lambda x: cross_entropy(x, labels, label_smoothing=0.1, z_loss=0.1), logits)
     assert_same(monkeypatch, lambda x: cross_entropy(x, labels[:0].reshape(0, 5)), normal(0, 5, 7).astype(dtype))
     columns = normal(7, 70).astype(dtype).T
     assert_same(monkeypatch, lambda x: cross_entropy(x, labels % 7), columns)
@@ -209,11 +211,26 @@ def test_attention(monkeypatch, dtype, lengths, mask, causal, drop):
     allowed = make_mask(mask, queries, keys)
     keep = np.random.default_rng(6).random((BATCH, HEADS, queries, keys)) < 0.8 if drop else None
     static = {"causal": causal, "keep_probability": 0.8 if drop else 1.0}
-    served_by_kernel("attention", *arrays, allowed, keep, scale=0.5, **static)
+    served_by_kernel("attention", *arrays, allowed, None, keep, scale=0.5, **static)
     attend = functools.partial(attention, mask=allowed, keep=keep, **static)
     assert_same(monkeypatch, attend, *arrays)
     monkeypatch.setattr(numpy_attention, "_TILE_SCORES", 1)  # one head of one sentence at a time
     assert_same(monkeypatch, attend, *arrays)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(BATCH, HEADS, 4, 6), (HEADS, 4, 6), (1, HEADS, 1, 6), (4, 1)], ids=str)
+@pytest.mark.parametrize("mask", ["none", "padding", "nothing for some"])
+def test_attention_with_a_bias(monkeypatch, dtype, shape, mask):
+    arrays = heads(4, HEAD_DIM, dtype, 1), heads(6, HEAD_DIM, dtype, 2), heads(6, 4, dtype, 3)
+    bias, allowed = normal(*shape, seed=4).astype(dtype), make_mask(mask, 4, 6)
+    served_by_kernel("attention", *arrays, allowed, bias, None, scale=0.5, causal=True, keep_probability=1.0)
+    for causal in (False, True):
+        attend = functools.partial(attention, mask=allowed, causal=causal)
+        assert_same(monkeypatch, lambda q, k, v, b, f=attend: f(q, k, v, bias=b), *arrays, bias)
+    one = arrays[0][:, :, :1]
+    if shape[-2] == 1:
+        assert_same(monkeypatch, lambda q, k, v, b: attention(q, k, v, bias=b), one, *arrays[1:], bias)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -248,9 +265,9 @@ def memory_orders(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("gradient_scale", [1.0, 0.3])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
 @pytest.mark.parametrize("which", range(4))
-def test_adam_stays_equal_for_twenty_steps(monkeypatch, dtype, gradient_scale, which):
+def test_adam_stays_equal_for_twenty_steps(monkeypatch, dtype, weight_decay, which):
     start = list(memory_orders(dtype))[which]
     zeros = np.zeros_like(start)
     served_by_kernel("adam", start.copy("K"), start, zeros.copy("K"), zeros.copy("K"))
@@ -270,7 +287,7 @@ def test_adam_stays_equal_for_twenty_steps(monkeypatch, dtype, gradient_scale, w
                 beta1=0.9,
                 beta2=0.98,
                 epsilon=1e-9,
-                gradient_scale=gradient_scale,
+                weight_decay=weight_decay,
             )
         ends.append(arrays)
     for got, wanted in zip(*ends, strict=True):
@@ -303,13 +320,14 @@ LEFT = {
     "dropout float16": ("dropout", (HALF, HALF > 0), {"keep_probability": 0.5}, "dtype float16"),
     "dropout broadcast": ("dropout", (SINGLE, SINGLE[:1] > 0), {"keep_probability": 0.5}, "keep is broadcast"),
     "embedding float16": ("embedding", (HALF, IDS), {}, "dtype float16"),
-    "cross_entropy float16": ("cross_entropy", (HALF, IDS), {"pad_id": 0, "label_smoothing": 0.0}, "dtype float16"),
+    "cross_entropy float16": ("cross_entropy", (HALF, IDS), {}, "dtype float16"),
     "squared_norm float16": ("squared_norm", (HALF,), {}, "dtype float16"),
     "adam float16": ("adam", (HALF.copy(), HALF, SINGLE.copy(), SINGLE.copy()), {}, "dtype float16"),
-    "attention float16": ("attention", (FOUR.astype("float16"),) * 3 + (None, None), ATTENTION, "dtype float16"),
-    "attention of three axes": ("attention", (FOUR[0],) * 3 + (None, None), ATTENTION, "not (batch, heads,"),
-    "attention broadcast": ("attention", (np.ones((2, 1, 2, 3), "float32"), FOUR, FOUR, None, None), ATTENTION,
+    "attention float16": ("attention", (FOUR.astype("float16"),) * 3 + (None,) * 3, ATTENTION, "dtype float16"),
+    "attention of three axes": ("attention", (FOUR[0],) * 3 + (None,) * 3, ATTENTION, "not (batch, heads,"),
+    "attention broadcast": ("attention", (np.ones((2, 1, 2, 3), "float32"), FOUR, FOUR, None, None, None), ATTENTION,
                             "batch or heads are broadcast"),
+    "attention bias": ("attention", (FOUR,) * 3 + (None, np.ones((2, 2)), None), ATTENTION, "bias is of another dtype"),
 }  # fmt: skip
 
 

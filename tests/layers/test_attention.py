@@ -9,7 +9,7 @@ from tests.conftest import assert_close
 from tests.reference import attention_arrays, gradients, normal, raises_line, randomize, values, weighted_sum
 from xformer import Initializer, masks, value_and_grad
 from xformer.errors import BackendError, ConfigError, ShapeError
-from xformer.layers import MultiHeadAttention
+from xformer.layers import KeyValueStore, MultiHeadAttention, attention_from_projections, join_heads, split_fused
 from xformer.tree import map_arrays, replace
 
 D_MODEL, NUM_HEADS, BATCH, QUERIES, KEYS = 12, 3, 2, 4, 6
@@ -128,3 +128,136 @@ def test_arrays_of_two_libraries_are_refused(layer):
     ):
         with raises_line(BackendError, r"arrays of (numpy and torch|torch and numpy) were mixed; move one over"):
             layer(**arguments)
+
+
+# --- Fewer keys and values, windows, biases, stores -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+def test_grouped_queries_are_heads_with_repeated_keys_and_values(xp, shared):
+    init = Initializer(xp, dtype="float64")
+    grouped = MultiHeadAttention(8, 4, num_key_value_heads=shared, init=init)
+
+    def repeated(array):
+        heads = xp.reshape(array, (*array.shape[:-1], shared, 2))
+        return xp.reshape(xp.repeat(heads, 4 // shared, axis=-2), (*array.shape[:-1], 8))
+
+    whole = attention_from_projections(
+        grouped.query.weight,
+        repeated(grouped.key.weight),
+        repeated(grouped.value.weight),
+        grouped.output.weight,
+        num_heads=4,
+    )
+    x, mask = xp.asarray(normal(0, 2, 5, 8)), xp.asarray(np.random.default_rng(0).random((2, 1, 5, 5)) < 0.7)
+    assert_close(grouped(x, mask=mask, causal=True), whole(x, mask=mask, causal=True))
+    assert_close(grouped.weights(x, mask=mask), whole.weights(x, mask=mask))
+
+
+def test_gradients_of_grouped_queries_sum_over_the_group():
+    grouped = MultiHeadAttention(8, 4, num_key_value_heads=2, init=Initializer("numpy", dtype="float64"))
+    x, g = normal(0, 2, 5, 8), normal(1, 2, 5, 8)
+    _, found = value_and_grad(lambda layer: weighted_sum(layer(x), g))(grouped)
+    step, place = 1e-6, (3, 1)
+    for name in ("key", "value"):
+        moved = []
+        for sign in (1.0, -1.0):
+            weight = getattr(grouped, name).weight.copy()
+            weight[place] += sign * step
+            moved.append(
+                weighted_sum(replace(grouped, dict(grouped.named_parameters()) | {f"{name}.weight": weight})(x), g)
+            )
+        assert getattr(found, name).weight[place] == pytest.approx((moved[0] - moved[1]) / (2 * step), rel=1e-6)
+
+
+def test_a_window_is_a_mask(xp):
+    windowed, plain = (
+        MultiHeadAttention(8, 2, window=window, init=Initializer(xp, dtype="float64")) for window in (2, None)
+    )
+    x = xp.asarray(normal(0, 2, 6, 8))
+    near = np.abs(np.arange(6)[:, None] - np.arange(6)) < 2
+    for causal in (True, False):
+        expected = plain(x, mask=xp.asarray(near), causal=causal)
+        assert_close(windowed(x, causal=causal), expected)
+    memory = xp.asarray(normal(1, 2, 9, 8))
+    assert_close(windowed(x, memory), plain(x, memory))  # the memory is seen everywhere
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 6), (3, 4, 6), (1, 3, 1, 6)])
+def test_a_bias_is_added_to_the_scores_and_has_a_gradient(layer, shape):
+    torch = pytest.importorskip("torch", reason="torch is what it is compared with")
+    x, memory, bias, g = normal(0, 2, 4, 12), normal(1, 2, 6, 12), normal(2, *shape), normal(3, 2, 4, 12)
+    query, key, value = (
+        torch.tensor(y).reshape(2, -1, 3, 4).transpose(1, 2)
+        for y in (x @ layer.query.weight, memory @ layer.key.weight, memory @ layer.value.weight)
+    )
+    torch_bias = torch.tensor(bias, requires_grad=True)
+    mask = torch.tensor(RANDOM)
+    scores = query @ key.transpose(2, 3) / 2.0 + torch_bias
+    heads = torch.softmax(scores.masked_fill(~mask, -torch.inf), -1) @ value
+    expected = heads.transpose(1, 2).reshape(2, 4, 12) @ torch.tensor(layer.output.weight)
+    (expected * torch.tensor(g)).sum().backward()
+    assert_close(layer(x, memory, mask=RANDOM, bias=bias), expected.detach().numpy())
+    _, dbias = value_and_grad(lambda b: weighted_sum(layer(x, memory, mask=RANDOM, bias=b), g))(bias)
+    assert_close(dbias, torch_bias.grad.numpy())
+
+
+def test_a_bias_that_does_not_fit_is_refused(layer):
+    with raises_line(ShapeError, r"bias has shape \(2, 4, 4\); expected one broadcastable to \(2, 3, 4, 4\)"):
+        layer(normal(0, BATCH, QUERIES, D_MODEL), bias=normal(1, 2, 4, 4))
+
+
+def test_a_store_gives_what_the_whole_gives(xp):
+    layer = MultiHeadAttention(8, 4, num_key_value_heads=2, window=3, init=Initializer(xp, dtype="float64"))
+    x = xp.asarray(normal(0, 2, 6, 8))
+    whole, store = layer(x, causal=True), KeyValueStore()
+    for start, stop in ((0, 3), (3, 4), (4, 6)):
+        assert_close(layer(x[:, start:stop, :], causal=True, store=store), whole[:, start:stop, :])
+    assert tuple(store.key.shape) == (2, 2, 6, 2)
+
+
+def test_rows_that_share_a_memory_attend_as_if_each_had_its_own(xp):
+    layer = MultiHeadAttention(8, 2, init=Initializer(xp, dtype="float64"))
+    x, memory = xp.asarray(normal(0, 6, 2, 8)), xp.asarray(normal(1, 2, 5, 8))
+    mask = masks.padding(xp.asarray([[1, 2, 3, 0, 0], [1, 2, 3, 4, 5]]), 0)
+    shared = layer.attend(x, KeyValueStore(*layer.keys_and_values(memory)), mask=mask)
+    assert_close(shared, layer(x, xp.repeat(memory, 3, axis=0), mask=xp.repeat(mask, 3, axis=0)))
+    with raises_line(ShapeError, "the store is empty"):
+        layer.attend(x, KeyValueStore())
+
+
+# --- Weights as other systems store them ------------------------------------------------------------------------------
+
+
+def test_a_fused_projection_is_cut_into_three(xp):
+    torch = pytest.importorskip("torch", reason="torch is what it is compared with")
+    theirs = randomize(torch.nn.MultiheadAttention(D_MODEL, NUM_HEADS, batch_first=True, dtype=torch.float64))
+    fused, bias = (xp.asarray(values(p)) for p in (theirs.in_proj_weight.T, theirs.in_proj_bias))
+    output, output_bias = (xp.asarray(values(p)) for p in (theirs.out_proj.weight.T, theirs.out_proj.bias))
+    biases = (*split_fused(bias), output_bias)
+    layer = attention_from_projections(*split_fused(fused), output, num_heads=NUM_HEADS, biases=biases)
+    x = normal(0, BATCH, QUERIES, D_MODEL)
+    expected = theirs(*[torch.tensor(x)] * 3, need_weights=False)[0]
+    assert_close(layer(xp.asarray(x)), values(expected), xp=xp)
+
+
+def test_fused_projections_of_grouped_queries_say_how_wide_they_are():
+    parts = split_fused(np.arange(12.0), key_value_features=2)
+    assert [list(part) for part in parts] == [list(range(8)), [8, 9], [10, 11]]
+    with raises_line(ShapeError, "a fused projection has 10 features; expected three times d_model"):
+        split_fused(np.zeros((4, 10)))
+    with raises_line(ShapeError, "key_value_features is 6; expected less than half of 12"):
+        split_fused(np.zeros((4, 12)), key_value_features=6)
+
+
+def test_per_head_matrices_have_three_axes():
+    with raises_line(ShapeError, r"per-head matrices have shape \(4, 4\); expected \(heads, d_model, head_dim\)"):
+        join_heads(np.zeros((4, 4)))
+
+
+def test_blocked_masks_give_the_same_result_once_converted(layer):
+    x = normal(0, BATCH, QUERIES, D_MODEL)
+    allowed_mask = RANDOM[..., :QUERIES]
+    blocked = (~allowed_mask).astype("int64")  # 1 marks what may not be attended to
+    assert_close(layer(x, mask=masks.from_blocked(blocked)), layer(x, mask=allowed_mask), tolerance=0.0)
+    assert not np.allclose(layer(x, mask=blocked == 1), layer(x, mask=allowed_mask))

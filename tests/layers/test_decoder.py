@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close
-from tests.reference import decoder_layer_arrays, gradients, normal, randomize, values, weighted_sum
-from xformer import Initializer, masks, value_and_grad
-from xformer.layers import DecoderLayer
+from tests.reference import decoder_layer_arrays, gradients, normal, randomize, small_parts, values, weighted_sum
+from xformer import masks, value_and_grad
 from xformer.ops import attention, attention_weights
 from xformer.tree import replace
 
@@ -18,18 +17,21 @@ TARGET = masks.padding(np.asarray([[3, 4, 0, 0], [1, 2, 3, 4]]), 0)
 MEMORY = masks.padding(np.asarray([[3, 4, 5, 6, 7], [1, 2, 3, 0, 0]]), 0)
 
 
-def decoder_layer(**settings):
-    return DecoderLayer(8, 2, 12, init=Initializer("numpy", dtype="float64"), **settings)
-
-
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("pre_norm", [True, False], ids=["pre-norm", "post-norm"])
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
 @pytest.mark.parametrize("masked", [True, False], ids=["padding", "no mask"])
-def test_output_and_gradients_equal_those_of_torch(activation, pre_norm, masked):
+def test_output_and_gradients_equal_those_of_torch(activation, norm_position, masked):
     torch = pytest.importorskip("torch", reason="torch is what it is compared with")
     theirs = randomize(
         torch.nn.TransformerDecoderLayer(
-            8, 2, 12, dropout=0.0, activation=activation, batch_first=True, norm_first=pre_norm, dtype=torch.float64
+            8,
+            2,
+            12,
+            dropout=0.0,
+            activation=activation,
+            batch_first=True,
+            norm_first=norm_position == "pre",
+            dtype=torch.float64,
         )
     )
     x, memory, g = normal(0, 2, 4, 8), normal(1, 2, 5, 8), normal(2, 2, 4, 8)
@@ -46,7 +48,10 @@ def test_output_and_gradients_equal_those_of_torch(activation, pre_norm, masked)
     expected = theirs(torch_x, torch_memory, tgt_mask=future, **padding)
     (expected * torch.tensor(g)).sum().backward()
 
-    layer = replace(decoder_layer(activation=activation, pre_norm=pre_norm), decoder_layer_arrays(theirs, values))
+    layer = replace(
+        small_parts(activation=activation, norm_position=norm_position).decoder_layer(),
+        decoder_layer_arrays(theirs, values),
+    )
     ours = {"mask": TARGET, "memory_mask": MEMORY} if masked else {}
     assert_close(layer(x, memory, **ours), expected.detach().numpy())
     _, (found, dx, dmemory) = value_and_grad(lambda inputs: weighted_sum(inputs[0](*inputs[1:], **ours), g))(
@@ -59,16 +64,16 @@ def test_output_and_gradients_equal_those_of_torch(activation, pre_norm, masked)
         assert_close(gradient, expected_gradients[name])
 
 
-@pytest.mark.parametrize("pre_norm", [True, False], ids=["pre-norm", "post-norm"])
-def test_cross_attention_weights_are_those_that_the_layer_uses(pre_norm, monkeypatch):
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_cross_attention_weights_are_those_that_the_layer_uses(norm_position, monkeypatch):
     module, used = importlib.import_module("xformer.layers.attention"), []
 
-    def watched(query, key, value, mask, *, causal, keep, keep_probability):
-        used.append(attention_weights(query, key, mask, causal=causal))
-        return attention(query, key, value, mask, causal=causal)
+    def watched(query, key, value, mask, bias, *, causal, keep, keep_probability):
+        used.append(attention_weights(query, key, mask, bias, causal=causal))
+        return attention(query, key, value, mask, bias, causal=causal)
 
     monkeypatch.setattr(module, "attention", watched)
-    layer = decoder_layer(pre_norm=pre_norm)
+    layer = small_parts(norm_position=norm_position).decoder_layer()
     inputs = {"mask": TARGET, "memory_mask": MEMORY}
     layer(normal(0, 2, 4, 8), normal(1, 2, 5, 8), **inputs)
     weights = layer.cross_attention_weights(normal(0, 2, 4, 8), normal(1, 2, 5, 8), **inputs)

@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close
-from tests.reference import encoder_layer_arrays, gradients, normal, randomize, values, weighted_sum
-from xformer import Initializer, masks, value_and_grad
-from xformer.layers import EncoderLayer
+from tests.reference import encoder_layer_arrays, gradients, normal, randomize, small_parts, values, weighted_sum
+from xformer import masks, value_and_grad
 from xformer.tree import replace
 
 PADDING = masks.padding(np.asarray([[3, 4, 0, 0, 0], [1, 2, 3, 4, 0]]), 0)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
-@pytest.mark.parametrize("pre_norm", [True, False], ids=["pre-norm", "post-norm"])
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
 @pytest.mark.parametrize("mask", [None, PADDING], ids=["no mask", "padding"])
-def test_output_and_gradients_equal_those_of_torch(activation, pre_norm, mask):
+def test_output_and_gradients_equal_those_of_torch(activation, norm_position, mask):
     torch = pytest.importorskip("torch", reason="torch is what it is compared with")
     theirs = randomize(
         torch.nn.TransformerEncoderLayer(
@@ -32,7 +31,7 @@ def test_output_and_gradients_equal_those_of_torch(activation, pre_norm, mask):
             else activation,
             layer_norm_eps=1e-6,
             batch_first=True,
-            norm_first=pre_norm,
+            norm_first=norm_position == "pre",
             dtype=torch.float64,
         )
     )
@@ -41,9 +40,8 @@ def test_output_and_gradients_equal_those_of_torch(activation, pre_norm, mask):
     expected = theirs(torch_x, src_key_padding_mask=None if mask is None else torch.tensor(~mask[:, 0, 0, :]))
     (expected * torch.tensor(g)).sum().backward()
 
-    init = Initializer("numpy", dtype="float64")
-    layer = EncoderLayer(8, 2, 12, activation=activation, pre_norm=pre_norm, epsilon=1e-6, init=init)
-    layer = replace(layer, encoder_layer_arrays(theirs, values))
+    parts = small_parts(activation=activation, norm_position=norm_position, norm_epsilon=1e-6)
+    layer = replace(parts.encoder_layer(), encoder_layer_arrays(theirs, values))
     assert_close(layer(x, mask=mask), expected.detach().numpy())
     _, (found, dx) = value_and_grad(lambda inputs: weighted_sum(inputs[0](inputs[1], mask=mask), g))((layer, x))
     assert_close(dx, torch_x.grad.numpy())

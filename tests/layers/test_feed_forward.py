@@ -9,18 +9,19 @@ from tests.conftest import assert_close
 from tests.reference import normal, raises_line
 from xformer import Initializer
 from xformer.errors import ConfigError
-from xformer.layers import FeedForward
+from xformer.layers import FeedForward, GatedFeedForward
 from xformer.namespace import from_host
 from xformer.ops import activation
 
 
-@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "silu"])
 def test_activations_equal_those_of_torch(xp, name):
     torch = pytest.importorskip("torch", reason="torch is what they are compared with")
     functional = torch.nn.functional
     theirs = {
         "relu": functional.relu,
         "gelu": functional.gelu,
+        "silu": functional.silu,
         "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     }[name]
     x = np.linspace(-7.0, 7.0, 301)
@@ -36,3 +37,11 @@ def test_rows_are_independent():
 def test_an_unknown_activation_is_refused_at_once():
     with raises_line(ConfigError, "activation is 'swish'; expected one of relu, gelu, gelu_tanh"):
         FeedForward(4, 8, activation="swish", init=Initializer("numpy"))
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu"])
+def test_the_gated_one_follows_its_formula(name):
+    layer = GatedFeedForward(4, 8, activation=name, init=Initializer("numpy", dtype="float64"))
+    x = normal(0, 2, 3, 4)
+    gate, expand = x @ layer.gate.weight, x @ layer.expand.weight
+    assert_close(layer(x), (activation(name)(gate) * expand) @ layer.contract.weight)

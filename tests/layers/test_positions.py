@@ -1,4 +1,4 @@
-"""Sinusoidal positions beyond the golden table."""
+"""The schemes of positions: formulae, figures of the papers, and what makes them relative."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close
-from xformer.layers import sinusoidal
+from tests.reference import normal, raises_line
+from xformer import Initializer
+from xformer.errors import ConfigError, ShapeError
+from xformer.layers import Alibi, LearnedPositions, RelativeBias, Rotary, Sinusoidal, remaining_length, sinusoidal
 
 
 @pytest.mark.parametrize("d_model", [1, 7, 8])
@@ -34,3 +37,107 @@ def test_the_table_cannot_be_changed_through_what_was_handed_out():
     with pytest.raises(ValueError, match="read-only"):
         table += 1.0
     assert_close(sinusoidal(4, 6, xp=np, dtype=np.float64), expected, tolerance=0.0)
+
+
+def test_positions_may_be_given_token_by_token(xp):
+    x = xp.zeros((2, 3, 6), dtype=xp.float64)
+    positions = xp.asarray([[0, 0, 1], [0, 1, 2]])
+    table = sinusoidal(3, 6, xp=xp, dtype=xp.float64)
+    found = Sinusoidal(6)(x, positions)
+    assert_close(found[1, ...], table)
+    assert_close(found[0, 1, :], table[0, :])
+    assert_close(found[0, 2, :], table[1, :])
+    assert_close(Sinusoidal(6)(x, start=2)[0, ...], sinusoidal(3, 6, start=2, xp=xp, dtype=xp.float64))
+
+
+def test_learned_positions_are_rows_of_their_table(xp):
+    layer = LearnedPositions(5, 4, init=Initializer(xp, dtype="float64"))
+    x = xp.zeros((2, 3, 4), dtype=xp.float64)
+    assert_close(layer(x, start=2)[1, ...], layer.weight[2:5, :])
+    assert_close(
+        layer(x, xp.asarray([[0, 0, 1], [0, 1, 2]]))[0, ...], xp.stack([layer.weight[i, :] for i in (0, 0, 1)])
+    )
+    with raises_line(ShapeError, "a sentence has 6 tokens; this model has learned positions for 5"):
+        layer(x, start=3)
+
+
+def test_rotary_scores_depend_on_the_distance_alone():
+    rotary = Rotary(6)
+    query, key = normal(0, 1, 1, 1, 6), normal(1, 1, 1, 1, 6)
+
+    def score(at, other):
+        turned = (rotary.rotation(1, start=p, like=query)(x) for p, x in ((at, query), (other, key)))
+        return float(np.sum(np.prod(list(turned), axis=0)))
+
+    assert score(7, 3) == pytest.approx(score(104, 100), abs=1e-12)
+    assert abs(score(7, 3) - score(7, 4)) > 1e-3
+    assert_close(rotary.rotation(1, like=query)(query), query)
+
+
+def test_rotary_follows_the_formula(xp):
+    x = np.asarray(normal(0, 1, 2, 5, 4))
+    found = Rotary(4, base=100.0).rotation(5, start=3, like=xp.asarray(x))(xp.asarray(x))
+    expected = np.empty_like(x)
+    for place in range(5):
+        for pair in range(2):
+            turn = np.exp(1j * (3 + place) * 100.0 ** (-2 * pair / 4))
+            number = (x[..., place, pair] + 1j * x[..., place, pair + 2]) * turn
+            expected[..., place, pair], expected[..., place, pair + 2] = number.real, number.imag
+    assert_close(found, expected, xp=xp, tolerance=1e-14)
+
+
+def test_rotary_needs_pairs_of_features():
+    with raises_line(ConfigError, "head_dim is 5, expected an even one"):
+        Rotary(5)
+
+
+def test_alibi_has_the_slopes_of_the_paper():
+    assert Alibi(8).slopes == [2.0**-i for i in range(1, 9)]
+    assert Alibi(2).slopes == [2.0**-4, 2.0**-8]
+    # Twelve heads: the slopes of eight, and every second one of sixteen.
+    assert Alibi(12).slopes == pytest.approx([2.0**-i for i in range(1, 9)] + [2.0 ** -(i / 2) for i in (1, 3, 5, 7)])
+
+
+def test_alibi_grows_with_the_distance(xp):
+    bias = Alibi(2).place(2, 4, xp.zeros((1,), dtype=xp.float32)).bias
+    distance = np.asarray([[2, 1, 0, 1], [3, 2, 1, 0]])
+    expected = -np.asarray([2.0**-4, 2.0**-8])[:, None, None] * distance
+    assert_close(bias, expected.astype("float32"), xp=xp)
+
+
+@pytest.mark.parametrize("two_sided", [True, False])
+def test_relative_buckets_are_those_of_t5(two_sided):
+    """The definition, in floats as T5 has it, distance by distance."""
+    layer = RelativeBias(2, two_sided=two_sided, init=Initializer("numpy", dtype="float64"))
+    bias = layer.place(300, 300, layer.weight).bias
+    for query in (0, 150, 299):
+        for key in range(300):
+            distance, buckets, first = key - query, 32, 0
+            if two_sided:
+                buckets, first = 16, 16 * (distance > 0)
+                distance = abs(distance)
+            else:
+                distance = max(-distance, 0)
+            exact = buckets // 2
+            if distance < exact:
+                bucket = distance
+            else:
+                far = math.log(distance / exact) / math.log(128 / exact) * (buckets - exact)
+                bucket = min(exact + int(far + 1e-9), buckets - 1)
+            np.testing.assert_array_equal(bias[:, query, key], layer.weight[first + bucket])
+
+
+def test_relative_bias_of_late_queries_is_a_part_of_the_whole():
+    layer = RelativeBias(2, two_sided=False, init=Initializer("numpy", dtype="float64"))
+    whole = layer.place(9, 9, layer.weight).bias
+    assert_close(layer.place(2, 9, layer.weight).bias, whole[:, 7:])
+
+
+def test_remaining_length_counts_down(xp):
+    table = sinusoidal(10, 6, xp=xp, dtype=xp.float64)
+    remaining = [[6, 5, 4], [3, 2, 1]]
+    found = remaining_length(xp.asarray(remaining), 6, xp.float64)
+    for row in range(2):
+        for place in range(3):
+            assert_close(found[row, place, :], table[remaining[row][place], :], tolerance=1e-12)
+    assert tuple(remaining_length(xp.asarray([[1, 0]]), 5, xp.float64).shape) == (1, 2, 5)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.reference import raises_line
-from xformer import TransformerConfig
+from xformer import LanguageModelConfig, TransformerConfig
 from xformer.errors import ConfigError
 
 SIZES = {"source_vocab_size": 11, "target_vocab_size": 13}
@@ -32,13 +32,19 @@ def test_a_configuration_survives_json():
         ({"dropout": 1.0}, r"dropout is 1\.0; expected a probability in \[0, 1\)"),
         ({"attention_dropout": -0.1}, r"attention_dropout is -0\.1; expected a probability"),
         ({"activation_dropout": float("nan")}, "activation_dropout is nan; expected a probability"),
-        ({"dropout": "0.1"}, r"dropout is '0\.1'; expected a probability"),
+        ({"dropout": "0.1"}, r"dropout is '0\.1'; expected a number"),
         ({"tie_output": "no"}, "tie_output is 'no'; expected true or false"),
         ({"scale_embeddings": 1}, "scale_embeddings is 1; expected true or false"),
         ({"norm_epsilon": 0.0}, r"norm_epsilon is 0\.0; expected a small positive number"),
-        ({"norm_epsilon": "small"}, "norm_epsilon is 'small'; expected a small positive number"),
+        ({"norm_epsilon": "small"}, "norm_epsilon is 'small'; expected a number"),
         ({"activation": "swish"}, "activation is 'swish'; expected one of relu, gelu, gelu_tanh"),
-        ({"activation": ["relu"]}, r"activation is \['relu'\]; expected one of relu"),
+        ({"activation": ["relu"]}, r"activation is \['relu'\]; expected a name"),
+        ({"norm": "batch"}, "norm is 'batch'; expected one of layer, max_scaled, rms"),
+        ({"positions": "absolute"}, "positions is 'absolute'; expected one of sinusoidal, learned, rotary, alibi"),
+        ({"positions": "rotary", "d_model": 9, "num_heads": 3}, "positions 'rotary' turn pairs of features; .* is 3"),
+        ({"num_key_value_heads": 3}, "num_heads 8 is not divisible by num_key_value_heads 3"),
+        ({"window": 0}, "window is 0; expected a whole number of at least 1"),
+        ({"copy": True}, "copy needs share_embeddings"),
         ({"norm_position": "middle"}, "norm_position is 'middle'; expected 'pre' or 'post'"),
         ({"share_embeddings": True}, "share_embeddings needs one vocabulary; source has 11 tokens, target 13"),
         ({"eos_id": 13}, "pad_id, bos_id and eos_id must be below target_vocab_size 13"),
@@ -63,3 +69,16 @@ def test_values_that_make_no_model_are_refused(values, message):
 def test_dictionaries_that_are_no_configuration_are_refused(values, message):
     with raises_line(ConfigError, message.replace("?", r"\?")):
         TransformerConfig.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"vocab_size": 0}, "vocab_size is 0; expected a whole number of at least 1"),
+        ({"vocab_size": 8, "num_layers": -1}, "num_layers is -1; expected a whole number of at least 0"),
+        ({"vocab_size": 8, "d_model": 10, "num_heads": 4}, "d_model 10 is not divisible by num_heads 4"),
+    ],
+)
+def test_language_models_are_checked_as_well(values, message):
+    with raises_line(ConfigError, message):
+        LanguageModelConfig(**values)

@@ -17,7 +17,7 @@ from xformer.namespace import from_host, index_dtype
 @pytest.mark.parametrize("bad", [-1, 13], ids=["negative", "too large"])
 @pytest.mark.parametrize("move", ["list", "numpy", "own"])
 def test_ids_out_of_range_are_refused(xp, side, bad, move):
-    model = small_model(xp, source_vocab_size=13, num_encoder_layers=0, num_decoder_layers=0)
+    model = small_model(xp, source_vocab_size=13, num_encoder_layers=0, num_decoder_layers=1)
     inputs = [SOURCE.copy(), TARGET.copy()]
     inputs[side][1, 1] = bad
     inputs = [
@@ -80,7 +80,7 @@ def test_ids_on_another_device_are_refused():
 @without_jax
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
 def test_every_integer_dtype_will_do(xp, dtype):
-    model = small_model(xp, num_encoder_layers=0, num_decoder_layers=0)
+    model = small_model(xp, num_encoder_layers=0, num_decoder_layers=1)
     expected = model(SOURCE, TARGET)
     assert_close(model(SOURCE.astype(dtype), TARGET.astype(dtype)), expected)
     narrow = [from_host(xp, array, dtype=dtype) for array in (SOURCE, TARGET)]

@@ -7,9 +7,10 @@ import pytest
 
 from tests.conftest import assert_close
 from tests.reference import SOURCE, TARGET, normal, raises_line, small_model, translation_loss, without_jax
-from xformer import Rng, Transformer, TransformerConfig, value_and_grad
+from xformer import Rng, Transformer, TransformerConfig, array_namespace, value_and_grad
 from xformer.errors import BackendError, ConfigError, ShapeError
 from xformer.namespace import dtype_name, from_host, library
+from xformer.tree import flatten
 
 
 @without_jax
@@ -28,6 +29,75 @@ def test_decoding_a_memory_is_what_the_call_does():
     assert_close(model.decode(TARGET, memory, source=SOURCE), model(SOURCE, TARGET))
     unmasked = model.decode(TARGET, memory)
     assert np.abs(unmasked - model(SOURCE, TARGET)).max() > 1e-3
+
+
+def test_without_a_target_the_memory_is_returned():
+    model = small_model()
+    assert_close(model(SOURCE), model.encode(SOURCE), tolerance=0.0)
+
+
+def test_an_encoder_alone_has_no_parts_of_a_decoder(tmp_path):
+    model = small_model(num_decoder_layers=0, output_bias=True, tie_output=False)
+    names = {name.split(".")[0] for name, _ in model.named_parameters()}
+    assert names == {"source_embedding", "encoder", "encoder_norm"}
+    model.save(tmp_path / "m.safetensors")
+    loaded = Transformer.load(tmp_path / "m.safetensors", xp="numpy")
+    assert_close(loaded(SOURCE), model(SOURCE), tolerance=0.0)
+    with raises_line(ConfigError, "this model has no decoder"):
+        model(SOURCE, TARGET)
+    with raises_line(ConfigError, "this model has no decoder"):
+        model.begin(SOURCE)
+
+
+def test_depths_and_vocabularies_may_differ():
+    model = small_model(num_encoder_layers=3, num_decoder_layers=1)
+    assert (len(model.encoder), len(model.decoder)) == (3, 1)
+    assert model(SOURCE, TARGET).shape == (2, 4, 13)
+
+
+def test_one_hot_rows_stand_for_ids_and_have_a_gradient(xp):
+    model = small_model(xp, num_encoder_layers=1, num_decoder_layers=1)
+    rows = from_host(xp, np.eye(11)[SOURCE])
+    assert_close(model(rows, TARGET), model(SOURCE, TARGET), tolerance=1e-12)
+    _, (_, gradient) = value_and_grad(lambda inputs: xp_sum(inputs[0](inputs[1], TARGET)))((model, rows))
+    assert tuple(gradient.shape) == (2, 5, 11)
+    assert float(xp.max(xp.abs(gradient[1, 3:, :]))) == 0.0  # padding
+    assert float(xp.max(xp.abs(gradient[1, :3, :]))) > 1e-3
+
+
+def xp_sum(y):
+    return array_namespace(y).sum(y * y)
+
+
+def test_rematerialization_changes_no_gradient():
+    settings = {"dropout": 0.2, "attention_dropout": 0.2, "positions": "relative"}
+    found = [
+        value_and_grad(lambda model: translation_loss(model, rng=Rng(1)))(small_model(rematerialize=flag, **settings))
+        for flag in (False, True)
+    ]
+    assert_close(found[0][0], found[1][0], tolerance=0.0)
+    for one, other in zip(*(flatten(gradients)[0] for _, gradients in found), strict=True):
+        assert_close(one, other, tolerance=1e-14)
+
+
+def test_lengths_are_for_models_that_see_them():
+    with raises_line(ConfigError, "this model has no length encoding"):
+        small_model().begin(SOURCE, lengths=[3, 4])
+    model = small_model(length_encoding=True)
+    with raises_line(ConfigError, "this model needs the lengths of its outputs"):
+        model.begin(SOURCE)
+    memory = model.encode(SOURCE)
+    seen = model.decode(TARGET, memory, source=SOURCE, lengths=[4, 2])
+    assert_close(seen, model(SOURCE, TARGET))  # as long as the target is
+    assert np.abs(model.decode(TARGET, memory, source=SOURCE, lengths=[5, 2]) - seen)[0].max() > 1e-4
+
+
+def test_a_copying_model_needs_the_source():
+    model = small_model(source_vocab_size=13, share_embeddings=True, copy=True)
+    memory = model.encode(SOURCE)
+    assert_close(model.decode(TARGET, memory, source=SOURCE), model(SOURCE, TARGET))
+    with raises_line(ConfigError, "this model copies from the source; pass source="):
+        model.decode(TARGET, memory)
 
 
 def test_an_empty_batch_gives_no_logits():
@@ -162,7 +232,7 @@ def test_a_memory_that_does_not_fit_is_refused():
 
 
 def test_unknown_and_missing_libraries():
-    config = TransformerConfig(11, 13, d_model=8, num_heads=2)
+    config = TransformerConfig(source_vocab_size=11, target_vocab_size=13, d_model=8, num_heads=2)
     with raises_line(BackendError, "backend 'nump' is unknown; expected one of numpy, cupy, torch, jax"):
         Transformer(config, xp="nump")
     with raises_line(BackendError, "xp is 3; expected one of numpy, cupy"):

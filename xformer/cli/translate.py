@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -67,7 +66,7 @@ def translate(
     from xformer.cli.console import make_console, plural
 
     translator = _load(model, backend)
-    if source == streams.STANDARD and sys.stdin.isatty():
+    if streams.is_terminal(source):
         make_console(stderr=True).print("type a line to translate it; Ctrl-D ends")
     chunks: Iterable[list[str]] = _checked(translator, source, max_source_length)
     if not streams.is_stream(source):

@@ -22,11 +22,13 @@ _STORED = (0, 3, 1, 2)  # (batch, heads, queries, keys) -> (batch, keys, heads, 
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    query, key, value = arrays[:3]
+    query, key, value, _, bias, _ = arrays
     if query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
         return "not (batch, heads, length, features)"
     if query.shape[:2] != key.shape[:2] or key.shape[:3] != value.shape[:3]:
         return "batch or heads are broadcast"
+    if bias is not None and bias.dtype != query.dtype:
+        return "the bias is of another dtype"
     return floats(arrays, static)
 
 
@@ -54,13 +56,19 @@ def _causal_bias(queries: int, keys: int, dtype: Any) -> Any:
     return bias
 
 
-def _bias(mask: Any, causal: bool, queries: int, keys: int, dtype: Any) -> Any:
-    """What to add to the scores so that only allowed keys count, stored as they are, or None."""
+def _stored(x: Any) -> Any:
+    """Something broadcastable to the scores, seen in their memory order."""
+    return x.reshape((1,) * (4 - x.ndim) + x.shape).transpose(_STORED)
+
+
+def _bias(mask: Any, bias: Any, causal: bool, queries: int, keys: int, dtype: Any) -> Any:
+    """What to add to the scores, stored as they are, or None: the bias, and minus infinity where no key counts."""
     # Adding a small broadcast array is several times faster than a masked copy over all scores.
-    bias = None
+    if bias is not None:
+        bias = _stored(bias)
     if mask is not None:
-        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape).transpose(_STORED)
-        bias = np.where(mask, dtype.type(0.0), dtype.type(-np.inf))
+        forbidden = np.where(_stored(mask), dtype.type(0.0), dtype.type(-np.inf))
+        bias = forbidden if bias is None else bias + forbidden
     if causal and queries > 1:  # a single query is the last one, and sees every key
         late = _causal_bias(queries, keys, dtype)
         bias = late if bias is None else bias + late
@@ -88,10 +96,13 @@ def _softmax(scores: Any, bias: Any, axis: int) -> None:
     scores *= np.divide(1.0, total, out=total)
 
 
-def _one_query(query: Any, key: Any, value: Any, mask: Any, scale: float) -> Any:
+def _one_query(query: Any, key: Any, value: Any, mask: Any, bias: Any, scale: float) -> Any:
     """Decoding: little arithmetic on many keys and values, which are best left where they are."""
     scores = np.matmul(query * scale, key.mT)
-    _softmax(scores, None if mask is None else np.where(mask, scores.dtype.type(0.0), -np.inf), axis=-1)
+    if mask is not None:
+        forbidden = np.where(mask, scores.dtype.type(0.0), -np.inf)
+        bias = forbidden if bias is None else bias + forbidden
+    _softmax(scores, bias, axis=-1)
     return np.matmul(scores, value)
 
 
@@ -100,6 +111,7 @@ def _forward(
     key: Any,
     value: Any,
     mask: Any,
+    bias: Any,
     keep: Any,
     *,
     causal: bool,
@@ -109,8 +121,8 @@ def _forward(
 ) -> tuple[Any, Any]:
     (batch, heads, queries, _), keys = query.shape, key.shape[2]
     if queries == 1 and keep is None and not save:
-        return _one_query(query, key, value, mask, scale), None
-    bias = _bias(mask, causal, queries, keys, query.dtype)
+        return _one_query(query, key, value, mask, bias, scale), None
+    bias = _bias(mask, bias, causal, queries, keys, query.dtype)
     keep = None if keep is None else np.ascontiguousarray(keep.transpose(_STORED))
     kept = np.empty((batch, keys, heads, queries), dtype=query.dtype) if save else None
     out = _empty_heads(batch, heads, queries, value.shape[-1], query.dtype)
@@ -133,6 +145,7 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep
     dquery = _empty_heads(batch, heads, queries, head_dim, query.dtype)
     dkey = _empty_heads(batch, heads, keys, head_dim, query.dtype)
     dvalue = _empty_heads(batch, heads, keys, value.shape[-1], query.dtype)
+    dbias = np.empty_like(kept) if needs[4] else None
     for b, h in _tiles(batch, heads, queries * keys):
         q, k, v = query[b, h] * scale, key[b, h] * scale, value[b, h] * (1.0 / keep_probability)
         g_tile, weights = g[b, h], kept[b, :, h]
@@ -143,9 +156,11 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep
         dscores *= dropped
         weights *= dscores.sum(axis=1, keepdims=True)
         dscores -= weights
+        if dbias is not None:
+            dbias[b, :, h] = dscores
         np.matmul(dscores.transpose(0, 2, 3, 1), k, out=dquery[b, h])
         np.matmul(dscores.transpose(0, 2, 1, 3), q, out=dkey[b, h])
-    return dquery, dkey, dvalue, None, None
+    return dquery, dkey, dvalue, None, None if dbias is None else dbias.transpose(0, 2, 3, 1), None
 
 
 register(Kernel("numpy.attention", "attention", "numpy", _supports, _forward, _vjp))

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from xformer import masks
 from xformer.errors import ConfigError, ShapeError
+from xformer.layers.cache import KeyValueStore
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Initializer
 from xformer.layers.linear import Linear
-from xformer.namespace import Array, array_namespace
+from xformer.layers.positions import Rotation
+from xformer.namespace import Array, array_namespace, device
 from xformer.ops import attention, attention_weights
-from xformer.ops.attention import check_mask
 from xformer.random import Rng
 from xformer.tree import Module
-
-
-class KeyValueStore(Protocol):
-    """What decoding hands to an attention layer to avoid computing keys and values again."""
-
-    def update(self, layer: MultiHeadAttention, memory: Array) -> tuple[Array, Array]:
-        """Return the keys and values to attend to, given the input of this call."""
-        ...
 
 
 class MultiHeadAttention(Module):
     """Attend with several heads, each on a slice of d_model / num_heads features.
 
     Self-attention: `layer(x, causal=True)`; cross-attention: `layer(x, memory, mask=masks.padding(source, 0))`.
+
+    num_heads: heads of the query; it divides d_model. num_key_value_heads: heads of keys and values, each serving as
+    many query heads (grouped-query attention, Ainslie et al., 2023; 1: multi-query, Shazeer, 2019); default as many.
+    bias: of the four projections, (d_model, d_model) for query and output, (d_model, num_key_value_heads * head_dim)
+    for key and value. dropout: on the attention weights. window: how far self-attention sees, in tokens
+    (masks.sliding_window); None: everywhere.
+
+    Raises ConfigError when the heads do not divide what they share.
     """
 
     query: Linear
@@ -35,21 +35,33 @@ class MultiHeadAttention(Module):
     output: Linear
     dropout: Dropout
     num_heads: int
+    num_key_value_heads: int
+    window: int | None
 
-    def __init__(self, d_model: int, num_heads: int, *, bias: bool = True, dropout: float = 0.0, init: Initializer):
-        if num_heads < 1:
-            raise ConfigError(f"num_heads is {num_heads}; expected at least 1")
-        if d_model % num_heads:
-            raise ConfigError(
-                f"d_model {d_model} is not divisible by num_heads {num_heads}; "
-                f"choose e.g. d_model {num_heads * max(1, round(d_model / num_heads))} or another num_heads"
-            )
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        num_key_value_heads: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        window: int | None = None,
+        init: Initializer,
+    ):
+        shared = num_heads if num_key_value_heads is None else num_key_value_heads
+        check_heads(d_model, num_heads, shared)
+        if window is not None and window < 1:
+            raise ConfigError(f"window is {window}; expected at least 1 token, or None for no limit")
+        head_dim = d_model // num_heads
         self.query = Linear(d_model, d_model, bias=bias, init=init)
-        self.key = Linear(d_model, d_model, bias=bias, init=init)
-        self.value = Linear(d_model, d_model, bias=bias, init=init)
+        self.key = Linear(d_model, shared * head_dim, bias=bias, init=init)
+        self.value = Linear(d_model, shared * head_dim, bias=bias, init=init)
         self.output = Linear(d_model, d_model, bias=bias, init=init)
         self.dropout = Dropout(dropout)
         self.num_heads = num_heads
+        self.num_key_value_heads = shared
+        self.window = window
 
     def __call__(
         self,
@@ -57,51 +69,111 @@ class MultiHeadAttention(Module):
         memory: Array | None = None,
         *,
         mask: Array | None = None,
+        bias: Array | None = None,
+        rotation: Rotation | None = None,
         causal: bool = False,
         rng: Rng | None = None,
-        cache: KeyValueStore | None = None,
+        store: KeyValueStore | None = None,
     ) -> Array:
         """Attend from x to memory (default: x itself).
 
         x: (batch, queries, d_model); memory: (batch, keys, d_model); mask: boolean, True = may attend,
-        broadcastable to (batch, heads, queries, keys); causal: not later than the query, aligned at the end.
-        rng: dropout on the attention weights. cache: keys and values of earlier calls (decoding).
+        broadcastable to (batch, heads, queries, keys); bias: added to the scores, broadcastable likewise;
+        rotation: turns queries and keys by their positions; causal: not later than the query, aligned at the end.
+        rng: dropout on the attention weights. store: keys and values of earlier tokens, to which those of x are added
+        (decoding; only without memory).
         Returns (batch, queries, d_model).
         """
-        query = self.split_heads(self.query(x))
-        key, value = self.project(x if memory is None else memory, cache)
+        query, key, value, mask = self._project(x, memory, mask, rotation, store)
         keep, keep_probability = self.dropout.draw((*query.shape[:-1], key.shape[-2]), x, rng)
         heads = attention(
-            query, key, value, mask, causal=causal, keep=keep, keep_probability=keep_probability
+            query, key, value, mask, bias, causal=causal, keep=keep, keep_probability=keep_probability
         )  # (batch, heads, queries, head_dim)
-        return self.output(self.merge_heads(heads))
+        return self.output(merge_heads(heads))
+
+    def attend(self, x: Array, store: KeyValueStore, *, mask: Array | None = None) -> Array:
+        """Attend to keys and values computed before (decoding: those of the memory).
+
+        x: (rows, queries, d_model). The store may hold fewer rows, each serving as many neighbouring rows of x: the
+        hypotheses of a sentence share its memory. mask: broadcastable to (stored rows, heads, queries, keys).
+        Returns (rows, queries, d_model).
+        """
+        (rows, queries, d_model), key = x.shape, store.key
+        if key is None or store.value is None:
+            raise ShapeError("the store is empty; fill it first with the keys_and_values of the memory")
+        xp = array_namespace(x)
+        # To attention, the queries of neighbouring rows are just more queries of one sentence.
+        together = xp.reshape(self.query(x), (key.shape[0], rows // max(1, key.shape[0]) * queries, d_model))
+        heads = attention(self.split_heads(together, self.num_heads), key, store.value, mask)
+        return self.output(xp.reshape(merge_heads(heads), (rows, queries, d_model)))
 
     def weights(
-        self, x: Array, memory: Array | None = None, *, mask: Array | None = None, causal: bool = False
+        self,
+        x: Array,
+        memory: Array | None = None,
+        *,
+        mask: Array | None = None,
+        bias: Array | None = None,
+        rotation: Rotation | None = None,
+        causal: bool = False,
     ) -> Array:
-        """The attention weights of each head, to look at: (batch, heads, queries, keys)."""
-        query = self.split_heads(self.query(x))
-        key, _ = self.project(x if memory is None else memory)
-        check_mask(mask, (*query.shape[:-1], key.shape[-2]))
-        return attention_weights(query, key, mask, causal=causal)
+        """The attention weights of each head, to look at: (batch, heads, queries, keys). Arguments as above."""
+        query, key, _, mask = self._project(x, memory, mask, rotation)
+        return attention_weights(query, key, mask, bias, causal=causal)
 
-    def project(self, memory: Array, cache: KeyValueStore | None = None) -> tuple[Array, Array]:
-        """The keys and values of `memory`, each (batch, heads, keys, head_dim)."""
-        if cache is not None:
-            return cache.update(self, memory)
-        return self.split_heads(self.key(memory)), self.split_heads(self.value(memory))
+    def keys_and_values(self, memory: Array) -> tuple[Array, Array]:
+        """The keys and values of `memory`, each (batch, key/value heads, keys, head_dim)."""
+        heads = self.num_key_value_heads
+        return self.split_heads(self.key(memory), heads), self.split_heads(self.value(memory), heads)
 
-    def split_heads(self, x: Array) -> Array:
-        """(batch, length, d_model) -> (batch, heads, length, head_dim)."""
+    def split_heads(self, x: Array, heads: int) -> Array:
+        """(batch, length, heads * head_dim) -> (batch, heads, length, head_dim)."""
         if len(x.shape) != 3:
             raise ShapeError(f"x and memory must have shape (batch, length, d_model); one has {tuple(x.shape)}")
-        batch, length, d_model = x.shape
+        batch, length, features = x.shape
         xp = array_namespace(x)
-        split = xp.reshape(x, (batch, length, self.num_heads, d_model // self.num_heads))
-        return xp.permute_dims(split, (0, 2, 1, 3))
+        return xp.permute_dims(xp.reshape(x, (batch, length, heads, features // heads)), (0, 2, 1, 3))
 
-    def merge_heads(self, x: Array) -> Array:
-        """(batch, heads, length, head_dim) -> (batch, length, d_model)."""
-        batch, heads, length, head_dim = x.shape
-        xp = array_namespace(x)
-        return xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (batch, length, heads * head_dim))
+    def _project(
+        self,
+        x: Array,
+        memory: Array | None,
+        mask: Array | None,
+        rotation: Rotation | None,
+        store: KeyValueStore | None = None,
+    ) -> tuple[Array, Array, Array, Array | None]:
+        """Query, key and value in heads, and the mask with the window in it."""
+        query = self.split_heads(self.query(x), self.num_heads)
+        key, value = self.keys_and_values(x if memory is None else memory)
+        if rotation is not None:
+            query, key = rotation(query), rotation(key)
+        if store is not None:
+            key, value = store.append(key, value)
+        if self.window is not None and memory is None:
+            lengths = (query.shape[2], key.shape[2])
+            near = masks.sliding_window(*lengths, size=self.window, xp=array_namespace(x), device=device(x))
+            mask = masks.combine(mask, near)
+        return query, key, value, mask
+
+
+def merge_heads(x: Array) -> Array:
+    """(batch, heads, length, head_dim) -> (batch, length, heads * head_dim)."""
+    batch, heads, length, head_dim = x.shape
+    xp = array_namespace(x)
+    return xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (batch, length, heads * head_dim))
+
+
+def check_heads(d_model: int, num_heads: int, num_key_value_heads: int) -> None:
+    """Raise ConfigError unless the heads divide d_model, and the key/value heads the heads."""
+    if num_heads < 1:
+        raise ConfigError(f"num_heads is {num_heads}; expected at least 1")
+    if d_model % num_heads:
+        raise ConfigError(
+            f"d_model {d_model} is not divisible by num_heads {num_heads}; "
+            f"choose e.g. d_model {num_heads * max(1, round(d_model / num_heads))} or another num_heads"
+        )
+    if num_key_value_heads < 1 or num_heads % num_key_value_heads:
+        raise ConfigError(
+            f"num_heads {num_heads} is not divisible by num_key_value_heads {num_key_value_heads}; "
+            "each key/value head serves as many query heads"
+        )

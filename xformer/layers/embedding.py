@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 
+from xformer.errors import ShapeError
+from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Initializer
-from xformer.namespace import Array, array_namespace
+from xformer.layers.normalization import Norm
+from xformer.layers.positions import LearnedPositions, Sinusoidal
+from xformer.namespace import Array, array_namespace, is_floating
 from xformer.ops.embedding import embedding
 from xformer.ops.linear import linear
+from xformer.random import Rng
 from xformer.tree import Module
 
 
@@ -26,10 +31,51 @@ class Embedding(Module):
         self.scale = scale
 
     def __call__(self, ids: Array) -> Array:
-        """ids: (...) integers in [0, vocab_size) -> (..., d_model)."""
-        vectors = embedding(self.weight, ids)
+        """ids: (...) integers in [0, vocab_size), or one-hot rows (..., vocab_size), floating -> (..., d_model).
+
+        Rows need not be one-hot: they are mixed as they say, which lets a gradient flow back to them.
+        """
+        vectors = linear(ids, self.weight) if is_floating(ids.dtype) else embedding(self.weight, ids)
         return vectors * math.sqrt(self.weight.shape[1]) if self.scale else vectors
 
     def unembed(self, x: Array) -> Array:
         """Logits of every token, by the same table (Press and Wolf, 2017): (..., d_model) -> (..., vocab_size)."""
         return linear(x, array_namespace(self.weight).matrix_transpose(self.weight))
+
+
+class TokenInput(Module):
+    """What becomes of token vectors before the first layer: positions, scale, norm, dropout, in this order.
+
+    scale: multiply vectors and positions, once added, by sqrt(d_model); usually the table scales vectors alone.
+    """
+
+    positions: Sinusoidal | LearnedPositions | None
+    norm: Norm | None
+    dropout: Dropout
+    scale: bool
+
+    def __init__(
+        self,
+        *,
+        positions: Sinusoidal | LearnedPositions | None = None,
+        scale: bool = False,
+        norm: Norm | None = None,
+        dropout: float = 0.0,
+    ):
+        self.positions = positions
+        self.norm = norm
+        self.dropout = Dropout(dropout)
+        self.scale = scale
+
+    def __call__(self, x: Array, positions: Array | None = None, *, start: int = 0, rng: Rng | None = None) -> Array:
+        """x: token vectors (batch, length, d_model), at `positions` (batch, length) or from `start` on. Returns the
+        same shape."""
+        if len(x.shape) != 3:
+            raise ShapeError(f"token vectors have shape {tuple(x.shape)}; expected (batch, length, d_model)")
+        if self.positions is not None:
+            x = self.positions(x, positions, start=start)
+        if self.scale:
+            x = x * math.sqrt(x.shape[-1])
+        if self.norm is not None:
+            x = self.norm(x)
+        return self.dropout(x, rng)

@@ -1,10 +1,11 @@
-"""The encoder (Vaswani et al., 2017, figure 1, left)."""
+"""The layer of an encoder (Vaswani et al., 2017, figure 1, left) and, causal, of a decoder-only model."""
 
 from __future__ import annotations
 
 from xformer.layers.attention import MultiHeadAttention
-from xformer.layers.feed_forward import FeedForward
-from xformer.layers.initializer import Initializer
+from xformer.layers.cache import KeyValueStore
+from xformer.layers.feed_forward import FeedForward, GatedFeedForward
+from xformer.layers.positions import Rotation
 from xformer.layers.residual import Residual
 from xformer.namespace import Array
 from xformer.random import Rng
@@ -12,38 +13,34 @@ from xformer.tree import Module
 
 
 class EncoderLayer(Module):
-    """Self-attention, then feed-forward, each in a residual connection."""
+    """Self-attention, then feed-forward, each in a residual connection (PreNorm or PostNorm)."""
 
     self_attention: MultiHeadAttention
-    feed_forward: FeedForward
+    feed_forward: FeedForward | GatedFeedForward
     self_attention_residual: Residual
     feed_forward_residual: Residual
 
-    def __init__(
+    def __call__(
         self,
-        d_model: int,
-        num_heads: int,
-        d_ff: int,
+        x: Array,
         *,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float = 0.0,
-        activation: str = "relu",
-        pre_norm: bool = True,
-        attention_bias: bool = True,
-        epsilon: float = 1e-5,
-        init: Initializer,
-    ):
-        self.self_attention = MultiHeadAttention(
-            d_model, num_heads, bias=attention_bias, dropout=attention_dropout, init=init
-        )
-        self.feed_forward = FeedForward(d_model, d_ff, activation=activation, dropout=activation_dropout, init=init)
-        self.self_attention_residual, self.feed_forward_residual = (
-            Residual(d_model, pre_norm=pre_norm, dropout=dropout, epsilon=epsilon, init=init) for _ in range(2)
-        )
+        mask: Array | None = None,
+        bias: Array | None = None,
+        rotation: Rotation | None = None,
+        causal: bool = False,
+        rng: Rng | None = None,
+        store: KeyValueStore | None = None,
+    ) -> Array:
+        """Encode one layer; arguments other than x go to its self-attention.
 
-    def __call__(self, x: Array, *, mask: Array | None = None, rng: Rng | None = None) -> Array:
-        """x: (batch, length, d_model); mask: True = may attend. Returns the same shape as x."""
+        x: (batch, length, d_model). Returns the same shape.
+        """
         attend_rng, attend_out, feed_rng, feed_out = rng.split(4) if rng else (None,) * 4
-        x = self.self_attention_residual(x, lambda y: self.self_attention(y, mask=mask, rng=attend_rng), attend_out)
+        x = self.self_attention_residual(
+            x,
+            lambda y: self.self_attention(
+                y, mask=mask, bias=bias, rotation=rotation, causal=causal, rng=attend_rng, store=store
+            ),
+            attend_out,
+        )
         return self.feed_forward_residual(x, lambda y: self.feed_forward(y, feed_rng), feed_out)

@@ -1,35 +1,46 @@
-"""How a sublayer joins the residual stream: pre-norm or post-norm."""
+"""How a sublayer joins the residual stream: before it or after it comes the norm."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from xformer.layers.dropout import Dropout
-from xformer.layers.initializer import Initializer
-from xformer.layers.normalization import LayerNorm
+from xformer.layers.normalization import Norm
 from xformer.namespace import Array
 from xformer.random import Rng
 from xformer.tree import Module
 
+Sublayer = Callable[[Array], Array]
 
-class Residual(Module):
-    """Wrap a sublayer f with a residual connection, dropout and a norm.
 
-    Pre-norm (Xiong et al., 2020): x + dropout(f(norm(x))), which trains without a careful warm-up.
-    Post-norm (Vaswani et al., 2017, section 3.1): norm(x + dropout(f(x))), the paper's own.
-    """
+class PreNorm(Module):
+    """x + dropout(f(norm(x))) (Xiong et al., 2020): trains without a careful warm-up."""
 
-    norm: LayerNorm
+    norm: Norm
     dropout: Dropout
-    pre_norm: bool
 
-    def __init__(self, d_model: int, *, pre_norm: bool, dropout: float = 0.0, epsilon: float = 1e-5, init: Initializer):
-        self.norm = LayerNorm(d_model, epsilon=epsilon, init=init)
+    def __init__(self, norm: Norm, *, dropout: float = 0.0):
+        self.norm = norm
         self.dropout = Dropout(dropout)
-        self.pre_norm = pre_norm
 
-    def __call__(self, x: Array, sublayer: Callable[[Array], Array], rng: Rng | None = None) -> Array:
+    def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
         """x: (batch, length, d_model) -> the same shape."""
-        if self.pre_norm:
-            return x + self.dropout(sublayer(self.norm(x)), rng)
+        return x + self.dropout(sublayer(self.norm(x)), rng)
+
+
+class PostNorm(Module):
+    """norm(x + dropout(f(x))), the paper's own (Vaswani et al., 2017, section 3.1)."""
+
+    norm: Norm
+    dropout: Dropout
+
+    def __init__(self, norm: Norm, *, dropout: float = 0.0):
+        self.norm = norm
+        self.dropout = Dropout(dropout)
+
+    def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
+        """x: (batch, length, d_model) -> the same shape."""
         return self.norm(x + self.dropout(sublayer(x), rng))
+
+
+Residual = PreNorm | PostNorm

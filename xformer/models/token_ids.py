@@ -13,6 +13,7 @@ from xformer.namespace import (
     dtype_name,
     from_host,
     index_dtype,
+    is_floating,
     is_integer,
     is_readable_on_host,
     library,
@@ -26,12 +27,15 @@ def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
     """Return ids as an integer array (batch, length) in the library and on the device of `like`.
 
     data: an array of that library, a NumPy array, or nested lists of whole numbers. Values are checked wherever
-    reading them costs no wait: ids outside [0, vocab_size) would otherwise wrap or clamp silently.
+    reading them costs no wait: ids outside [0, vocab_size) would otherwise wrap or clamp silently. Floating one-hot
+    rows, (batch, length, vocab_size), are returned as they are, in that library.
 
     Raises DataError for ids out of range or ragged rows, ShapeError for other ranks or dtypes and for rows without
     a token, BackendError for an array of a third library or on another device.
     """
     home = base_namespace(array_namespace(like))
+    if is_array(data) and is_floating(data.dtype) and tuple(data.shape[2:]) == (vocab_size,):
+        return _one_hot(data, name, like)
     if is_array(data) and library(array_namespace(data)) == library(home):
         ids = data
         _check_kind(ids, name)
@@ -49,6 +53,30 @@ def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
     _check_kind(host, name)
     _check_range(host, name, vocab_size)
     return from_host(home, _signed(host), device=device(like))
+
+
+def _one_hot(rows: Array, name: str, like: Array) -> Array:
+    """One-hot rows in the library, dtype and place of `like`; they may be traced, to be differentiated."""
+    xp = array_namespace(rows)
+    if library(xp) == library(array_namespace(like)):
+        same_device((like, rows))
+        return xp.astype(rows, like.dtype, copy=False)
+    if library(xp) != "numpy":
+        raise BackendError(f"{name} is an array of {library(xp)}, the model lives in {library(array_namespace(like))}")
+    return from_host(base_namespace(array_namespace(like)), rows, dtype=like.dtype, device=device(like))
+
+
+def positions_of(ids: Array, pad_id: int) -> Array:
+    """Where each token stands in its row, from 0 at the first that is not padding: (batch, length)."""
+    xp = array_namespace(ids)
+    started = xp.cumulative_sum(xp.astype(ids != pad_id, ids.dtype), axis=1) > 0
+    padding = xp.sum(xp.astype(xp.logical_not(started), ids.dtype), axis=1, keepdims=True)
+    return xp.clip(xp.arange(ids.shape[1], dtype=ids.dtype, device=device(ids)) - padding, min=0)
+
+
+def ids_of(tokens: Array) -> Array:
+    """The ids that one-hot rows stand for; ids are returned as they are."""
+    return array_namespace(tokens).argmax(tokens, axis=-1) if is_floating(tokens.dtype) else tokens
 
 
 def _check_kind(ids: Array, name: str) -> None:

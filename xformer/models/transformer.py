@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from xformer import masks
-from xformer.errors import CheckpointError, ConfigError, ShapeError
-from xformer.layers import DecoderLayer, Dropout, Embedding, EncoderLayer, Initializer, LayerNorm, Linear, sinusoidal
-from xformer.layers.decoder import LayerCache
+from xformer.autodiff import checkpoint
+from xformer.errors import ConfigError, ShapeError
+from xformer.layers import CopyHead, DecoderLayer, Embedding, EncoderLayer, Initializer, Linear, TokenInput
+from xformer.layers.normalization import Norm
+from xformer.layers.positions import RelativePositions, placement, remaining_length
+from xformer.models.cache import DecodingCache, Memory
 from xformer.models.config import TransformerConfig
-from xformer.models.token_ids import as_token_ids
-from xformer.namespace import Array, Device, DType, array_namespace, device, dtype_name
+from xformer.models.parts import Parts
+from xformer.models.saving import Model
+from xformer.models.token_ids import as_token_ids, ids_of, positions_of
+from xformer.namespace import Array, Device, DType, array_namespace, base_namespace, device, from_host
 from xformer.random import Rng
-from xformer.storage import load_arrays, place, restorable_dtype, save_arrays
-from xformer.tree import Module, replace
 
 
-class Cache(Protocol):
-    """What generation keeps of the tokens decoded so far."""
-
-    @property
-    def length(self) -> int:
-        """How many tokens they are."""
-
-    @property
-    def layers(self) -> Sequence[LayerCache]:
-        """The stores of each decoder layer."""
-
-
-class Transformer(Module):
+class Transformer(Model):
     """Encode a source sentence into a memory, and decode target tokens from it.
 
     >>> import numpy as np
@@ -49,15 +38,21 @@ class Transformer(Module):
     (1, 3, 13)
     """
 
+    config_class = TransformerConfig
+
     source_embedding: Embedding
     target_embedding: Embedding | None
     encoder: tuple[EncoderLayer, ...]
     decoder: tuple[DecoderLayer, ...]
-    encoder_norm: LayerNorm | None
-    decoder_norm: LayerNorm | None
+    encoder_norm: Norm | None
+    decoder_norm: Norm | None
     output: Linear | None
     output_bias: Array | None
-    dropout: Dropout
+    encoder_input: TokenInput
+    decoder_input: TokenInput
+    encoder_positions: RelativePositions | None
+    decoder_positions: RelativePositions | None
+    copy_head: CopyHead | None
     config: TransformerConfig
 
     def __init__(
@@ -75,58 +70,52 @@ class Transformer(Module):
         library; dtype: of the parameters, default float32; device: as the library names it.
         """
         init = Initializer(xp, seed=seed, dtype=dtype, device=device)
-        c = config
-        part: dict[str, Any] = {
-            "dropout": c.dropout,
-            "attention_dropout": c.attention_dropout,
-            "activation_dropout": c.activation_dropout,
-            "activation": c.activation,
-            "pre_norm": c.norm_position == "pre",
-            "attention_bias": c.attention_bias,
-            "epsilon": c.norm_epsilon,
-            "init": init,
-        }
-        sizes = (c.d_model, c.num_heads, c.d_ff)
-        self.source_embedding = Embedding(c.source_vocab_size, c.d_model, scale=c.scale_embeddings, init=init)
-        self.target_embedding = (
-            None
-            if c.share_embeddings
-            else Embedding(c.target_vocab_size, c.d_model, scale=c.scale_embeddings, init=init)
-        )
-        self.encoder = tuple(EncoderLayer(*sizes, **part) for _ in range(c.num_encoder_layers))
-        self.decoder = tuple(DecoderLayer(*sizes, **part) for _ in range(c.num_decoder_layers))
-        # A pre-norm stack ends with a sum that no norm has seen yet.
-        pre_norm = c.norm_position == "pre"
-        self.encoder_norm = LayerNorm(c.d_model, epsilon=c.norm_epsilon, init=init) if pre_norm else None
-        self.decoder_norm = LayerNorm(c.d_model, epsilon=c.norm_epsilon, init=init) if pre_norm else None
-        self.output = None if c.tie_output else Linear(c.d_model, c.target_vocab_size, bias=False, init=init)
-        self.output_bias = init.zeros((c.target_vocab_size,)) if c.output_bias else None
-        self.dropout = Dropout(c.dropout)
+        parts, c = Parts(config, init), config
+        decodes = c.num_decoder_layers > 0
+        self.source_embedding = parts.embedding(c.source_vocab_size)
+        self.target_embedding = parts.embedding(c.target_vocab_size) if decodes and not c.share_embeddings else None
+        self.encoder = tuple(parts.encoder_layer() for _ in range(c.num_encoder_layers))
+        self.decoder = tuple(parts.decoder_layer() for _ in range(c.num_decoder_layers))
+        self.encoder_norm = parts.final_norm()
+        self.decoder_norm = parts.final_norm() if decodes else None
+        untied = decodes and not c.tie_output
+        self.output = Linear(c.d_model, c.target_vocab_size, bias=False, init=init) if untied else None
+        self.output_bias = init.zeros((c.target_vocab_size,)) if decodes and c.output_bias else None
+        self.encoder_input = parts.token_input()
+        self.decoder_input = parts.token_input()
+        self.encoder_positions = parts.relative_positions(two_sided=True)
+        self.decoder_positions = parts.relative_positions(two_sided=False) if decodes else None
+        self.copy_head = CopyHead(c.d_model, init=init) if decodes and c.copy else None
         self.config = config
 
-    def __call__(self, source: Any, target: Any, *, rng: Rng | None = None) -> Array:
-        """Logits of the token that follows each target token.
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are to choose from."""
+        return self.config.target_vocab_size
+
+    # --- The whole at once: training ----------------------------------------------------------------------------------
+
+    def __call__(self, source: Any, target: Any = None, *, causal: bool = True, rng: Rng | None = None) -> Array:
+        """Logits of the token that follows each target token; without a target, the memory.
 
         source: (batch, source length), target: (batch, target length): ids as arrays of the model's library, NumPy
-        arrays or nested lists, padded with pad_id. rng: draws dropout; None (the default) switches it off.
-        Returns (batch, target length, target_vocab_size).
+        arrays or nested lists, padded with pad_id; or floating one-hot rows (batch, length, vocabulary).
+        causal: False lets target tokens see later ones. rng: draws dropout; None (the default) switches it off.
+        Returns (batch, target length, target_vocab_size), or the memory (batch, source length, d_model).
 
         Raises DataError for ids out of range, ShapeError for other ranks, BackendError for another library's array.
         """
         encode_rng, decode_rng = rng.split(2) if rng else (None, None)
         source = self.source_ids(source)
-        memory = self.encode(source, rng=encode_rng)
-        return self.decode(target, memory, source=source, rng=decode_rng)
+        if target is None:
+            return self._encode(source, encode_rng)
+        target = self.target_ids(target)
+        memory = self._encode(source, encode_rng)
+        return self._decode(target, memory, source, causal=causal, rng=decode_rng)
 
     def encode(self, source: Any, *, rng: Rng | None = None) -> Array:
         """source: ids (batch, source length) -> memory (batch, source length, d_model)."""
-        source = self.source_ids(source)
-        embed_rng, *layer_rngs = rng.split(1 + len(self.encoder)) if rng else (None,) * (1 + len(self.encoder))
-        mask = masks.padding(source, self.config.pad_id)
-        x = self._embed(self.source_embedding, source, 0, embed_rng)
-        for layer, layer_rng in zip(self.encoder, layer_rngs, strict=True):
-            x = layer(x, mask=mask, rng=layer_rng)
-        return x if self.encoder_norm is None else self.encoder_norm(x)
+        return self._encode(self.source_ids(source), rng)
 
     def decode(
         self,
@@ -134,95 +123,173 @@ class Transformer(Module):
         memory: Array,
         *,
         source: Any = None,
+        lengths: Any = None,
+        causal: bool = True,
         rng: Rng | None = None,
-        cache: Cache | None = None,
     ) -> Array:
         """Logits from a memory.
 
         target: ids (batch, target length); memory: (batch, source length, d_model); source: the ids the memory was
-        made from, to mask its padding (None: nothing was padded). With a cache, target holds only the tokens that
-        are new since the last call. Returns (batch, target length, target_vocab_size).
+        made from, to mask its padding (None: nothing was padded); lengths: (batch,) tokens of the whole output, eos
+        included, for models with a length encoding (None: as many as target has); causal: False lets target tokens
+        see later ones. Returns (batch, target length, target_vocab_size).
         """
         target = self.target_ids(target)
         _check_memory(memory, target, self.config.d_model)
-        embed_rng, *layer_rngs = rng.split(1 + len(self.decoder)) if rng else (None,) * (1 + len(self.decoder))
-        memory_mask = None if source is None else masks.padding(self.source_ids(source), self.config.pad_id)
-        # Cached tokens are real ones by construction; without a cache, padding on the left has to be masked.
-        mask = masks.padding(target, self.config.pad_id) if cache is None else None
-        x = self._embed(self._target_embedding(), target, cache.length if cache else 0, embed_rng)
-        caches = cache.layers if cache else (None,) * len(self.decoder)
-        for layer, layer_rng, layer_cache in zip(self.decoder, layer_rngs, caches, strict=True):
-            x = layer(x, memory, mask=mask, memory_mask=memory_mask, rng=layer_rng, cache=layer_cache)
-        return self._logits(x if self.decoder_norm is None else self.decoder_norm(x))
+        source = None if source is None else self.source_ids(source)
+        if source is not None and tuple(source.shape[:2]) != tuple(memory.shape[:2]):
+            raise ShapeError(
+                f"source ids have shape {tuple(source.shape)}; expected {tuple(memory.shape[:2])}, as the memory has"
+            )
+        if lengths is not None:
+            lengths = from_host(base_namespace(array_namespace(memory)), lengths, device=device(memory))
+        return self._decode(target, memory, source, lengths=lengths, causal=causal, rng=rng)
+
+    def _encode(self, source: Array, rng: Rng | None = None) -> Array:
+        input_rng, *layer_rngs = rng.split(1 + len(self.encoder)) if rng else (None,) * (1 + len(self.encoder))
+        ids = ids_of(source)
+        mask = masks.padding(ids, self.config.pad_id)
+        x = self.source_embedding(source)
+        x = self.encoder_input(x, positions_of(ids, self.config.pad_id), rng=input_rng)
+        place = placement(self.encoder_positions, ids.shape[1], ids.shape[1], x)
+        for layer, layer_rng in zip(self.encoder, layer_rngs, strict=True):
+            x = self._run(layer)(x, mask=mask, bias=place.bias, rotation=place.rotation, rng=layer_rng)
+        return x if self.encoder_norm is None else self.encoder_norm(x)
+
+    def _decode(
+        self,
+        target: Array,
+        memory: Array,
+        source: Array | None,
+        *,
+        lengths: Array | None = None,
+        causal: bool = True,
+        rng: Rng | None = None,
+    ) -> Array:
+        input_rng, *layer_rngs = rng.split(1 + len(self.decoder)) if rng else (None,) * (1 + len(self.decoder))
+        ids, pad_id = ids_of(target), self.config.pad_id
+        source = None if source is None else ids_of(source)
+        mask = masks.padding(ids, pad_id)
+        memory_mask = None if source is None else masks.padding(source, pad_id)
+        x = self._target_input(target, lengths, rng=input_rng)
+        place = placement(self.decoder_positions, ids.shape[1], ids.shape[1], x)
+        for layer, layer_rng in zip(self.decoder, layer_rngs, strict=True):
+            x = self._run(layer)(
+                x,
+                memory,
+                mask=mask,
+                memory_mask=memory_mask,
+                bias=place.bias,
+                rotation=place.rotation,
+                causal=causal,
+                rng=layer_rng,
+            )
+        return self._logits(x, memory, source, memory_mask)
+
+    def _run(self, layer: EncoderLayer | DecoderLayer) -> Callable[..., Array]:
+        """The layer as a function, which forgets what it computed where the configuration says so."""
+        if not self.config.rematerialize:
+            return layer
+        run = checkpoint(type(layer).__call__)
+        return lambda *args, **keywords: run(layer, *args, **keywords)
+
+    # --- Token by token: decoding -------------------------------------------------------------------------------------
+
+    def begin(self, source: Any, *, lengths: Sequence[int] | None = None) -> DecodingCache:
+        """Encode sentences, to be decoded by `step`.
+
+        source: ids (sentences, source length); lengths: tokens of the output that is wanted of each, eos included, for
+        models with a length encoding. Raises ConfigError for a model that has no decoder, or needs lengths.
+        """
+        if not self.decoder:
+            raise ConfigError("this model has no decoder (num_decoder_layers is 0); it can only encode")
+        if self.config.length_encoding != (lengths is not None):
+            wanted = "needs the lengths of its outputs" if lengths is None else "has no length encoding"
+            raise ConfigError(f"this model {wanted}; see length_encoding of its configuration")
+        tokens = self.source_ids(source)
+        ids = ids_of(tokens)
+        states = self._encode(tokens)
+        xp, place = array_namespace(ids), device(ids)
+        wanted_lengths = None if lengths is None else from_host(xp, list(lengths), dtype="int64", device=place)
+        memory = Memory(states, ids, masks.padding(ids, self.config.pad_id), wanted_lengths)
+        cache = DecodingCache(len(self.decoder), like=states, memory=memory)
+        for layer, kept in zip(self.decoder, cache.layers, strict=True):
+            kept.cross_attention.append(*layer.cross_attention.keys_and_values(states))
+        return cache
+
+    def step(self, tokens: Array, cache: DecodingCache) -> Array:
+        """Logits of the next token: (rows, target_vocab_size).
+
+        tokens: ids (rows, new tokens) in the model's library, which are trusted; they join the cache.
+        """
+        memory, (rows, new) = cache.memory, tokens.shape
+        if memory is None:
+            raise ConfigError("the cache has no memory; expected one that begin() of this model made")
+        start = cache.length
+        x = self._target_table()(tokens)
+        if memory.lengths is not None:
+            xp = array_namespace(tokens)
+            decoded = xp.arange(start, start + new, dtype=memory.lengths.dtype, device=device(tokens))
+            lengths = xp.repeat(memory.lengths, rows // memory.lengths.shape[0])
+            x = x + remaining_length(xp.expand_dims(lengths, axis=1) - decoded, self.config.d_model, x.dtype)
+        x = self.decoder_input(x, start=start)
+        place = placement(self.decoder_positions, new, start + new, x)
+        for layer, kept in zip(self.decoder, cache.layers, strict=True):
+            x = layer.step(x, kept, memory_mask=memory.mask, bias=place.bias, rotation=place.rotation)
+        cache.length = start + new
+        return self._logits(x[:, -1:, :], memory.states, memory.ids, memory.mask)[:, 0, :]
 
     def cross_attention_weights(self, source: Any, target: Any) -> list[Array]:
         """How each target token attends to the source, to look at: per layer (batch, heads, target, source)."""
-        source, target = self.source_ids(source), self.target_ids(target)
-        memory, found = self.encode(source), []
+        source, target = ids_of(self.source_ids(source)), ids_of(self.target_ids(target))
+        memory, found = self._encode(source), []
         mask, memory_mask = (masks.padding(ids, self.config.pad_id) for ids in (target, source))
-        x = self._embed(self._target_embedding(), target, 0, None)
+        x = self._target_input(target)
+        place = placement(self.decoder_positions, target.shape[1], target.shape[1], x)
+        where: dict[str, Any] = {"mask": mask, "memory_mask": memory_mask, **place._asdict()}
         for layer in self.decoder:
-            found.append(layer.cross_attention_weights(x, memory, mask=mask, memory_mask=memory_mask))
-            x = layer(x, memory, mask=mask, memory_mask=memory_mask)
+            found.append(layer.cross_attention_weights(x, memory, **where))
+            x = layer(x, memory, **where)
         return found
+
+    # --- Parts of the above -------------------------------------------------------------------------------------------
 
     def source_ids(self, data: Any) -> Array:
         """Check source ids and bring them to the model's library."""
         return as_token_ids(data, "source", self.config.source_vocab_size, self.source_embedding.weight)
 
     def target_ids(self, data: Any) -> Array:
-        """Check target ids and bring them to the model's library."""
+        """Check target ids and bring them to the model's library; raises ConfigError without a decoder."""
+        if not self.decoder:
+            raise ConfigError("this model has no decoder (num_decoder_layers is 0); call it with a source alone")
         return as_token_ids(data, "target", self.config.target_vocab_size, self.source_embedding.weight)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write parameters and configuration to one safetensors file, atomically."""
-        dtype = dtype_name(self.source_embedding.weight.dtype)
-        metadata = {"format": "xformer", "config": json.dumps(self.config.to_dict()), "dtype": dtype}
-        save_arrays(path, dict(self.named_parameters()), metadata)
-
-    @classmethod
-    def load(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        xp: Any,
-        dtype: DType | str | None = None,
-        device: Device = None,
-    ) -> Transformer:
-        """Read a model that `save` wrote, into any library.
-
-        dtype: default the one it was saved in; where the library does not have it, and for bfloat16 in NumPy, float32.
-
-        Raises CheckpointError when the file is not such a model, BackendError when library, dtype or device is not
-        there.
-        """
-        arrays, metadata = load_arrays(path)
-        if metadata.get("format") != "xformer" or "config" not in metadata:
-            raise CheckpointError(f"{path} is a safetensors file, but not an xformer model: it has no configuration")
-        try:
-            config = TransformerConfig.from_dict(json.loads(metadata["config"]))
-            stored = restorable_dtype(xp, metadata.get("dtype", "float32"))
-            blank = cls(config, xp=xp, dtype=stored if dtype is None else dtype, device=device)
-            return replace(blank, place(arrays, dict(blank.named_parameters())))  # type: ignore[no-any-return]
-        except (ConfigError, ShapeError, ValueError) as error:
-            raise CheckpointError(
-                f"{path} does not hold the model that its configuration describes: {error}"
-            ) from error
-
-    def _target_embedding(self) -> Embedding:
+    def _target_table(self) -> Embedding:
         return self.source_embedding if self.target_embedding is None else self.target_embedding
 
-    def _embed(self, embedding: Embedding, ids: Array, start: int, rng: Rng | None) -> Array:
-        """Token vectors plus positions, with dropout: (batch, length) -> (batch, length, d_model)."""
-        x = embedding(ids)
-        table = sinusoidal(
-            ids.shape[1], self.config.d_model, start=start, xp=array_namespace(x), dtype=x.dtype, device=device(x)
-        )
-        return self.dropout(x + table, rng)
+    def _target_input(self, target: Array, lengths: Array | None = None, rng: Rng | None = None) -> Array:
+        """What the first decoder layer gets: (batch, length, d_model); lengths as for `decode`."""
+        ids = ids_of(target)
+        positions = positions_of(ids, self.config.pad_id)
+        x = self._target_table()(target)
+        if self.config.length_encoding:
+            xp = array_namespace(ids)
+            if lengths is None:
+                counted = xp.astype(ids != self.config.pad_id, ids.dtype)
+                lengths = xp.sum(counted, axis=1)  # the bos that is in counts for the eos that is not
+            x = x + remaining_length(xp.expand_dims(lengths, axis=1) - positions, self.config.d_model, x.dtype)
+        return self.decoder_input(x, positions, rng=rng)
 
-    def _logits(self, x: Array) -> Array:
-        logits = self._target_embedding().unembed(x) if self.output is None else self.output(x)
-        return logits if self.output_bias is None else logits + self.output_bias
+    def _logits(self, x: Array, memory: Array, source: Array | None, memory_mask: Array | None) -> Array:
+        """Logits of the decoder's states; with a copy head, log-probabilities."""
+        x = x if self.decoder_norm is None else self.decoder_norm(x)
+        logits = self._target_table().unembed(x) if self.output is None else self.output(x)
+        logits = logits if self.output_bias is None else logits + self.output_bias
+        if self.copy_head is None:
+            return logits
+        if source is None:
+            raise ConfigError("this model copies from the source; pass source=, the ids that the memory was made from")
+        return self.copy_head(x, logits, memory, source, memory_mask)
 
 
 def _check_memory(memory: Array, target: Array, d_model: int) -> None:

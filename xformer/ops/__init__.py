@@ -1,12 +1,13 @@
 """The operations that layers are made of: portable definitions with their VJPs, replaceable by kernels."""
 
-from xformer.ops.activations import activation, gelu, gelu_tanh, relu
+from xformer.ops.activations import activation, gelu, gelu_tanh, relu, silu
 from xformer.ops.attention import attention, attention_weights
 from xformer.ops.cross_entropy import cross_entropy
 from xformer.ops.dropout import dropout
 from xformer.ops.embedding import embedding
 from xformer.ops.layer_norm import layer_norm
 from xformer.ops.linear import linear
+from xformer.ops.rms_norm import rms_norm
 from xformer.ops.softmax import softmax
 
 __all__ = [
@@ -21,5 +22,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "relu",
+    "rms_norm",
+    "silu",
     "softmax",
 ]

@@ -43,7 +43,19 @@ def gelu_tanh(x: Array) -> Array:
     return 0.5 * x * (1.0 + xp.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+def silu(x: Array) -> Array:
+    """x times the logistic function of x (Elfwing et al., 2018), also known as swish."""
+    xp = array_namespace(x)
+    # 1 / (1 + exp(-x)) through tanh, which overflows nowhere.
+    return 0.5 * x * (1.0 + xp.tanh(0.5 * x))
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": relu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "silu": silu,
+}
 
 
 def activation(name: str) -> Callable[[Array], Array]:

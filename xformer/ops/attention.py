@@ -21,15 +21,28 @@ def causal_mask(xp: Namespace, queries: int, keys: int, device: Device = None) -
 
 
 def attention_weights(
-    query: Array, key: Array, mask: Array | None = None, *, causal: bool = False, scale: float | None = None
+    query: Array,
+    key: Array,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
 ) -> Array:
     """The probabilities with which each query attends to each key: (batch, heads, queries, keys).
 
-    Shapes and mask are those of `attention`; rows that may attend nowhere are zero.
+    Shapes, mask and bias are those of `attention`; rows that may attend nowhere are zero.
     """
-    xp = array_namespace(query, key)
+    check_mask(mask, (*query.shape[:-1], key.shape[-2]))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    return _weights(query, _for_all_heads(key, query), mask, bias, causal=causal, scale=scale)
+
+
+def _weights(query: Array, key: Array, mask: Array | None, bias: Array | None, *, causal: bool, scale: float) -> Array:
+    xp = array_namespace(query, key, bias)
     scores = (query * scale) @ xp.matrix_transpose(key)
+    if bias is not None:
+        scores = scores + bias
     if causal:
         allowed = causal_mask(xp, query.shape[-2], key.shape[-2], device(query))
         mask = allowed if mask is None else xp.logical_and(mask, allowed)
@@ -41,6 +54,7 @@ def _forward(
     key: Array,
     value: Array,
     mask: Array | None,
+    bias: Array | None,
     keep: Array | None,
     *,
     causal: bool,
@@ -48,7 +62,7 @@ def _forward(
     keep_probability: float,
     save: bool,
 ) -> tuple[Array, Any]:
-    weights = attention_weights(query, key, mask, causal=causal, scale=scale)
+    weights = _weights(query, key, mask, bias, causal=causal, scale=scale)
     dropped = weights if keep is None else apply_keep(weights, keep, keep_probability)
     return dropped @ value, (query, key, value, weights, keep)
 
@@ -64,8 +78,9 @@ def _vjp(
     dweights = g @ xp.matrix_transpose(value)
     if keep is not None:
         dweights = apply_keep(dweights, keep, keep_probability)
-    dscores = softmax_cotangent(dweights, weights) * scale
-    return dscores @ key, xp.matrix_transpose(dscores) @ query, dvalue, None, None
+    dbias = softmax_cotangent(dweights, weights)  # a bias is added to the scores as they are
+    dscores = dbias * scale
+    return dscores @ key, xp.matrix_transpose(dscores) @ query, dvalue, None, dbias, None
 
 
 _operation = Operation(Implementation("attention", _forward, _vjp))
@@ -76,6 +91,7 @@ def attention(
     key: Array,
     value: Array,
     mask: Array | None = None,
+    bias: Array | None = None,
     *,
     causal: bool = False,
     scale: float | None = None,
@@ -85,19 +101,34 @@ def attention(
     """Attend from queries to keys and average the values with the resulting weights.
 
     query: (batch, heads, queries, head_dim); key: (batch, heads, keys, head_dim);
-    value: (batch, heads, keys, value_dim).
+    value: (batch, heads, keys, value_dim). Key and value may have fewer heads, each then serving as many
+    neighbouring heads of the query (Ainslie et al., 2023; one head: Shazeer, 2019).
     mask: boolean, True = may attend, broadcastable to (batch, heads, queries, keys). A query that may attend
     nowhere gets zeros, and zero gradients.
+    bias: added to the scaled scores, broadcastable to (batch, heads, queries, keys), of the query's dtype.
     causal: also forbid keys later than the query; the last query sees the last key.
     scale: of the scores; default 1 / sqrt(head_dim).
     keep, keep_probability: a drawn dropout mask for the weights, (batch, heads, queries, keys).
 
     Returns (batch, heads, queries, value_dim). Raises ShapeError when shapes do not fit or the mask is not boolean.
     """
+    key, value = _for_all_heads(key, query), _for_all_heads(value, query)
     check_shapes(query, key, value)
     check_mask(mask, (*query.shape[:-1], key.shape[-2]))
+    check_bias(bias, (*query.shape[:-1], key.shape[-2]))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return _operation(query, key, value, mask, keep, causal=causal, scale=scale, keep_probability=keep_probability)
+    static = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
+    return _operation(query, key, value, mask, bias, keep, **static)
+
+
+def _for_all_heads(x: Array, query: Array) -> Array:
+    """Repeat the heads of keys or values that serve several heads of the query."""
+    if len(x.shape) != 4 or len(query.shape) != 4 or x.shape[1] in (0, query.shape[1]) or query.shape[1] % x.shape[1]:
+        return x  # what does not fit is refused by check_shapes
+    (batch, heads, length, features), group = x.shape, query.shape[1] // x.shape[1]
+    xp = array_namespace(x)
+    repeated = xp.broadcast_to(xp.expand_dims(x, axis=2), (batch, heads, group, length, features))
+    return xp.reshape(repeated, (batch, heads * group, length, features))
 
 
 def check_shapes(query: Array, key: Array, value: Array) -> None:
@@ -122,10 +153,22 @@ def check_mask(mask: Array | None, scores_shape: tuple[int, ...]) -> None:
             f"mask has dtype {dtype_name(mask.dtype)}; expected bool, True = may attend; "
             "compare (mask != 0), or use masks.from_blocked(mask) where 1 means blocked"
         )
-    shape = tuple(mask.shape)
-    pairs = zip(reversed(shape), reversed(scores_shape), strict=False)
-    if len(shape) > len(scores_shape) or any(size not in (1, wanted) for size, wanted in pairs):
+    if not _broadcasts(tuple(mask.shape), scores_shape):
         raise ShapeError(
-            f"mask has shape {shape}; expected one broadcastable to {scores_shape} (batch, heads, queries, keys); "
-            "see masks.padding(tokens, pad_id)"
+            f"mask has shape {tuple(mask.shape)}; expected one broadcastable to {scores_shape} (batch, heads, queries, "
+            "keys); see masks.padding(tokens, pad_id)"
         )
+
+
+def check_bias(bias: Array | None, scores_shape: tuple[int, ...]) -> None:
+    """Raise ShapeError unless the bias is broadcastable to (batch, heads, queries, keys)."""
+    if bias is not None and not _broadcasts(tuple(bias.shape), scores_shape):
+        raise ShapeError(
+            f"bias has shape {tuple(bias.shape)}; expected one broadcastable to {scores_shape} (batch, heads, queries, "
+            "keys)"
+        )
+
+
+def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(shape), reversed(wanted), strict=False)
+    return len(shape) <= len(wanted) and all(size in (1, full) for size, full in pairs)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from xformer.autodiff import Implementation
+from xformer.errors import ConfigError
 from xformer.namespace import Array, accumulation_dtype, array_namespace
 from xformer.ops.operation import Operation
 
@@ -37,10 +38,15 @@ def softmax_cotangent(g: Array, y: Array) -> Array:
 _operation = Operation(Implementation("softmax", _forward, _vjp))
 
 
-def softmax(x: Array, mask: Array | None = None) -> Array:
+def softmax(x: Array, mask: Array | None = None, *, temperature: float = 1.0) -> Array:
     """Turn scores into probabilities over the last axis.
 
     x: (..., classes), floating. mask: boolean, True = may take part, broadcastable to x; a row without any True
-    gives zeros. float16 and bfloat16 are summed in float32.
+    gives zeros. temperature: divides the scores first; above 1 flattens the distribution, below 1 sharpens it.
+    float16 and bfloat16 are summed in float32.
+
+    Raises ConfigError for a temperature that is not above zero.
     """
-    return _operation(x, mask)
+    if not temperature > 0.0:
+        raise ConfigError(f"temperature is {temperature}; expected more than 0")
+    return _operation(x if temperature == 1.0 else x / temperature, mask)

@@ -1,0 +1,55 @@
+"""What a model keeps between the steps of decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xformer.layers import KeyValueStore, LayerCache
+from xformer.namespace import Array, array_namespace, device, from_host
+
+
+@dataclass
+class Memory:
+    """What an encoder-decoder keeps of the source, one row a sentence."""
+
+    states: Array  # (sentences, keys, d_model)
+    ids: Array  # (sentences, keys)
+    mask: Array  # (sentences, 1, 1, keys)
+    lengths: Array | None  # (sentences,): tokens of the output that is wanted, eos included
+
+    def select(self, sentences: Array) -> None:
+        """Keep only these sentences."""
+        self.states, self.ids, self.mask, self.lengths = (
+            None if x is None else array_namespace(x).take(x, sentences, axis=0)
+            for x in (self.states, self.ids, self.mask, self.lengths)
+        )
+
+
+class DecodingCache:
+    """Keys and values of all layers, and the memory; `model.begin` makes it, `model.step` fills it.
+
+    length: how many tokens each row has so far. Rows are hypotheses, grouped by sentence, as many for each.
+    """
+
+    def __init__(self, num_layers: int, *, like: Array, memory: Memory | None = None) -> None:
+        self.layers = [LayerCache(KeyValueStore(), KeyValueStore()) for _ in range(num_layers)]
+        self.memory = memory
+        self.length = 0
+        self._like = like
+
+    def select(self, rows: Sequence[int], sentences: Sequence[int] | None = None) -> None:
+        """Let row i from now on go on from what row rows[i] was: any order, repeats allowed.
+
+        sentences: which ones stay (None: all of them); what is kept once a sentence is never repeated.
+        """
+        xp = array_namespace(self._like)
+        places = from_host(xp, list(rows), dtype="int64", device=device(self._like))
+        for layer in self.layers:
+            layer.self_attention.select(places)
+        if sentences is not None:
+            staying = from_host(xp, list(sentences), dtype="int64", device=device(self._like))
+            for layer in self.layers:
+                layer.cross_attention.select(staying)
+            if self.memory is not None:
+                self.memory.select(staying)

@@ -1,0 +1,118 @@
+"""The decoder-only Transformer (Radford et al., 2018)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer import masks
+from xformer.autodiff import checkpoint
+from xformer.errors import ConfigError
+from xformer.layers import Embedding, EncoderLayer, Initializer, Linear, TokenInput
+from xformer.layers.normalization import Norm
+from xformer.layers.positions import RelativePositions, placement
+from xformer.models.cache import DecodingCache
+from xformer.models.config import LanguageModelConfig
+from xformer.models.parts import Parts
+from xformer.models.saving import Model
+from xformer.models.token_ids import as_token_ids, ids_of, positions_of
+from xformer.namespace import Array, Device, DType
+from xformer.random import Rng
+
+
+class LanguageModel(Model):
+    """Predict each token from those before it.
+
+    >>> import numpy as np
+    >>> config = LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=1)
+    >>> model = LanguageModel(config, xp=np, seed=0)
+    >>> model([[5, 4, 7]]).shape
+    (1, 3, 13)
+    """
+
+    config_class = LanguageModelConfig
+
+    embedding: Embedding
+    layers: tuple[EncoderLayer, ...]
+    norm: Norm | None
+    output: Linear | None
+    output_bias: Array | None
+    input: TokenInput
+    positions: RelativePositions | None
+    config: LanguageModelConfig
+
+    def __init__(
+        self,
+        config: LanguageModelConfig,
+        *,
+        xp: Any,
+        seed: int | Rng = 0,
+        dtype: DType | str | None = None,
+        device: Device = None,
+    ):
+        """Make a model with fresh parameters; arguments are those of Transformer."""
+        init = Initializer(xp, seed=seed, dtype=dtype, device=device)
+        parts = Parts(config, init)
+        self.embedding = parts.embedding(config.vocab_size)
+        self.layers = tuple(parts.encoder_layer() for _ in range(config.num_layers))
+        self.norm = parts.final_norm()
+        self.output = None if config.tie_output else Linear(config.d_model, config.vocab_size, bias=False, init=init)
+        self.output_bias = init.zeros((config.vocab_size,)) if config.output_bias else None
+        self.input = parts.token_input()
+        self.positions = parts.relative_positions(two_sided=False)
+        self.config = config
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are to choose from."""
+        return self.config.vocab_size
+
+    def __call__(self, tokens: Any, *, mask: Array | None = None, rng: Rng | None = None) -> Array:
+        """Logits of the token that follows each token.
+
+        tokens: ids (batch, length), as arrays of the model's library, NumPy arrays or nested lists, padded with
+        pad_id; or floating one-hot rows (batch, length, vocabulary). mask: in place of the padding mask, e.g. where
+        pad_id is an ordinary token; True = may attend, broadcastable to (batch, heads, length, length).
+        rng: draws dropout; None (the default) switches it off. Returns (batch, length, vocab_size).
+
+        Raises DataError for ids out of range, ShapeError for other ranks, BackendError for another library's array.
+        """
+        tokens = self.token_ids(tokens)
+        input_rng, *layer_rngs = rng.split(1 + len(self.layers)) if rng else (None,) * (1 + len(self.layers))
+        ids = ids_of(tokens)
+        positions = None
+        if mask is None:
+            mask, positions = masks.padding(ids, self.config.pad_id), positions_of(ids, self.config.pad_id)
+        x = self.input(self.embedding(tokens), positions, rng=input_rng)
+        place = placement(self.positions, ids.shape[1], ids.shape[1], x)
+        for layer, layer_rng in zip(self.layers, layer_rngs, strict=True):
+            run = checkpoint(EncoderLayer.__call__) if self.config.rematerialize else EncoderLayer.__call__
+            x = run(layer, x, mask=mask, bias=place.bias, rotation=place.rotation, causal=True, rng=layer_rng)
+        return self._logits(x)
+
+    def begin(self, rows: int) -> DecodingCache:
+        """An empty cache for so many rows, to be filled by `step`; raises ConfigError for less than one row."""
+        if rows < 1:
+            raise ConfigError(f"rows is {rows}; expected at least 1")
+        return DecodingCache(len(self.layers), like=self.embedding.weight)
+
+    def step(self, tokens: Array, cache: DecodingCache) -> Array:
+        """Logits of the next token: (rows, vocab_size).
+
+        tokens: ids (rows, new tokens) in the model's library, which are trusted and not padded; they join the cache.
+        """
+        start, new = cache.length, tokens.shape[1]
+        x = self.input(self.embedding(tokens), start=start)
+        place = placement(self.positions, new, start + new, x)
+        for layer, kept in zip(self.layers, cache.layers, strict=True):
+            x = layer(x, bias=place.bias, rotation=place.rotation, causal=True, store=kept.self_attention)
+        cache.length = start + new
+        return self._logits(x[:, -1:, :])[:, 0, :]
+
+    def token_ids(self, data: Any) -> Array:
+        """Check ids and bring them to the model's library."""
+        return as_token_ids(data, "token", self.config.vocab_size, self.embedding.weight)
+
+    def _logits(self, x: Array) -> Array:
+        x = x if self.norm is None else self.norm(x)
+        logits = self.embedding.unembed(x) if self.output is None else self.output(x)
+        return logits if self.output_bias is None else logits + self.output_bias
