@@ -30,8 +30,8 @@ def xformer_step(spec: dict[str, Any]) -> tuple[Step, int]:
 
     import xformer as xf
     from xformer.namespace import resolve
-    from xformer.training import trainer
     from xformer.training.batches import Batch, TokenPairs, split_rows
+    from xformer.training.loss import share_of_mean, translation_loss
     from xformer.training.optimizers import Adam
     from xformer.training.parallel import ShardedGradient
     from xformer.training.step import train_step
@@ -41,7 +41,8 @@ def xformer_step(spec: dict[str, Any]) -> tuple[Step, int]:
     optimizer = Adam()
     state = optimizer.initial(model)
     pairs = TokenPairs(spec["source"], spec["target"])
-    objective = functools.partial(trainer._mean_loss, smoothing=spec["label_smoothing"])
+    smoothed = functools.partial(translation_loss, label_smoothing=spec["label_smoothing"])
+    objective = functools.partial(share_of_mean, loss=smoothed)
     gradient = ShardedGradient(objective, workers, processes=True)
 
     def step(number: int) -> float:
@@ -49,7 +50,7 @@ def xformer_step(spec: dict[str, Any]) -> tuple[Step, int]:
         rows = spec["batches"][number % len(spec["batches"])]
         shards = [Batch.make(pairs, part, xp=resolve("numpy")) for part in split_rows(rows, workers)]
         settings = {"gradient": gradient, "optimizer": optimizer, "learning_rate": 1e-4, "max_norm": spec["max_norm"]}
-        result = train_step(model, state, shards, xf.Rng(number), **settings)
+        result = train_step(model, state, [shards], xf.Rng(number), **settings)
         model, state = result.model, result.state
         return result.loss
 

@@ -35,6 +35,25 @@ def test_losses_and_gradients_equal_those_of_torch(pad_id, label_smoothing):
     assert_close(gradient, logits.grad.numpy())
 
 
+@pytest.mark.parametrize("mode", ["auto", "portable"])
+@pytest.mark.parametrize("pad_id", [0, -100])
+def test_z_loss_adds_the_squared_log_partition(monkeypatch, mode, pad_id):
+    torch = pytest.importorskip("torch", reason="torch is what it is compared with")
+    monkeypatch.setenv("XFORMER_KERNELS", mode)
+    labels, g = np.where(LABELS == 0, pad_id, LABELS), normal(1, 2, 4)
+    logits = torch.tensor(LOGITS, requires_grad=True)
+    smoothed = torch.nn.functional.cross_entropy(
+        logits.movedim(-1, 1), torch.tensor(labels), ignore_index=pad_id, label_smoothing=0.1, reduction="none"
+    )
+    counted = torch.tensor(labels != pad_id).double()
+    expected = smoothed + counted * 0.3 * torch.logsumexp(logits, dim=-1) ** 2
+    (expected * torch.tensor(g)).sum().backward()
+    settings = {"pad_id": pad_id, "label_smoothing": 0.1, "z_loss": 0.3}
+    assert_close(cross_entropy(LOGITS, labels, **settings), expected.detach().numpy())
+    _, gradient = value_and_grad(lambda logits: weighted_sum(cross_entropy(logits, labels, **settings), g))(LOGITS)
+    assert_close(gradient, logits.grad.numpy())
+
+
 @without_jax
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
 def test_narrow_labels_of_a_large_vocabulary(xp, dtype):
@@ -75,5 +94,8 @@ def test_labels_and_settings_that_do_not_fit_are_refused():
         cross_entropy(LOGITS, LABELS.astype("float64"))
     with raises_line(ConfigError, r"label_smoothing is 1\.0; expected a number in \[0, 1\)"):
         cross_entropy(LOGITS, LABELS, label_smoothing=1.0)
+    for z_loss in (-1.0, float("nan"), float("inf")):
+        with raises_line(ConfigError, rf"z_loss is {z_loss}; expected a number of at least 0"):
+            cross_entropy(LOGITS, LABELS, z_loss=z_loss)
     with raises_line(BackendError, r"got a builtins\.list; expected an array"):
         cross_entropy(LOGITS, LABELS.tolist())

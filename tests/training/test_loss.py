@@ -1,16 +1,24 @@
 import numpy as np
 import pytest
 
+from tests.reference import small_language_model
 from xformer.models import Transformer, TransformerConfig
 from xformer.random import Rng
-from xformer.training import Batch, TokenPairs, translation_loss
+from xformer.training import Batch, TokenPairs, Windows, language_model_loss, translation_loss
 
 PAIRS = TokenPairs([[4, 5, 6], [7, 8]], [[5], [6, 7, 8]])
 
 
 def make_model(dropout=0.0):
     config = TransformerConfig(
-        9, 9, d_model=8, num_heads=2, d_ff=16, num_encoder_layers=1, num_decoder_layers=1, dropout=dropout
+        source_vocab_size=9,
+        target_vocab_size=9,
+        d_model=8,
+        num_heads=2,
+        d_ff=16,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        dropout=dropout,
     )
     return Transformer(config, xp=np, seed=0, dtype="float64")
 
@@ -43,3 +51,25 @@ def test_dropout_acts_when_there_is_an_rng():
     assert losses[0] == losses[1]
     assert losses[2] == losses[3]
     assert len(set(losses)) == 3
+
+
+def test_the_z_loss_is_added_for_what_is_not_padding():
+    model, batch = make_model(), Batch.make(PAIRS, [0, 1], xp=np)
+    logits = model(batch.source, batch.target)
+    squares = np.log(np.exp(logits).sum(axis=-1)) ** 2
+    expected = float(translation_loss(model, batch)) + 0.1 * float(squares[batch.labels != 0].sum())
+    assert float(translation_loss(model, batch, z_loss=0.1)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("label_smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.2)])
+def test_the_loss_of_a_language_model_counts_every_position(label_smoothing, z_loss):
+    """Padding is a token like all others: text has none."""
+    text = np.asarray([3, 0, 0, 5, 12, 0, 7, 1, 2])
+    model, windows = small_language_model(), Windows.make(text, [0, 4], 4, xp=np)
+    logits = model(windows.tokens, mask=np.ones((1, 1, 4, 4), dtype=bool))
+    log_partition = np.log(np.exp(logits).sum(axis=-1))
+    logs = logits - log_partition[..., None]
+    picked = np.take_along_axis(logs, windows.labels[..., None], axis=-1)[..., 0]
+    losses = -(1.0 - label_smoothing) * picked - label_smoothing * logs.mean(axis=-1) + z_loss * log_partition**2
+    found = language_model_loss(model, windows, label_smoothing=label_smoothing, z_loss=z_loss)
+    assert float(found) == pytest.approx(float(losses.sum()), rel=1e-12)

@@ -3,8 +3,9 @@ import json
 import pytest
 
 from xformer.errors import ConfigError
-from xformer.training import Recipe, TokenizerSettings, TrainingSettings
+from xformer.training import Adam, AdamW, Recipe, Sgd, TokenizerSettings, TrainingSettings
 from xformer.training.recipe import read_tables
+from xformer.training.schedules import schedule
 
 TABLES = {
     "model": {"d_model": 32, "num_heads": 4, "dropout": 0.3},
@@ -66,7 +67,14 @@ def test_changed_settings():
         ({"training": {"seed": None}}, r"seed in \[training\] of here is None"),
         ({"training": {"batch_tokens": 1.5}}, r"batch_tokens in \[training\] of here is 1.5"),
         ({"training": {"max_norm": 0}}, r"\[training\] of here: max_norm is 0; expected more than 0"),
-        ({"training": {"schedule": "linear"}}, r"schedule is 'linear'"),
+        ({"training": {"schedule": "step"}}, r"\[training\] of here: schedule is 'step'; expected one of"),
+        ({"training": {"optimizer": "lion"}}, r"\[training\] of here: optimizer is 'lion'; expected one of"),
+        ({"training": {"weight_decay": 0.1}}, r"weight_decay is 0.1; optimizer 'adam' has none"),
+        ({"training": {"patience": 1.5}}, r"patience in \[training\] of here is 1.5; expected a value of type int"),
+        (
+            {"training": {"schedule": "cosine", "max_updates": 9, "min_learning_rate": 0.1}},
+            r"\[training\] of here: min_learning_rate is 0.1, above the peak of 0.00198",
+        ),
     ],
 )
 def test_mistakes_are_named_with_their_place(tables, message):
@@ -93,6 +101,21 @@ def test_mistakes_are_named_with_their_place(tables, message):
         ("dtype", "float16"),
         ("seed", -1),
         ("shards", -1),
+        ("learning_rate", 0.0),
+        ("learning_rate", float("nan")),
+        ("min_learning_rate", -1.0),
+        ("beta1", 1.0),
+        ("beta2", -0.1),
+        ("epsilon", 0.0),
+        ("momentum", 1.0),
+        ("weight_decay", -0.1),
+        ("z_loss", -1e-4),
+        ("z_loss", float("inf")),
+        ("accumulate", 0),
+        ("patience", 0),
+        ("keep_checkpoints", -1),
+        ("checkpoint_every", 0),
+        ("average", "first"),
     ],
 )
 def test_settings_out_of_range(name, value):
@@ -100,10 +123,34 @@ def test_settings_out_of_range(name, value):
         TrainingSettings(**{name: value})
 
 
-def test_a_cosine_needs_its_end():
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+def test_schedules_that_need_their_end(name):
     with pytest.raises(ConfigError, match="needs max_updates"):
-        TrainingSettings(schedule="cosine")
-    assert TrainingSettings(schedule="cosine", max_updates=5).max_updates == 5
+        TrainingSettings(schedule=name)
+    assert TrainingSettings(schedule=name, max_updates=5).max_updates == 5
+
+
+def test_averaging_needs_something_to_average():
+    with pytest.raises(ConfigError, match=r"average is 'last', but keep_checkpoints is 0; expected the number"):
+        TrainingSettings(average="last")
+    with pytest.raises(ConfigError, match=r"checkpoint_every is 30; average 'best' needs the score of each, so .* 20"):
+        TrainingSettings(average="best", keep_checkpoints=3, checkpoint_every=30, validate_every=20)
+    for every in (None, 20, 40):
+        settings = TrainingSettings(average="best", keep_checkpoints=3, checkpoint_every=every, validate_every=20)
+        assert settings.checkpoint_interval == (every or 20)
+    assert TrainingSettings(average="last", keep_checkpoints=3, checkpoint_every=7).checkpoint_interval == 7
+
+
+def test_settings_make_the_optimizer_and_the_schedule():
+    nanogpt = TrainingSettings(
+        optimizer="adamw", beta2=0.99, epsilon=1e-8, weight_decay=0.1,
+        schedule="cosine", learning_rate=1e-3, min_learning_rate=1e-4, warmup_steps=100, max_updates=2000,
+    )  # fmt: skip
+    assert nanogpt.make_optimizer() == AdamW(0.9, 0.99, 1e-8, weight_decay=0.1)
+    rate = schedule(nanogpt.schedule, **nanogpt.schedule_settings(128))
+    assert [rate(100), rate(2000)] == pytest.approx([1e-3, 1e-4])
+    assert TrainingSettings().make_optimizer() == Adam()
+    assert TrainingSettings(optimizer="sgd", momentum=0.5).make_optimizer() == Sgd(0.5)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.models import Transformer, TransformerConfig
-from xformer.storage import save_arrays
+from xformer.storage import load_arrays, save_arrays
 from xformer.text import Tokenizer
-from xformer.training import Adam, RunDirectory
+from xformer.training import Adafactor, Adam, AdamW, RunDirectory, Sgd
 from xformer.training.run_directory import sha256
 from xformer.tree import flatten, map_arrays
 
@@ -26,16 +26,23 @@ def tokenizer():
 
 
 def make_model(d_model=8, dtype="float32"):
-    config = TransformerConfig(9, 9, d_model=d_model, num_heads=2, d_ff=16, num_encoder_layers=1, num_decoder_layers=1)
+    config = TransformerConfig(
+        source_vocab_size=9,
+        target_vocab_size=9,
+        d_model=d_model,
+        num_heads=2,
+        d_ff=16,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+    )
     return Transformer(config, xp=np, seed=0, dtype=dtype)
 
 
-def trained(model):
+def trained(model, optimizer=Adam()):  # noqa: B008 - it is frozen
     """A model and an optimizer state that are not those of a fresh start."""
-    state = Adam().initial(model)
     numbers = np.random.default_rng(0)
     noisy = lambda array: array + numbers.normal(size=array.shape).astype(array.dtype)  # noqa: E731
-    return map_arrays(noisy, model), type(state)(7, map_arrays(noisy, state.first), map_arrays(noisy, state.second))
+    return map_arrays(noisy, model), map_arrays(noisy, optimizer.initial(model))._replace(step=7)
 
 
 # --- Starting ---------------------------------------------------------------------------------------------------------
@@ -118,17 +125,44 @@ def test_the_digest_is_that_of_sha256sum(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_state_comes_back_to_the_bit(run, dtype):
-    model, state = trained(make_model(dtype=dtype))
+@pytest.mark.parametrize("optimizer", [Adam(), AdamW(), Adafactor(), Sgd(), Sgd(momentum=0.0)], ids=str)
+def test_a_state_comes_back_to_the_bit(run, dtype, optimizer):
+    model, state = trained(make_model(dtype=dtype), optimizer)
     run.save_state(model, state, {"step": 7, "epoch": 1})
     fresh = make_model(dtype=dtype)
-    loaded, loaded_state, progress = run.load_state(fresh, Adam().initial(fresh))
+    loaded, loaded_state, progress = run.load_state(fresh, optimizer.initial(fresh))
     assert progress == {"step": 7, "epoch": 1}
+    assert type(loaded_state) is type(state)
     assert loaded_state.step == 7
-    for one, other in ((loaded, model), (loaded_state.first, state.first), (loaded_state.second, state.second)):
+    for one, other in ((loaded, model), *zip(loaded_state[1:], state[1:], strict=True)):
+        assert (one is None) == (other is None)
         for a, b in zip(flatten(one)[0], flatten(other)[0], strict=True):
             assert a.dtype == b.dtype
             assert a.tobytes() == b.tobytes()
+
+
+def test_a_state_of_another_optimizer_is_refused(run):
+    model, state = trained(make_model(), Sgd())
+    run.save_state(model, state, {"step": 7})
+    with pytest.raises(CheckpointError, match="is not the training state of this run"):
+        run.load_state(model, Adam().initial(model))
+
+
+def test_the_best_model_can_be_brought_back(run):
+    """An average may stand in for it for a while."""
+    best, average, other = (map_arrays(lambda leaf, n=n: np.full_like(leaf, n), make_model()) for n in (1.0, 2.0, 3.0))
+    assert not run.bring_back_best()
+    best.save(run.model)
+    run.replace_best(average)
+    run.replace_best(other)  # as when a run was killed in between
+    assert set(first_numbers(run.model)) == {3.0}
+    assert run.bring_back_best()
+    assert set(first_numbers(run.model)) == {1.0}
+    assert not run.bring_back_best()
+
+
+def first_numbers(path):
+    return [float(array.flat[0]) for array in load_arrays(path)[0].values()]
 
 
 def test_a_state_of_another_model_is_refused(run):

@@ -10,28 +10,35 @@ from xformer.models import Transformer, TransformerConfig
 from xformer.namespace import to_host
 from xformer.random import Rng
 from xformer.training import Adam, Batch, TokenPairs, clip_by_global_norm, train_step, translation_loss
+from xformer.training.loss import share_of_mean
 from xformer.training.parallel import ShardedGradient
-from xformer.training.step import check_finite
+from xformer.training.step import accumulate, check_finite
 from xformer.tree import flatten
 
 CONFIG = TransformerConfig(
-    9, 9, d_model=8, num_heads=2, d_ff=16, num_encoder_layers=1, num_decoder_layers=1, dropout=0.0
+    source_vocab_size=9,
+    target_vocab_size=9,
+    d_model=8,
+    num_heads=2,
+    d_ff=16,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    dropout=0.0,
 )
 PAIRS = TokenPairs([[4, 5, 6], [7, 8], [4, 4]], [[5], [6, 7, 8], [8, 7]])
 
 
-def mean_loss(model, shard, rng):
-    batch, total = shard
-    return translation_loss(model, batch, rng) / float(total)
+mean_loss = functools.partial(share_of_mean, loss=translation_loss)
 
 
-def step(xp, row_groups, *, max_norm=math.inf, learning_rate=1e-2):
+def step(xp, *batches, max_norm=math.inf, learning_rate=1e-2):
+    """One update; each batch is given as the rows of its shards."""
     model = Transformer(CONFIG, xp=xp, seed=0, dtype="float64")
     optimizer = Adam()
     return train_step(
         model,
         optimizer.initial(model),
-        [Batch.make(PAIRS, rows, xp=xp) for rows in row_groups],
+        [[Batch.make(PAIRS, rows, xp=xp) for rows in shards] for shards in batches],
         Rng(0),
         gradient=ShardedGradient(mean_loss, 1),
         optimizer=optimizer,
@@ -61,6 +68,33 @@ def test_shards_make_the_step_of_the_whole_batch():
     assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
     for one, other in zip(flatten(parts.state.first)[0], flatten(whole.state.first)[0], strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+
+
+def test_batches_one_after_the_other_make_the_step_of_the_whole(xp):
+    """They have different numbers of tokens, and each token weighs the same."""
+    counts = [Batch.make(PAIRS, rows, xp=np).num_tokens for rows in ([0], [1, 2])]
+    assert counts == [2, 7]
+    whole, parts = step(xp, [[0, 1, 2]]), step(xp, [[0]], [[1], [2]])
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
+    assert parts.gradient_norm == pytest.approx(whole.gradient_norm, rel=1e-12)
+    for one, other in zip(flatten(parts.state.first)[0], flatten(whole.state.first)[0], strict=True):
+        assert_close(one, other, tolerance=1e-12)
+
+
+def test_batches_are_worked_on_one_at_a_time():
+    """So that memory is needed for one; and every shard has an Rng of its own."""
+    calls = []
+
+    def gradient(model, shards, rngs):
+        calls.append((shards, rngs))
+        return 1.0, [np.ones(2)]
+
+    batches = [[Batch.make(PAIRS, rows, xp=np) for rows in shards] for shards in ([[0], [1]], [[2]])]
+    loss, gradients = accumulate(gradient, None, batches, Rng(3))
+    assert (loss, gradients[0].tolist()) == (2.0, [2.0, 2.0])
+    assert [[total for _, total in shards] for shards, _ in calls] == [[9, 9], [9]]
+    assert [shard for shards, _ in calls for shard, _ in shards] == [shard for shards in batches for shard in shards]
+    assert [rng for _, rngs in calls for rng in rngs] == list(Rng(3).split(3))
 
 
 def test_large_gradients_are_clipped():
@@ -99,6 +133,6 @@ def test_a_bad_loss_changes_nothing():
 
     make = functools.partial(train_step, optimizer=optimizer, learning_rate=1.0, max_norm=1.0)
     with pytest.raises(TrainingError, match="the loss is nan"):
-        make(model, state, [batch], Rng(0), gradient=ShardedGradient(bad, 1))
+        make(model, state, [[batch]], Rng(0), gradient=ShardedGradient(bad, 1))
     for one, other in zip(flatten(model)[0], before, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -10,12 +10,22 @@ import pytest
 from xformer.errors import CheckpointError, TrainingError
 from xformer.models import Transformer, TransformerConfig
 from xformer.storage import load_arrays
-from xformer.training import RunDirectory, TokenPairs, Trainer, TrainingSettings, Update, Validation
+from xformer.training import (
+    Average,
+    RunDirectory,
+    TokenPairs,
+    Trainer,
+    TrainingSettings,
+    TranslationTask,
+    Update,
+    Validation,
+    average_models,
+)
 from xformer.tree import flatten
 
 CONFIG = TransformerConfig(
-    9,
-    9,
+    source_vocab_size=9,
+    target_vocab_size=9,
     d_model=8,
     num_heads=2,
     d_ff=16,
@@ -31,15 +41,21 @@ VALID = TokenPairs([[4, 5], [6], [7, 7, 8]], [[4], [6, 6], [7]])
 SETTINGS = TrainingSettings(batch_tokens=30, warmup_steps=5, validate_every=4, max_updates=10, shards=2)
 
 
-def make(path, settings=SETTINGS, *, xp=np, dtype="float32", **options):
+def make(path, settings=SETTINGS, *, xp=np, dtype="float32", bleu=None, config=CONFIG, **options):
     path.mkdir(exist_ok=True)
-    model = Transformer(CONFIG, xp=xp, seed=settings.seed, dtype=dtype)
-    return Trainer(model, TRAIN, VALID, settings, RunDirectory(path), **options)
+    model = Transformer(config, xp=xp, seed=settings.seed, dtype=dtype)
+    task = TranslationTask(model, TRAIN, VALID, batch_tokens=settings.batch_tokens, bleu=bleu)
+    return Trainer(model, task, settings, RunDirectory(path), **options)
 
 
 def bits(trainer):
-    trees = (trainer.model, trainer.state.first, trainer.state.second)
-    return [leaf.tobytes() for tree in trees for leaf in flatten(tree)[0]]
+    return [leaf.tobytes() for leaf in flatten((trainer.model, trainer.state[1:]))[0]]
+
+
+def content(directory):
+    """The bits of all models of a run, by their place."""
+    files = {str(path.relative_to(directory)): load_arrays(path)[0] for path in directory.rglob("*.safetensors")}
+    return {file: {name: array.tobytes() for name, array in arrays.items()} for file, arrays in files.items()}
 
 
 def test_a_run_reports_logs_and_saves(tmp_path):
@@ -67,8 +83,8 @@ def test_every_library_learns(tmp_path, library):
     settings = TrainingSettings(
         batch_tokens=1000, warmup_steps=5, max_updates=5, validate_every=5, learning_rate_factor=3
     )
-    trainer = Trainer(model, pairs, pairs, settings, RunDirectory(tmp_path), report=lambda e: losses.append(e.loss))
-    trainer.run()
+    task = TranslationTask(model, pairs, pairs, batch_tokens=settings.batch_tokens)
+    Trainer(model, task, settings, RunDirectory(tmp_path), report=lambda e: losses.append(e.loss)).run()
     assert losses[-1] < losses[0]
     assert Transformer.load(tmp_path / "model.safetensors", xp=np).config == CONFIG
 
@@ -89,37 +105,228 @@ def test_shards_change_no_more_than_the_last_bits(tmp_path, shards):
     config = dataclasses.replace(CONFIG, dropout=0.0)
     losses = []
     for count in (2, shards):
-        model = Transformer(config, xp=np, seed=0, dtype="float64")
-        (tmp_path / str(count)).mkdir()
-        run = RunDirectory(tmp_path / str(count))
-        trainer = Trainer(model, TRAIN, VALID, dataclasses.replace(SETTINGS, shards=count), run)
+        settings = dataclasses.replace(SETTINGS, shards=count)
+        trainer = make(tmp_path / str(count), settings, config=config, dtype="float64")
         trainer.run()
-        losses.append(trainer.validation_loss())
+        losses.append(trainer.validation_loss(trainer.model))
     assert losses[0] == pytest.approx(losses[1], rel=1e-10)
 
 
-@pytest.mark.parametrize("stop_at", [4, 6])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_resumed_run_has_the_bits_of_a_whole_one(tmp_path, stop_at, dtype):
-    whole = make(tmp_path / "whole", dtype=dtype)
-    whole.run()
-
+def interrupt_at(step):
     def interrupt(event):
-        if isinstance(event, Update) and event.step == stop_at:
+        if isinstance(event, Update) and event.step == step:
             os.kill(os.getpid(), signal.SIGINT)
 
-    stopped = make(tmp_path / "stopped", dtype=dtype, report=interrupt)
+    return interrupt
+
+
+EVERYTHING = {
+    "accumulate": 2,
+    "z_loss": 1e-3,
+    "patience": 5,
+    "keep_checkpoints": 3,
+    "checkpoint_every": 2,
+    "average": "last",
+}
+
+
+@pytest.mark.parametrize("stop_at", [4, 6])
+@pytest.mark.parametrize(
+    ("dtype", "changes"),
+    [
+        ("float32", {}),
+        ("float64", {}),
+        ("float32", {"optimizer": "adamw", **EVERYTHING}),
+        ("float32", {"optimizer": "adafactor", "learning_rate": 0.01, "schedule": "linear", **EVERYTHING}),
+        ("float32", {"optimizer": "sgd", "keep_checkpoints": 2, "average": "best", "accumulate": 3}),
+    ],
+    ids=["adam float32", "adam float64", "adamw", "adafactor", "sgd"],
+)
+def test_a_resumed_run_has_the_bits_of_a_whole_one(tmp_path, stop_at, dtype, changes):
+    settings = dataclasses.replace(SETTINGS, **changes)
+    whole = make(tmp_path / "whole", settings, dtype=dtype)
+    whole.run()
+    stopped = make(tmp_path / "stopped", settings, dtype=dtype, report=interrupt_at(stop_at))
     assert stopped.run() == "stopped by SIGINT"
     assert stopped.progress.step == stop_at
-    resumed = make(tmp_path / "stopped", dtype=dtype)
+    resumed = make(tmp_path / "stopped", settings, dtype=dtype)
     resumed.resume()
     assert resumed.progress.step == stop_at
     assert resumed.run() == "10 updates"
     assert bits(resumed) == bits(whole)
+    assert content(tmp_path / "stopped") == content(tmp_path / "whole")
+    assert dataclasses.replace(resumed.progress, minutes=0.0) == dataclasses.replace(whole.progress, minutes=0.0)
     logs = [RunDirectory(tmp_path / name).read_log() for name in ("whole", "stopped")]
-    assert [(e["event"], e["step"], e["loss"]) for e in logs[0]] == [
-        (e["event"], e["step"], e["loss"]) for e in logs[1]
+    for events in logs:
+        for event in events:
+            for clock in ("minutes", "tokens_per_second"):
+                event.pop(clock, None)
+    assert logs[0] == logs[1]
+
+
+def test_accumulated_batches_make_the_run_of_large_ones(tmp_path):
+    """Each update of one is the two batches of the other."""
+    config = dataclasses.replace(CONFIG, dropout=0.0)
+    losses, ends = [], []
+    for name, accumulate in (("small", 2), ("large", 1)):
+        settings = dataclasses.replace(SETTINGS, accumulate=accumulate, max_updates=3, shards=1)
+        trainer = make(tmp_path / name, settings, config=config, dtype="float64", report=losses.append)
+        if name == "large":
+            trainer.task = Pairwise(trainer.task)
+        trainer.run()
+        ends.append(trainer)
+    tokens = [event.tokens for event in losses if isinstance(event, Update)]
+    assert tokens[:3] == tokens[3:]
+    for one, other in zip(*(flatten(trainer.model)[0] for trainer in ends), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0.0, atol=1e-9)  # Adam divides small differences by small roots
+    for one, other in zip(*(flatten(trainer.state.first)[0] for trainer in ends), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0.0, atol=1e-10)
+
+
+class Pairwise:
+    """A task whose batches are two of another task's at once, as two shards."""
+
+    def __init__(self, task):
+        self.loss, self.score, self.task = task.loss, task.score, task
+
+    def validation_batches(self):
+        return self.task.validation_batches()
+
+    def batches(self, rng, *, skip, shards):
+        single = self.task.batches(rng, skip=2 * skip, shards=1)
+        while True:
+            (_, first), (epoch, second) = next(single), next(single)
+            yield epoch, [*first, *second]
+
+
+# --- Early stopping, checkpoints and their mean -----------------------------------------------------------------------
+
+
+def scored(monkeypatch, losses):
+    """Let validations find these losses, one after the other."""
+    left = iter(losses)
+    monkeypatch.setattr(Trainer, "validation_loss", lambda self, model: next(left))
+
+
+@pytest.mark.parametrize(
+    ("patience", "step", "reason"),
+    [
+        (1, 8, "no better model in 1 validation"),
+        (2, 20, "no better model in 2 validations"),
+        (3, 24, "24 updates"),
+    ],
+)
+def test_patience_ends_a_run(tmp_path, monkeypatch, patience, step, reason):
+    scored(monkeypatch, [0.9, 0.9, 0.7, 0.8, 0.8, 0.6])
+    settings = dataclasses.replace(SETTINGS, max_updates=24, patience=patience)
+    events = []
+    trainer = make(tmp_path, settings, report=events.append)
+    assert trainer.run() == reason
+    assert trainer.progress.step == trainer.progress.validated_step == step
+    assert isinstance(events[-1], Validation)
+    again = make(tmp_path, settings)
+    again.resume()
+    assert again.done() == reason
+
+
+def test_the_most_recent_checkpoints_are_kept_with_their_scores(tmp_path, monkeypatch):
+    scored(monkeypatch, [0.5, 0.6, 0.7])
+    settings = dataclasses.replace(SETTINGS, keep_checkpoints=2, checkpoint_every=3, max_updates=12)
+    trainer = make(tmp_path, settings)
+    trainer.run()
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-12.safetensors", "step-9.safetensors"]
+    logged = [event for event in RunDirectory(tmp_path).read_log() if event["event"] == "checkpoint"]
+    assert [(event["step"], event["score"], event["kept"]) for event in logged] == [
+        (3, None, [3]),
+        (6, None, [3, 6]),
+        (9, None, [6, 9]),
+        (12, -0.7, [9, 12]),
     ]
+    last = Transformer.load(tmp_path / "checkpoints" / "step-12.safetensors", xp=np)
+    assert bits_of(last) == bits_of(trainer.model)
+    assert not (tmp_path / "averaged.safetensors").exists()
+
+
+def bits_of(model):
+    return [leaf.tobytes() for leaf in flatten(model)[0]]
+
+
+def best_of(path):
+    return bits_of(Transformer.load(path / "model.safetensors", xp=np))
+
+
+@pytest.mark.parametrize("average", ["last", "best"])
+@pytest.mark.parametrize("better", [True, False])
+def test_the_mean_becomes_the_model_if_it_is_better(tmp_path, monkeypatch, average, better):
+    scored(monkeypatch, [0.5, 0.7, 0.6, 0.4 if better else 0.55])
+    settings = dataclasses.replace(SETTINGS, keep_checkpoints=2, average=average, max_updates=12)
+    events = []
+    trainer = make(tmp_path, settings, report=events.append)
+    assert trainer.run() == "12 updates"
+    steps = {"last": [8, 12], "best": [4, 12]}[average]
+    paths = [tmp_path / "checkpoints" / f"step-{step}.safetensors" for step in steps]
+    mean = bits_of(average_models(paths, like=trainer.model))
+    assert bits_of(Transformer.load(tmp_path / "averaged.safetensors", xp=np)) == mean
+    assert (best_of(tmp_path) == mean) == better
+    assert type(events[-1]) is Average
+    assert (events[-1].step, events[-1].updates, events[-1].best) == (12, steps, better)
+    logged = RunDirectory(tmp_path).read_log()[-1]
+    assert (logged["event"], logged["updates"], logged["best"]) == ("average", steps, better)
+    assert trainer.progress.averaged_score == (-0.4 if better else None)
+    assert trainer.progress.best_score == -0.5
+    assert make_again(tmp_path, settings).done() == "12 updates"
+
+
+def make_again(path, settings, **options):
+    trainer = make(path, settings, **options)
+    trainer.resume()
+    return trainer
+
+
+def test_a_run_that_goes_on_forgets_the_mean(tmp_path, monkeypatch):
+    """So that it ends as one that was never interrupted."""
+    scored(monkeypatch, [0.5, 0.7, 0.4, 0.6, 0.45])
+    settings = dataclasses.replace(SETTINGS, keep_checkpoints=2, average="last", max_updates=8)
+    make(tmp_path / "a", settings).run()
+    longer = dataclasses.replace(settings, max_updates=12)
+    assert make_again(tmp_path / "a", longer).done() is None
+    make_again(tmp_path / "a", longer).run()
+    scored(monkeypatch, [0.5, 0.7, 0.6, 0.45])
+    whole = make(tmp_path / "b", longer)
+    whole.run()
+    files = [content(tmp_path / name) for name in "ab"]
+    assert files[0] == files[1]
+    assert best_of(tmp_path / "a") == bits_of(Transformer.load(tmp_path / "b" / "averaged.safetensors", xp=np))
+
+
+def test_a_mean_that_was_not_finished_is_made_up_for(tmp_path, monkeypatch):
+    settings = dataclasses.replace(SETTINGS, keep_checkpoints=2, average="last")
+    monkeypatch.setattr(Trainer, "_average", lambda self, began: None)
+    make(tmp_path, settings).run()
+    assert not (tmp_path / "averaged.safetensors").exists()
+    monkeypatch.undo()
+    again = make_again(tmp_path, settings)
+    assert again.done() is None
+    assert again.run() == "10 updates"
+    assert (tmp_path / "averaged.safetensors").exists()
+    assert again.done() == "10 updates"
+
+
+def test_a_mean_that_is_not_finite_is_not_the_model(tmp_path, monkeypatch):
+    scored(monkeypatch, [0.5, 0.7, 0.6, math.nan])
+    trainer = make(tmp_path, dataclasses.replace(SETTINGS, keep_checkpoints=2, average="last", max_updates=12))
+    trainer.run()
+    assert trainer.progress.averaged_score is None
+    assert best_of(tmp_path) != bits_of(Transformer.load(tmp_path / "averaged.safetensors", xp=np))
+
+
+def test_a_state_of_an_earlier_version_is_read(tmp_path):
+    """It knew of neither patience nor checkpoints."""
+    trainer = make(tmp_path)
+    trainer.directory.save_state(trainer.model, trainer.state, {"step": 3, "epoch": 1, "tokens": 7, "minutes": 0.5})
+    again = make_again(tmp_path, SETTINGS)
+    assert (again.progress.step, again.progress.checkpoints, again.progress.stale_validations) == (3, [], 0)
 
 
 def test_a_run_that_is_stopped_early_leaves_a_model(tmp_path):
@@ -165,8 +372,7 @@ def test_training_may_end_when_it_is_good_enough(tmp_path):
     ],
 )
 def test_the_best_model_is_kept(tmp_path, monkeypatch, select_by, scores, best):
-    losses = iter([0.9, 0.8, 0.7])
-    monkeypatch.setattr(Trainer, "validation_loss", lambda self: next(losses))
+    scored(monkeypatch, [0.9, 0.8, 0.7])
     settings = dataclasses.replace(SETTINGS, select_by=select_by)
     left, found = iter(scores), {}
 
@@ -188,7 +394,7 @@ def test_the_validation_loss_is_a_mean_over_tokens(tmp_path):
         logits = trainer.model([[*source, 2]], [[1, *target]])[0]
         logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
         total -= sum(log[label] for log, label in zip(logs, [*target, 2], strict=True))
-    assert trainer.validation_loss() == pytest.approx(total / 7, rel=1e-10)
+    assert trainer.validation_loss(trainer.model) == pytest.approx(total / 7, rel=1e-10)
 
 
 # --- When it goes wrong -----------------------------------------------------------------------------------------------

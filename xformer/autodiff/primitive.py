@@ -12,12 +12,13 @@ class Implementation(NamedTuple):
     """One way to compute an operation and its derivative.
 
     forward(*arrays, save, **static) -> (output, residuals): `save` says whether residuals will be needed.
-    vjp(g, residuals, needs, **static) -> one cotangent for each array; None is fine where `needs` says False.
+    vjp(g, residuals, needs, **static) -> one cotangent for each array; None is fine where `needs` says False. It is
+    None itself where there is no derivative.
     """
 
     name: str
     forward: Callable[..., tuple[Any, Any]]
-    vjp: Callable[..., tuple[Any, ...]]
+    vjp: Callable[..., tuple[Any, ...]] | None
 
 
 class Primitive:
@@ -45,6 +46,8 @@ class Primitive:
             return xp.lift(self(*values, **static))
         # Under an enclosing trace only the portable definition is differentiable once more.
         chosen = self.portable if trace_level(xp.base) else self.choose(xp.base, values, static)
+        if chosen.vjp is None:  # before anything is computed, since such operations may work in place
+            raise NotImplementedError(f"{self.name} has no derivative; call it outside the differentiated function")
         output, residuals = chosen.forward(*values, save=True, **static)
         needs = tuple(parent >= 0 for parent in parents)
         return xp.record(output, _pull, parents, (chosen, residuals, needs, static))

@@ -9,7 +9,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from xformer.training.events import Update, Validation
+from xformer.training.events import Average, Update, Validation
 from xformer.training.recipe import TrainingSettings
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -91,8 +91,9 @@ def _short(validation: Validation) -> str:
 def _validation_line(validation: Validation) -> str:
     bleu = "" if validation.bleu is None else f"  BLEU {validation.bleu:.2f}"
     best = "  (best so far)" if validation.best else ""
+    averaged = f"mean of {len(validation.updates)} models: " if isinstance(validation, Average) else ""
     return (
-        f"validation after update {validation.step:,}  epoch {validation.epoch + 1}  "
+        f"{averaged}validation after update {validation.step:,}  epoch {validation.epoch + 1}  "
         f"{_duration(60.0 * validation.minutes)}  loss {validation.loss:.4f}  "
         f"perplexity {validation.perplexity:.2f}{bleu}{best}"
     )

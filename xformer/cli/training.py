@@ -16,7 +16,7 @@ from xformer.host import available_threads
 from xformer.models import Transformer
 from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationBleu
 from xformer.text import ParallelCorpus
-from xformer.training import Recipe, RunDirectory, Trainer, Validation
+from xformer.training import Recipe, RunDirectory, Trainer, TranslationTask, Validation
 from xformer.training.parallel import shards_for
 
 
@@ -124,23 +124,22 @@ def train_run(
     resume: go on from the directory's last state, or from the beginning where there is none yet.
     """
     settings = prepared.recipe.training
-    trainer = Trainer(
+    task = TranslationTask(
         prepared.model,
         prepared.train.pairs,
         prepared.valid.pairs,
-        settings,
-        run,
+        batch_tokens=settings.batch_tokens,
         bleu=bleu or ValidationBleu(prepared.valid.text, prepared.tokenizers),
-        enough=enough,
     )
+    trainer = Trainer(prepared.model, task, settings, run, enough=enough)
     if resume and run.last.exists():
         trainer.resume()
         console.print(f"going on after update {trainer.progress.step:,}")
     elif resume:
         run.rewind_log(0)
         console.print("nothing had been saved yet; starting again from the first update")
-    if trainer.finished() and trainer.progress.validated_step == trainer.progress.step:
-        return Outcome(trainer, f"nothing left to do: {trainer.finished()}", 0)
+    if trainer.done():
+        return Outcome(trainer, f"nothing left to do: {trainer.done()}", 0)
     with TrainingProgress(console, settings, trainer.progress.step) as progress:
         trainer.report = progress
         reason = trainer.run()
@@ -155,8 +154,11 @@ def say_end(outcome: Outcome, run: RunDirectory, console: Console) -> None:
         console.print(f"the model is in {run.path}; it was not validated yet")
     else:
         by_bleu = outcome.trainer.settings.select_by == "bleu"
-        score = f"BLEU {progress.best_score:.2f}" if by_bleu else f"loss {-progress.best_score:.4f}"
-        console.print(f"the best model, after update {progress.best_step:,}, is in {run.path}: validation {score}")
+        best, averaged = progress.best_score, progress.averaged_score
+        name = f"the best model, after update {progress.best_step:,}," if averaged is None else "the averaged model"
+        value = best if averaged is None else averaged
+        score = f"BLEU {value:.2f}" if by_bleu else f"loss {-value:.4f}"
+        console.print(f"{name} is in {run.path}: validation {score}")
     if outcome.code:
         console.print(f"everything is saved; go on with: {program()} train --out {run.path} --resume")
     else:

@@ -10,12 +10,16 @@ from xformer.kernels.numpy_support import as_rows, floats, ones, rows_at_a_time
 from xformer.kernels.registry import Kernel, register
 
 
-def _forward(logits: Any, labels: Any, *, pad_id: int, label_smoothing: float, save: bool) -> tuple[Any, Any]:
-    """Keep exp(x - max) for the derivative, and one over its sum; when nothing is kept, reuse one block for all."""
+def _forward(
+    logits: Any, labels: Any, *, pad_id: int, label_smoothing: float, z_loss: float, save: bool
+) -> tuple[Any, Any]:
+    """Keep exp(x - max) for the derivative, one over its sum, and the logarithm of the whole sum; when nothing is kept,
+    reuse one block for all."""
     rows, flat = as_rows(logits), labels.reshape(-1)
     counted = flat != pad_id
     classes, all_ones = rows.shape[1], ones(rows.shape[1], rows.dtype)
-    losses, inverse = np.empty(flat.shape, rows.dtype), np.empty((flat.size, 1), rows.dtype)
+    losses, log_partition = np.empty(flat.shape, rows.dtype), np.empty(flat.shape, rows.dtype)
+    inverse = np.empty((flat.size, 1), rows.dtype)
     powers = np.empty(rows.shape, rows.dtype) if save else None
     block = None
     for part in rows_at_a_time(rows, arrays=2):
@@ -29,21 +33,23 @@ def _forward(logits: Any, labels: Any, *, pad_id: int, label_smoothing: float, s
         np.exp(e, out=e)
         total = e @ all_ones
         np.divide(1.0, total, out=inverse[part, 0])
-        log_total = np.log(total) + top
+        log_total = np.add(np.log(total), top, out=log_partition[part])
         picked = np.take_along_axis(x, flat[part, None], axis=-1)[:, 0]
         loss = (1.0 - label_smoothing) * (log_total - picked)
         if label_smoothing:
             loss += label_smoothing * (log_total - (x @ all_ones) / classes)
+        if z_loss:
+            loss += z_loss * (log_total * log_total)
         losses[part] = loss
     losses[~counted] = 0.0  # not a product: a padded row may hold anything, infinities included
-    return losses.reshape(labels.shape), (powers, inverse, flat, counted, logits.shape)
+    return losses.reshape(labels.shape), (powers, inverse, log_partition, flat, counted, logits.shape)
 
 
-def _vjp(g: Any, residuals: Any, needs: Any, *, pad_id: int, label_smoothing: float) -> tuple[Any, ...]:
-    """dlogits = g (p - q), q being the smoothed one-hot distribution."""
-    powers, inverse, flat, counted, shape = residuals
+def _vjp(g: Any, residuals: Any, needs: Any, *, pad_id: int, label_smoothing: float, z_loss: float) -> tuple[Any, ...]:
+    """dlogits = g (p - q + 2 z log(Z) p), q being the smoothed one-hot distribution, Z the partition function."""
+    powers, inverse, log_partition, flat, counted, shape = residuals
     g = np.where(counted, g.reshape(-1), powers.dtype.type(0.0))
-    inverse *= g[:, None]
+    inverse *= (g * (1.0 + 2.0 * z_loss * log_partition) if z_loss else g)[:, None]
     low = g[:, None] * (label_smoothing / shape[-1])
     for part in rows_at_a_time(powers, arrays=1):
         p = powers[part]

@@ -34,7 +34,7 @@ def _forward(
     beta2: float,
     second_scale: float,
     epsilon: float,
-    gradient_scale: float,
+    keep: float,
     save: bool,
 ) -> tuple[Any, Any]:
     """The scale s of the second moment leaves the root: a m / (sqrt(s v) + e) = a/sqrt(s) m / (sqrt(v) + e/sqrt(s))."""
@@ -44,26 +44,24 @@ def _forward(
     for start in range(0, parameter.size, _BLOCK):
         p, g, m, v = (array[start : start + _BLOCK] for array in flat)
         t = work[: p.size]
-        np.multiply(g, (1.0 - beta1) * gradient_scale, out=t)
+        np.multiply(g, 1.0 - beta1, out=t)
         m *= beta1
         m += t
         t *= g
-        t *= (1.0 - beta2) / (1.0 - beta1) * gradient_scale
+        t *= (1.0 - beta2) / (1.0 - beta1)
         v *= beta2
         v += t
         np.sqrt(v, out=t)
         t += epsilon / root
         np.divide(m, t, out=t)
         t *= step_size / root
+        if keep != 1.0:
+            p *= keep
         p -= t
     return (parameter, first, second), None
 
 
-def _no_vjp(g: Any, residuals: Any, needs: Any, **static: Any) -> tuple[Any, ...]:
-    raise NotImplementedError("adam has no derivative")
-
-
-register(Kernel("numpy.adam", "adam", "numpy", _supports, _forward, _no_vjp))
+register(Kernel("numpy.adam", "adam", "numpy", _supports, _forward, None))
 
 
 def _squared_norm_forward(x: Any, *, save: bool) -> tuple[Any, Any]:

@@ -25,7 +25,7 @@ class Kernel(NamedTuple):
 
     supports(arrays, static) -> None when it can serve the call, else the reason why not, as a phrase.
     forward(*arrays, save, **static) -> (output, residuals)
-    vjp(g, residuals, needs, **static) -> one cotangent for each array
+    vjp(g, residuals, needs, **static) -> one cotangent for each array; None where the operation has no derivative
     tolerance: the largest relative difference from the portable code that XFORMER_CHECK accepts (float32)
     """
 
@@ -34,7 +34,7 @@ class Kernel(NamedTuple):
     library: str
     supports: Callable[[tuple[Any, ...], dict[str, Any]], str | None]
     forward: Callable[..., tuple[Any, Any]]
-    vjp: Callable[..., tuple[Any, ...]]
+    vjp: Callable[..., tuple[Any, ...]] | None
     tolerance: float = 1e-4
 
 

@@ -1,4 +1,4 @@
-"""One update of Adam (Kingma and Ba, 2015, algorithm 1)."""
+"""One update of Adam (Kingma and Ba, 2015, algorithm 1), or of AdamW (Loshchilov and Hutter, 2019, algorithm 2)."""
 
 from __future__ import annotations
 
@@ -20,22 +20,19 @@ def _forward(
     beta2: float,
     second_scale: float,
     epsilon: float,
-    gradient_scale: float,
+    keep: float,
     save: bool,
 ) -> tuple[Any, Any]:
     xp = array_namespace(parameter, gradient)
-    g = gradient_scale * xp.astype(gradient, first.dtype, copy=False)
+    g = xp.astype(gradient, first.dtype, copy=False)
     first = beta1 * first + (1.0 - beta1) * g
     second = beta2 * second + (1.0 - beta2) * (g * g)
     change = step_size * first / (xp.sqrt(second * second_scale) + epsilon)
-    return (xp.astype(parameter - change, parameter.dtype, copy=False), first, second), None
+    kept = keep * xp.astype(parameter, first.dtype, copy=False)
+    return (xp.astype(kept - change, parameter.dtype, copy=False), first, second), None
 
 
-def _no_vjp(g: Any, residuals: Any, needs: Any, **static: Any) -> tuple[Any, ...]:
-    raise NotImplementedError("adam has no derivative; call optimizers outside the differentiated function")
-
-
-_operation = Operation(Implementation("adam", _forward, _no_vjp))
+_operation = Operation(Implementation("adam", _forward, vjp=None))
 
 
 def adam(
@@ -49,12 +46,13 @@ def adam(
     beta1: float,
     beta2: float,
     epsilon: float,
-    gradient_scale: float = 1.0,
+    weight_decay: float = 0.0,
 ) -> tuple[Array, Array, Array]:
     """Return the updated (parameter, first moment, second moment), all of the parameter's shape.
 
-    step counts from 1, for the bias correction; the gradient is multiplied by gradient_scale first. The arrays given
-    may be overwritten: a kernel may update them in place, so use only what is returned.
+    step counts from 1, for the bias correction; weight_decay first shrinks the parameter by learning_rate *
+    weight_decay of itself, apart from the moments (AdamW). The arrays given may be overwritten: a kernel may update
+    them in place, so use only what is returned.
     """
     result: tuple[Array, Array, Array] = _operation(
         parameter,
@@ -66,7 +64,7 @@ def adam(
         beta2=beta2,
         second_scale=1.0 / (1.0 - beta2**step),
         epsilon=epsilon,
-        gradient_scale=gradient_scale,
+        keep=1.0 - learning_rate * weight_decay,
     )
     return result
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is. minutes: wall time so far, over all sittings; best_score, best_loss: of the best model."""
+    """How far a run is.
+
+    minutes: wall time so far, over all sittings; best_score, best_loss: of the best model; stale_validations: since
+    then; checkpoints: the [update, score] of each model that is kept, None being the score of one that was not
+    validated; averaged_step: when their mean was last tried; averaged_score: its score, if it became the model.
+    """
 
     step: int = 0
     epoch: int = 0
@@ -17,6 +23,10 @@ class Progress:
     best_step: int = 0
     best_score: float | None = None
     best_loss: float | None = None
+    stale_validations: int = 0
+    checkpoints: list[list[Any]] = field(default_factory=list)
+    averaged_step: int = 0
+    averaged_score: float | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,11 @@ class Update:
 
 @dataclass(frozen=True)
 class Validation:
-    """One validation. loss: nats a token without smoothing; bleu: None when it was not measured."""
+    """One validation.
+
+    loss: nats a token without smoothing; bleu: the score that the task has beyond it, None when it was not measured;
+    best: better than every model before.
+    """
 
     step: int
     epoch: int
@@ -44,3 +58,10 @@ class Validation:
     bleu: float | None
     best: bool
     minutes: float
+
+
+@dataclass(frozen=True)
+class Average(Validation):
+    """The validation of a mean of checkpoints. updates: after which they were made."""
+
+    updates: list[int] = field(default_factory=list)

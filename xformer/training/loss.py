@@ -1,21 +1,45 @@
-"""The training objective of a translator."""
+"""Training objectives: sums over tokens, in nats, so that the shards of a batch add up."""
 
 from __future__ import annotations
 
-from xformer.models import Transformer
-from xformer.namespace import Array, array_namespace
+from collections.abc import Callable
+from typing import Any
+
+from xformer.models import LanguageModel, Transformer
+from xformer.namespace import Array, array_namespace, device
 from xformer.ops import cross_entropy
 from xformer.random import Rng
 from xformer.training.batches import Batch
+from xformer.training.windows import Windows
+
+_NO_PADDING = -1  # no token has this id
 
 
 def translation_loss(
-    model: Transformer, batch: Batch, rng: Rng | None = None, *, label_smoothing: float = 0.0
+    model: Transformer, batch: Batch, rng: Rng | None = None, *, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> Array:
     """Sum of the cross-entropies of all labels that are not padding, in nats: a scalar.
 
     A sum, not a mean, so that shards of a batch add up; divide by the number of tokens of the whole batch.
     """
     logits = model(batch.source, batch.target, rng=rng)
-    losses = cross_entropy(logits, batch.labels, pad_id=model.config.pad_id, label_smoothing=label_smoothing)
+    pad_id = model.config.pad_id
+    losses = cross_entropy(logits, batch.labels, pad_id=pad_id, label_smoothing=label_smoothing, z_loss=z_loss)
     return array_namespace(losses).sum(losses)
+
+
+def language_model_loss(
+    model: LanguageModel, windows: Windows, rng: Rng | None = None, *, label_smoothing: float = 0.0, z_loss: float = 0.0
+) -> Array:
+    """Sum of the cross-entropies of all positions, in nats: a scalar. There is no padding: pad_id is a token too."""
+    xp = array_namespace(windows.tokens)
+    everything = xp.ones((1, 1, 1, 1), dtype=xp.bool, device=device(windows.tokens))
+    logits = model(windows.tokens, mask=everything, rng=rng)
+    losses = cross_entropy(logits, windows.labels, pad_id=_NO_PADDING, label_smoothing=label_smoothing, z_loss=z_loss)
+    return array_namespace(losses).sum(losses)
+
+
+def share_of_mean(model: Any, shard: tuple[Any, int], rng: Rng, *, loss: Callable[..., Array]) -> Array:
+    """The part that a shard, given with the number of tokens of the whole update, has in the update's mean loss."""
+    batch, total = shard
+    return loss(model, batch, rng) / float(total)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from xformer.errors import ConfigError
 from xformer.models import TransformerConfig
 from xformer.models.config import check_key
+from xformer.training.optimizers import Optimizer, make_optimizer
 from xformer.training.schedules import schedule
 
 _KINDS: dict[str, Any] = {"int": int, "float": int | float, "str": str, "bool": bool}
@@ -36,17 +38,50 @@ class TokenizerSettings:
     lowercase: bool = False
 
 
+# Which values of the training settings are usable: names, a test (which None passes), and the test in words.
+_RANGES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
+    (
+        ("batch_tokens", "warmup_steps", "validate_every", "max_length", "max_updates", "accumulate", "patience",
+         "checkpoint_every"),
+        lambda value: value >= 1,
+        "at least 1",
+    ),
+    (("seed", "shards", "keep_checkpoints"), lambda value: value >= 0, "at least 0"),
+    (
+        ("max_minutes", "learning_rate_factor", "learning_rate", "max_norm", "epsilon"),
+        lambda value: 0 < value < math.inf,
+        "more than 0",
+    ),
+    (("z_loss", "weight_decay", "min_learning_rate"), lambda value: 0.0 <= value < math.inf, "at least 0"),
+    (("label_smoothing", "beta1", "beta2", "momentum"), lambda value: 0.0 <= value < 1.0, "a number in [0, 1)"),
+    (("select_by",), lambda value: value in ("bleu", "loss"), "'bleu' or 'loss'"),
+    (("average",), lambda value: value in ("none", "last", "best"), "'none', 'last' or 'best'"),
+    (("long_lines",), lambda value: value in ("error", "drop"), "'error' or 'drop'"),
+    (("dtype",), lambda value: value in ("float32", "float64"), "'float32' or 'float64'"),
+]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class TrainingSettings:
     """How the model is trained.
 
     batch_tokens: most tokens in a batch, padding included, counted on the longer side
     max_updates, max_minutes: where training ends (whichever comes first; minutes include validation)
-    schedule: "inverse_square_root" or "cosine" (which falls to zero at max_updates)
+    schedule: "inverse_square_root", "cosine" or "linear" (which fall until max_updates), or "constant"
     learning_rate_factor, warmup_steps: the peak is factor * d_model^-0.5 * warmup_steps^-0.5
+    learning_rate: the peak itself, in place of learning_rate_factor; min_learning_rate: where cosine and linear end
+    optimizer: "adam", "adamw", "adafactor" (whose learning rate is relative; 0.01 is usual) or "sgd"
+    beta1, beta2, epsilon: of adam and adamw; momentum: of sgd
+    weight_decay: of the weights and embeddings, by adamw (default 0.01) or adafactor (default 0)
+    accumulate: batches per update, worked on one after the other
     label_smoothing, max_norm: of the loss; of the gradient (clipping by global norm)
+    z_loss: how much the squared logarithm of the softmax's denominator counts in the loss (PaLM: 1e-4)
     validate_every: updates between validations; each one saves the state, and the model if it is the best so far
+    patience: validations without a better model that end training (None: it goes on)
     select_by: "bleu" or "loss": what makes a model the best
+    keep_checkpoints: models to keep in checkpoints/; checkpoint_every: updates between them (None: validate_every)
+    average: "last" or "best": at the end, the mean of the checkpoints kept (the most recent ones, or those with the
+    best scores) is validated, and becomes the model if it is better; "none": the most recent ones are only kept
     max_length: most tokens of a sentence; long_lines: "error" or "drop" for training pairs that are longer
     shards: pieces of a batch that are worked on side by side (0: one for each core, on NumPy); results depend on
     it in the last bits, so a resumed run keeps it
@@ -57,11 +92,25 @@ class TrainingSettings:
     max_minutes: float | None = None
     schedule: str = "inverse_square_root"
     learning_rate_factor: float = 1.0
+    learning_rate: float | None = None
+    min_learning_rate: float = 0.0
     warmup_steps: int = 1000
+    optimizer: str = "adam"
+    beta1: float = 0.9
+    beta2: float = 0.98
+    epsilon: float = 1e-9
+    momentum: float = 0.9
+    weight_decay: float | None = None
+    accumulate: int = 1
     label_smoothing: float = 0.1
+    z_loss: float = 0.0
     max_norm: float = 1.0
     validate_every: int = 500
+    patience: int | None = None
     select_by: str = "bleu"
+    keep_checkpoints: int = 0
+    checkpoint_every: int | None = None
+    average: str = "none"
     max_length: int = 256
     long_lines: str = "error"
     seed: int = 0
@@ -69,24 +118,46 @@ class TrainingSettings:
     shards: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch_tokens", "warmup_steps", "validate_every", "max_length"):
-            _check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        _check(self.max_updates is None or self.max_updates >= 1, "max_updates", self.max_updates, "at least 1")
-        _check(
-            self.max_minutes is None or 0 < self.max_minutes < math.inf, "max_minutes", self.max_minutes, "more than 0"
-        )
-        _check(
-            0 < self.learning_rate_factor < math.inf, "learning_rate_factor", self.learning_rate_factor, "more than 0"
-        )
-        _check(0.0 <= self.label_smoothing < 1.0, "label_smoothing", self.label_smoothing, "a number in [0, 1)")
-        _check(0 < self.max_norm < math.inf, "max_norm", self.max_norm, "more than 0")
-        _check(self.select_by in ("bleu", "loss"), "select_by", self.select_by, "'bleu' or 'loss'")
-        _check(self.long_lines in ("error", "drop"), "long_lines", self.long_lines, "'error' or 'drop'")
-        _check(self.dtype in ("float32", "float64"), "dtype", self.dtype, "'float32' or 'float64'")
-        _check(self.seed >= 0, "seed", self.seed, "at least 0")
-        _check(self.shards >= 0, "shards", self.shards, "at least 0")
-        # An unknown schedule, or one that lacks its end, is refused before any work starts.
-        schedule(self.schedule, factor=1.0, d_model=1, warmup_steps=1, total_steps=self.max_updates)
+        for names, is_fine, expected in _RANGES:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not is_fine(value):
+                    raise ConfigError(f"{name} is {value!r}; expected {expected}")
+        self._check_checkpoints()
+        self.make_optimizer()
+        # An unknown schedule, or one that lacks its end, is refused before any work starts; without a learning rate
+        # the peak depends on the model.
+        schedule(self.schedule, **{**self.schedule_settings(1), "learning_rate": self.learning_rate or math.inf})
+
+    def _check_checkpoints(self) -> None:
+        if self.average != "none" and not self.keep_checkpoints:
+            raise ConfigError(f"average is {self.average!r}, but keep_checkpoints is 0; expected the number of models")
+        if self.average == "best" and self.checkpoint_interval % self.validate_every:
+            raise ConfigError(
+                f"checkpoint_every is {self.checkpoint_every}; average 'best' needs the score of each, so expected a "
+                f"multiple of validate_every {self.validate_every}"
+            )
+
+    @property
+    def checkpoint_interval(self) -> int:
+        """Updates between the models that are kept."""
+        return self.checkpoint_every or self.validate_every
+
+    def make_optimizer(self) -> Optimizer:
+        """The optimizer that the settings describe."""
+        names = ("beta1", "beta2", "epsilon", "momentum", "weight_decay")
+        return make_optimizer(self.optimizer, **{name: getattr(self, name) for name in names})
+
+    def schedule_settings(self, d_model: int) -> dict[str, Any]:
+        """What `schedule` is told, beside its name."""
+        return {
+            "factor": self.learning_rate_factor,
+            "d_model": d_model,
+            "warmup_steps": self.warmup_steps,
+            "total_steps": self.max_updates,
+            "learning_rate": self.learning_rate,
+            "min_learning_rate": self.min_learning_rate,
+        }
 
 
 @dataclass(frozen=True)
@@ -112,14 +183,16 @@ class Recipe:
         for key in model:
             check_key(key, known, f"[model] of {where}")
         try:
-            TransformerConfig(source_vocab_size=8, target_vocab_size=8, **model)
+            config = TransformerConfig(source_vocab_size=8, target_vocab_size=8, **model)
         except ConfigError as error:
             raise ConfigError(f"[model] of {where}: {error}") from error
-        return cls(
-            model,
-            _settings(TokenizerSettings, tables.get("tokenizer", {}), f"[tokenizer] of {where}"),
-            _settings(TrainingSettings, tables.get("training", {}), f"[training] of {where}"),
-        )
+        tokenizer = _settings(TokenizerSettings, tables.get("tokenizer", {}), f"[tokenizer] of {where}")
+        training = _settings(TrainingSettings, tables.get("training", {}), f"[training] of {where}")
+        try:
+            schedule(training.schedule, **training.schedule_settings(config.d_model))
+        except ConfigError as error:
+            raise ConfigError(f"[training] of {where}: {error}") from error
+        return cls(model, tokenizer, training)
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Recipe:
@@ -165,8 +238,3 @@ def _settings(kind: type[Any], values: dict[str, Any], where: str) -> Any:
         return kind(**values)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-
-
-def _check(fine: bool, name: str, value: Any, expected: str) -> None:
-    if not fine:
-        raise ConfigError(f"{name} is {value!r}; expected {expected}")

@@ -19,7 +19,8 @@ from xformer.tree import flatten
 
 class RunDirectory:
     """config.json (what the run was told), tokenizers, model.safetensors (the best model), last.safetensors (the
-    state to resume from) and log.jsonl (one JSON object a line)."""
+    state to resume from), log.jsonl (one JSON object a line), and, where the settings say so, checkpoints/ (models on
+    the way) and averaged.safetensors (their mean)."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -27,6 +28,9 @@ class RunDirectory:
         self.model = self.path / "model.safetensors"
         self.last = self.path / "last.safetensors"
         self.log = self.path / "log.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.averaged = self.path / "averaged.safetensors"
+        self._aside = self.checkpoints / "best.safetensors"
 
     def tokenizer(self, side: str) -> Path:
         """Where the tokenizer of a side ("source", "target" or "joint") is kept."""
@@ -92,9 +96,12 @@ class RunDirectory:
         return config
 
     def save_state(self, model: Any, state: Any, progress: dict[str, Any]) -> None:
-        """Write model, optimizer state and progress to one file, atomically."""
+        """Write model, optimizer state and progress to one file, atomically.
+
+        state: a NamedTuple of the step and of trees (or None).
+        """
         arrays = dict(model.named_parameters())
-        for name, tree in (("first", state.first), ("second", state.second)):
+        for name, tree in _trees(state).items():
             arrays |= {f"{name}:{key}": leaf for key, leaf in tree.named_parameters()}
         save_arrays(self.last, arrays, {"format": "xformer-training-state", "progress": json.dumps(progress)})
 
@@ -105,18 +112,27 @@ class RunDirectory:
             if metadata["format"] != "xformer-training-state":
                 raise KeyError("format")
             progress = json.loads(metadata["progress"])
-            trees = []
-            for prefix, tree in (("", model), ("first:", state.first), ("second:", state.second)):
-                named = dict(tree.named_parameters())
-                wanted = {name: arrays[prefix + name] for name in named}
-                for name, array in wanted.items():
-                    if tuple(array.shape) != tuple(named[name].shape):
-                        raise ValueError(f"{prefix}{name} has shape {array.shape}")
-                placed = place(wanted, named)
-                trees.append(flatten(tree)[1]([placed[name] for name in named]))
-            return trees[0], type(state)(int(progress["step"]), trees[1], trees[2]), progress
+            trees = {name: _restore(tree, arrays, f"{name}:") for name, tree in _trees(state).items()}
+            return _restore(model, arrays, ""), state._replace(step=int(progress["step"]), **trees), progress
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(f"{self.last} is not the training state of this run ({error})") from error
+
+    def replace_best(self, model: Any) -> None:
+        """Make a model the best one; what was the best is put aside, for `bring_back_best`."""
+        if self.model.exists() and not self._aside.exists():
+            with atomic_write(self._aside) as file:
+                file.write(self.model.read_bytes())
+        model.save(self.model)
+
+    def bring_back_best(self) -> bool:
+        """Undo `replace_best`; returns whether there was anything to undo."""
+        if not self._aside.exists():
+            return False
+        try:
+            os.replace(self._aside, self.model)
+        except OSError as error:
+            raise CheckpointError(f"cannot write {self.model}: {error.strerror or error}") from error
+        return True
 
     def append_log(self, event: dict[str, Any]) -> None:
         """Add one line to the log."""
@@ -153,3 +169,19 @@ def sha256(path: str | os.PathLike[str]) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _trees(state: Any) -> dict[str, Any]:
+    """The trees of an optimizer's state, by name."""
+    return {name: tree for name, tree in state._asdict().items() if name != "step" and tree is not None}
+
+
+def _restore(tree: Any, arrays: Mapping[str, Any], prefix: str) -> Any:
+    """A tree like this one, with the arrays of these names; raises KeyError or ValueError when they do not fit."""
+    named = dict(tree.named_parameters())
+    wanted = {name: arrays[prefix + name] for name in named}
+    for name, array in wanted.items():
+        if tuple(array.shape) != tuple(named[name].shape):
+            raise ValueError(f"{prefix}{name} has shape {array.shape}")
+    placed = place(wanted, named)
+    return flatten(tree)[1]([placed[name] for name in named])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,6 @@ from xformer.errors import TrainingError
 from xformer.namespace import array_namespace
 from xformer.ops.squared_norm import squared_norm
 from xformer.random import Rng
-from xformer.training.batches import Batch
 from xformer.tree import flatten, map_arrays
 
 GradientFunction = Callable[[Any, Sequence[Any], Sequence[Rng]], tuple[Any, Any]]
@@ -28,7 +28,7 @@ class StepResult(NamedTuple):
 def train_step(
     model: Any,
     state: Any,
-    shards: Sequence[Batch],
+    batches: Sequence[Sequence[Any]],
     rng: Rng,
     *,
     gradient: GradientFunction,
@@ -36,18 +36,33 @@ def train_step(
     learning_rate: float,
     max_norm: float,
 ) -> StepResult:
-    """Make one update from a batch (given in shards); `model` and `state` are consumed.
+    """Make one update from one or several batches, each given in shards; `model` and `state` are consumed.
 
-    gradient: computes the loss and its gradient over the shards, e.g. ShardedGradient(mean_loss, threads).
+    gradient: sums a function of (shard, tokens of the whole update), and its gradient, over the shards of a batch, as
+    ShardedGradient(functools.partial(share_of_mean, loss=...), threads) does.
 
     Raises TrainingError, before anything is updated, when the loss or the gradient is not finite.
     """
-    total = sum(shard.num_tokens for shard in shards)
-    loss, gradients = gradient(model, [(shard, total) for shard in shards], rng.split(len(shards)))
+    loss, gradients = accumulate(gradient, model, batches, rng)
     gradients, norm = clip_by_global_norm(gradients, max_norm)
     check_finite(float(loss), norm)
     model, state = optimizer.update(model, gradients, state, learning_rate)
     return StepResult(model, state, float(loss), norm)
+
+
+def accumulate(gradient: GradientFunction, model: Any, batches: Sequence[Sequence[Any]], rng: Rng) -> tuple[Any, Any]:
+    """Add up loss and gradients of several batches, one after the other, so that memory is needed for one at a time.
+
+    Each token weighs the same, whatever batch it is in: the sum is that of one large batch.
+    """
+    total = sum(shard.num_tokens for shards in batches for shard in shards)
+    rngs = iter(rng.split(sum(map(len, batches))))
+    loss, gradients = None, None
+    for shards in batches:
+        more = gradient(model, [(shard, total) for shard in shards], [next(rngs) for _ in shards])
+        loss = more[0] if loss is None else loss + more[0]
+        gradients = more[1] if gradients is None else map_arrays(operator.add, gradients, more[1])
+    return loss, gradients
 
 
 def global_norm(gradients: Any) -> float:

@@ -7,24 +7,24 @@ import functools
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from xformer.errors import CheckpointError, TrainingError
 from xformer.host import available_threads, one_blas_thread, side_by_side
-from xformer.models import Transformer
-from xformer.namespace import Array, array_namespace, device
+from xformer.namespace import array_namespace
 from xformer.random import Rng
-from xformer.training.batches import Batch, TokenPairs, epochs, plan_batches, split_rows
-from xformer.training.events import Progress, Update, Validation
+from xformer.training.checkpoints import Checkpoints, average_models
+from xformer.training.events import Average, Progress, Update, Validation
 from xformer.training.interrupt import StopRequest, stop_on_signals
-from xformer.training.loss import translation_loss
-from xformer.training.optimizers import Adam, AdamState
+from xformer.training.loss import share_of_mean
 from xformer.training.parallel import ShardedGradient, shards_for
 from xformer.training.recipe import TrainingSettings
 from xformer.training.run_directory import RunDirectory
 from xformer.training.schedules import schedule
 from xformer.training.step import train_step
+from xformer.training.tasks import Task
 
 _LOG_EVERY = 10  # updates between lines of the log
 
@@ -32,37 +32,31 @@ _LOG_EVERY = 10  # updates between lines of the log
 class Trainer:
     """Trains one model in one directory.
 
-    bleu: scores the model's translations of the validation set (None: validation is by loss alone).
-    report: is told every Update and Validation. enough: says of a validation that training may end with it.
+    task: the data, the objective, and what makes a model good (tasks.py). report: is told every Update and
+    Validation. enough: says of a validation that training may end with it.
     """
 
     def __init__(
         self,
-        model: Transformer,
-        train: TokenPairs,
-        valid: TokenPairs,
+        model: Any,
+        task: Task,
         settings: TrainingSettings,
         directory: RunDirectory,
         *,
-        bleu: Callable[[Transformer], float] | None = None,
         report: Callable[[Update | Validation], None] = lambda event: None,
         enough: Callable[[Validation], bool] = lambda validation: False,
     ) -> None:
-        self.model = model
-        self.train_pairs, self.valid_pairs = train, valid
+        self.model, self.task = model, task
         self.settings, self.directory = settings, directory
-        self.bleu, self.report, self.enough = bleu, report, enough
-        self.optimizer = Adam()
-        self.state: AdamState = self.optimizer.initial(model)
+        self.report, self.enough = report, enough
+        self.optimizer = settings.make_optimizer()
+        self.state = self.optimizer.initial(model)
         self.progress = Progress()
         self._saved_step: int | None = None
         self.rng = Rng(settings.seed).fold("training")
-        self.learning_rate = schedule(
-            settings.schedule,
-            factor=settings.learning_rate_factor,
-            d_model=model.config.d_model,
-            warmup_steps=settings.warmup_steps,
-            total_steps=settings.max_updates,
+        self.learning_rate = schedule(settings.schedule, **settings.schedule_settings(model.config.d_model))
+        self.checkpoints = Checkpoints(
+            directory.checkpoints, settings.keep_checkpoints, best=settings.average == "best"
         )
         self.shards = settings.shards or shards_for(model, available_threads())
 
@@ -85,8 +79,10 @@ class Trainer:
         Everything is saved before it returns. Raises TrainingError, naming the update, when the loss is no longer
         finite: the last good state stays on disk.
         """
-        objective = functools.partial(_mean_loss, smoothing=self.settings.label_smoothing)
-        gradient = ShardedGradient(objective, self.shards, processes=True)
+        smoothed = functools.partial(
+            self.task.loss, label_smoothing=self.settings.label_smoothing, z_loss=self.settings.z_loss
+        )
+        gradient = ShardedGradient(functools.partial(share_of_mean, loss=smoothed), self.shards, processes=True)
         limit = one_blas_thread() if self.shards > 1 else contextlib.nullcontext()
         began = time.monotonic() - 60.0 * self.progress.minutes
         with limit, contextlib.closing(gradient), stop_on_signals() as stop, warnings.catch_warnings():
@@ -95,28 +91,36 @@ class Trainer:
             reason = self._train(gradient, began, stop)
             if reason == _stopped(stop):
                 self._save_unvalidated(began)
-            elif self.progress.step != self.progress.validated_step:
+                return reason
+            if self.progress.step != self.progress.validated_step:
                 self._validate(began)
+            if self._average_is_due():
+                self._average(began)
             return reason
 
     def _train(self, gradient: ShardedGradient, began: float, stop: StopRequest) -> str:
         """Make updates and validations until there is a reason to end."""
-        batches = self._batches()
+        if self.finished(began) is None:
+            self.directory.bring_back_best()  # an earlier end was made of averages, which have no part in going on
+            self.progress = replace(self.progress, averaged_step=0, averaged_score=None)
+        batches = self.task.batches(
+            self.rng.fold("batches"), skip=self.progress.step * self.settings.accumulate, shards=self.shards
+        )
         while True:
             reason = self.finished(began) or _stopped(stop)
             if reason:
                 return reason
             # Before the next update rather than after the last one, so that a run which ended in between makes up
             # for the validation when it is resumed.
-            if self._validation_is_due() and self.enough(self._validate(began)):
-                return "the goal is reached"
+            if self.progress.step != self.progress.validated_step:
+                if self.progress.step % self.settings.validate_every == 0:
+                    if self.enough(self._validate(began)):
+                        return "the goal is reached"
+                    continue
+                self._log(*self._keep_checkpoint(None))
             started = time.monotonic()
-            epoch, shards = next(batches)
-            self._update(epoch, shards, gradient, began, started)
-
-    def _validation_is_due(self) -> bool:
-        step = self.progress.step
-        return step > 0 and step % self.settings.validate_every == 0 and step != self.progress.validated_step
+            drawn = [next(batches) for _ in range(self.settings.accumulate)]
+            self._update(drawn[-1][0], [shards for _, shards in drawn], gradient, began, started)
 
     def finished(self, began: float | None = None) -> str | None:
         """Why there is nothing left to do by the settings (None: there is); began: when the clock was at zero."""
@@ -126,26 +130,25 @@ class Trainer:
         so_far = self.progress.minutes if began is None else (time.monotonic() - began) / 60.0
         if minutes is not None and so_far >= minutes:
             return f"{minutes:g} minutes"
+        patience = self.settings.patience
+        if patience is not None and self.progress.stale_validations >= patience:
+            return f"no better model in {patience} validation{'s' if patience > 1 else ''}"
         return None
 
-    def _batches(self) -> Iterator[tuple[int, list[Batch]]]:
-        """Endless batches, each cut into shards; a resumed run skips what it has seen."""
-        rng = self.rng.fold("batches")
-        for epoch, rows in epochs(self.train_pairs, self.settings.batch_tokens, rng, skip=self.progress.step):
-            yield epoch, [self._batch(self.train_pairs, part) for part in split_rows(rows, self.shards)]
+    def done(self) -> str | None:
+        """Why there is nothing left to do at all, validation and averaging included (None: there is)."""
+        validated = self.progress.step == self.progress.validated_step
+        return self.finished() if validated and not self._average_is_due() else None
 
-    def _batch(self, pairs: TokenPairs, rows: list[int]) -> Batch:
-        weight, c = self.model.source_embedding.weight, self.model.config
-        ids = {"pad_id": c.pad_id, "bos_id": c.bos_id, "eos_id": c.eos_id}
-        return Batch.make(pairs, rows, xp=array_namespace(weight), device=device(weight), **ids)
-
-    def _update(self, epoch: int, shards: list[Batch], gradient: ShardedGradient, began: float, started: float) -> None:
+    def _update(
+        self, epoch: int, batches: Sequence[list[Any]], gradient: ShardedGradient, began: float, started: float
+    ) -> None:
         step = self.progress.step + 1
         try:
             result = train_step(
                 self.model,
                 self.state,
-                shards,
+                batches,
                 self.rng.fold("dropout", step),
                 gradient=gradient,
                 optimizer=self.optimizer,
@@ -155,7 +158,7 @@ class Trainer:
         except TrainingError as error:
             raise TrainingError(f"update {step}: {error}; {self._kept()}") from None
         self.model, self.state = result.model, result.state
-        tokens = sum(shard.num_tokens for shard in shards)
+        tokens = sum(shard.num_tokens for shards in batches for shard in shards)
         now = time.monotonic()
         self.progress = replace(
             self.progress, step=step, epoch=epoch, tokens=self.progress.tokens + tokens, minutes=(now - began) / 60.0
@@ -171,40 +174,75 @@ class Trainer:
             minutes=self.progress.minutes,
         )
         if step % _LOG_EVERY == 0 or step == 1:
-            self.directory.append_log({"event": "update", **asdict(update)})
+            self._log({"event": "update", **asdict(update)})
         self.report(update)
 
     def _validate(self, began: float) -> Validation:
         """Measure, keep the model if it is the best so far, and save the state."""
-        step, loss = self.progress.step, self.validation_loss()
+        step, loss = self.progress.step, self.validation_loss(self.model)
         if not math.isfinite(loss):
             # The last update went wrong; it must not replace the state before it.
             raise TrainingError(
                 f"the validation loss after update {step} is {loss}; lower learning_rate_factor or raise "
                 f"warmup_steps; {self._kept()}"
             )
-        if self.bleu is not None:
+        if self.task.score is not None:
             self._save(began)  # translating takes a while, and whatever happens meanwhile, the updates are safe
-        bleu = None if self.bleu is None else self.bleu(self.model)
-        score = bleu if bleu is not None and self.settings.select_by == "bleu" else -loss
+        bleu = None if self.task.score is None else self.task.score(self.model)
+        score = self._score_of(loss, bleu)
         best = self._is_best(score, loss)
-        self.progress = replace(self.progress, validated_step=step)
+        stale = 0 if best else self.progress.stale_validations + 1
+        self.progress = replace(self.progress, validated_step=step, stale_validations=stale)
         if best:
             self.progress = replace(self.progress, best_step=step, best_score=score, best_loss=loss)
             self.model.save(self.directory.model)
+        kept = self._keep_checkpoint(score)
         self._save(began)
-        validation = Validation(
-            step=step,
-            epoch=self.progress.epoch,
-            loss=loss,
-            perplexity=math.exp(min(loss, 700.0)),
-            bleu=bleu,
-            best=best,
-            minutes=self.progress.minutes,
-        )
-        self.directory.append_log({"event": "validation", **asdict(validation)})
+        validation = Validation(**self._described(loss, bleu, best))
+        self._log(*kept, {"event": "validation", **asdict(validation)})
         self.report(validation)
         return validation
+
+    def _score_of(self, loss: float, bleu: float | None) -> float:
+        return bleu if bleu is not None and self.settings.select_by == "bleu" else -loss
+
+    def _described(self, loss: float, bleu: float | None, best: bool) -> dict[str, Any]:
+        """The fields of a Validation."""
+        measured = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "bleu": bleu, "best": best}
+        progress = self.progress
+        return {"step": progress.step, "epoch": progress.epoch, "minutes": progress.minutes, **measured}
+
+    def _keep_checkpoint(self, score: float | None) -> list[dict[str, Any]]:
+        """Keep the model, if its turn has come; the next saved state will know of it. Returns what to log."""
+        step = self.progress.step
+        if not self.settings.keep_checkpoints or step == 0 or step % self.settings.checkpoint_interval:
+            return []
+        kept = self.checkpoints.add(self.progress.checkpoints, step, score, self.model)
+        self.progress = replace(self.progress, checkpoints=kept)
+        return [{"event": "checkpoint", "step": step, "score": score, "kept": [entry[0] for entry in kept]}]
+
+    def _average_is_due(self) -> bool:
+        wanted = self.settings.average != "none" and bool(self.progress.checkpoints)
+        return wanted and self.progress.averaged_step != self.progress.step
+
+    def _average(self, began: float) -> None:
+        """Measure the mean of the models that were kept; it becomes the model if it is better than the best."""
+        steps = [step for step, _ in self.progress.checkpoints]
+        model = average_models([self.checkpoints.path(step) for step in steps], like=self.model)
+        model.save(self.directory.averaged)
+        loss = self.validation_loss(model)
+        bleu = None if self.task.score is None else self.task.score(model)
+        score = self._score_of(loss, bleu)
+        better = math.isfinite(loss) and self._is_best(score, loss)
+        if better:
+            self.directory.replace_best(model)
+        self.progress = replace(
+            self.progress, averaged_step=self.progress.step, averaged_score=score if better else None
+        )
+        self._save(began)
+        average = Average(**self._described(loss, bleu, better), updates=steps)
+        self._log({"event": "average", **asdict(average)})
+        self.report(average)
 
     def _is_best(self, score: float, loss: float) -> bool:
         """Compare with the best model so far; of equal scores (BLEU is 0 early on) the lower loss decides."""
@@ -212,25 +250,26 @@ class Trainer:
             return True
         return (score, -loss) > (self.progress.best_score, -self.progress.best_loss)
 
-    def validation_loss(self) -> float:
+    def validation_loss(self, model: Any) -> float:
         """Mean cross-entropy of the validation set, in nats a token, without smoothing or dropout."""
-        plan = plan_batches(self.valid_pairs, self.settings.batch_tokens, rng=None)
-        parts = side_by_side(self._loss_of, [plan[start :: self.shards] for start in range(self.shards)])
-        return sum(loss for loss, _ in parts) / max(1, sum(tokens for _, tokens in parts))
 
-    def _loss_of(self, plan: list[list[int]]) -> tuple[float, int]:
-        """Summed cross-entropy and number of tokens of some validation batches."""
-        total, tokens = 0.0, 0
-        for rows in plan:
-            batch = self._batch(self.valid_pairs, rows)
-            total += float(translation_loss(self.model, batch))
-            tokens += batch.num_tokens
-        return total, tokens
+        def summed(batches: Sequence[Any]) -> float:
+            return sum((float(self.task.loss(model, batch)) for batch in batches), 0.0)
+
+        batches = self.task.validation_batches()
+        parts = side_by_side(summed, [batches[start :: self.shards] for start in range(self.shards)])
+        return sum(parts) / max(1, sum(batch.num_tokens for batch in batches))
+
+    def _log(self, *events: dict[str, Any]) -> None:
+        for event in events:
+            self.directory.append_log(event)
 
     def _save(self, began: float) -> None:
         self.progress = replace(self.progress, minutes=(time.monotonic() - began) / 60.0)
         self.directory.save_state(self.model, self.state, asdict(self.progress))
         self._saved_step = self.progress.step
+        if self.settings.keep_checkpoints:
+            self.checkpoints.prune(self.progress.checkpoints)
 
     def _save_unvalidated(self, began: float) -> None:
         """Save what an interrupted run has, unless its last update ruined it."""
@@ -253,9 +292,3 @@ class Trainer:
 
 def _stopped(stop: StopRequest) -> str | None:
     return f"stopped by {stop.signal_name}" if stop else None
-
-
-def _mean_loss(model: Transformer, shard: tuple[Batch, int], rng: Rng, *, smoothing: float) -> Array:
-    """The shard's part of the mean loss of the batch that it belongs to."""
-    batch, total = shard
-    return translation_loss(model, batch, rng, label_smoothing=smoothing) / float(total)
