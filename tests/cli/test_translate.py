@@ -48,11 +48,13 @@ def test_line_ends_of_other_systems(xformer, trained, translator):
     assert done.out == expected(translator, ["one hundred", "seven"])
 
 
-def test_translations_that_reach_the_limit_are_counted(xformer, trained, translator):
-    done = xformer("translate", "--model", trained, "--max-length", 2, stdin=b"one hundred\nseven\n")
-    assert done.code == 0
-    assert done.out == expected(translator, ["one hundred", "seven"], max_length=2)
-    assert "note: 2 translations reached the length limit" in done.err
+def test_translations_that_reach_the_limit_are_counted(xformer, trained, translator, text):
+    lines = read(text / "test.en")
+    done = xformer("translate", "--model", trained, "--max-length", 1, "--input", text / "test.en")
+    assert (done.code, done.out) == (0, expected(translator, lines, max_length=1))
+    cut = sum(translation.cut for batch in translator.batches(lines, max_length=1) for translation in batch)
+    assert cut > 1
+    assert f"note: {cut} translations reached the length limit" in done.err
 
 
 def test_small_batches_give_the_same(xformer, trained, translator, text):
@@ -99,6 +101,30 @@ def test_a_bad_line_in_a_pipe_comes_after_the_good_ones(start_process, trained, 
     assert out.decode() == expected(translator, ["seven"])
     assert err.startswith(b"error: standard input is not valid UTF-8: line 2")
     assert err.count(b"\n") == 1
+
+
+def test_a_long_line_in_a_pipe_comes_after_the_good_ones(start_process, trained, translator):
+    process = start_process("translate", "--model", trained, "--max-source-length", 20)
+    lines = ["seven", "", "one hundred", "one " * 30, "nine", "one " * 40]
+    out, err = process.communicate("".join(f"{line}\n" for line in lines).encode(), timeout=60)
+    assert process.returncode == 2
+    assert out.decode() == expected(translator, lines[:3])
+    assert err.startswith(b"error: standard input line 4 has ")
+    assert err.count(b"\n") == 1
+
+
+def test_a_long_line_at_the_start_of_a_pipe_is_all_that_is_said(start_process, trained):
+    process = start_process("translate", "--model", trained, "--max-source-length", 20)
+    out, err = process.communicate(b"one " * 30 + b"\nseven\n", timeout=60)
+    assert (process.returncode, out) == (2, b"")
+    assert err.startswith(b"error: standard input line 1 has ")
+
+
+def test_every_line_is_tokenized_once(xformer, trained, text, monkeypatch):
+    encode, tokenized = Translator.encode, []
+    monkeypatch.setattr(Translator, "encode", lambda self, lines: tokenized.extend(lines) or encode(self, lines))
+    xformer("translate", "--model", trained, "--input", text / "test.en", "--max-length", 1)
+    assert tokenized == read(text / "test.en")
 
 
 # --- Bad input --------------------------------------------------------------------------------------------------------

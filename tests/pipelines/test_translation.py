@@ -1,11 +1,12 @@
 import json
+from array import array
 
 import numpy as np
 import pytest
 
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.models import Transformer, TransformerConfig
-from xformer.pipelines import Translator
+from xformer.pipelines import Translator, check_lengths
 from xformer.text import Tokenizer, numbers_task
 from xformer.training import RunDirectory
 
@@ -19,7 +20,7 @@ def tokenizer_of(size, lines=(*TASK.train.source, *TASK.train.target)):
 
 def make_model(size, **changes):
     sizes = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}
-    config = TransformerConfig(size, size, **sizes, **changes)
+    config = TransformerConfig(source_vocab_size=size, target_vocab_size=size, **sizes, **changes)
     return Transformer(config, xp=np, seed=0, dtype="float64")
 
 
@@ -87,7 +88,17 @@ def test_long_sentences_are_refused_before_anything_is_translated(translator, mo
     with pytest.raises(DataError, match=r"sentence 2 has \d+ tokens; expected at most 8"):
         translator([LINES[0][:3], "one " * 9], max_source_length=8)
     with pytest.raises(DataError, match=r"file line 12 has"):
-        translator.encode(["one", "one " * 9], max_source_length=8, name="file line", first_number=11)
+        check_lengths(translator.encode(["one", "one " * 9]), 8, name="file line", first_number=11)
+
+
+def test_token_ids_are_translated_like_the_sentences_they_came_from(translator, monkeypatch):
+    lines = [LINES[0], "  ", "", LINES[1]]
+    expected = translator(lines, max_length=5)
+    encoded = translator.encode(lines)
+    assert encoded[1:3] == [[], []]
+    monkeypatch.setattr(Translator, "encode", lambda *a: pytest.fail("tokenized again"))
+    (batch,) = translator.batches_of_ids([array("i", ids) for ids in encoded], max_length=5)
+    assert {translation.row: translation.text for translation in batch} == {0: expected[0], 3: expected[3]}
 
 
 def test_bad_limits(translator):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,15 +69,14 @@ def translate(
     translator = _load(model, backend)
     if streams.is_terminal(source):
         make_console(stderr=True).print("type a line to translate it; Ctrl-D ends")
-    chunks: Iterable[list[str]] = _checked(translator, source, max_source_length)
+    chunks: Iterable[list[Sequence[int]]] = _encoded(translator, source, max_source_length)
     if not streams.is_stream(source):
         chunks = list(chunks)  # so that nothing is written when the last line turns out to be bad
-    limits = {"batch_tokens": batch_tokens, "max_source_length": max_source_length}
     num_cut = 0
     with streams.open_output(output) as write, _progress(output) as advance:
-        for lines in chunks:
-            results = [""] * len(lines)
-            for batch in translator.batches(lines, max_length=max_length, **limits):
+        for encoded in chunks:
+            results = [""] * len(encoded)
+            for batch in translator.batches_of_ids(encoded, batch_tokens=batch_tokens, max_length=max_length):
                 for translation in batch:
                     results[translation.row] = translation.text
                     num_cut += translation.cut
@@ -101,16 +101,21 @@ def _load(model: Path, backend: str) -> Translator:
     return Translator.from_pretrained(model, xp=open_backend(backend, dtype))
 
 
-def _checked(translator: Translator, source: str, max_source_length: int) -> Iterator[list[str]]:
-    """The lines of the input, in chunks, with none too long."""
+def _encoded(translator: Translator, source: str, max_source_length: int) -> Iterator[list[Sequence[int]]]:
+    """The token ids of the lines of the input, in chunks; what came before a line that is too long comes out first."""
     from xformer.cli import streams
+    from xformer.pipelines import check_lengths
 
     name = streams.STANDARD_INPUT if source == streams.STANDARD else source
     first_number = 1
     for lines in streams.chunks(source):
-        translator.encode(lines, max_source_length=max_source_length, name=f"{name} line", first_number=first_number)
+        # A file is kept whole, at 4 bytes an id.
+        encoded: list[Sequence[int]] = [array("i", ids) for ids in translator.encode(lines)]
+        good = next((row for row, ids in enumerate(encoded) if len(ids) > max_source_length), len(encoded))
+        if good:
+            yield encoded[:good]
+        check_lengths(encoded[good:], max_source_length, name=f"{name} line", first_number=first_number + good)
         first_number += len(lines)
-        yield lines
 
 
 @contextlib.contextmanager

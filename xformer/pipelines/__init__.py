@@ -2,6 +2,6 @@
 
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.pipelines.training import EncodedCorpus, ValidationBleu
-from xformer.pipelines.translation import Translation, Translator
+from xformer.pipelines.translation import Translation, Translator, check_lengths
 
-__all__ = ["EncodedCorpus", "Tokenizers", "Translation", "Translator", "ValidationBleu"]
+__all__ = ["EncodedCorpus", "Tokenizers", "Translation", "Translator", "ValidationBleu", "check_lengths"]

@@ -91,10 +91,19 @@ class Translator:
         Raises DataError, before anything is translated, when a sentence has more than max_source_length tokens;
         ConfigError for a limit below 1.
         """
-        encoded = self.encode(sentences, max_source_length=max_source_length)
+        encoded = self.encode(sentences)
+        check_lengths(encoded, max_source_length)
+        yield from self.batches_of_ids(encoded, batch_tokens=batch_tokens, max_length=max_length)
+
+    def batches_of_ids(
+        self, encoded: Sequence[Sequence[int]], *, batch_tokens: int = 4096, max_length: int | None = None
+    ) -> Iterator[list[Translation]]:
+        """Do the same as `batches` for sentences that `encode` made token ids of, however long they are.
+
+        Raises ConfigError for a limit below 1.
+        """
         if batch_tokens < 1:
             raise ConfigError(f"batch_tokens is {batch_tokens}; expected at least 1")
-        filled = [row for row, sentence in enumerate(sentences) if encoded[row] and not sentence.isspace()]
 
         def translate(rows: list[int]) -> list[Translation]:
             source = pad([[*encoded[row], self.model.config.eos_id] for row in rows], self.model.config.pad_id)
@@ -107,7 +116,7 @@ class Translator:
             ]
 
         threads = shards_for(self.model, available_threads())
-        batches = _by_length(encoded, filled, batch_tokens)
+        batches = _by_length(encoded, batch_tokens)
         while group := list(itertools.islice(batches, threads)):
             # The products of decoding are small: threads inside them cost more than they gain, above all on a busy
             # machine, where one of them waits for the other at every token.
@@ -115,33 +124,29 @@ class Translator:
                 done = side_by_side(translate, group)
             yield from done
 
-    def encode(
-        self,
-        sentences: Sequence[str],
-        *,
-        max_source_length: int = 1024,
-        name: str = "sentence",
-        first_number: int = 1,
-    ) -> list[list[int]]:
-        """Turn sentences into token ids.
-
-        name, first_number: what an error calls a sentence, and the number that it gives the first one.
-
-        Raises DataError when a sentence has more than max_source_length tokens.
-        """
+    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Turn sentences into token ids; a blank sentence has none."""
         encoded = self.source_tokenizer.encode_batch(list(sentences))
-        for number, ids in enumerate(encoded, start=first_number):
-            if len(ids) > max_source_length:
-                raise DataError(
-                    f"{name} {number} has {len(ids)} tokens; expected at most {max_source_length}; split it up"
-                )
-        return encoded
+        return [[] if sentence.isspace() else ids for sentence, ids in zip(sentences, encoded, strict=True)]
 
 
-def _by_length(encoded: Sequence[Sequence[int]], rows: list[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Group rows of similar length."""
+def check_lengths(
+    encoded: Sequence[Sequence[int]], max_source_length: int, *, name: str = "sentence", first_number: int = 1
+) -> None:
+    """Raise DataError for the first sentence that has more than max_source_length tokens.
+
+    name, first_number: what the error calls a sentence, and the number that it gives the first one.
+    """
+    for number, ids in enumerate(encoded, start=first_number):
+        if len(ids) > max_source_length:
+            raise DataError(f"{name} {number} has {len(ids)} tokens; expected at most {max_source_length}; split it up")
+
+
+def _by_length(encoded: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:
+    """Group rows of similar length; blank ones are in no group."""
     batch: list[int] = []
-    for row in sorted(rows, key=lambda row: (len(encoded[row]), row)):
+    filled = [row for row, ids in enumerate(encoded) if ids]
+    for row in sorted(filled, key=lambda row: (len(encoded[row]), row)):
         if batch and (len(encoded[row]) + 1) * (len(batch) + 1) > batch_tokens:
             yield batch
             batch = []
