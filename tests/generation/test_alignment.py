@@ -11,7 +11,7 @@ OUTPUTS = [[3, 4, 5], [6], [], [12, 11, 10, 9], [7, 7]]
 
 @pytest.fixture(scope="module")
 def model():
-    return lively_model(0, num_decoder_layers=3)
+    return lively_model(num_decoder_layers=3)
 
 
 def test_alignments_are_the_attention_of_the_query_that_predicts(model):
@@ -37,7 +37,7 @@ def test_hypotheses_can_be_aligned(model):
 
 
 def test_a_single_layer_and_an_empty_batch(model):
-    assert alignments(lively_model(0, num_decoder_layers=1), [SOURCES[0]], [[3]])[0].shape == (1, 5)
+    assert alignments(lively_model(num_decoder_layers=1), [SOURCES[0]], [[3]])[0].shape == (1, 5)
     assert alignments(model, np.zeros((0, 3), dtype="int64"), []) == []
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import library_or_skip
 from tests.generation import definitions
-from tests.generation.definitions import SOURCES, lively_model, padded, rescored
+from tests.generation.definitions import SEEDS, SOURCES, lively_model, padded, rescored
 from tests.reference import without_jax
 from xformer.generation import DecodingOptions, decode, greedy
 from xformer.generation.beam import search_beams
@@ -26,7 +26,7 @@ alphas = st.sampled_from([0.0, 0.6, 1.0, 2.0])
 @pytest.fixture(scope="module")
 def models():
     """Models of which outputs end early, late and not at all."""
-    return [lively_model(seed) for seed in range(4)]
+    return [lively_model(seed) for seed in SEEDS]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,8 @@ def test_the_models_are_worth_a_test(models):
     assert len(lengths) > 3
     differs = [beam(m, SOURCES, 4)[i][0].tokens != greedy(m, padded(SOURCES), max_length=LIMIT)[i]
                for m in models for i in range(len(SOURCES))]  # fmt: skip
-    assert any(differs) and not all(differs)
+    assert any(differs)
+    assert not all(differs)
 
 
 # --- Against the definition -------------------------------------------------------------------------------------------
@@ -81,7 +82,7 @@ def test_processors_work_within_beams(models, seed, rows, size, minimum, ngram, 
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_wide_beam_finds_the_best_of_all_outputs(alpha, seed):
     model = lively_model(seed, target_vocab_size=6)
     limit = 3
@@ -162,11 +163,12 @@ def test_stopping_early_saves_steps(model, monkeypatch):
     monkeypatch.setattr(
         type(model), "step", lambda self, tokens, cache: steps.append(len(tokens)) or step(self, tokens, cache)
     )
-    beam(model, SOURCES, 3, max_length=30)
-    early = len(steps)
+    beam(model, SOURCES[4:], 3, max_length=30)
+    assert len(steps) < 6
+    steps.clear()
     monkeypatch.setattr(Group, "needs_more", property(lambda group: bool(group.live)))
-    beam(model, SOURCES, 3, max_length=30)
-    assert early < 31 == len(steps) - early
+    beam(model, SOURCES[4:], 3, max_length=30)
+    assert len(steps) == 31
 
 
 @few
@@ -181,14 +183,12 @@ def test_a_beam_is_never_worse_than_greedy_search(models, seed, rows, size, alph
 
 
 def test_without_its_place_the_greedy_hypothesis_can_be_lost():
-    """What keep_greedy is for happens: somewhere among these, a beam of two is worse than greedy search."""
-    worse = 0
-    for seed in range(12):
-        model = lively_model(seed)
-        plain = decode(model, padded(SOURCES), DecodingOptions(max_length=LIMIT))
-        pruned = beam(model, SOURCES, 2, keep_greedy=False)
-        worse += sum(a[0].finished and b[0].score > a[0].score + 1e-9 for a, b in zip(pruned, plain, strict=True))
-    assert worse > 0
+    """Here a beam of two loses sight of the only output that ends in time, which greedy search finds."""
+    model, options = lively_model(28), DecodingOptions(max_length=6)
+    ((expected,),) = decode(model, [SOURCES[3]], options)
+    assert expected.finished
+    assert not beam(model, [SOURCES[3]], 2, max_length=6, keep_greedy=False)[0][0].finished
+    assert beam(model, [SOURCES[3]], 2, max_length=6)[0][0].tokens == expected.tokens
 
 
 @few
@@ -208,6 +208,29 @@ def test_n_best_begins_with_the_best(model):
     assert [found[:1] for found in beam(model, SOURCES, 4, n_best=4)] == beam(model, SOURCES, 4)
 
 
+SCHEMES = {
+    "sinusoidal": {"positions": "sinusoidal", "tie_output": True},
+    "rotary": {"positions": "rotary", "num_heads": 4, "num_key_value_heads": 2},
+    "alibi": {"positions": "alibi"},
+    "relative": {"positions": "relative"},
+    "window": {"positions": "none", "window": 3},
+    "copy": {"share_embeddings": True, "source_vocab_size": 13, "copy": True},
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_of_positions_decodes_as_the_definition_says(scheme):
+    model = lively_model(**SCHEMES[scheme])
+    plain = greedy(model, padded(SOURCES, left=True), max_length=6)
+    found = beam(model, SOURCES, 3, max_length=6, n_best=2)
+    left = decode(model, padded(SOURCES, left=True), DecodingOptions(beam_size=3, max_length=6, n_best=2))
+    assert [pairs(one) for one in left] == [pairs(one) for one in found]
+    for row, hypotheses, tokens in zip(SOURCES, found, plain, strict=True):
+        assert definitions.greedy(model, row, 6)[0] == tokens
+        expected = definitions.beam(model, row, 3, limit=6, n_best=2)
+        assert [hypothesis.tokens for hypothesis in hypotheses] == [tokens for _, tokens in expected]
+
+
 # --- Groups -----------------------------------------------------------------------------------------------------------
 
 
@@ -217,21 +240,18 @@ def test_groups_differ_from_one_beam_and_the_first_is_a_beam_of_its_size(models)
         plain, small = (beam(model, SOURCES, size, n_best=size) for size in (6, 2))
         diverse = beam(model, SOURCES, 6, n_best=6, num_groups=3, diversity_strength=1.0)
         for one, two, three in zip(plain, small, diverse, strict=True):
-            if three[0].finished:
+            if two[0].finished:
                 assert {tuple(h.tokens) for h in two} <= {tuple(h.tokens) for h in three}
             differs |= pairs(one) != pairs(three)
     assert differs
 
 
-def test_groups_are_more_diverse_when_told_to_be(models):
+def test_groups_are_more_diverse_when_told_to_be():
     def openings(strength):
-        return sum(
-            len({tuple(hypothesis.tokens[:2]) for hypothesis in hypotheses})
-            for model in models
-            for hypotheses in beam(model, SOURCES, 6, n_best=6, num_groups=6, diversity_strength=strength)
-        )
+        options = {"n_best": 6, "num_groups": 6, "diversity_strength": strength, "max_length": 4}
+        return sum(len({tuple(h.tokens[:2]) for h in found}) for found in beam(endless(), SOURCES, 6, **options))
 
-    assert openings(0.01) < openings(1.0) < openings(20.0)
+    assert openings(0.01) < openings(1.0) < openings(20.0) == 6 * len(SOURCES)
 
 
 def test_groups_of_one_by_the_formula(model):
@@ -308,7 +328,7 @@ def test_coverage_counts_no_padding(model):
 
 def endless():
     """A model that never ends: the bias of eos is what no logit outweighs."""
-    model = lively_model(0, output_bias=True)
+    model = lively_model()
     bias = np.where(np.arange(13) == 2, -1e9, 0.0)
     return replace(model, {**dict(model.named_parameters()), "output_bias": bias})
 
@@ -318,7 +338,8 @@ def test_what_did_not_end_is_returned_only_if_nothing_did(model):
     for row, hypotheses in zip(SOURCES, found, strict=True):
         assert len(hypotheses) == 3
         for hypothesis in hypotheses:
-            assert len(hypothesis.tokens) == 5 and not hypothesis.finished
+            assert len(hypothesis.tokens) == 5
+            assert not hypothesis.finished
             expected = rescored(endless(), row, hypothesis.tokens, finished=False)
             assert hypothesis.log_probability == pytest.approx(expected, abs=1e-9)
     mixed = [h for size in (2, 3, 4) for found in beam(model, SOURCES, size, n_best=size, max_length=2) for h in found]
@@ -373,8 +394,8 @@ def test_every_library_finds_the_same(model, xp):
 
 
 def test_jax_finds_the_same(model):
-    xp = library_or_skip("jax")
-    options = DecodingOptions(beam_size=3, n_best=2, length_penalty=0.6, max_length=4)
+    xp = library_or_skip("jax")  # it compiles every length
+    options = DecodingOptions(beam_size=3, n_best=2, length_penalty=0.6, max_length=2)
     expected = decode(model, padded(SOURCES[:2]), options)
     found = decode(model.to(xp), padded(SOURCES[:2]), options)
     assert [pairs(one) for one in found] == [pairs(one) for one in expected]

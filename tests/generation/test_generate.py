@@ -28,7 +28,8 @@ def continued(model, prompt, limit, special=True):
     """The definition of greedy search, without a cache."""
     tokens, total = list(prompt), 0.0
     while True:
-        logits = np.array(model([tokens])[0, -1])
+        everywhere = np.ones((1, 1, 1, len(tokens)), dtype=bool)
+        logits = np.array(model([tokens], mask=everywhere)[0, -1])
         if special:
             logits[:2] = -np.inf
         found = log_softmax(logits)
@@ -79,8 +80,8 @@ def test_all_tokens_may_be_ordinary(model):
 
 
 def test_topics_and_blocks(model):
-    found = generate(model, PROMPTS, DecodingOptions(max_length=6, topic_strength=60.0), topics=[[[[7, 8]]]] * 3)
-    assert all(one[0].tokens[:2] == [7, 8] for one in found)
+    found = generate(model, PROMPTS, DecodingOptions(max_length=6, topic_strength=60.0), topics=[[[[11, 12]]]] * 3)
+    assert all(one[0].tokens[:2] == [11, 12] for one in found)
     for prompt, (hypothesis,) in zip(
         PROMPTS, generate(model, PROMPTS, DecodingOptions(max_length=6, no_repeat_ngram_size=1)), strict=True
     ):
