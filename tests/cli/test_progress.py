@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
@@ -7,7 +8,7 @@ from rich.console import Console
 
 from xformer.cli import progress
 from xformer.cli.progress import TrainingProgress
-from xformer.training import TrainingSettings, Update, Validation
+from xformer.training import Average, TrainingSettings, Update, Validation
 
 
 def update(step, *, loss=2.0, minutes=0.5, speed=1000.0):
@@ -60,6 +61,11 @@ def test_a_validation_is_a_line():
     assert line == (
         "validation after update 500  epoch 3  1:01:30  loss 1.5000  perplexity 4.48  BLEU 21.50  (best so far)\n"
     )
+
+
+def test_the_validation_of_an_average_says_so():
+    average = Average(**dataclasses.asdict(VALIDATION), updates=[400, 450, 500])
+    assert shown(TrainingSettings(), [average]).startswith("mean of 3 models: validation after update 500  epoch 3  ")
 
 
 def test_a_validation_without_bleu():

@@ -333,6 +333,21 @@ def test_a_loss_that_stops_being_a_number_leaves_the_last_good_state(xformer, tr
     assert all(np.isfinite(array).all() for array in arrays.values())
 
 
+def test_checkpoints_and_their_mean(xformer, train_options, text, tmp_path, monkeypatch):
+    recipe = (text / "recipe.toml").read_text() + 'keep_checkpoints = 2\naverage = "last"\nselect_by = "loss"\n'
+    path, losses = write(tmp_path / "average.toml", recipe), iter([3.0, 2.0, 1.0])
+    monkeypatch.setattr("xformer.training.trainer.Trainer.validation_loss", lambda self, model: next(losses))
+    done = xformer("train", *options_with(train_options, recipe=path, max_updates=8, out=tmp_path / "run"))
+    assert done.code == 0
+    assert "mean of 2 models: validation after update 8" in done.out
+    assert "the averaged model is in" in done.out
+    assert "validation loss 1.0000" in done.out
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert names == ["step-4.safetensors", "step-8.safetensors"]
+    again = xformer("train", "--out", tmp_path / "run", "--resume")
+    assert (again.code, "nothing left to do: 8 updates" in again.out) == (0, True)
+
+
 # --- Going on ---------------------------------------------------------------------------------------------------------
 
 

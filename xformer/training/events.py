@@ -31,7 +31,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Update:
-    """One update, for whoever shows progress. loss: nats a token, smoothed labels included."""
+    """One update, for whoever shows progress. loss: nats a token, with smoothed labels and z-loss."""
 
     step: int
     epoch: int

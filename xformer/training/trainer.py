@@ -258,7 +258,8 @@ class Trainer:
 
         batches = self.task.validation_batches()
         parts = side_by_side(summed, [batches[start :: self.shards] for start in range(self.shards)])
-        return sum(parts) / max(1, sum(batch.num_tokens for batch in batches))
+        tokens: int = sum(batch.num_tokens for batch in batches)
+        return sum(parts) / max(1, tokens)
 
     def _log(self, *events: dict[str, Any]) -> None:
         for event in events:
