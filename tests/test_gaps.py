@@ -107,6 +107,26 @@ def test_of_equal_values_top_k_takes_lower_indices_first(xp, gap, k, dtype):
     np.testing.assert_array_equal(to_host(indices), order)
 
 
+@pytest.mark.parametrize("size", [1024, 1100, 4095])
+@pytest.mark.parametrize("distinct", [True, False])
+def test_top_k_of_many(xp, gap, size, distinct):
+    generator = np.random.default_rng(size)
+    x = (
+        generator.permuted(np.tile(np.arange(size), (7, 1)), axis=1)
+        if distinct
+        else generator.integers(0, 99, (7, size))
+    )
+    values, indices = gap.top_k(from_host(xp, x, dtype="float32"), 4)
+    order = np.argsort(-x, axis=-1, kind="stable")[:, :4]
+    np.testing.assert_array_equal(to_host(indices), order)
+    np.testing.assert_array_equal(to_host(values), np.take_along_axis(x, order, axis=-1))
+
+
+def test_top_k_of_no_rows(xp, gap):
+    values, indices = gap.top_k(from_host(xp, np.zeros((0, 2048))), 3)
+    assert tuple(values.shape) == tuple(indices.shape) == (0, 3)
+
+
 def test_top_k_ranks_minus_infinity_last(xp, gap):
     x = np.asarray([[-math.inf, 1.0, -math.inf, 0.5]])
     values, indices = gap.top_k(from_host(xp, x), 3)
