@@ -161,7 +161,7 @@ def test_parameters_without_elements_stay_so():
 OPTIMIZERS = [Adam(), AdamW(weight_decay=0.5), Sgd(nesterov=True), Sgd(momentum=0.0), Adafactor()]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adam", "adamw", "nesterov", "sgd", "adafactor"])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_every_library_makes_the_same_updates(xp, optimizer, dtype):
     if not hasattr(xp, dtype):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close
+from tests.reference import without_jax
 from xformer.errors import TrainingError
 from xformer.models import Transformer, TransformerConfig
 from xformer.namespace import to_host
@@ -70,6 +71,7 @@ def test_shards_make_the_step_of_the_whole_batch():
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
+@without_jax
 def test_batches_one_after_the_other_make_the_step_of_the_whole(xp):
     """They have different numbers of tokens, and each token weighs the same."""
     counts = [Batch.make(PAIRS, rows, xp=np).num_tokens for rows in ([0], [1, 2])]
