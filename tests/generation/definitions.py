@@ -32,6 +32,13 @@ def lively_model(seed: int = SEEDS[0], **settings: Any) -> Any:
     return replace(model, {**dict(model.named_parameters()), **arrays, "output_bias": 0.7 * (np.arange(size) == EOS)})
 
 
+class Models(list):
+    """A list that is short to print, so that hypothesis can say what failed."""
+
+    def __repr__(self):
+        return f"{len(self)} models"
+
+
 def padded(rows, *, left=False, extra=0):
     width = max(map(len, rows)) + extra
     fill = [[PAD] * (width - len(row)) for row in rows]
@@ -88,31 +95,57 @@ def greedy(model, source, limit, **rules):
 
 def beam(model, source, size, *, limit, n_best=1, alpha=0.0, keep_greedy=True, **rules):
     """Beam search for one sentence, until every hypothesis is at the limit: [(score, tokens)], best first."""
-    live, finished = [(0.0, [], True)], []
-    while live:
-        candidates = []
-        for total, tokens, greedy_so_far in live:
-            found = next_log_probabilities(model, source, tokens, **rules)
-            best = int(found.argmax())
-            candidates += [
-                (total + found[token], [*tokens, token], greedy_so_far and token == best)
-                for token in range(len(found))
-                if found[token] > -math.inf
-            ]
-        candidates.sort(key=lambda candidate: -candidate[0])
-        ended = [c for c in candidates[:size] if c[1][-1] == EOS]
-        going = [c for c in candidates if c[1][-1] != EOS][:size]
-        for candidate in candidates if keep_greedy else []:
-            if candidate[2] and candidate[1][-1] == EOS and candidate not in ended:
-                ended.append(candidate)
-            elif candidate[2] and candidate[1][-1] != EOS and candidate not in going:
-                going[-1] = candidate
-        finished += [(total / lp(len(tokens), alpha), tokens[:-1]) for total, tokens, _ in ended]
-        at_limit = len(live[0][1]) == limit
-        unfinished, live = live, [] if at_limit or (size == 1 and ended) else going
-    if not finished:
-        return [(total / lp(len(tokens), alpha), tokens) for total, tokens, _ in unfinished][:n_best]
-    return sorted(finished, key=lambda found: -found[0])[:n_best]
+    return diverse_beam(
+        model, source, size, 1, 0.0, limit=limit, n_best=n_best, alpha=alpha, keep_greedy=keep_greedy, **rules
+    )
+
+
+def diverse_beam(model, source, size, groups, strength, *, limit, n_best=1, alpha=0.0, keep_greedy=True, **rules):
+    """Beam search in groups, each of which avoids what earlier ones chose at the same step."""
+    share = size // groups
+    live = [[(0.0, [], keep_greedy and number == 0)] for number in range(groups)]
+    finished, cut = [[] for _ in range(groups)], []
+    for length in range(limit + 1):
+        taken = []
+        for number, group in enumerate(live):
+            ended, going = step(model, source, group, share, {t: strength * taken.count(t) for t in taken}, rules)
+            finished[number] += [(total / lp(len(tokens), alpha), tokens[:-1]) for total, tokens, _ in ended]
+            if length == limit:
+                cut += group
+            live[number] = [] if share == 1 and ended else going
+            taken += [tokens[-1] for _, tokens, _ in live[number]]
+    if not any(finished):
+        distinct = {tuple(tokens): (total / lp(len(tokens), alpha), tokens) for total, tokens, _ in cut}
+        return best(distinct.values())[:n_best]
+    chosen = []
+    for group in finished:
+        chosen += [found for found in best(group)[:n_best] if found[1] not in [tokens for _, tokens in chosen]][:share]
+    return best(chosen)[:n_best]
+
+
+def step(model, source, live, size, tax, rules):
+    """The hypotheses that end, and those that go on: the best `size` of each after the tax, and the greedy one."""
+    candidates = []
+    for total, tokens, greedy_so_far in live:
+        found = next_log_probabilities(model, source, tokens, **rules)
+        candidates += [
+            (total + found[token], [*tokens, token], greedy_so_far and token == int(found.argmax()))
+            for token in range(len(found))
+            if found[token] > -math.inf
+        ]
+    candidates.sort(key=lambda candidate: tax.get(candidate[1][-1], 0.0) - candidate[0])
+    ended = [c for c in candidates[:size] if c[1][-1] == EOS]
+    going = [c for c in candidates if c[1][-1] != EOS][:size]
+    for candidate in candidates:
+        if candidate[2] and candidate[1][-1] == EOS and candidate not in ended:
+            ended.append(candidate)
+        elif candidate[2] and candidate[1][-1] != EOS and candidate not in going:
+            going[-1] = candidate
+    return ended, going
+
+
+def best(found):
+    return sorted(found, key=lambda scored: -scored[0])
 
 
 def every_output(model, source, limit, vocabulary):

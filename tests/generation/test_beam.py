@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import library_or_skip
 from tests.generation import definitions
-from tests.generation.definitions import SEEDS, SOURCES, lively_model, padded, rescored
+from tests.generation.definitions import SEEDS, SOURCES, Models, lively_model, padded, rescored
 from tests.reference import without_jax
 from xformer.generation import DecodingOptions, decode, greedy
 from xformer.generation.beam import search_beams
@@ -26,7 +26,7 @@ alphas = st.sampled_from([0.0, 0.6, 1.0, 2.0])
 @pytest.fixture(scope="module")
 def models():
     """Models of which outputs end early, late and not at all."""
-    return [lively_model(seed) for seed in SEEDS]
+    return Models(lively_model(seed) for seed in SEEDS)
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +157,16 @@ def test_stopping_early_changes_nothing(models, seed, rows, size, groups, alpha,
         np.testing.assert_allclose([h.score for h in one], [h.score for h in two], atol=1e-9)
 
 
+@pytest.mark.parametrize(("seed", "n_best"), [(0, 1), (8, 2), (17, 2), (31, 1)])
+def test_stopping_early_waits_for_long_outputs(seed, n_best, monkeypatch):
+    """Here an output that is behind comes out ahead, since a length penalty this strong favours long ones."""
+    model = lively_model(seed)
+    early = beam(model, SOURCES, 2, n_best=n_best, length_penalty=2.0)
+    monkeypatch.setattr(Group, "needs_more", property(lambda group: bool(group.live)))
+    late = beam(model, SOURCES, 2, n_best=n_best, length_penalty=2.0)
+    assert [pairs(found) for found in early] == [pairs(found) for found in late]
+
+
 def test_stopping_early_saves_steps(model, monkeypatch):
     steps = []
     step = type(model).step
@@ -278,6 +288,22 @@ def test_groups_of_one_by_the_formula(model):
             DecodingOptions(beam_size=3, n_best=3, num_groups=3, diversity_strength=strength, max_length=4),
         )[0]
         assert {tuple(hypothesis.tokens) for hypothesis in found} == expected
+
+
+@few
+@given(seed=st.integers(0, 3), rows=sources, shape=st.sampled_from([(4, 2), (6, 3), (6, 2)]), n_best=st.integers(1, 4),
+       strength=st.sampled_from([0.2, 1.0, 5.0]), alpha=st.sampled_from([0.0, 1.0]))  # fmt: skip
+def test_groups_are_what_the_definition_says(models, seed, rows, shape, n_best, strength, alpha):
+    size, groups = shape
+    found = beam(
+        models[seed], rows, size, num_groups=groups, diversity_strength=strength, n_best=n_best, length_penalty=alpha,
+        max_length=5,
+    )  # fmt: skip
+    for row, hypotheses in zip(rows, found, strict=True):
+        expected = definitions.diverse_beam(
+            models[seed], row, size, groups, strength, limit=5, n_best=n_best, alpha=alpha
+        )
+        assert [hypothesis.tokens for hypothesis in hypotheses] == [tokens for _, tokens in expected]
 
 
 def test_diversity_does_not_enter_the_scores(model):

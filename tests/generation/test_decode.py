@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import library_or_skip
-from tests.generation.definitions import SEEDS, SOURCES, lively_model, padded, rescored
+from tests.generation.definitions import SEEDS, SOURCES, Models, lively_model, padded, rescored
 from tests.reference import raises_line, small_model
 from xformer.errors import ConfigError, DataError
 from xformer.generation import DecodingOptions, decode, greedy
@@ -22,7 +22,7 @@ methods = st.sampled_from(sorted(METHODS))
 
 @pytest.fixture(scope="module")
 def models():
-    return [lively_model(seed) for seed in SEEDS[:3]]
+    return Models(lively_model(seed) for seed in SEEDS[:3])
 
 
 @pytest.fixture(scope="module")
