@@ -59,12 +59,12 @@ def test_the_result_is_a_run_like_any_other(xformer, tmp_path):
 
 
 def test_a_perfect_validation_ends_training(xformer, tmp_path, monkeypatch):
-    class Perfect(demo_run.ValidationBleu):
+    class Perfect(demo_run.ValidationScore):
         def __call__(self, model):
-            self.translations = list(self.corpus.target)
+            self.outputs = list(self.corpus.text.target)
             return 100.0
 
-    monkeypatch.setattr(demo_run, "ValidationBleu", Perfect)
+    monkeypatch.setattr(demo_run, "ValidationScore", Perfect)
     done = xformer("demo", "--out", tmp_path / "demo")
     assert "ended after update 2: the goal is reached" in done.out
 

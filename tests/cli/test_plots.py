@@ -10,8 +10,8 @@ from xformer.errors import ConfigError
 LOG = [
     {"event": "update", "step": 1, "loss": 5.0},
     {"event": "update", "step": 10, "loss": 4.0},
-    {"event": "validation", "step": 10, "loss": 4.5, "bleu": 3.0},
-    {"event": "validation", "step": 20, "loss": 4.0, "bleu": None},
+    {"event": "validation", "step": 10, "loss": 4.5, "score": 3.0, "metric": "BLEU"},
+    {"event": "validation", "step": 20, "loss": 4.0, "score": None, "metric": None},
 ]
 
 

@@ -24,7 +24,9 @@ def update(step, *, loss=2.0, minutes=0.5, speed=1000.0):
     )
 
 
-VALIDATION = Validation(step=500, epoch=2, loss=1.5, perplexity=4.4817, bleu=21.5, best=True, minutes=61.5)
+VALIDATION = Validation(
+    step=500, epoch=2, loss=1.5, perplexity=4.4817, score=21.5, metric="BLEU", best=True, minutes=61.5
+)
 
 
 class Clock:
@@ -69,7 +71,7 @@ def test_the_validation_of_an_average_says_so():
 
 
 def test_a_validation_without_bleu():
-    line = shown(TrainingSettings(), [Validation(7, 0, 1.5, 4.4817, None, False, 0.1)])
+    line = shown(TrainingSettings(), [Validation(7, 0, 1.5, 4.4817, None, None, False, 0.1)])
     assert line == "validation after update 7  epoch 1  0:06  loss 1.5000  perplexity 4.48\n"
 
 

@@ -74,7 +74,9 @@ def test_the_configuration_is_what_was_really_used(xformer, train_options, text,
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (config["kind"], config["backend"], config["seed"]) == ("train", "numpy", 3)
     assert config["recipe"]["model"] == SIZE
-    assert config["recipe"]["tokenizer"] == {"vocab_size": 80, "model": "bpe", "joint": True, "lowercase": True}
+    tokenizer = {"vocab_size": 80, "model": "bpe", "joint": True, "lowercase": True}
+    assert config["recipe"]["tokenizer"] == {**tokenizer, "unicode_form": "NFC", "documents": False}
+    assert (config["task"], config["recipe"]["task"]) == ("translation", "translation")
     training = config["recipe"]["training"]
     assert (training["seed"], training["dtype"], training["max_updates"], training["shards"]) == (3, "float64", 2, 3)
     for name, file in (("source", "train.en"), ("valid_target", "valid.de")):
@@ -203,7 +205,7 @@ def test_long_lines_are_counted_and_reported(refused, train_options, text, tmp_p
         (["--vocab-size", "3"], "vocab_size is 3"),
         (["--max-updates", "0"], "max_updates is 0"),
         (["--max-minutes", "nan"], "max_minutes is nan"),
-        (["--long-lines", "cut"], "long_lines is 'cut'; expected 'error' or 'drop'"),
+        (["--long-lines", "trim"], "long_lines is 'trim'; expected 'error', 'drop' or 'cut'"),
         (["--max-length", "0"], "max_length is 0"),
     ],
 )

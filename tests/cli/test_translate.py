@@ -52,9 +52,9 @@ def test_translations_that_reach_the_limit_are_counted(xformer, trained, transla
     lines = read(text / "test.en")
     done = xformer("translate", "--model", trained, "--max-length", 1, "--input", text / "test.en")
     assert (done.code, done.out) == (0, expected(translator, lines, max_length=1))
-    cut = sum(translation.cut for batch in translator.batches(lines, max_length=1) for translation in batch)
+    cut = sum(not each[0].finished for each in translator.outputs(lines, max_length=1) if each)
     assert cut > 1
-    assert f"note: {cut} translations reached the length limit" in done.err
+    assert f"note: {cut} outputs reached the length limit" in done.err
 
 
 def test_small_batches_give_the_same(xformer, trained, translator, text):
@@ -219,3 +219,43 @@ def test_devices_and_links_stay_what_they_are(xformer, trained, translator, tmp_
     assert (tmp_path / "target").read_text() == expected(translator, ["seven"])
     assert xformer("translate", "--model", trained, "--output", os.devnull, stdin=b"seven\n").code == 0
     assert not os.path.isfile(os.devnull)
+
+
+# --- Decoding ---------------------------------------------------------------------------------------------------------
+
+
+def test_options_of_decoding_reach_the_search(xformer, trained, translator, text):
+    settings = {"beam_size": 3, "length_penalty": 0.6, "max_length": 8, "no_repeat_ngram_size": 2, "prefix": "zwei"}
+    options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
+    done = xformer("translate", "--model", trained, "--input", text / "test.en", *options, "--topic", "hundert")
+    assert (done.code, done.out) == (0, expected(translator, read(text / "test.en"), topics=["hundert"], **settings))
+
+
+def test_n_best_lists_are_lines_of_json(xformer, trained, translator, text):
+    options = ["--beam-size", 3, "--n-best", 2, "--max-length", 6]
+    done = xformer("translate", "--model", trained, "--input", text / "test.en", *options)
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    found = translator.outputs(read(text / "test.en"), beam_size=3, n_best=2, max_length=6)
+    assert [(line["line"], line["rank"], line["text"]) for line in lines] == [
+        (row + 1, rank + 1, output.text) for row, each in enumerate(found) for rank, output in enumerate(each)
+    ]
+    assert [line["score"] for line in lines] == [round(output.score, 6) for each in found for output in each]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--min-length", 9, "--max-length", 8], "min_length 9 is above max_length 8"),
+        (["--beam-size", 4, "--num-groups", 3], "num_groups 3 does not divide beam_size 4"),
+        (["--n-best", 2], "n_best 2 is above beam_size 1"),
+        (["--beam-size", 2, "--temperature", 1.0], "beam_size is 2 and a setting of sampling is given"),
+        (["--topic", "東京"], "unknown topic words: '東京'"),
+        (["--desired-length", 0], "'--desired-length'"),
+        (["--desired-length", 5, "--max-length", 9], "desired_lengths and max_length are both given"),
+        (["--prefix", "eins zwei drei vier", "--max-length", 2], "prefix"),
+    ],
+)
+def test_options_that_contradict_each_other(refused, trained, text, tmp_path, options, message):
+    error = refused("translate", "--model", trained, "--input", text / "test.en", "--output", tmp_path / "o", *options,
+                    untouched=tmp_path)  # fmt: skip
+    assert message in error

@@ -3,8 +3,9 @@ import pytest
 
 from xformer.errors import DataError
 from xformer.models import Transformer, TransformerConfig
-from xformer.pipelines import EncodedCorpus, Tokenizers, Translator, ValidationBleu
-from xformer.text import ParallelCorpus, bleu
+from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationScore
+from xformer.pipelines.text_to_text import Output, Result, TextToText
+from xformer.text import ParallelCorpus, bleu, rouge
 from xformer.training import TokenizerSettings
 
 CORPUS = ParallelCorpus(["a b", "a b c d", "b", "c"], ["A", "B", "A B C D E", "C"], line_numbers=[1, 3, 4, 6])
@@ -17,7 +18,7 @@ def tokenizers():
 
 
 def test_what_fits_is_encoded(tokenizers):
-    encoded = EncodedCorpus.encode(CORPUS, tokenizers, max_length=5, drop=False)
+    encoded = EncodedCorpus.encode(CORPUS, tokenizers, max_length=5)
     assert encoded.text == CORPUS
     assert encoded.num_long == 0
     assert encoded.num_tokens == (8, 8)
@@ -26,47 +27,84 @@ def test_what_fits_is_encoded(tokenizers):
 
 def test_long_sentences_are_reported_with_their_file(tokenizers):
     with pytest.raises(DataError, match=r"train.en has 1 line of more than 3 tokens, the first on line 3 \(4 tokens\)"):
-        EncodedCorpus.encode(CORPUS, tokenizers, max_length=3, drop=False, names=("train.en", "train.de"))
+        EncodedCorpus.encode(CORPUS, tokenizers, max_length=3, names=("train.en", "train.de"))
     with pytest.raises(DataError, match=r"train.de has 1 line of more than 4 tokens, the first on line 4"):
-        EncodedCorpus.encode(CORPUS, tokenizers, max_length=4, drop=False, names=("train.en", "train.de"))
+        EncodedCorpus.encode(CORPUS, tokenizers, max_length=4, names=("train.en", "train.de"))
 
 
 def test_long_sentences_can_be_dropped_with_their_partners(tokenizers):
-    encoded = EncodedCorpus.encode(CORPUS, tokenizers, max_length=3, drop=True)
+    encoded = EncodedCorpus.encode(CORPUS, tokenizers, max_length=3, long_lines="drop")
     assert (encoded.text.source, encoded.text.target) == (["a b", "c"], ["A", "C"])
     assert encoded.text.line_numbers == [1, 6]
     assert (encoded.num_long, encoded.text.num_dropped) == (2, 2)
     assert encoded.pairs == tokenizers.encode(encoded.text)
-    assert EncodedCorpus.encode(CORPUS, tokenizers, max_length=5, drop=True).num_long == 0
+    assert EncodedCorpus.encode(CORPUS, tokenizers, max_length=5, long_lines="drop").num_long == 0
+
+
+def test_long_sources_can_be_cut(tokenizers):
+    corpus = ParallelCorpus(["a b c d", "b"], ["A", "B"])
+    encoded = EncodedCorpus.encode(corpus, tokenizers, max_length=3, long_lines="cut")
+    assert (encoded.num_cut, encoded.num_long) == (1, 0)
+    assert [len(ids) for ids in encoded.pairs.source] == [3, 1]
+    assert encoded.text == corpus
+    with pytest.raises(DataError, match="target has 1 line of more than 3 tokens"):
+        EncodedCorpus.encode(CORPUS, tokenizers, max_length=3, long_lines="cut")
+
+
+def test_documents_are_split_into_sentences():
+    corpus = ParallelCorpus(["We try. It works.", "One more."], ["it works", "more"])
+    tokenizers = Tokenizers.train(corpus, TokenizerSettings(vocab_size=60, documents=True, lowercase=True))
+    assert tokenizers.documents
+    first, second = tokenizers.encode(corpus).source
+    assert first.count(tokenizers.source.sep_id) == 1
+    assert tokenizers.source.sep_id not in second
+    assert tokenizers.source.decode(first) == "we try. it works."
 
 
 def test_dropping_everything_is_an_error(tokenizers):
     corpus = ParallelCorpus(["a b c d"], ["A"])
     with pytest.raises(DataError, match="all 1 lines have more than 3 tokens"):
-        EncodedCorpus.encode(corpus, tokenizers, max_length=3, drop=True)
+        EncodedCorpus.encode(corpus, tokenizers, max_length=3, long_lines="drop")
+
+
+def make_model(tokenizers):
+    size = tokenizers.source.vocab_size
+    sizes = {"d_model": 8, "num_heads": 2, "d_ff": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    return Transformer(TransformerConfig(source_vocab_size=size, target_vocab_size=size, **sizes), xp=np)
+
+
+def write_always(monkeypatch, text):
+    """Let models write this text, whatever they are asked."""
+    monkeypatch.setattr(
+        TextToText,
+        "batches_of_ids",
+        lambda self, encoded, request: iter(
+            [[Result(r, [Output(text, [], 0.0, 0.0, True)]) for r in range(len(encoded))]]
+        ),
+    )
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_validation_bleu_is_that_of_the_translations(lowercase, monkeypatch):
+def test_validation_scores_what_the_model_writes(lowercase, monkeypatch):
     corpus = ParallelCorpus(["a b c d e"], ["The dog runs across the field"])
     tokenizers = Tokenizers.train(corpus, TokenizerSettings(vocab_size=30, model="words", lowercase=lowercase))
-    size = tokenizers.source.vocab_size
-    config = TransformerConfig(size, size, d_model=8, num_heads=2, d_ff=8, num_encoder_layers=1, num_decoder_layers=1)
-    translated = ["the dog runs across a field"]
-    monkeypatch.setattr(Translator, "__call__", lambda self, sentences, **limits: translated)
-    measure = ValidationBleu(corpus, tokenizers)
-    expected = bleu(translated, corpus.target, lowercase=lowercase).value
-    assert measure(Transformer(config, xp=np)) == expected
-    assert measure.translations == translated
-    other = ValidationBleu(corpus, tokenizers, lambda translations, references: float(len(translations[0])))
-    assert other(Transformer(config, xp=np)) == len(translated[0])
+    encoded, text = EncodedCorpus.encode(corpus, tokenizers, max_length=9), "the dog runs across a field"
+    write_always(monkeypatch, text)
+    score = ValidationScore(encoded, tokenizers)
+    assert score(make_model(tokenizers)) == bleu([text], corpus.target, lowercase=lowercase).value
+    assert (score.name, score.outputs) == ("BLEU", [text])
+    score = ValidationScore(encoded, tokenizers, "summarization")
+    values = [each.value for each in rouge([text], corpus.target)]
+    assert score(make_model(tokenizers)) == pytest.approx(sum(values) / 3)
+    assert score.name == "ROUGE"
+    score = ValidationScore(encoded, tokenizers, measure=lambda outputs, references: float(len(outputs[0])))
+    assert score(make_model(tokenizers)) == len(text)
 
 
-def test_validation_takes_sentences_of_any_length():
+def test_validation_takes_texts_of_any_length():
     """Whether they are too long was decided when the corpus was read."""
     corpus = ParallelCorpus(["a " * 1100], ["A"])
     tokenizers = Tokenizers.train(corpus, WORDS)
-    size = tokenizers.source.vocab_size
-    config = TransformerConfig(size, size, d_model=8, num_heads=2, d_ff=8, num_encoder_layers=1, num_decoder_layers=0)
-    measure = ValidationBleu(corpus, tokenizers, lambda translations, references: 1.0)
-    assert measure(Transformer(config, xp=np)) == 1.0
+    encoded = EncodedCorpus.encode(corpus, tokenizers, max_length=1200)
+    score = ValidationScore(encoded, tokenizers, measure=lambda outputs, references: 1.0)
+    assert score(make_model(tokenizers)) == 1.0

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.generation import Hypothesis
 from xformer.models import Transformer, TransformerConfig
-from xformer.pipelines import Translator, check_lengths
+from xformer.pipelines import GenerationRequest, Tokenizers, Translator, check_source_lengths
 from xformer.text import Tokenizer, numbers_task
 from xformer.training import RunDirectory
 
@@ -27,13 +28,13 @@ def make_model(size, **changes):
 @pytest.fixture(scope="module")
 def translator():
     tokenizer = tokenizer_of(100)
-    return Translator(make_model(tokenizer.vocab_size), tokenizer, tokenizer)
+    return Translator(make_model(tokenizer.vocab_size), Tokenizers(tokenizer, tokenizer))
 
 
 @pytest.fixture
 def run(tmp_path, translator):
     run = RunDirectory(tmp_path / "run")
-    run.start({}, {"joint": translator.source_tokenizer})
+    run.start({}, {"joint": translator.tokenizers.source})
     translator.model.save(run.model)
     return run
 
@@ -59,21 +60,22 @@ def test_blank_lines_become_empty(translator):
 
 
 def test_batches_come_by_length_and_hold_every_row_once(translator):
-    batches = list(translator.batches(LINES, batch_tokens=30, max_length=4))
+    batches = list(translator.batches(LINES, GenerationRequest.of(batch_tokens=30, max_length=4)))
     rows = [translation.row for batch in batches for translation in batch]
     assert sorted(rows) == list(range(len(LINES)))
-    lengths = [len(translator.source_tokenizer.encode(LINES[row])) for row in rows]
+    lengths = [len(translator.tokenizers.source.encode(LINES[row])) for row in rows]
     assert lengths == sorted(lengths)
     for batch in batches:
-        longest = max(len(translator.source_tokenizer.encode(LINES[item.row])) + 1 for item in batch)
+        longest = max(len(translator.tokenizers.source.encode(LINES[item.row])) + 1 for item in batch)
         assert len(batch) == 1 or longest * len(batch) <= 30
 
 
-def test_what_reaches_the_limit_is_marked(translator, monkeypatch):
-    for ids, cut in (([7, 8, 9], True), ([7, 8], False)):
-        monkeypatch.setattr("xformer.pipelines.translation.greedy", lambda model, source, max_length, ids=ids: [ids])
-        ((translation,),) = translator.batches(LINES[:1], max_length=3)
-        assert translation == (0, translator.target_tokenizer.decode(ids), cut)
+@pytest.mark.parametrize("finished", [True, False])
+def test_what_reaches_the_limit_is_marked(translator, monkeypatch, finished):
+    found = Hypothesis([7, 8], -1.5, -0.5, finished)
+    monkeypatch.setattr("xformer.pipelines.text_to_text.decode", lambda *a, **k: [[found]])
+    ((output,),) = translator.outputs(LINES[:1])
+    assert output == (translator.tokenizers.target.decode([7, 8]), [7, 8], -1.5, -0.5, finished)
 
 
 def test_cores_share_the_batches(translator, monkeypatch):
@@ -84,11 +86,11 @@ def test_cores_share_the_batches(translator, monkeypatch):
 
 
 def test_long_sentences_are_refused_before_anything_is_translated(translator, monkeypatch):
-    monkeypatch.setattr("xformer.pipelines.translation.greedy", lambda *a, **k: pytest.fail("translated"))
-    with pytest.raises(DataError, match=r"sentence 2 has \d+ tokens; expected at most 8"):
+    monkeypatch.setattr("xformer.pipelines.text_to_text.decode", lambda *a, **k: pytest.fail("translated"))
+    with pytest.raises(DataError, match=r"text 2 has \d+ tokens; expected at most 8"):
         translator([LINES[0][:3], "one " * 9], max_source_length=8)
     with pytest.raises(DataError, match=r"file line 12 has"):
-        check_lengths(translator.encode(["one", "one " * 9]), 8, name="file line", first_number=11)
+        check_source_lengths(translator.encode(["one", "one " * 9]), 8, name="file line", first_number=11)
 
 
 def test_token_ids_are_translated_like_the_sentences_they_came_from(translator, monkeypatch):
@@ -97,8 +99,8 @@ def test_token_ids_are_translated_like_the_sentences_they_came_from(translator, 
     encoded = translator.encode(lines)
     assert encoded[1:3] == [[], []]
     monkeypatch.setattr(Translator, "encode", lambda *a: pytest.fail("tokenized again"))
-    (batch,) = translator.batches_of_ids([array("i", ids) for ids in encoded], max_length=5)
-    assert {translation.row: translation.text for translation in batch} == {0: expected[0], 3: expected[3]}
+    (batch,) = translator.batches_of_ids([array("i", ids) for ids in encoded], GenerationRequest.of(max_length=5))
+    assert {row: outputs[0].text for row, outputs in batch} == {0: expected[0], 3: expected[3]}
 
 
 def test_bad_limits(translator):
@@ -111,15 +113,15 @@ def test_bad_limits(translator):
 def test_a_tokenizer_of_another_size_is_refused(translator):
     other = tokenizer_of(90)
     with pytest.raises(CheckpointError, match=r"the target tokenizer has 90 tokens, the model 100"):
-        Translator(translator.model, translator.source_tokenizer, other)
+        Translator(translator.model, Tokenizers(translator.tokenizers.source, other))
     with pytest.raises(CheckpointError, match=r"the source tokenizer has 90 tokens"):
-        Translator(translator.model, other, translator.target_tokenizer)
+        Translator(translator.model, Tokenizers(other, translator.tokenizers.target))
 
 
 def test_a_run_comes_back(run, translator):
     loaded = Translator.from_pretrained(run.path, xp=np)
     assert loaded(LINES, max_length=10) == translator(LINES, max_length=10)
-    assert loaded.source_tokenizer is loaded.target_tokenizer
+    assert loaded.tokenizers.source is loaded.tokenizers.target
 
 
 def test_a_run_with_two_vocabularies(tmp_path):
@@ -128,8 +130,8 @@ def test_a_run_with_two_vocabularies(tmp_path):
     run.start({}, {"source": source, "target": target})
     make_model(60).save(run.model)
     loaded = Translator.from_pretrained(run.path, xp=np)
-    assert loaded.source_tokenizer.encode(LINES[0]) == source.encode(LINES[0])
-    assert loaded.target_tokenizer.encode("zweihundert") == target.encode("zweihundert")
+    assert loaded.tokenizers.source.encode(LINES[0]) == source.encode(LINES[0])
+    assert loaded.tokenizers.target.encode("zweihundert") == target.encode("zweihundert")
 
 
 def test_a_tokenizer_of_another_run_is_refused_though_its_size_fits(run):

@@ -97,7 +97,7 @@ def test_mistakes_are_named_with_their_place(tables, message):
         ("label_smoothing", -0.1),
         ("max_norm", 0.0),
         ("select_by", "chrf"),
-        ("long_lines", "cut"),
+        ("long_lines", "trim"),
         ("dtype", "float16"),
         ("seed", -1),
         ("shards", -1),

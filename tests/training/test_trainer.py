@@ -44,7 +44,7 @@ SETTINGS = TrainingSettings(batch_tokens=30, warmup_steps=5, validate_every=4, m
 def make(path, settings=SETTINGS, *, xp=np, dtype="float32", bleu=None, config=CONFIG, **options):
     path.mkdir(exist_ok=True)
     model = Transformer(config, xp=xp, seed=settings.seed, dtype=dtype)
-    task = TranslationTask(model, TRAIN, VALID, batch_tokens=settings.batch_tokens, bleu=bleu)
+    task = TranslationTask(model, TRAIN, VALID, batch_tokens=settings.batch_tokens, score=bleu)
     return Trainer(model, task, settings, RunDirectory(path), **options)
 
 
@@ -367,10 +367,10 @@ def test_training_may_end_when_it_is_good_enough(tmp_path):
 @pytest.mark.parametrize(
     ("select_by", "scores", "best"),
     [
-        ("bleu", [1.0, 3.0, 2.0], 8),
-        ("bleu", [3.0, 1.0, 2.0], 4),
+        ("score", [1.0, 3.0, 2.0], 8),
+        ("score", [3.0, 1.0, 2.0], 4),
         ("loss", [3.0, 1.0, 2.0], 10),
-        ("bleu", [0.0, 0.0, 0.0], 10),  # no n-gram is right yet: the loss decides
+        ("score", [0.0, 0.0, 0.0], 10),  # no n-gram is right yet: the loss decides
     ],
 )
 def test_the_best_model_is_kept(tmp_path, monkeypatch, select_by, scores, best):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import xformer
-from xformer.cli import demo, inspect, score, train, translate
+from xformer.cli import demo, inspect, score, summarize, train, translate
 from xformer.errors import XformerError
 
 HELP = """Train Transformers that translate, and translate with them, on any array library.
@@ -21,6 +21,7 @@ See it work        xformer demo
 Train              xformer train --source train.de --target train.en \\
                      --valid-source val.de --valid-target val.en --out run
 Translate          xformer translate --model run --input test.de
+Summarise          xformer summarize --model run --input documents
 Measure            xformer score --reference test.en --hypothesis out.en
 Look into a run    xformer inspect run
 
@@ -48,6 +49,7 @@ def _application() -> typer.Typer:
         (demo, demo.demo),
         (train, train.train),
         (translate, translate.translate),
+        (summarize, summarize.summarize),
         (score, score.score),
         (inspect, inspect.inspect),
     ):

@@ -15,7 +15,7 @@ from xformer.cli.plots import draw_attention
 from xformer.cli.training import Prepared, train_run
 from xformer.errors import CheckpointError, ConfigError
 from xformer.namespace import to_host
-from xformer.pipelines import Translator, ValidationBleu
+from xformer.pipelines import Translator, ValidationScore
 from xformer.text import DemoTask, copy_task, exact_match, numbers_task, reverse_task
 from xformer.text import bleu as word_bleu
 from xformer.training import Recipe, RunDirectory
@@ -95,9 +95,9 @@ def run_demo(name: str, *, seconds: float | None, seed: int, out: Path, backend:
     console = make_console()
     console.print(f"task: {task.description}, for example {task.test.source[0]} -> {task.test.target[0]}")
     prepared.describe(console)
-    bleu = ValidationBleu(task.valid, prepared.tokenizers, _bleu)
+    score = ValidationScore(prepared.valid, prepared.tokenizers, measure=_bleu)
     perfect = task.valid.target
-    outcome = train_run(prepared, run, console, bleu=bleu, enough=lambda _: bleu.translations == perfect)
+    outcome = train_run(prepared, run, console, score=score, enough=lambda _: score.outputs == perfect)
     console.print(f"ended after update {outcome.trainer.progress.step:,}: {outcome.reason}")
     if outcome.code:
         console.print(f"the demo is not finished; start it again with: {program()} demo --task {name}")
@@ -171,7 +171,7 @@ def _show_samples(sources: list[str], translations: list[str], references: list[
 
 def _row_to_draw(demo: Demo, translator: Translator, task: DemoTask, translations: list[str]) -> int:
     """The shortest source worth a look that was translated rightly; any other if there is none."""
-    tokenizer = translator.source_tokenizer
+    tokenizer = translator.tokenizers.source
     tokens = [tokenizer.tokens(ids) for ids in tokenizer.encode_batch(task.test.source)]
 
     def preference(row: int) -> tuple[bool, bool, int]:
@@ -187,9 +187,9 @@ def _attention(translator: Translator, source: str, translation: str) -> tuple[A
     A row is named by the token that was written from it, which is one later than the decoder's input.
     """
     config = translator.model.config
-    source_ids = [*translator.source_tokenizer.encode(source), config.eos_id]
-    target_ids = translator.target_tokenizer.encode(translation)
+    source_ids = [*translator.tokenizers.source.encode(source), config.eos_id]
+    target_ids = translator.tokenizers.target.encode(translation)
     layers = translator.model.cross_attention_weights([source_ids], [[config.bos_id, *target_ids]])
     weights = to_host(layers[-1])[0].mean(axis=0)
     written = [*target_ids, config.eos_id]
-    return weights, (translator.source_tokenizer.tokens(source_ids), translator.target_tokenizer.tokens(written))
+    return weights, (translator.tokenizers.source.tokens(source_ids), translator.tokenizers.target.tokens(written))

@@ -15,7 +15,7 @@ _DOTS_PER_INCH = 150
 
 
 def draw_curves(log: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw training loss, validation loss and BLEU against updates, from the events of a log.
+    """Draw training loss, validation loss and score against updates, from the events of a log.
 
     Raises ConfigError when the log has nothing to draw, CheckpointError when the file cannot be written.
     """
@@ -23,7 +23,7 @@ def draw_curves(log: Sequence[dict[str, Any]], path: Path) -> None:
     validations = [event for event in log if event.get("event") == "validation"]
     if not updates and not validations:
         raise ConfigError("the log of the run is empty; there is nothing to plot")
-    scored = [event for event in validations if event.get("bleu") is not None]
+    scored = [event for event in validations if event.get("score") is not None]
     figure = _figure(8, 5.5 if scored else 3.2)
     upper, *lower = figure.subplots(2 if scored else 1, 1, sharex=True, squeeze=False)[:, 0]
     upper.plot(*_columns(updates, "loss"), color="tab:gray", linewidth=0.8, label="training, with smoothed labels")
@@ -31,8 +31,8 @@ def draw_curves(log: Sequence[dict[str, Any]], path: Path) -> None:
     upper.set_ylabel("loss (nats a token)")
     upper.legend(frameon=False)
     for axes in lower:
-        axes.plot(*_columns(scored, "bleu"), color="tab:green", marker="o", markersize=3)
-        axes.set_ylabel("validation BLEU")
+        axes.plot(*_columns(scored, "score"), color="tab:green", marker="o", markersize=3)
+        axes.set_ylabel(f"validation {scored[0]['metric']}")
     (lower or [upper])[-1].set_xlabel("update")
     for axes in (upper, *lower):
         axes.grid(alpha=0.3)

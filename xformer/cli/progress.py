@@ -84,18 +84,18 @@ class TrainingProgress:
 
 
 def _short(validation: Validation) -> str:
-    score = f"perplexity {validation.perplexity:.2f}"
-    return f"valid: {score}" if validation.bleu is None else f"valid: {score}, BLEU {validation.bleu:.2f}"
+    score = "" if validation.score is None else f", {validation.metric} {validation.score:.2f}"
+    return f"valid: perplexity {validation.perplexity:.2f}{score}"
 
 
 def _validation_line(validation: Validation) -> str:
-    bleu = "" if validation.bleu is None else f"  BLEU {validation.bleu:.2f}"
+    score = "" if validation.score is None else f"  {validation.metric} {validation.score:.2f}"
     best = "  (best so far)" if validation.best else ""
     averaged = f"mean of {len(validation.updates)} models: " if isinstance(validation, Average) else ""
     return (
         f"{averaged}validation after update {validation.step:,}  epoch {validation.epoch + 1}  "
         f"{_duration(60.0 * validation.minutes)}  loss {validation.loss:.4f}  "
-        f"perplexity {validation.perplexity:.2f}{bleu}{best}"
+        f"perplexity {validation.perplexity:.2f}{score}{best}"
     )
 
 

@@ -41,8 +41,8 @@ def show(report: dict[str, Any], console: Console) -> None:
     """Print a report as tables."""
     config = report["config"]
     console.print(
-        f"{report['directory']}: a run of xformer {config.get('kind')}, version {config.get('xformer')}, "
-        f"computed with {config.get('backend')}\n"
+        f"{report['directory']}: a run of xformer {config.get('kind')} ({config.get('task', 'translation')}), "
+        f"version {config.get('xformer')}, computed with {config.get('backend')}\n"
     )
     console.print(_settings_table(config))
     if report["parameters"]:
@@ -73,7 +73,8 @@ def _natural(name: str) -> list[str | int]:
 
 def _settings_table(config: dict[str, Any]) -> Table:
     table = Table(title="Configuration", title_justify="left", show_header=False, box=None, padding=(0, 2))
-    sections = {**config.get("recipe", {}), "data": config.get("counts", {})}
+    tables = {name: table for name, table in config.get("recipe", {}).items() if isinstance(table, dict)}
+    sections = {**tables, "data": config.get("counts", {})}
     for section, values in sections.items():
         for row, (key, value) in enumerate(values.items()):
             table.add_row(f"[{section}]" if row == 0 else "", key, "" if value is None else str(value))
@@ -99,17 +100,18 @@ def _history(validations: list[dict[str, Any]]) -> Table | str:
     best = [event for event in validations[:-_MOST_ROWS] if event.get("best")][-1:]
     title = f"\nValidations ({len(validations)})"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2))
-    for name in ("update", "minutes", "loss", "perplexity", "BLEU", ""):
+    metric = next((event["metric"] for event in validations if event.get("metric")), "score")
+    for name in ("update", "minutes", "loss", "perplexity", metric, ""):
         table.add_column(name, justify="right" if name else "left")
     latest_best = max((event["step"] for event in validations if event.get("best")), default=None)
     for event in [*best, *shown]:
-        bleu = event.get("bleu")
+        score = event.get("score")
         table.add_row(
             f"{event['step']:,}",
             f"{event['minutes']:.1f}",
             f"{event['loss']:.4f}",
             f"{event['perplexity']:.2f}",
-            "" if bleu is None else f"{bleu:.2f}",
+            "" if score is None else f"{score:.2f}",
             "best" if event["step"] == latest_best else "",
         )
     return table

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-HELP = """Train a translator on parallel text: two files a language pair, line n of one translating line n of the other.
+HELP = """Train a translator on parallel text: two files, line n of one translating line n of the other. Or a \
+summariser, with --task summarization: documents, one a line, and their summaries.
 
 Learns the vocabulary, trains with validation at intervals, and keeps in DIR the best model (model.safetensors), \
 the last state (last.safetensors), the tokenizers, what the run was told (config.json) and log.jsonl. Everything is \
@@ -25,7 +26,7 @@ Go on with a run that was stopped, and train it longer:
   xformer train --out run --resume --max-minutes 60
 
 \b
-A recipe has three tables; options on the command line win over it:
+A recipe has three tables (and task = "..." before them); options on the command line win over it:
   \\[model]      d_model, num_heads, d_ff, num_encoder_layers, dropout, ...
   \\[tokenizer]  vocab_size, model = "bpe" | "words" | "characters", joint, ...
   \\[training]   batch_tokens, learning_rate_factor, warmup_steps, ...
@@ -75,6 +76,15 @@ def train(
         Path | None,
         typer.Option(metavar="FILE.toml", help="Settings of model, tokenizer, training.", rich_help_panel=_SETTINGS),
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="translation|summarization",
+            help="What to learn (default: the recipe's, or translation). For summarization the source is one document "
+            "a line, the target its summary.",
+            rich_help_panel=_SETTINGS,
+        ),
+    ] = None,
     vocab_size: Annotated[
         int | None,
         typer.Option(help="Most tokens of a vocabulary (default: the recipe's, or 8000).", rich_help_panel=_SETTINGS),
@@ -89,13 +99,16 @@ def train(
     ] = None,
     max_length: Annotated[
         int | None,
-        typer.Option(help="Most tokens of a sentence (default: the recipe's, or 256).", rich_help_panel=_SETTINGS),
+        typer.Option(
+            help="Most tokens of a sentence or document (default: the recipe's, or 256).", rich_help_panel=_SETTINGS
+        ),
     ] = None,
     long_lines: Annotated[
         str | None,
         typer.Option(
-            metavar="error|drop",
-            help="What to do with pairs of longer sentences (default: the recipe's, or error).",
+            metavar="error|drop|cut",
+            help="What to do with longer ones: refuse, leave the pair out, or cut the source (default: the recipe's; "
+            "or error, and for summarization cut).",
             rich_help_panel=_SETTINGS,
         ),
     ] = None,
@@ -131,6 +144,7 @@ def train(
         files={"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target},
         recipe=recipe,
         changes={
+            "task": task,
             "tokenizer": {"vocab_size": vocab_size, "lowercase": lowercase},
             "training": {
                 "max_minutes": max_minutes,

@@ -29,19 +29,23 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Transform
 class Request:
     """The options of `train`; None and absent mean that the option was not given.
 
-    files: "source", "target", "valid_source", "valid_target"; changes: tables of settings that win over the recipe's.
+    files: "source", "target", "valid_source", "valid_target"; changes: settings that win over the recipe's: the task,
+    and tables.
     """
 
     out: Path
     files: dict[str, Path | None]
     recipe: Path | None
-    changes: dict[str, dict[str, Any]]
+    changes: dict[str, Any]
     backend: str | None
 
     def tables(self) -> dict[str, Any]:
         """The recipe's tables with the changes."""
         tables = read_tables(self.recipe) if self.recipe else {}
         for name, changes in self.changes.items():
+            if not isinstance(changes, dict):
+                tables |= {name: changes} if changes is not None else {}
+                continue
             given = {key: value for key, value in changes.items() if value is not None}
             table = tables.get(name, {})
             if given and isinstance(table, dict):
@@ -99,7 +103,7 @@ def _train(prepared: Prepared, run: RunDirectory, *, resume: bool) -> int:
     console = make_console()
     prepared.describe(console)
     outcome = train_run(prepared, run, console, resume=resume)
-    say_end(outcome, run, console)
+    say_end(prepared.recipe.task, outcome, run, console)
     return outcome.code
 
 
@@ -157,6 +161,8 @@ def _check_tables(tables: dict[str, Any], recipe: Recipe, where: str) -> None:
 def _refuse_changes(tables: dict[str, Any], recipe: Recipe, where: str) -> None:
     """Raise ConfigError when a setting that was given differs from what the run began with."""
     stored = recipe.to_dict()
+    if tables.pop("task", recipe.task) != recipe.task:
+        raise ConfigError(f"the run began with task {recipe.task!r}, and {where} says another; leave it out")
     for table, values in tables.items():
         for key, value in values.items():
             if key == "shards" and value == 0:

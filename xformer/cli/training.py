@@ -14,10 +14,14 @@ from xformer.cli.console import plural, program
 from xformer.cli.progress import TrainingProgress
 from xformer.host import available_threads
 from xformer.models import Transformer
-from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationBleu
+from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationScore
 from xformer.text import ParallelCorpus
 from xformer.training import Recipe, RunDirectory, Trainer, TranslationTask, Validation
 from xformer.training.parallel import shards_for
+
+# By task: what a training pair is called, and the command that uses the model.
+_UNITS = {"translation": "sentence pair", "summarization": "document"}
+_COMMANDS = {"translation": "translate", "summarization": "summarize"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Prepared:
             EncodedCorpus.encode,
             tokenizers=tokenizers,
             max_length=settings.max_length,
-            drop=settings.long_lines == "drop",
+            long_lines=settings.long_lines,
         )
         encoded, encoded_valid = encode(train, names=names[:2]), encode(valid, names=names[2:])
         model = tokenizers.make_model(recipe, xp)
@@ -67,6 +71,7 @@ class Prepared:
         source_tokens, target_tokens = self.train.num_tokens
         return {
             "kind": kind,
+            "task": self.recipe.task,
             "xformer": xformer.__version__,
             "backend": self.backend,
             "seed": self.recipe.training.seed,
@@ -78,18 +83,21 @@ class Prepared:
                 "train_pairs": len(self.train.pairs),
                 "train_source_tokens": source_tokens,
                 "train_target_tokens": target_tokens,
+                "train_target_words": sum(len(line.split()) for line in self.train.text.target),
                 "train_pairs_dropped_blank": self.train.text.num_dropped - self.train.num_long,
                 "train_pairs_dropped_long": self.train.num_long,
+                "train_sources_cut": self.train.num_cut,
                 "valid_pairs": len(self.valid.pairs),
                 "valid_pairs_dropped_blank": self.valid.text.num_dropped - self.valid.num_long,
                 "valid_pairs_dropped_long": self.valid.num_long,
+                "valid_sources_cut": self.valid.num_cut,
             },
         }
 
     def describe(self, console: Console) -> None:
         """Say in three lines what is about to be trained on what."""
         for name, corpus in (("training", self.train), ("validation", self.valid)):
-            console.print(f"{name}: {plural(len(corpus.pairs), 'sentence pair')}{_left_out(corpus)}")
+            console.print(f"{name}: {plural(len(corpus.pairs), _UNITS[self.recipe.task])}{_left_out(corpus)}")
         sizes = [tokenizer.vocab_size for tokenizer in self.tokenizers.by_side().values()]
         vocabulary = (
             f"joint vocabulary of {sizes[0]:,}" if len(sizes) == 1 else f"vocabularies of {sizes[0]:,} and {sizes[1]:,}"
@@ -116,7 +124,7 @@ def train_run(
     console: Console,
     *,
     resume: bool = False,
-    bleu: ValidationBleu | None = None,
+    score: ValidationScore | None = None,
     enough: Callable[[Validation], bool] = lambda validation: False,
 ) -> Outcome:
     """Train in a directory that was started, showing progress; returns how it ended.
@@ -124,12 +132,14 @@ def train_run(
     resume: go on from the directory's last state, or from the beginning where there is none yet.
     """
     settings = prepared.recipe.training
+    score = score or ValidationScore(prepared.valid, prepared.tokenizers, prepared.recipe.task)
     task = TranslationTask(
         prepared.model,
         prepared.train.pairs,
         prepared.valid.pairs,
         batch_tokens=settings.batch_tokens,
-        bleu=bleu or ValidationBleu(prepared.valid.text, prepared.tokenizers),
+        score=score,
+        metric=score.name,
     )
     trainer = Trainer(prepared.model, task, settings, run, enough=enough)
     if resume and run.last.exists():
@@ -146,27 +156,29 @@ def train_run(
     return Outcome(trainer, reason, {"stopped by SIGINT": 130, "stopped by SIGTERM": 143}.get(reason, 0))
 
 
-def say_end(outcome: Outcome, run: RunDirectory, console: Console) -> None:
+def say_end(task: str, outcome: Outcome, run: RunDirectory, console: Console) -> None:
     """Say where the model is, how good it is, and what to do next."""
     progress = outcome.trainer.progress
     console.print(f"ended after update {progress.step:,}: {outcome.reason}")
     if progress.best_score is None:
         console.print(f"the model is in {run.path}; it was not validated yet")
     else:
-        by_bleu = outcome.trainer.settings.select_by == "bleu"
+        by_score = outcome.trainer.settings.select_by == "score"
         best, averaged = progress.best_score, progress.averaged_score
         name = f"the best model, after update {progress.best_step:,}," if averaged is None else "the averaged model"
         value = best if averaged is None else averaged
-        score = f"BLEU {value:.2f}" if by_bleu else f"loss {-value:.4f}"
+        score = f"{outcome.trainer.task.metric} {value:.2f}" if by_score else f"loss {-value:.4f}"
         console.print(f"{name} is in {run.path}: validation {score}")
     if outcome.code:
         console.print(f"everything is saved; go on with: {program()} train --out {run.path} --resume")
     else:
-        console.print(f"next: {program()} translate --model {run.path} --input FILE --output FILE")
+        console.print(f"next: {program()} {_COMMANDS[task]} --model {run.path} --input FILE --output FILE")
 
 
 def _left_out(corpus: EncodedCorpus) -> str:
     blank = corpus.text.num_dropped - corpus.num_long
     reasons = [f"{blank:,} with a blank side"] if blank else []
     reasons += [f"{corpus.num_long:,} too long"] if corpus.num_long else []
-    return f" (left out: {', '.join(reasons)})" if reasons else ""
+    notes = [f"left out: {', '.join(reasons)}"] if reasons else []
+    notes += [f"cut to the limit: {corpus.num_cut:,} sources"] if corpus.num_cut else []
+    return f" ({'; '.join(notes)})" if notes else ""

@@ -1,7 +1,21 @@
-"""Pipelines: text in, text out."""
+"""Whole systems: from text to text."""
 
+from xformer.pipelines.requests import GenerationRequest
+from xformer.pipelines.summarization import Summarizer
+from xformer.pipelines.text_to_text import Output, Result, TextToText, check_source_lengths
 from xformer.pipelines.tokenizers import Tokenizers
-from xformer.pipelines.training import EncodedCorpus, ValidationBleu
-from xformer.pipelines.translation import Translation, Translator, check_lengths
+from xformer.pipelines.training import EncodedCorpus, ValidationScore
+from xformer.pipelines.translation import Translator
 
-__all__ = ["EncodedCorpus", "Tokenizers", "Translation", "Translator", "ValidationBleu", "check_lengths"]
+__all__ = [
+    "EncodedCorpus",
+    "GenerationRequest",
+    "Output",
+    "Result",
+    "Summarizer",
+    "TextToText",
+    "Tokenizers",
+    "Translator",
+    "ValidationScore",
+    "check_source_lengths",
+]

@@ -1,11 +1,12 @@
-"""The tokenizers of a translator: learned, kept and loaded together."""
+"""The tokenizers of both sides of a model: learned, kept and loaded together."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from xformer.models import Transformer, TransformerConfig
-from xformer.text import ParallelCorpus, Tokenizer
+from xformer.text import ParallelCorpus, Tokenizer, split_sentences
 from xformer.training.batches import TokenPairs
 from xformer.training.recipe import Recipe, TokenizerSettings
 from xformer.training.run_directory import RunDirectory
@@ -21,13 +22,20 @@ class Tokenizers(NamedTuple):
     def train(cls, corpus: ParallelCorpus, settings: TokenizerSettings) -> Tokenizers:
         """Learn them from the training text; raises what `Tokenizer.train` raises."""
 
-        def learn(lines: list[str]) -> Tokenizer:
-            return Tokenizer.train(lines, settings.vocab_size, lowercase=settings.lowercase, model=settings.model)
+        def learn(lines: list[str], *, separator: bool) -> Tokenizer:
+            return Tokenizer.train(
+                lines,
+                settings.vocab_size,
+                lowercase=settings.lowercase,
+                model=settings.model,
+                unicode_form=settings.unicode_form,
+                separator=separator,
+            )
 
         if settings.joint:
-            joint = learn([*corpus.source, *corpus.target])
+            joint = learn([*corpus.source, *corpus.target], separator=settings.documents)
             return cls(joint, joint)
-        return cls(learn(corpus.source), learn(corpus.target))
+        return cls(learn(corpus.source, separator=settings.documents), learn(corpus.target, separator=False))
 
     @classmethod
     def load(cls, run: RunDirectory) -> Tokenizers:
@@ -43,9 +51,20 @@ class Tokenizers(NamedTuple):
             return {"joint": self.source}
         return {"source": self.source, "target": self.target}
 
+    @property
+    def documents(self) -> bool:
+        """Whether sources are documents, of which the tokenizer marks the sentences."""
+        return self.source.sep_id is not None
+
+    def encode_source(self, texts: Sequence[str]) -> list[list[int]]:
+        """Turn sources into token ids: sentences, or documents with a separator between their sentences."""
+        if self.documents:
+            return self.source.encode_documents([split_sentences(text) for text in texts])
+        return self.source.encode_batch(list(texts))
+
     def encode(self, corpus: ParallelCorpus) -> TokenPairs:
-        """Turn sentence pairs into token ids."""
-        return TokenPairs(self.source.encode_batch(corpus.source), self.target.encode_batch(corpus.target))
+        """Turn pairs of texts into token ids."""
+        return TokenPairs(self.encode_source(corpus.source), self.target.encode_batch(corpus.target))
 
     def make_model(self, recipe: Recipe, xp: Any) -> Transformer:
         """A fresh model of the recipe's shape, seed and dtype for these vocabularies."""

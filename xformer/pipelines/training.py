@@ -1,4 +1,4 @@
-"""What a trainer needs of parallel text: token ids within the length limit, and a score of translations."""
+"""What a trainer needs of parallel text: token ids within the length limit, and a score of what the model writes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from xformer.models import Transformer
+from xformer.pipelines.requests import GenerationRequest
+from xformer.pipelines.summarization import Summarizer
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.pipelines.translation import Translator
-from xformer.text import ParallelCorpus, bleu, check_lengths, drop_long
+from xformer.text import ParallelCorpus, bleu, fit_lengths, rouge
 from xformer.training.batches import TokenPairs
+
+TASKS = {task.task: task for task in (Translator, Summarizer)}
+# What validation measures, by task.
+METRICS = {"translation": "BLEU", "summarization": "ROUGE"}
 
 
 @dataclass(frozen=True)
 class EncodedCorpus:
-    """Sentence pairs as text and as token ids. num_long: pairs that were left out for their length."""
+    """Pairs of texts, and the same as token ids. num_long: pairs that were left out for their length; num_cut: sources
+    that were cut to the limit."""
 
     text: ParallelCorpus
     pairs: TokenPairs
-    num_long: int
+    num_long: int = 0
+    num_cut: int = 0
 
     @classmethod
     def encode(
@@ -28,25 +36,32 @@ class EncodedCorpus:
         tokenizers: Tokenizers,
         *,
         max_length: int,
-        drop: bool,
+        long_lines: str = "error",
         names: Sequence[Any] = ("source", "target"),
     ) -> EncodedCorpus:
-        """Encode a corpus whose sentences may have up to max_length tokens.
+        """Encode a corpus whose texts may have up to max_length tokens.
 
-        drop: leave longer ones out and count them; otherwise they are an error. names: of the two sides, for errors.
+        long_lines: what to do with longer ones: "error", "drop" the pair, or "cut" the source. names: of the two
+        sides, for errors.
 
-        Raises DataError for sentences that are too long, or when none is left.
+        Raises DataError for texts that are too long, or when none is left.
         """
         pairs = tokenizers.encode(corpus)
-        if not drop:
-            for ids, name in zip((pairs.source, pairs.target), names, strict=True):
-                check_lengths(ids, max_length, name, corpus.line_numbers)
-            return cls(corpus, pairs, 0)
-        kept, num_long = drop_long(max_length, pairs.source, pairs.target)
-        if not num_long:
-            return cls(corpus, pairs, 0)
-        source, target = ([column[row] for row in kept] for column in (pairs.source, pairs.target))
-        return cls(corpus.select(kept), TokenPairs(source, target), num_long)
+        fitted = fit_lengths(
+            [list(ids) for ids in pairs.source],
+            [list(ids) for ids in pairs.target],
+            max_length,
+            long_lines=long_lines,
+            names=names,
+            line_numbers=corpus.line_numbers,
+        )
+        text = corpus.select(fitted.rows) if fitted.num_dropped else corpus
+        return cls(text, TokenPairs(fitted.source, fitted.target), fitted.num_dropped, fitted.num_cut)
+
+    @property
+    def mean_target_length(self) -> float:
+        """Tokens of a target, on average."""
+        return sum(map(len, self.pairs.target)) / max(1, len(self.pairs))
 
     @property
     def num_tokens(self) -> tuple[int, int]:
@@ -54,30 +69,39 @@ class EncodedCorpus:
         return sum(map(len, self.pairs.source)), sum(map(len, self.pairs.target))
 
 
-class ValidationBleu:
-    """BLEU of a model's greedy translations of a validation set, for `Trainer(bleu=...)`.
+class ValidationScore:
+    """How good what a model writes for a validation set is, greedily decoded: the `score` of a TranslationTask.
 
-    measure: (translations, references) -> a score from 0 to 100; default BLEU of words, case ignored where the target
-    tokenizer lower-cases. translations: the latest ones.
+    measure: (outputs, references) -> a score, more being better; default BLEU of words for translation, the mean of
+    ROUGE-1, 2 and L for summarization, case ignored where the target tokenizer lower-cases. outputs: the latest ones.
     """
 
     def __init__(
         self,
-        corpus: ParallelCorpus,
+        corpus: EncodedCorpus,
         tokenizers: Tokenizers,
+        task: str = "translation",
         measure: Callable[[list[str], list[str]], float] | None = None,
     ) -> None:
-        self.corpus, self.tokenizers = corpus, tokenizers
-        self.measure = measure or self._bleu
-        self.translations: list[str] = []
+        self.corpus, self.tokenizers, self.task = corpus, tokenizers, task
+        self.measure = measure or {"translation": self._bleu, "summarization": _rouge}[task]
+        self.name = METRICS[task]
+        self.outputs: list[str] = []
 
     def __call__(self, model: Transformer) -> float:
-        """Translate the validation set and score it."""
-        translator = Translator(model, *self.tokenizers)
-        # The limit on lines of input protects whoever translates unknown text; these were checked before training.
-        longest = max(map(len, translator.source_tokenizer.encode_batch(self.corpus.source)), default=1)
-        self.translations = translator(self.corpus.source, max_source_length=max(1, longest))
-        return self.measure(self.translations, self.corpus.target)
+        """Write the outputs of the validation set and score them."""
+        pairs = self.corpus.pairs
+        writer = TASKS[self.task](model, self.tokenizers, mean_length=self.corpus.mean_target_length)
+        self.outputs = [""] * len(pairs)
+        for batch in writer.batches_of_ids(pairs.source, GenerationRequest()):
+            for row, outputs in batch:
+                self.outputs[row] = outputs[0].text
+        return self.measure(self.outputs, self.corpus.text.target)
 
-    def _bleu(self, translations: list[str], references: list[str]) -> float:
-        return bleu(translations, references, lowercase=self.tokenizers.target.lowercase).value
+    def _bleu(self, outputs: list[str], references: list[str]) -> float:
+        return bleu(outputs, references, lowercase=self.tokenizers.target.lowercase).value
+
+
+def _rouge(outputs: list[str], references: list[str]) -> float:
+    scores = rouge(outputs, references)
+    return sum(score.value for score in scores) / len(scores)

@@ -47,15 +47,16 @@ class Update:
 class Validation:
     """One validation.
 
-    loss: nats a token without smoothing; bleu: the score that the task has beyond it, None when it was not measured;
-    best: better than every model before.
+    loss: nats a token without smoothing; score: how good what the model writes is, by the metric of that name, such as
+    "BLEU"; None when it was not measured; best: better than every model before.
     """
 
     step: int
     epoch: int
     loss: float
     perplexity: float
-    bleu: float | None
+    score: float | None
+    metric: str | None
     best: bool
     minutes: float
 

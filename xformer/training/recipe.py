@@ -1,4 +1,4 @@
-"""Recipes: everything a training run is told, as one TOML file of three tables."""
+"""Recipes: everything a training run is told, as one TOML file: the task, and three tables."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ from xformer.training.schedules import schedule
 _KINDS: dict[str, Any] = {"int": int, "float": int | float, "str": str, "bool": bool}
 # A model that a CPU trains in half an hour or so; the configuration's own defaults are those of the paper.
 _SMALL_MODEL = {"d_model": 256, "num_heads": 4, "d_ff": 1024, "num_encoder_layers": 3, "num_decoder_layers": 3}
+_TASK_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
+    "translation": {},
+    "summarization": {"tokenizer": {"documents": True}, "training": {"long_lines": "cut"}},
+}
 # What the tokenizers decide.
 _NOT_IN_RECIPES = {"source_vocab_size", "target_vocab_size", "share_embeddings", "pad_id", "bos_id", "eos_id"}
 
@@ -29,13 +33,16 @@ class TokenizerSettings:
     """How text becomes tokens.
 
     vocab_size: tokens of the vocabulary (of each, when separate); model: "bpe", "words" or "characters";
-    joint: one vocabulary for both languages, with one embedding table; lowercase: the translations are, too.
+    joint: one vocabulary for both sides, with one embedding table; lowercase: what the model writes is, too
+    unicode_form: "NFC" or "NFKC"; documents: sources are documents, split into sentences with a token between them
     """
 
     vocab_size: int = 8000
     model: str = "bpe"
     joint: bool = True
     lowercase: bool = False
+    unicode_form: str = "NFC"
+    documents: bool = False
 
 
 # Which values of the training settings are usable: names, a test (which None passes), and the test in words.
@@ -54,9 +61,9 @@ _RANGES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
     ),
     (("z_loss", "weight_decay", "min_learning_rate"), lambda value: 0.0 <= value < math.inf, "at least 0"),
     (("label_smoothing", "beta1", "beta2", "momentum"), lambda value: 0.0 <= value < 1.0, "a number in [0, 1)"),
-    (("select_by",), lambda value: value in ("bleu", "loss"), "'bleu' or 'loss'"),
+    (("select_by",), lambda value: value in ("score", "loss"), "'score' or 'loss'"),
     (("average",), lambda value: value in ("none", "last", "best"), "'none', 'last' or 'best'"),
-    (("long_lines",), lambda value: value in ("error", "drop"), "'error' or 'drop'"),
+    (("long_lines",), lambda value: value in ("error", "drop", "cut"), "'error', 'drop' or 'cut'"),
     (("dtype",), lambda value: value in ("float32", "float64"), "'float32' or 'float64'"),
 ]  # fmt: skip
 
@@ -78,11 +85,12 @@ class TrainingSettings:
     z_loss: how much the squared logarithm of the softmax's denominator counts in the loss (PaLM: 1e-4)
     validate_every: updates between validations; each one saves the state, and the model if it is the best so far
     patience: validations without a better model that end training (None: it goes on)
-    select_by: "bleu" or "loss": what makes a model the best
+    select_by: "score" (BLEU for translation, ROUGE for summarization) or "loss": what makes a model the best
     keep_checkpoints: models to keep in checkpoints/; checkpoint_every: updates between them (None: validate_every)
     average: "last" or "best": at the end, the mean of the checkpoints kept (the most recent ones, or those with the
     best scores) is validated, and becomes the model if it is better; "none": the most recent ones are only kept
-    max_length: most tokens of a sentence; long_lines: "error" or "drop" for training pairs that are longer
+    max_length: most tokens of a text; long_lines: what to do with longer ones: "error", "drop" the pair, or "cut" the
+    source to the limit
     shards: pieces of a batch that are worked on side by side (0: one for each core, on NumPy); results depend on
     it in the last bits, so a resumed run keeps it
     """
@@ -107,7 +115,7 @@ class TrainingSettings:
     max_norm: float = 1.0
     validate_every: int = 500
     patience: int | None = None
-    select_by: str = "bleu"
+    select_by: str = "score"
     keep_checkpoints: int = 0
     checkpoint_every: int | None = None
     average: str = "none"
@@ -162,11 +170,14 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The tables [model], [tokenizer] and [training]; the model's vocabulary sizes come from the tokenizer.
+    """A task, and the tables [model], [tokenizer] and [training].
 
-    model: fields of TransformerConfig; by default 3+3 layers, d_model 256, 4 heads, d_ff 1024.
+    task: "translation" or "summarization", whose sources are documents, cut to the limit, by default
+    model: fields of TransformerConfig; by default 3+3 layers, d_model 256, 4 heads, d_ff 1024. Vocabulary sizes come
+    from the tokenizer.
     """
 
+    task: str = "translation"
     model: dict[str, Any] = field(default_factory=lambda: dict(_SMALL_MODEL))
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
@@ -174,16 +185,23 @@ class Recipe:
     @classmethod
     def from_dict(cls, tables: dict[str, Any], where: str = "the recipe") -> Recipe:
         """Check every key and make a recipe; raises ConfigError, suggesting the nearest key for an unknown one."""
+        tables = dict(tables)
+        task = tables.pop("task", "translation")
+        if task not in _TASK_DEFAULTS:
+            raise ConfigError(f"task in {where} is {task!r}; expected one of {', '.join(_TASK_DEFAULTS)}")
         for name, table in tables.items():
-            check_key(name, {"model", "tokenizer", "training"}, where)
+            check_key(name, {"task", "model", "tokenizer", "training"}, where)
             if not isinstance(table, dict):
                 raise ConfigError(f"{name!r} in {where} is {table!r}; expected a table [{name}]")
+        for name, defaults in _TASK_DEFAULTS[task].items():
+            tables[name] = defaults | tables.get(name, {})
         model = _SMALL_MODEL | tables.get("model", {})
         known = {f.name for f in dataclasses.fields(TransformerConfig)} - _NOT_IN_RECIPES
         for key in model:
             check_key(key, known, f"[model] of {where}")
         try:
-            config = TransformerConfig(source_vocab_size=8, target_vocab_size=8, **model)
+            joint = bool(tables.get("tokenizer", {}).get("joint", True))
+            config = TransformerConfig(source_vocab_size=8, target_vocab_size=8, share_embeddings=joint, **model)
         except ConfigError as error:
             raise ConfigError(f"[model] of {where}: {error}") from error
         tokenizer = _settings(TokenizerSettings, tables.get("tokenizer", {}), f"[tokenizer] of {where}")
@@ -192,7 +210,7 @@ class Recipe:
             schedule(training.schedule, **training.schedule_settings(config.d_model))
         except ConfigError as error:
             raise ConfigError(f"[training] of {where}: {error}") from error
-        return cls(model, tokenizer, training)
+        return cls(task, model, tokenizer, training)
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Recipe:
@@ -202,6 +220,7 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """The tables as JSON-ready dictionaries."""
         return {
+            "task": self.task,
             "model": self.model,
             "tokenizer": dataclasses.asdict(self.tokenizer),
             "training": dataclasses.asdict(self.training),

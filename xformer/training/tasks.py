@@ -38,9 +38,16 @@ class Task(Protocol):
     def score(self) -> Callable[[Any], float] | None:
         """Says how good a model is beyond its loss, more being better; None when the loss is all there is."""
 
+    @property
+    def metric(self) -> str | None:
+        """What the score is called."""
+
 
 class TranslationTask:
-    """Sentence pairs, in batches of so many tokens. bleu: scores the model's translations of the validation set."""
+    """Pairs of texts, in batches of so many tokens.
+
+    score: says how good what the model writes for the validation set is, by the metric of that name.
+    """
 
     loss = staticmethod(translation_loss)
 
@@ -51,9 +58,11 @@ class TranslationTask:
         valid: TokenPairs,
         *,
         batch_tokens: int,
-        bleu: Callable[[Transformer], float] | None = None,
+        score: Callable[[Transformer], float] | None = None,
+        metric: str = "BLEU",
     ) -> None:
-        self.train, self.valid, self.batch_tokens, self.score = train, valid, batch_tokens, bleu
+        self.train, self.valid, self.batch_tokens = train, valid, batch_tokens
+        self.score, self.metric = score, metric
         weight, config = flatten(model)[0][0], model.config
         self._place = {"xp": array_namespace(weight), "device": device(weight)}
         self._ids = {"pad_id": config.pad_id, "bos_id": config.bos_id, "eos_id": config.eos_id}
@@ -81,7 +90,7 @@ class LanguageModelTask:
     """
 
     loss = staticmethod(language_model_loss)
-    score = None
+    score, metric = None, None
 
     def __init__(
         self,

@@ -188,8 +188,8 @@ class Trainer:
             )
         if self.task.score is not None:
             self._save(began)  # translating takes a while, and whatever happens meanwhile, the updates are safe
-        bleu = None if self.task.score is None else self.task.score(self.model)
-        score = self._score_of(loss, bleu)
+        quality = None if self.task.score is None else self.task.score(self.model)
+        score = self._score_of(loss, quality)
         best = self._is_best(score, loss)
         stale = 0 if best else self.progress.stale_validations + 1
         self.progress = replace(self.progress, validated_step=step, stale_validations=stale)
@@ -198,19 +198,20 @@ class Trainer:
             self.model.save(self.directory.model)
         kept = self._keep_checkpoint(score)
         self._save(began)
-        validation = Validation(**self._described(loss, bleu, best))
+        validation = Validation(**self._described(loss, quality, best))
         self._log(*kept, {"event": "validation", **asdict(validation)})
         self.report(validation)
         return validation
 
-    def _score_of(self, loss: float, bleu: float | None) -> float:
-        return bleu if bleu is not None and self.settings.select_by == "bleu" else -loss
+    def _score_of(self, loss: float, quality: float | None) -> float:
+        return quality if quality is not None and self.settings.select_by == "score" else -loss
 
-    def _described(self, loss: float, bleu: float | None, best: bool) -> dict[str, Any]:
+    def _described(self, loss: float, quality: float | None, best: bool) -> dict[str, Any]:
         """The fields of a Validation."""
-        measured = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "bleu": bleu, "best": best}
-        progress = self.progress
-        return {"step": progress.step, "epoch": progress.epoch, "minutes": progress.minutes, **measured}
+        measured = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "score": quality, "best": best}
+        progress, metric = self.progress, None if quality is None else self.task.metric
+        where = {"step": progress.step, "epoch": progress.epoch, "minutes": progress.minutes}
+        return {**where, **measured, "metric": metric}
 
     def _keep_checkpoint(self, score: float | None) -> list[dict[str, Any]]:
         """Keep the model, if its turn has come; the next saved state will know of it. Returns what to log."""
@@ -231,8 +232,8 @@ class Trainer:
         model = average_models([self.checkpoints.path(step) for step in steps], like=self.model)
         model.save(self.directory.averaged)
         loss = self.validation_loss(model)
-        bleu = None if self.task.score is None else self.task.score(model)
-        score = self._score_of(loss, bleu)
+        quality = None if self.task.score is None else self.task.score(model)
+        score = self._score_of(loss, quality)
         better = math.isfinite(loss) and self._is_best(score, loss)
         if better:
             self.directory.replace_best(model)
@@ -240,7 +241,7 @@ class Trainer:
             self.progress, averaged_step=self.progress.step, averaged_score=score if better else None
         )
         self._save(began)
-        average = Average(**self._described(loss, bleu, better), updates=steps)
+        average = Average(**self._described(loss, quality, better), updates=steps)
         self._log({"event": "average", **asdict(average)})
         self.report(average)
 

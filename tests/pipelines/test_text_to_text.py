@@ -1,0 +1,171 @@
+"""What can be asked of a translator or a summariser besides the output itself."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.generation import DecodingOptions, decode
+from xformer.models import Transformer, TransformerConfig
+from xformer.pipelines import GenerationRequest, Summarizer, Tokenizers, Translator
+from xformer.text import Tokenizer, numbers_task
+from xformer.training import RunDirectory
+from xformer.tree import map_arrays
+
+TASK = numbers_task(num_train=400, num_valid=10, num_test=12, largest=9999)
+LINES = TASK.test.source[:5]
+
+
+def make(kind=Translator, *, separator=False, tokens_per_word=None, mean_length=None, **changes):
+    tokenizer = Tokenizer.train([*TASK.train.source, *TASK.train.target], 100, separator=separator)
+    size = tokenizer.vocab_size
+    sizes = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    config = TransformerConfig(source_vocab_size=size, target_vocab_size=size, **{**sizes, **changes})
+    model = map_arrays(lambda array: array * 1.5, Transformer(config, xp=np, seed=3, dtype="float64"))
+    tokenizers = Tokenizers(tokenizer, tokenizer)
+    return kind(model, tokenizers, tokens_per_word=tokens_per_word, mean_length=mean_length)
+
+
+@pytest.fixture(scope="module")
+def translator():
+    return make(tokens_per_word=2.0)
+
+
+def test_settings_of_the_search_reach_it(translator):
+    found = translator.outputs(LINES[:1], beam_size=4, n_best=3, length_penalty=0.6, max_length=12)[0]
+    source = [[*translator.tokenizers.source.encode(LINES[0]), 2]]
+    options = DecodingOptions(beam_size=4, n_best=3, length_penalty=0.6, max_length=12)
+    expected = decode(translator.model, source, options)[0]
+    assert [output.tokens for output in found] == [hypothesis.tokens for hypothesis in expected]
+    assert [output.score for output in found] == [hypothesis.score for hypothesis in expected]
+
+
+def test_several_outputs_come_as_lists(translator):
+    lists = translator([LINES[0], " ", LINES[1]], beam_size=3, n_best=2, max_length=10)
+    assert [len(texts) for texts in lists] == [2, 1, 2]
+    assert lists[1] == [""]
+    best = translator([LINES[0], " ", LINES[1]], beam_size=3, max_length=10)
+    assert [texts[0] for texts in lists] == best
+
+
+def test_outputs_begin_with_their_prefix(translator):
+    prefixes = ["zwei", "drei", "eins", "zwei", "vier"]
+    tokenizer = translator.tokenizers.target
+    for beam_size in (1, 3):
+        outputs = translator.outputs(LINES, prefix=prefixes, beam_size=beam_size, max_length=12)
+        for (output, *_), prefix in zip(outputs, prefixes, strict=True):
+            ids = tokenizer.encode(prefix)
+            assert output.tokens[: len(ids)] == ids
+    assert translator(LINES, prefix="zwei", max_length=12)[1].startswith(tokenizer.decode(tokenizer.encode("zwei")))
+
+
+def test_topics_are_favoured(translator):
+    plain = " ".join(translator(LINES, max_length=12))
+    steered = translator(LINES, topics=["tausend"], topic_strength=20.0, max_length=12)
+    assert sum("tausend" in line for line in steered) > plain.count("tausend")
+    each = translator(LINES, topics=[["tausend"], [], [], [], ["hundert"]], topic_strength=20.0, max_length=12)
+    assert each[0] == steered[0]
+    assert each[1] == translator(LINES, max_length=12)[1]
+
+
+def test_a_desired_length_is_kept_to(translator):
+    lengths = [4, 6, 8, 10, 12]
+    outputs = translator.outputs(LINES, desired_length=lengths, beam_size=4)
+    for (output, *_), length in zip(outputs, lengths, strict=True):
+        assert abs(len(output.tokens) - length) <= 0.1 * length
+    # In words: the one of the beam's outputs whose number of words is nearest.
+    outputs = translator.outputs(LINES, desired_length=3, length_unit="words", beam_size=4, length_tolerance=0.5)
+    every = translator.outputs(LINES, desired_length=6, beam_size=4, n_best=4, length_tolerance=0.5)
+    for (output, *_), found in zip(outputs, every, strict=True):
+        finished = [one for one in found if one.finished] or found
+        assert abs(len(output.text.split()) - 3) == min(abs(len(one.text.split()) - 3) for one in finished)
+
+
+def test_lengths_in_words_need_to_know_how_long_words_are():
+    with pytest.raises(
+        ConfigError, match="how many tokens a word has is not known here; give desired_length in tokens"
+    ):
+        make()(LINES, desired_length=3, length_unit="words")
+
+
+def test_a_model_that_sees_lengths_gets_one_anyway():
+    model = make(length_encoding=True, mean_length=6.4)
+    assert model(LINES) == model(LINES, desired_length=6)
+    with pytest.raises(ConfigError, match="this model writes to a length; give desired_length"):
+        make(length_encoding=True)(LINES)
+
+
+def test_samples_depend_on_the_seed_and_on_nothing_else(translator):
+    settings = {"temperature": 1.5, "max_length": 10}
+    samples = translator(LINES, seed=1, **settings)
+    assert samples == translator(LINES, seed=1, batch_tokens=1, **settings)
+    assert samples != translator(LINES, seed=2, **settings)
+
+
+def test_unknown_settings_are_refused_with_the_nearest(translator):
+    with pytest.raises(ConfigError, match=r"unknown key 'beamsize' in the request; did you mean .beam_size."):
+        translator(LINES, beamsize=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_tokens": 0}, "batch_tokens is 0; expected at least 1"),
+        ({"max_source_length": 0}, "max_source_length is 0; expected at least 1"),
+        ({"length_unit": "letters"}, "length_unit is 'letters'; expected 'tokens' or 'words'"),
+        ({"desired_length": 0}, "desired_length is 0; expected at least 1, in tokens"),
+        ({"desired_length": [3, 0], "length_unit": "words"}, "desired_length is 0; expected at least 1, in words"),
+        ({"topics": "word"}, "topics is the text 'word'; expected a list"),
+        ({"beam_size": 4, "num_groups": 3}, "num_groups 3 does not divide beam_size 4"),
+        ({"min_length": 9, "max_length": 8}, "min_length 9 is above max_length 8"),
+    ],
+)
+def test_requests_that_cannot_be_met_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        GenerationRequest.of(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"prefix": ["a"]}, {"desired_length": [3]}, {"topics": [["a"]]}])
+def test_lists_have_one_entry_a_text(translator, settings):
+    with pytest.raises(DataError, match=r"has 1 entries for 5 texts; expected one for each, or one for all"):
+        translator(LINES, **settings)
+
+
+def test_unknown_topic_words_are_named(translator):
+    with pytest.raises(DataError, match="unknown topic words: '東京'"):
+        translator(LINES, topics=["東京"])
+
+
+def test_fields_have_one_owner():
+    own = {field.name for field in dataclasses.fields(GenerationRequest)} - {"decoding"}
+    assert not own & {field.name for field in dataclasses.fields(DecodingOptions)}
+
+
+def test_a_document_is_seen_as_its_sentences():
+    summarizer = make(Summarizer, separator=True)
+    (ids,) = summarizer.encode(["One two. Three four."])
+    assert ids.count(summarizer.tokenizers.source.sep_id) == 1
+    assert isinstance(summarizer(["One two. Three four."], max_length=5)[0], str)
+
+
+def test_a_model_without_a_decoder_writes_nothing():
+    with pytest.raises(ConfigError, match="the model has no decoder"):
+        make(num_decoder_layers=0)
+
+
+def test_a_run_of_another_task_is_refused(tmp_path):
+    summarizer = make(Summarizer, separator=True)
+    run = RunDirectory(tmp_path / "run")
+    counts = {"train_pairs": 10, "train_target_tokens": 60, "train_target_words": 30}
+    run.start({"task": "summarization", "counts": counts}, {"joint": summarizer.tokenizers.source})
+    summarizer.model.save(run.model)
+    loaded = Summarizer.from_pretrained(run.path)
+    assert (loaded.mean_length, loaded.tokens_per_word) == (6.0, 2.0)
+    with pytest.raises(ConfigError, match="holds a model for summarization; expected one for translation"):
+        Translator.from_pretrained(run.path)
+    run.model.unlink()
+    with pytest.raises(CheckpointError, match="cannot read"):
+        Summarizer.from_pretrained(run.path)

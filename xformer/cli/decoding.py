@@ -1,0 +1,134 @@
+"""The options of commands that write text: how to search, how long, about what."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+_SEARCH, _LENGTH, _STEER, _SAMPLE, _LIMITS = "Search", "Length of the output", "Steering", "Sampling", "Limits"
+
+
+def _option(panel: str, what: str, **settings: Any) -> Any:
+    return typer.Option(help=what, rich_help_panel=panel, **settings)
+
+
+# Name, type with its help, default; the names are those of GenerationRequest and DecodingOptions.
+_OPTIONS: list[tuple[str, Any, Any]] = [
+    ("beam_size", Annotated[int, _option(_SEARCH, "Hypotheses kept at each step; 1 is greedy search.", min=1)], 1),
+    ("n_best", Annotated[int, _option(_SEARCH, "Outputs for each line; above 1 with scores (see above).", min=1)], 1),
+    (
+        "length_penalty",
+        Annotated[float, _option(_SEARCH, "alpha of Wu et al. (2016): above 0 favours longer outputs.")],
+        0.0,
+    ),
+    (
+        "coverage_penalty",
+        Annotated[
+            float, _option(_SEARCH, "beta of Wu et al. (2016): favours outputs that attend to all of the source.")
+        ],
+        0.0,
+    ),
+    (
+        "num_groups",
+        Annotated[int, _option(_SEARCH, "Diverse beam search (Vijayakumar et al., 2016): groups, dividing the beam.")],
+        1,
+    ),
+    (
+        "diversity_strength",
+        Annotated[float | None, _option(_SEARCH, "What a token costs that an earlier group took (default 0.5).")],
+        None,
+    ),
+    (
+        "min_length",
+        Annotated[int, _option(_LENGTH, "Fewest tokens.")],
+        0,
+    ),
+    (
+        "max_length",
+        Annotated[
+            int | None,
+            _option(
+                _LENGTH, "Most tokens (default: twice the source plus 20). Outputs that reach it are counted.", min=1
+            ),
+        ],
+        None,
+    ),
+    ("min_length_ratio", Annotated[float, _option(_LENGTH, "Fewest tokens, times those of the source.")], 0.0),
+    ("max_length_ratio", Annotated[float | None, _option(_LENGTH, "Most tokens, times those of the source.")], None),
+    (
+        "desired_length",
+        Annotated[int | None, _option(_LENGTH, "How long outputs should be; they end by themselves near it.", min=1)],
+        None,
+    ),
+    (
+        "length_unit",
+        Annotated[str, _option(_LENGTH, "What --desired-length counts.", metavar="tokens|words")],
+        "tokens",
+    ),
+    ("prefix", Annotated[str | None, _option(_STEER, "What every output begins with.", metavar="TEXT")], None),
+    (
+        "topics",
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "--topic", help="A word or phrase to favour; may be repeated.", metavar="TEXT", rich_help_panel=_STEER
+            ),
+        ],
+        None,
+    ),
+    ("topic_strength", Annotated[float, _option(_STEER, "How much to favour topics, in logits.")], 2.0),
+    ("no_repeat_ngram_size", Annotated[int, _option(_STEER, "No n-gram of this size comes twice (0: any may).")], 0),
+    (
+        "repetition_penalty",
+        Annotated[float, _option(_STEER, "Above 1 discourages tokens that are there already (Keskar et al., 2019).")],
+        1.0,
+    ),
+    ("temperature", Annotated[float | None, _option(_SAMPLE, "Sample; logits are divided by it.")], None),
+    ("top_k", Annotated[int | None, _option(_SAMPLE, "Sample from the k best tokens.", min=1)], None),
+    (
+        "top_p",
+        Annotated[float | None, _option(_SAMPLE, "Sample from the fewest tokens with that much probability.")],
+        None,
+    ),
+    (
+        "min_p",
+        Annotated[float | None, _option(_SAMPLE, "Sample from tokens with that fraction of the best probability.")],
+        None,
+    ),
+    ("seed", Annotated[int, _option(_SAMPLE, "The same seed draws the same outputs.")], 0),
+    (
+        "max_source_length",
+        Annotated[int, _option(_LIMITS, "Most tokens of a line of input; a longer one is an error, never cut.", min=1)],
+        1024,
+    ),
+    (
+        "batch_tokens",
+        Annotated[
+            int, _option(_LIMITS, "Most tokens worked on at once, padding included: memory against speed.", min=1)
+        ],
+        4096,
+    ),
+]
+
+
+def with_decoding_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command these options; it gets them all as one dictionary, `settings`."""
+
+    def run(**given: Any) -> Any:
+        settings = {name: given.pop(name) for name, _, _ in _OPTIONS}
+        return command(**given, settings=settings)
+
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, kind, default in _OPTIONS
+    ]
+    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+    parameters = [*own[:-1], *shared, own[-1]]  # the backend comes last
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run

@@ -1,0 +1,103 @@
+"""What `translate` and `summarize` share: lines in, lines out, in the same order."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from xformer.cli import streams
+from xformer.cli.backend import open_backend
+from xformer.cli.console import make_console, plural
+from xformer.pipelines import GenerationRequest, Output, TextToText, check_source_lengths
+from xformer.training import RunDirectory
+
+
+def write_lines(
+    kind: type[TextToText], directory: Path, source: str, output: str, backend: str, settings: dict[str, Any]
+) -> None:
+    """Write an output for each line of the source.
+
+    A stream is worked on as it comes; a file as a whole, so that nothing is written when its last line is bad.
+    """
+    request = GenerationRequest.of(**settings)
+    writer = _load(kind, directory, backend)
+    if streams.is_terminal(source):
+        make_console(stderr=True).print("type a line; Ctrl-D ends")
+    chunks: Iterable[list[Sequence[int]]] = _encoded(writer, source, request.max_source_length)
+    if not streams.is_stream(source):
+        chunks = list(chunks)
+    num_cut, done = 0, 0
+    with streams.open_output(output) as write, _progress(output) as advance:
+        for encoded in chunks:
+            results: list[list[Output]] = [[] for _ in encoded]
+            for batch in writer.batches_of_ids(encoded, request):
+                for row, outputs in batch:
+                    results[row] = outputs
+                    num_cut += not outputs[0].finished
+                advance(len(batch))
+            write([line for row, each in enumerate(results) for line in _lines(each, done + row, request)])
+            done += len(encoded)
+    if num_cut:
+        make_console(stderr=True).print(
+            f"note: {plural(num_cut, 'output')} reached the length limit and may lack an end (--max-length)"
+        )
+
+
+def _lines(outputs: list[Output], row: int, request: GenerationRequest) -> Iterator[str]:
+    """The line of a text; or with several outputs, one JSON object each: line, rank, score, log_probability, text."""
+    if request.decoding.n_best == 1:
+        yield outputs[0].text if outputs else ""
+        return
+    for rank, output in enumerate(outputs, start=1):
+        yield json.dumps(
+            {
+                "line": row + 1,
+                "rank": rank,
+                "score": round(output.score, 6),
+                "log_probability": round(output.log_probability, 6),
+                "finished": output.finished,
+                "text": output.text,
+            },
+            ensure_ascii=False,
+        )
+
+
+def _load(kind: type[TextToText], directory: Path, backend: str) -> TextToText:
+    """Load a run into a library that is made ready for the dtype that the run was trained in."""
+    recipe = RunDirectory(directory).read_config().get("recipe", {})
+    settings = recipe.get("training", {})
+    dtype = settings.get("dtype") if isinstance(settings, dict) else None
+    return kind.from_pretrained(directory, xp=open_backend(backend, dtype))
+
+
+def _encoded(writer: TextToText, source: str, max_source_length: int) -> Iterator[list[Sequence[int]]]:
+    """The token ids of the lines of the input, in chunks; what came before a line that is too long comes out first."""
+    name = streams.STANDARD_INPUT if source == streams.STANDARD else source
+    first_number = 1
+    for lines in streams.chunks(source):
+        # A file is kept whole, at 4 bytes an id.
+        encoded: list[Sequence[int]] = [array("i", ids) for ids in writer.encode(lines)]
+        good = next((row for row, ids in enumerate(encoded) if len(ids) > max_source_length), len(encoded))
+        if good:
+            yield encoded[:good]
+        check_source_lengths(encoded[good:], max_source_length, name=f"{name} line", first_number=first_number + good)
+        first_number += len(lines)
+
+
+@contextlib.contextmanager
+def _progress(output: str) -> Iterator[Callable[[int], None]]:
+    """Show how many lines are done, on a terminal that the outputs themselves do not go to."""
+    console = make_console(stderr=True)
+    if output == streams.STANDARD or not console.is_terminal:
+        yield lambda count: None
+        return
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.completed:,} lines done"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda count: progress.advance(task, count)

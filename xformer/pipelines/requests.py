@@ -1,0 +1,91 @@
+"""What is asked of a model along with the texts: how to decode, and how long, about what and beginning how."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from xformer.errors import ConfigError, DataError
+from xformer.generation import DecodingOptions
+from xformer.models.config import check_key
+
+LENGTH_UNITS = ("tokens", "words")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """The wishes for a list of texts; those that may differ from text to text are one value or a list of as many.
+
+    decoding: how to search (DecodingOptions)
+    prefix: what the output begins with
+    topics: words and phrases to favour: a list for all texts, or a list of lists
+    desired_length: of the output, in length_unit "tokens" or "words"; outputs keep to it within
+    decoding.length_tolerance, or as near as the model can
+    seed: of sampling; the same seed draws the same outputs, however texts are batched
+    batch_tokens: most source tokens at once, padding included; on NumPy each core works on one batch
+    max_source_length: most tokens of a source
+
+    Raises ConfigError for values that cannot be.
+    """
+
+    decoding: DecodingOptions = field(default_factory=DecodingOptions)
+    prefix: str | Sequence[str] | None = None
+    topics: Sequence[str] | Sequence[Sequence[str]] | None = None
+    desired_length: int | Sequence[int] | None = None
+    length_unit: str = "tokens"
+    seed: int = 0
+    batch_tokens: int = 4096
+    max_source_length: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("batch_tokens", "max_source_length"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least 1")
+        if self.length_unit not in LENGTH_UNITS:
+            raise ConfigError(f"length_unit is {self.length_unit!r}; expected 'tokens' or 'words'")
+        if isinstance(self.topics, str):
+            raise ConfigError(f"topics is the text {self.topics!r}; expected a list of words or phrases")
+        lengths = [self.desired_length] if isinstance(self.desired_length, int) else self.desired_length or ()
+        for length in lengths:
+            if not isinstance(length, int) or length < 1:
+                raise ConfigError(f"desired_length is {length!r}; expected at least 1, in {self.length_unit}")
+
+    @classmethod
+    def of(cls, **settings: Any) -> Self:
+        """Make a request of its own fields and those of DecodingOptions, mixed; raises ConfigError for an unknown one,
+        suggesting the nearest."""
+        own = {f.name for f in dataclasses.fields(cls)} - {"decoding"}
+        decoding = {f.name for f in dataclasses.fields(DecodingOptions)}
+        for name in settings:
+            check_key(name, own | decoding, "the request")
+        options = DecodingOptions(**{name: value for name, value in settings.items() if name in decoding})
+        return cls(decoding=options, **{name: value for name, value in settings.items() if name in own})
+
+    def prefixes(self, count: int) -> list[str] | None:
+        """One prefix a text, or None."""
+        if self.prefix is None:
+            return None
+        return _one_each("prefix", [self.prefix] * count if isinstance(self.prefix, str) else self.prefix, count)
+
+    def topics_of_each(self, count: int) -> list[list[str]] | None:
+        """The phrases of each text, or None."""
+        if not self.topics:
+            return None
+        if all(isinstance(topic, str) for topic in self.topics):
+            return [[str(topic) for topic in self.topics]] * count
+        return _one_each("topics", [list(topics) for topics in self.topics], count)
+
+    def lengths(self, count: int) -> list[int] | None:
+        """The desired length of each text, or None."""
+        if self.desired_length is None:
+            return None
+        given = [self.desired_length] * count if isinstance(self.desired_length, int) else self.desired_length
+        return _one_each("desired_length", given, count)
+
+
+def _one_each(name: str, values: Sequence[Any], count: int) -> list[Any]:
+    if len(values) != count:
+        raise DataError(f"{name} has {len(values)} entries for {count} texts; expected one for each, or one for all")
+    return list(values)

@@ -1,0 +1,238 @@
+"""From texts to texts: what translation and summarisation have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
+
+from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.generation import Hypothesis, decode
+from xformer.host import available_threads, one_blas_thread, side_by_side
+from xformer.models import Transformer
+from xformer.pipelines.requests import GenerationRequest
+from xformer.pipelines.tokenizers import Tokenizers
+from xformer.random import Rng
+from xformer.training.batches import pad
+from xformer.training.parallel import shards_for
+from xformer.training.run_directory import RunDirectory
+
+
+class Output(NamedTuple):
+    """One output for one text. tokens, log_probability, score, finished: as in generation.Hypothesis."""
+
+    text: str
+    tokens: list[int]
+    log_probability: float
+    score: float
+    finished: bool
+
+
+class Result(NamedTuple):
+    """The outputs for one text, best first. row: its place among the texts."""
+
+    row: int
+    outputs: list[Output]
+
+
+class TextToText:
+    """A model with its tokenizers; `Translator` and `Summarizer` say what it was trained for.
+
+    mean_length, tokens_per_word: of the outputs it was trained on, where that is known; they give a desired length
+    where none is given, or one in words.
+    """
+
+    task: ClassVar[str]
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizers: Tokenizers,
+        *,
+        mean_length: float | None = None,
+        tokens_per_word: float | None = None,
+    ) -> None:
+        if not model.decoder:
+            raise ConfigError("the model has no decoder (num_decoder_layers is 0); it cannot write text")
+        self.model = model
+        self.tokenizers = tokenizers
+        self.mean_length, self.tokens_per_word = mean_length, tokens_per_word
+        for side, tokenizer, size in (
+            ("source", tokenizers.source, model.config.source_vocab_size),
+            ("target", tokenizers.target, model.config.target_vocab_size),
+        ):
+            if tokenizer.vocab_size != size:
+                raise CheckpointError(
+                    f"the {side} tokenizer has {tokenizer.vocab_size} tokens, the model {size}; they are not of one run"
+                )
+
+    @classmethod
+    def from_pretrained(cls, directory: str | os.PathLike[str], *, xp: Any = "numpy", dtype: Any = None) -> Self:
+        """Load the best model of a training run.
+
+        Raises CheckpointError when something is missing, damaged, or does not belong to the run, ConfigError when the
+        run is of another task.
+        """
+        run = RunDirectory(Path(directory))
+        config = run.read_config()
+        task = config.get("task", "translation")
+        if task != cls.task:
+            raise ConfigError(f"{run.path} holds a model for {task}; expected one for {cls.task}")
+        model = Transformer.load(run.model, xp=xp, dtype=dtype)
+        return cls(model, Tokenizers.load(run), **_habits(config.get("counts", {})))
+
+    def __call__(self, texts: Sequence[str], **settings: Any) -> list[Any]:
+        """Write an output for each text, keeping their order; a blank text gets an empty one.
+
+        settings: the fields of GenerationRequest and DecodingOptions, e.g. beam_size=5, length_penalty=0.6.
+        Returns one text each; with n_best above 1, a list of texts each, best first.
+
+        Raises DataError, before any work, when a text has more than max_source_length tokens; ConfigError for settings
+        that are unknown or contradict each other.
+        """
+        request = GenerationRequest.of(**settings)
+        results: list[Any] = [[""]] * len(texts)
+        for batch in self.batches(texts, request):
+            for row, outputs in batch:
+                results[row] = [output.text for output in outputs]
+        return results if request.decoding.n_best > 1 else [outputs[0] for outputs in results]
+
+    def outputs(self, texts: Sequence[str], **settings: Any) -> list[list[Output]]:
+        """The n best outputs for each text, with their scores; none for a blank text. Arguments as above."""
+        results: list[list[Output]] = [[] for _ in texts]
+        for batch in self.batches(texts, GenerationRequest.of(**settings)):
+            for row, outputs in batch:
+                results[row] = outputs
+        return results
+
+    def batches(self, texts: Sequence[str], request: GenerationRequest) -> Iterator[list[Result]]:
+        """Yield results as batches of similar length get done, the shortest texts first, blank ones never.
+
+        Raises what `__call__` raises.
+        """
+        encoded = self.encode(texts)
+        check_source_lengths(encoded, request.max_source_length)
+        return self.batches_of_ids(encoded, request)
+
+    def batches_of_ids(self, encoded: Sequence[Sequence[int]], request: GenerationRequest) -> Iterator[list[Result]]:
+        """Do the same as `batches` for sources that `encode` made token ids of, however long they are."""
+        wishes = _Wishes(self, request, len(encoded))
+
+        def write(rows: list[int]) -> list[Result]:
+            config = self.model.config
+            source = pad([[*encoded[row], config.eos_id] for row in rows], config.pad_id)
+            found = decode(
+                self.model,
+                source,
+                wishes.decoding,
+                rng=Rng(request.seed),
+                sentence_numbers=rows,
+                **wishes.of(rows),
+            )
+            return [
+                Result(row, wishes.choose(row, self._texts(hypotheses)))
+                for row, hypotheses in zip(rows, found, strict=True)
+            ]
+
+        threads = shards_for(self.model, available_threads())
+        batches = _by_length(encoded, request.batch_tokens)
+        while group := list(itertools.islice(batches, threads)):
+            # The products of decoding are small: threads inside them cost more than they gain, above all on a busy
+            # machine, where one of them waits for the other at every token.
+            with one_blas_thread() if threads > 1 else contextlib.nullcontext():
+                done = side_by_side(write, group)
+            yield from done
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Turn source texts into token ids; a blank text has none."""
+        encoded = self.tokenizers.encode_source(texts)
+        return [[] if text.isspace() else ids for text, ids in zip(texts, encoded, strict=True)]
+
+    def _texts(self, hypotheses: Sequence[Hypothesis]) -> list[Output]:
+        texts = self.tokenizers.target.decode_batch([hypothesis.tokens for hypothesis in hypotheses])
+        return [Output(text, *hypothesis) for text, hypothesis in zip(texts, hypotheses, strict=True)]
+
+
+class _Wishes:
+    """A request in terms of tokens, text by text."""
+
+    def __init__(self, writer: TextToText, request: GenerationRequest, count: int) -> None:
+        target, config = writer.tokenizers.target, writer.model.config
+        prefixes, topics, lengths = request.prefixes(count), request.topics_of_each(count), request.lengths(count)
+        self._prefixes = None if prefixes is None else target.encode_batch(prefixes)
+        self._topics = None if topics is None else [[_phrase(target, topic) for topic in each] for each in topics]
+        self._words = lengths if request.length_unit == "words" else None
+        if lengths is None and config.length_encoding:
+            if writer.mean_length is None:
+                raise ConfigError("this model writes to a length; give desired_length")
+            lengths = [max(1, round(writer.mean_length))] * count
+        elif lengths is not None and self._words is not None:
+            if writer.tokens_per_word is None:
+                raise ConfigError("how many tokens a word has is not known here; give desired_length in tokens")
+            lengths = [max(1, round(length * writer.tokens_per_word)) for length in lengths]
+        self._lengths = lengths
+        self._n_best = request.decoding.n_best
+        # Of all that a beam finds, the output with the right number of words is chosen.
+        widened = self._words is not None and request.decoding.method == "beam"
+        self.decoding = replace(request.decoding, n_best=request.decoding.beam_size) if widened else request.decoding
+
+    def of(self, rows: Sequence[int]) -> dict[str, Any]:
+        """The arguments of `decode` for these texts."""
+        columns = {"prefix": self._prefixes, "topics": self._topics, "desired_lengths": self._lengths}
+        return {name: [column[row] for row in rows] for name, column in columns.items() if column is not None}
+
+    def choose(self, row: int, outputs: list[Output]) -> list[Output]:
+        """The outputs that are wanted, in their order."""
+        if self._words is not None:
+            wanted = self._words[row]
+            outputs = sorted(outputs, key=lambda output: (not output.finished, abs(len(output.text.split()) - wanted)))
+        return outputs[: self._n_best]
+
+
+def check_source_lengths(
+    encoded: Sequence[Sequence[int]], max_source_length: int, *, name: str = "text", first_number: int = 1
+) -> None:
+    """Raise DataError for the first source that has more than max_source_length tokens.
+
+    name, first_number: what the error calls a source, and the number that it gives the first one.
+    """
+    for number, ids in enumerate(encoded, start=first_number):
+        if len(ids) > max_source_length:
+            raise DataError(
+                f"{name} {number} has {len(ids)} tokens; expected at most {max_source_length}; split it up, or raise "
+                "max_source_length"
+            )
+
+
+def _phrase(tokenizer: Any, topic: str) -> list[list[int]]:
+    """All the ways to write a phrase."""
+    inside, beginning = tokenizer.phrase_ids(topic)
+    return [*inside, *(ids for ids in beginning if ids not in inside)]
+
+
+def _habits(counts: dict[str, Any]) -> dict[str, float]:
+    """What a run's counts say about its outputs; runs of older versions count no words."""
+    pairs, tokens, words = (counts.get(name) for name in ("train_pairs", "train_target_tokens", "train_target_words"))
+    known = {}
+    if isinstance(pairs, int) and isinstance(tokens, int) and pairs > 0:
+        known["mean_length"] = tokens / pairs
+        if isinstance(words, int) and words > 0:
+            known["tokens_per_word"] = tokens / words
+    return known
+
+
+def _by_length(encoded: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:
+    """Group rows of similar length, leaving out those without tokens."""
+    batch: list[int] = []
+    filled = (row for row, ids in enumerate(encoded) if ids)
+    for row in sorted(filled, key=lambda row: (len(encoded[row]), row)):
+        if batch and (len(encoded[row]) + 1) * (len(batch) + 1) > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
