@@ -265,7 +265,7 @@ def test_groups_are_more_diverse_when_told_to_be():
 
 
 def test_groups_of_one_by_the_formula(model):
-    """Hamming diversity (Vijayakumar et al., 2016, section 4.1): log P minus the strength times earlier uses."""
+    """Hamming diversity (Vijayakumar et al., 2016): log P minus the strength times earlier uses."""
     strength, limit = 0.8, 4
     for row in SOURCES:
         states = [([], 0.0, False) for _ in range(3)]

@@ -18,8 +18,8 @@ def alignments(
 
     source: ids (sentences, source length); outputs: ids of each, without bos and eos, such as Hypothesis.tokens.
     Columns are the tokens of the source that are not padding, in order; rows sum to one.
-    layer: the decoder layer whose mean over heads is taken. The default is the last but one, which Garg et al. (2019,
-    section 4.2) found to be nearest to how people align words: the last layer already looks ahead to the next word.
+    layer: the decoder layer whose mean over heads is taken. The default is the last but one, which Garg et al. (2019)
+    found to be nearest to how people align words.
 
     All comes from one teacher-forced pass. Raises ConfigError for a layer that the model lacks, DataError for another
     number of outputs than of sentences.

@@ -5,8 +5,14 @@ its encoding, is there once. All hypotheses have the same number of tokens at an
 leave the batch.
 
 One step reads, of each hypothesis, the few best tokens; everything else happens on the host. That includes the choice
-of diverse groups, which look at each other: a group takes at most its size of tokens, so of each hypothesis the 2 size
-best that are not taxed are among the 2 size + (tokens that earlier groups may have taken) best.
+of diverse groups, which look at each other: earlier groups of a sentence take at most as many tokens as they have
+hypotheses, and only these are taxed, so the 2 * size candidates that are best after the tax are among the
+2 * size + taken best of their rows before it.
+
+A hypothesis may end when eos is among the best `size` candidates, as everywhere. With a desired length that would
+leave too much to chance: few hypotheses want to end just there. Within the range every live hypothesis therefore gives
+a finished one (`end_anywhere`), with its true log-probability, and the scores decide: what comes back is the best whole
+sentence of such a length that the beam has, never the beginning of a longer one.
 """
 
 from __future__ import annotations

@@ -38,9 +38,10 @@ def decode(
     place in the batch) and the position, never on the other sentences
     prefix: ids that each output begins with, one list a sentence
     topics: phrases to favour, one list a sentence; a phrase is a list of alternative tokenisations
-    desired_lengths: of each output in tokens, eos not counted: outputs end within options.length_tolerance of them, if
-    the beam has any that does. A model with a length encoding (Takase and Okazaki, 2019) is told the length, and needs
-    it; others are held to the range (fixRng of Kikuchi et al., 2016)
+    desired_lengths: of each output in tokens, eos not counted: outputs end within options.length_tolerance of them.
+    That takes a beam of at least two; greedy search and sampling may be cut at the upper bound. A model with a length
+    encoding (Takase and Okazaki, 2019) is told the length, and needs it; others are held to the range (fixRng of
+    Kikuchi et al., 2016)
 
     Hypotheses that did not end by the limit are returned only when none ended, with finished False. Fewer than n_best
     come back when the search ends with fewer. The result does not depend on the batch (up to rounding).
