@@ -8,7 +8,7 @@ import pytest
 from xformer import kernels
 from xformer.errors import BackendError, ConfigError
 from xformer.kernels import Kernel, registry
-from xformer.ops import relu
+from xformer.ops import attention, dropout, relu
 from xformer.ops.adam import adam
 
 
@@ -26,8 +26,8 @@ def small(arrays, static):
     return None if arrays[0].size <= 4 else "more than four elements"
 
 
-def register(forward, *, name="test.relu", supports=small):
-    kernels.register(Kernel(name, "relu", "numpy", supports, forward, lambda g, residuals, needs: (7.0 * g,)))
+def register(forward, *, name="test.relu", supports=small, vjp=lambda g, residuals, needs: (7.0 * g,)):
+    kernels.register(Kernel(name, "relu", "numpy", supports, forward, vjp))
 
 
 def seven(x, *, save):
@@ -50,6 +50,13 @@ def test_explain_names_every_candidate():
         "relu on numpy: not test.relu: more than four elements",
         "relu on numpy: served by numpy.relu",
     ]
+
+
+def test_explain_knows_the_operations():
+    with pytest.raises(ConfigError, match=r"^unknown operation 'atention'; did you mean 'attention'\?$"):
+        kernels.explain("atention", np.ones(3))
+    with pytest.raises(ConfigError, match=r"^unknown operation 'fft'; known operations: .*attention, .*softmax"):
+        kernels.explain("fft", np.ones(3))
 
 
 def test_libraries_without_kernels_get_the_portable_definition():
@@ -88,18 +95,63 @@ def test_check_raises_where_a_kernel_is_wrong(monkeypatch, wrong):
         relu(np.ones(4))
 
 
+def nearly(calls):
+    """A relu, and its VJP, that are wrong by rounding, and that note when they are called."""
+
+    def forward(x, *, save):
+        calls.append(save)
+        return np.maximum(x, 0.0) * (1.0 + 1e-6), x > 0
+
+    return forward, lambda g, positive, needs: (g * positive * (1.0 + 1e-6),)
+
+
 def test_check_accepts_rounding_and_looks_once(monkeypatch):
     calls = []
-
-    def nearly(x, *, save):
-        calls.append(save)
-        return np.maximum(x, 0.0) * (1.0 + 1e-6), None
-
-    register(nearly)
+    forward, vjp = nearly(calls)
+    register(forward, vjp=vjp)
     monkeypatch.setenv("XFORMER_CHECK", "1")
     relu(np.ones(4))
     relu(np.ones(4))
-    assert len(calls) == 3
+    assert calls == [False, True, False, False]  # output and derivative are checked, then two calls are served
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda g, positive, needs: (1.001 * g * positive,),
+        lambda g, positive, needs: (np.nan * g,),
+        lambda g, positive, needs: (None,),
+    ],
+)
+def test_check_raises_where_a_derivative_is_wrong(monkeypatch, wrong):
+    register(nearly([])[0], vjp=wrong)
+    monkeypatch.setenv("XFORMER_CHECK", "1")
+    with pytest.raises(BackendError, match=r"^kernel test\.relu differs from the derivative of the portable relu by"):
+        relu(np.asarray([1.0, -1.0, 2.0, 0.0]))
+
+
+def test_check_asks_for_the_derivative_of_floating_arrays_alone(monkeypatch):
+    right = registry._KERNELS["dropout", "numpy"][0]
+    asked = []
+
+    def vjp(g, residuals, needs, **static):
+        asked.append(needs)
+        return right.vjp(g, residuals, needs, **static)
+
+    kernels.register(right._replace(name="test.dropout", vjp=vjp))
+    monkeypatch.setenv("XFORMER_CHECK", "1")
+    dropout(np.ones((2, 3)), np.eye(2, 3) > 0, 0.5)
+    assert asked == [(True, False)]
+
+
+def test_check_takes_rounding_for_zero(monkeypatch):
+    """With a single key the weights are ones, and the scores have no derivative: each way leaves its own rounding."""
+    monkeypatch.setenv("XFORMER_CHECK", "1")
+    rng = np.random.default_rng(0)
+    for length in range(1, 9):
+        registry._CHECKED.clear()
+        query, key, value = (rng.normal(size=(2, 2, n, 8)).astype("float32") for n in (length, 1, 1))
+        attention(query, key, value)
 
 
 def test_check_looks_at_every_output_and_leaves_arguments_alone(monkeypatch):

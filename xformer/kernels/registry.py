@@ -3,21 +3,25 @@
 An operation (`ops/`) is defined by portable Array API code. A kernel replaces forward and derivative for one
 library, where it says that it supports the arrays; everywhere else the portable code runs.
 
-`XFORMER_KERNELS=portable` switches all kernels off; `XFORMER_CHECK=1` compares the first call of every kernel
-with the portable code and raises on a mismatch.
+`XFORMER_KERNELS=portable` switches all kernels off; `XFORMER_CHECK=1` compares the first call of every kernel, and the
+derivative at that place, with the portable code and raises on a mismatch.
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
+import math
 import os
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from xformer.autodiff import Implementation
+from xformer.autodiff.sweep import fit
 from xformer.errors import BackendError, ConfigError
-from xformer.namespace import Namespace, array_namespace, base_namespace, library, to_host
+from xformer.namespace import Array, Namespace, array_namespace, base_namespace, device, is_floating, library, to_host
 
 
 class Kernel(NamedTuple):
@@ -38,6 +42,8 @@ class Kernel(NamedTuple):
     tolerance: float = 1e-4
 
 
+# The names of all operations; each enters its own when it is made.
+OPERATIONS: set[str] = set()
 _KERNELS: dict[tuple[str, str], list[Kernel]] = {}
 _LOADED: set[str] = set()
 _LOADING = threading.RLock()
@@ -61,7 +67,14 @@ def find(operation: str, xp: Namespace, arrays: tuple[Any, ...], static: dict[st
 
 
 def explain(operation: str, *arrays: Any, **static: Any) -> str:
-    """Say, one line a candidate, which path serves `operation` on these arrays, and why the others do not."""
+    """Say, one line a candidate, which path serves `operation` on these arrays, and why the others do not.
+
+    Raises ConfigError for an operation that there is not.
+    """
+    if operation not in OPERATIONS:
+        near = difflib.get_close_matches(operation, OPERATIONS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known operations: {', '.join(sorted(OPERATIONS))}"
+        raise ConfigError(f"unknown operation {operation!r}; {hint}")
     xp = base_namespace(array_namespace(*arrays))
     if library(xp) not in _LOADED:
         _load(library(xp))
@@ -102,26 +115,52 @@ def check_wanted(kernel: Kernel) -> bool:
     return os.environ.get("XFORMER_CHECK", "0") == "1" and kernel.name not in _CHECKED
 
 
-def check(kernel: Kernel, portable: Callable[..., Any], arrays: tuple[Any, ...], static: dict[str, Any]) -> None:
-    """Compare a kernel's output with the portable definition's, once.
+def check(kernel: Kernel, portable: Implementation, arrays: tuple[Any, ...], static: dict[str, Any]) -> None:
+    """Compare a kernel's output and derivative with the portable definition's, once, whether or not the call is traced.
 
     Raises BackendError when they differ by more than the kernel's tolerance, or when the kernel made a NaN.
     """
     _CHECKED.add(kernel.name)
-    # Some kernels work in place, by agreement with their callers; those get copies.
-    copies = [None if array is None else array_namespace(array).asarray(array, copy=True) for array in arrays]
-    output = kernel.forward(*copies, save=False, **static)[0]
-    expected = portable(*arrays, save=False, **static)[0]
-    pairs = zip(output, expected, strict=True) if isinstance(output, tuple) else [(output, expected)]
-    for got, wanted in pairs:
-        difference = _relative_difference(to_host(got), to_host(wanted))
-        if not difference <= kernel.tolerance:
-            raise BackendError(
-                f"kernel {kernel.name} differs from the portable {kernel.operation} by {difference:.1e} (relative); "
-                f"at most {kernel.tolerance:.0e} is accepted; set XFORMER_KERNELS=portable and report it"
-            )
+    for save in (False, True) if kernel.vjp and portable.vjp else (False,):
+        # Some kernels work in place, by agreement with their callers; those get copies.
+        copies = tuple(None if array is None else array_namespace(array).asarray(array, copy=True) for array in arrays)
+        output, residuals = kernel.forward(*copies, save=save, **static)
+        expected, expected_residuals = portable.forward(*arrays, save=save, **static)
+        pairs = zip(output, expected, strict=True) if isinstance(output, tuple) else [(output, expected)]
+        for got, wanted in pairs:
+            _compare(kernel, "", got, wanted, 0.0)
+        if save:
+            cotangents = _pull_back(kernel.vjp, output, residuals, arrays, static)
+            wanted_cotangents = _pull_back(portable.vjp, expected, expected_residuals, arrays, static)
+            # What should be zero, as the query's cotangent is when there is one key, is rounding of the others.
+            least = 0.01 * max(map(_largest, wanted_cotangents), default=0.0)
+            for got, wanted in zip(cotangents, wanted_cotangents, strict=True):
+                _compare(kernel, "the derivative of ", got, wanted, least)
 
 
-def _relative_difference(output: Any, expected: Any) -> float:
-    scale = max(float(abs(expected).max(initial=0.0)), 1e-30)
-    return float(abs(output - expected).max(initial=0.0)) / scale
+def _pull_back(vjp: Any, output: Array, residuals: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> list[Array]:
+    """The cotangents of all floating arrays, in their shapes, for an arbitrary cotangent of the output."""
+    xp = array_namespace(output)
+    g = xp.cos(xp.arange(math.prod(output.shape), dtype=xp.float32, device=device(output)))
+    g = xp.astype(xp.reshape(g, output.shape), output.dtype)
+    needs = tuple(array is not None and is_floating(array.dtype) for array in arrays)
+    return [
+        xp.zeros_like(array) if cotangent is None else fit(xp, cotangent, tuple(array.shape), array.dtype)
+        for array, cotangent, needed in zip(arrays, vjp(g, residuals, needs, **static), needs, strict=True)
+        if needed
+    ]
+
+
+def _compare(kernel: Kernel, what: str, got: Array, wanted: Array, least: float) -> None:
+    """Raise BackendError unless `got` is near what is wanted, in relation to its largest value or to `least`."""
+    scale = max(_largest(wanted), least, 1e-30)
+    difference = float(abs(to_host(got) - to_host(wanted)).max(initial=0.0)) / scale
+    if not difference <= kernel.tolerance:
+        raise BackendError(
+            f"kernel {kernel.name} differs from {what}the portable {kernel.operation} by {difference:.1e} (relative); "
+            f"at most {kernel.tolerance:.0e} is accepted; set XFORMER_KERNELS=portable and report it"
+        )
+
+
+def _largest(array: Array) -> float:
+    return float(abs(to_host(array)).max(initial=0.0))
