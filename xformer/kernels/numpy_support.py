@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,11 +27,6 @@ def floats(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
             return f"dtypes {np.dtype(found)} and {array.dtype} are mixed"
         found = char
     return None
-
-
-def as_rows(x: Any) -> Any:
-    """View (..., features) as (rows, features)."""
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def rows_at_a_time(rows: Any, arrays: int) -> Iterator[slice]:
