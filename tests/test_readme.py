@@ -16,7 +16,7 @@ from xformer.text import numbers_task
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
 # A training of the README's length would be a training, not a test.
-SHORTER = {"--max-minutes 25": "--max-updates 3 --recipe small.toml"}
+SHORTER = {f"--max-minutes {minutes}": "--max-updates 3 --recipe small.toml" for minutes in (25, 60)}
 SMALL = """
 [model]
 d_model = 16
@@ -38,6 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, corpus in (("train", task.train), ("val", task.valid), ("test", task.test)):
         (path / f"{name}.de").write_text("\n".join(corpus.target) + "\n", encoding="utf-8")
         (path / f"{name}.en").write_text("\n".join(corpus.source) + "\n", encoding="utf-8")
+    for name, corpus in (("train", task.train), ("dev", task.valid), ("test", task.test)):
+        (path / f"{name}.abstract").write_text("\n".join(f"We have {line}." for line in corpus.source) + "\n")
+        (path / f"{name}.title").write_text("\n".join(corpus.target) + "\n", encoding="utf-8")
     (path / "small.toml").write_text(SMALL, encoding="utf-8")
     return path
 
