@@ -91,23 +91,33 @@ def test_a_bad_number_of_threads_is_refused(monkeypatch, setting):
         host.available_threads()
 
 
-def test_one_blas_thread_inside_the_block_alone():
+def blas_pools():
+    """The threads of every linear algebra library in the process."""
     threadpoolctl = pytest.importorskip("threadpoolctl")
-
-    def threads():
-        return [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
-
-    with threadpoolctl.threadpool_limits(2, user_api="blas"):
-        before = threads()
-        with host.one_blas_thread() as held:
-            assert held
-            assert set(threads()) == {1}
-        assert threads() == before
+    return [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
 
 
-def test_one_blas_thread_without_threadpoolctl(monkeypatch):
+def test_blas_threads_are_held_inside_the_block_alone():
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    with threadpoolctl.threadpool_limits(3, user_api="blas"):
+        for count in (1, 2):
+            with host.blas_threads(count) as held:
+                assert held
+                assert set(blas_pools()) == {count}
+            assert set(blas_pools()) == {3}
+        with host.one_blas_thread():
+            assert set(blas_pools()) == {1}
+
+
+def test_blas_threads_are_never_raised():
+    with host.blas_threads(1), host.blas_threads(4) as held:
+        assert held
+        assert set(blas_pools()) <= {1}
+
+
+def test_blas_threads_without_threadpoolctl(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with host.one_blas_thread() as held:
+    with host.blas_threads(1) as held:
         assert not held
 
 

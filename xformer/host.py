@@ -71,16 +71,27 @@ def available_threads() -> int:
 
 
 @contextlib.contextmanager
-def one_blas_thread() -> Iterator[bool]:
-    """Hold the linear algebra library to one thread inside the block; yields False where threadpoolctl is absent.
+def blas_threads(count: int) -> Iterator[bool]:
+    """Hold the linear algebra libraries to at most `count` threads inside the block, whatever it was outside.
 
-    It must be loaded by then: import numpy first.
+    A library that is held to fewer already, by OPENBLAS_NUM_THREADS for example, stays there. It must be loaded by
+    then: import numpy first. Yields False, and does nothing, where threadpoolctl is absent.
     """
     if importlib.util.find_spec("threadpoolctl") is None:
         yield False
         return
-    with importlib.import_module("threadpoolctl").threadpool_limits(1, user_api="blas"):
+    pools = importlib.import_module("threadpoolctl").ThreadpoolController().select(user_api="blas")
+    limits: dict[str, int] = {}
+    for pool in pools.info():
+        name = pool["prefix"]  # NumPy and SciPy may each bring one of the same name
+        limits[name] = min(count, pool["num_threads"], limits.get(name, count))
+    with pools.limit(limits=limits):
         yield True
+
+
+def one_blas_thread() -> contextlib.AbstractContextManager[bool]:
+    """`blas_threads(1)`."""
+    return blas_threads(1)
 
 
 _MOST_WORKERS = 256

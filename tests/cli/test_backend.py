@@ -24,6 +24,17 @@ def test_jax_gets_float64_where_the_model_needs_it(monkeypatch, dtype, wanted):
     assert updates == ([("jax_enable_x64", True)] if wanted else [])
 
 
+@pytest.mark.parametrize(("before", "setting", "wanted"), [(4, "2", 2), (1, "2", 1)])
+def test_torch_keeps_to_the_number_of_threads(monkeypatch, before, setting, wanted):
+    torch = pytest.importorskip("torch")
+    set_to = []
+    monkeypatch.setenv("XFORMER_NUM_THREADS", setting)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: before)
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    backend.open_backend("torch")
+    assert set_to == [wanted]
+
+
 def test_a_library_that_finds_no_device_says_so(monkeypatch):
     class NoDevice:
         def zeros(self, size):

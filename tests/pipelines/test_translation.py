@@ -1,3 +1,4 @@
+import contextlib
 import json
 from array import array
 
@@ -83,6 +84,17 @@ def test_cores_share_the_batches(translator, monkeypatch):
     for threads in ("1", "3"):
         monkeypatch.setenv("XFORMER_NUM_THREADS", threads)
         assert translator(LINES, batch_tokens=20, max_length=10) == expected
+
+
+def test_products_have_one_thread_each(translator, monkeypatch):
+    held = []
+    monkeypatch.setattr(
+        "xformer.pipelines.text_to_text.blas_threads", lambda count: held.append(count) or contextlib.nullcontext()
+    )
+    for threads in ("1", "3"):
+        monkeypatch.setenv("XFORMER_NUM_THREADS", threads)
+        translator(LINES[:2], max_length=2)
+    assert held == [1, 1]
 
 
 def test_long_sentences_are_refused_before_anything_is_translated(translator, monkeypatch):

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import json
 import math
@@ -97,6 +98,17 @@ def test_the_same_seed_gives_the_same_bits(tmp_path):
     third = make(tmp_path / "c", dataclasses.replace(SETTINGS, seed=1))
     third.run()
     assert bits(third) != bits(first)
+
+
+@pytest.mark.parametrize(("shards", "threads"), [(1, 3), (2, 1)])
+def test_products_keep_to_the_number_of_threads(tmp_path, monkeypatch, shards, threads):
+    monkeypatch.setenv("XFORMER_NUM_THREADS", "3")
+    held = []
+    monkeypatch.setattr(
+        "xformer.training.trainer.blas_threads", lambda count: held.append(count) or contextlib.nullcontext()
+    )
+    make(tmp_path, dataclasses.replace(SETTINGS, shards=shards, max_updates=1)).run()
+    assert held == [threads]
 
 
 @pytest.mark.parametrize("shards", [1, 3])

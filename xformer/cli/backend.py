@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from xformer.errors import BackendError
-from xformer.host import keep_freed_memory
+from xformer.host import available_threads, keep_freed_memory
 from xformer.namespace import BACKENDS, resolve
 
 BackendOption = Annotated[
@@ -32,6 +32,9 @@ def open_backend(name: str, dtype: str | None = None) -> Any:
     keep_freed_memory()
     if name == "jax" and dtype == "float64":
         importlib.import_module("jax").config.update("jax_enable_x64", True)
+    if name == "torch":
+        torch = importlib.import_module("torch")
+        torch.set_num_threads(min(available_threads(), torch.get_num_threads()))
     try:
         xp.zeros(1)
     except (RuntimeError, OSError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.generation import Hypothesis, decode
-from xformer.host import available_threads, one_blas_thread, side_by_side
+from xformer.host import available_threads, blas_threads, side_by_side
 from xformer.models import Transformer
 from xformer.pipelines.requests import GenerationRequest
 from xformer.pipelines.tokenizers import Tokenizers
@@ -143,7 +142,7 @@ class TextToText:
         while group := list(itertools.islice(batches, threads)):
             # The products of decoding are small: threads inside them cost more than they gain, above all on a busy
             # machine, where one of them waits for the other at every token.
-            with one_blas_thread() if threads > 1 else contextlib.nullcontext():
+            with blas_threads(available_threads() // threads):
                 done = side_by_side(write, group)
             yield from done
 

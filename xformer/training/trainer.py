@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from xformer.errors import CheckpointError, TrainingError
-from xformer.host import available_threads, one_blas_thread, side_by_side
+from xformer.host import available_threads, blas_threads, side_by_side
 from xformer.namespace import array_namespace
 from xformer.random import Rng
 from xformer.training.checkpoints import Checkpoints, average_models
@@ -83,7 +83,7 @@ class Trainer:
             self.task.loss, label_smoothing=self.settings.label_smoothing, z_loss=self.settings.z_loss
         )
         gradient = ShardedGradient(functools.partial(share_of_mean, loss=smoothed), self.shards, processes=True)
-        limit = one_blas_thread() if self.shards > 1 else contextlib.nullcontext()
+        limit = blas_threads(1 if self.shards > 1 else available_threads())
         began = time.monotonic() - 60.0 * self.progress.minutes
         with limit, contextlib.closing(gradient), stop_on_signals() as stop, warnings.catch_warnings():
             # Overflow shows in the loss, which is checked; a warning about it would come in the middle of a line.
