@@ -1,7 +1,7 @@
 """What `import xformer` costs, and how large the wheel is.
 
     pytest bench/bench_import.py --benchmark-only -s            # or, for the table alone:
-    python bench/bench_import.py
+    python bench/bench_import.py [--turns N]
 
 The time is that of a fresh interpreter that imports xformer, less that of one that does nothing, in turns; the budget
 is 100 ms. The wheel is built without network access, so hatchling must be installed; its budget is 300 kB.
@@ -65,10 +65,15 @@ def test_wheel(benchmark: Any) -> None:
     print(f"\nwheel: {size} bytes")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    turns = race.turns(__doc__, TURNS)
     import_seconds()
-    times = [import_seconds() for _ in range(TURNS)]
-    quartiles = ", ".join(f"{1e3 * value:.0f}" for value in statistics.quantiles(times, n=4))
+    times = sorted(1e3 * import_seconds() for _ in range(turns))
     print(race.machine())
-    print(f"import xformer, beyond Python's start: {quartiles} ms (quartiles of {TURNS})")
+    spread = f"{times[0]:.0f} to {times[-1]:.0f} in {turns} turns"
+    print(f"import xformer, beyond Python's start: {statistics.median(times):.0f} ms ({spread})")
     print(f"wheel: {wheel_bytes() / 1e3:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

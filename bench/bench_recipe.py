@@ -1,7 +1,7 @@
 """Training speed on the batches of the Multi30k recipe, dropout and padding included, against torch eager.
 
     pytest bench/bench_recipe.py --benchmark-only -s            # or, for the table alone:
-    python bench/bench_recipe.py
+    python bench/bench_recipe.py [--turns N]
 
 The model and the batches are those of docs/recipes/multi30k-de-en.toml; both sides work through the same random
 batches and count the same target tokens. The text (train.de, train.en) is looked for in ../shared/data/multi30k, or
@@ -47,15 +47,15 @@ def synthetic(settings: dict[str, Any]) -> list[list[list[int]]]:
     return [[rng.integers(4, settings["vocab_size"], n).tolist() for n in side] for side in lengths]
 
 
-def specification(kind: str) -> dict[str, Any]:
-    """The recipe's model on random batches, as its training makes them."""
+def specification(kind: str, turns: int) -> dict[str, Any]:
+    """The recipe's model on as many random batches as turns need, as its training makes them."""
     from xformer import Rng
     from xformer.training.batches import TokenPairs, plan_batches
 
     recipe = tomllib.loads(RECIPE.read_text(encoding="utf-8"))
     training, size = recipe["training"], recipe["tokenizer"]["vocab_size"]
     source, target = {"multi30k": multi30k, "synthetic": synthetic}[kind](recipe["tokenizer"])
-    batches = plan_batches(TokenPairs(source, target), training["batch_tokens"], Rng(0))[: TURNS + 3]
+    batches = plan_batches(TokenPairs(source, target), training["batch_tokens"], Rng(0))[: turns + 3]
     rows = {row: place for place, row in enumerate(row for batch in batches for row in batch)}
     sizes = {"source_vocab_size": size, "target_vocab_size": size}
     return {
@@ -80,17 +80,22 @@ def test_recipe(benchmark: Any, kind: str) -> None:
     pytest.importorskip("torch", reason="the comparison needs torch")
     if reason := reason_to_skip(kind):
         pytest.skip(reason)
-    race.run(benchmark, specification(kind), TURNS)
+    race.run(benchmark, specification(kind, TURNS), TURNS)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    turns = race.turns(__doc__, TURNS)
     found = {}
     for kind in ("multi30k", "synthetic"):
         if reason := reason_to_skip(kind):
             print(f"{kind}: {reason}")
             continue
-        with race.race(specification(kind)) as running:
-            for _ in range(TURNS):
+        with race.race(specification(kind, turns)) as running:
+            for _ in range(turns):
                 running.turn()
             found[kind] = running.summary()
     print(race.machine(), race.table(found), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

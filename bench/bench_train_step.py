@@ -1,7 +1,7 @@
 """A train step (forward, backward, Adam) against torch eager: 3+3 layers, d_model 256, batch 64 of length 32.
 
     pytest bench/bench_train_step.py --benchmark-only -s        # or, for the table alone:
-    python bench/bench_train_step.py
+    python bench/bench_train_step.py [--turns N]
 
 No dropout, no padding, float32, both sides on all cores (XFORMER_NUM_THREADS changes that for both). It takes about a
 minute. A ratio above 1 says that xformer is faster. Needs torch; run it on a machine that does nothing else.
@@ -54,8 +54,13 @@ def test_train_step(benchmark: Any) -> None:
     race.run(benchmark, specification(), TURNS)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    turns = race.turns(__doc__, TURNS)
     with race.race(specification()) as running:
-        for _ in range(TURNS):
+        for _ in range(turns):
             running.turn()
         print(race.machine(), race.table({"train step": running.summary()}), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

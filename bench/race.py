@@ -6,6 +6,7 @@ turns, and what counts is the median of the ratios.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.metadata
 import json
@@ -105,6 +106,19 @@ def race(spec: dict[str, Any]) -> Iterator[Race]:
         stack.callback(running.ours.close)
         stack.callback(running.theirs.close)
         yield running
+
+
+def turns(program: str, usual: int) -> int:
+    """The number of turns that the command line of a benchmark asks for; --help prints what the program is about."""
+    parser = argparse.ArgumentParser(description=program, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=_positive, default=usual, help=f"how often to measure (default {usual})")
+    return int(parser.parse_args().turns)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number of at least 1")
+    return int(text)
 
 
 def run(benchmark: Any, spec: dict[str, Any], turns: int) -> None:
