@@ -242,6 +242,17 @@ def test_n_best_lists_are_lines_of_json(xformer, trained, translator, text):
     assert [line["score"] for line in lines] == [round(output.score, 6) for each in found for output in each]
 
 
+def test_alignments_name_the_tokens_they_link(xformer, trained, translator, text):
+    done = xformer("translate", "--model", trained, "--input", text / "test.en", "--align", "--max-length", 5)
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    found = translator.outputs(read(text / "test.en"), align=True, max_length=5)
+    assert [line["alignment"] for line in lines] == [outputs[0].alignment for outputs in found]
+    for line, source in zip(lines, read(text / "test.en"), strict=True):
+        assert line["source_tokens"] == [*translator.tokenizers.source.tokens(translator.encode([source])[0]), "</s>"]
+        assert len(line["tokens"]) == len(line["alignment"])
+        assert all(0 <= place < len(line["source_tokens"]) for place in line["alignment"])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

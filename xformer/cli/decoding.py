@@ -68,6 +68,16 @@ _OPTIONS: list[tuple[str, Any, Any]] = [
         Annotated[str, _option(_LENGTH, "What --desired-length counts.", metavar="tokens|words")],
         "tokens",
     ),
+    (
+        "align",
+        Annotated[
+            bool,
+            typer.Option(
+                "--align", help="Also the source token that each token attends to most.", rich_help_panel=_SEARCH
+            ),
+        ],
+        False,
+    ),
     ("prefix", Annotated[str | None, _option(_STEER, "What every output begins with.", metavar="TEXT")], None),
     (
         "topics",

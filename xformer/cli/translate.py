@@ -20,8 +20,8 @@ A pipe     head -3 test.de | xformer translate --model run
 By hand    xformer translate --model run
 
 A line that you type, or that a slow pipe brings, is translated at once. Blank lines stay blank. An output file \
-appears when it is whole. With --n-best above 1 each output is a line of JSON: the number of its source line, its \
-rank, its score and its text.
+appears when it is whole. With --n-best above 1, and with --align, each output is a line of JSON: the number of \
+its source line, its rank, its score, its text, and the alignment of its tokens.
 """
 
 

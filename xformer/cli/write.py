@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +31,7 @@ def write_lines(
     chunks: Iterable[list[Sequence[int]]] = _encoded(writer, source, request.max_source_length)
     if not streams.is_stream(source):
         chunks = list(chunks)
-    num_cut, done = 0, 0
+    num_cut, done, plain = 0, 0, request.decoding.n_best == 1 and not request.align
     with streams.open_output(output) as write, _progress(output) as advance:
         for encoded in chunks:
             results: list[list[Output]] = [[] for _ in encoded]
@@ -39,7 +40,8 @@ def write_lines(
                     results[row] = outputs
                     num_cut += not outputs[0].finished
                 advance(len(batch))
-            write([line for row, each in enumerate(results) for line in _lines(each, done + row, request)])
+            rows = zip(encoded, results, itertools.count(done))
+            write([line for ids, outputs, row in rows for line in _lines(writer, ids, outputs, row, plain)])
             done += len(encoded)
     if num_cut:
         make_console(stderr=True).print(
@@ -47,23 +49,25 @@ def write_lines(
         )
 
 
-def _lines(outputs: list[Output], row: int, request: GenerationRequest) -> Iterator[str]:
-    """The line of a text; or with several outputs, one JSON object each: line, rank, score, log_probability, text."""
-    if request.decoding.n_best == 1:
+def _lines(writer: TextToText, ids: Sequence[int], outputs: list[Output], row: int, plain: bool) -> Iterator[str]:
+    """What is written for one line: a text, or a JSON object for each output."""
+    if plain:
         yield outputs[0].text if outputs else ""
         return
     for rank, output in enumerate(outputs, start=1):
-        yield json.dumps(
-            {
-                "line": row + 1,
-                "rank": rank,
-                "score": round(output.score, 6),
-                "log_probability": round(output.log_probability, 6),
-                "finished": output.finished,
-                "text": output.text,
-            },
-            ensure_ascii=False,
-        )
+        entry = {
+            "line": row + 1,
+            "rank": rank,
+            "score": round(output.score, 6),
+            "log_probability": round(output.log_probability, 6),
+            "finished": output.finished,
+            "text": output.text,
+        }
+        if output.alignment is not None:
+            entry["source_tokens"] = writer.tokenizers.source.tokens([*ids, writer.model.config.eos_id])
+            entry["tokens"] = writer.tokenizers.target.tokens(output.tokens)
+            entry["alignment"] = output.alignment
+        yield json.dumps(entry, ensure_ascii=False)
 
 
 def _load(kind: type[TextToText], directory: Path, backend: str) -> TextToText:

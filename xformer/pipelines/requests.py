@@ -23,6 +23,7 @@ class GenerationRequest:
     topics: words and phrases to favour: a list for all texts, or a list of lists
     desired_length: of the output, in length_unit "tokens" or "words"; outputs keep to it within
     decoding.length_tolerance, or as near as the model can
+    align: also say which source token each output token attends to most (Output.alignment)
     seed: of sampling; the same seed draws the same outputs, however texts are batched
     batch_tokens: most source tokens at once, padding included; on NumPy each core works on one batch
     max_source_length: most tokens of a source
@@ -35,6 +36,7 @@ class GenerationRequest:
     topics: Sequence[str] | Sequence[Sequence[str]] | None = None
     desired_length: int | Sequence[int] | None = None
     length_unit: str = "tokens"
+    align: bool = False
     seed: int = 0
     batch_tokens: int = 4096
     max_source_length: int = 1024

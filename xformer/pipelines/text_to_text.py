@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 from xformer.errors import CheckpointError, ConfigError, DataError
-from xformer.generation import Hypothesis, decode
+from xformer.generation import Hypothesis, alignments, decode
 from xformer.host import available_threads, blas_threads, side_by_side
 from xformer.models import Transformer
 from xformer.pipelines.requests import GenerationRequest
@@ -22,13 +22,18 @@ from xformer.training.run_directory import RunDirectory
 
 
 class Output(NamedTuple):
-    """One output for one text. tokens, log_probability, score, finished: as in generation.Hypothesis."""
+    """One output for one text.
+
+    tokens, log_probability, score, finished: as in generation.Hypothesis; alignment: for each token the source token,
+    counted from 0 and eos included, that it attends to most (generation.alignments), if that was asked for.
+    """
 
     text: str
     tokens: list[int]
     log_probability: float
     score: float
     finished: bool
+    alignment: list[int] | None = None
 
 
 class Result(NamedTuple):
@@ -132,10 +137,10 @@ class TextToText:
                 sentence_numbers=rows,
                 **wishes.of(rows),
             )
-            return [
-                Result(row, wishes.choose(row, self._texts(hypotheses)))
-                for row, hypotheses in zip(rows, found, strict=True)
-            ]
+            chosen = [wishes.choose(row, self._texts(each)) for row, each in zip(rows, found, strict=True)]
+            if request.align:
+                chosen = [self._aligned(ids, outputs) for ids, outputs in zip(source, chosen, strict=True)]
+            return [Result(row, outputs) for row, outputs in zip(rows, chosen, strict=True)]
 
         threads = shards_for(self.model, available_threads())
         batches = _by_length(encoded, request.batch_tokens)
@@ -150,6 +155,14 @@ class TextToText:
         """Turn source texts into token ids; a blank text has none."""
         encoded = self.tokenizers.encode_source(texts)
         return [[] if text.isspace() else ids for text, ids in zip(texts, encoded, strict=True)]
+
+    def _aligned(self, ids: list[int], outputs: list[Output]) -> list[Output]:
+        """The outputs for one source, with their alignments."""
+        weights = alignments(self.model, [ids] * len(outputs), [output.tokens for output in outputs])
+        return [
+            output._replace(alignment=each.argmax(axis=1).tolist())
+            for output, each in zip(outputs, weights, strict=True)
+        ]
 
     def _texts(self, hypotheses: Sequence[Hypothesis]) -> list[Output]:
         texts = self.tokenizers.target.decode_batch([hypothesis.tokens for hypothesis in hypotheses])
