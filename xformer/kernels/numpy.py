@@ -12,6 +12,7 @@ import numpy as np
 
 from xformer.kernels import numpy_attention as numpy_attention
 from xformer.kernels import numpy_cross_entropy as numpy_cross_entropy
+from xformer.kernels import numpy_gelu as numpy_gelu
 from xformer.kernels import numpy_optimizer as numpy_optimizer
 from xformer.kernels.numpy_support import floats, rows_at_a_time
 from xformer.kernels.registry import Kernel, register

@@ -32,9 +32,23 @@ def relu(x: Array) -> Array:
     return _relu(x)
 
 
+def _gelu_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
+    return 0.5 * x * (1.0 + gaps.erf(x * math.sqrt(0.5))), x
+
+
+def _gelu_vjp(g: Array, x: Any, needs: Any) -> tuple[Any, ...]:
+    """With Phi and phi the normal distribution function and its density: dx = g (Phi(x) + x phi(x))."""
+    xp = array_namespace(g, x)
+    density = xp.exp(-0.5 * x * x) * (1.0 / math.sqrt(2.0 * math.pi))
+    return (g * (0.5 * (1.0 + gaps.erf(x * math.sqrt(0.5))) + x * density),)
+
+
+_gelu = Operation(Implementation("gelu", _gelu_forward, _gelu_vjp))
+
+
 def gelu(x: Array) -> Array:
     """x times the normal distribution function of x, exactly, through erf (Hendrycks and Gimpel, 2016)."""
-    return 0.5 * x * (1.0 + gaps.erf(x * math.sqrt(0.5)))
+    return _gelu(x)
 
 
 def gelu_tanh(x: Array) -> Array:
