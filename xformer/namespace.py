@@ -288,9 +288,12 @@ def is_readable_on_host(array: Array) -> bool:
     return name in ("numpy", "array_api_strict")
 
 
-def same_device(arrays: Sequence[Array]) -> None:
-    """Raise BackendError when arrays live on different devices."""
-    places = {str(place): place for place in map(device, arrays) if place is not None}
+def same_device(arrays: Sequence[Array | None]) -> None:
+    """Raise BackendError when arrays live on different devices; None has no say."""
+    found = [device(array) for array in arrays if array is not None]
+    if all(place == found[0] for place in found):
+        return
+    places = {str(place): place for place in found if place is not None}
     if len(places) > 1:
         raise BackendError(
             f"arrays on different devices were mixed: {', '.join(places)}; move one over with model.to(device=...)"

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import assert_close, library_or_skip
 from tests.reference import normal, raises_line, weighted_sum
 from xformer import value_and_grad
-from xformer.errors import ShapeError
+from xformer.errors import BackendError, ShapeError
 from xformer.namespace import from_host, to_host
 from xformer.ops import attention, attention_weights, softmax
 
@@ -85,3 +85,14 @@ def test_large_scores_do_not_overflow(xp):
 def test_shapes_that_do_not_fit_are_refused(shapes):
     with raises_line(ShapeError, r"query, key and value have shapes \(.*; expected \(\.\.\., queries, head_dim\)"):
         attention(*map(np.zeros, shapes))
+
+
+def test_arrays_on_two_devices_are_refused():
+    strict = pytest.importorskip("array_api_strict", reason="has devices to test with")
+    here, there = strict.ones((1, 2, 3, 4)), strict.Device("device1")
+    message = r"^arrays on different devices were mixed: .*; move one over"
+    with pytest.raises(BackendError, match=message):
+        attention(here, here, here, strict.ones((3, 3), dtype=strict.bool, device=there))
+    with pytest.raises(BackendError, match=message):
+        attention(here, here.to_device(there), here.to_device(there))
+    assert attention(*(here.to_device(there) for _ in range(3))).device == there

@@ -7,7 +7,7 @@ from typing import Any
 
 from xformer.autodiff import Implementation
 from xformer.errors import ShapeError
-from xformer.namespace import Array, Device, Namespace, array_namespace, device, dtype_name
+from xformer.namespace import Array, Device, Namespace, array_namespace, device, dtype_name, same_device
 from xformer.ops.dropout import apply_keep
 from xformer.ops.operation import Operation
 from xformer.ops.softmax import softmax, softmax_cotangent
@@ -33,9 +33,12 @@ def attention_weights(
 
     Shapes, mask and bias are those of `attention`; rows that may attend nowhere are zero.
     """
+    key = _for_all_heads(key, query)
+    check_shapes(query, key, key)
     check_mask(mask, (*query.shape[:-1], key.shape[-2]))
+    check_bias(bias, (*query.shape[:-1], key.shape[-2]))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return _weights(query, _for_all_heads(key, query), mask, bias, causal=causal, scale=scale)
+    return _weights(query, key, mask, bias, causal=causal, scale=scale)
 
 
 def _weights(query: Array, key: Array, mask: Array | None, bias: Array | None, *, causal: bool, scale: float) -> Array:
@@ -110,8 +113,10 @@ def attention(
     scale: of the scores; default 1 / sqrt(head_dim).
     keep, keep_probability: a drawn dropout mask for the weights, (batch, heads, queries, keys).
 
-    Returns (batch, heads, queries, value_dim). Raises ShapeError when shapes do not fit or the mask is not boolean.
+    Returns (batch, heads, queries, value_dim). Raises ShapeError when shapes do not fit or the mask is not boolean,
+    BackendError when the arrays are not all on one device.
     """
+    same_device((query, key, value, mask, bias))  # masks and biases come from anywhere, so here is where to look
     key, value = _for_all_heads(key, query), _for_all_heads(value, query)
     check_shapes(query, key, value)
     check_mask(mask, (*query.shape[:-1], key.shape[-2]))
@@ -147,16 +152,21 @@ def check_mask(mask: Array | None, scores_shape: tuple[int, ...]) -> None:
     """Raise ShapeError unless the mask is boolean and broadcastable to (batch, heads, queries, keys)."""
     if mask is None:
         return
+    check_boolean(mask)
+    if not _broadcasts(tuple(mask.shape), scores_shape):
+        raise ShapeError(
+            f"mask has shape {tuple(mask.shape)}; expected one broadcastable to {scores_shape} (batch, heads, queries, "
+            "keys); see masks.padding(tokens, pad_id)"
+        )
+
+
+def check_boolean(mask: Array) -> None:
+    """Raise ShapeError unless the mask is boolean."""
     array_namespace(mask)  # a list or a number is no mask
     if dtype_name(mask.dtype) != "bool":
         raise ShapeError(
             f"mask has dtype {dtype_name(mask.dtype)}; expected bool, True = may attend; "
             "compare (mask != 0), or use masks.from_blocked(mask) where 1 means blocked"
-        )
-    if not _broadcasts(tuple(mask.shape), scores_shape):
-        raise ShapeError(
-            f"mask has shape {tuple(mask.shape)}; expected one broadcastable to {scores_shape} (batch, heads, queries, "
-            "keys); see masks.padding(tokens, pad_id)"
         )
 
 
