@@ -20,9 +20,9 @@ from xformer.training.events import Average, Progress, Update, Validation
 from xformer.training.interrupt import StopRequest, stop_on_signals
 from xformer.training.loss import share_of_mean
 from xformer.training.parallel import ShardedGradient, shards_for
-from xformer.training.recipe import TrainingSettings
 from xformer.training.run_directory import RunDirectory
 from xformer.training.schedules import schedule
+from xformer.training.settings import LoopSettings
 from xformer.training.step import train_step
 from xformer.training.tasks import Task
 
@@ -40,7 +40,7 @@ class Trainer:
         self,
         model: Any,
         task: Task,
-        settings: TrainingSettings,
+        settings: LoopSettings,
         directory: RunDirectory,
         *,
         report: Callable[[Update | Validation], None] = lambda event: None,
