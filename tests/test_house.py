@@ -69,6 +69,7 @@ MOST_ARGUMENTS = 8
 # "xformer/file.py", "xformer/file.py:function" or "xformer/file.py:Class.method".
 SIZE_EXCEPTIONS: dict[str, str] = {
     "xformer/cli/train.py:train": "typer reads the options, with their help, from the signature",
+    "xformer/cli/train_lm.py:train_lm": "typer reads the options, with their help, from the signature",
     "xformer/kernels/numpy_attention.py:_forward": "the operation's arrays and settings",
     "xformer/kernels/numpy_optimizer.py:_forward": "the operation's arrays and settings",
     "xformer/ops/adam.py:_forward": "the operation's arrays and settings",

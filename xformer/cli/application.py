@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import xformer
-from xformer.cli import demo, inspect, score, summarize, train, translate
+from xformer.cli import demo, inspect, score, summarize, train, train_lm, translate
 from xformer.errors import XformerError
 
 HELP = """Train Transformers that translate, and translate with them, on any array library.
@@ -48,12 +48,13 @@ def _application() -> typer.Typer:
     for module, command in (
         (demo, demo.demo),
         (train, train.train),
+        (train_lm, train_lm.train_lm),
         (translate, translate.translate),
         (summarize, summarize.summarize),
         (score, score.score),
         (inspect, inspect.inspect),
     ):
-        app.command(command.__name__, help=module.HELP)(_guarded(command))
+        app.command(command.__name__.replace("_", "-"), help=module.HELP)(_guarded(command))
     return app
 
 
@@ -88,7 +89,7 @@ def _guarded(command: Callable[..., int | None]) -> Callable[..., int]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         except MemoryError:
-            return _fail("out of memory; lower batch_tokens, or take a smaller model")
+            return _fail("out of memory; lower batch_tokens (or batch_size), or take a smaller model")
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""
             return _fail(f"{place}{error.strerror or error}")

@@ -12,7 +12,8 @@ from rich.console import Console
 from xformer.cli.backend import open_backend
 from xformer.cli.console import make_console, program
 from xformer.cli.plots import draw_attention
-from xformer.cli.training import Prepared, train_run
+from xformer.cli.training import train_run
+from xformer.cli.training_pairs import PreparedPairs
 from xformer.errors import CheckpointError, ConfigError
 from xformer.namespace import to_host
 from xformer.pipelines import Translator, ValidationScore
@@ -87,17 +88,17 @@ def run_demo(name: str, *, seconds: float | None, seed: int, out: Path, backend:
     task = demo.task(seed=seed)
     recipe = demo.recipe(task, seconds, seed)
     names = [f"the demo's {part}" for part in ("source", "target", "validation source", "validation target")]
-    prepared = Prepared.make(recipe, task.train, task.valid, xp=xp, backend=backend, names=names)
+    prepared = PreparedPairs.make(recipe, task.train, task.valid, xp=xp, backend=backend, names=names)
     for path in earlier:
         path.unlink()
-    run.start(prepared.config("demo", {"task": name, "seed": seed}), prepared.tokenizers.by_side())
+    run.start(prepared.config("demo", {"task": name, "seed": seed}), prepared.tokenizers())
 
     console = make_console()
     console.print(f"task: {task.description}, for example {task.test.source[0]} -> {task.test.target[0]}")
     prepared.describe(console)
-    score = ValidationScore(prepared.valid, prepared.tokenizers, measure=_bleu)
+    score = ValidationScore(prepared.valid, prepared.sides, measure=_bleu)
     perfect = task.valid.target
-    outcome = train_run(prepared, run, console, score=score, enough=lambda _: score.outputs == perfect)
+    outcome = train_run(prepared, run, console, task=prepared.task(score), enough=lambda _: score.outputs == perfect)
     console.print(f"ended after update {outcome.trainer.progress.step:,}: {outcome.reason}")
     if outcome.code:
         console.print(f"the demo is not finished; start it again with: {program()} demo --task {name}")

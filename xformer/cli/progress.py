@@ -10,17 +10,22 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from xformer.training.events import Average, Update, Validation
-from xformer.training.recipe import TrainingSettings
+from xformer.training.settings import LoopSettings
 
 _SECONDS_BETWEEN_LINES = 10.0
 _SMOOTHING = 0.9  # of the figures shown, so that they can be read
 
 
 class TrainingProgress:
-    """Shows the updates and validations of a Trainer: `with TrainingProgress(...) as shown: Trainer(report=shown)`."""
+    """Shows the updates and validations of a Trainer: `with TrainingProgress(...) as shown: Trainer(report=shown)`.
 
-    def __init__(self, console: Console, settings: TrainingSettings, first_step: int = 0) -> None:
-        self.console, self.settings = console, settings
+    unit: what speed is counted in.
+    """
+
+    def __init__(
+        self, console: Console, settings: LoopSettings, first_step: int = 0, *, unit: str = "target tokens"
+    ) -> None:
+        self.console, self.settings, self.unit = console, settings, unit
         self._first_step, self._began = first_step, time.monotonic()
         self._loss = self._speed = 0.0
         self._figures = 0  # how many updates the smoothed ones have seen
@@ -59,7 +64,7 @@ class TrainingProgress:
         self._loss = keep * self._loss + (1.0 - keep) * update.loss
         self._speed = keep * self._speed + (1.0 - keep) * update.tokens_per_second
         share, seconds_left = self._remaining(update)
-        text = f"update {update.step:,}  loss {self._loss:.3f}  {self._speed:,.0f} target tokens/s"
+        text = f"update {update.step:,}  loss {self._loss:.3f}  {self._speed:,.0f} {self.unit}/s"
         if seconds_left is not None:
             text += f"  {_duration(seconds_left)} left"
         if self._bar is not None:

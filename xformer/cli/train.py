@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+
+from xformer.cli.train_options import (
+    SETTINGS,
+    BackendOption,
+    DtypeOption,
+    MaxMinutesOption,
+    MaxUpdatesOption,
+    OutOption,
+    RecipeOption,
+    ResumeOption,
+    SeedOption,
+    file_option,
+)
 
 HELP = """Train a translator on parallel text: two files, line n of one translating line n of the other. Or a \
 summariser, with --task summarization: documents, one a line, and their summaries.
@@ -33,74 +46,43 @@ A recipe has three tables (and task = "..." before them); options on the command
 
 Threads: one for each core; XFORMER_NUM_THREADS=N takes N.
 """
-_DATA, _LENGTH, _SETTINGS, _COMPUTING = "Text", "How long", "Settings", "Computing"
-
-
-def _file(option: str, what: str) -> Any:
-    return typer.Option(option, metavar="FILE", help=what, rich_help_panel=_DATA)
 
 
 def train(
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Directory of the run: new or empty.", rich_help_panel=_DATA)
-    ],
-    source: Annotated[Path | None, _file("--source", "Training text, source side.")] = None,
-    target: Annotated[Path | None, _file("--target", "Training text, target side.")] = None,
-    valid_source: Annotated[Path | None, _file("--valid-source", "Validation text, source side.")] = None,
-    valid_target: Annotated[Path | None, _file("--valid-target", "Validation text, target side.")] = None,
-    max_minutes: Annotated[
-        float | None,
-        typer.Option(
-            help="End after this many minutes of wall time, validation included, over all sittings "
-            "(default: the recipe's; 30 when nothing else ends the run).",
-            rich_help_panel=_LENGTH,
-        ),
-    ] = None,
-    max_updates: Annotated[
-        int | None,
-        typer.Option(
-            help="End after this many updates (default: the recipe's). The cosine schedule reaches zero there, so "
-            "moving it changes later learning rates.",
-            rich_help_panel=_LENGTH,
-        ),
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Go on with the run in DIR: same text, same settings; only its end may be moved.",
-            rich_help_panel=_LENGTH,
-        ),
-    ] = False,
-    recipe: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.toml", help="Settings of model, tokenizer, training.", rich_help_panel=_SETTINGS),
-    ] = None,
+    out: OutOption,
+    source: Annotated[Path | None, file_option("--source", "Training text, source side.")] = None,
+    target: Annotated[Path | None, file_option("--target", "Training text, target side.")] = None,
+    valid_source: Annotated[Path | None, file_option("--valid-source", "Validation text, source side.")] = None,
+    valid_target: Annotated[Path | None, file_option("--valid-target", "Validation text, target side.")] = None,
+    max_minutes: MaxMinutesOption = None,
+    max_updates: MaxUpdatesOption = None,
+    resume: ResumeOption = False,
+    recipe: RecipeOption = None,
     task: Annotated[
         str | None,
         typer.Option(
             metavar="translation|summarization",
             help="What to learn (default: the recipe's, or translation). For summarization the source is one document "
             "a line, the target its summary.",
-            rich_help_panel=_SETTINGS,
+            rich_help_panel=SETTINGS,
         ),
     ] = None,
     vocab_size: Annotated[
         int | None,
-        typer.Option(help="Most tokens of a vocabulary (default: the recipe's, or 8000).", rich_help_panel=_SETTINGS),
+        typer.Option(help="Most tokens of a vocabulary (default: the recipe's, or 8000).", rich_help_panel=SETTINGS),
     ] = None,
     lowercase: Annotated[
         bool | None,
         typer.Option(
             "--lowercase/--no-lowercase",
             help="Lower-case all text; BLEU then ignores case (default: the recipe's, or no).",
-            rich_help_panel=_SETTINGS,
+            rich_help_panel=SETTINGS,
         ),
     ] = None,
     max_length: Annotated[
         int | None,
         typer.Option(
-            help="Most tokens of a sentence or document (default: the recipe's, or 256).", rich_help_panel=_SETTINGS
+            help="Most tokens of a sentence or document (default: the recipe's, or 256).", rich_help_panel=SETTINGS
         ),
     ] = None,
     long_lines: Annotated[
@@ -109,37 +91,19 @@ def train(
             metavar="error|drop|cut",
             help="What to do with longer ones: refuse, leave the pair out, or cut the source (default: the recipe's; "
             "or error, and for summarization cut).",
-            rich_help_panel=_SETTINGS,
+            rich_help_panel=SETTINGS,
         ),
     ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="The same seed gives the same model, to the bit, on the same machine (default: the recipe's, or 0).",
-            rich_help_panel=_SETTINGS,
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="float32|float64",
-            help="Of the model (default: the recipe's, or float32).",
-            rich_help_panel=_COMPUTING,
-        ),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Array library to compute with: numpy (default), cupy, torch, jax or array_api_strict.",
-            rich_help_panel=_COMPUTING,
-        ),
-    ] = None,
+    seed: SeedOption = None,
+    dtype: DtypeOption = None,
+    backend: BackendOption = None,
 ) -> int:
     """Train a translator on parallel text, or go on with a run."""
     from xformer.cli.train_request import Request, go_on, start
+    from xformer.cli.training_pairs import PAIRS
 
     request = Request(
+        work=PAIRS,
         out=out,
         files={"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target},
         recipe=recipe,

@@ -1,38 +1,51 @@
-"""What the user of `train` asked for, and the two ways to meet it: a new run, or going on with one."""
+"""What the user of a training command asked for, and the two ways to meet it: a new run, or going on with one."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xformer.cli.backend import open_backend
-from xformer.cli.console import make_console
-from xformer.cli.training import Prepared, say_end, train_run
+from xformer.cli.console import make_console, program
+from xformer.cli.training import Prepared, command_for, say_end, train_run
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.files import write_json
-from xformer.models import TransformerConfig
-from xformer.pipelines import Tokenizers
-from xformer.text import read_parallel
 from xformer.training import Recipe, RunDirectory
-from xformer.training.recipe import read_tables
+from xformer.training.recipe import TASKS, read_tables
 from xformer.training.run_directory import sha256
 
 DEFAULT_MINUTES = 30.0
 _LIMITS = ("max_minutes", "max_updates")
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(TransformerConfig)}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a command trains.
+
+    command: its name; tasks: those of recipes that it takes, the usual one first; needed, optional: the files of text
+    that a new run is given; prepare: makes ready what training needs, of recipe, backend, files, and, to go on with
+    one, the run.
+    """
+
+    command: str
+    tasks: tuple[str, ...]
+    needed: tuple[str, ...]
+    optional: tuple[str, ...]
+    prepare: Callable[[Recipe, str, Mapping[str, Path], RunDirectory | None], Prepared]
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options of `train`; None and absent mean that the option was not given.
+    """The options of a training command; None and absent mean that the option was not given.
 
-    files: "source", "target", "valid_source", "valid_target"; changes: settings that win over the recipe's: the task,
+    files: of text, by the names that the work has for them; changes: settings that win over the recipe's: the task,
     and tables.
     """
 
+    work: Work
     out: Path
     files: dict[str, Path | None]
     recipe: Path | None
@@ -52,6 +65,18 @@ class Request:
                 tables[name] = table | given
         return tables
 
+    def check_task(self, task: Any) -> None:
+        """Raise ConfigError for a task that another command trains."""
+        if task in TASKS and task not in self.work.tasks:
+            raise ConfigError(
+                f"task is {task!r} in {self.where}; xformer {self.work.command} is for {' or '.join(self.work.tasks)}; "
+                f"use: {program()} {command_for(task)}"
+            )
+
+    def given_files(self) -> dict[str, Path]:
+        """The files of text that were named."""
+        return {name: path for name, path in self.files.items() if path is not None}
+
     @property
     def where(self) -> str:
         """What errors call the recipe."""
@@ -60,16 +85,17 @@ class Request:
 
 def start(request: Request) -> int:
     """Check everything, claim the directory, and train; returns the exit code."""
-    run = RunDirectory(request.out)
+    run, work = RunDirectory(request.out), request.work
     run.check_is_free()
-    files = _all_files(request)
-    recipe = Recipe.from_dict(request.tables(), request.where)
+    files = _needed_files(request)
+    tables = {"task": work.tasks[0], **request.tables()}
+    request.check_task(tables["task"])
+    recipe = Recipe.from_dict(tables, request.where)
     if recipe.training.max_minutes is None and recipe.training.max_updates is None:
         recipe = recipe.with_training(max_minutes=DEFAULT_MINUTES)
-    backend = request.backend or "numpy"
-    prepared = _prepare(recipe, backend, files)
+    prepared = work.prepare(recipe, request.backend or "numpy", files, None)
     data = {name: {"path": os.path.abspath(path), "sha256": _digest(path)} for name, path in files.items()}
-    run.start(prepared.config("train", data), prepared.tokenizers.by_side())
+    run.start(prepared.config(work.command, data), prepared.tokenizers())
     return _train(prepared, run, resume=False)
 
 
@@ -77,8 +103,9 @@ def go_on(request: Request) -> int:
     """Check that nothing but the end of the run has changed, and train on; returns the exit code."""
     run = RunDirectory(request.out)
     config = run.read_config()
-    recipe, backend, data = _parts(run, config)
+    recipe, backend, data = _parts(run, config, request.work)
     tables = request.tables()
+    request.check_task(tables.get("task"))
     _check_tables(tables, recipe, request.where)
     limits = {name: tables.get("training", {}).pop(name, None) for name in _LIMITS}
     _refuse_changes(tables, recipe, request.where)
@@ -87,13 +114,13 @@ def go_on(request: Request) -> int:
             f"--backend is {request.backend}; the run in {run.path} computes with {backend}; leave it out"
         )
     recipe = Recipe.from_dict(recipe.with_training(**limits).to_dict(), str(run.config))
-    files = {name: request.files.get(name) or Path(entry["path"]) for name, entry in data.items()}
+    files = {name: Path(entry["path"]) for name, entry in data.items()} | _same_files(request, data)
     for name, path in files.items():
         if _digest(path) != data[name]["sha256"]:
             raise DataError(
                 f"{path} is not the text that the run began with (its SHA-256 differs); restore it, or start a new run"
             )
-    prepared = _prepare(recipe, backend, files, Tokenizers.load(run))
+    prepared = request.work.prepare(recipe, backend, files, run)
     if recipe.to_dict() != config["recipe"]:
         write_json(run.config, {**config, "recipe": recipe.to_dict()})
     return _train(prepared, run, resume=True)
@@ -107,21 +134,28 @@ def _train(prepared: Prepared, run: RunDirectory, *, resume: bool) -> int:
     return outcome.code
 
 
-def _prepare(recipe: Recipe, backend: str, files: dict[str, Path], tokenizers: Tokenizers | None = None) -> Prepared:
-    xp = open_backend(backend, recipe.training.dtype)
-    train = read_parallel(files["source"], files["target"])
-    valid = read_parallel(files["valid_source"], files["valid_target"])
-    names = [files[name] for name in ("source", "target", "valid_source", "valid_target")]
-    return Prepared.make(recipe, train, valid, xp=xp, backend=backend, names=names, tokenizers=tokenizers)
-
-
-def _all_files(request: Request) -> dict[str, Path]:
-    missing = [f"--{name.replace('_', '-')}" for name, path in request.files.items() if path is None]
+def _needed_files(request: Request) -> dict[str, Path]:
+    files, needed = request.given_files(), request.work.needed
+    missing = [_option(name) for name in needed if name not in files]
     if missing:
+        counted = f"all {len(needed)} files" if len(needed) > 1 else "a file"
         raise ConfigError(
-            f"{', '.join(missing)} not given; a new run needs all four files of text (or --resume, to go on with one)"
+            f"{', '.join(missing)} not given; a new run needs {counted} of text (or --resume, to go on with one)"
         )
-    return {name: path for name, path in request.files.items() if path is not None}
+    return files
+
+
+def _same_files(request: Request, data: dict[str, Any]) -> dict[str, Path]:
+    """The files that were named, to go on with a run; raises ConfigError for one that the run began without."""
+    files = request.given_files()
+    for name in files:
+        if name not in data:
+            raise ConfigError(f"{_option(name)} is given, and the run began without it; leave it out")
+    return files
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _digest(path: Path) -> str:
@@ -136,13 +170,16 @@ def _digest(path: Path) -> str:
         raise DataError(str(error)) from error
 
 
-def _parts(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, str, dict[str, Any]]:
+def _parts(run: RunDirectory, config: dict[str, Any], work: Work) -> tuple[Recipe, str, dict[str, Any]]:
     """What a run was told: recipe, backend, and files of text."""
-    if config.get("kind") != "train":
-        raise ConfigError(f"{run.path} holds a demo, not a run of train; start a new run with another --out")
+    kind = config.get("kind")
+    if kind == "demo":
+        raise ConfigError(f"{run.path} holds a demo, not a run of {work.command}; start a new run with another --out")
+    if kind != work.command:
+        raise ConfigError(f"{run.path} holds a run of {kind}; go on with it with: xformer {kind} --resume")
     try:
         data = {name: {key: entry[key] for key in ("path", "sha256")} for name, entry in config["data"].items()}
-        if set(data) != {"source", "target", "valid_source", "valid_target"}:
+        if not set(work.needed) <= set(data) <= {*work.needed, *work.optional}:
             raise KeyError("data")
         return Recipe.from_dict(config["recipe"], str(run.config)), str(config["backend"]), data
     except (KeyError, TypeError, AttributeError) as error:
@@ -153,21 +190,21 @@ def _check_tables(tables: dict[str, Any], recipe: Recipe, where: str) -> None:
     """Raise ConfigError for tables that make no recipe; what they leave out is as the run began."""
     stored = recipe.to_dict()
     kinds = {name: isinstance(table, dict) for name, table in tables.items()}
-    Recipe.from_dict(
-        {name: {**stored.get(name, {}), **table} if kinds[name] else table for name, table in tables.items()}, where
-    )
+    merged = {name: {**stored.get(name, {}), **table} if kinds[name] else table for name, table in tables.items()}
+    Recipe.from_dict({"task": recipe.task, **merged}, where)
 
 
 def _refuse_changes(tables: dict[str, Any], recipe: Recipe, where: str) -> None:
     """Raise ConfigError when a setting that was given differs from what the run began with."""
     stored = recipe.to_dict()
+    model_defaults = {field.name: field.default for field in dataclasses.fields(TASKS[recipe.task].model)}
     if tables.pop("task", recipe.task) != recipe.task:
         raise ConfigError(f"the run began with task {recipe.task!r}, and {where} says another; leave it out")
     for table, values in tables.items():
         for key, value in values.items():
             if key == "shards" and value == 0:
                 continue  # "one for each core" was resolved when the run began
-            if stored[table].get(key, _DEFAULTS.get(key)) != value:
+            if stored[table].get(key, model_defaults.get(key)) != value:
                 raise ConfigError(
                     f"{key} is {value!r} in {where}; the run began with {stored[table].get(key)!r}, and only "
                     "--max-minutes and --max-updates may change; leave it out, or start a new run"

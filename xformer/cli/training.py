@@ -1,9 +1,9 @@
-"""What `train` and `demo` share: a run from text in memory to a trained model on disk."""
+"""What the commands of training share: a run from text in memory to a trained model on disk."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,63 +12,57 @@ from rich.console import Console
 import xformer
 from xformer.cli.console import plural, program
 from xformer.cli.progress import TrainingProgress
-from xformer.host import available_threads
-from xformer.models import Transformer
-from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationScore
-from xformer.text import ParallelCorpus
-from xformer.training import Recipe, RunDirectory, Trainer, TranslationTask, Validation
-from xformer.training.parallel import shards_for
+from xformer.text import Tokenizer
+from xformer.training import Recipe, RunDirectory, Task, Trainer, Validation
 
-# By task: what a training pair is called, and the command that uses the model.
-_UNITS = {"translation": "sentence pair", "summarization": "document"}
-_COMMANDS = {"translation": "translate", "summarization": "summarize"}
+# By task: the commands that train the model and that use it.
+_COMMANDS = {
+    "translation": ("train", "translate --model {run} --input FILE --output FILE"),
+    "summarization": ("train", "summarize --model {run} --input FILE --output FILE"),
+    "language_modelling": ("train-lm", "generate --model {run}"),
+}
+
+
+def command_for(task: str) -> str:
+    """The command that trains a model for a task."""
+    return _COMMANDS[task][0]
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Prepared(ABC):
     """Everything that training needs, checked, before anything is written. recipe: with the number of shards."""
 
     recipe: Recipe
-    tokenizers: Tokenizers
-    train: EncodedCorpus
-    valid: EncodedCorpus
-    model: Transformer
+    model: Any
     backend: str
 
-    @classmethod
-    def make(
-        cls,
-        recipe: Recipe,
-        train: ParallelCorpus,
-        valid: ParallelCorpus,
-        *,
-        xp: Any,
-        backend: str,
-        names: Sequence[Any],
-        tokenizers: Tokenizers | None = None,
-    ) -> Prepared:
-        """Learn tokenizers (unless given), encode the text, and make the model.
+    @abstractmethod
+    def task(self) -> Task:
+        """What a trainer is told about the work."""
 
-        names: of the four columns of text, for errors: train source, target, validation source, target.
-        Raises DataError for text that does not fit the recipe, ConfigError for a vocabulary that does not.
-        """
-        tokenizers = tokenizers or Tokenizers.train(train, recipe.tokenizer)
-        settings = recipe.training
-        encode = functools.partial(
-            EncodedCorpus.encode,
-            tokenizers=tokenizers,
-            max_length=settings.max_length,
-            long_lines=settings.long_lines,
-        )
-        encoded, encoded_valid = encode(train, names=names[:2]), encode(valid, names=names[2:])
-        model = tokenizers.make_model(recipe, xp)
-        # Results depend on the number of shards in their last bits, so the run remembers it.
-        recipe = recipe.with_training(shards=settings.shards or shards_for(model, available_threads()))
-        return cls(recipe, tokenizers, encoded, encoded_valid, model, backend)
+    @abstractmethod
+    def tokenizers(self) -> dict[str, Tokenizer]:
+        """The tokenizers, under the names that a run directory keeps them by."""
+
+    @abstractmethod
+    def counts(self) -> dict[str, int]:
+        """How much text there is."""
+
+    @abstractmethod
+    def text_lines(self) -> Iterator[str]:
+        """Say how much text there is, in words."""
+
+    @abstractmethod
+    def vocabulary(self) -> str:
+        """Say how large the vocabulary is, in words."""
+
+    @property
+    @abstractmethod
+    def unit(self) -> str:
+        """What speed is counted in."""
 
     def config(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         """What the run directory keeps about the run, as JSON. kind: the command; data: where the text came from."""
-        source_tokens, target_tokens = self.train.num_tokens
         return {
             "kind": kind,
             "task": self.recipe.task,
@@ -79,32 +73,16 @@ class Prepared:
             "model": self.model.config.to_dict(),
             "num_parameters": self.model.parameter_count(),
             "data": data,
-            "counts": {
-                "train_pairs": len(self.train.pairs),
-                "train_source_tokens": source_tokens,
-                "train_target_tokens": target_tokens,
-                "train_target_words": sum(len(line.split()) for line in self.train.text.target),
-                "train_pairs_dropped_blank": self.train.text.num_dropped - self.train.num_long,
-                "train_pairs_dropped_long": self.train.num_long,
-                "train_sources_cut": self.train.num_cut,
-                "valid_pairs": len(self.valid.pairs),
-                "valid_pairs_dropped_blank": self.valid.text.num_dropped - self.valid.num_long,
-                "valid_pairs_dropped_long": self.valid.num_long,
-                "valid_sources_cut": self.valid.num_cut,
-            },
+            "counts": self.counts(),
         }
 
     def describe(self, console: Console) -> None:
         """Say in three lines what is about to be trained on what."""
-        for name, corpus in (("training", self.train), ("validation", self.valid)):
-            console.print(f"{name}: {plural(len(corpus.pairs), _UNITS[self.recipe.task])}{_left_out(corpus)}")
-        sizes = [tokenizer.vocab_size for tokenizer in self.tokenizers.by_side().values()]
-        vocabulary = (
-            f"joint vocabulary of {sizes[0]:,}" if len(sizes) == 1 else f"vocabularies of {sizes[0]:,} and {sizes[1]:,}"
-        )
+        for line in self.text_lines():
+            console.print(line)
         settings = self.recipe.training
         console.print(
-            f"model: {plural(self.model.parameter_count(), 'parameter')}, {vocabulary} tokens; "
+            f"model: {plural(self.model.parameter_count(), 'parameter')}, {self.vocabulary()} tokens; "
             f"{self.backend}, {settings.dtype}, {plural(settings.shards, 'shard')}, seed {settings.seed}"
         )
 
@@ -124,24 +102,16 @@ def train_run(
     console: Console,
     *,
     resume: bool = False,
-    score: ValidationScore | None = None,
+    task: Task | None = None,
     enough: Callable[[Validation], bool] = lambda validation: False,
 ) -> Outcome:
     """Train in a directory that was started, showing progress; returns how it ended.
 
-    resume: go on from the directory's last state, or from the beginning where there is none yet.
+    resume: go on from the directory's last state, or from the beginning where there is none yet. task: in place of
+    the one that was prepared.
     """
     settings = prepared.recipe.training
-    score = score or ValidationScore(prepared.valid, prepared.tokenizers, prepared.recipe.task)
-    task = TranslationTask(
-        prepared.model,
-        prepared.train.pairs,
-        prepared.valid.pairs,
-        batch_tokens=settings.batch_tokens,
-        score=score,
-        metric=score.name,
-    )
-    trainer = Trainer(prepared.model, task, settings, run, enough=enough)
+    trainer = Trainer(prepared.model, task or prepared.task(), settings, run, enough=enough)
     if resume and run.last.exists():
         trainer.resume()
         console.print(f"going on after update {trainer.progress.step:,}")
@@ -150,7 +120,7 @@ def train_run(
         console.print("nothing had been saved yet; starting again from the first update")
     if trainer.done():
         return Outcome(trainer, f"nothing left to do: {trainer.done()}", 0)
-    with TrainingProgress(console, settings, trainer.progress.step) as progress:
+    with TrainingProgress(console, settings, trainer.progress.step, unit=prepared.unit) as progress:
         trainer.report = progress
         reason = trainer.run()
     return Outcome(trainer, reason, {"stopped by SIGINT": 130, "stopped by SIGTERM": 143}.get(reason, 0))
@@ -169,16 +139,8 @@ def say_end(task: str, outcome: Outcome, run: RunDirectory, console: Console) ->
         value = best if averaged is None else averaged
         score = f"{outcome.trainer.task.metric} {value:.2f}" if by_score else f"loss {-value:.4f}"
         console.print(f"{name} is in {run.path}: validation {score}")
+    train, use = _COMMANDS[task]
     if outcome.code:
-        console.print(f"everything is saved; go on with: {program()} train --out {run.path} --resume")
+        console.print(f"everything is saved; go on with: {program()} {train} --out {run.path} --resume")
     else:
-        console.print(f"next: {program()} {_COMMANDS[task]} --model {run.path} --input FILE --output FILE")
-
-
-def _left_out(corpus: EncodedCorpus) -> str:
-    blank = corpus.text.num_dropped - corpus.num_long
-    reasons = [f"{blank:,} with a blank side"] if blank else []
-    reasons += [f"{corpus.num_long:,} too long"] if corpus.num_long else []
-    notes = [f"left out: {', '.join(reasons)}"] if reasons else []
-    notes += [f"cut to the limit: {corpus.num_cut:,} sources"] if corpus.num_cut else []
-    return f" ({'; '.join(notes)})" if notes else ""
+        console.print(f"next: {program()} {use.format(run=run.path)}")
