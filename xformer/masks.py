@@ -9,7 +9,7 @@ from typing import Any
 
 from xformer.errors import ShapeError
 from xformer.namespace import Array, Device, array_namespace, dtype_name, is_integer, resolve
-from xformer.ops.attention import causal_mask
+from xformer.ops.attention import causal_mask, check_boolean
 
 
 def padding(tokens: Array, pad_id: int) -> Array:
@@ -49,10 +49,11 @@ def sliding_window(queries: int, keys: int | None = None, *, size: int, xp: Any,
 
 
 def combine(*masks: Array | None) -> Array | None:
-    """Allow what every mask allows; None allows everything."""
+    """Allow what every mask allows; None allows everything. Raises ShapeError for a mask that is not boolean."""
     result = None
     for mask in masks:
         if mask is not None:
+            check_boolean(mask)
             result = mask if result is None else array_namespace(result, mask).logical_and(result, mask)
     return result
 

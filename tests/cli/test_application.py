@@ -9,7 +9,7 @@ import xformer as package
 from xformer.cli import application
 from xformer.errors import DataError
 
-COMMANDS = ["demo", "train", "translate", "score", "inspect"]
+COMMANDS = ["demo", "train", "translate", "summarize", "score", "inspect"]
 
 
 def test_version(xformer):

@@ -341,6 +341,18 @@ def test_coverage_is_the_formula_and_chooses(models, alpha):
     assert changed
 
 
+def test_coverage_of_a_model_that_sees_lengths_is_that_of_the_length_it_was_told():
+    model, row, told = lively_model(length_encoding=True), SOURCES[0], 6
+    options = DecodingOptions(beam_size=4, n_best=4, coverage_penalty=1.0, length_tolerance=0.5)
+    (found,) = decode(model, padded([row]), options, desired_lengths=[told])
+    assert any(len(one.tokens) != told for one in found)
+    for one in found:
+        inputs = [1, *one.tokens] if one.finished else [1, *one.tokens][:-1]
+        layers = model.cross_attention_weights([row], [inputs], lengths=[told + 1])
+        received = np.mean([layer[0].mean(axis=0) for layer in layers], axis=0).sum(axis=0)
+        assert one.score == pytest.approx(one.log_probability + np.log(np.minimum(received, 1.0)).sum(), abs=1e-9)
+
+
 def test_coverage_counts_no_padding(model):
     options = DecodingOptions(beam_size=3, n_best=3, coverage_penalty=0.5, max_length=LIMIT)
     alone = decode(model, [SOURCES[1]], options)[0]

@@ -32,7 +32,7 @@ def model(models):
 
 def run(model, rows, method="greedy", *, max_length=8, rng=None, **settings):
     """Decode with one of the methods; keywords of decode go there, others into the options."""
-    own = {key: settings.pop(key) for key in ("prefix", "topics", "desired_lengths", "sentence_numbers")
+    own = {key: settings.pop(key) for key in ("prefix", "topics", "desired_lengths", "sentence_numbers", "never")
            if key in settings}  # fmt: skip
     limit = {} if max_length is None else {"max_length": max_length}
     options = DecodingOptions(**METHODS[method], **limit, **settings)
@@ -112,6 +112,20 @@ def test_learned_positions_are_a_limit():
         assert len(hypotheses[0].tokens) == 5
 
 
+def test_wishes_beyond_the_learned_positions_are_refused():
+    model = lively_model(max_positions=6)
+    with raises_line(ConfigError, "6 tokens are wanted, a prompt included; this model has learned positions for 5"):
+        run(model, SOURCES, "beam", max_length=None, min_length=6)
+
+
+def test_tokens_may_be_forbidden(models):
+    usual = {token for hypotheses in run(models[0], SOURCES) for token in hypotheses[0].tokens}
+    banned = sorted(usual)[:2]
+    for method in ("greedy", "beam"):
+        for hypotheses in run(models[0], SOURCES, method, never=banned):
+            assert not set(hypotheses[0].tokens) & set(banned)
+
+
 # --- Prefixes ---------------------------------------------------------------------------------------------------------
 
 
@@ -144,7 +158,7 @@ def test_a_prefix_as_long_as_the_limit(model, method):
 
 
 def test_bad_prefixes(model):
-    with raises_line(ConfigError, "prefix 2 has 3 tokens, the output at most 2; shorten it or raise max_length"):
+    with raises_line(ConfigError, "prefix 2 has 3 tokens, the output at most 2; shorten it, or allow longer outputs"):
         run(model, SOURCES[:2], max_length=2, prefix=[[], [3, 4, 5]])
     with raises_line(DataError, "prefix has 1 entries for 5 sentences"):
         run(model, SOURCES, prefix=[[3]])

@@ -98,3 +98,17 @@ def test_bad_arguments(model):
     with raises_line(ConfigError, "rng is None"):
         generate(model, [[1]], DecodingOptions(top_k=2))
     assert generate(model, []) == []
+
+
+def test_learned_positions_bound_prompt_and_continuation():
+    config = LanguageModelConfig(
+        vocab_size=13, d_model=8, num_heads=2, d_ff=12, num_layers=1, positions="learned", max_positions=6
+    )
+    model = LanguageModel(config, xp="numpy", seed=1, dtype="float64")
+    found = generate(
+        model, PROMPTS[:2], DecodingOptions(max_length=9, temperature=1.0), rng=Rng(0), special_tokens=False
+    )
+    assert [len(one[0].tokens) for one in found] == [2, 3]
+    for settings in ({}, {"temperature": 1.0}, {"beam_size": 2, "length_penalty": 1.0}):
+        with raises_line(ConfigError, "tokens are wanted, a prompt included; this model has learned positions for 5"):
+            generate(model, [PROMPTS[0], [1] * 6], DecodingOptions(**settings), rng=Rng(0))

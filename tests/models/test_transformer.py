@@ -84,12 +84,16 @@ def test_lengths_are_for_models_that_see_them():
     with raises_line(ConfigError, "this model has no length encoding"):
         small_model().begin(SOURCE, lengths=[3, 4])
     model = small_model(length_encoding=True)
-    with raises_line(ConfigError, "this model needs the lengths of its outputs"):
+    with raises_line(ConfigError, "this model has a length encoding; give the lengths"):
         model.begin(SOURCE)
     memory = model.encode(SOURCE)
     seen = model.decode(TARGET, memory, source=SOURCE, lengths=[4, 2])
     assert_close(seen, model(SOURCE, TARGET))  # as long as the target is
     assert np.abs(model.decode(TARGET, memory, source=SOURCE, lengths=[5, 2]) - seen)[0].max() > 1e-4
+    weights = model.cross_attention_weights(SOURCE, TARGET, lengths=[5, 2])[-1]
+    assert np.abs(weights - model.cross_attention_weights(SOURCE, TARGET)[-1])[0].max() > 1e-6
+    with raises_line(ShapeError, r"lengths have shape \(1,\); expected 2 whole numbers"):
+        model.decode(TARGET, memory, source=SOURCE, lengths=[5])
 
 
 def test_a_copying_model_needs_the_source():

@@ -91,11 +91,80 @@ def test_lengths_in_words_need_to_know_how_long_words_are():
         make()(LINES, desired_length=3, length_unit="words")
 
 
-def test_a_model_that_sees_lengths_gets_one_anyway():
-    model = make(length_encoding=True, mean_length=6.4)
-    assert model(LINES) == model(LINES, desired_length=6)
+def test_a_model_that_sees_lengths_is_told_one_anyway(monkeypatch):
+    told, begin = [], Transformer.begin
+    monkeypatch.setattr(
+        Transformer,
+        "begin",
+        lambda self, source, lengths: (told.extend(lengths), begin(self, source, lengths=lengths))[1],
+    )
+    make(length_encoding=True, mean_length=6.4)(LINES)
+    assert told == [7] * 5  # the usual length and the end
     with pytest.raises(ConfigError, match="this model writes to a length; give desired_length"):
         make(length_encoding=True)(LINES)
+
+
+def test_a_desired_length_takes_a_beam():
+    assert GenerationRequest.of(desired_length=5).decoding.beam_size == 4
+    assert GenerationRequest.of(desired_length=5, beam_size=2).decoding.beam_size == 2
+    assert GenerationRequest.of(desired_length=5, temperature=1.0).decoding.method == "sampling"
+    assert GenerationRequest.of().decoding.beam_size == 1
+
+
+def test_whole_numbers_of_any_kind_will_do(translator):
+    assert translator(LINES, desired_length=np.int64(5)) == translator(LINES, desired_length=5)
+
+
+def test_several_outputs_near_a_length_in_words_are_sorted_by_score(translator):
+    for outputs in translator.outputs(LINES, desired_length=3, length_unit="words", beam_size=4, n_best=3):
+        scores = [output.score for output in outputs if output.finished]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_one_text_is_no_list(translator):
+    with pytest.raises(DataError, match="got one text; expected a list of texts"):
+        translator("one two")
+
+
+def test_invisible_characters_are_blank(translator):
+    assert translator(["\u200b", "\ufeff ", "\x00"]) == ["", "", ""]
+
+
+def test_a_prefix_is_written_with_known_characters(translator):
+    with pytest.raises(DataError, match="the prefix '東' has characters that the tokenizer does not know"):
+        translator(LINES, prefix="東")
+
+
+def test_separators_are_not_written():
+    summarizer = make(Summarizer, separator=True)
+    outputs = summarizer.outputs(LINES, temperature=5.0, max_length=40)
+    assert all(summarizer.tokenizers.target.sep_id not in output.tokens for (output,) in outputs)
+
+
+def test_samples_of_a_longer_list_may_come_in_parts(translator):
+    request = GenerationRequest.of(temperature=1.5, max_length=10)
+    encoded = translator.encode(LINES)
+    whole = {row: outputs for batch in translator.batches_of_ids(encoded, request) for row, outputs in batch}
+    rest = translator.batches_of_ids(encoded[2:], request, first_number=2)
+    assert {row + 2: outputs for batch in rest for row, outputs in batch} == {row: whole[row] for row in (2, 3, 4)}
+
+
+def test_documents_are_cut_as_in_training():
+    whole = make(Summarizer, separator=True)
+    summarizer = Summarizer(whole.model, whole.tokenizers, cut_length=5)
+    long = "one two three four five six seven eight"
+    encoded, num_cut = summarizer.cut(summarizer.encode([long, "one"]))
+    assert (num_cut, len(encoded[0])) == (1, 5)
+    ((_, outputs),) = next(whole.batches_of_ids([encoded[0]], GenerationRequest.of(max_length=5)))
+    assert summarizer([long], max_length=5) == [outputs[0].text]
+
+
+def test_german_documents_have_their_own_rules():
+    tokenizer = Tokenizer.train(["Am 3. Mai kam z. B. Frau Dr. Ott. Sie blieb."], 60, separator=True)
+    text = ["Am 3. Mai kam z. B. Frau Dr. Ott. Sie blieb."]
+    german, english = (Tokenizers(tokenizer, tokenizer, language).encode_source(text)[0] for language in ("de", "en"))
+    assert german.count(tokenizer.sep_id) == 1
+    assert english.count(tokenizer.sep_id) > 1
 
 
 def test_samples_depend_on_the_seed_and_on_nothing_else(translator):
@@ -113,11 +182,17 @@ def test_unknown_settings_are_refused_with_the_nearest(translator):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_tokens": 0}, "batch_tokens is 0; expected at least 1"),
-        ({"max_source_length": 0}, "max_source_length is 0; expected at least 1"),
+        ({"batch_tokens": 0}, "batch_tokens is 0; expected a whole number of at least 1"),
+        ({"max_source_length": 0}, "max_source_length is 0; expected a whole number of at least 1"),
         ({"length_unit": "letters"}, "length_unit is 'letters'; expected 'tokens' or 'words'"),
-        ({"desired_length": 0}, "desired_length is 0; expected at least 1, in tokens"),
-        ({"desired_length": [3, 0], "length_unit": "words"}, "desired_length is 0; expected at least 1, in words"),
+        ({"desired_length": 0}, "desired_length is 0; expected a whole number of at least 1, in tokens"),
+        (
+            {"desired_length": [3, 0], "length_unit": "words"},
+            "desired_length is 0; expected a whole number of at least 1, in words",
+        ),
+        ({"desired_length": 2.5}, r"desired_length is 2\.5; expected a whole number"),
+        ({"desired_length": True}, "desired_length is True; expected a whole number"),
+        ({"batch_tokens": "5"}, "batch_tokens is '5'; expected a whole number"),
         ({"topics": "word"}, "topics is the text 'word'; expected a list"),
         ({"beam_size": 4, "num_groups": 3}, "num_groups 3 does not divide beam_size 4"),
         ({"min_length": 9, "max_length": 8}, "min_length 9 is above max_length 8"),

@@ -76,7 +76,7 @@ def test_what_reaches_the_limit_is_marked(translator, monkeypatch, finished):
     found = Hypothesis([7, 8], -1.5, -0.5, finished)
     monkeypatch.setattr("xformer.pipelines.text_to_text.decode", lambda *a, **k: [[found]])
     ((output,),) = translator.outputs(LINES[:1])
-    assert output == (translator.tokenizers.target.decode([7, 8]), [7, 8], -1.5, -0.5, finished)
+    assert output == (translator.tokenizers.target.decode([7, 8]), [7, 8], -1.5, -0.5, finished, None)
 
 
 def test_cores_share_the_batches(translator, monkeypatch):

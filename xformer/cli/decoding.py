@@ -60,13 +60,30 @@ _OPTIONS: list[tuple[str, Any, Any]] = [
     ("max_length_ratio", Annotated[float | None, _option(_LENGTH, "Most tokens, times those of the source.")], None),
     (
         "desired_length",
-        Annotated[int | None, _option(_LENGTH, "How long outputs should be; they end by themselves near it.", min=1)],
+        Annotated[
+            int | None,
+            _option(
+                _LENGTH, "How long outputs should be; a beam (of 4 unless given) finds one that ends near it.", min=1
+            ),
+        ],
         None,
     ),
     (
         "length_unit",
         Annotated[str, _option(_LENGTH, "What --desired-length counts.", metavar="tokens|words")],
         "tokens",
+    ),
+    (
+        "keep_greedy",
+        Annotated[
+            bool,
+            typer.Option(
+                "--keep-greedy/--no-keep-greedy",
+                help="The greedy hypothesis keeps its place in the beam, which is then never worse.",
+                rich_help_panel=_SEARCH,
+            ),
+        ],
+        True,
     ),
     (
         "align",
@@ -77,6 +94,11 @@ _OPTIONS: list[tuple[str, Any, Any]] = [
             ),
         ],
         False,
+    ),
+    (
+        "length_tolerance",
+        Annotated[float, _option(_LENGTH, "How far from --desired-length an output may be, as a fraction of it.")],
+        0.1,
     ),
     ("prefix", Annotated[str | None, _option(_STEER, "What every output begins with.", metavar="TEXT")], None),
     (

@@ -21,7 +21,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png", help="Draw loss and BLEU against updates, as a picture."),
+        typer.Option(metavar="FILE.png", help="Draw loss and score against updates, as a picture."),
     ] = None,
 ) -> None:
     """Show what a run is and how it went."""

@@ -32,7 +32,7 @@ def collect(directory: Path) -> dict[str, Any]:
             side: {"vocab_size": t.vocab_size, "model": t.model, "lowercase": t.lowercase}
             for side, t in Tokenizers.load(run).by_side().items()
         },
-        "validations": [event for event in log if event.get("event") == "validation"],
+        "validations": [event for event in log if event.get("event") in ("validation", "average")],
         "log": log,
     }
 
@@ -103,7 +103,7 @@ def _history(validations: list[dict[str, Any]]) -> Table | str:
     metric = next((event["metric"] for event in validations if event.get("metric")), "score")
     for name in ("update", "minutes", "loss", "perplexity", metric, ""):
         table.add_column(name, justify="right" if name else "left")
-    latest_best = max((event["step"] for event in validations if event.get("best")), default=None)
+    latest_best = next((event for event in reversed(validations) if event.get("best")), None)
     for event in [*best, *shown]:
         score = event.get("score")
         table.add_row(
@@ -112,6 +112,12 @@ def _history(validations: list[dict[str, Any]]) -> Table | str:
             f"{event['loss']:.4f}",
             f"{event['perplexity']:.2f}",
             "" if score is None else f"{score:.2f}",
-            "best" if event["step"] == latest_best else "",
+            _standing(event, latest_best),
         )
     return table
+
+
+def _standing(event: dict[str, Any], best: dict[str, Any] | None) -> str:
+    """What a row of the history is: the model that the run keeps, or a mean of several."""
+    mean = f"mean of {len(event['updates'])} models" if event["event"] == "average" else ""
+    return ", ".join(filter(None, ("best" if event is best else "", mean)))

@@ -28,14 +28,15 @@ def write_lines(
     writer = _load(kind, directory, backend)
     if streams.is_terminal(source):
         make_console(stderr=True).print("type a line; Ctrl-D ends")
-    chunks: Iterable[list[Sequence[int]]] = _encoded(writer, source, request.max_source_length)
+    num_shortened: list[int] = []
+    chunks: Iterable[list[Sequence[int]]] = _encoded(writer, source, request.max_source_length, num_shortened.append)
     if not streams.is_stream(source):
         chunks = list(chunks)
     num_cut, done, plain = 0, 0, request.decoding.n_best == 1 and not request.align
     with streams.open_output(output) as write, _progress(output) as advance:
         for encoded in chunks:
             results: list[list[Output]] = [[] for _ in encoded]
-            for batch in writer.batches_of_ids(encoded, request):
+            for batch in writer.batches_of_ids(encoded, request, first_number=done):
                 for row, outputs in batch:
                     results[row] = outputs
                     num_cut += not outputs[0].finished
@@ -43,6 +44,11 @@ def write_lines(
             rows = zip(encoded, results, itertools.count(done))
             write([line for ids, outputs, row in rows for line in _lines(writer, ids, outputs, row, plain)])
             done += len(encoded)
+    if sum(num_shortened):
+        make_console(stderr=True).print(
+            f"note: {plural(sum(num_shortened), 'source')} of more than {writer.cut_length} tokens cut there, "
+            "as in training"
+        )
     if num_cut:
         make_console(stderr=True).print(
             f"note: {plural(num_cut, 'output')} reached the length limit and may lack an end (--max-length)"
@@ -78,13 +84,17 @@ def _load(kind: type[TextToText], directory: Path, backend: str) -> TextToText:
     return kind.from_pretrained(directory, xp=open_backend(backend, dtype))
 
 
-def _encoded(writer: TextToText, source: str, max_source_length: int) -> Iterator[list[Sequence[int]]]:
+def _encoded(
+    writer: TextToText, source: str, max_source_length: int, tell: Callable[[int], None]
+) -> Iterator[list[Sequence[int]]]:
     """The token ids of the lines of the input, in chunks; what came before a line that is too long comes out first."""
     name = streams.STANDARD_INPUT if source == streams.STANDARD else source
     first_number = 1
     for lines in streams.chunks(source):
         # A file is kept whole, at 4 bytes an id.
-        encoded: list[Sequence[int]] = [array("i", ids) for ids in writer.encode(lines)]
+        whole, num_cut = writer.cut(writer.encode(lines))
+        tell(num_cut)
+        encoded: list[Sequence[int]] = [array("i", ids) for ids in whole]
         good = next((row for row, ids in enumerate(encoded) if len(ids) > max_source_length), len(encoded))
         if good:
             yield encoded[:good]

@@ -15,6 +15,7 @@ from xformer.generation.stepwise import search_stepwise
 from xformer.generation.task import DecodingTask, check_prefixes
 from xformer.generation.topic import Phrase, topic_foci
 from xformer.models import LanguageModel, Transformer
+from xformer.models.token_ids import ids_of
 from xformer.namespace import Array, to_host
 from xformer.random import Rng
 
@@ -29,6 +30,7 @@ def decode(
     prefix: Sequence[Sequence[int]] | None = None,
     topics: Sequence[Sequence[Phrase]] | None = None,
     desired_lengths: Sequence[int] | None = None,
+    never: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
     """Find the best outputs of a batch of sentences: of each, the n best hypotheses, best first.
 
@@ -43,13 +45,15 @@ def decode(
     encoding (Takase and Okazaki, 2019) is told the length, and needs it; others are held to the range (fixRng of
     Kikuchi et al., 2016)
 
+    never: ids that no output has, beside pad_id and bos_id
+
     Hypotheses that did not end by the limit are returned only when none ended, with finished False. Fewer than n_best
     come back when the search ends with fewer. The result does not depend on the batch (up to rounding).
 
     Raises ConfigError for what contradicts each other, DataError for bad ids, and what the model raises.
     """
     options = DecodingOptions() if options is None else options
-    source = model.source_ids(source)
+    source = ids_of(model.source_ids(source))
     if desired_lengths is None:
         ranges = length_ranges(options, source_lengths(model, source))
     else:
@@ -66,12 +70,13 @@ def decode(
             first=[model.config.bos_id],
             prefixes=check_prefixes(prefix, ranges, model),
             ranges=ranges,
-            never=frozenset((model.config.pad_id, model.config.bos_id)),
+            never=frozenset((model.config.pad_id, model.config.bos_id, *never)),
             eos_id=model.config.eos_id,
             foci=topic_foci(topics, len(ranges), model.vocab_size),
             end_anywhere=desired_lengths is not None,
             uniforms=streams(options, rng, sentence_numbers, ranges),
             source=source,
+            lengths=lengths,
         )
     )
 
@@ -154,11 +159,17 @@ def streams(
 
 
 def _within_positions(model: Transformer | LanguageModel, ranges: list[LengthRange]) -> list[LengthRange]:
-    """No range goes beyond the positions that a model has learned."""
+    """No range goes beyond the positions that a model has learned; ConfigError where one begins beyond them."""
     if model.config.positions != "learned":
         return ranges
     most = model.config.max_positions - 1
-    return [LengthRange(min(limits.minimum, most), min(limits.maximum, most)) for limits in ranges]
+    longest = max((limits.minimum for limits in ranges), default=0)
+    if longest > most:
+        raise ConfigError(
+            f"{longest} tokens are wanted, a prompt included; this model has learned positions for {most}: "
+            "ask for fewer, or shorten the prompt"
+        )
+    return [LengthRange(limits.minimum, min(limits.maximum, most)) for limits in ranges]
 
 
 def _check_prompt(prompt: Sequence[int], number: int, vocab_size: int) -> list[int]:

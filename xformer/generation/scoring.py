@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from xformer.generation.hypothesis import Hypothesis, length_penalty
 from xformer.generation.task import DecodingTask
+from xformer.models.token_ids import pad
 from xformer.namespace import Array, array_namespace, device, from_host, to_host
 
 _LEAST_ATTENTION = 1e-30  # a weight that underflowed; its logarithm is finite
@@ -52,9 +53,10 @@ def coverage_penalties(task: DecodingTask, paths: Sequence[Path]) -> list[float]
     targets = [[config.bos_id, *path.tokens] for path in paths]
     if not all(path.finished for path in paths):  # the last token of one that was cut predicts nothing
         targets = [target if path.finished else target[:-1] for target, path in zip(targets, paths, strict=True)]
-    weights = mean_attention(model.cross_attention_weights(source, padded(targets, config.pad_id)))
+    lengths = None if task.lengths is None else [task.lengths[path.sentence] for path in paths]
+    weights = mean_attention(model.cross_attention_weights(source, pad(targets, config.pad_id), lengths=lengths))
     xp = array_namespace(weights)
-    counted = from_host(xp, padded([[1] * len(target) for target in targets], 0), device=device(weights)) == 1
+    counted = from_host(xp, pad([[1] * len(target) for target in targets], 0), device=device(weights)) == 1
     received = to_host(xp.sum(xp.where(xp.expand_dims(counted, axis=-1), weights, 0.0), axis=1)).tolist()
     tokens = to_host(source).tolist()
     return [
@@ -72,9 +74,3 @@ def mean_attention(layers: Sequence[Array]) -> Array:
     """Mean over layers and heads: each (batch, heads, target, source) -> (batch, target, source)."""
     xp = array_namespace(layers[0])
     return xp.mean(xp.stack([xp.mean(weights, axis=1) for weights in layers]), axis=0)
-
-
-def padded(rows: Sequence[Sequence[int]], fill: int) -> Any:
-    """Nested lists of equal length, filled up on the right."""
-    width = max(map(len, rows), default=0)
-    return [[*row, *[fill] * (width - len(row))] for row in rows]

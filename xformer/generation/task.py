@@ -26,7 +26,7 @@ class DecodingTask:
     foci: what each output should favour
     end_anywhere: within its range, a hypothesis may end whatever its rank (see beam.py)
     uniforms: for sampling, each sentence's and sample's random numbers in [0, 1), one for each position
-    source: ids (sentences, source length), for models that have one
+    source: ids (sentences, source length), for models that have one; lengths: what a length encoding was told
     never, eos_id: tokens that no output has, and the one that ends it; None: nothing does
     uncounted: how many tokens of a prefix are no part of the output, such as the prompt of a language model
     """
@@ -43,6 +43,7 @@ class DecodingTask:
     end_anywhere: bool = False
     uniforms: list[list[list[float]]] | None = None
     source: Array | None = None
+    lengths: list[int] | None = None
     uncounted: list[int] | None = None
 
     @property
@@ -109,6 +110,6 @@ def check_prefixes(
         if len(prefix) > limits.maximum:
             raise ConfigError(
                 f"prefix {number} has {len(prefix)} tokens, the output at most {limits.maximum}; "
-                "shorten it or raise max_length"
+                "shorten it, or allow longer outputs"
             )
     return [[int(token) for token in prefix] for prefix in prefixes]

@@ -11,6 +11,7 @@ from xformer.layers.linear import Linear
 from xformer.layers.positions import Rotation
 from xformer.namespace import Array, array_namespace, device
 from xformer.ops import attention, attention_weights
+from xformer.ops.attention import check_mask
 from xformer.random import Rng
 from xformer.tree import Module
 
@@ -151,6 +152,7 @@ class MultiHeadAttention(Module):
             key, value = store.append(key, value)
         if self.window is not None and memory is None:
             lengths = (query.shape[2], key.shape[2])
+            check_mask(mask, (*query.shape[:-1], key.shape[2]))  # while it still is what was given
             near = masks.sliding_window(*lengths, size=self.window, xp=array_namespace(x), device=device(x))
             mask = masks.combine(mask, near)
         return query, key, value, mask

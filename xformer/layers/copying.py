@@ -5,7 +5,7 @@ from __future__ import annotations
 from xformer import gaps
 from xformer.layers.initializer import Initializer
 from xformer.layers.linear import Linear
-from xformer.namespace import Array, array_namespace, device
+from xformer.namespace import Array, accumulation_dtype, array_namespace, device
 from xformer.ops import attention_weights, softmax
 from xformer.tree import Module
 
@@ -38,13 +38,18 @@ class CopyHead(Module):
         (rows, queries, d_model), sentences = x.shape, source.shape[0]
         vocabulary = logits.shape[-1]
         xp = array_namespace(x, logits, memory)
+        wide = accumulation_dtype(xp, logits.dtype)  # probabilities of half precision would be zero too soon
         together = xp.reshape(x, (sentences, rows // max(1, sentences) * queries, d_model))
         query, key = (xp.expand_dims(y, axis=1) for y in (self.query(together), self.key(memory)))
         weights = xp.squeeze(attention_weights(query, key, memory_mask), axis=1)  # (sentences, queries, keys)
         found = xp.concat([together, weights @ memory], axis=-1)
-        generate = xp.reshape(0.5 * (1.0 + xp.tanh(0.5 * self.gate(found))), (rows, queries, 1))  # a logistic function
+        gate = xp.reshape(xp.astype(self.gate(found), wide, copy=False), (rows, queries, 1))
+        generate = 0.5 * (1.0 + xp.tanh(0.5 * gate))  # the logistic function
+        weights = xp.astype(weights, wide, copy=False)
         copied = xp.reshape(scatter_to_vocabulary(weights, source, vocabulary), (rows, queries, vocabulary))
-        return xp.log(generate * softmax(logits) + (1.0 - generate) * copied + _TINY)
+        invented = softmax(xp.astype(logits, wide, copy=False))
+        mixed = xp.log(generate * invented + (1.0 - generate) * copied + _TINY)
+        return xp.astype(mixed, logits.dtype, copy=False)
 
 
 def scatter_to_vocabulary(weights: Array, source: Array, vocabulary: int) -> Array:

@@ -78,6 +78,10 @@ class ModelConfig:
             _check_least(name, getattr(self, name), 1)
         for name in ("pad_id", "bos_id", "eos_id"):
             _check_least(name, getattr(self, name), 0)
+        if len({self.pad_id, self.bos_id, self.eos_id}) < 3:
+            raise ConfigError(
+                f"pad_id {self.pad_id}, bos_id {self.bos_id} and eos_id {self.eos_id} must be three different ids"
+            )
         check_heads(self.d_model, self.num_heads, self.num_key_value_heads or self.num_heads)
         if self.positions == "rotary" and self.d_model // self.num_heads % 2:
             raise ConfigError(

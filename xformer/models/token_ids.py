@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from xformer.errors import BackendError, DataError, ShapeError
@@ -77,6 +78,12 @@ def positions_of(ids: Array, pad_id: int) -> Array:
 def ids_of(tokens: Array) -> Array:
     """The ids that one-hot rows stand for; ids are returned as they are."""
     return array_namespace(tokens).argmax(tokens, axis=-1) if is_floating(tokens.dtype) else tokens
+
+
+def pad(rows: Sequence[Sequence[int]], pad_id: int) -> list[list[int]]:
+    """Fill rows of ids up to the longest with pad_id, on the right."""
+    longest = max(map(len, rows), default=0)
+    return [[*row, *[pad_id] * (longest - len(row))] for row in rows]
 
 
 def _check_kind(ids: Array, name: str) -> None:

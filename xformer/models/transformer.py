@@ -16,7 +16,7 @@ from xformer.models.config import TransformerConfig
 from xformer.models.parts import Parts
 from xformer.models.saving import Model
 from xformer.models.token_ids import as_token_ids, ids_of, positions_of
-from xformer.namespace import Array, Device, DType, array_namespace, base_namespace, device, from_host
+from xformer.namespace import Array, Device, DType, array_namespace, base_namespace, device, from_host, is_integer
 from xformer.random import Rng
 
 
@@ -141,8 +141,7 @@ class Transformer(Model):
             raise ShapeError(
                 f"source ids have shape {tuple(source.shape)}; expected {tuple(memory.shape[:2])}, as the memory has"
             )
-        if lengths is not None:
-            lengths = from_host(base_namespace(array_namespace(memory)), lengths, device=device(memory))
+        lengths = self._lengths(lengths, target.shape[0])
         return self._decode(target, memory, source, lengths=lengths, causal=causal, rng=rng)
 
     def _encode(self, source: Array, rng: Rng | None = None) -> Array:
@@ -203,15 +202,13 @@ class Transformer(Model):
         """
         if not self.decoder:
             raise ConfigError("this model has no decoder (num_decoder_layers is 0); it can only encode")
-        if self.config.length_encoding != (lengths is not None):
-            wanted = "needs the lengths of its outputs" if lengths is None else "has no length encoding"
-            raise ConfigError(f"this model {wanted}; see length_encoding of its configuration")
+        if self.config.length_encoding and lengths is None:
+            raise ConfigError("this model has a length encoding; give the lengths of its outputs")
         tokens = self.source_ids(source)
         ids = ids_of(tokens)
         states = self._encode(tokens)
-        xp, place = array_namespace(ids), device(ids)
-        wanted_lengths = None if lengths is None else from_host(xp, list(lengths), dtype="int64", device=place)
-        memory = Memory(states, ids, masks.padding(ids, self.config.pad_id), wanted_lengths)
+        wanted = self._lengths(lengths, ids.shape[0])
+        memory = Memory(states, ids, masks.padding(ids, self.config.pad_id), wanted)
         cache = DecodingCache(len(self.decoder), like=states, memory=memory)
         for layer, kept in zip(self.decoder, cache.layers, strict=True):
             kept.cross_attention.append(*layer.cross_attention.keys_and_values(states))
@@ -239,12 +236,16 @@ class Transformer(Model):
         cache.length = start + new
         return self._logits(x[:, -1:, :], memory.states, memory.ids, memory.mask)[:, 0, :]
 
-    def cross_attention_weights(self, source: Any, target: Any) -> list[Array]:
-        """How each target token attends to the source, to look at: per layer (batch, heads, target, source)."""
+    def cross_attention_weights(self, source: Any, target: Any, *, lengths: Any = None) -> list[Array]:
+        """How each target token attends to the source, to look at: per layer (batch, heads, target, source).
+
+        lengths: as for `decode`.
+        """
         source, target = ids_of(self.source_ids(source)), ids_of(self.target_ids(target))
         memory, found = self._encode(source), []
+        lengths = self._lengths(lengths, target.shape[0])
         mask, memory_mask = (masks.padding(ids, self.config.pad_id) for ids in (target, source))
-        x = self._target_input(target)
+        x = self._target_input(target, lengths)
         place = placement(self.decoder_positions, target.shape[1], target.shape[1], x)
         where: dict[str, Any] = {"mask": mask, "memory_mask": memory_mask, **place._asdict()}
         for layer in self.decoder:
@@ -263,6 +264,19 @@ class Transformer(Model):
         if not self.decoder:
             raise ConfigError("this model has no decoder (num_decoder_layers is 0); call it with a source alone")
         return as_token_ids(data, "target", self.config.target_vocab_size, self.source_embedding.weight)
+
+    def _lengths(self, lengths: Any, sentences: int) -> Array | None:
+        """Wanted lengths as an array (sentences,) where the model is."""
+        if lengths is None:
+            return None
+        if not self.config.length_encoding:
+            raise ConfigError("this model has no length encoding; leave lengths out")
+        weight = self.source_embedding.weight
+        home = base_namespace(array_namespace(weight))
+        found = from_host(home, lengths if hasattr(lengths, "shape") else list(lengths), device=device(weight))
+        if tuple(found.shape) != (sentences,) or not is_integer(found.dtype):
+            raise ShapeError(f"lengths have shape {tuple(found.shape)}; expected {sentences} whole numbers")
+        return found
 
     def _target_table(self) -> Embedding:
         return self.source_embedding if self.target_embedding is None else self.target_embedding

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Self
 
 from xformer.errors import ConfigError, DataError
@@ -12,6 +13,7 @@ from xformer.generation import DecodingOptions
 from xformer.models.config import check_key
 
 LENGTH_UNITS = ("tokens", "words")
+BEAM_FOR_LENGTHS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +24,7 @@ class GenerationRequest:
     prefix: what the output begins with
     topics: words and phrases to favour: a list for all texts, or a list of lists
     desired_length: of the output, in length_unit "tokens" or "words"; outputs keep to it within
-    decoding.length_tolerance, or as near as the model can
+    decoding.length_tolerance, or as near as the model can; greedy search becomes a beam of 4 for it
     align: also say which source token each output token attends to most (Output.alignment)
     seed: of sampling; the same seed draws the same outputs, however texts are batched
     batch_tokens: most source tokens at once, padding included; on NumPy each core works on one batch
@@ -43,16 +45,21 @@ class GenerationRequest:
 
     def __post_init__(self) -> None:
         for name in ("batch_tokens", "max_source_length"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least 1")
+            if not _is_count(getattr(self, name)):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected a whole number of at least 1")
         if self.length_unit not in LENGTH_UNITS:
             raise ConfigError(f"length_unit is {self.length_unit!r}; expected 'tokens' or 'words'")
         if isinstance(self.topics, str):
             raise ConfigError(f"topics is the text {self.topics!r}; expected a list of words or phrases")
-        lengths = [self.desired_length] if isinstance(self.desired_length, int) else self.desired_length or ()
-        for length in lengths:
-            if not isinstance(length, int) or length < 1:
-                raise ConfigError(f"desired_length is {length!r}; expected at least 1, in {self.length_unit}")
+        lengths = [] if self.desired_length is None else self.desired_length
+        for length in lengths if isinstance(lengths, Sequence) else [lengths]:
+            if not _is_count(length):
+                raise ConfigError(
+                    f"desired_length is {length!r}; expected a whole number of at least 1, in {self.length_unit}"
+                )
+        if lengths and self.decoding.method == "greedy" and self.decoding.beam_size == 1:
+            # Greedy search meets a length by chance; a beam has hypotheses of many lengths to choose from.
+            object.__setattr__(self, "decoding", dataclasses.replace(self.decoding, beam_size=BEAM_FOR_LENGTHS))
 
     @classmethod
     def of(cls, **settings: Any) -> Self:
@@ -83,8 +90,12 @@ class GenerationRequest:
         """The desired length of each text, or None."""
         if self.desired_length is None:
             return None
-        given = [self.desired_length] * count if isinstance(self.desired_length, int) else self.desired_length
-        return _one_each("desired_length", given, count)
+        given = self.desired_length if isinstance(self.desired_length, Sequence) else [self.desired_length] * count
+        return [int(length) for length in _one_each("desired_length", given, count)]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 def _one_each(name: str, values: Sequence[Any], count: int) -> list[Any]:

@@ -13,10 +13,11 @@ from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.generation import Hypothesis, alignments, decode
 from xformer.host import available_threads, blas_threads, side_by_side
 from xformer.models import Transformer
+from xformer.models.token_ids import pad
 from xformer.pipelines.requests import GenerationRequest
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.random import Rng
-from xformer.training.batches import pad
+from xformer.text import UNK_ID, normalize_text
 from xformer.training.parallel import shards_for
 from xformer.training.run_directory import RunDirectory
 
@@ -47,7 +48,8 @@ class TextToText:
     """A model with its tokenizers; `Translator` and `Summarizer` say what it was trained for.
 
     mean_length, tokens_per_word: of the outputs it was trained on, where that is known; they give a desired length
-    where none is given, or one in words.
+    where none is given, or one in words. cut_length: where it was trained on sources cut to so many tokens, longer ones
+    are cut now, too.
     """
 
     task: ClassVar[str]
@@ -59,12 +61,13 @@ class TextToText:
         *,
         mean_length: float | None = None,
         tokens_per_word: float | None = None,
+        cut_length: int | None = None,
     ) -> None:
         if not model.decoder:
             raise ConfigError("the model has no decoder (num_decoder_layers is 0); it cannot write text")
         self.model = model
         self.tokenizers = tokenizers
-        self.mean_length, self.tokens_per_word = mean_length, tokens_per_word
+        self.mean_length, self.tokens_per_word, self.cut_length = mean_length, tokens_per_word, cut_length
         for side, tokenizer, size in (
             ("source", tokenizers.source, model.config.source_vocab_size),
             ("target", tokenizers.target, model.config.target_vocab_size),
@@ -87,7 +90,7 @@ class TextToText:
         if task != cls.task:
             raise ConfigError(f"{run.path} holds a model for {task}; expected one for {cls.task}")
         model = Transformer.load(run.model, xp=xp, dtype=dtype)
-        return cls(model, Tokenizers.load(run), **_habits(config.get("counts", {})))
+        return cls(model, Tokenizers.load(run), **_habits(config))
 
     def __call__(self, texts: Sequence[str], **settings: Any) -> list[Any]:
         """Write an output for each text, keeping their order; a blank text gets an empty one.
@@ -118,23 +121,31 @@ class TextToText:
 
         Raises what `__call__` raises.
         """
-        encoded = self.encode(texts)
+        encoded, _ = self.cut(self.encode(texts))
         check_source_lengths(encoded, request.max_source_length)
         return self.batches_of_ids(encoded, request)
 
-    def batches_of_ids(self, encoded: Sequence[Sequence[int]], request: GenerationRequest) -> Iterator[list[Result]]:
-        """Do the same as `batches` for sources that `encode` made token ids of, however long they are."""
+    def batches_of_ids(
+        self, encoded: Sequence[Sequence[int]], request: GenerationRequest, *, first_number: int = 0
+    ) -> Iterator[list[Result]]:
+        """Do the same as `batches` for sources that `encode` made token ids of, however long they are.
+
+        first_number: how many texts came before these, when they are part of a longer list: what is drawn for a text
+        depends on its number.
+        """
         wishes = _Wishes(self, request, len(encoded))
 
+        config, separator = self.model.config, self.tokenizers.target.sep_id
+
         def write(rows: list[int]) -> list[Result]:
-            config = self.model.config
             source = pad([[*encoded[row], config.eos_id] for row in rows], config.pad_id)
             found = decode(
                 self.model,
                 source,
                 wishes.decoding,
                 rng=Rng(request.seed),
-                sentence_numbers=rows,
+                sentence_numbers=[first_number + row for row in rows],
+                never=() if separator is None else (separator,),
                 **wishes.of(rows),
             )
             chosen = [wishes.choose(row, self._texts(each)) for row, each in zip(rows, found, strict=True)]
@@ -152,9 +163,20 @@ class TextToText:
             yield from done
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Turn source texts into token ids; a blank text has none."""
+        """Turn source texts into token ids; a blank text, invisible characters included, has none.
+
+        Raises DataError for one text in the place of a list.
+        """
+        if isinstance(texts, str):
+            raise DataError("got one text; expected a list of texts: put it in brackets")
         encoded = self.tokenizers.encode_source(texts)
-        return [[] if text.isspace() else ids for text, ids in zip(texts, encoded, strict=True)]
+        return [ids if normalize_text(text) else [] for text, ids in zip(texts, encoded, strict=True)]
+
+    def cut(self, encoded: list[list[int]]) -> tuple[list[list[int]], int]:
+        """Sources as long as those of the training, if those were cut, and how many were longer."""
+        if self.cut_length is None:
+            return encoded, 0
+        return [ids[: self.cut_length] for ids in encoded], sum(len(ids) > self.cut_length for ids in encoded)
 
     def _aligned(self, ids: list[int], outputs: list[Output]) -> list[Output]:
         """The outputs for one source, with their alignments."""
@@ -175,13 +197,15 @@ class _Wishes:
     def __init__(self, writer: TextToText, request: GenerationRequest, count: int) -> None:
         target, config = writer.tokenizers.target, writer.model.config
         prefixes, topics, lengths = request.prefixes(count), request.topics_of_each(count), request.lengths(count)
-        self._prefixes = None if prefixes is None else target.encode_batch(prefixes)
+        self._prefixes = None if prefixes is None else [_prefix(target, prefix) for prefix in prefixes]
         self._topics = None if topics is None else [[_phrase(target, topic) for topic in each] for each in topics]
         self._words = lengths if request.length_unit == "words" else None
         if lengths is None and config.length_encoding:
             if writer.mean_length is None:
                 raise ConfigError("this model writes to a length; give desired_length")
             lengths = [max(1, round(writer.mean_length))] * count
+            # The model is told a usual length, and may end wherever it likes.
+            request = replace(request, decoding=replace(request.decoding, length_tolerance=1.0))
         elif lengths is not None and self._words is not None:
             if writer.tokens_per_word is None:
                 raise ConfigError("how many tokens a word has is not known here; give desired_length in tokens")
@@ -198,11 +222,12 @@ class _Wishes:
         return {name: [column[row] for row in rows] for name, column in columns.items() if column is not None}
 
     def choose(self, row: int, outputs: list[Output]) -> list[Output]:
-        """The outputs that are wanted, in their order."""
-        if self._words is not None:
-            wanted = self._words[row]
-            outputs = sorted(outputs, key=lambda output: (not output.finished, abs(len(output.text.split()) - wanted)))
-        return outputs[: self._n_best]
+        """The outputs that are wanted: of those with the best lengths in words, the best scores first."""
+        if self._words is None:
+            return outputs[: self._n_best]
+        wanted = self._words[row]
+        nearest = sorted(outputs, key=lambda output: (not output.finished, abs(len(output.text.split()) - wanted)))
+        return sorted(nearest[: self._n_best], key=lambda output: (not output.finished, -output.score))
 
 
 def check_source_lengths(
@@ -220,16 +245,25 @@ def check_source_lengths(
             )
 
 
+def _prefix(tokenizer: Any, prefix: str) -> list[int]:
+    """The ids of a prefix; raises DataError for characters that the tokenizer cannot write."""
+    ids: list[int] = tokenizer.encode(prefix)
+    if UNK_ID in ids:
+        raise DataError(f"the prefix {prefix!r} has characters that the tokenizer does not know; choose others")
+    return ids
+
+
 def _phrase(tokenizer: Any, topic: str) -> list[list[int]]:
     """All the ways to write a phrase."""
     inside, beginning = tokenizer.phrase_ids(topic)
     return [*inside, *(ids for ids in beginning if ids not in inside)]
 
 
-def _habits(counts: dict[str, Any]) -> dict[str, float]:
-    """What a run's counts say about its outputs; runs of older versions count no words."""
+def _habits(config: dict[str, Any]) -> dict[str, Any]:
+    """What a run's configuration says about the texts it was trained on."""
+    counts, settings = config.get("counts", {}), config.get("recipe", {}).get("training", {})
     pairs, tokens, words = (counts.get(name) for name in ("train_pairs", "train_target_tokens", "train_target_words"))
-    known = {}
+    known: dict[str, Any] = {"cut_length": settings["max_length"]} if settings.get("long_lines") == "cut" else {}
     if isinstance(pairs, int) and isinstance(tokens, int) and pairs > 0:
         known["mean_length"] = tokens / pairs
         if isinstance(words, int) and words > 0:

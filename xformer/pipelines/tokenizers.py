@@ -8,15 +8,20 @@ from typing import Any, NamedTuple
 from xformer.models import Transformer, TransformerConfig
 from xformer.text import ParallelCorpus, Tokenizer, split_sentences
 from xformer.training.batches import TokenPairs
-from xformer.training.recipe import Recipe, TokenizerSettings
+from xformer.training.recipe import Recipe
 from xformer.training.run_directory import RunDirectory
+from xformer.training.settings import TokenizerSettings
 
 
 class Tokenizers(NamedTuple):
-    """The tokenizers of both sides; one and the same object where the vocabulary is joint."""
+    """The tokenizers of both sides; one and the same object where the vocabulary is joint.
+
+    language: of documents ("en" or "de"), which decides where their sentences end.
+    """
 
     source: Tokenizer
     target: Tokenizer
+    language: str = "en"
 
     @classmethod
     def train(cls, corpus: ParallelCorpus, settings: TokenizerSettings) -> Tokenizers:
@@ -34,16 +39,18 @@ class Tokenizers(NamedTuple):
 
         if settings.joint:
             joint = learn([*corpus.source, *corpus.target], separator=settings.documents)
-            return cls(joint, joint)
-        return cls(learn(corpus.source, separator=settings.documents), learn(corpus.target, separator=False))
+            return cls(joint, joint, settings.language)
+        source = learn(corpus.source, separator=settings.documents)
+        return cls(source, learn(corpus.target, separator=False), settings.language)
 
     @classmethod
     def load(cls, run: RunDirectory) -> Tokenizers:
         """Read those of a run; raises CheckpointError when one is missing, damaged, or of another run."""
+        language = run.read_config().get("recipe", {}).get("tokenizer", {}).get("language", "en")
         if run.tokenizer("joint").exists():
             joint = run.load_tokenizer("joint")
-            return cls(joint, joint)
-        return cls(run.load_tokenizer("source"), run.load_tokenizer("target"))
+            return cls(joint, joint, language)
+        return cls(run.load_tokenizer("source"), run.load_tokenizer("target"), language)
 
     def by_side(self) -> dict[str, Tokenizer]:
         """The different ones, under the names that a run directory keeps them by."""
@@ -59,7 +66,7 @@ class Tokenizers(NamedTuple):
     def encode_source(self, texts: Sequence[str]) -> list[list[int]]:
         """Turn sources into token ids: sentences, or documents with a separator between their sentences."""
         if self.documents:
-            return self.source.encode_documents([split_sentences(text) for text in texts])
+            return self.source.encode_documents([split_sentences(text, self.language) for text in texts])
         return self.source.encode_batch(list(texts))
 
     def encode(self, corpus: ParallelCorpus) -> TokenPairs:

@@ -59,11 +59,6 @@ class EncodedCorpus:
         return cls(text, TokenPairs(fitted.source, fitted.target), fitted.num_dropped, fitted.num_cut)
 
     @property
-    def mean_target_length(self) -> float:
-        """Tokens of a target, on average."""
-        return sum(map(len, self.pairs.target)) / max(1, len(self.pairs))
-
-    @property
     def num_tokens(self) -> tuple[int, int]:
         """Tokens of the source and of the target, special ones not counted."""
         return sum(map(len, self.pairs.source)), sum(map(len, self.pairs.target))
@@ -91,9 +86,11 @@ class ValidationScore:
     def __call__(self, model: Transformer) -> float:
         """Write the outputs of the validation set and score them."""
         pairs = self.corpus.pairs
-        writer = TASKS[self.task](model, self.tokenizers, mean_length=self.corpus.mean_target_length)
+        writer = TASKS[self.task](model, self.tokenizers)
+        # A model that writes to a length is measured at the lengths of the references.
+        lengths = [max(1, len(ids)) for ids in pairs.target] if model.config.length_encoding else None
         self.outputs = [""] * len(pairs)
-        for batch in writer.batches_of_ids(pairs.source, GenerationRequest()):
+        for batch in writer.batches_of_ids(pairs.source, GenerationRequest(desired_length=lengths)):
             for row, outputs in batch:
                 self.outputs[row] = outputs[0].text
         return self.measure(self.outputs, self.corpus.text.target)

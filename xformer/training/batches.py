@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from xformer.errors import ConfigError, DataError
+from xformer.models.token_ids import pad
 from xformer.namespace import Array, Device, Namespace, from_host
 from xformer.random import Rng
 
@@ -59,12 +60,6 @@ class Batch(NamedTuple):
         columns = (pad(ids, pad_id) for ids in (source, target, labels))
         arrays = [from_host(xp, ids, dtype="int64", device=device) for ids in columns]
         return cls(arrays[0], arrays[1], arrays[2], num_tokens=sum(map(len, labels)))
-
-
-def pad(rows: Sequence[Sequence[int]], pad_id: int) -> list[list[int]]:
-    """Fill rows up to the longest with pad_id."""
-    longest = max(map(len, rows), default=0)
-    return [[*row, *[pad_id] * (longest - len(row))] for row in rows]
 
 
 def plan_batches(pairs: TokenPairs, batch_tokens: int, rng: Rng | None) -> list[list[int]]:
