@@ -165,3 +165,19 @@ def test_files_that_are_no_recipe(tmp_path, content, message):
         Recipe.from_toml(tmp_path / "nowhere.toml")
     with pytest.raises(ConfigError, match="cannot read recipe"):
         Recipe.from_toml(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"num_decoder_layers": 0}, r"\[model\] of the recipe: num_decoder_layers is 0; expected at least 1"),
+        (
+            {"positions": "learned", "max_positions": 256},
+            "max_length is 256; expected at most 255, since positions are",
+        ),
+        ({"pad_id": 1}, "unknown key 'pad_id'"),
+    ],
+)
+def test_models_that_could_not_be_trained_are_refused(model, message):
+    with pytest.raises(ConfigError, match=message):
+        Recipe.from_dict({"model": model})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from xformer.errors import ShapeError
 from xformer.layers import KeyValueStore, LayerCache
 from xformer.namespace import Array, array_namespace, device, from_host
 
@@ -53,3 +54,12 @@ class DecodingCache:
                 layer.cross_attention.select(staying)
             if self.memory is not None:
                 self.memory.select(staying)
+
+
+def check_memory(memory: Array, target: Array, d_model: int) -> None:
+    """Raise ShapeError unless a memory (batch, source length, d_model) fits target ids (batch, target length)."""
+    if len(memory.shape) != 3 or memory.shape[0] != target.shape[0] or memory.shape[2] != d_model:
+        raise ShapeError(
+            f"memory has shape {tuple(memory.shape)}; expected ({target.shape[0]}, source length, {d_model}) for "
+            f"target ids of shape {tuple(target.shape)}"
+        )

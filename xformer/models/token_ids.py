@@ -67,6 +67,15 @@ def _one_hot(rows: Array, name: str, like: Array) -> Array:
     return from_host(base_namespace(array_namespace(like)), rows, dtype=like.dtype, device=device(like))
 
 
+def as_lengths(lengths: Any, sentences: int, like: Array) -> Array:
+    """Whole numbers, one a sentence, in the library and on the device of `like`; raises ShapeError for others."""
+    home = base_namespace(array_namespace(like))
+    found = from_host(home, lengths if is_array(lengths) else list(lengths), device=device(like))
+    if tuple(found.shape) != (sentences,) or not is_integer(found.dtype):
+        raise ShapeError(f"lengths have shape {tuple(found.shape)}; expected {sentences} whole numbers")
+    return found
+
+
 def positions_of(ids: Array, pad_id: int) -> Array:
     """Where each token stands in its row, from 0 at the first that is not padding: (batch, length)."""
     xp = array_namespace(ids)

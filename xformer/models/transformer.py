@@ -11,12 +11,12 @@ from xformer.errors import ConfigError, ShapeError
 from xformer.layers import CopyHead, DecoderLayer, Embedding, EncoderLayer, Initializer, Linear, TokenInput
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, placement, remaining_length
-from xformer.models.cache import DecodingCache, Memory
+from xformer.models.cache import DecodingCache, Memory, check_memory
 from xformer.models.config import TransformerConfig
 from xformer.models.parts import Parts
 from xformer.models.saving import Model
-from xformer.models.token_ids import as_token_ids, ids_of, positions_of
-from xformer.namespace import Array, Device, DType, array_namespace, base_namespace, device, from_host, is_integer
+from xformer.models.token_ids import as_lengths, as_token_ids, ids_of, positions_of
+from xformer.namespace import Array, Device, DType, array_namespace, device
 from xformer.random import Rng
 
 
@@ -135,7 +135,7 @@ class Transformer(Model):
         see later ones. Returns (batch, target length, target_vocab_size).
         """
         target = self.target_ids(target)
-        _check_memory(memory, target, self.config.d_model)
+        check_memory(memory, target, self.config.d_model)
         source = None if source is None else self.source_ids(source)
         if source is not None and tuple(source.shape[:2]) != tuple(memory.shape[:2]):
             raise ShapeError(
@@ -266,17 +266,10 @@ class Transformer(Model):
         return as_token_ids(data, "target", self.config.target_vocab_size, self.source_embedding.weight)
 
     def _lengths(self, lengths: Any, sentences: int) -> Array | None:
-        """Wanted lengths as an array (sentences,) where the model is."""
-        if lengths is None:
-            return None
-        if not self.config.length_encoding:
+        """Wanted lengths where the model is; raises ConfigError for a model that sees none."""
+        if lengths is not None and not self.config.length_encoding:
             raise ConfigError("this model has no length encoding; leave lengths out")
-        weight = self.source_embedding.weight
-        home = base_namespace(array_namespace(weight))
-        found = from_host(home, lengths if hasattr(lengths, "shape") else list(lengths), device=device(weight))
-        if tuple(found.shape) != (sentences,) or not is_integer(found.dtype):
-            raise ShapeError(f"lengths have shape {tuple(found.shape)}; expected {sentences} whole numbers")
-        return found
+        return None if lengths is None else as_lengths(lengths, sentences, self.source_embedding.weight)
 
     def _target_table(self) -> Embedding:
         return self.source_embedding if self.target_embedding is None else self.target_embedding
@@ -304,11 +297,3 @@ class Transformer(Model):
         if source is None:
             raise ConfigError("this model copies from the source; pass source=, the ids that the memory was made from")
         return self.copy_head(x, logits, memory, source, memory_mask)
-
-
-def _check_memory(memory: Array, target: Array, d_model: int) -> None:
-    if len(memory.shape) != 3 or memory.shape[0] != target.shape[0] or memory.shape[2] != d_model:
-        raise ShapeError(
-            f"memory has shape {tuple(memory.shape)}; expected ({target.shape[0]}, source length, {d_model}) for "
-            f"target ids of shape {tuple(target.shape)}"
-        )

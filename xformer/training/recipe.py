@@ -141,17 +141,22 @@ def _check_model(kind: TaskKind, model: dict[str, Any], tokenizer: dict[str, Any
     if "share_embeddings" in kind.not_in_recipes:
         sizes["share_embeddings"] = bool(tokenizer.get("joint", True))
     try:
+        if model.get("num_decoder_layers") == 0:
+            raise ConfigError("num_decoder_layers is 0; expected at least 1, to write text with")
         return kind.model(**sizes, **model)
     except ConfigError as error:
         raise ConfigError(f"[model] of {where}: {error}") from error
 
 
 def _check_positions(config: ModelConfig, training: Any) -> None:
-    length = getattr(training, "context_length", 0)
-    if config.positions == "learned" and length > config.max_positions:
+    """Learned positions must reach to the end of a window of text, or of the longest text with its end."""
+    name = "context_length" if hasattr(training, "context_length") else "max_length"
+    length = getattr(training, name)
+    most = config.max_positions - (name == "max_length")
+    if config.positions == "learned" and length > most:
         raise ConfigError(
-            f"context_length is {length}; expected at most max_positions {config.max_positions}, since positions are "
-            "learned; lower it, or raise max_positions"
+            f"{name} is {length}; expected at most {most}, since positions are learned up to max_positions "
+            f"{config.max_positions}; lower it, or raise max_positions"
         )
 
 
