@@ -14,7 +14,7 @@ from xformer.models import Transformer
 
 
 def greedy(model: Transformer, source: Any, *, max_length: int | Sequence[int] = 256) -> list[list[int]]:
-    """Translate a batch of token ids; `decode` without options finds the same, with scores.
+    """Translate a batch of token ids; `decode` without options searches alike, with scores and limits of its own.
 
     source: (batch, source length) ids, padded with pad_id. max_length: most tokens of an output, eos not counted; one
     number, or one for each sentence.

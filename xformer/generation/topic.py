@@ -20,7 +20,8 @@ class TopicFocus:
     """The phrases that one output should favour.
 
     phrases: each a list of alternative tokenisations, each a list of token ids; to have any one of them is to have
-    the phrase.
+    the phrase. Tokens are all that is looked at: a phrase counts as written although more tokens may make a longer word
+    of its last one.
     """
 
     phrases: tuple[tuple[tuple[int, ...], ...], ...]

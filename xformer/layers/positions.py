@@ -101,7 +101,7 @@ class LearnedPositions(Module):
 
 
 def remaining_length(remaining: Array, d_model: int, dtype: DType) -> Array:
-    """Sinusoids of how many tokens are still to come (Takase and Okazaki, 2019, section 3.2, LDPE).
+    """Sinusoids of how many tokens are still to come (Takase and Okazaki, 2019: LDPE; they count characters).
 
     remaining: (batch, length) integers, below zero where an output is longer than was wanted. Returns
     (batch, length, d_model).

@@ -122,7 +122,7 @@ class TransformerConfig(ModelConfig):
     num_encoder_layers, num_decoder_layers: depths; without decoder layers the model is an encoder alone
     share_embeddings: one table for source and target tokens, for joint vocabularies
     copy: a copy head lets the decoder take tokens from the source (See et al., 2017); needs share_embeddings
-    length_encoding: the decoder sees how many tokens are still to come (Takase and Okazaki, 2019)
+    length_encoding: the decoder sees how many tokens are still to come (Takase and Okazaki, 2019), beside its positions
 
     The other fields are those of ModelConfig. Raises ConfigError, naming the field, for values that make no model.
     """
