@@ -9,7 +9,7 @@ import xformer as package
 from xformer.cli import application
 from xformer.errors import DataError
 
-COMMANDS = ["demo", "train", "translate", "summarize", "score", "inspect"]
+COMMANDS = ["demo", "train", "train-lm", "translate", "summarize", "generate", "score", "inspect"]
 
 
 def test_version(xformer):
@@ -57,7 +57,7 @@ def test_a_wrong_call_is_one_line_that_says_where_to_look(refused, tmp_path, arg
     [
         (DataError("two\nlines"), 2, "error: two lines\n"),
         (OSError(13, "Permission denied", "place"), 2, "error: place: Permission denied\n"),
-        (MemoryError(), 2, "error: out of memory; lower batch_tokens, or take a smaller model\n"),
+        (MemoryError(), 2, "error: out of memory; lower batch_tokens (or batch_size), or take a smaller model\n"),
         (KeyboardInterrupt(), 128 + signal.SIGINT, ""),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import xformer
-from xformer.cli import demo, inspect, score, summarize, train, train_lm, translate
+from xformer.cli import demo, generate, inspect, score, summarize, train, train_lm, translate
 from xformer.errors import XformerError
 
 HELP = """Train Transformers that translate, and translate with them, on any array library.
@@ -22,10 +22,12 @@ Train              xformer train --source train.de --target train.en \\
                      --valid-source val.de --valid-target val.en --out run
 Translate          xformer translate --model run --input test.de
 Summarise          xformer summarize --model run --input documents
+Learn a text       xformer train-lm --text input.txt --out run
+Write more of it   xformer generate --model run --prompt "ROMEO:"
 Measure            xformer score --reference test.en --hypothesis out.en
 Look into a run    xformer inspect run
 
-Text files hold one sentence a line, in UTF-8. Every command teaches itself: xformer train --help
+Text files are in UTF-8, one sentence a line (for train-lm any text). Every command teaches itself: xformer train --help
 """
 EPILOG = "Exit codes: 0 done; 2 bad input, with one line on stderr that says what and how to mend it; 130 Ctrl-C."
 # What click, or typer's copy of it, raises for a wrong call: the base of all is ClickException.
@@ -51,6 +53,7 @@ def _application() -> typer.Typer:
         (train_lm, train_lm.train_lm),
         (translate, translate.translate),
         (summarize, summarize.summarize),
+        (generate, generate.generate),
         (score, score.score),
         (inspect, inspect.inspect),
     ):

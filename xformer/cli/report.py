@@ -51,7 +51,8 @@ def show(report: dict[str, Any], console: Console) -> None:
         console.print("no model yet: the run has not reached its first validation")
     for side, facts in report["tokenizers"].items():
         case = "lower-cased" if facts["lowercase"] else "cased"
-        console.print(f"{side} tokenizer: {facts['model']}, {plural(facts['vocab_size'], 'token')}, {case}")
+        side = "" if config.get("task") == "language_modelling" else f"{side} "
+        console.print(f"{side}tokenizer: {facts['model']}, {plural(facts['vocab_size'], 'token')}, {case}")
     console.print(_history(report["validations"]))
 
 

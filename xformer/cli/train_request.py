@@ -204,8 +204,9 @@ def _refuse_changes(tables: dict[str, Any], recipe: Recipe, where: str) -> None:
         for key, value in values.items():
             if key == "shards" and value == 0:
                 continue  # "one for each core" was resolved when the run began
-            if stored[table].get(key, model_defaults.get(key)) != value:
+            began_with = stored[table].get(key, model_defaults.get(key))
+            if began_with != value:
                 raise ConfigError(
-                    f"{key} is {value!r} in {where}; the run began with {stored[table].get(key)!r}, and only "
+                    f"{key} is {value!r} in {where}; the run began with {began_with!r}, and only "
                     "--max-minutes and --max-updates may change; leave it out, or start a new run"
                 )

@@ -8,13 +8,15 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from xformer.cli import streams
 from xformer.cli.backend import open_backend
 from xformer.cli.console import make_console, plural
-from xformer.pipelines import GenerationRequest, Output, TextToText, check_source_lengths
+from xformer.pipelines import GenerationRequest, Output, TextGenerator, TextToText, check_source_lengths
 from xformer.training import RunDirectory
+
+Pipeline = TypeVar("Pipeline", TextToText, TextGenerator)
 
 
 def write_lines(
@@ -25,7 +27,7 @@ def write_lines(
     A stream is worked on as it comes; a file as a whole, so that nothing is written when its last line is bad.
     """
     request = GenerationRequest.of(**settings)
-    writer = _load(kind, directory, backend)
+    writer = load(kind, directory, backend)
     if streams.is_terminal(source):
         make_console(stderr=True).print("type a line; Ctrl-D ends")
     num_shortened: list[int] = []
@@ -76,7 +78,7 @@ def _lines(writer: TextToText, ids: Sequence[int], outputs: list[Output], row: i
         yield json.dumps(entry, ensure_ascii=False)
 
 
-def _load(kind: type[TextToText], directory: Path, backend: str) -> TextToText:
+def load(kind: type[Pipeline], directory: Path, backend: str) -> Pipeline:
     """Load a run into a library that is made ready for the dtype that the run was trained in."""
     recipe = RunDirectory(directory).read_config().get("recipe", {})
     settings = recipe.get("training", {})

@@ -1,5 +1,6 @@
 """Whole systems: from text to text."""
 
+from xformer.pipelines.language_model import Continuation, TextGenerator
 from xformer.pipelines.requests import GenerationRequest
 from xformer.pipelines.summarization import Summarizer
 from xformer.pipelines.text_to_text import Output, Result, TextToText, check_source_lengths
@@ -8,11 +9,13 @@ from xformer.pipelines.training import EncodedCorpus, ValidationScore
 from xformer.pipelines.translation import Translator
 
 __all__ = [
+    "Continuation",
     "EncodedCorpus",
     "GenerationRequest",
     "Output",
     "Result",
     "Summarizer",
+    "TextGenerator",
     "TextToText",
     "Tokenizers",
     "Translator",

@@ -1,0 +1,152 @@
+"""`xformer generate`: prompts in, texts out."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import pytest
+
+from tests.cli.test_train_lm import RECIPE, TEXT
+from xformer.cli.generate import generate
+from xformer.cli.main import exit_code
+from xformer.pipelines import TextGenerator
+from xformer.pipelines.language_model import SETTINGS
+
+PROMPTS = ["one hundred", "", "seven"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that has hardly learned anything; to be read only."""
+    folder = tmp_path_factory.mktemp("language_model")
+    (folder / "text").write_text(TEXT, encoding="utf-8")
+    (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
+    options = ["--text", folder / "text", "--recipe", folder / "recipe.toml", "--out", folder / "run"]
+    assert exit_code(["train-lm", *map(str, options)]) == 0
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def generator(run):
+    return TextGenerator.from_pretrained(run)
+
+
+def blocks(prompts, texts):
+    return f"\n{'-' * 15}\n".join(prompt + text for prompt, text in zip(prompts, texts, strict=True)) + "\n"
+
+
+def test_a_sample_without_a_prompt(xformer, run, generator):
+    done = xformer("generate", "--model", run)
+    assert (done.code, done.err) == (0, "")
+    assert done.out == blocks([""], generator([""]))
+    assert len(done.out) == 501
+
+
+def test_prompts_on_the_command_line(xformer, run, generator):
+    options = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
+    done = xformer("generate", "--model", run, *options, "--max-length", 30, "--seed", 4)
+    assert done.out == blocks(PROMPTS, generator(PROMPTS, max_length=30, seed=4))
+    assert xformer("generate", "--model", run, *options, "--max-length", 30, "--seed", 5).out != done.out
+    assert xformer("generate", "--model", run, *options, "--max-length", 30, "--seed", 4).out == done.out
+
+
+def test_prompts_from_a_file_into_a_file(xformer, run, generator, tmp_path):
+    (tmp_path / "in").write_text("\n".join(PROMPTS), encoding="utf-8")
+    options = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--max-length", 20]
+    assert xformer("generate", "--model", run, *options) == (0, "", "")
+    assert (tmp_path / "out").read_text(encoding="utf-8") == blocks(PROMPTS, generator(PROMPTS, max_length=20))
+
+
+def test_prompts_from_standard_input(xformer, run, generator):
+    stdin = "\n".join(PROMPTS).encode()
+    done = xformer("generate", "--model", run, "--input", "-", "--max-length", 20, stdin=stdin)
+    assert (done.code, done.out) == (0, blocks(PROMPTS, generator(PROMPTS, max_length=20)))
+
+
+def test_a_pipe_gives_what_a_file_gives(start_process, run, generator):
+    process = start_process("generate", "--model", run, "--input", "-", "--max-length", 20)
+    process.stdin.write(b"one hundred\n")
+    process.stdin.flush()
+    first = b""
+    while first.count(b"\n") < 1:  # it answers while the pipe is open
+        first += process.stdout.read1()
+    rest, errors = process.communicate(b"\nseven\n", timeout=60)
+    assert (process.returncode, errors) == (0, b"")
+    assert (first + rest).decode() == blocks(PROMPTS, generator(PROMPTS, max_length=20))
+
+
+def test_json(xformer, run, generator):
+    options = ["--prompt", "one", "--prompt", "two", "--n-best", 2, "--max-length", 15, "--json"]
+    lines = [json.loads(line) for line in xformer("generate", "--model", run, *options).out.splitlines()]
+    found = generator.continuations(["one", "two"], n_best=2, max_length=15)
+    assert lines == [
+        {
+            "line": row + 1,
+            "prompt": ("one", "two")[row],
+            "rank": rank,
+            "log_probability": round(output.log_probability, 6),
+            "text": output.text,
+        }
+        for row, outputs in enumerate(found)
+        for rank, output in enumerate(outputs, start=1)
+    ]
+
+
+def test_options_of_decoding_reach_the_search(xformer, run, generator):
+    settings = {"beam_size": 3, "n_best": 2, "max_length": 6, "no_repeat_ngram_size": 2, "repetition_penalty": 1.3}
+    options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
+    done = xformer("generate", "--model", run, "--prompt", "one", *options)
+    assert done.out == blocks(["one", "one"], generator(["one"], **settings)[0])
+
+
+def test_the_options_are_those_that_mean_something_here():
+    parameters = inspect.signature(generate).parameters
+    assert set(SETTINGS) == parameters.keys() - {"model", "prompt", "source", "output", "as_json", "backend"}
+
+
+@pytest.mark.parametrize("backend", ["torch", "array_api_strict"])
+def test_other_libraries_write_too(xformer, run, backend):
+    pytest.importorskip(backend)
+    texts = [
+        xformer("generate", "--model", run, "--prompt", "one", "--max-length", 15, "--top-k", 1, "--backend", name).out
+        for name in ("numpy", backend)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt", "Quite"], "prompt 1 has characters that the model has never seen: 'Q'; leave them out"),
+        (["--prompt", "one", "--input", "-"], "--prompt and --input are both given"),
+        (["--input", "nowhere"], "cannot read nowhere"),
+        (["--max-length", 0], "--max-length"),
+        (["--temperature", 0], "temperature is 0.0; expected a number above 0"),
+        (["--beam-size", 2, "--top-k", 3], "beam_size is 2 and a setting of sampling is given"),
+        (["--beam-size", 2], "beam search has to see both at once"),
+        (["--beam-size", 2, "--num-groups", 3], "num_groups 3 does not divide beam_size 2"),
+        (["--topic", "東京"], "unknown topic words: '東京'"),
+        (["--coverage-penalty", 1], "no such option"),
+        (["--backend", "numpi"], "backend 'numpi' is unknown"),
+    ],
+)
+def test_bad_options(refused, run, tmp_path, options, message):
+    error = refused("generate", "--model", run, "--output", tmp_path / "out", *options, untouched=tmp_path)
+    assert message.lower() in error.lower()
+
+
+def test_a_bad_prompt_at_the_end_of_a_file_leaves_nothing(refused, run, tmp_path):
+    (tmp_path / "in").write_bytes(b"one\ntwo\nX\n")
+    for output in ("-", tmp_path / "out"):
+        error = refused("generate", "--model", run, "--input", tmp_path / "in", "--output", output, untouched=tmp_path)
+        assert "prompt 3 has characters that the model has never seen: 'X'" in error
+
+
+def test_runs_of_another_kind(refused, run, trained, tmp_path):
+    error = refused("generate", "--model", trained, untouched=tmp_path)
+    assert f"{trained} holds a model for translation; expected one for language_modelling" in error
+    for command, task in (("translate", "translation"), ("summarize", "summarization")):
+        error = refused(command, "--model", run, untouched=tmp_path, stdin=b"one\n")
+        assert f"{run} holds a model for language_modelling; expected one for {task}" in error
+    assert "holds no run" in refused("generate", "--model", tmp_path, untouched=tmp_path)
