@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import assert_close
 from tests.reference import (
     encoder_layer_arrays,
+    gradients,
     norm_arrays,
     normal,
     prefixed,
@@ -17,12 +18,16 @@ from tests.reference import (
     values,
     weighted_sum,
 )
-from xformer import LanguageModel, Transformer, grad, masks
+from xformer import LanguageModel, Transformer, grad, masks, value_and_grad
 from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.namespace import resolve
+from xformer.training import Windows, language_model_loss
+from xformer.training.loss import share_of_mean
 from xformer.tree import flatten, replace
 
 TOKENS = np.asarray([[5, 4, 7, 9, 3], [1, 12, 6, 0, 0]])
 WEIGHTS = normal(0, 2, 5, 13)
+TABLES = {"embedding.weight": "embedding", "input.positions.weight": "positions"}
 KINDS = [
     {},
     {"positions": "learned", "max_positions": 8, "tie_output": False, "norm_position": "post"},
@@ -48,6 +53,45 @@ def test_logits_equal_those_of_torch():
     future = torch.tensor(~masks.causal(5, xp="numpy"))
     expected = theirs(torch.tensor(x), mask=future).detach().numpy() @ model.embedding.weight.T
     assert_close(model(TOKENS[:1]), expected)
+
+
+def test_loss_and_gradients_of_a_training_step_equal_those_of_torch():
+    torch = pytest.importorskip("torch", reason="torch is what it is compared with")
+    settings = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True, "dtype": torch.float64}
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 12, **settings)
+    theirs = torch.nn.ModuleDict(
+        {
+            "embedding": torch.nn.Embedding(13, 8, dtype=torch.float64),
+            "positions": torch.nn.Embedding(6, 8, dtype=torch.float64),
+            "layers": torch.nn.TransformerEncoder(
+                layer, 2, torch.nn.LayerNorm(8, dtype=torch.float64), enable_nested_tensor=False
+            ),
+        }
+    )
+    randomize(theirs)
+
+    def arrays(of):
+        found = {name: of(theirs[part].weight) for name, part in TABLES.items()}
+        found |= prefixed("norm", norm_arrays(theirs["layers"].norm, of))
+        for index, part in enumerate(theirs["layers"].layers):
+            found |= prefixed(f"layers.{index}", encoder_layer_arrays(part, of))
+        return found
+
+    model = replace(small_language_model(activation="gelu", positions="learned", max_positions=6), arrays(values))
+    text = np.asarray([5, 4, 0, 9, 3, 1, 12, 6, 2, 7, 0, 8])  # pad_id 0 is a token like any other here
+    windows = Windows.make(text, [0, 6], 5, xp=resolve("numpy"))
+    loss, found = value_and_grad(share_of_mean)(model, (windows, 10), None, loss=language_model_loss)
+
+    tokens, labels = torch.tensor(windows.tokens), torch.tensor(windows.labels)
+    x = theirs["embedding"](tokens) * 8**0.5 + theirs["positions"].weight[:5]
+    y = theirs["layers"](x, mask=torch.triu(torch.ones(5, 5, dtype=torch.bool), 1))
+    expected = torch.nn.functional.cross_entropy((y @ theirs["embedding"].weight.T).flatten(0, 1), labels.flatten())
+    expected.backward()
+    assert float(loss) == pytest.approx(expected.item(), rel=1e-12)
+    wanted = arrays(gradients)
+    assert {name for name, _ in found.named_parameters()} == wanted.keys()
+    for name, gradient in found.named_parameters():
+        assert_close(gradient, wanted[name], tolerance=1e-10)
 
 
 @pytest.mark.parametrize("settings", KINDS)
