@@ -130,6 +130,18 @@ def test_check_raises_where_a_derivative_is_wrong(monkeypatch, wrong):
         relu(np.asarray([1.0, -1.0, 2.0, 0.0]))
 
 
+@pytest.mark.parametrize("odd", [np.inf, -np.inf, np.nan])
+def test_check_accepts_infinity_and_nan_where_they_belong(monkeypatch, odd):
+    monkeypatch.setenv("XFORMER_CHECK", "1")
+    dropout(np.asarray([1.0, odd, odd]), np.asarray([True, True, False]), 0.5)
+    registry._CHECKED.clear()
+    right = registry._KERNELS["dropout", "numpy"][0]
+    spread = right._replace(name="test.dropout", forward=lambda x, keep, **static: (x * keep, keep))
+    kernels.register(spread)
+    with pytest.raises(BackendError, match=r"^kernel test\.dropout differs from the portable dropout by nan"):
+        dropout(np.asarray([1.0, 2.0, np.nan]), np.asarray([True, True, False]), 1.0)
+
+
 def test_check_asks_for_the_derivative_of_floating_arrays_alone(monkeypatch):
     right = registry._KERNELS["dropout", "numpy"][0]
     asked = []
