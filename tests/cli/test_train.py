@@ -75,7 +75,7 @@ def test_the_configuration_is_what_was_really_used(xformer, train_options, text,
     assert (config["kind"], config["backend"], config["seed"]) == ("train", "numpy", 3)
     assert config["recipe"]["model"] == SIZE
     tokenizer = {"vocab_size": 80, "model": "bpe", "joint": True, "lowercase": True}
-    assert config["recipe"]["tokenizer"] == {**tokenizer, "unicode_form": "NFC", "documents": False}
+    assert config["recipe"]["tokenizer"] == {**tokenizer, "unicode_form": "NFC", "documents": False, "language": "en"}
     assert (config["task"], config["recipe"]["task"]) == ("translation", "translation")
     training = config["recipe"]["training"]
     assert (training["seed"], training["dtype"], training["max_updates"], training["shards"]) == (3, "float64", 2, 3)

@@ -113,7 +113,8 @@ def diverse_beam(model, source, size, groups, strength, *, limit, n_best=1, alph
             if length == limit:
                 cut += group
             live[number] = [] if share == 1 and ended else going
-            taken += [tokens[-1] for _, tokens, _ in live[number]]
+            if length < limit:  # what is taken at the limit goes nowhere
+                taken += [tokens[-1] for _, tokens, _ in live[number]]
     if not any(finished):
         distinct = {tuple(tokens): (total / lp(len(tokens), alpha), tokens) for total, tokens, _ in cut}
         return best(distinct.values())[:n_best]

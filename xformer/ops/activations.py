@@ -32,13 +32,19 @@ def relu(x: Array) -> Array:
     return _relu(x)
 
 
+_FLAT = 40.0  # the normal distribution's tail beyond it is zero in float64
+
+
 def _gelu_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
-    return 0.5 * x * (1.0 + gaps.erf(x * math.sqrt(0.5))), x
+    xp = array_namespace(x)
+    tailed = xp.where(x < -_FLAT, xp.zeros_like(x), x)  # minus infinity times zero would be NaN
+    return 0.5 * tailed * (1.0 + gaps.erf(x * math.sqrt(0.5))), x
 
 
 def _gelu_vjp(g: Array, x: Any, needs: Any) -> tuple[Any, ...]:
     """With Phi and phi the normal distribution function and its density: dx = g (Phi(x) + x phi(x))."""
     xp = array_namespace(g, x)
+    x = xp.clip(x, -_FLAT, _FLAT)
     density = xp.exp(-0.5 * x * x) * (1.0 / math.sqrt(2.0 * math.pi))
     return (g * (0.5 * (1.0 + gaps.erf(x * math.sqrt(0.5))) + x * density),)
 
