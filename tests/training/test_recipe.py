@@ -1,12 +1,23 @@
 import json
+from pathlib import Path
 
 import pytest
 
 from xformer.errors import ConfigError
-from xformer.training import Adam, AdamW, Recipe, Sgd, TokenizerSettings, TrainingSettings
+from xformer.training import (
+    Adam,
+    AdamW,
+    LanguageModelSettings,
+    Recipe,
+    Sgd,
+    TextTokenizerSettings,
+    TokenizerSettings,
+    TrainingSettings,
+)
 from xformer.training.recipe import read_tables
 from xformer.training.schedules import schedule
 
+ROOT = Path(__file__).parents[2]
 TABLES = {
     "model": {"d_model": 32, "num_heads": 4, "dropout": 0.3},
     "tokenizer": {"vocab_size": 500, "lowercase": True},
@@ -181,3 +192,36 @@ def test_files_that_are_no_recipe(tmp_path, content, message):
 def test_models_that_could_not_be_trained_are_refused(model, message):
     with pytest.raises(ConfigError, match=message):
         Recipe.from_dict({"model": model})
+
+
+def test_a_language_model_has_settings_of_its_own():
+    recipe = Recipe.from_dict({"task": "language_modelling", "training": {"context_length": 32}})
+    assert recipe.training == LanguageModelSettings(context_length=32)
+    assert (recipe.training.label_smoothing, recipe.training.select_by) == (0.0, "loss")
+    assert recipe.tokenizer == TextTokenizerSettings()
+    assert recipe.model == {"d_model": 256, "num_heads": 4, "d_ff": 1024, "num_layers": 4}
+    assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+    learned = {"positions": "learned", "max_positions": 32}
+    assert Recipe.from_dict({**recipe.to_dict(), "model": learned}).model["max_positions"] == 32
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"training": {"batch_tokens": 3}}, r"unknown key 'batch_tokens' in \[training\] of here"),
+        ({"training": {"batch_size": 0}}, r"batch_size is 0; expected at least 1"),
+        ({"training": {"valid_share": 1.0}}, r"valid_share is 1.0; expected a number between 0 and 1"),
+        ({"training": {"select_by": "score"}}, r"a language model has its loss alone"),
+        ({"tokenizer": {"model": "words"}}, r"\[tokenizer\] of here: model 'words' forgets spaces and line ends"),
+        ({"model": {"copy": True}}, r"unknown key 'copy' in \[model\] of here"),
+        ({"model": {"positions": "learned", "max_positions": 9}}, r"context_length is 128; expected at most 9, since"),
+    ],
+)
+def test_what_a_language_model_does_not_have_is_refused(tables, message):
+    with pytest.raises(ConfigError, match=message):
+        Recipe.from_dict({"task": "language_modelling", **tables}, "here")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "recipes").glob("*.toml")), ids=lambda path: path.stem)
+def test_recipes_of_the_documentation_are_recipes(path):
+    assert Recipe.from_toml(path).training.max_updates
