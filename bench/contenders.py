@@ -8,6 +8,7 @@ that waits sleeps. Both keep freed memory (`xformer.host.keep_freed_memory`), an
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import math
 import sys
@@ -153,10 +154,11 @@ def main() -> None:
     side, path = sys.argv[1:]
     spec = json.loads(Path(path).read_text(encoding="utf-8"))
     keep_freed_memory()
-    step, parameters = {"xformer": xformer_step, "torch": torch_step}[side](spec)
+    sides = importlib.import_module(spec.get("contenders", "__main__"))
+    step, parameters = {"xformer": sides.xformer_step, "torch": sides.torch_step}[side](spec)
     print(parameters, flush=True)
-    # Only libraries that are loaded by now can be held to one thread.
-    with one_blas_thread() if side == "xformer" else contextlib.nullcontext():
+    # Only libraries that are loaded by now can be held to one thread. A batch that is not in shards needs all.
+    with one_blas_thread() if side == "xformer" and spec.get("shards") != 1 else contextlib.nullcontext():
         for line in sys.stdin:
             print(seconds(step, int(line)), flush=True)
 

@@ -101,7 +101,7 @@ def race(spec: dict[str, Any]) -> Iterator[Race]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         path = Path(folder) / "spec.json"
         path.write_text(json.dumps(spec), encoding="utf-8")
-        tokens = [sum(len(spec["target"][row]) + 1 for row in rows) for rows in spec["batches"]]
+        tokens = spec.get("tokens") or [sum(len(spec["target"][row]) + 1 for row in rows) for rows in spec["batches"]]
         running = Race(path, tokens)
         stack.callback(running.ours.close)
         stack.callback(running.theirs.close)
@@ -111,11 +111,12 @@ def race(spec: dict[str, Any]) -> Iterator[Race]:
 def turns(program: str, usual: int) -> int:
     """The number of turns that the command line of a benchmark asks for; --help prints what the program is about."""
     parser = argparse.ArgumentParser(description=program, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=_positive, default=usual, help=f"how often to measure (default {usual})")
+    parser.add_argument("--turns", type=positive, default=usual, help=f"how often to measure (default {usual})")
     return int(parser.parse_args().turns)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A number of turns on the command line."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number of at least 1")
     return int(text)

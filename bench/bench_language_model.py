@@ -1,0 +1,109 @@
+"""Updates of the tiny Shakespeare recipe (nanoGPT's small setting for a CPU) against torch eager.
+
+    pytest bench/bench_language_model.py --benchmark-only -s    # or, for the table alone:
+    python bench/bench_language_model.py
+    python bench/bench_language_model.py --train                # all of the training in torch, with its curve
+
+Model, batches and optimizer are those of docs/recipes/tinyshakespeare.toml; torch has nanoGPT's model with the same
+parameters. The text (input.txt) is looked for in ../shared/data/tinyshakespeare, or in the folder that
+XFORMER_TINYSHAKESPEARE names; without it, random characters stand in. Both sides work on all cores; xformer once with
+a batch as a whole and once in a shard for each core. It takes about two minutes. A ratio above 1 says that xformer is
+faster. Needs torch; run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import language_model_contenders
+import race
+
+TURNS = 15
+UPDATES = 25  # in a turn
+DATA = Path(os.environ.get("XFORMER_TINYSHAKESPEARE", race.ROOT.parent / "shared" / "data" / "tinyshakespeare"))
+RECIPE = race.ROOT / "docs" / "recipes" / "tinyshakespeare.toml"
+SHARDS = (1, 2)
+
+
+def texts() -> tuple[list[int], list[int], int]:
+    """The training and the validation text as token ids, and the size of the vocabulary."""
+    from xformer.cli.training_text import learn, split
+    from xformer.text import read_text
+    from xformer.training import Recipe
+
+    if not (DATA / "input.txt").is_file():
+        import numpy as np
+
+        ids = np.random.default_rng(0).integers(4, 69, 100_000).tolist()
+        return ids[10_000:], ids[:10_000], 69
+    recipe = Recipe.from_toml(RECIPE)
+    train, valid = split(read_text(DATA / "input.txt"), recipe.training.valid_share)
+    tokenizer = learn(train, recipe.tokenizer)
+    return tokenizer.encode_text(train), tokenizer.encode_text(valid), tokenizer.vocab_size
+
+
+def specification(shards: int) -> tuple[dict[str, Any], list[int]]:
+    """What contenders are told, and the validation text."""
+    import dataclasses
+
+    from xformer.models import LanguageModelConfig
+    from xformer.training import Recipe
+
+    recipe = Recipe.from_toml(RECIPE)
+    train, valid, vocab_size = texts()
+    training = dataclasses.asdict(recipe.training)
+    spec = {
+        "contenders": "language_model_contenders",
+        "model": LanguageModelConfig(vocab_size=vocab_size, **recipe.model).to_dict(),
+        "training": training,
+        "text": train,
+        "updates": UPDATES,
+        "shards": shards,
+        "tokens": [UPDATES * training["context_length"] * training["batch_size"]],
+    }
+    return spec, valid
+
+
+@pytest.mark.parametrize("shards", SHARDS)
+def test_language_model(benchmark: Any, shards: int) -> None:
+    pytest.importorskip("torch", reason="the comparison needs torch")
+    race.run(benchmark, specification(shards)[0], TURNS)
+
+
+def train_torch() -> None:
+    """Print torch's learning curve, with each of its AdamWs that a race may choose."""
+    spec, valid = specification(1)
+    print(race.machine())
+    for kind in ("foreach", "fused"):
+        for update, total, validating, loss in language_model_contenders.torch_training(spec, valid, kind):
+            print(
+                f"torch, AdamW {kind}: update {update}  {total:.1f} s, validation {validating:.1f} s  loss {loss:.4f}"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=race.positive, default=TURNS, help=f"how often to measure (default {TURNS})")
+    parser.add_argument("--train", action="store_true", help="train in torch, all updates of the recipe")
+    options = parser.parse_args()
+    if options.train:
+        train_torch()
+        return
+    found = {}
+    for shards in SHARDS:
+        with race.race(specification(shards)[0]) as running:
+            for _ in range(options.turns):
+                running.turn()
+            found[f"{UPDATES} updates, {shards} shard{'s' if shards > 1 else ''}"] = running.summary()
+    print(race.machine(), race.table(found), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

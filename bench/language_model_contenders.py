@@ -1,0 +1,209 @@
+"""The two sides of bench_language_model.py, run by contenders.py, and torch's whole training.
+
+A turn is several updates one after the other (spec["updates"]), as training makes them: a single step after a pause
+would find cold caches.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from xformer.host import available_threads
+
+Step = Callable[[int], float]
+_WARM_UP = 3
+
+
+def xformer_step(spec: dict[str, Any]) -> tuple[Step, int]:
+    """Updates as `xformer train-lm` makes them."""
+    import functools
+
+    import numpy as np
+
+    import xformer as xf
+    from xformer.training import AdamW, LanguageModelTask, train_step
+    from xformer.training.loss import share_of_mean
+    from xformer.training.parallel import ShardedGradient
+
+    settings, shards = spec["training"], spec["shards"]
+    model = xf.LanguageModel(xf.LanguageModelConfig(**spec["model"]), xp=np, seed=0)
+    text, sizes = np.asarray(spec["text"]), {name: settings[name] for name in ("context_length", "batch_size")}
+    task = LanguageModelTask(model, text, text, **sizes)
+    batches = task.batches(xf.Rng(0), skip=0, shards=shards)
+    optimizer = AdamW(settings["beta1"], settings["beta2"], settings["epsilon"], settings["weight_decay"])
+    state = optimizer.initial(model)
+    gradient = ShardedGradient(functools.partial(share_of_mean, loss=task.loss), shards, processes=True)
+
+    def step(number: int) -> float:
+        nonlocal model, state
+        for update in range(spec["updates"]):
+            result = train_step(
+                model,
+                state,
+                [next(batches)[1]],
+                xf.Rng(number).fold(update),
+                gradient=gradient,
+                optimizer=optimizer,
+                learning_rate=settings["learning_rate"],
+                max_norm=settings["max_norm"],
+            )
+            model, state = result.model, result.state
+        return result.loss
+
+    return step, model.parameter_count()
+
+
+def torch_step(spec: dict[str, Any]) -> tuple[Step, int]:
+    """The same updates in eager torch, with whichever of its AdamWs is fastest here."""
+    import torch
+
+    torch.manual_seed(0)
+    torch.set_num_threads(available_threads())
+    model = TorchLanguageModel(spec["model"])
+    text = torch.tensor(spec["text"])
+    settings = spec["training"]
+
+    def step(number: int) -> float:
+        for _ in range(spec["updates"]):
+            loss = torch_update(model, optimizer, text, settings)
+        return loss
+
+    choices = {}
+    for kind in ("for-loop", "foreach", "fused"):
+        optimizer = torch_adamw(model, settings, kind)
+        found = []
+        for _ in range(_WARM_UP):
+            start = time.perf_counter()
+            step(0)
+            found.append(time.perf_counter() - start)
+        choices[min(found)] = (kind, optimizer)
+    kind, optimizer = choices[min(choices)]
+    print(f"torch runs AdamW {kind}", file=sys.stderr)
+    return step, sum(parameter.numel() for parameter in model.parameters())
+
+
+def torch_adamw(model: Any, settings: dict[str, Any], kind: str) -> Any:
+    """AdamW, with weight decay on matrices alone, as nanoGPT has it."""
+    import torch
+
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [each for each in parameters if each.dim() > 1], "weight_decay": settings["weight_decay"]},
+        {"params": [each for each in parameters if each.dim() < 2], "weight_decay": 0.0},
+    ]
+    options = {} if kind == "for-loop" else {kind: True}
+    betas = (settings["beta1"], settings["beta2"])
+    return torch.optim.AdamW(groups, settings["learning_rate"], betas, settings["epsilon"], **options)
+
+
+def torch_update(model: Any, optimizer: Any, text: Any, settings: dict[str, Any]) -> float:
+    """One update on a random batch, as nanoGPT makes it."""
+    import torch
+    from torch import nn
+
+    length, size = settings["context_length"], settings["batch_size"]
+    starts = torch.randint(len(text) - length, (size,)).tolist()
+    tokens, labels = (torch.stack([text[i + shift : i + shift + length] for i in starts]) for shift in (0, 1))
+    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), settings["max_norm"])
+    optimizer.step()
+    return float(loss.detach())
+
+
+def torch_training(spec: dict[str, Any], valid: list[int], kind: str) -> Iterator[tuple[int, float, float, float]]:
+    """A whole training in torch; yields (update, seconds, of which validation took, validation loss)."""
+    import torch
+
+    torch.manual_seed(0)
+    torch.set_num_threads(available_threads())
+    settings = spec["training"]
+    model, text, held_out = TorchLanguageModel(spec["model"]), torch.tensor(spec["text"]), torch.tensor(valid)
+    optimizer = torch_adamw(model, settings, kind)
+    began, validating = time.perf_counter(), 0.0
+    for update in range(1, settings["max_updates"] + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(update, settings)
+        torch_update(model, optimizer, text, settings)
+        if update % settings["validate_every"] == 0:
+            start = time.perf_counter()
+            loss = torch_validation(model, held_out, settings)
+            validating += time.perf_counter() - start
+            yield update, time.perf_counter() - began, validating, loss
+
+
+def torch_validation(model: Any, text: Any, settings: dict[str, Any]) -> float:
+    """The mean loss of all windows of a text, one after the other."""
+    import torch
+    from torch import nn
+
+    length, size = settings["context_length"], settings["batch_size"]
+    total, count = 0.0, (len(text) - 1) // length
+    with torch.no_grad():
+        for first in range(0, count, size):
+            starts = [length * i for i in range(first, min(first + size, count))]
+            tokens, labels = (torch.stack([text[i + shift : i + shift + length] for i in starts]) for shift in (0, 1))
+            logits = model(tokens).flatten(0, 1)
+            total += float(nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum"))
+    return total / (count * length)
+
+
+def learning_rate(update: int, settings: dict[str, Any]) -> float:
+    """A straight rise, then half a cosine."""
+    peak, floor, warm_up = settings["learning_rate"], settings["min_learning_rate"], settings["warmup_steps"]
+    if update <= warm_up:
+        return peak * update / warm_up
+    progress = (update - warm_up) / (settings["max_updates"] - warm_up)
+    return floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def TorchLanguageModel(model: dict[str, Any]) -> Any:
+    """nanoGPT's model with our parameters: pre-norm, fused queries, keys and values, fused causal attention.
+
+    Its weights begin as nanoGPT's: normal with deviation 0.02, what ends a residual branch smaller by
+    sqrt(2 * layers). Made in a function so that only the torch side imports torch.
+    """
+    from torch import nn
+
+    d_model, heads, attention_bias = model["d_model"], model["num_heads"], model["attention_bias"]
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention_norm, self.feed_forward_norm = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+            self.projections = nn.Linear(d_model, 3 * d_model, bias=attention_bias)
+            self.output = nn.Linear(d_model, d_model, bias=attention_bias)
+            self.expand, self.contract = nn.Linear(d_model, model["d_ff"]), nn.Linear(model["d_ff"], d_model)
+
+        def forward(self, x: Any) -> Any:
+            batch, length, _ = x.shape
+            parts = self.projections(self.attention_norm(x)).split(d_model, dim=2)
+            query, key, value = (part.view(batch, length, heads, -1).transpose(1, 2) for part in parts)
+            y = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+            x = x + self.output(y.transpose(1, 2).reshape(batch, length, d_model))
+            return x + self.contract(nn.functional.gelu(self.expand(self.feed_forward_norm(x))))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(model["vocab_size"], d_model)
+            self.positions = nn.Embedding(model["max_positions"], d_model)
+            self.blocks = nn.Sequential(*[Block() for _ in range(model["num_layers"])])
+            self.norm = nn.LayerNorm(d_model)
+            for name, parameter in self.named_parameters():
+                if parameter.dim() > 1:
+                    ends_branch = name.endswith(("output.weight", "contract.weight"))
+                    nn.init.normal_(parameter, 0.0, 0.02 / (math.sqrt(2 * model["num_layers"]) if ends_branch else 1.0))
+                elif name.endswith("bias"):
+                    nn.init.zeros_(parameter)
+
+        def forward(self, tokens: Any) -> Any:
+            x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+            return nn.functional.linear(self.norm(self.blocks(x)), self.tokens.weight)
+
+    return Model()
