@@ -68,3 +68,12 @@ def test_a_terminal_without_our_letters_is_no_error():
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "zw?lf ?\n", "")
+
+
+def test_a_closed_output_is_no_traceback(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "xformer", "inspect", str(tmp_path / "no")],
+        stdout=None, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, preexec_fn=lambda: os.close(1),
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1

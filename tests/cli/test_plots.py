@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import struct
 
 import pytest
@@ -61,3 +62,13 @@ def test_pictures_grow_with_their_text(tmp_path):
     for name, tokens in (("small", ["a"] * 3), ("large", ["a"] * 12)):
         plots.draw_attention([[0.1] * len(tokens)] * 4, tokens, ["b"] * 4, "title", tmp_path / f"{name}.png")
     assert size(tmp_path / "large.png")[0] > size(tmp_path / "small.png")[0]
+
+
+def test_a_picture_replaces_no_device_and_follows_links(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "real.png")
+    plots.draw_curves(LOG, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real.png").read_bytes().startswith(b"\x89PNG")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        plots.draw_curves(LOG, tmp_path / "pipe")

@@ -390,6 +390,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
 def test_a_run_killed_before_it_saved_anything_starts_again(xformer, train_options, trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "run" / "last.safetensors").unlink()
+    (tmp_path / "run" / "model.safetensors").unlink()
     done = xformer("train", "--out", tmp_path / "run", "--resume")
     assert done.code == 0
     assert "starting again from the first update" in done.out
@@ -427,6 +428,25 @@ def test_resume_refuses_other_settings(refused, trained, tmp_path, options, mess
     shutil.copytree(trained, tmp_path / "run")
     error = refused("train", "--out", tmp_path / "run", "--resume", *options, untouched=tmp_path)
     assert message in error
+
+
+def test_resume_without_its_state_keeps_the_model(refused, trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "run" / "last.safetensors").unlink()
+    error = refused("train", "--out", tmp_path / "run", "--resume", "--max-updates", 9, untouched=tmp_path)
+    assert "last.safetensors is missing, but" in error
+    assert "has a trained model; restore it to go on, or start a new run" in error
+
+
+@pytest.mark.parametrize("key", ["model", "tokenizer", "training"])
+def test_a_damaged_recipe_in_the_configuration(refused, trained, tmp_path, key):
+    shutil.copytree(trained, tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
+    config["recipe"][key] = "text"
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    for command in (["translate", "--model"], ["inspect"]):
+        error = refused(*command, tmp_path / "run", untouched=tmp_path)
+        assert f"config.json is damaged: {key!r} of its recipe is not a table" in error
 
 
 def test_resume_refuses_another_recipe(refused, trained, text, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -86,5 +87,8 @@ def _columns(events: Sequence[dict[str, Any]], name: str) -> tuple[list[Any], li
 def _save(figure: Any, path: Path) -> None:
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=_DOTS_PER_INCH)
+    path = Path(os.path.realpath(path))  # a link stays a link
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"cannot draw into {path}: it is not a regular file; give the name of a picture")
     with atomic_write(path) as file:
         file.write(picture.getvalue())

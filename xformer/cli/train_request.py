@@ -103,6 +103,7 @@ def go_on(request: Request) -> int:
     """Check that nothing but the end of the run has changed, and train on; returns the exit code."""
     run = RunDirectory(request.out)
     config = run.read_config()
+    run.check_resumable()
     recipe, backend, data = _parts(run, config, request.work)
     tables = request.tables()
     request.check_task(tables.get("task"))

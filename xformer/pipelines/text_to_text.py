@@ -263,7 +263,9 @@ def _habits(config: dict[str, Any]) -> dict[str, Any]:
     """What a run's configuration says about the texts it was trained on."""
     counts, settings = config.get("counts", {}), config.get("recipe", {}).get("training", {})
     pairs, tokens, words = (counts.get(name) for name in ("train_pairs", "train_target_tokens", "train_target_words"))
-    known: dict[str, Any] = {"cut_length": settings["max_length"]} if settings.get("long_lines") == "cut" else {}
+    known: dict[str, Any] = {}
+    if settings.get("long_lines") == "cut" and isinstance(settings.get("max_length"), int):
+        known["cut_length"] = settings["max_length"]
     if isinstance(pairs, int) and isinstance(tokens, int) and pairs > 0:
         known["mean_length"] = tokens / pairs
         if isinstance(words, int) and words > 0:

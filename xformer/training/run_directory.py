@@ -93,7 +93,17 @@ class RunDirectory:
         for key in ("recipe", "model", "data", "counts", "tokenizers"):
             if not isinstance(config.get(key, {}), dict):
                 raise CheckpointError(f"{self.config} is damaged: {key!r} is not a table; restore it")
+        for key in ("model", "tokenizer", "training"):
+            if not isinstance(config.get("recipe", {}).get(key, {}), dict):
+                raise CheckpointError(f"{self.config} is damaged: {key!r} of its recipe is not a table; restore it")
         return config
+
+    def check_resumable(self) -> None:
+        """Raise CheckpointError when there is a model but no state: starting again would overwrite it."""
+        if self.model.exists() and not self.last.exists():
+            raise CheckpointError(
+                f"{self.last} is missing, but {self.path} has a trained model; restore it to go on, or start a new run"
+            )
 
     def save_state(self, model: Any, state: Any, progress: dict[str, Any]) -> None:
         """Write model, optimizer state and progress to one file, atomically.
