@@ -170,15 +170,20 @@ def TorchLanguageModel(model: dict[str, Any]) -> Any:
     """
     from torch import nn
 
-    d_model, heads, attention_bias = model["d_model"], model["num_heads"], model["attention_bias"]
+    d_model, heads = model["d_model"], model["num_heads"]
+    attention_bias, feed_forward_bias, norm_bias = (
+        model[f"{name}_bias"] for name in ("attention", "feed_forward", "norm")
+    )
 
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.attention_norm, self.feed_forward_norm = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+            self.attention_norm = nn.LayerNorm(d_model, bias=norm_bias)
+            self.feed_forward_norm = nn.LayerNorm(d_model, bias=norm_bias)
             self.projections = nn.Linear(d_model, 3 * d_model, bias=attention_bias)
             self.output = nn.Linear(d_model, d_model, bias=attention_bias)
-            self.expand, self.contract = nn.Linear(d_model, model["d_ff"]), nn.Linear(model["d_ff"], d_model)
+            self.expand = nn.Linear(d_model, model["d_ff"], bias=feed_forward_bias)
+            self.contract = nn.Linear(model["d_ff"], d_model, bias=feed_forward_bias)
 
         def forward(self, x: Any) -> Any:
             batch, length, _ = x.shape
@@ -194,7 +199,7 @@ def TorchLanguageModel(model: dict[str, Any]) -> Any:
             self.tokens = nn.Embedding(model["vocab_size"], d_model)
             self.positions = nn.Embedding(model["max_positions"], d_model)
             self.blocks = nn.Sequential(*[Block() for _ in range(model["num_layers"])])
-            self.norm = nn.LayerNorm(d_model)
+            self.norm = nn.LayerNorm(d_model, bias=norm_bias)
             for name, parameter in self.named_parameters():
                 if parameter.dim() > 1:
                     ends_branch = name.endswith(("output.weight", "contract.weight"))

@@ -29,6 +29,7 @@ class ModelConfig:
     activation: "relu", "gelu", "gelu_tanh", "silu", or gated: "swiglu", "geglu"
     norm: "layer", "rms" or "max_scaled"; norm_position: "pre" (Xiong et al., 2020; with a final norm after each
     stack) or "post" (the paper's own)
+    attention_bias, feed_forward_bias, norm_bias: whether projections, feed-forward and norms add a learned vector
     positions: "sinusoidal" (the paper's), "learned" (up to max_positions), "rotary", "alibi", "relative" (T5) or "none"
     scale_embeddings: embeddings times sqrt(d_model), section 3.4 of the paper; scale_positions: what is added for the
     position too; embedding_norm: then normalize
@@ -53,6 +54,8 @@ class ModelConfig:
     norm_position: str = "pre"
     norm_epsilon: float = 1e-5
     attention_bias: bool = True
+    feed_forward_bias: bool = True
+    norm_bias: bool = True
     positions: str = "sinusoidal"
     max_positions: int = 1024
     scale_embeddings: bool = True

@@ -21,7 +21,7 @@ from xformer.layers import (
     Sinusoidal,
     TokenInput,
 )
-from xformer.layers.normalization import Norm, norm_named
+from xformer.layers.normalization import Norm, RMSNorm, norm_named
 from xformer.layers.positions import RelativePositions
 from xformer.layers.residual import Residual
 from xformer.models.config import GATED, ModelConfig
@@ -36,7 +36,10 @@ class Parts:
 
     def norm(self) -> Norm:
         """A norm of d_model features."""
-        return norm_named(self.config.norm)(self.config.d_model, epsilon=self.config.norm_epsilon, init=self.init)
+        c = self.config
+        kind = norm_named(c.norm)
+        differences: dict[str, Any] = {} if c.norm_bias or kind is RMSNorm else {"bias": False}
+        return kind(c.d_model, epsilon=c.norm_epsilon, **differences, init=self.init)
 
     def final_norm(self) -> Norm | None:
         """The norm at the end of a stack: a pre-norm stack ends with a sum that no norm has seen yet."""
@@ -64,7 +67,12 @@ class Parts:
         kind: Any = GatedFeedForward if c.activation in GATED else FeedForward
         activation = GATED.get(c.activation, c.activation)
         made: FeedForward | GatedFeedForward = kind(
-            c.d_model, c.d_ff, activation=activation, dropout=c.activation_dropout, init=self.init
+            c.d_model,
+            c.d_ff,
+            activation=activation,
+            bias=c.feed_forward_bias,
+            dropout=c.activation_dropout,
+            init=self.init,
         )
         return made
 
