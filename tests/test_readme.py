@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
 # A training of the README's length would be a training, not a test.
 SHORTER = {f"--max-minutes {minutes}": "--max-updates 3 --recipe small.toml" for minutes in (25, 60)}
+SHORTER["--text input.txt"] = "--text input.txt --max-updates 3"
+SHORTER["docs/recipes/tinyshakespeare.toml"] = shlex.quote(str(ROOT / "docs" / "recipes" / "tinyshakespeare.toml"))
 SMALL = """
 [model]
 d_model = 16
@@ -41,6 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, corpus in (("train", task.train), ("dev", task.valid), ("test", task.test)):
         (path / f"{name}.abstract").write_text("\n".join(f"We have {line}." for line in corpus.source) + "\n")
         (path / f"{name}.title").write_text("\n".join(corpus.target) + "\n", encoding="utf-8")
+    (path / "input.txt").write_text("To be, or not to be, that is the question:\n" * 400, encoding="utf-8")
     (path / "small.toml").write_text(SMALL, encoding="utf-8")
     return path
 

@@ -26,7 +26,7 @@ ArraySpec = tuple[tuple[int, ...], Any]  # shape and dtype
 
 _MEBIBYTE = 1 << 20
 # Parameters of glibc's mallopt(3), from malloc.h.
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 
 
 def keep_freed_memory() -> bool:
@@ -41,7 +41,7 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = importlib.import_module("ctypes").CDLL(None).mallopt
     settings = {
-        _MMAP_THRESHOLD: 32 * _MEBIBYTE,  # the largest that glibc accepts
+        _MMAP_MAX: 0,  # however large: the logits of a large batch are hundreds of megabytes
         _TRIM_THRESHOLD: 2**31 - 1,
         _TOP_PAD: 64 * _MEBIBYTE,
         _ARENA_MAX: 1,

@@ -27,7 +27,8 @@ _STANDARD_MODULE = {
     "jax": "jax.numpy",
     "array_api_strict": "array_api_strict",
 }
-_EXTRA = {"cupy": "cuda", "torch": "torch", "jax": "jax"}
+# What to install for a library, where that is not its name.
+_PACKAGES = {"cupy": "'cupy-cuda13x[ctk]' ml_dtypes"}
 BACKENDS = tuple(_STANDARD_MODULE)
 
 # jax keeps its array classes in jaxlib and jax._src; both are "jax" to a user.
@@ -45,7 +46,7 @@ def resolve(xp: str | ModuleType | Namespace) -> Namespace:
     xp: a raw module (`numpy`, `cupy`, `torch`, `jax.numpy`, `array_api_strict`), its array-api-compat twin, or
     its name ("numpy", "cupy", "torch", "jax", "array_api_strict").
 
-    Raises BackendError when the library is unknown, or known but not installed (with the extra to install).
+    Raises BackendError when the library is unknown, or known but not installed (with what to install).
     """
     if isinstance(xp, str):
         return _import(xp)
@@ -67,9 +68,8 @@ def _import(library: str) -> Namespace:
     except ImportError as error:
         if importlib.util.find_spec(library) is not None:
             raise BackendError(f"backend {library!r} is installed but does not import: {error}") from error
-        extra = _EXTRA.get(library)
-        how = f"pip install 'xformer[{extra}]'" if extra else f"pip install {library.replace('_', '-')}"
-        raise BackendError(f"backend {library!r} is not installed; run: {how}") from error
+        packages = _PACKAGES.get(library, library.replace("_", "-"))
+        raise BackendError(f"backend {library!r} is not installed; run: pip install {packages}") from error
 
 
 def array_namespace(*arrays: Array) -> Namespace:

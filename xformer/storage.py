@@ -43,7 +43,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: dict[str, Array], metadata
     metadata = {**metadata, _CHECKSUM: _checksum(described, metadata)}
     content = importlib.import_module("safetensors.numpy").save(packed, metadata=metadata)
     with atomic_write(path) as file:
-        file.write(content)
+        file.write(_ordered(content))
 
 
 def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -102,6 +102,16 @@ def _checksum(tensors: list[tuple[str, str, Any, Any]], metadata: dict[str, str]
         digest.update(f"{name} {dtype} {list(shape)}".encode())
         digest.update(data)
     return digest.hexdigest()
+
+
+def _ordered(content: bytes) -> bytes:
+    """The same file with its metadata in order: the library's is random, and equal content should be equal bytes."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the format wants the data aligned
+    return len(text).to_bytes(8, "little") + text + content[8 + size :]
 
 
 def _pack(path: str | os.PathLike[str], name: str, array: Array) -> Any:

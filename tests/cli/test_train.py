@@ -258,7 +258,7 @@ def test_a_backend_that_is_not_installed_names_its_extra(refused, train_options,
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "cupy" else find_spec(name))
     error = refused("train", *train_options, "--backend", "cupy", "--out", tmp_path / "run", untouched=tmp_path)
-    assert "pip install 'xformer[cuda]'" in error
+    assert "run: pip install 'cupy-cuda13x[ctk]' ml_dtypes" in error
 
 
 def test_out_that_holds_something(refused, train_options, trained, tmp_path):
@@ -346,7 +346,7 @@ def test_checkpoints_and_their_mean(xformer, train_options, text, tmp_path, monk
     assert "validation loss 1.0000" in done.out
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert names == ["step-4.safetensors", "step-8.safetensors"]
-    again = xformer("train", "--out", tmp_path / "run", "--resume")
+    again = xformer("train", "--out", tmp_path / "run", "--resume", untouched=tmp_path / "x")
     assert (again.code, "nothing left to do: 8 updates" in again.out) == (0, True)
 
 
@@ -362,13 +362,13 @@ def stopped_run(start_process, train_options, run, how):
     return process.returncode, out.decode(), err.decode()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     xformer, start_process, train_options, tmp_path, monkeypatch, how
 ):
     monkeypatch.setenv("XFORMER_NUM_THREADS", "2")
     code, out, err = stopped_run(start_process, train_options, tmp_path / "stopped", how)
-    assert code == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[how]
+    assert code == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}[how]
     assert err == ""
     if how != signal.SIGKILL:
         assert f"stopped by {how.name}" in out
@@ -387,11 +387,21 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     assert steps == sorted(set(steps))
 
 
+def test_two_trainings_do_not_share_a_directory(refused, start_process, train_options, tmp_path):
+    process = start_process("train", *train_options, "--out", tmp_path / "run", "--max-updates", 100_000)
+    wait_for_state(process, tmp_path / "run")
+    assert "another training is at work in" in refused(
+        "train", "--out", tmp_path / "run", "--resume", untouched=tmp_path / "x"
+    )
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+
+
 def test_a_run_killed_before_it_saved_anything_starts_again(xformer, train_options, trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "run" / "last.safetensors").unlink()
     (tmp_path / "run" / "model.safetensors").unlink()
-    done = xformer("train", "--out", tmp_path / "run", "--resume")
+    done = xformer("train", "--out", tmp_path / "run", "--resume", untouched=tmp_path / "x")
     assert done.code == 0
     assert "starting again from the first update" in done.out
     assert state(tmp_path / "run") == state(trained)
@@ -400,7 +410,7 @@ def test_a_run_killed_before_it_saved_anything_starts_again(xformer, train_optio
 
 def test_a_finished_run_has_nothing_left_to_do(xformer, trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
-    done = xformer("train", "--out", tmp_path / "run", "--resume")
+    done = xformer("train", "--out", tmp_path / "run", "--resume", untouched=tmp_path / "x")
     assert done.code == 0
     assert "nothing left to do: 6 updates" in done.out
     assert state(tmp_path / "run") == state(trained)
@@ -497,7 +507,7 @@ def damage(path, how):
 def test_resume_refuses_damaged_files(refused, trained, tmp_path, file, how, xformer):
     shutil.copytree(trained, tmp_path / "run")
     damage(tmp_path / "run" / file, how)
-    done = xformer("train", "--out", tmp_path / "run", "--resume")
+    done = xformer("train", "--out", tmp_path / "run", "--resume", untouched=tmp_path / "x")
     assert done.code == 2
     assert done.err.count("\n") == 1
     assert "Traceback" not in done.err

@@ -12,7 +12,7 @@ def hypothesis(score, *tokens):
 
 
 def group(size, *live, limit=9, n_best=1, alpha=0.0):
-    return Group(size, limit, limit + 1, alpha, list(live), Finished(n_best))
+    return Group(size, limit, lambda tokens: True, limit + 1, alpha, list(live), Finished(n_best))
 
 
 def test_the_best_finished_are_kept_and_of_equal_ones_the_first():

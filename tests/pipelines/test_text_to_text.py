@@ -76,19 +76,27 @@ def test_a_desired_length_is_kept_to(translator):
     outputs = translator.outputs(LINES, desired_length=lengths, beam_size=4)
     for (output, *_), length in zip(outputs, lengths, strict=True):
         assert abs(len(output.tokens) - length) <= 0.1 * length
-    # In words: the one of the beam's outputs whose number of words is nearest.
-    outputs = translator.outputs(LINES, desired_length=3, length_unit="words", beam_size=4, length_tolerance=0.5)
-    every = translator.outputs(LINES, desired_length=6, beam_size=4, n_best=4, length_tolerance=0.5)
-    for (output, *_), found in zip(outputs, every, strict=True):
-        finished = [one for one in found if one.finished] or found
-        assert abs(len(output.text.split()) - 3) == min(abs(len(one.text.split()) - 3) for one in finished)
 
 
-def test_lengths_in_words_need_to_know_how_long_words_are():
+@pytest.mark.parametrize("words", [1, 3, 7])
+def test_a_desired_length_in_words_is_kept_to(translator, words):
+    settings = {"desired_length": words, "length_unit": "words"}
+    exact = translator.outputs(LINES, **settings, beam_size=4, n_best=4)
+    looser = translator.outputs(LINES, **settings, beam_size=4, n_best=4, length_tolerance=0.5)
+    for outputs, tolerance in ((exact, 0.1), (looser, 0.5)):
+        # A model that knows nothing may write one word without an end, which never gets as long as is wanted.
+        finished = [output for found in outputs for output in found if output.finished]
+        assert finished
+        assert all(abs(len(output.text.split()) - words) <= tolerance * words for output in finished)
+    sampled = translator.outputs(LINES, **settings, temperature=1.0)
+    assert all(len(output.text.split()) <= words for output, *_ in sampled)
+
+
+def test_a_length_encoding_needs_to_know_how_long_words_are():
     with pytest.raises(
         ConfigError, match="how many tokens a word has is not known here; give desired_length in tokens"
     ):
-        make()(LINES, desired_length=3, length_unit="words")
+        make(length_encoding=True, mean_length=6.4)(LINES, desired_length=3, length_unit="words")
 
 
 def test_a_model_that_sees_lengths_is_told_one_anyway(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from xformer.training.interrupt import stop_on_signals
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_is_remembered(name):
     with stop_on_signals() as stop:
         assert not stop
@@ -25,6 +25,16 @@ def test_a_second_interrupt_is_not_waited_for():
 
     with pytest.raises(KeyboardInterrupt):
         interrupt_twice()
+
+
+def test_what_is_ignored_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_handlers_are_given_back():

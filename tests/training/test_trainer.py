@@ -350,6 +350,17 @@ def test_a_run_that_is_stopped_early_leaves_a_model(tmp_path):
     assert Transformer.load(tmp_path / "model.safetensors", xp=np).config == CONFIG
 
 
+def test_a_long_way_between_validations_is_saved_by_the_clock(tmp_path):
+    saved = []
+    settings = dataclasses.replace(SETTINGS, validate_every=100, save_every_minutes=1e-9)
+    trainer = make(tmp_path, settings, report=lambda event: saved.append((tmp_path / "last.safetensors").exists()))
+    trainer.run()
+    assert all(saved[1:])
+    plain = make(tmp_path / "plain", dataclasses.replace(settings, save_every_minutes=5.0))
+    plain.run()
+    assert bits(trainer) == bits(plain)
+
+
 def test_minutes_end_a_run_and_count_over_sittings(tmp_path):
     settings = dataclasses.replace(SETTINGS, max_updates=None, max_minutes=0.01)
     trainer = make(tmp_path, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -36,10 +37,8 @@ _WRONG_CALL: Any = typer.BadParameter.__mro__[2]
 
 def invoke(arguments: list[str]) -> int:
     """Run the command line; returns its exit code, after printing any error as one line."""
-    try:
-        return int(_application()(arguments or ["--help"], prog_name="xformer", standalone_mode=False) or 0)
-    except _WRONG_CALL as error:
-        return _fail(_usage(error))
+    application = _application()
+    return _code_of(lambda: application(arguments or ["--help"], prog_name="xformer", standalone_mode=False))
 
 
 def _application() -> typer.Typer:
@@ -80,25 +79,39 @@ def _guarded(command: Callable[..., int | None]) -> Callable[..., int]:
 
     @functools.wraps(command)
     def guarded(*arguments: Any, **options: Any) -> int:
-        try:
-            code = command(*arguments, **options) or 0
-            sys.stdout.flush()
-        except XformerError as error:
-            return _fail(str(error))
-        except KeyboardInterrupt:
-            return 130
-        except BrokenPipeError:
-            # Whoever read our output has enough; what is left in the buffer must not raise again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141
-        except MemoryError:
-            return _fail("out of memory; lower batch_tokens (or batch_size), or take a smaller model")
-        except OSError as error:
-            place = f"{error.filename}: " if error.filename else ""
-            return _fail(f"{place}{error.strerror or error}")
-        return code
+        # Here already, because the library around the commands treats some errors in ways of its own.
+        return _code_of(lambda: command(*arguments, **options))
 
     return guarded
+
+
+def _code_of(call: Callable[[], int | None]) -> int:
+    """Call something; returns its exit code, after printing any error as one line."""
+    try:
+        code = call() or 0
+        sys.stdout.flush()
+    except XformerError as error:
+        return _fail(str(error))
+    except _WRONG_CALL as error:
+        return _fail(_usage(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        _drop_output()  # whoever read it has enough
+        return 141
+    except MemoryError:
+        return _fail("out of memory; lower batch_tokens (or batch_size), or take a smaller model")
+    except OSError as error:
+        _drop_output()
+        place = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{place}{error.strerror or error}")
+    return int(code)
+
+
+def _drop_output() -> None:
+    """Make sure that what is left in the buffer does not raise again at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str) -> int:

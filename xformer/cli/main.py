@@ -30,8 +30,10 @@ def exit_code(arguments: list[str]) -> int:
     """Run the command line; returns its exit code, after printing any error as one line."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"error: xformer needs {' and '.join(missing)}; run: pip install 'xformer[cli]'", file=sys.stderr)
+        print(f"error: xformer needs {' and '.join(missing)}; run: pip install {' '.join(missing)}", file=sys.stderr)
         return 2
-    from xformer.cli.application import invoke
-
+    try:
+        from xformer.cli.application import invoke
+    except KeyboardInterrupt:
+        return 130
     return invoke(arguments)

@@ -96,7 +96,8 @@ def start(request: Request) -> int:
     prepared = work.prepare(recipe, request.backend or "numpy", files, None)
     data = {name: {"path": os.path.abspath(path), "sha256": _digest(path)} for name, path in files.items()}
     run.start(prepared.config(work.command, data), prepared.tokenizers())
-    return _train(prepared, run, resume=False)
+    with run.lock():
+        return _train(prepared, run, resume=False)
 
 
 def go_on(request: Request) -> int:
@@ -122,9 +123,10 @@ def go_on(request: Request) -> int:
                 f"{path} is not the text that the run began with (its SHA-256 differs); restore it, or start a new run"
             )
     prepared = request.work.prepare(recipe, backend, files, run)
-    if recipe.to_dict() != config["recipe"]:
-        write_json(run.config, {**config, "recipe": recipe.to_dict()})
-    return _train(prepared, run, resume=True)
+    with run.lock():
+        if recipe.to_dict() != config["recipe"]:
+            write_json(run.config, {**config, "recipe": recipe.to_dict()})
+        return _train(prepared, run, resume=True)
 
 
 def _train(prepared: Prepared, run: RunDirectory, *, resume: bool) -> int:

@@ -15,6 +15,8 @@ from xformer.cli.progress import TrainingProgress
 from xformer.text import Tokenizer
 from xformer.training import Recipe, RunDirectory, Task, Trainer, Validation
 
+# What a signal that ended training leaves as the exit code, as a shell counts it.
+_SIGNALS = {"stopped by SIGHUP": 129, "stopped by SIGINT": 130, "stopped by SIGTERM": 143}
 # By task: the commands that train the model and that use it.
 _COMMANDS = {
     "translation": ("train", "translate --model {run} --input FILE --output FILE"),
@@ -123,7 +125,7 @@ def train_run(
     with TrainingProgress(console, settings, trainer.progress.step, unit=prepared.unit) as progress:
         trainer.report = progress
         reason = trainer.run()
-    return Outcome(trainer, reason, {"stopped by SIGINT": 130, "stopped by SIGTERM": 143}.get(reason, 0))
+    return Outcome(trainer, reason, _SIGNALS.get(reason, 0))
 
 
 def say_end(task: str, outcome: Outcome, run: RunDirectory, console: Console) -> None:

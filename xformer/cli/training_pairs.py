@@ -128,5 +128,5 @@ def _left_out(corpus: EncodedCorpus) -> str:
     reasons = [f"{blank:,} with a blank side"] if blank else []
     reasons += [f"{corpus.num_long:,} too long"] if corpus.num_long else []
     notes = [f"left out: {', '.join(reasons)}"] if reasons else []
-    notes += [f"cut to the limit: {corpus.num_cut:,} sources"] if corpus.num_cut else []
+    notes += [f"cut to the limit: {plural(corpus.num_cut, 'source')}"] if corpus.num_cut else []
     return f" ({'; '.join(notes)})" if notes else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -32,10 +33,12 @@ def write_lines(
         make_console(stderr=True).print("type a line; Ctrl-D ends")
     num_shortened: list[int] = []
     chunks: Iterable[list[Sequence[int]]] = _encoded(writer, source, request.max_source_length, num_shortened.append)
+    total = None
     if not streams.is_stream(source):
         chunks = list(chunks)
+        total = sum(1 for encoded in chunks for ids in encoded if ids)
     num_cut, done, plain = 0, 0, request.decoding.n_best == 1 and not request.align
-    with streams.open_output(output) as write, _progress(output) as advance:
+    with streams.open_output(output) as write, _progress(output, total) as advance:
         for encoded in chunks:
             results: list[list[Output]] = [[] for _ in encoded]
             for batch in writer.batches_of_ids(encoded, request, first_number=done):
@@ -105,15 +108,18 @@ def _encoded(
 
 
 @contextlib.contextmanager
-def _progress(output: str) -> Iterator[Callable[[int], None]]:
-    """Show how many lines are done, on a terminal that the outputs themselves do not go to."""
+def _progress(output: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show how many lines are done, of how many where that is known, on a terminal that the outputs do not go to."""
     console = make_console(stderr=True)
-    if output == streams.STANDARD or not console.is_terminal:
+    if not console.is_terminal or (output == streams.STANDARD and sys.stdout.isatty()):
         yield lambda count: None
         return
-    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.completed:,} lines done"), TimeElapsedColumn())
+    lines = TextColumn(
+        "{task.completed:,} lines done" if total is None else "{task.completed:,} of {task.total:,} lines"
+    )
+    columns = (lines, TimeElapsedColumn()) if total is None else (BarColumn(), lines, TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=None)
+        task = progress.add_task("", total=total)
         yield lambda count: progress.advance(task, count)

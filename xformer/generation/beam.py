@@ -10,13 +10,14 @@ hypotheses, and only these are taxed, so the 2 * size candidates that are best a
 2 * size + taken best of their rows before it.
 
 A hypothesis may end when eos is among the best `size` candidates, as everywhere. With a desired length that would
-leave too much to chance: few hypotheses want to end just there. Within the range every live hypothesis therefore gives
+leave too much to chance: few hypotheses want to end just there. Within the range every hypothesis therefore gives
 a finished one (`end_anywhere`), with its true log-probability, and the scores decide: what comes back is the best whole
 sentence of such a length that the beam has, never the beginning of a longer one.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -40,6 +41,7 @@ class SentenceBeam:
             Group(
                 size=options.group_size,
                 limit=limits.maximum,
+                fits=functools.partial(task.fits, sentence),
                 longest=task.counted(sentence, limits.maximum) + 1,
                 alpha=options.length_penalty,
                 # Diversity does not touch the first group, so greedy search lives there.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from xformer.errors import ConfigError, DataError
@@ -30,6 +30,8 @@ def decode(
     prefix: Sequence[Sequence[int]] | None = None,
     topics: Sequence[Sequence[Phrase]] | None = None,
     desired_lengths: Sequence[int] | None = None,
+    measure: Callable[[Sequence[int]], int] | None = None,
+    tokens_per_unit: float = 1.0,
     never: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
     """Find the best outputs of a batch of sentences: of each, the n best hypotheses, best first.
@@ -44,7 +46,8 @@ def decode(
     That takes a beam of at least two; greedy search and sampling may be cut at the upper bound. A model with a length
     encoding (Takase and Okazaki, 2019) is told the length, and needs it; others are held to the range (fixRng of
     Kikuchi et al., 2016)
-
+    measure, tokens_per_unit: where desired_lengths are not in tokens but, say, in words: how many of them some tokens
+    hold, and how many tokens one of them has on average (for the length encoding, which knows tokens alone)
     never: ids that no output has, beside pad_id and bos_id
 
     Hypotheses that did not end by the limit are returned only when none ended, with finished False. Fewer than n_best
@@ -54,14 +57,13 @@ def decode(
     """
     options = DecodingOptions() if options is None else options
     source = ids_of(model.source_ids(source))
-    if desired_lengths is None:
-        ranges = length_ranges(options, source_lengths(model, source))
-    else:
-        ranges = desired_ranges(options, desired_lengths, source.shape[0])
-    ranges = _within_positions(model, ranges)
+    desired = None if desired_lengths is None else desired_ranges(options, desired_lengths, source.shape[0])
+    in_tokens = desired if measure is None else None
+    ranges = _within_positions(model, in_tokens or length_ranges(options, source_lengths(model, source)))
     if model.config.length_encoding and desired_lengths is None:
         raise ConfigError("this model has a length encoding; expected desired_lengths, one for each sentence")
-    lengths = [length + 1 for length in desired_lengths or ()] if model.config.length_encoding else None
+    told = [max(1, round(length * tokens_per_unit)) + 1 for length in desired_lengths or ()]
+    lengths = told if model.config.length_encoding else None
     return search(
         DecodingTask(
             model=model,
@@ -72,6 +74,8 @@ def decode(
             ranges=ranges,
             never=frozenset((model.config.pad_id, model.config.bos_id, *never)),
             eos_id=model.config.eos_id,
+            measure=measure,
+            measured_ranges=None if measure is None else desired,
             foci=topic_foci(topics, len(ranges), model.vocab_size),
             end_anywhere=desired_lengths is not None,
             uniforms=streams(options, rng, sentence_numbers, ranges),

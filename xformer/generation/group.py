@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from xformer.generation.candidates import Candidate
@@ -50,6 +51,7 @@ class Group:
 
     size: int
     limit: int  # tokens that a hypothesis may have
+    fits: Callable[[list[int]], bool]  # whether it may begin with these
     longest: int  # |Y| of the longest hypothesis: its tokens that count, and eos
     alpha: float
     live: list[Live]
@@ -82,15 +84,16 @@ class Group:
 
         candidates: best first, at least twice as many as beams if there are that many: each hypothesis can end in one
         way only, so half of them go on. A hypothesis ends when eos is among the `size` best candidates; a group of one
-        is greedy search, and done with that. At the limit none goes on. greedy: the candidate of greedy search, which
-        is kept even when others are better.
+        is greedy search, and done with that. At the limit none goes on, and none does that no longer fits. greedy: the
+        candidate of greedy search, which is kept even when others are better.
         """
         parents = self.live
         ended = [c for c in candidates[: self.size] if c.token == eos_id]
-        going = [c for c in candidates if c.token != eos_id][: self.size]
+        fitting = (c for c in candidates if c.token != eos_id and self.fits([*parents[c.place].tokens, c.token]))
+        going = list(itertools.islice(fitting, self.size))
         if greedy is not None and greedy.token == eos_id:
             ended += [greedy] if greedy not in ended else []
-        elif greedy is not None and greedy not in going:
+        elif greedy is not None and greedy not in going and self.fits([*parents[greedy.place].tokens, greedy.token]):
             going = [*going[: self.size - 1], greedy]
         if not going or len(parents[0].tokens) == self.limit:
             self.cut, going = parents, []

@@ -13,7 +13,7 @@ _ROUNDING = 1e-9  # 1.1 * 10 is 11.000000000000002, which is meant to be 11
 
 
 class LengthRange(NamedTuple):
-    """The fewest and the most tokens of an output, eos not counted in either."""
+    """The shortest and the longest an output may be: in tokens, eos not counted, unless a task measures otherwise."""
 
     minimum: int
     maximum: int
@@ -41,7 +41,7 @@ def desired_ranges(options: DecodingOptions, desired: Sequence[int], sentences: 
     """The ranges around desired lengths, by the method fixRng of Kikuchi et al. (2016, section 3.2).
 
     Below the range the end is forbidden, above it hypotheses are given up. The range reaches length_tolerance either
-    way, to whole tokens, and always holds the desired length itself.
+    way, to whole units (tokens, or what else is measured), and always holds the desired length itself.
 
     Raises ConfigError for a length below 1, for another number of lengths than of sentences, and next to limits.
     """
@@ -59,7 +59,7 @@ def desired_ranges(options: DecodingOptions, desired: Sequence[int], sentences: 
     ranges = []
     for number, length in enumerate(desired, start=1):
         if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-            raise ConfigError(f"desired length of sentence {number} is {length!r}; expected at least 1 token")
+            raise ConfigError(f"desired length of sentence {number} is {length!r}; expected at least 1")
         slack = options.length_tolerance * length
         ranges.append(
             LengthRange(max(1, math.ceil(length - slack - _ROUNDING)), math.floor(length + slack + _ROUNDING))

@@ -32,10 +32,12 @@ def process(task: DecodingTask, logits: Array, histories: Sequence[Tokens], sent
     if task.foci is not None and options.topic_strength:
         logits = favour(logits, weights_of_rows(task.foci, histories, sentences), options.topic_strength)
     logits = forbid(logits, task.never)
-    places = [(len(history), task.ranges[sentence]) for history, sentence in zip(histories, sentences, strict=True)]
     closed = task.never if task.eos_id is None else task.never | {task.eos_id}
     # A vocabulary of nothing but special tokens cannot wait for a minimum length.
-    early = [length < limits.minimum and len(closed) < vocabulary for length, limits in places]
+    early = [
+        len(closed) < vocabulary and not task.may_end(sentence, history)
+        for history, sentence in zip(histories, sentences, strict=True)
+    ]
     if task.eos_id is not None and any(early):
         logits = forbid_end(logits, early, task.eos_id)
     if options.no_repeat_ngram_size:

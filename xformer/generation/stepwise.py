@@ -28,7 +28,9 @@ class Walk:
             return
         if token == task.eos_id:
             self.state = "ended"
-        elif len(self.tokens) == task.ranges[self.sentence].maximum:
+        elif len(self.tokens) == task.ranges[self.sentence].maximum or not task.fits(
+            self.sentence, [*self.tokens, token]
+        ):
             self.state = "cut"
             return
         else:

@@ -10,7 +10,7 @@ from typing import Any
 from xformer.errors import ConfigError, DataError
 from xformer.generation.lengths import LengthRange
 from xformer.generation.options import DecodingOptions
-from xformer.generation.topic import TopicFocus
+from xformer.generation.topic import Tokens, TopicFocus
 from xformer.namespace import Array, Namespace, array_namespace, base_namespace, device, from_host, index_dtype
 
 
@@ -22,7 +22,9 @@ class DecodingTask:
     begin: makes the cache, one row a sentence
     first: the tokens that every row is given before its own, e.g. bos
     prefixes: tokens that each output begins with
-    ranges: how long each output may be
+    ranges: how many tokens each output may have
+    measure, measured_ranges: where lengths are wanted in another unit, such as words: how long some tokens are, and
+    how long each output may be in that unit
     foci: what each output should favour
     end_anywhere: within its range, a hypothesis may end whatever its rank (see beam.py)
     uniforms: for sampling, each sentence's and sample's random numbers in [0, 1), one for each position
@@ -39,6 +41,8 @@ class DecodingTask:
     ranges: list[LengthRange]
     never: frozenset[int]
     eos_id: int | None
+    measure: Callable[[Tokens], int] | None = None
+    measured_ranges: list[LengthRange] | None = None
     foci: list[TopicFocus] | None = None
     end_anywhere: bool = False
     uniforms: list[list[list[float]]] | None = None
@@ -78,6 +82,18 @@ class DecodingTask:
     def step(self, tokens: list[list[int]], cache: Any) -> Array:
         """Append tokens (rows, n) to the cache; the logits of the next one (rows, vocabulary)."""
         return self.model.step(self.place(tokens, index_dtype(self.xp)), cache)
+
+    def may_end(self, sentence: int, tokens: Tokens) -> bool:
+        """Whether an output is long enough."""
+        if self.measure and self.measured_ranges:
+            return self.measure(tokens) >= self.measured_ranges[sentence].minimum
+        return len(tokens) >= self.ranges[sentence].minimum
+
+    def fits(self, sentence: int, tokens: Tokens) -> bool:
+        """Whether an output, or its beginning, is not too long in the unit that is measured."""
+        if self.measure and self.measured_ranges:
+            return self.measure(tokens) <= self.measured_ranges[sentence].maximum
+        return True
 
     def counted(self, sentence: int, tokens: int) -> int:
         """How many of so many tokens are part of the output."""

@@ -148,7 +148,7 @@ class TextToText:
                 never=() if separator is None else (separator,),
                 **wishes.of(rows),
             )
-            chosen = [wishes.choose(row, self._texts(each)) for row, each in zip(rows, found, strict=True)]
+            chosen = [self._texts(each) for each in found]
             if request.align:
                 chosen = [self._aligned(ids, outputs) for ids, outputs in zip(source, chosen, strict=True)]
             return [Result(row, outputs) for row, outputs in zip(rows, chosen, strict=True)]
@@ -199,35 +199,28 @@ class _Wishes:
         prefixes, topics, lengths = request.prefixes(count), request.topics_of_each(count), request.lengths(count)
         self._prefixes = None if prefixes is None else [_prefix(target, prefix) for prefix in prefixes]
         self._topics = None if topics is None else [[_phrase(target, topic) for topic in each] for each in topics]
-        self._words = lengths if request.length_unit == "words" else None
+        self._unit: dict[str, Any] = {}
         if lengths is None and config.length_encoding:
             if writer.mean_length is None:
                 raise ConfigError("this model writes to a length; give desired_length")
             lengths = [max(1, round(writer.mean_length))] * count
             # The model is told a usual length, and may end wherever it likes.
             request = replace(request, decoding=replace(request.decoding, length_tolerance=1.0))
-        elif lengths is not None and self._words is not None:
-            if writer.tokens_per_word is None:
+        elif lengths is not None and request.length_unit == "words":
+            if config.length_encoding and writer.tokens_per_word is None:
                 raise ConfigError("how many tokens a word has is not known here; give desired_length in tokens")
-            lengths = [max(1, round(length * writer.tokens_per_word)) for length in lengths]
+            self._unit = {
+                "measure": lambda tokens: len(target.decode(tokens).split()),
+                "tokens_per_unit": writer.tokens_per_word or 1.0,
+            }
         self._lengths = lengths
-        self._n_best = request.decoding.n_best
-        # Of all that a beam finds, the output with the right number of words is chosen.
-        widened = self._words is not None and request.decoding.method == "beam"
-        self.decoding = replace(request.decoding, n_best=request.decoding.beam_size) if widened else request.decoding
+        self.decoding = request.decoding
 
     def of(self, rows: Sequence[int]) -> dict[str, Any]:
         """The arguments of `decode` for these texts."""
         columns = {"prefix": self._prefixes, "topics": self._topics, "desired_lengths": self._lengths}
-        return {name: [column[row] for row in rows] for name, column in columns.items() if column is not None}
-
-    def choose(self, row: int, outputs: list[Output]) -> list[Output]:
-        """The outputs that are wanted: of those with the best lengths in words, the best scores first."""
-        if self._words is None:
-            return outputs[: self._n_best]
-        wanted = self._words[row]
-        nearest = sorted(outputs, key=lambda output: (not output.finished, abs(len(output.text.split()) - wanted)))
-        return sorted(nearest[: self._n_best], key=lambda output: (not output.finished, -output.score))
+        chosen = {name: [column[row] for row in rows] for name, column in columns.items() if column is not None}
+        return {**chosen, **self._unit}
 
 
 def check_source_lengths(

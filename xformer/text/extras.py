@@ -8,14 +8,15 @@ from types import ModuleType
 from xformer.errors import BackendError
 
 
-def require(package: str, extra: str = "cli") -> ModuleType:
-    """Import an optional package, or say which extra of xformer brings it.
+def require(package: str) -> ModuleType:
+    """Import a package that not every use of xformer needs, or one of its modules, or say how to install it.
 
     Raises BackendError when the package is absent or cannot be loaded.
     """
     try:
         return importlib.import_module(package)
     except ImportError as error:
+        name = package.split(".")[0].replace("_", "-")
         raise BackendError(
-            f"the package {package!r} cannot be imported ({error}); install it with: pip install 'xformer[{extra}]'"
+            f"the package {package!r} cannot be imported ({error}); install it with: pip install {name}"
         ) from error

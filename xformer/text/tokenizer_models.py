@@ -12,6 +12,7 @@ from xformer.text.normalize import check_form
 from xformer.text.special_tokens import SEPARATOR, SPECIAL_TOKENS, UNK_ID
 
 PACKAGE = "tokenizers"
+_MOST_TOKENS = 10_000_000  # the library reserves memory for all of them, and ends the process where there is too little
 
 
 def learn(
@@ -24,6 +25,8 @@ def learn(
     check_form(unicode_form)
     if vocab_size <= len(special):
         raise ConfigError(f"vocab_size is {vocab_size}; expected more than the {len(special)} special tokens")
+    if vocab_size > _MOST_TOKENS:
+        raise ConfigError(f"vocab_size is {vocab_size}; expected at most {_MOST_TOKENS}; 4000 to 50000 are usual")
     if isinstance(lines, str):
         raise DataError("lines is one string; expected a list of lines, such as read_lines(path) gives")
     lines = list(lines)

@@ -8,6 +8,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+# Ctrl-C; the system or a scheduler; a terminal that was closed.
+_STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
 
 class StopRequest:
     """Becomes true when the user asks to stop."""
@@ -21,9 +24,10 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM inside the block into a StopRequest; a second SIGINT interrupts at once.
+    """Turn the first SIGINT, SIGTERM or SIGHUP inside the block into a StopRequest; a second SIGINT interrupts at once.
 
-    In other threads than the main one signals cannot be caught; the request then stays false.
+    Signals that are ignored, as by nohup, stay so. In other threads than the main one signals cannot be caught; the
+    request then stays false.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -32,9 +36,13 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
     def remember(number: int, frame: Any) -> None:
         request.signal_name = signal.Signals(number).name
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if previous[signal.SIGINT] != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    previous = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.getsignal(number) for number in _STOPPING}
+    for number, handler in previous.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, remember)
     try:
         yield request
     finally:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,28 @@ class RunDirectory:
             if not isinstance(config.get("recipe", {}).get(key, {}), dict):
                 raise CheckpointError(f"{self.config} is damaged: {key!r} of its recipe is not a table; restore it")
         return config
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep the directory for one training; raises CheckpointError when another one is at work in it."""
+        try:
+            import fcntl
+        except ImportError:  # not on this system
+            yield
+            return
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CheckpointError(
+                    f"another training is at work in {self.path}; stop it first, or choose a new --out"
+                ) from None
+            except OSError:  # some network file systems have no locks
+                pass
+            yield
+        finally:
+            os.close(handle)
 
     def check_resumable(self) -> None:
         """Raise CheckpointError when there is a model but no state: starting again would overwrite it."""

@@ -62,7 +62,7 @@ _RANGES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
     ),
     (("seed", "shards", "keep_checkpoints"), lambda value: value >= 0, "at least 0"),
     (
-        ("max_minutes", "learning_rate_factor", "learning_rate", "max_norm", "epsilon"),
+        ("max_minutes", "save_every_minutes", "learning_rate_factor", "learning_rate", "max_norm", "epsilon"),
         lambda value: 0 < value < math.inf,
         "more than 0",
     ),
@@ -91,6 +91,7 @@ class LoopSettings:
     label_smoothing, max_norm: of the loss; of the gradient (clipping by global norm)
     z_loss: how much the squared logarithm of the softmax's denominator counts in the loss (PaLM: 1e-4)
     validate_every: updates between validations; each one saves the state, and the model if it is the best so far
+    save_every_minutes: of wall time between two savings of the state, where validations are further apart
     patience: validations without a better model that end training (None: it goes on)
     select_by: "score" (BLEU for translation, ROUGE for summarization) or "loss": what makes a model the best
     keep_checkpoints: models to keep in checkpoints/; checkpoint_every: updates between them (None: validate_every)
@@ -118,6 +119,7 @@ class LoopSettings:
     z_loss: float = 0.0
     max_norm: float = 1.0
     validate_every: int = 500
+    save_every_minutes: float = 5.0
     patience: int | None = None
     select_by: str = "score"
     keep_checkpoints: int = 0

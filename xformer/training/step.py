@@ -87,6 +87,4 @@ def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, float]:
 def check_finite(loss: float, norm: float) -> None:
     """Raise TrainingError unless both are finite numbers."""
     if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise TrainingError(
-            f"the loss is {loss} and the gradient norm {norm}; lower learning_rate_factor or raise warmup_steps"
-        )
+        raise TrainingError(f"the loss is {loss} and the gradient norm {norm}; lower the learning rate")

@@ -53,6 +53,7 @@ class Trainer:
         self.state = self.optimizer.initial(model)
         self.progress = Progress()
         self._saved_step: int | None = None
+        self._saved_at = time.monotonic()
         self.rng = Rng(settings.seed).fold("training")
         self.learning_rate = schedule(settings.schedule, **settings.schedule_settings(model.config.d_model))
         self.checkpoints = Checkpoints(
@@ -118,6 +119,8 @@ class Trainer:
                         return "the goal is reached"
                     continue
                 self._log(*self._keep_checkpoint(None))
+            if time.monotonic() - self._saved_at >= 60.0 * self.settings.save_every_minutes:
+                self._save_unvalidated(began)
             started = time.monotonic()
             drawn = [next(batches) for _ in range(self.settings.accumulate)]
             self._update(drawn[-1][0], [shards for _, shards in drawn], gradient, began, started)
@@ -156,7 +159,7 @@ class Trainer:
                 max_norm=self.settings.max_norm,
             )
         except TrainingError as error:
-            raise TrainingError(f"update {step}: {error}; {self._kept()}") from None
+            raise TrainingError(f"update {step}: {error} ({self._settings_to_change()}); {self._kept()}") from None
         self.model, self.state = result.model, result.state
         tokens = sum(shard.num_tokens for shards in batches for shard in shards)
         now = time.monotonic()
@@ -183,8 +186,8 @@ class Trainer:
         if not math.isfinite(loss):
             # The last update went wrong; it must not replace the state before it.
             raise TrainingError(
-                f"the validation loss after update {step} is {loss}; lower learning_rate_factor or raise "
-                f"warmup_steps; {self._kept()}"
+                f"the validation loss after update {step} is {loss}; lower the learning rate "
+                f"({self._settings_to_change()}); {self._kept()}"
             )
         if self.task.score is not None:
             self._save(began)  # translating takes a while, and whatever happens meanwhile, the updates are safe
@@ -269,22 +272,27 @@ class Trainer:
     def _save(self, began: float) -> None:
         self.progress = replace(self.progress, minutes=(time.monotonic() - began) / 60.0)
         self.directory.save_state(self.model, self.state, asdict(self.progress))
-        self._saved_step = self.progress.step
+        self._saved_step, self._saved_at = self.progress.step, time.monotonic()
         if self.settings.keep_checkpoints:
             self.checkpoints.prune(self.progress.checkpoints)
 
     def _save_unvalidated(self, began: float) -> None:
-        """Save what an interrupted run has, unless its last update ruined it."""
+        """Save what there is between validations, unless the last update ruined it."""
         for name, array in self.model.named_parameters():
             xp = array_namespace(array)
             if not bool(xp.all(xp.isfinite(array))):
                 raise TrainingError(
-                    f"after update {self.progress.step}, {name} is no longer finite; lower learning_rate_factor or "
-                    f"raise warmup_steps; {self._kept()}"
+                    f"after update {self.progress.step}, {name} is no longer finite; lower the learning rate "
+                    f"({self._settings_to_change()}); {self._kept()}"
                 )
         if self.progress.best_score is None:
             self.model.save(self.directory.model)
         self._save(began)
+
+    def _settings_to_change(self) -> str:
+        """What lowers the learning rate of a run that diverged."""
+        peak = "learning_rate_factor" if self.settings.learning_rate is None else "learning_rate"
+        return f"lower {peak}, or raise warmup_steps"
 
     def _kept(self) -> str:
         if self._saved_step is None:
