@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -141,8 +142,8 @@ def say_end(task: str, outcome: Outcome, run: RunDirectory, console: Console) ->
         value = best if averaged is None else averaged
         score = f"{outcome.trainer.task.metric} {value:.2f}" if by_score else f"loss {-value:.4f}"
         console.print(f"{name} is in {run.path}: validation {score}")
-    train, use = _COMMANDS[task]
+    (train, use), place = _COMMANDS[task], shlex.quote(str(run.path))
     if outcome.code:
-        console.print(f"everything is saved; go on with: {program()} {train} --out {run.path} --resume")
+        console.print(f"everything is saved; go on with: {program()} {train} --out {place} --resume")
     else:
-        console.print(f"next: {program()} {use.format(run=run.path)}")
+        console.print(f"next: {program()} {use.format(run=place)}")

@@ -117,7 +117,9 @@ def _prepare(recipe: Recipe, backend: str, files: Mapping[str, Path], run: RunDi
     valid = read_parallel(files["valid_source"], files["valid_target"])
     names = [files[name] for name in _COLUMNS]
     tokenizers = None if run is None else Tokenizers.load(run)
-    return PreparedPairs.make(recipe, train, valid, xp=xp, backend=backend, names=names, tokenizers=tokenizers)
+    made = PreparedPairs.make(recipe, train, valid, xp=xp, backend=backend, names=names, tokenizers=tokenizers)
+    made.task()  # refuses where the package is missing that measures what the model writes
+    return made
 
 
 PAIRS = Work("train", tuple(_UNITS), _COLUMNS, (), _prepare)

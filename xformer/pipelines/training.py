@@ -12,6 +12,7 @@ from xformer.pipelines.summarization import Summarizer
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.pipelines.translation import Translator
 from xformer.text import ParallelCorpus, bleu, fit_lengths, rouge
+from xformer.text.extras import require
 from xformer.training.batches import TokenPairs
 
 TASKS = {task.task: task for task in (Translator, Summarizer)}
@@ -69,6 +70,8 @@ class ValidationScore:
 
     measure: (outputs, references) -> a score, more being better; default BLEU of words for translation, the mean of
     ROUGE-1, 2 and L for summarization, case ignored where the target tokenizer lower-cases. outputs: the latest ones.
+
+    Raises BackendError where the package that measures is not installed.
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class ValidationScore:
         measure: Callable[[list[str], list[str]], float] | None = None,
     ) -> None:
         self.corpus, self.tokenizers, self.task = corpus, tokenizers, task
+        if measure is None:
+            require({"translation": "sacrebleu", "summarization": "rouge_score"}[task])
         self.measure = measure or {"translation": self._bleu, "summarization": _rouge}[task]
         self.name = METRICS[task]
         self.outputs: list[str] = []

@@ -107,7 +107,7 @@ class LoopSettings:
     learning_rate_factor: float = 1.0
     learning_rate: float | None = None
     min_learning_rate: float = 0.0
-    warmup_steps: int = 1000
+    warmup_steps: int = 600
     optimizer: str = "adam"
     beta1: float = 0.9
     beta2: float = 0.98
@@ -181,7 +181,7 @@ class TrainingSettings(LoopSettings):
     source to the limit
     """
 
-    batch_tokens: int = 4096
+    batch_tokens: int = 2048
     max_length: int = 256
     long_lines: str = "error"
 
