@@ -152,3 +152,13 @@ def test_dtypes_of_other_writers_that_have_no_place_here(path):
     importlib.import_module("safetensors.numpy").save_file({"a": np.ones(3, dtype="uint8")}, path)
     with raises_line(CheckpointError, r"a has dtype U8; expected one of F64, F32"):
         load_arrays(path)
+
+
+def test_equal_content_is_equal_bytes(tmp_path):
+    metadata = {f"note {number}": "grüße" for number in range(8)}
+    for name in "ab":
+        save_arrays(tmp_path / name, {"x": np.arange(3.0)}, metadata)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    arrays, found = load_arrays(tmp_path / "a")
+    assert found == metadata
+    assert arrays["x"].tolist() == [0.0, 1.0, 2.0]

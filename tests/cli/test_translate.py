@@ -262,7 +262,7 @@ def test_alignments_name_the_tokens_they_link(xformer, trained, translator, text
         (["--beam-size", 2, "--temperature", 1.0], "beam_size is 2 and a setting of sampling is given"),
         (["--topic", "東京"], "unknown topic words: '東京'"),
         (["--desired-length", 0], "'--desired-length'"),
-        (["--desired-length", 5, "--max-length", 9], "desired_lengths and max_length are both given"),
+        (["--desired-length", 5, "--max-length", 9], "a desired length and max_length are both given"),
         (["--prefix", "eins zwei drei vier", "--max-length", 2], "prefix"),
     ],
 )

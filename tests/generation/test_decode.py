@@ -15,6 +15,7 @@ METHODS = {
     "greedy": {},
     "beam": {"beam_size": 4},
     "groups": {"beam_size": 4, "num_groups": 2},
+    "groups of one": {"beam_size": 4, "num_groups": 4},
     "sampling": {"temperature": 1.0},
 }
 methods = st.sampled_from(sorted(METHODS))
@@ -32,8 +33,8 @@ def model(models):
 
 def run(model, rows, method="greedy", *, max_length=8, rng=None, **settings):
     """Decode with one of the methods; keywords of decode go there, others into the options."""
-    own = {key: settings.pop(key) for key in ("prefix", "topics", "desired_lengths", "sentence_numbers", "never")
-           if key in settings}  # fmt: skip
+    own = {key: settings.pop(key) for key in ("prefix", "topics", "desired_lengths", "length_of", "told_lengths",
+                                               "sentence_numbers", "never") if key in settings}  # fmt: skip
     limit = {} if max_length is None else {"max_length": max_length}
     options = DecodingOptions(**METHODS[method], **limit, **settings)
     return decode(model, padded(rows), options, rng=rng or Rng(5), **own)
@@ -93,6 +94,51 @@ def test_desired_lengths_keep_scores_honest(model):
         logits = np.array(model([row], [[1]])[0, -1])
         missing = np.log(1 - np.exp(logits[2]) / np.exp(logits[2:]).sum())
         assert hypothesis.log_probability == pytest.approx(rescored(model, row, hypothesis.tokens) - missing, abs=1e-9)
+
+
+def evens(tokens):
+    """A length that only every other token adds to, as words that are written in pieces."""
+    return sum(token % 2 == 0 for token in tokens)
+
+
+@pytest.mark.parametrize("method", ["beam", "groups", "groups of one", "sampling"])
+@pytest.mark.parametrize("desired", [1, 2, 5])
+def test_lengths_in_another_unit_are_kept(models, method, desired):
+    for model in models:
+        found = run(model, SOURCES, method, max_length=None, desired_lengths=[desired] * 5, length_of=evens)
+        for hypothesis, *_ in found:
+            assert evens(hypothesis.tokens) <= desired + 0.1 * desired
+            if method != "sampling":  # a sample may be cut
+                assert hypothesis.finished
+                assert evens(hypothesis.tokens) >= desired - 0.1 * desired
+        if method != "sampling":
+            alone = [run(model, [row], method, max_length=None, desired_lengths=[desired], length_of=evens)[0]
+                     for row in SOURCES]  # fmt: skip
+            assert tokens(found) == tokens(alone)
+
+
+def test_groups_of_one_keep_to_desired_lengths(models):
+    for model in models:
+        for hypothesis, *_ in run(model, SOURCES, "groups of one", max_length=None, desired_lengths=[6] * 5):
+            assert (len(hypothesis.tokens), hypothesis.finished) == (6, True)
+
+
+def test_a_prefix_may_not_be_longer_than_the_output_in_any_unit(model):
+    prefix, lengths = [[4, 6, 8], [4], [5], [], [7]], [2] * 5
+    with raises_line(ConfigError, "prefix 1 is 3 long, the output at most 2"):
+        run(model, SOURCES, "beam", max_length=None, prefix=prefix, desired_lengths=lengths, length_of=evens)
+    prefix[0] = [5, 4, 7, 9, 5, 8, 5]
+    found = run(model, SOURCES, "beam", max_length=None, prefix=prefix, desired_lengths=lengths, length_of=evens)
+    for (hypothesis, *_), begun in zip(found, prefix, strict=True):
+        assert hypothesis.tokens[: len(begun)] == begun
+        assert (evens(hypothesis.tokens), hypothesis.finished) == (2, True)
+
+
+def test_a_length_encoding_may_be_told_another_length():
+    model = lively_model(length_encoding=True)
+    free = run(model, SOURCES, "beam", max_length=9, told_lengths=[4] * 5)
+    other = run(model, SOURCES, "beam", max_length=9, told_lengths=[9] * 5)
+    assert tokens(free) != tokens(other)
 
 
 def test_a_model_with_a_length_encoding_is_told_the_length():
@@ -297,7 +343,7 @@ def test_bad_arguments(model):
         run(model, SOURCES, "sampling", sentence_numbers=[0, 1])
     with raises_line(ConfigError, "desired length of sentence 1 is 0"):
         run(model, SOURCES[:1], max_length=None, desired_lengths=[0])
-    with raises_line(ConfigError, "desired_lengths and max_length are both given"):
+    with raises_line(ConfigError, "a desired length and max_length are both given"):
         run(model, SOURCES[:1], desired_lengths=[3])
     with raises_line(DataError, "topics has 1 entries for 5 sentences"):
         run(model, SOURCES, topics=[[]])

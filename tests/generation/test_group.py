@@ -11,8 +11,8 @@ def hypothesis(score, *tokens):
     return Hypothesis(list(tokens), score, score, True)
 
 
-def group(size, *live, limit=9, n_best=1, alpha=0.0):
-    return Group(size, limit, lambda tokens: True, limit + 1, alpha, list(live), Finished(n_best))
+def group(size, *live, limit=9, n_best=1, alpha=0.0, fits=None):
+    return Group(size, limit, fits or (lambda tokens: True), limit + 1, alpha, list(live), Finished(n_best))
 
 
 def test_the_best_finished_are_kept_and_of_equal_ones_the_first():
@@ -66,3 +66,13 @@ def test_more_is_needed_until_nothing_live_can_win():
     assert beams.needs_more
     beams.finished.add(hypothesis(bound))
     assert not beams.needs_more
+
+
+def test_what_does_not_fit_makes_room_for_what_does():
+    beams = group(2, Live([7, 7], -0.1, 0), Live([8], -0.5, 1), fits=lambda tokens: len(tokens) < 3)
+    candidates = [Candidate(-place, 0, 3 + place) for place in range(6)] + [Candidate(-9.0, 1, 4)]
+    assert beams.advance(candidates, EOS, candidates[0]) == []
+    assert [live.tokens for live in beams.live] == [[8, 4]]
+    assert beams.advance([Candidate(-9.5, 0, 5)], EOS, None) == []
+    assert beams.live == []
+    assert [live.tokens for live in beams.cut] == [[8, 4]]

@@ -51,5 +51,5 @@ def test_bad_desired_lengths():
         desired_ranges(DecodingOptions(), [2.5], 1)
     with raises_line(ConfigError, "desired_lengths has 1 lengths for 2 sentences"):
         desired_ranges(DecodingOptions(), [4], 2)
-    with raises_line(ConfigError, "desired_lengths and max_length are both given; .*leave out max_length"):
+    with raises_line(ConfigError, "a desired length and max_length are both given; .*leave out max_length"):
         desired_ranges(DecodingOptions(max_length=9), [4], 1)

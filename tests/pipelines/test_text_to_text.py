@@ -112,6 +112,15 @@ def test_a_model_that_sees_lengths_is_told_one_anyway(monkeypatch):
         make(length_encoding=True)(LINES)
 
 
+def test_a_summary_has_a_limit_of_its_own():
+    lengths = [len(output.tokens) for (output,) in make(Summarizer, separator=True, mean_length=1.0).outputs(LINES)]
+    assert max(lengths) == 24  # four times the mean and twenty
+    longer = make(Summarizer, separator=True, mean_length=1.0).outputs(LINES, min_length=30)
+    assert {len(output.tokens) for (output,) in longer} == {30}
+    free = make(Summarizer, separator=True).outputs(LINES)
+    assert max(len(output.tokens) for (output,) in free) > 24
+
+
 def test_a_desired_length_takes_a_beam():
     assert GenerationRequest.of(desired_length=5).decoding.beam_size == 4
     assert GenerationRequest.of(desired_length=5, beam_size=2).decoding.beam_size == 2

@@ -102,7 +102,10 @@ def _code_of(call: Callable[[], int | None]) -> int:
     except MemoryError:
         return _fail("out of memory; lower batch_tokens (or batch_size), or take a smaller model")
     except OSError as error:
-        _drop_output()
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
         place = f"{error.filename}: " if error.filename else ""
         return _fail(f"{place}{error.strerror or error}")
     return int(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,8 +90,9 @@ def run_demo(name: str, *, seconds: float | None, seed: int, out: Path, backend:
     recipe = demo.recipe(task, seconds, seed)
     names = [f"the demo's {part}" for part in ("source", "target", "validation source", "validation target")]
     prepared = PreparedPairs.make(recipe, task.train, task.valid, xp=xp, backend=backend, names=names)
-    for path in earlier:
-        path.unlink()
+    with run.lock() if earlier else contextlib.nullcontext():
+        for path in earlier:
+            path.unlink()
     run.start(prepared.config("demo", {"task": name, "seed": seed}), prepared.tokenizers())
 
     console = make_console()
@@ -98,7 +100,10 @@ def run_demo(name: str, *, seconds: float | None, seed: int, out: Path, backend:
     prepared.describe(console)
     score = ValidationScore(prepared.valid, prepared.sides, measure=_bleu)
     perfect = task.valid.target
-    outcome = train_run(prepared, run, console, task=prepared.task(score), enough=lambda _: score.outputs == perfect)
+    with run.lock():
+        outcome = train_run(
+            prepared, run, console, task=prepared.task(score), enough=lambda _: score.outputs == perfect
+        )
     console.print(f"ended after update {outcome.trainer.progress.step:,}: {outcome.reason}")
     if outcome.code:
         console.print(f"the demo is not finished; start it again with: {program()} demo --task {name}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -48,10 +50,15 @@ class TrainingProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with _unwatched():
+                self._bar.stop()
 
     def __call__(self, event: Update | Validation) -> None:
-        """Show one event."""
+        """Show one event. Whoever watched may be gone; the training goes on."""
+        with _unwatched():
+            self._show(event)
+
+    def _show(self, event: Update | Validation) -> None:
         if isinstance(event, Validation):
             self._validation = _short(event)
             self.console.print(_validation_line(event))
@@ -86,6 +93,13 @@ class TrainingProgress:
             by_clock = max(0.0, 60.0 * (minutes - update.minutes))
             left = by_clock if left is None else min(left, by_clock)
         return min(share, 1.0), left
+
+
+@contextlib.contextmanager
+def _unwatched() -> Iterator[None]:
+    """Let printing fail: a terminal that was closed, a pipe that nobody reads (rich ends the process for that)."""
+    with contextlib.suppress(OSError, SystemExit):
+        yield
 
 
 def _short(validation: Validation) -> str:

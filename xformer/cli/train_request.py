@@ -103,6 +103,12 @@ def start(request: Request) -> int:
 def go_on(request: Request) -> int:
     """Check that nothing but the end of the run has changed, and train on; returns the exit code."""
     run = RunDirectory(request.out)
+    run.read_config()
+    with run.lock():
+        return _go_on(request, run)
+
+
+def _go_on(request: Request, run: RunDirectory) -> int:
     config = run.read_config()
     run.check_resumable()
     recipe, backend, data = _parts(run, config, request.work)
@@ -123,10 +129,9 @@ def go_on(request: Request) -> int:
                 f"{path} is not the text that the run began with (its SHA-256 differs); restore it, or start a new run"
             )
     prepared = request.work.prepare(recipe, backend, files, run)
-    with run.lock():
-        if recipe.to_dict() != config["recipe"]:
-            write_json(run.config, {**config, "recipe": recipe.to_dict()})
-        return _train(prepared, run, resume=True)
+    if recipe.to_dict() != config["recipe"]:
+        write_json(run.config, {**config, "recipe": recipe.to_dict()})
+    return _train(prepared, run, resume=True)
 
 
 def _train(prepared: Prepared, run: RunDirectory, *, resume: bool) -> int:

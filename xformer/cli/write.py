@@ -55,8 +55,9 @@ def write_lines(
             "as in training"
         )
     if num_cut:
+        remedy = "--max-length" if request.desired_length is None else "--beam-size, --length-tolerance"
         make_console(stderr=True).print(
-            f"note: {plural(num_cut, 'output')} reached the length limit and may lack an end (--max-length)"
+            f"note: {plural(num_cut, 'output')} reached the length limit and may lack an end ({remedy})"
         )
 
 

@@ -65,9 +65,9 @@ class SentenceBeam:
             if taken:
                 own = sorted(own, key=lambda c: diversity * taken[c.token] - c.log_probability)
             parents = group.live
-            ends = group.advance(own[: 2 * group.size], self.task.eos_id, _greedy(parents, found))
+            ends = group.advance(own, self.task.eos_id, _greedy(parents, found))
             taken.update(live.tokens[-1] for live in group.live)
-            if self.task.end_anywhere and group.size > 1:
+            if self.task.end_anywhere:
                 ends = self._all_ends(parents, found)
             ended += [(group, live) for live in ends]
         return ended
@@ -114,7 +114,8 @@ def search_beams(task: DecodingTask) -> list[list[Hypothesis]]:
         logits = process(task, logits, [live.tokens for live, _ in rows], [sentence for _, sentence in rows])
         others = options.beam_size - options.group_size  # tokens that earlier groups may have taken
         found = continuations(logits, 2 * options.group_size + others, task.eos_id)
-        _enter(task, _advance(active, found, 2 * options.group_size + others * options.group_size))
+        wanted = 2 + others if task.measured is None else 2 * options.group_size + others
+        _enter(task, _advance(active, found, wanted * options.group_size))
         going = [place for place, beam in enumerate(active) if beam.needs_more]
         if not going:
             return [beam.results() for beam in beams]

@@ -8,7 +8,7 @@ from typing import Any
 from xformer.errors import ConfigError, DataError
 from xformer.generation.beam import search_beams
 from xformer.generation.hypothesis import Hypothesis
-from xformer.generation.lengths import LengthRange, desired_ranges, length_ranges
+from xformer.generation.lengths import LengthRange, MeasuredLengths, desired_ranges, length_ranges
 from xformer.generation.options import DecodingOptions
 from xformer.generation.sampling import uniform_streams
 from xformer.generation.stepwise import search_stepwise
@@ -30,8 +30,8 @@ def decode(
     prefix: Sequence[Sequence[int]] | None = None,
     topics: Sequence[Sequence[Phrase]] | None = None,
     desired_lengths: Sequence[int] | None = None,
-    measure: Callable[[Sequence[int]], int] | None = None,
-    tokens_per_unit: float = 1.0,
+    length_of: Callable[[Sequence[int]], int] | None = None,
+    told_lengths: Sequence[int] | None = None,
     never: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
     """Find the best outputs of a batch of sentences: of each, the n best hypotheses, best first.
@@ -42,12 +42,13 @@ def decode(
     place in the batch) and the position, never on the other sentences
     prefix: ids that each output begins with, one list a sentence
     topics: phrases to favour, one list a sentence; a phrase is a list of alternative tokenisations
-    desired_lengths: of each output in tokens, eos not counted: outputs end within options.length_tolerance of them.
-    That takes a beam of at least two; greedy search and sampling may be cut at the upper bound. A model with a length
-    encoding (Takase and Okazaki, 2019) is told the length, and needs it; others are held to the range (fixRng of
-    Kikuchi et al., 2016)
-    measure, tokens_per_unit: where desired_lengths are not in tokens but, say, in words: how many of them some tokens
-    hold, and how many tokens one of them has on average (for the length encoding, which knows tokens alone)
+    desired_lengths: of each output, eos not counted: outputs end within options.length_tolerance of them, by the range
+    method fixRng of Kikuchi et al. (2016). That takes a beam of at least two; greedy search and sampling may be cut at
+    the upper bound
+    length_of: what desired_lengths count, as a function of token ids, such as the words that they spell (default: the
+    tokens); a token more is at most one more
+    told_lengths: what a model with a length encoding (Takase and Okazaki, 2019) is told, in tokens without eos
+    (default: desired_lengths)
     never: ids that no output has, beside pad_id and bos_id
 
     Hypotheses that did not end by the limit are returned only when none ended, with finished False. Fewer than n_best
@@ -57,25 +58,32 @@ def decode(
     """
     options = DecodingOptions() if options is None else options
     source = ids_of(model.source_ids(source))
-    desired = None if desired_lengths is None else desired_ranges(options, desired_lengths, source.shape[0])
-    in_tokens = desired if measure is None else None
-    ranges = _within_positions(model, in_tokens or length_ranges(options, source_lengths(model, source)))
-    if model.config.length_encoding and desired_lengths is None:
-        raise ConfigError("this model has a length encoding; expected desired_lengths, one for each sentence")
-    told = [max(1, round(length * tokens_per_unit)) + 1 for length in desired_lengths or ()]
-    lengths = told if model.config.length_encoding else None
+    measured = None
+    if desired_lengths is None:
+        ranges = length_ranges(options, source_lengths(model, source))
+    else:
+        ranges = desired_ranges(options, desired_lengths, source.shape[0])
+        if length_of is not None:
+            measured = MeasuredLengths(length_of, ranges)
+            ranges = measured.token_ranges(source_lengths(model, source))
+    ranges = _within_positions(model, ranges)
+    lengths = None
+    if model.config.length_encoding:
+        told = desired_lengths if told_lengths is None else told_lengths
+        if told is None:
+            raise ConfigError("this model has a length encoding; expected desired_lengths, one for each sentence")
+        lengths = [length + 1 for length in told]
     return search(
         DecodingTask(
             model=model,
             options=options,
             begin=lambda: model.begin(source, lengths=lengths),
             first=[model.config.bos_id],
-            prefixes=check_prefixes(prefix, ranges, model),
+            prefixes=check_prefixes(prefix, ranges, model, measured),
             ranges=ranges,
+            measured=measured,
             never=frozenset((model.config.pad_id, model.config.bos_id, *never)),
             eos_id=model.config.eos_id,
-            measure=measure,
-            measured_ranges=None if measure is None else desired,
             foci=topic_foci(topics, len(ranges), model.vocab_size),
             end_anywhere=desired_lengths is not None,
             uniforms=streams(options, rng, sentence_numbers, ranges),

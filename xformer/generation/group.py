@@ -82,10 +82,11 @@ class Group:
     def advance(self, candidates: Sequence[Candidate], eos_id: int | None, greedy: Candidate | None) -> list[Live]:
         """Take one token more; return the hypotheses that ended, without their eos.
 
-        candidates: best first, at least twice as many as beams if there are that many: each hypothesis can end in one
-        way only, so half of them go on. A hypothesis ends when eos is among the `size` best candidates; a group of one
-        is greedy search, and done with that. At the limit none goes on, and none does that no longer fits. greedy: the
-        candidate of greedy search, which is kept even when others are better.
+        candidates: best first, enough that as many as there are beams go on: at least twice as many, since each
+        hypothesis can end in one way only, and all of them where some may not fit. A hypothesis ends when eos is among
+        the `size` best candidates; a group of one is greedy search, and done with that. At the limit none goes on, and
+        none does that no longer fits. greedy: the candidate of greedy search, which is kept even when others are
+        better.
         """
         parents = self.live
         ended = [c for c in candidates[: self.size] if c.token == eos_id]

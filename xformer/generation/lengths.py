@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from xformer.errors import ConfigError
 from xformer.generation.options import DecodingOptions
 
+# Room for the tokens of one unit. The search ends by the units; this ends words that never end.
+_TOKENS_A_UNIT = 12
 _ROUNDING = 1e-9  # 1.1 * 10 is 11.000000000000002, which is meant to be 11
 
 
@@ -17,6 +19,24 @@ class LengthRange(NamedTuple):
 
     minimum: int
     maximum: int
+
+
+class MeasuredLengths(NamedTuple):
+    """Lengths in another unit than tokens, such as words.
+
+    length_of: how many units some tokens hold: at most as many as there are tokens. ranges: how many each output may
+    have
+    """
+
+    length_of: Callable[[Sequence[int]], int]
+    ranges: list[LengthRange]
+
+    def token_ranges(self, source_lengths: Sequence[int]) -> list[LengthRange]:
+        """Ranges in tokens that leave room for these."""
+        return [
+            LengthRange(limits.minimum, max(default_limit(length), _TOKENS_A_UNIT * limits.maximum))
+            for limits, length in zip(self.ranges, source_lengths, strict=True)
+        ]
 
 
 def default_limit(source_length: int) -> int:
@@ -54,7 +74,7 @@ def desired_ranges(options: DecodingOptions, desired: Sequence[int], sentences: 
     ]
     if set_limits:
         raise ConfigError(
-            f"desired_lengths and {set_limits[0]} are both given; expected one or the other: leave out {set_limits[0]}"
+            f"a desired length and {set_limits[0]} are both given; expected one or the other: leave out {set_limits[0]}"
         )
     ranges = []
     for number, length in enumerate(desired, start=1):

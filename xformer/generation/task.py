@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xformer.errors import ConfigError, DataError
-from xformer.generation.lengths import LengthRange
+from xformer.generation.lengths import LengthRange, MeasuredLengths
 from xformer.generation.options import DecodingOptions
 from xformer.generation.topic import Tokens, TopicFocus
 from xformer.namespace import Array, Namespace, array_namespace, base_namespace, device, from_host, index_dtype
@@ -23,8 +23,7 @@ class DecodingTask:
     first: the tokens that every row is given before its own, e.g. bos
     prefixes: tokens that each output begins with
     ranges: how many tokens each output may have
-    measure, measured_ranges: where lengths are wanted in another unit, such as words: how long some tokens are, and
-    how long each output may be in that unit
+    measured: how long, where that is wanted in another unit
     foci: what each output should favour
     end_anywhere: within its range, a hypothesis may end whatever its rank (see beam.py)
     uniforms: for sampling, each sentence's and sample's random numbers in [0, 1), one for each position
@@ -41,8 +40,7 @@ class DecodingTask:
     ranges: list[LengthRange]
     never: frozenset[int]
     eos_id: int | None
-    measure: Callable[[Tokens], int] | None = None
-    measured_ranges: list[LengthRange] | None = None
+    measured: MeasuredLengths | None = None
     foci: list[TopicFocus] | None = None
     end_anywhere: bool = False
     uniforms: list[list[list[float]]] | None = None
@@ -85,15 +83,15 @@ class DecodingTask:
 
     def may_end(self, sentence: int, tokens: Tokens) -> bool:
         """Whether an output is long enough."""
-        if self.measure and self.measured_ranges:
-            return self.measure(tokens) >= self.measured_ranges[sentence].minimum
-        return len(tokens) >= self.ranges[sentence].minimum
+        if len(tokens) < self.ranges[sentence].minimum:
+            return False
+        return not self.measured or self.measured.length_of(tokens) >= self.measured.ranges[sentence].minimum
 
     def fits(self, sentence: int, tokens: Tokens) -> bool:
-        """Whether an output, or its beginning, is not too long in the unit that is measured."""
-        if self.measure and self.measured_ranges:
-            return self.measure(tokens) <= self.measured_ranges[sentence].maximum
-        return True
+        """Whether an output may begin with these tokens, in the unit that is measured; its prefix does."""
+        if not self.measured or len(tokens) <= len(self.prefixes[sentence]):
+            return True
+        return self.measured.length_of(tokens) <= self.measured.ranges[sentence].maximum
 
     def counted(self, sentence: int, tokens: int) -> int:
         """How many of so many tokens are part of the output."""
@@ -105,7 +103,10 @@ class DecodingTask:
 
 
 def check_prefixes(
-    prefixes: Sequence[Sequence[int]] | None, ranges: Sequence[LengthRange], model: Any
+    prefixes: Sequence[Sequence[int]] | None,
+    ranges: Sequence[LengthRange],
+    model: Any,
+    measured: MeasuredLengths | None = None,
 ) -> list[list[int]]:
     """One list of ids a sentence, which the output begins with.
 
@@ -127,5 +128,10 @@ def check_prefixes(
             raise ConfigError(
                 f"prefix {number} has {len(prefix)} tokens, the output at most {limits.maximum}; "
                 "shorten it, or allow longer outputs"
+            )
+        if measured and measured.length_of(prefix) > measured.ranges[number - 1].maximum:
+            raise ConfigError(
+                f"prefix {number} is {measured.length_of(prefix)} long, the output at most "
+                f"{measured.ranges[number - 1].maximum}; shorten it, or allow longer outputs"
             )
     return [[int(token) for token in prefix] for prefix in prefixes]

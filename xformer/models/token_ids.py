@@ -76,6 +76,12 @@ def as_lengths(lengths: Any, sentences: int, like: Array) -> Array:
     return found
 
 
+def check_rows(source: Array, target: Array) -> None:
+    """Raise ShapeError unless source and target have as many rows: one would be broadcast to the other silently."""
+    if source.shape[0] != target.shape[0]:
+        raise ShapeError(f"source has {source.shape[0]} rows and target {target.shape[0]}; expected as many")
+
+
 def positions_of(ids: Array, pad_id: int) -> Array:
     """Where each token stands in its row, from 0 at the first that is not padding: (batch, length)."""
     xp = array_namespace(ids)

@@ -15,7 +15,7 @@ from xformer.models.cache import DecodingCache, Memory, check_memory
 from xformer.models.config import TransformerConfig
 from xformer.models.parts import Parts
 from xformer.models.saving import Model
-from xformer.models.token_ids import as_lengths, as_token_ids, ids_of, positions_of
+from xformer.models.token_ids import as_lengths, as_token_ids, check_rows, ids_of, positions_of
 from xformer.namespace import Array, Device, DType, array_namespace, device
 from xformer.random import Rng
 
@@ -103,16 +103,14 @@ class Transformer(Model):
         causal: False lets target tokens see later ones. rng: draws dropout; None (the default) switches it off.
         Returns (batch, target length, target_vocab_size), or the memory (batch, source length, d_model).
 
-        Raises DataError for ids out of range, ShapeError for other ranks and unequal batches, BackendError for another
-        library's array.
+        Raises DataError for bad ids, ShapeError for other ranks or unequal batches, BackendError for another library's.
         """
         encode_rng, decode_rng = rng.split(2) if rng else (None, None)
         source = self.source_ids(source)
         if target is None:
             return self._encode(source, encode_rng)
         target = self.target_ids(target)
-        if source.shape[0] != target.shape[0]:
-            raise ShapeError(f"source has {source.shape[0]} rows and target {target.shape[0]}; expected as many")
+        check_rows(source, target)
         memory = self._encode(source, encode_rng)
         return self._decode(target, memory, source, causal=causal, rng=decode_rng)
 

@@ -112,7 +112,7 @@ class TextGenerator:
         phrases = None if topics is None else [[self._phrase(topic) for topic in each] for each in topics]
         samples = request.decoding.n_best
         if request.decoding.method == "beam":
-            self._check_sight(encoded, request.decoding)
+            self._check_sight(encoded, request.decoding, first_number)
             samples = 1  # text, of which the beam finds the n best continuations
         texts = [
             _Text(number, (first_number + number) * samples + sample, ids, None if phrases is None else phrases[number])
@@ -212,8 +212,8 @@ class TextGenerator:
                 done += [each for results in side_by_side(write, group) for each in results]
         return done
 
-    def _check_sight(self, encoded: Sequence[Sequence[int]], options: DecodingOptions) -> None:
-        for number, ids in enumerate(encoded, start=1):
+    def _check_sight(self, encoded: Sequence[Sequence[int]], options: DecodingOptions, first_number: int) -> None:
+        for number, ids in enumerate(encoded, start=first_number + 1):
             if len(ids) + (options.max_length or 0) > self._sight:
                 raise ConfigError(
                     f"prompt {number} of {len(ids)} tokens and max_length {options.max_length} are more than the "

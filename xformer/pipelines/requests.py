@@ -57,9 +57,21 @@ class GenerationRequest:
                 raise ConfigError(
                     f"desired_length is {length!r}; expected a whole number of at least 1, in {self.length_unit}"
                 )
-        if lengths and self.decoding.method == "greedy" and self.decoding.beam_size == 1:
+        if self.desired_length is None:
+            self._check_unused()
+        if lengths and self.decoding.method == "greedy":
             # Greedy search meets a length by chance; a beam has hypotheses of many lengths to choose from.
             object.__setattr__(self, "decoding", dataclasses.replace(self.decoding, beam_size=BEAM_FOR_LENGTHS))
+
+    def _check_unused(self) -> None:
+        """Raise ConfigError for settings that say how to keep to a length where none is given."""
+        usual = DecodingOptions.length_tolerance
+        for name, value, default in (
+            ("length_unit", self.length_unit, "tokens"),
+            ("length_tolerance", self.decoding.length_tolerance, usual),
+        ):
+            if value != default:
+                raise ConfigError(f"{name} is {value!r} and there is no desired_length; give one, or leave out {name}")
 
     @classmethod
     def of(cls, **settings: Any) -> Self:

@@ -12,3 +12,8 @@ class Summarizer(TextToText):
     """
 
     task = "summarization"
+
+    @property
+    def usual_limit(self) -> int | None:
+        """Four times as many tokens as summaries have on average, plus 20: twice a document would be no limit."""
+        return None if self.mean_length is None else round(4 * self.mean_length) + 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -92,6 +93,11 @@ class TextToText:
         model = Transformer.load(run.model, xp=xp, dtype=dtype)
         return cls(model, Tokenizers.load(run), **_habits(config))
 
+    @property
+    def usual_limit(self) -> int | None:
+        """The most tokens of an output where no limit is given; None: twice the source plus 20."""
+        return None
+
     def __call__(self, texts: Sequence[str], **settings: Any) -> list[Any]:
         """Write an output for each text, keeping their order; a blank text gets an empty one.
 
@@ -150,7 +156,8 @@ class TextToText:
             )
             chosen = [self._texts(each) for each in found]
             if request.align:
-                chosen = [self._aligned(ids, outputs) for ids, outputs in zip(source, chosen, strict=True)]
+                told = [wishes.told(row) for row in rows]
+                chosen = [self._aligned(*each) for each in zip(source, chosen, told, strict=True)]
             return [Result(row, outputs) for row, outputs in zip(rows, chosen, strict=True)]
 
         threads = shards_for(self.model, available_threads())
@@ -178,9 +185,10 @@ class TextToText:
             return encoded, 0
         return [ids[: self.cut_length] for ids in encoded], sum(len(ids) > self.cut_length for ids in encoded)
 
-    def _aligned(self, ids: list[int], outputs: list[Output]) -> list[Output]:
-        """The outputs for one source, with their alignments."""
-        weights = alignments(self.model, [ids] * len(outputs), [output.tokens for output in outputs])
+    def _aligned(self, ids: list[int], outputs: list[Output], told: int | None) -> list[Output]:
+        """The outputs for one source, with their alignments; told: the length that the model was told."""
+        lengths = None if told is None else [told + 1] * len(outputs)
+        weights = alignments(self.model, [ids] * len(outputs), [output.tokens for output in outputs], lengths=lengths)
         return [
             output._replace(alignment=each.argmax(axis=1).tolist())
             for output, each in zip(outputs, weights, strict=True)
@@ -199,28 +207,43 @@ class _Wishes:
         prefixes, topics, lengths = request.prefixes(count), request.topics_of_each(count), request.lengths(count)
         self._prefixes = None if prefixes is None else [_prefix(target, prefix) for prefix in prefixes]
         self._topics = None if topics is None else [[_phrase(target, topic) for topic in each] for each in topics]
-        self._unit: dict[str, Any] = {}
-        if lengths is None and config.length_encoding:
-            if writer.mean_length is None:
-                raise ConfigError("this model writes to a length; give desired_length")
-            lengths = [max(1, round(writer.mean_length))] * count
-            # The model is told a usual length, and may end wherever it likes.
-            request = replace(request, decoding=replace(request.decoding, length_tolerance=1.0))
-        elif lengths is not None and request.length_unit == "words":
-            if config.length_encoding and writer.tokens_per_word is None:
-                raise ConfigError("how many tokens a word has is not known here; give desired_length in tokens")
-            self._unit = {
-                "measure": lambda tokens: len(target.decode(tokens).split()),
-                "tokens_per_unit": writer.tokens_per_word or 1.0,
-            }
         self._lengths = lengths
-        self.decoding = request.decoding
+        in_words = lengths is not None and request.length_unit == "words"
+        self._told = _told_lengths(writer, lengths, in_words, count) if config.length_encoding else None
+        # The search asks for the length of the same tokens several times.
+        words_of = functools.lru_cache(maxsize=65536)(lambda tokens: len(target.decode(tokens).split()))
+        self._length_of = (lambda tokens: words_of(tuple(tokens))) if in_words else None
+        self.decoding, limit = request.decoding, writer.usual_limit
+        if limit is not None and lengths is None and self.decoding.max_length is self.decoding.max_length_ratio is None:
+            self.decoding = replace(self.decoding, max_length=max(limit, self.decoding.min_length))
 
     def of(self, rows: Sequence[int]) -> dict[str, Any]:
         """The arguments of `decode` for these texts."""
-        columns = {"prefix": self._prefixes, "topics": self._topics, "desired_lengths": self._lengths}
+        columns = {
+            "prefix": self._prefixes,
+            "topics": self._topics,
+            "desired_lengths": self._lengths,
+            "told_lengths": self._told,
+        }
         chosen = {name: [column[row] for row in rows] for name, column in columns.items() if column is not None}
-        return {**chosen, **self._unit}
+        return {**chosen, "length_of": self._length_of}
+
+    def told(self, row: int) -> int | None:
+        """The length that the model is told for a text, in tokens, if it wants to know one."""
+        return None if self._told is None else self._told[row]
+
+
+def _told_lengths(writer: TextToText, lengths: list[int] | None, in_words: bool, count: int) -> list[int]:
+    """What a model with a length encoding is told: the desired lengths in tokens, or else a usual one."""
+    if lengths is None:
+        if writer.mean_length is None:
+            raise ConfigError("this model writes to a length; give desired_length")
+        return [max(1, round(writer.mean_length))] * count
+    if not in_words:
+        return lengths
+    if writer.tokens_per_word is None:
+        raise ConfigError("how many tokens a word has is not known here; give desired_length in tokens")
+    return [max(1, round(length * writer.tokens_per_word)) for length in lengths]
 
 
 def check_source_lengths(

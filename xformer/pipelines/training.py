@@ -66,7 +66,10 @@ class EncodedCorpus:
 
 
 class ValidationScore:
-    """How good what a model writes for a validation set is, greedily decoded: the `score` of a TranslationTask.
+    """How good what a model writes for a validation set is: the `score` of a TranslationTask.
+
+    Outputs are decoded greedily; those of a model with a length encoding to the lengths of the references, with the
+    small beam that this takes.
 
     measure: (outputs, references) -> a score, more being better; default BLEU of words for translation, the mean of
     ROUGE-1, 2 and L for summarization, case ignored where the target tokenizer lower-cases. outputs: the latest ones.

@@ -87,4 +87,13 @@ def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, float]:
 def check_finite(loss: float, norm: float) -> None:
     """Raise TrainingError unless both are finite numbers."""
     if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise TrainingError(f"the loss is {loss} and the gradient norm {norm}; lower the learning rate")
+        raise TrainingError(f"the loss is {loss} and the gradient norm {norm}; the learning rate may be too high")
+
+
+def not_finite(model: Any) -> str | None:
+    """The name of a parameter that holds what is no finite number; None where there is none."""
+    for name, array in model.named_parameters():
+        xp = array_namespace(array)
+        if not bool(xp.all(xp.isfinite(array))):
+            return str(name)
+    return None

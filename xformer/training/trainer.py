@@ -13,7 +13,6 @@ from typing import Any
 
 from xformer.errors import CheckpointError, TrainingError
 from xformer.host import available_threads, blas_threads, side_by_side
-from xformer.namespace import array_namespace
 from xformer.random import Rng
 from xformer.training.checkpoints import Checkpoints, average_models
 from xformer.training.events import Average, Progress, Update, Validation
@@ -23,7 +22,7 @@ from xformer.training.parallel import ShardedGradient, shards_for
 from xformer.training.run_directory import RunDirectory
 from xformer.training.schedules import schedule
 from xformer.training.settings import LoopSettings
-from xformer.training.step import train_step
+from xformer.training.step import not_finite, train_step
 from xformer.training.tasks import Task
 
 _LOG_EVERY = 10  # updates between lines of the log
@@ -159,7 +158,7 @@ class Trainer:
                 max_norm=self.settings.max_norm,
             )
         except TrainingError as error:
-            raise TrainingError(f"update {step}: {error} ({self._settings_to_change()}); {self._kept()}") from None
+            raise self._diverged(f"update {step}: {error}") from None
         self.model, self.state = result.model, result.state
         tokens = sum(shard.num_tokens for shards in batches for shard in shards)
         now = time.monotonic()
@@ -185,12 +184,8 @@ class Trainer:
         step, loss = self.progress.step, self.validation_loss(self.model)
         if not math.isfinite(loss):
             # The last update went wrong; it must not replace the state before it.
-            raise TrainingError(
-                f"the validation loss after update {step} is {loss}; lower the learning rate "
-                f"({self._settings_to_change()}); {self._kept()}"
-            )
-        if self.task.score is not None:
-            self._save(began)  # translating takes a while, and whatever happens meanwhile, the updates are safe
+            raise self._diverged(f"the validation loss after update {step} is {loss}")
+        self._save(began)  # before the model, and before translating, which takes a while: the updates are safe
         quality = None if self.task.score is None else self.task.score(self.model)
         score = self._score_of(loss, quality)
         best = self._is_best(score, loss)
@@ -221,6 +216,8 @@ class Trainer:
         step = self.progress.step
         if not self.settings.keep_checkpoints or step == 0 or step % self.settings.checkpoint_interval:
             return []
+        if score is None and any(entry[0] == step for entry in self.progress.checkpoints):
+            return []  # kept before the run was stopped here
         kept = self.checkpoints.add(self.progress.checkpoints, step, score, self.model)
         self.progress = replace(self.progress, checkpoints=kept)
         return [{"event": "checkpoint", "step": step, "score": score, "kept": [entry[0] for entry in kept]}]
@@ -278,26 +275,20 @@ class Trainer:
 
     def _save_unvalidated(self, began: float) -> None:
         """Save what there is between validations, unless the last update ruined it."""
-        for name, array in self.model.named_parameters():
-            xp = array_namespace(array)
-            if not bool(xp.all(xp.isfinite(array))):
-                raise TrainingError(
-                    f"after update {self.progress.step}, {name} is no longer finite; lower the learning rate "
-                    f"({self._settings_to_change()}); {self._kept()}"
-                )
+        name = not_finite(self.model)
+        if name:
+            raise self._diverged(f"after update {self.progress.step}, {name} is no longer finite")
+        self._save(began)
         if self.progress.best_score is None:
             self.model.save(self.directory.model)
-        self._save(began)
 
-    def _settings_to_change(self) -> str:
-        """What lowers the learning rate of a run that diverged."""
+    def _diverged(self, what: str) -> TrainingError:
+        """An error that says what to change, and what is kept."""
         peak = "learning_rate_factor" if self.settings.learning_rate is None else "learning_rate"
-        return f"lower {peak}, or raise warmup_steps"
-
-    def _kept(self) -> str:
-        if self._saved_step is None:
-            return "no state had been saved yet"
-        return f"the state of update {self._saved_step} is kept"
+        kept = "no state had been saved yet"
+        if self._saved_step is not None:
+            kept = f"the state of update {self._saved_step} is kept"
+        return TrainingError(f"{what}; lower {peak} or raise warmup_steps; {kept}")
 
 
 def _stopped(stop: StopRequest) -> str | None:
