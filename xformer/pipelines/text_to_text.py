@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -17,8 +15,9 @@ from xformer.models import Transformer
 from xformer.models.token_ids import pad
 from xformer.pipelines.requests import GenerationRequest
 from xformer.pipelines.tokenizers import Tokenizers
+from xformer.pipelines.wishes import Wishes
 from xformer.random import Rng
-from xformer.text import UNK_ID, normalize_text
+from xformer.text import normalize_text
 from xformer.training.parallel import shards_for
 from xformer.training.run_directory import RunDirectory
 
@@ -139,7 +138,7 @@ class TextToText:
         first_number: how many texts came before these, when they are part of a longer list: what is drawn for a text
         depends on its number.
         """
-        wishes = _Wishes(self, request, len(encoded))
+        wishes = Wishes(self, request, len(encoded))
 
         config, separator = self.model.config, self.tokenizers.target.sep_id
 
@@ -199,53 +198,6 @@ class TextToText:
         return [Output(text, *hypothesis) for text, hypothesis in zip(texts, hypotheses, strict=True)]
 
 
-class _Wishes:
-    """A request in terms of tokens, text by text."""
-
-    def __init__(self, writer: TextToText, request: GenerationRequest, count: int) -> None:
-        target, config = writer.tokenizers.target, writer.model.config
-        prefixes, topics, lengths = request.prefixes(count), request.topics_of_each(count), request.lengths(count)
-        self._prefixes = None if prefixes is None else [_prefix(target, prefix) for prefix in prefixes]
-        self._topics = None if topics is None else [[_phrase(target, topic) for topic in each] for each in topics]
-        self._lengths = lengths
-        in_words = lengths is not None and request.length_unit == "words"
-        self._told = _told_lengths(writer, lengths, in_words, count) if config.length_encoding else None
-        # The search asks for the length of the same tokens several times.
-        words_of = functools.lru_cache(maxsize=65536)(lambda tokens: len(target.decode(tokens).split()))
-        self._length_of = (lambda tokens: words_of(tuple(tokens))) if in_words else None
-        self.decoding, limit = request.decoding, writer.usual_limit
-        if limit is not None and lengths is None and self.decoding.max_length is self.decoding.max_length_ratio is None:
-            self.decoding = replace(self.decoding, max_length=max(limit, self.decoding.min_length))
-
-    def of(self, rows: Sequence[int]) -> dict[str, Any]:
-        """The arguments of `decode` for these texts."""
-        columns = {
-            "prefix": self._prefixes,
-            "topics": self._topics,
-            "desired_lengths": self._lengths,
-            "told_lengths": self._told,
-        }
-        chosen = {name: [column[row] for row in rows] for name, column in columns.items() if column is not None}
-        return {**chosen, "length_of": self._length_of}
-
-    def told(self, row: int) -> int | None:
-        """The length that the model is told for a text, in tokens, if it wants to know one."""
-        return None if self._told is None else self._told[row]
-
-
-def _told_lengths(writer: TextToText, lengths: list[int] | None, in_words: bool, count: int) -> list[int]:
-    """What a model with a length encoding is told: the desired lengths in tokens, or else a usual one."""
-    if lengths is None:
-        if writer.mean_length is None:
-            raise ConfigError("this model writes to a length; give desired_length")
-        return [max(1, round(writer.mean_length))] * count
-    if not in_words:
-        return lengths
-    if writer.tokens_per_word is None:
-        raise ConfigError("how many tokens a word has is not known here; give desired_length in tokens")
-    return [max(1, round(length * writer.tokens_per_word)) for length in lengths]
-
-
 def check_source_lengths(
     encoded: Sequence[Sequence[int]], max_source_length: int, *, name: str = "text", first_number: int = 1
 ) -> None:
@@ -259,20 +211,6 @@ def check_source_lengths(
                 f"{name} {number} has {len(ids)} tokens; expected at most {max_source_length}; split it up, or raise "
                 "max_source_length"
             )
-
-
-def _prefix(tokenizer: Any, prefix: str) -> list[int]:
-    """The ids of a prefix; raises DataError for characters that the tokenizer cannot write."""
-    ids: list[int] = tokenizer.encode(prefix)
-    if UNK_ID in ids:
-        raise DataError(f"the prefix {prefix!r} has characters that the tokenizer does not know; choose others")
-    return ids
-
-
-def _phrase(tokenizer: Any, topic: str) -> list[list[int]]:
-    """All the ways to write a phrase."""
-    inside, beginning = tokenizer.phrase_ids(topic)
-    return [*inside, *(ids for ids in beginning if ids not in inside)]
 
 
 def _habits(config: dict[str, Any]) -> dict[str, Any]:
