@@ -387,6 +387,18 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     assert steps == sorted(set(steps))
 
 
+def test_a_run_that_nobody_watches_any_more_is_saved(xformer, start_process, train_options, tmp_path):
+    process = start_process("train", *train_options, "--out", tmp_path / "run", "--max-updates", 100_000)
+    wait_for_state(process, tmp_path / "run")
+    process.stdout.close()
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=60) in (129, 141)
+    assert process.stderr.read() == b""
+    last = json.loads(load_arrays(tmp_path / "run" / "last.safetensors")[1]["progress"])["step"]
+    done = xformer("train", "--out", tmp_path / "run", "--resume", "--max-updates", last + 2)
+    assert (done.code, done.err) == (0, "")
+
+
 def test_two_trainings_do_not_share_a_directory(refused, start_process, train_options, tmp_path):
     process = start_process("train", *train_options, "--out", tmp_path / "run", "--max-updates", 100_000)
     wait_for_state(process, tmp_path / "run")

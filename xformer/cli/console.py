@@ -13,11 +13,19 @@ from rich.console import Console
 _WIDTH_WITHOUT_TERMINAL = 110
 
 
+class _Console(Console):
+    """A console that lets a broken pipe be an error like others, where rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the BrokenPipeError that is being handled."""
+        raise
+
+
 def make_console(*, stderr: bool = False) -> Console:
     """A console on stdout or stderr; text is printed as it is, without markup or colours of rich's choosing."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _WIDTH_WITHOUT_TERMINAL
-    return Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True, width=width)
+    return _Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True, width=width)
 
 
 def program() -> str:

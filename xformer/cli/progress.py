@@ -97,8 +97,8 @@ class TrainingProgress:
 
 @contextlib.contextmanager
 def _unwatched() -> Iterator[None]:
-    """Let printing fail: a terminal that was closed, a pipe that nobody reads (rich ends the process for that)."""
-    with contextlib.suppress(OSError, SystemExit):
+    """Let printing fail: a terminal that was closed, a pipe that nobody reads."""
+    with contextlib.suppress(OSError):
         yield
 
 

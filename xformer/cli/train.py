@@ -25,7 +25,8 @@ summariser, with --task summarization: documents, one a line, and their summarie
 
 Learns the vocabulary, trains with validation at intervals, and keeps in DIR the best model (model.safetensors), \
 the last state (last.safetensors), the tokenizers, what the run was told (config.json) and log.jsonl. Everything is \
-checked before anything is written. Ctrl-C stops cleanly; --resume goes on to the same bits.
+checked before anything is written. The state is saved every few minutes, and Ctrl-C stops cleanly; --resume goes on \
+to the same bits.
 
 \b
 A first run, half an hour unless told otherwise:
