@@ -235,6 +235,11 @@ def test_a_memory_that_does_not_fit_is_refused():
             model.decode(TARGET, np.zeros(shape))
 
 
+def test_source_and_target_have_as_many_rows():
+    with raises_line(ShapeError, "source has 1 rows and target 2; expected as many"):
+        small_model()([[4, 5]], [[1, 4], [1, 5]])
+
+
 def test_unknown_and_missing_libraries():
     config = TransformerConfig(source_vocab_size=11, target_vocab_size=13, d_model=8, num_heads=2)
     with raises_line(BackendError, "backend 'nump' is unknown; expected one of numpy, cupy, torch, jax"):

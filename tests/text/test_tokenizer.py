@@ -258,6 +258,11 @@ def test_vocabulary_too_small_for_special_tokens(model, vocab_size):
         Tokenizer.train(LINES, vocab_size, model=model)
 
 
+def test_a_vocabulary_of_a_billion_tokens_is_refused():
+    with pytest.raises(ConfigError, match="^vocab_size is 1000000000; expected at most 10000000; 4000 to 50000 are"):
+        Tokenizer.train(LINES, 1_000_000_000)
+
+
 @pytest.mark.parametrize("model", ["bpe", "characters"])
 def test_vocabulary_too_small_for_the_alphabet(model):
     message = "^vocab_size is 9; expected at least 10, for 4 special tokens and 6 distinct characters of the text$"

@@ -37,14 +37,14 @@ def write_lines(
     if not streams.is_stream(source):
         chunks = list(chunks)
         total = sum(1 for encoded in chunks for ids in encoded if ids)
-    num_cut, done, plain = 0, 0, request.decoding.n_best == 1 and not request.align
+    num_unfinished, done, plain = 0, 0, request.decoding.n_best == 1 and not request.align
     with streams.open_output(output) as write, _progress(output, total) as advance:
         for encoded in chunks:
             results: list[list[Output]] = [[] for _ in encoded]
             for batch in writer.batches_of_ids(encoded, request, first_number=done):
                 for row, outputs in batch:
                     results[row] = outputs
-                    num_cut += not outputs[0].finished
+                    num_unfinished += not outputs[0].finished
                 advance(len(batch))
             rows = zip(encoded, results, itertools.count(done))
             write([line for ids, outputs, row in rows for line in _lines(writer, ids, outputs, row, plain)])
@@ -54,10 +54,10 @@ def write_lines(
             f"note: {plural(sum(num_shortened), 'source')} of more than {writer.cut_length} tokens cut there, "
             "as in training"
         )
-    if num_cut:
+    if num_unfinished:
         remedy = "--max-length" if request.desired_length is None else "--beam-size, --length-tolerance"
         make_console(stderr=True).print(
-            f"note: {plural(num_cut, 'output')} reached the length limit and may lack an end ({remedy})"
+            f"note: {plural(num_unfinished, 'output')} reached the length limit and may lack an end ({remedy})"
         )
 
 
@@ -98,8 +98,8 @@ def _encoded(
     first_number = 1
     for lines in streams.chunks(source):
         # A file is kept whole, at 4 bytes an id.
-        whole, num_cut = writer.cut(writer.encode(lines))
-        tell(num_cut)
+        whole, num_shortened = writer.cut(writer.encode(lines))
+        tell(num_shortened)
         encoded: list[Sequence[int]] = [array("i", ids) for ids in whole]
         good = next((row for row, ids in enumerate(encoded) if len(ids) > max_source_length), len(encoded))
         if good:
