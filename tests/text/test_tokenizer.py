@@ -259,7 +259,7 @@ def test_vocabulary_too_small_for_special_tokens(model, vocab_size):
 
 
 def test_a_vocabulary_of_a_billion_tokens_is_refused():
-    with pytest.raises(ConfigError, match="^vocab_size is 1000000000; expected at most 10000000; 4000 to 50000 are"):
+    with pytest.raises(ConfigError, match=r"^vocab_size is 1000000000; expected at most 10000000; 4000 to 50000 are"):
         Tokenizer.train(LINES, 1_000_000_000)
 
 
