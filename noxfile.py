@@ -18,6 +18,7 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 TORCH = "torch==2.13.0"  # the one that parity tests and speed comparisons were made with
 WHEEL_LIMIT_BYTES = 300_000
+BENCH_RUN = ".benchmarks/run"  # what the last run of the benchmarks measured
 # Tests multiply small matrices, where a thread pool costs more than it gains.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -85,9 +86,15 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def bench(session: nox.Session) -> None:
-    """Measure speed against torch on the same cores (a default run takes minutes)."""
+    """Measure speed and memory against other libraries, hours long; `-- --quick` takes minutes, `-- bench/FILE` one."""
     session.install("-e", ".[cli,bench]", TORCH)
-    session.run("python", "-m", "pytest", *(session.posargs or ["bench", "--benchmark-only"]))
+    install_if_possible(session, *EXTRAS["jax"])
+    shutil.rmtree(BENCH_RUN, ignore_errors=True)
+    chosen = [] if any(argument.startswith("bench/") for argument in session.posargs) else ["bench"]
+    session.run("python", "-m", "pytest", "--benchmark-only", "--results", BENCH_RUN, *chosen, *session.posargs)
+    # A quick run shows that everything works; its figures are no result.
+    place = BENCH_RUN if "--quick" in session.posargs else "bench/results"
+    session.run("python", "bench/report.py", BENCH_RUN, "--results", place)
 
 
 @nox.session(reuse_venv=True)

@@ -9,7 +9,7 @@ import xformer as package
 from xformer.cli import application
 from xformer.errors import DataError
 
-COMMANDS = ["demo", "train", "train-lm", "translate", "summarize", "generate", "score", "inspect"]
+COMMANDS = ["demo", "train", "train-lm", "translate", "summarize", "generate", "score", "inspect", "bench"]
 
 
 def test_version(xformer):

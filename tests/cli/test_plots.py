@@ -58,6 +58,28 @@ def test_an_attention_map_has_the_source_on_x(figure, tmp_path):
     assert axes.images[0].get_array().tolist() == [[0.9, 0.1, 0.0]]
 
 
+def test_throughput_against_length_and_batch(figure, tmp_path):
+    results = [
+        {
+            "sizes": {"batch": batch, "length": length, "causal": True},
+            "contenders": [{"name": name, "tokens_per_second": 100 * batch * length} for name in ("numpy", "torch")],
+        }
+        for length in (16, 8)
+        for batch in (1, 2)
+    ]
+    run = {"work": "attention", "machine": {"threads": 2, "processor": "CPU"}, "results": results}
+    plots.draw_throughput(run, tmp_path / "speed.png")
+    by_length, by_batch = figure[0].axes
+    assert [line.get_label() for line in by_length.lines] == [
+        f"{name}, batch {batch}" for batch in (1, 2) for name in ("numpy", "torch")
+    ]
+    assert by_length.lines[2].get_xydata().tolist() == [[8, 1600], [16, 3200]]
+    assert by_length.lines[0].get_color() == by_length.lines[2].get_color() != by_length.lines[1].get_color()
+    assert [line.get_xdata().tolist() for line in by_batch.lines] == [[1, 2]] * 4
+    plots.draw_throughput({**run, "results": results[:1]}, tmp_path / "speed.png")
+    assert len(figure[1].axes) == 1
+
+
 def test_pictures_grow_with_their_text(tmp_path):
     for name, tokens in (("small", ["a"] * 3), ("large", ["a"] * 12)):
         plots.draw_attention([[0.1] * len(tokens)] * 4, tokens, ["b"] * 4, "title", tmp_path / f"{name}.png")

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import xformer
-from xformer.cli import demo, generate, inspect, score, summarize, train, train_lm, translate
+from xformer.cli import bench, demo, generate, inspect, score, summarize, train, train_lm, translate
 from xformer.errors import XformerError
 
 HELP = """Train Transformers that translate, and translate with them, on any array library.
@@ -25,8 +25,9 @@ Translate          xformer translate --model run --input test.de
 Summarise          xformer summarize --model run --input documents
 Learn a text       xformer train-lm --text input.txt --out run
 Write more of it   xformer generate --model run --prompt "ROMEO:"
-Measure            xformer score --reference test.en --hypothesis out.en
+Score              xformer score --reference test.en --hypothesis out.en
 Look into a run    xformer inspect run
+Measure speed      xformer bench attention
 
 Text files are in UTF-8, one sentence a line (for train-lm any text). Every command teaches itself: xformer train --help
 """
@@ -55,6 +56,7 @@ def _application() -> typer.Typer:
         (generate, generate.generate),
         (score, score.score),
         (inspect, inspect.inspect),
+        (bench, bench.bench),
     ):
         app.command(command.__name__.replace("_", "-"), help=module.HELP)(_guarded(command))
     return app

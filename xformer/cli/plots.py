@@ -1,4 +1,4 @@
-"""Pictures: learning curves and attention maps, drawn without a screen."""
+"""Pictures: learning curves, attention maps and measured speeds, drawn without a screen."""
 
 from __future__ import annotations
 
@@ -65,6 +65,43 @@ def draw_attention(
     figure.colorbar(image, ax=axes, label="attention")
     figure.suptitle(title)
     _save(figure, path)
+
+
+def draw_throughput(run: dict[str, Any], path: Path) -> None:
+    """Draw the tokens a second of a run of benchmarks (xformer.benchmarks.make_run) against length and batch size.
+
+    A contender has one colour; what else varies makes curves of its own. Raises CheckpointError when the file cannot
+    be written.
+    """
+    panels = [x for x in ("length", "batch") if len({each["sizes"][x] for each in run["results"]}) > 1] or ["length"]
+    figure = _figure(5.5 * len(panels), 4.2)
+    for axes, x in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
+        curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
+        for result in run["results"]:
+            others = ", ".join(f"{name} {result['sizes'][name]}" for name in _varying(run, x))
+            for each in result["contenders"]:
+                curves.setdefault((each["name"], others), []).append((result["sizes"][x], each["tokens_per_second"]))
+        names, kinds = (list(dict.fromkeys(curve[part] for curve in curves)) for part in (0, 1))
+        for (name, others), points in curves.items():
+            look = {"color": f"C{names.index(name) % 10}", "linestyle": ("-", "--", ":", "-.")[kinds.index(others) % 4]}
+            label = f"{name}, {others}" if others else name
+            axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=label, **look)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(ticks := sorted({result["sizes"][x] for result in run["results"]}), list(map(str, ticks)))
+        axes.set_xlabel({"length": "length (tokens)", "batch": "batch (sentences)"}[x])
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False, fontsize="x-small")
+    figure.axes[0].set_ylabel("tokens a second")
+    machine = run["machine"]
+    figure.suptitle(f"{run['work']}, {machine['threads']} threads, {machine['processor']}", fontsize="small")
+    _save(figure, path)
+
+
+def _varying(run: dict[str, Any], apart_from: str) -> list[str]:
+    """The sizes that differ within a run, in the order they are written in."""
+    sizes = [result["sizes"] for result in run["results"]]
+    return [name for name in sizes[0] if name != apart_from and len({each.get(name) for each in sizes}) > 1]
 
 
 def _figure(width: float, height: float) -> Any:

@@ -1,0 +1,1 @@
+"""Plain versions to compare with."""

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.bench.conftest import BENCH
+
+
+def figures(name, seconds, ratio):
+    return {
+        "name": name,
+        "seconds": seconds,
+        "seconds_quartiles": [0.9 * seconds, 1.1 * seconds],
+        "tokens_per_second": 100 / seconds,
+        "flops_per_second": 1e9 / seconds,
+        "peak_bytes": 2**21,
+        "ratio": ratio,
+        "ratio_quartiles": [ratio - 0.1, ratio + 0.1],
+        "facts": {},
+    }
+
+
+@pytest.fixture
+def run():
+    results = [
+        {
+            "case": f"attention {length}",
+            "sizes": {"batch": 2, "length": length, "causal": False},
+            "turns": 3,
+            "contenders": [figures("xformer numpy", 0.01, 1.0), figures("torch", 0.025, 2.5)],
+            "absent": {"peer": "peer cannot take part: no compiler"},
+        }
+        for length in (16, 32)
+    ]
+    machine = {
+        "processor": "Quick(R) CPU @ 3 GHz",
+        "cores": 4,
+        "threads": 2,
+        "blas": "openblas",
+        "python": "3.11",
+        "versions": {"numpy": "2.4"},
+        "load": 0.1,
+    }
+    return {
+        "work": "attention",
+        "date": "2026-01-02",
+        "machine": machine,
+        "gemm_flops_per_second": 2e11,
+        "results": results,
+    }
+
+
+def test_a_page_with_a_picture(run, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "attention.json").write_text(json.dumps(run))
+    command = [sys.executable, str(BENCH / "report.py"), str(tmp_path / "runs"), "--results", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    page = tmp_path / "2026-01-02-quick-r-cpu-3-ghz-2-threads.md"
+    assert done.stdout.strip() == str(page)
+    text = page.read_text()
+    assert "Quick(R) CPU @ 3 GHz, 2 of 4 cores, openblas, Python 3.11, numpy 2.4, GEMM 200 GFLOP/s, load 0.1" in text
+    wanted = "| attention 16 (3 turns) | xformer numpy | 10.0 ms | 9.00-11.0 | 10,000 | 100.0 | 50% | 2.0 MiB | 1.00 |"
+    assert wanted in text
+    assert "|  | torch | 25.0 ms | 22.5-27.5 | 4,000 | 40.0 | 20% | 2.0 MiB | 2.50 | 2.40-2.60 |" in text
+    assert text.count("- peer cannot take part: no compiler") == 1
+    (picture,) = tmp_path.glob("*.png")
+    assert f"({picture.name})" in text
+
+
+def test_nothing_to_report(tmp_path):
+    report = importlib.import_module("report")
+    with pytest.raises(SystemExit, match="holds no JSON files"):
+        report.write(tmp_path, tmp_path)
+
+
+def test_one_size_makes_no_picture(run):
+    report = importlib.import_module("report")
+    assert report.has_grid(run)
+    assert not report.has_grid({**run, "results": run["results"][:1]})

@@ -1,0 +1,24 @@
+"""Races without pauses, and contenders that tests can look into."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from xformer.benchmarks import race
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(race, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))  # contenders import `stub_work` from here
+
+
+@pytest.fixture
+def no_stray_processes():
+    yield
+    if sys.platform == "linux":
+        children = Path("/proc/self/task").glob("*/children")
+        assert all(not path.read_text().split() for path in children)

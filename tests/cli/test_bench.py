@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+
+import pytest
+
+from xformer.benchmarks import machine, race
+
+TINY = ("--batch", "1", "--heads", "2", "--head-dim", "4", "--turns", "2")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(race, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(machine, "_GEMM_SIZE", 32)
+
+
+def test_a_table_a_file_and_a_picture(xformer, tmp_path):
+    out, plot = tmp_path / "new" / "speed.json", tmp_path / "speed.png"
+    done = xformer("bench", "attention", *TINY, "--length", "3", "--length", "5", "--out", out, "--plot", plot)
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert "GEMM" in lines[0]
+    assert [line for line in lines if line.startswith("attention")] == [
+        f"attention 1x2x{length}x4 forward (2 turns)" for length in (3, 5)
+    ]
+    assert sum(bool(re.search(r"xformer numpy .* ms .* MiB +1\.00 +1\.00-1\.00$", line)) for line in lines) == 2
+    run = json.loads(out.read_text())
+    assert (run["work"], len(run["results"])) == ("attention", 2)
+    assert run["machine"]["versions"]["numpy"]
+    assert run["results"][1]["sizes"]["length"] == 5
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_libraries_side_by_side_in_json(xformer):
+    pytest.importorskip("torch")
+    done = xformer(
+        "bench", "attention", *TINY, "--length", "4", "--backend", "numpy", "--backend", "torch", "--causal", "--json"
+    )
+    assert (done.code, done.err) == (0, "")
+    (result,) = json.loads(done.out)["results"]
+    assert [each["name"] for each in result["contenders"]] == ["xformer numpy", "xformer torch"]
+    assert result["sizes"]["causal"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["atention"], "the work is 'atention'; expected one of attention"),
+        (["attention", "--backend", "tensorflow"], "backend 'tensorflow' is unknown"),
+        (["attention", "--backend", "numpy", "--backend", "numpy"], "--backend numpy is given twice"),
+        (["attention", "--batch", "0"], "invalid value for '--batch'"),
+        (["attention", "--turns", "0"], "invalid value for '--turns'"),
+        (["attention", "--threads", "1000000"], "--threads is 1000000; expected at most"),
+        (["attention", "--beam", "3"], "--beam means nothing to attention; leave it out"),
+        (["attention", "--out", "."], "cannot write .: it is not a regular file"),
+        (["attention", "--plot", "/dev/null"], "cannot write /dev/null: it is not a regular file"),
+        (["attention", "--out", "/dev/null/y.json"], "/dev/null is not a directory that may be written to"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(refused, monkeypatch, tmp_path, arguments, message):
+    monkeypatch.setattr(race.subprocess, "Popen", lambda *a, **k: pytest.fail("a contender was started"))
+    assert message in refused("bench", *arguments, untouched=tmp_path)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="cupy is installed")
+def test_a_library_that_is_missing_says_how_to_get_it(refused, tmp_path):
+    error = refused("bench", "attention", "--backend", "cupy", untouched=tmp_path)
+    assert "run: pip install 'xformer[cuda]'" in error

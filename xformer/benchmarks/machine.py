@@ -1,0 +1,86 @@
+"""What figures belong to: processor, cores, BLAS, versions, and how fast a matrix product is."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from xformer.benchmarks.race import Case, Entry, racing
+from xformer.benchmarks.work import Library, Work
+from xformer.host import available_threads
+
+_PACKAGES = ("numpy", "torch", "jax", "cupy", "numba", "ctranslate2", "transformers")
+_GEMM_SIZE, _GEMM_TURNS = 2048, 5
+
+
+def describe_machine(threads: int | None = None) -> dict[str, Any]:
+    """A JSON-ready description; load is that of the last minute, before anything was measured."""
+    versions = {name: version for name in _PACKAGES if (version := _version(name))}
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": threads or available_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "xformer": _version("xformer"),
+        "versions": versions,
+        "blas": _blas(),
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
+    }
+
+
+def gemm(settings: dict[str, Any]) -> Work:
+    """A product of two square matrices in float32: what no other arithmetic on this machine can pass."""
+    library, size = Library(settings["backend"]), settings["size"]
+    rng = importlib.import_module("numpy").random.default_rng(0)
+    a, b = (library.array(rng.standard_normal((size, size), dtype="float32")) for _ in range(2))
+    return library.work(lambda a, b: a @ b, a, b)
+
+
+def gemm_flops_per_second(backend: str, threads: int | None = None) -> float:
+    """The most operations a second that matrix products of a library reach here, in several turns."""
+    size = _GEMM_SIZE
+    case = Case("matrix product", {"size": size}, (size,), 2 * size**3)
+    with racing(case, [Entry(backend, "xformer.benchmarks.machine:gemm", {"backend": backend})], threads) as running:
+        for _ in range(_GEMM_TURNS):
+            running.turn()
+        return case.flops / min(running.contenders[0].seconds)
+
+
+def _version(package: str) -> str | None:
+    if importlib.util.find_spec(package) is None:
+        return None
+    for name in (package, "cupy-cuda13x", "cupy-cuda12x") if package == "cupy" else (package,):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
+
+
+def _blas() -> str:
+    """NumPy's linear algebra library; with threadpoolctl installed, also the kernels it chose."""
+    numpy = importlib.import_module("numpy")
+    if importlib.util.find_spec("threadpoolctl") is not None:
+        pools = importlib.import_module("threadpoolctl").threadpool_info()
+        found = {
+            f"{pool['internal_api']} {pool['version']} ({pool.get('architecture')})"
+            for pool in pools
+            if pool["user_api"] == "blas"
+        }
+        if found:
+            return ", ".join(sorted(found))
+    built = numpy.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
+    return f"{built.get('name', 'unknown')} {built.get('version', '')}".strip()
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,125 @@
+"""What `xformer bench` does: check the request, race, print, write, draw."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xformer.benchmarks import (
+    WORKS,
+    Case,
+    Kind,
+    describe_machine,
+    entries,
+    gemm_flops_per_second,
+    make_run,
+    racing,
+    table,
+)
+from xformer.benchmarks.report import machine_line
+from xformer.cli.console import make_console
+from xformer.errors import ConfigError
+from xformer.files import write_json
+from xformer.host import available_threads
+from xformer.namespace import resolve
+from xformer.text.extras import require
+
+_AXES = ("batch", "length", "heads", "head_dim")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure: sizes are fields of xformer.benchmarks.Sizes; None is the usual."""
+
+    work: str
+    backends: tuple[str, ...]
+    sizes: dict[str, Any]
+    turns: int | None
+    threads: int | None
+
+
+def run_bench(request: Request, *, out: Path | None, plot: Path | None, as_json: bool) -> None:
+    """Measure, and show the result; raises ConfigError or BackendError, before any work, for what cannot be done."""
+    kind = _checked(request)
+    cases = kind.cases(dataclasses.replace(kind.sizes, **request.sizes))
+    for path in (out, plot):
+        if path is not None:
+            check_writable(path)
+    if plot is not None:
+        require("matplotlib")
+    turns = request.turns or kind.turns
+    described = describe_machine(request.threads)
+    with _progress(len(cases) * (turns + 1)) as advance:
+        gemm = gemm_flops_per_second(request.backends[0], request.threads)
+        results = [_measure(case, request, kind, turns, advance) for case in cases]
+    run = make_run(request.work, described, gemm, results)
+    if out is not None:
+        write_json(out, run)
+    if plot is not None:
+        from xformer.cli.plots import draw_throughput
+
+        draw_throughput(run, plot)
+    if as_json:
+        print(json.dumps(run))
+    else:
+        print(machine_line(run), *table(run), sep="\n")
+
+
+def _checked(request: Request) -> Kind:
+    """The kind of work; raises for an unknown one, for settings it does not have, and for libraries not there."""
+    if request.work not in WORKS:
+        raise ConfigError(f"the work is {request.work!r}; expected one of {', '.join(WORKS)}")
+    kind = WORKS[request.work]
+    for name in request.sizes:
+        if name not in (*_AXES, *kind.settings):
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option} means nothing to {request.work}; leave it out")
+    for place, name in enumerate(request.backends):
+        if name in request.backends[:place]:
+            raise ConfigError(f"--backend {name} is given twice; expected each library once")
+        resolve(name)
+    cores = available_threads()
+    if request.threads is not None and request.threads > cores:
+        raise ConfigError(f"--threads is {request.threads}; expected at most {cores}, which this process may use")
+    return kind
+
+
+def check_writable(path: Path) -> None:
+    """Raise ConfigError where a file could not be written when the work is done."""
+    place = Path(os.path.realpath(path))
+    if place.exists() and not place.is_file():
+        raise ConfigError(f"cannot write {path}: it is not a regular file; give the name of a file")
+    parent = next(parent for parent in place.parents if parent.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ConfigError(f"cannot write {path}: {parent} is not a directory that may be written to")
+
+
+def _measure(case: Case, request: Request, kind: Kind, turns: int, advance: Callable[[str], None]) -> dict[str, Any]:
+    with racing(case, entries(kind, request.backends), request.threads) as running:
+        for _ in range(turns):
+            advance(case.name)
+            running.turn()
+        advance(case.name)
+        return running.result()
+
+
+@contextlib.contextmanager
+def _progress(steps: int) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal which case is measured, and how much is done."""
+    console = make_console(stderr=True)
+    if not console.is_terminal:
+        yield lambda name: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    # Twice a second: what draws the bar must not take time from what is measured.
+    columns = (BarColumn(bar_width=24), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, refresh_per_second=2) as progress:
+        task = progress.add_task("the fastest matrix product", total=steps)
+        yield lambda name: progress.update(task, description=name, advance=1)
