@@ -1,8 +1,7 @@
 """Updates of the tiny Shakespeare recipe (nanoGPT's small setting for a CPU) against torch eager.
 
-    pytest bench/bench_language_model.py --benchmark-only -s    # or, for the table alone:
-    python bench/bench_language_model.py
-    python bench/bench_language_model.py --train                # all of the training in torch, with its curve
+    pytest bench/bench_language_model.py --benchmark-only -s
+    python bench/bench_language_model.py                        # all of the training in torch, with its curve
 
 Model, batches and optimizer are those of docs/recipes/tinyshakespeare.toml; torch has nanoGPT's model with the same
 parameters. The text (input.txt) is looked for in ../shared/data/tinyshakespeare, or in the folder that
@@ -15,20 +14,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from peers import language_model
+from race import ROOT, Recorder, peer
 
-sys.path.insert(0, str(Path(__file__).parent))
-import language_model_contenders
-import race
+from xformer.benchmarks import Case, Entry, describe_machine
 
 TURNS = 15
 UPDATES = 25  # in a turn
-DATA = Path(os.environ.get("XFORMER_TINYSHAKESPEARE", race.ROOT.parent / "shared" / "data" / "tinyshakespeare"))
-RECIPE = race.ROOT / "docs" / "recipes" / "tinyshakespeare.toml"
+DATA = Path(os.environ.get("XFORMER_TINYSHAKESPEARE", ROOT.parent / "shared" / "data" / "tinyshakespeare"))
+RECIPE = ROOT / "docs" / "recipes" / "tinyshakespeare.toml"
 SHARDS = (1, 2)
 
 
@@ -49,7 +47,7 @@ def texts() -> tuple[list[int], list[int], int]:
     return tokenizer.encode_text(train), tokenizer.encode_text(valid), tokenizer.vocab_size
 
 
-def specification(shards: int) -> tuple[dict[str, Any], list[int]]:
+def specification() -> tuple[dict[str, Any], list[int]]:
     """What contenders are told, and the validation text."""
     import dataclasses
 
@@ -60,29 +58,33 @@ def specification(shards: int) -> tuple[dict[str, Any], list[int]]:
     train, valid, vocab_size = texts()
     training = dataclasses.asdict(recipe.training)
     spec = {
-        "contenders": "language_model_contenders",
         "model": LanguageModelConfig(vocab_size=vocab_size, **recipe.model).to_dict(),
         "training": training,
         "text": train,
         "updates": UPDATES,
-        "shards": shards,
-        "tokens": [UPDATES * training["context_length"] * training["batch_size"]],
     }
     return spec, valid
 
 
 @pytest.mark.parametrize("shards", SHARDS)
-def test_language_model(benchmark: Any, shards: int) -> None:
-    pytest.importorskip("torch", reason="the comparison needs torch")
-    race.run(benchmark, specification(shards)[0], TURNS)
+def test_language_model(benchmark: Any, recorder: Recorder, shards: int) -> None:
+    spec, _ = specification()
+    training = spec["training"]
+    tokens = UPDATES * training["context_length"] * training["batch_size"]
+    name = f"tiny Shakespeare, {UPDATES} updates, {shards} shard{'s' if shards > 1 else ''}"
+    entries = [
+        Entry("xformer numpy", "peers.language_model:ours", {"shards": shards}),
+        peer("torch", "peers.language_model:theirs"),
+    ]
+    recorder.race(benchmark, "language-model", Case(name, spec, (tokens,)), entries, TURNS)
 
 
 def train_torch() -> None:
     """Print torch's learning curve, with each of its AdamWs that a race may choose."""
-    spec, valid = specification(1)
-    print(race.machine())
+    spec, valid = specification()
+    print(describe_machine())
     for kind in ("foreach", "fused"):
-        for update, total, validating, loss in language_model_contenders.torch_training(spec, valid, kind):
+        for update, total, validating, loss in language_model.torch_training(spec, valid, kind):
             print(
                 f"torch, AdamW {kind}: update {update}  {total:.1f} s, validation {validating:.1f} s  loss {loss:.4f}"
             )
@@ -90,19 +92,8 @@ def train_torch() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=race.positive, default=TURNS, help=f"how often to measure (default {TURNS})")
-    parser.add_argument("--train", action="store_true", help="train in torch, all updates of the recipe")
-    options = parser.parse_args()
-    if options.train:
-        train_torch()
-        return
-    found = {}
-    for shards in SHARDS:
-        with race.race(specification(shards)[0]) as running:
-            for _ in range(options.turns):
-                running.turn()
-            found[f"{UPDATES} updates, {shards} shard{'s' if shards > 1 else ''}"] = running.summary()
-    print(race.machine(), race.table(found), sep="\n")
+    parser.parse_args()
+    train_torch()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Training speed on the batches of the Multi30k recipe, dropout and padding included, against torch eager.
 
-    pytest bench/bench_recipe.py --benchmark-only -s            # or, for the table alone:
-    python bench/bench_recipe.py [--turns N]
+    pytest bench/bench_recipe.py --benchmark-only -s
 
 The model and the batches are those of docs/recipes/multi30k-de-en.toml; both sides work through the same random
 batches and count the same target tokens. The text (train.de, train.en) is looked for in ../shared/data/multi30k, or
@@ -12,19 +11,19 @@ minutes. A ratio above 1 says that xformer is faster. Needs torch; run it on a m
 from __future__ import annotations
 
 import os
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from race import ROOT, Recorder, peer, xformer
 
-sys.path.insert(0, str(Path(__file__).parent))
-import race
+from xformer import TransformerConfig
+from xformer.benchmarks import Case
 
 TURNS = 24
-RECIPE = race.ROOT / "docs" / "recipes" / "multi30k-de-en.toml"
-DATA = Path(os.environ.get("XFORMER_MULTI30K", race.ROOT.parent / "shared" / "data" / "multi30k"))
+RECIPE = ROOT / "docs" / "recipes" / "multi30k-de-en.toml"
+DATA = Path(os.environ.get("XFORMER_MULTI30K", ROOT.parent / "shared" / "data" / "multi30k"))
 SIDES = ("train.de", "train.en")
 
 
@@ -47,7 +46,7 @@ def synthetic(settings: dict[str, Any]) -> list[list[list[int]]]:
     return [[rng.integers(4, settings["vocab_size"], n).tolist() for n in side] for side in lengths]
 
 
-def specification(kind: str, turns: int) -> dict[str, Any]:
+def make_case(kind: str, turns: int) -> Case:
     """The recipe's model on as many random batches as turns need, as its training makes them."""
     from xformer import Rng
     from xformer.training.batches import TokenPairs, plan_batches
@@ -55,17 +54,23 @@ def specification(kind: str, turns: int) -> dict[str, Any]:
     recipe = tomllib.loads(RECIPE.read_text(encoding="utf-8"))
     training, size = recipe["training"], recipe["tokenizer"]["vocab_size"]
     source, target = {"multi30k": multi30k, "synthetic": synthetic}[kind](recipe["tokenizer"])
-    batches = plan_batches(TokenPairs(source, target), training["batch_tokens"], Rng(0))[: turns + 3]
+    batches = plan_batches(TokenPairs(source, target), training["batch_tokens"], Rng(0))[:turns]
     rows = {row: place for place, row in enumerate(row for batch in batches for row in batch)}
-    sizes = {"source_vocab_size": size, "target_vocab_size": size}
-    return {
-        "model": {**recipe["model"], **sizes, "share_embeddings": True, "tie_output": True},
+    model = TransformerConfig(
+        **{**recipe["model"], "share_embeddings": True, "tie_output": True},
+        source_vocab_size=size,
+        target_vocab_size=size,
+    )
+    settings = {
+        "model": model.to_dict(),
         "source": [source[row] for row in rows],
         "target": [target[row] for row in rows],
         "batches": [[rows[row] for row in batch] for batch in batches],
         "label_smoothing": training["label_smoothing"],
         "max_norm": 1.0,
     }
+    tokens = [sum(len(target[row]) + 1 for row in batch) for batch in batches]
+    return Case(f"Multi30k recipe, {kind} sentences", settings, tokens)
 
 
 def reason_to_skip(kind: str) -> str | None:
@@ -76,26 +81,8 @@ def reason_to_skip(kind: str) -> str | None:
 
 
 @pytest.mark.parametrize("kind", ["multi30k", "synthetic"])
-def test_recipe(benchmark: Any, kind: str) -> None:
-    pytest.importorskip("torch", reason="the comparison needs torch")
+def test_recipe(benchmark: Any, recorder: Recorder, kind: str) -> None:
     if reason := reason_to_skip(kind):
         pytest.skip(reason)
-    race.run(benchmark, specification(kind, TURNS), TURNS)
-
-
-def main() -> None:
-    turns = race.turns(__doc__, TURNS)
-    found = {}
-    for kind in ("multi30k", "synthetic"):
-        if reason := reason_to_skip(kind):
-            print(f"{kind}: {reason}")
-            continue
-        with race.race(specification(kind, turns)) as running:
-            for _ in range(turns):
-                running.turn()
-            found[kind] = running.summary()
-    print(race.machine(), race.table(found), sep="\n")
-
-
-if __name__ == "__main__":
-    main()
+    entries = [*xformer("xformer.benchmarks.training:work", ["numpy"]), peer("torch", "peers.torch_training:work")]
+    recorder.race(benchmark, "multi30k-recipe", make_case(kind, TURNS), entries, TURNS)

@@ -33,19 +33,31 @@ class Recorder:
 
     def race(self, benchmark: Any, work: str, case: Case, entries: Sequence[Entry], turns: int) -> dict[str, Any]:
         """Race; pytest-benchmark's own figures are whole turns. Returns the result of the race."""
-        if self._common is None:
-            self._common = describe_machine(), gemm_flops_per_second("numpy")
-        turns = min(turns, QUICK_TURNS) if self.quick else turns
+        run = self._run(work)
         with racing(case, entries) as running:
-            benchmark.pedantic(running.turn, rounds=turns)
+            benchmark.pedantic(running.turn, rounds=min(turns, QUICK_TURNS) if self.quick else turns)
             result = running.result()
         benchmark.extra_info.update(result)
-        run = self._runs.setdefault(work, make_run(work, *self._common, []))
         run["results"].append(result)
+        self._write(run)
         print("", machine_line(run), *table({**run, "results": [result]}), sep="\n")
-        if self.folder is not None:
-            write_json(self.folder / f"{work}.json", run)
         return result
+
+    def note(self, work: str, text: str) -> None:
+        """Add a line to a run, for what is no race."""
+        run = self._run(work)
+        run["notes"].append(text)
+        self._write(run)
+        print("", text, sep="\n")
+
+    def _run(self, work: str) -> dict[str, Any]:
+        if self._common is None:
+            self._common = describe_machine(), gemm_flops_per_second("numpy")
+        return self._runs.setdefault(work, make_run(work, *self._common, []))
+
+    def _write(self, run: dict[str, Any]) -> None:
+        if self.folder is not None:
+            write_json(self.folder / f"{run['work']}.json", run)
 
 
 QUICK_TURNS = 3

@@ -36,9 +36,10 @@ def page(runs: list[dict[str, Any]], pictures: dict[str, str]) -> str:
         parts.append(f"## {run['work'].capitalize().replace('-', ' ')}")
         if run["work"] in pictures:
             parts.append(f"![tokens a second against length and batch]({pictures[run['work']]})")
-        parts.append("\n".join([HEAD, *rows(run)]))
+        if run["results"]:
+            parts.append("\n".join([HEAD, *rows(run)]))
         missing = sorted({reason for result in run["results"] for reason in result["absent"].values()})
-        parts += [f"- {reason}" for reason in missing]
+        parts += [f"- {line}" for line in (*run["notes"], *missing)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -57,7 +58,7 @@ def rows(run: dict[str, Any]) -> list[str]:
 def has_grid(run: dict[str, Any]) -> bool:
     """Whether there is something to draw: several lengths or batch sizes, every case with both."""
     sizes = [result["sizes"] for result in run["results"]]
-    if not all({"length", "batch"} <= each.keys() for each in sizes):
+    if not sizes or not all({"length", "batch"} <= each.keys() for each in sizes):
         return False
     return any(len({each[name] for each in sizes}) > 1 for name in ("length", "batch"))
 

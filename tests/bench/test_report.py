@@ -51,6 +51,7 @@ def run():
         "machine": machine,
         "gemm_flops_per_second": 2e11,
         "results": results,
+        "notes": ["the wheel has 1 kB"],
     }
 
 
@@ -67,6 +68,7 @@ def test_a_page_with_a_picture(run, tmp_path):
     assert wanted in text
     assert "|  | torch | 25.0 ms | 22.5-27.5 | 4,000 | 40.0 | 20% | 2.0 MiB | 2.50 | 2.40-2.60 |" in text
     assert text.count("- peer cannot take part: no compiler") == 1
+    assert "- the wheel has 1 kB" in text
     (picture,) = tmp_path.glob("*.png")
     assert f"({picture.name})" in text
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xformer.benchmarks import attention
+from xformer.benchmarks import attention, stacks, training
 from xformer.benchmarks.race import Case, Entry
 
 AXES = ("batch", "length", "heads", "head_dim")
@@ -18,7 +18,8 @@ class Sizes:
     """A grid: every batch size with every length, number of heads and head_dim; d_model is heads * head_dim.
 
     The other fields do not vary within a run; which of them mean something depends on the kind of work.
-    causal, padded, backward, layer: of attention; layers: of a stack; beam: of decoding, 1 is greedy.
+    causal, padded, backward, layer: of attention; layers: of each stack; vocabulary: of a model; beam: of decoding, 1
+    is greedy.
     """
 
     batch: Sequence[int]
@@ -31,6 +32,7 @@ class Sizes:
     layer: bool = False
     layers: int = 6
     beam: int = 1
+    vocabulary: int = 8000
 
     def points(self, *fixed: str) -> list[dict[str, Any]]:
         """Every combination of the axes, with the fixed settings of these names."""
@@ -57,16 +59,30 @@ class Kind:
 _ATTENTION = ("causal", "padded", "backward", "layer")
 
 
-def _attention_cases(sizes: Sizes) -> list[Case]:
-    return [attention.case(point) for point in sizes.points(*_ATTENTION)]
+def _over(case: Callable[[dict[str, Any]], Case], *settings: str) -> Callable[[Sizes], list[Case]]:
+    """The cases of every point of a grid."""
+    return lambda sizes: [case(point) for point in sizes.points(*settings)]
 
 
+_TRAIN = ("layers", "vocabulary")
 WORKS: dict[str, Kind] = {
     "attention": Kind(
-        _attention_cases,
+        _over(attention.case, *_ATTENTION),
         "xformer.benchmarks.attention:work",
         Sizes((1, 8, 32), (32, 128, 512)),
         _ATTENTION,
+    ),
+    "encoder": Kind(
+        _over(stacks.encoder_case, "layers"),
+        "xformer.benchmarks.stacks:encoder",
+        Sizes((1, 8), (32, 128, 512)),
+        ("layers",),
+    ),
+    "train": Kind(
+        _over(training.case, *_TRAIN),
+        "xformer.benchmarks.training:work",
+        Sizes((64,), (32,), head_dim=(32,), layers=3),
+        _TRAIN,
     ),
 }
 

@@ -19,6 +19,7 @@ def make_run(
         "machine": machine,
         "gemm_flops_per_second": gemm_flops_per_second,
         "results": list(results),
+        "notes": [],
     }
 
 
@@ -47,7 +48,7 @@ def cells(figures: dict[str, Any], gemm_flops_per_second: float | None) -> list[
     return [
         in_units(figures["seconds"]),
         f"{low}-{high}",
-        f"{figures['tokens_per_second']:,.0f}",
+        f"{figures['tokens_per_second']:,.0f}" if figures["tokens_per_second"] else "",
         f"{flops / 1e9:.1f}" if flops else "",
         f"{share:.0%}" if share else "",
         "" if peak is None else f"{peak / 2**20:,.1f} MiB",

@@ -20,6 +20,8 @@ A picture, figures   xformer bench attention --plot speed.png --out speed.json
 
 \b
 attention   softmax(QK')V, or with --layer the layer around it
+encoder     a stack of encoder layers, forward
+train       a train step of a translator: forward, backward, Adam
 
 Each library works in a process of its own. They take turns, so whatever else the machine does hurts all of them. \
 Times are medians, with quartiles; a ratio is the median, over the turns, of a library's time divided by that of the \
@@ -50,6 +52,7 @@ def bench(
         typer.Option("--head-dim", help="Features of a head; d_model is heads times it; again for a grid.", **_AXIS),
     ] = None,
     layers: Annotated[int | None, typer.Option("--layers", help="Of each stack.", **_AXIS)] = None,
+    vocabulary: Annotated[int | None, typer.Option("--vocabulary", help="Of train, in tokens.", **_AXIS)] = None,
     beam: Annotated[int | None, typer.Option("--beam", help="Beam size of decode; 1 is greedy.", **_AXIS)] = None,
     causal: Annotated[
         bool | None, typer.Option("--causal", help="No token sees later ones (attention).", rich_help_panel=SIZES)
@@ -92,6 +95,7 @@ def bench(
         "backward": backward,
         "layer": layer,
         "layers": layers,
+        "vocabulary": vocabulary,
         "beam": beam,
     }
     given = {name: value for name, value in {**axes, **settings}.items() if value is not None}

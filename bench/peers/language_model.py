@@ -1,4 +1,4 @@
-"""The two sides of bench_language_model.py, run by contenders.py, and torch's whole training.
+"""The two sides of bench_language_model.py, and torch's whole training.
 
 A turn is several updates one after the other (spec["updates"]), as training makes them: a single step after a pause
 would find cold caches.
@@ -6,19 +6,20 @@ would find cold caches.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from xformer.host import available_threads
+from xformer.benchmarks import Work
+from xformer.host import available_threads, one_blas_thread
 
-Step = Callable[[int], float]
 _WARM_UP = 3
 
 
-def xformer_step(spec: dict[str, Any]) -> tuple[Step, int]:
+def ours(spec: dict[str, Any]) -> Work:
     """Updates as `xformer train-lm` makes them."""
     import functools
 
@@ -54,10 +55,12 @@ def xformer_step(spec: dict[str, Any]) -> tuple[Step, int]:
             model, state = result.model, result.state
         return result.loss
 
-    return step, model.parameter_count()
+    # A batch that is not in shards needs all threads of the linear algebra library.
+    around = one_blas_thread if shards > 1 else contextlib.nullcontext
+    return Work(step, facts={"parameters": model.parameter_count()}, around=around)
 
 
-def torch_step(spec: dict[str, Any]) -> tuple[Step, int]:
+def theirs(spec: dict[str, Any]) -> Work:
     """The same updates in eager torch, with whichever of its AdamWs is fastest here."""
     import torch
 
@@ -83,7 +86,7 @@ def torch_step(spec: dict[str, Any]) -> tuple[Step, int]:
         choices[min(found)] = (kind, optimizer)
     kind, optimizer = choices[min(choices)]
     print(f"torch runs AdamW {kind}", file=sys.stderr)
-    return step, sum(parameter.numel() for parameter in model.parameters())
+    return Work(step, facts={"parameters": sum(parameter.numel() for parameter in model.parameters())})
 
 
 def torch_adamw(model: Any, settings: dict[str, Any], kind: str) -> Any:

@@ -1,0 +1,119 @@
+"""torch's own Transformer modules, with the weights of ours."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+import xformer as xf
+from peers.torch_attention import later, load_attention, load_linear
+from peers.torch_support import tensor, torch_work
+from xformer.benchmarks import Work, stacks
+
+_LONGEST = 512
+
+
+def encoder(settings: dict[str, Any]) -> Work:
+    """nn.TransformerEncoder, which takes its fast path in inference."""
+    d_model, heads = settings["heads"] * settings["head_dim"], settings["heads"]
+    layer = nn.TransformerEncoderLayer(d_model, heads, 4 * d_model, dropout=0.0, batch_first=True)
+    module = nn.TransformerEncoder(layer, settings["layers"]).eval()
+    for theirs, ours in zip(module.layers, stacks.encoder_layers(settings, "numpy"), strict=True):
+        load_layer(theirs, ours)
+    return torch_work(_compiled(module, settings), [torch.from_numpy(stacks.features(settings))])
+
+
+def forward(settings: dict[str, Any]) -> Work:
+    """The forward pass of a whole model."""
+    model = Translator(xf.Transformer(stacks.config(settings), xp="numpy", seed=0)).eval()
+    sizes = settings["batch"], settings["length"], settings["vocabulary"]
+    ids = [torch.tensor(stacks.sentences(*sizes, seed=seed)) for seed in (0, 1)]
+    facts = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+    return torch_work(_compiled(model, settings), ids, facts=facts)
+
+
+def _compiled(module: nn.Module, settings: dict[str, Any]) -> Any:
+    return torch.compile(module) if settings.get("compiled") else module
+
+
+class Translator(nn.Module):
+    """nn.Transformer, pre-norm, batches first, with embeddings and an output layer, loaded from a model of ours."""
+
+    def __init__(self, ours: xf.Transformer) -> None:
+        super().__init__()
+        config = ours.config
+        d_model, rate = config.d_model, config.dropout
+        self.source = nn.Embedding.from_pretrained(tensor(ours.source_embedding.weight), freeze=False)
+        self.target = self.source
+        if ours.target_embedding is not None:
+            self.target = nn.Embedding.from_pretrained(tensor(ours.target_embedding.weight), freeze=False)
+        layers = config.num_encoder_layers, config.num_decoder_layers
+        self.layers = nn.Transformer(
+            d_model, config.num_heads, *layers, config.d_ff, rate, batch_first=True, norm_first=True
+        )
+        for layer in (*self.layers.encoder.layers, *self.layers.decoder.layers):
+            set_dropout(layer, config)
+        load_stack(self.layers.encoder, ours.encoder, ours.encoder_norm)
+        load_stack(self.layers.decoder, ours.decoder, ours.decoder_norm)
+        self.output = nn.Linear(d_model, config.target_vocab_size, bias=False)
+        if ours.output is None:
+            self.output.weight = self.target.weight
+        else:
+            load_linear(self.output, ours.output)
+        angle = torch.arange(_LONGEST)[:, None] / 10000.0 ** (torch.arange(0, d_model, 2) / d_model)
+        self.register_buffer("positions", torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1))
+        self.dropout = nn.Dropout(rate)
+
+    def embed(self, table: nn.Embedding, ids: Any) -> Any:
+        """Token vectors with positions: (batch, length, d_model)."""
+        return self.dropout(table(ids) * math.sqrt(table.embedding_dim) + self.positions[: ids.shape[1]])
+
+    def forward(self, source: Any, target: Any) -> Any:
+        """Logits: (batch, target length, vocabulary)."""
+        features = self.layers(
+            self.embed(self.source, source),
+            self.embed(self.target, target),
+            tgt_mask=later(target.shape[1]),
+            src_key_padding_mask=source == 0,
+            tgt_key_padding_mask=target == 0,
+            memory_key_padding_mask=source == 0,
+        )
+        return self.output(features)
+
+
+def set_dropout(layer: Any, config: xf.TransformerConfig) -> None:
+    """Let torch's layer drop out what ours does: not attention weights and activations too, unless ours does."""
+    layer.dropout.p = config.activation_dropout
+    layer.self_attn.dropout = config.attention_dropout
+    if hasattr(layer, "multihead_attn"):
+        layer.multihead_attn.dropout = config.attention_dropout
+
+
+def load_stack(stack: Any, ours: Any, norm: Any) -> None:
+    """Give a stack of torch's layers the weights of ours, and the norm at its end."""
+    for theirs, layer in zip(stack.layers, ours, strict=True):
+        load_layer(theirs, layer)
+    load_norm(stack.norm, norm)
+
+
+def load_layer(theirs: Any, ours: Any) -> None:
+    """Give torch's encoder or decoder layer the weights of ours."""
+    load_attention(theirs.self_attn, ours.self_attention)
+    residuals = [ours.self_attention_residual, ours.feed_forward_residual]
+    if hasattr(theirs, "multihead_attn"):
+        load_attention(theirs.multihead_attn, ours.cross_attention)
+        residuals.insert(1, ours.cross_attention_residual)
+    load_linear(theirs.linear1, ours.feed_forward.expand)
+    load_linear(theirs.linear2, ours.feed_forward.contract)
+    for place, residual in enumerate(residuals, start=1):
+        load_norm(getattr(theirs, f"norm{place}"), residual.norm)
+
+
+def load_norm(theirs: Any, ours: Any) -> None:
+    """Give torch's layer norm the weights of ours."""
+    with torch.no_grad():
+        theirs.weight.copy_(tensor(ours.weight))
+        theirs.bias.copy_(tensor(ours.bias))

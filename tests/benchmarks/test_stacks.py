@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.conftest import library_or_skip
+from xformer.benchmarks import WORKS, stacks, training
+
+SIZES = {"batch": 3, "length": 5, "heads": 2, "head_dim": 4, "layers": 2, "vocabulary": 17}
+
+
+def test_operations_of_a_layer():
+    d_model, d_ff, keys = 8, 32, 5
+    projections, feed_forward, attention = 4 * 2 * 8 * 8, 2 * 2 * 8 * 32, 2 * 2 * 8 * 5
+    assert stacks.layer_flops(d_model, d_ff, keys) == projections + feed_forward + attention
+
+
+def test_operations_of_a_model_grow_with_depth_vocabulary_and_tokens():
+    config = stacks.config(SIZES)
+    base = stacks.model_flops(config, 15, 5)
+    assert stacks.model_flops(config, 30, 5) == 2 * base
+    assert stacks.model_flops(stacks.config({**SIZES, "vocabulary": 18}), 15, 5) == base + 15 * 2 * 8
+    assert training.case(SIZES).flops == 3 * base
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("make", [stacks.encoder, stacks.forward], ids=["encoder", "forward"])
+def test_libraries_compute_the_same(backend, make):
+    library_or_skip(backend)
+    found = {}
+    for name in ("numpy", backend):
+        work = make({**SIZES, "backend": name})
+        with work.around():
+            found[name] = work.digest(work.step(0))
+    np.testing.assert_allclose(found[backend], found["numpy"], atol=1e-5)
+
+
+def test_training_lowers_the_loss():
+    work = training.work({**training.case(SIZES).settings, "backend": "numpy"})
+    with work.around():
+        losses = [work.step(number) for number in range(4)]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("kind", sorted(WORKS))
+def test_every_kind_of_work_has_cases(kind):
+    cases = WORKS[kind].cases(WORKS[kind].sizes)
+    assert len({case.name for case in cases}) == len(cases) > 0
+    assert all({"batch", "length"} <= case.settings.keys() for case in cases)

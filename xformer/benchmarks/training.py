@@ -1,0 +1,82 @@
+"""A train step: forward, backward, clipping, Adam, as `xformer train` takes it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from typing import Any
+
+from xformer.benchmarks import stacks
+from xformer.benchmarks.race import Case
+from xformer.benchmarks.work import Library, Work
+from xformer.host import available_threads, one_blas_thread
+from xformer.models import Transformer, TransformerConfig
+from xformer.random import Rng
+from xformer.training.batches import Batch, TokenPairs, split_rows
+from xformer.training.loss import share_of_mean, translation_loss
+from xformer.training.optimizers import Adam
+from xformer.training.parallel import ShardedGradient, shards_for
+from xformer.training.step import train_step
+
+LEARNING_RATE = 1e-4
+
+
+def case(settings: dict[str, Any]) -> Case:
+    """The case of one batch of sentences of one length, the end included, without dropout or padding.
+
+    settings: batch, length, heads, head_dim, layers (of each stack), vocabulary.
+    """
+    config = stacks.config(settings)
+    tokens = settings["batch"] * settings["length"]
+    name = (
+        f"train step {settings['batch']}x{settings['length']}, {settings['layers']}+{settings['layers']} layers, "
+        f"d_model {config.d_model}, vocabulary {settings['vocabulary']}"
+    )
+    sizes = settings["batch"], settings["length"] - 1, settings["vocabulary"]
+    text = {
+        "model": config.to_dict(),
+        "source": stacks.sentences(*sizes, seed=0),
+        "target": stacks.sentences(*sizes, seed=1),
+        "batches": [list(range(settings["batch"]))],
+        "label_smoothing": 0.0,
+        "max_norm": None,
+    }
+    flops = 3 * stacks.model_flops(config, tokens, settings["length"])
+    return Case(name, {**settings, **text}, (tokens,), flops)
+
+
+def work(settings: dict[str, Any]) -> Work:
+    """Steps on the batches of a text, one after the other.
+
+    settings: model (a configuration), source and target (token ids), batches (rows of each), label_smoothing, max_norm
+    (None: no clipping), backend.
+    """
+    xp = Library(settings["backend"]).xp
+    model = Transformer(TransformerConfig(**settings["model"]), xp=xp, seed=0)
+    workers = shards_for(model, available_threads())
+    optimizer = Adam()
+    state = optimizer.initial(model)
+    pairs = TokenPairs(settings["source"], settings["target"])
+    smoothed = functools.partial(translation_loss, label_smoothing=settings["label_smoothing"])
+    objective = functools.partial(share_of_mean, loss=smoothed)
+    gradient = ShardedGradient(objective, workers, processes=True)
+    max_norm = math.inf if settings["max_norm"] is None else settings["max_norm"]
+
+    def step(number: int) -> float:
+        nonlocal model, state
+        rows = settings["batches"][number % len(settings["batches"])]
+        shards = [Batch.make(pairs, part, xp=xp) for part in split_rows(rows, workers)]
+        how: dict[str, Any] = {"gradient": gradient, "optimizer": optimizer, "learning_rate": LEARNING_RATE}
+        result = train_step(model, state, [shards], Rng(number), **how, max_norm=max_norm)
+        model, state = result.model, result.state
+        return result.loss
+
+    facts = {"parameters": model.parameter_count()}
+    around = one_blas_thread if workers > 1 else contextlib.nullcontext
+    return Work(step, functools.partial(digest, settings), facts, around)
+
+
+def digest(settings: dict[str, Any], loss: float) -> list[Any]:
+    """The first loss, which tells whether the model is the same; where dropout is drawn, nothing."""
+    return [] if settings["model"]["dropout"] else [float(loss)]
