@@ -18,6 +18,7 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 TORCH = "torch==2.13.0"  # the one that parity tests and speed comparisons were made with
 WHEEL_LIMIT_BYTES = 300_000
+PEERS = ["ctranslate2>=4.8", "transformers>=5"]  # decode the same models; only the benchmarks know them
 BENCH_RUN = ".benchmarks/run"  # what the last run of the benchmarks measured
 # Tests multiply small matrices, where a thread pool costs more than it gains.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -89,6 +90,7 @@ def bench(session: nox.Session) -> None:
     """Measure speed and memory against other libraries, hours long; `-- --quick` takes minutes, `-- bench/FILE` one."""
     session.install("-e", ".[cli,bench]", TORCH)
     install_if_possible(session, *EXTRAS["jax"])
+    install_if_possible(session, *PEERS)
     shutil.rmtree(BENCH_RUN, ignore_errors=True)
     chosen = [] if any(argument.startswith("bench/") for argument in session.posargs) else ["bench"]
     session.run("python", "-m", "pytest", "--benchmark-only", "--results", BENCH_RUN, *chosen, *session.posargs)

@@ -70,6 +70,6 @@ def xformer(factory: str, backends: Sequence[str] = ("numpy", "torch", "jax", "c
     ]
 
 
-def peer(name: str, factory: str, **settings: Any) -> Entry:
+def peer(name: str, factory: str, *, checked: bool = True, **settings: Any) -> Entry:
     """Another library, where it is installed."""
-    return Entry(name, factory, settings, optional=True)
+    return Entry(name, factory, settings, optional=True, checked=checked)

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from xformer.benchmarks.report import cells, machine_line
+from xformer.benchmarks.report import cells, label, machine_line
 from xformer.cli.plots import draw_throughput
 
 RESULTS = Path(__file__).with_name("results")
@@ -50,7 +50,7 @@ def rows(run: dict[str, Any]) -> list[str]:
         for place, figures in enumerate(result["contenders"]):
             case = f"{result['case']} ({result['turns']} turns)" if place == 0 else ""
             found.append(
-                "| " + " | ".join([case, figures["name"], *cells(figures, run["gemm_flops_per_second"])]) + " |"
+                "| " + " | ".join([case, label(figures), *cells(figures, run["gemm_flops_per_second"])]) + " |"
             )
     return found
 

@@ -72,7 +72,8 @@ def test_different_answers_are_refused():
     for entry, message in ((far, "far computes 1.1 where first computes 1.0"), (other, "other computes 6 where")):
         with pytest.raises(ConfigError, match=message):
             run(case(), [first, entry], 1)
-    run(case(), [first, Entry("far", far.factory, far.settings, checked=False)], 1)
+    unchecked = run(case(), [first, Entry("far", far.factory, far.settings, checked=False)], 1)
+    assert [each["agreement"] for each in unchecked["contenders"]] == [None, 0.5]
     with pytest.raises(ConfigError, match="short computes 1 where first computes 2"):
         run(case(), [first, sleeper("short", 0.001, answer=[1.0])], 1)
 

@@ -46,6 +46,25 @@ def test_libraries_side_by_side_in_json(xformer):
 
 
 @pytest.mark.parametrize(
+    ("work", "options", "name"),
+    [
+        ("encoder", ["--layers", "1"], "encoder 1x5, 1 layers, d_model 8, forward"),
+        ("train", ["--layers", "1", "--vocabulary", "9"], "train step 1x5, 1+1 layers, d_model 8, vocabulary 9"),
+        (
+            "decode",
+            ["--layers", "1", "--vocabulary", "9", "--beam", "2"],
+            "beam 2, batch 1, 48 tokens from 5, 1+1 layers",
+        ),
+        ("memory", ["--causal"], "attention 1x2x5x4 causal forward + backward"),
+    ],
+)
+def test_every_kind_of_work(xformer, work, options, name):
+    done = xformer("bench", work, *TINY, "--length", "5", *options)
+    assert (done.code, done.err) == (0, "")
+    assert any(line.startswith(name) for line in done.out.splitlines())
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["atention"], "the work is 'atention'; expected one of attention"),

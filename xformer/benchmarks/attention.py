@@ -14,7 +14,7 @@ from xformer.layers import Initializer, MultiHeadAttention
 from xformer.ops import attention
 
 
-def case(settings: dict[str, Any], *, warm_up: int = 3) -> Case:
+def case(settings: dict[str, Any]) -> Case:
     """The case of one size.
 
     settings: batch, heads, length, head_dim; causal, padded, backward (with the gradient of every input) and layer
@@ -24,7 +24,12 @@ def case(settings: dict[str, Any], *, warm_up: int = 3) -> Case:
     flags = [name for name in ("causal", "padded") if settings[name]]
     what = "multi-head attention" if settings["layer"] else "attention"
     name = " ".join([what, sizes, *flags, "forward + backward" if settings["backward"] else "forward"])
-    return Case(name, settings, (settings["batch"] * settings["length"],), flops(settings), warm_up)
+    return Case(name, settings, (settings["batch"] * settings["length"],), flops(settings))
+
+
+def memory_case(settings: dict[str, Any]) -> Case:
+    """The same, for its memory: without a warm-up, since once is enough."""
+    return dataclasses.replace(case(settings), warm_up=0)
 
 
 def flops(settings: dict[str, Any]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xformer.benchmarks import attention, stacks, training
+from xformer.benchmarks import attention, decoding, stacks, training
 from xformer.benchmarks.race import Case, Entry
 
 AXES = ("batch", "length", "heads", "head_dim")
@@ -64,7 +64,7 @@ def _over(case: Callable[[dict[str, Any]], Case], *settings: str) -> Callable[[S
     return lambda sizes: [case(point) for point in sizes.points(*settings)]
 
 
-_TRAIN = ("layers", "vocabulary")
+_MODEL = ("layers", "vocabulary")
 WORKS: dict[str, Kind] = {
     "attention": Kind(
         _over(attention.case, *_ATTENTION),
@@ -79,10 +79,24 @@ WORKS: dict[str, Kind] = {
         ("layers",),
     ),
     "train": Kind(
-        _over(training.case, *_TRAIN),
+        _over(training.case, *_MODEL),
         "xformer.benchmarks.training:work",
         Sizes((64,), (32,), head_dim=(32,), layers=3),
-        _TRAIN,
+        _MODEL,
+    ),
+    "decode": Kind(
+        _over(decoding.case, *_MODEL, "beam"),
+        "xformer.benchmarks.decoding:work",
+        Sizes((1, 8, 32), (32,)),
+        (*_MODEL, "beam"),
+        turns=5,
+    ),
+    "memory": Kind(
+        _over(attention.memory_case, *_ATTENTION),
+        "xformer.benchmarks.attention:work",
+        Sizes((1,), (1024, 2048, 4096, 8192, 16384), heads=(1,), backward=True),
+        _ATTENTION,
+        turns=1,
     ),
 }
 

@@ -51,7 +51,8 @@ class Entry:
     """Who takes part.
 
     factory: "module:function", which makes a Work of the settings of the case and these. optional: the race goes on
-    without it where it cannot start. checked: its answer must be that of the first contender.
+    without it where it cannot start. checked: its answer must be that of the first contender; otherwise, how much of
+    it is alike is measured.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Contender:
             raise
         self.facts: dict[str, Any] = made["facts"]
         self.answer: list[Any] = made["answer"]
+        self.agreement: float | None = None  # the share of its answer that is alike, where not all must be
         self.seconds: list[float] = []
         self.peak_bytes: int | None = None
 
@@ -170,6 +172,7 @@ class Race:
             "peak_bytes": contender.peak_bytes,
             "ratio": statistics.median(ratios),
             "ratio_quartiles": quartiles(ratios),
+            "agreement": contender.agreement,
             "facts": contender.facts,
         }
 
@@ -202,8 +205,10 @@ def racing(case: Case, entries: Sequence[Entry], threads: int | None = None) -> 
                 continue
             stack.callback(contender.close)
             started.append(contender)
-            if entry.checked and started:
+            if entry.checked:
                 _check(case, started[0], contender)
+            else:
+                contender.agreement = _agreement(started[0].answer, contender.answer)
         if not started:
             raise BackendError(f"{case.name}: no contender can start: {'; '.join(absent.values())}")
         yield Race(case, started, absent)
@@ -220,6 +225,11 @@ def _check(case: Case, first: Contender, other: Contender) -> None:
             f"{case.name}: {other.name} computes {example[1]!r} where {first.name} computes {example[0]!r}; "
             "what computes different things cannot be compared"
         )
+
+
+def _agreement(answer: list[Any], other: list[Any]) -> float:
+    alike = sum(map(_alike, answer, other))
+    return alike / max(1, len(answer), len(other))
 
 
 def _alike(a: Any, b: Any) -> bool:

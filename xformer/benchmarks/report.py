@@ -40,6 +40,13 @@ def machine_line(run: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def label(figures: dict[str, Any]) -> str:
+    """The name of a contender, and how much of its answer is that of the first, where they may differ."""
+    agreement = figures["agreement"]
+    name: str = figures["name"]
+    return name if agreement is None else f"{name} ({agreement:.0%} alike)"
+
+
 def cells(figures: dict[str, Any], gemm_flops_per_second: float | None) -> list[str]:
     """The figures of a contender in words, one for each of the columns."""
     low, high = (in_units(value).split()[0] for value in figures["seconds_quartiles"])
@@ -67,7 +74,7 @@ def in_units(seconds: float) -> str:
 def table(run: dict[str, Any]) -> list[str]:
     """The lines of a table: each case, and below it each contender."""
     rows = [
-        (figures["name"], cells(figures, run["gemm_flops_per_second"]))
+        (label(figures), cells(figures, run["gemm_flops_per_second"]))
         for result in run["results"]
         for figures in result["contenders"]
     ]

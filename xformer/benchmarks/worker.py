@@ -33,6 +33,7 @@ def main() -> None:
         print(json.dumps(value), file=answers, flush=True)
 
     order = json.loads(sys.stdin.readline())
+    _go_first()
     _keep_to(order["threads"])
     keep_freed_memory()
     module, _, function = order["factory"].partition(":")
@@ -45,7 +46,8 @@ def main() -> None:
         answer({"facts": work.facts, "answer": first})
         for line in sys.stdin:
             seconds = _seconds(work, int(line), max(1, repeats))
-            peak = _memory("VmHWM")
+            # With helpers at work, this process does not hold all of the memory.
+            peak = None if _has_children() else _memory("VmHWM")
             answer((seconds, None if peak is None or before is None else peak - before))
 
 
@@ -55,6 +57,12 @@ def _seconds(work: Work, number: int, repeats: int) -> float:
     for _ in range(repeats):
         work.step(number)
     return (time.perf_counter() - start) / repeats
+
+
+def _go_first() -> None:
+    """Where memory runs out, let the kernel end this process rather than another one's."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def _keep_to(threads: int) -> None:
@@ -71,6 +79,10 @@ def _forget_peak() -> int | None:
         _RESET.write_text("5", encoding="ascii")
         return _memory("VmRSS")
     return None
+
+
+def _has_children() -> bool:
+    return any(path.read_text(encoding="ascii").split() for path in Path("/proc/self/task").glob("*/children"))
 
 
 def _memory(name: str) -> int | None:

@@ -22,6 +22,9 @@ A picture, figures   xformer bench attention --plot speed.png --out speed.json
 attention   softmax(QK')V, or with --layer the layer around it
 encoder     a stack of encoder layers, forward
 train       a train step of a translator: forward, backward, Adam
+decode      a translator writes 48 tokens for each sentence of random text
+memory      attention once, forward and backward, up to 16,384 tokens: look
+            at the memory, which should grow with the length, not its square
 
 Each library works in a process of its own. They take turns, so whatever else the machine does hurts all of them. \
 Times are medians, with quartiles; a ratio is the median, over the turns, of a library's time divided by that of the \
@@ -51,24 +54,35 @@ def bench(
         list[int] | None,
         typer.Option("--head-dim", help="Features of a head; d_model is heads times it; again for a grid.", **_AXIS),
     ] = None,
-    layers: Annotated[int | None, typer.Option("--layers", help="Of each stack.", **_AXIS)] = None,
-    vocabulary: Annotated[int | None, typer.Option("--vocabulary", help="Of train, in tokens.", **_AXIS)] = None,
+    layers: Annotated[
+        int | None, typer.Option("--layers", help="Of each stack (encoder, train, decode).", **_AXIS)
+    ] = None,
+    vocabulary: Annotated[
+        int | None, typer.Option("--vocabulary", help="Of train and decode, in tokens.", **_AXIS)
+    ] = None,
     beam: Annotated[int | None, typer.Option("--beam", help="Beam size of decode; 1 is greedy.", **_AXIS)] = None,
     causal: Annotated[
-        bool | None, typer.Option("--causal", help="No token sees later ones (attention).", rich_help_panel=SIZES)
+        bool | None,
+        typer.Option("--causal", help="No token sees later ones (attention, memory).", rich_help_panel=SIZES),
     ] = None,
     padded: Annotated[
         bool | None,
-        typer.Option("--padded", help="Sentences of half the length or more (attention).", rich_help_panel=SIZES),
+        typer.Option(
+            "--padded", help="Sentences of half the length or more (attention, memory).", rich_help_panel=SIZES
+        ),
     ] = None,
     backward: Annotated[
-        bool | None, typer.Option("--backward", help="With the gradients (attention).", rich_help_panel=SIZES)
+        bool | None, typer.Option("--backward", help="With the gradients (attention, memory).", rich_help_panel=SIZES)
     ] = None,
     layer: Annotated[
-        bool | None, typer.Option("--layer", help="With the four projections (attention).", rich_help_panel=SIZES)
+        bool | None,
+        typer.Option("--layer", help="With the four projections (attention, memory).", rich_help_panel=SIZES),
     ] = None,
     turns: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="How often to measure (default 7).", rich_help_panel=RUN)
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="How often to measure (default: 7; decode 5, memory 1).", rich_help_panel=RUN
+        ),
     ] = None,
     threads: Annotated[
         int | None,

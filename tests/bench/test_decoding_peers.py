@@ -1,0 +1,60 @@
+"""Other libraries, given the weights of our models, write the very same tokens."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from xformer.benchmarks import decoding
+
+SIZES = {"batch": 3, "length": 7, "heads": 2, "head_dim": 8, "layers": 2, "vocabulary": 50}
+# Importing transformers runs other people's deprecated code.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def answer(module, function, **differences):
+    work = getattr(importlib.import_module(module), function)({**SIZES, **differences})
+    with work.around():
+        return work.digest(work.step(0))
+
+
+def ours(function, **differences):
+    tokens = answer("xformer.benchmarks.decoding", function, backend="numpy", **differences)
+    assert len(tokens) == SIZES["batch"] * decoding.TOKENS
+    assert len(set(tokens)) > 5  # a model that repeats itself would prove nothing
+    return tokens
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("XFORMER_NUM_THREADS", "1")
+
+
+def test_a_beam_finds_something_else():
+    assert ours("work", beam=5) != ours("work", beam=1)
+
+
+@pytest.mark.parametrize("beam", [1, 5])
+def test_ctranslate2_translates_alike(beam):
+    pytest.importorskip("ctranslate2")
+    tokens = ours("work", beam=beam)
+    assert answer("peers.ctranslate2_decoding", "work", beam=beam, compute_type="float32") == tokens
+    rounded = answer("peers.ctranslate2_decoding", "work", beam=beam, compute_type="int8")
+    assert sum(map(int.__eq__, rounded, tokens)) > 0.5 * len(tokens)
+
+
+def test_ctranslate2_continues_alike():
+    pytest.importorskip("ctranslate2")
+    assert answer("peers.ctranslate2_decoding", "continuing", compute_type="float32") == ours("continuing")
+
+
+@pytest.mark.parametrize("beam", [1, 5])
+def test_hugging_face_translates_alike(beam):
+    pytest.importorskip("transformers")
+    assert answer("peers.huggingface_decoding", "work", beam=beam) == ours("work", beam=beam)
+
+
+def test_hugging_face_continues_alike():
+    pytest.importorskip("transformers")
+    assert answer("peers.huggingface_decoding", "continuing") == ours("continuing")

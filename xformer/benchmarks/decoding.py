@@ -1,0 +1,106 @@
+"""Decoding: translations of so many tokens, greedily or by a beam, and continuations by a language model.
+
+The weights are random, but the output layer never lets a sentence end, so every contender writes exactly the tokens
+that it is asked for, and they can be compared one by one. xformer computes one step more: at the limit it looks whether
+the sentence would end there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+from typing import Any
+
+from xformer.benchmarks import stacks
+from xformer.benchmarks.race import Case
+from xformer.benchmarks.work import Library, Work
+from xformer.generation import DecodingOptions, decode, generate
+from xformer.models import LanguageModel, LanguageModelConfig, Transformer
+from xformer.tree import replace
+
+TOKENS = 48  # of each output
+_NEVER = -1e4  # added to the logits of padding, start and end
+_SPECIAL = 3  # the first ids
+
+
+def case(settings: dict[str, Any]) -> Case:
+    """The case of translating a batch.
+
+    settings: batch, length (of the sources), heads, head_dim, layers (of each stack), vocabulary, beam.
+    """
+    d_model = settings["heads"] * settings["head_dim"]
+    search = "greedy" if settings["beam"] == 1 else f"beam {settings['beam']}"
+    name = (
+        f"{search}, batch {settings['batch']}, {TOKENS} tokens from {settings['length']}, "
+        f"{settings['layers']}+{settings['layers']} layers, d_model {d_model}"
+    )
+    return Case(name, settings, (settings["batch"] * TOKENS,), warm_up=1)
+
+
+def language_model_case(settings: dict[str, Any]) -> Case:
+    """The case of going on from prompts; settings as above, length being that of the prompts, without beam."""
+    d_model = settings["heads"] * settings["head_dim"]
+    name = (
+        f"language model, batch {settings['batch']}, {TOKENS} tokens after {settings['length']}, "
+        f"{settings['layers']} layers, d_model {d_model}"
+    )
+    return Case(name, settings, (settings["batch"] * TOKENS,), warm_up=1)
+
+
+def translator(settings: dict[str, Any], xp: Any) -> Transformer:
+    """The model, post-norm as in the paper, with an output layer of its own that never ends a sentence.
+
+    With an output layer tied to the embedding, random weights would repeat one token, which proves nothing.
+    """
+    config = stacks.config(settings, norm_position="post", tie_output=False, output_bias=True)
+    model = Transformer(config, xp="numpy", seed=0)
+    bias = importlib.import_module("numpy").zeros(settings["vocabulary"], dtype="float32")
+    bias[:_SPECIAL] = _NEVER
+    made: Transformer = replace(model, {**dict(model.named_parameters()), "output_bias": bias}).to(xp)
+    return made
+
+
+def language_model(settings: dict[str, Any], xp: Any) -> LanguageModel:
+    """A model of the kind of GPT-2: pre-norm, learned positions, GELU."""
+    d_model = settings["heads"] * settings["head_dim"]
+    config = LanguageModelConfig(
+        vocab_size=settings["vocabulary"],
+        num_layers=settings["layers"],
+        d_model=d_model,
+        num_heads=settings["heads"],
+        d_ff=4 * d_model,
+        activation="gelu_tanh",
+        positions="learned",
+        max_positions=settings["length"] + TOKENS + 1,
+        scale_embeddings=False,
+        tie_output=False,
+        dropout=0.0,
+    )
+    return LanguageModel(config, xp=xp, seed=0)
+
+
+def sources(settings: dict[str, Any]) -> list[list[int]]:
+    """The sentences to translate, or the prompts."""
+    return stacks.sentences(settings["batch"], settings["length"], settings["vocabulary"])
+
+
+def digest(outputs: list[list[int]]) -> list[int]:
+    """Every token of every output."""
+    return list(itertools.chain.from_iterable(outputs))
+
+
+def work(settings: dict[str, Any]) -> Work:
+    """Translating by xformer, on the library that settings["backend"] names."""
+    model = translator(settings, Library(settings["backend"]).xp)
+    options = DecodingOptions(beam_size=settings["beam"], max_length=TOKENS, keep_greedy=False)
+    search = functools.partial(decode, model, sources(settings), options)
+    return Work(lambda number: [found[0].tokens for found in search()], digest, {"parameters": model.parameter_count()})
+
+
+def continuing(settings: dict[str, Any]) -> Work:
+    """Going on from prompts by xformer."""
+    model = language_model(settings, Library(settings["backend"]).xp)
+    options = DecodingOptions(max_length=TOKENS)
+    search = functools.partial(generate, model, sources(settings), options, special_tokens=False)
+    return Work(lambda number: [found[0].tokens for found in search()], digest, {"parameters": model.parameter_count()})
