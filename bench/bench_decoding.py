@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from race import Recorder, peer, xformer
+from works import language_model_decoding
 
 from xformer.benchmarks import Entry, decoding
 
@@ -21,10 +22,10 @@ MODEL = {"length": 32, "heads": 8, "head_dim": 64, "layers": 6, "vocabulary": 80
 BATCHES = (8, 1, 32)
 
 
-def entries(function: str) -> list[Entry]:
+def entries(ours: str, function: str) -> list[Entry]:
     """xformer on NumPy, where it decodes fastest on a CPU, and on a GPU where there is one; and the peers."""
     return [
-        *xformer(f"xformer.benchmarks.decoding:{function}", ("numpy", "cupy")),
+        *xformer(ours, ("numpy", "cupy")),
         peer("CTranslate2 float32", f"peers.ctranslate2_decoding:{function}", compute_type="float32"),
         peer("CTranslate2 int8", f"peers.ctranslate2_decoding:{function}", checked=False, compute_type="int8"),
         peer("Hugging Face", f"peers.huggingface_decoding:{function}"),
@@ -35,10 +36,11 @@ def entries(function: str) -> list[Entry]:
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: f"batch-{batch}")
 def test_translation(benchmark: Any, recorder: Recorder, batch: int, beam: int) -> None:
     case = decoding.case({**MODEL, "batch": batch, "beam": beam})
-    recorder.race(benchmark, "decoding", case, entries("work"), TURNS)
+    recorder.race(benchmark, "decoding", case, entries("xformer.benchmarks.decoding:work", "work"), TURNS)
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: f"batch-{batch}")
 def test_language_model(benchmark: Any, recorder: Recorder, batch: int) -> None:
-    case = decoding.language_model_case({**MODEL, "batch": batch})
-    recorder.race(benchmark, "language-model-decoding", case, entries("continuing"), TURNS)
+    case = language_model_decoding.case({**MODEL, "batch": batch})
+    contenders = entries("works.language_model_decoding:work", "continuing")
+    recorder.race(benchmark, "language-model-decoding", case, contenders, TURNS)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from race import Recorder, peer, xformer
+from works import small_model
 
 from xformer.benchmarks import stacks
 
@@ -35,5 +36,5 @@ def test_encoder(benchmark: Any, recorder: Recorder, sizes: dict[str, int]) -> N
 
 
 def test_small_model(benchmark: Any, recorder: Recorder) -> None:
-    entries = [*xformer("xformer.benchmarks.stacks:forward"), *peers("forward")]
-    recorder.race(benchmark, "small-model", stacks.forward_case(SMALL), entries, TURNS)
+    entries = [*xformer("works.small_model:work"), *peers("forward")]
+    recorder.race(benchmark, "small-model", small_model.case(SMALL), entries, TURNS)

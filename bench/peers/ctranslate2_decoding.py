@@ -11,6 +11,7 @@ import ctranslate2
 import numpy as np
 from ctranslate2.converters import Converter
 from ctranslate2.specs import common_spec, transformer_spec
+from works.language_model_decoding import language_model
 
 from xformer.benchmarks import Work, decoding
 from xformer.layers.positions import sinusoidal
@@ -37,7 +38,7 @@ def work(settings: dict[str, Any]) -> Work:
 
 def continuing(settings: dict[str, Any]) -> Work:
     """Going on from prompts."""
-    ours = decoding.language_model(settings, "numpy")
+    ours = language_model(settings, "numpy")
     generator = _load(ctranslate2.Generator, _Continuations(ours), settings)
     names = token_names(settings["vocabulary"])
     prompts = [[names[token] for token in prompt] for prompt in decoding.sources(settings)]

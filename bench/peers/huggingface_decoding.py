@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MarianConfig, MarianMTModel
 from transformers.utils import logging
+from works.language_model_decoding import language_model
 
 from peers.torch_attention import load_linear
 from peers.torch_models import load_norm
@@ -37,7 +38,7 @@ def work(settings: dict[str, Any]) -> Work:
 
 def continuing(settings: dict[str, Any]) -> Work:
     """Going on from prompts."""
-    model = gpt2(decoding.language_model(settings, "numpy")).eval()
+    model = gpt2(language_model(settings, "numpy")).eval()
     ids = torch.tensor(decoding.sources(settings))
 
     def step(number: int) -> list[list[int]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from works.small_model import ids
 
 import xformer as xf
 from peers.torch_attention import later, load_attention, load_linear
@@ -29,10 +30,8 @@ def encoder(settings: dict[str, Any]) -> Work:
 def forward(settings: dict[str, Any]) -> Work:
     """The forward pass of a whole model."""
     model = Translator(xf.Transformer(stacks.config(settings), xp="numpy", seed=0)).eval()
-    sizes = settings["batch"], settings["length"], settings["vocabulary"]
-    ids = [torch.tensor(stacks.sentences(*sizes, seed=seed)) for seed in (0, 1)]
     facts = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
-    return torch_work(_compiled(model, settings), ids, facts=facts)
+    return torch_work(_compiled(model, settings), list(map(tensor, ids(settings))), facts=facts)
 
 
 def _compiled(module: nn.Module, settings: dict[str, Any]) -> Any:

@@ -25,10 +25,13 @@ def torch():
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-@pytest.mark.parametrize("function", ["encoder", "forward"])
-def test_stacks(function):
-    ours, facts = answer("xformer.benchmarks.stacks", function, {**SIZES, "backend": "numpy"})
-    theirs, their_facts = answer("peers.torch_models", function, SIZES)
+@pytest.mark.parametrize(
+    ("module", "function", "peer"),
+    [("xformer.benchmarks.stacks", "encoder", "encoder"), ("works.small_model", "work", "forward")],
+)
+def test_outputs_are_those_of_torch(module, function, peer):
+    ours, facts = answer(module, function, {**SIZES, "backend": "numpy"})
+    theirs, their_facts = answer("peers.torch_models", peer, SIZES)
     np.testing.assert_allclose(theirs, ours, atol=1e-5)
     assert facts == their_facts
 

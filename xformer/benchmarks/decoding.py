@@ -1,4 +1,4 @@
-"""Decoding: translations of so many tokens, greedily or by a beam, and continuations by a language model.
+"""Decoding: translations of so many tokens, greedily or by a beam.
 
 The weights are random, but the output layer never lets a sentence end, so every contender writes exactly the tokens
 that it is asked for, and they can be compared one by one. xformer computes one step more: at the limit it looks whether
@@ -15,8 +15,8 @@ from typing import Any
 from xformer.benchmarks import stacks
 from xformer.benchmarks.race import Case
 from xformer.benchmarks.work import Library, Work
-from xformer.generation import DecodingOptions, decode, generate
-from xformer.models import LanguageModel, LanguageModelConfig, Transformer
+from xformer.generation import DecodingOptions, decode
+from xformer.models import Transformer
 from xformer.tree import replace
 
 TOKENS = 48  # of each output
@@ -38,16 +38,6 @@ def case(settings: dict[str, Any]) -> Case:
     return Case(name, settings, (settings["batch"] * TOKENS,), warm_up=1)
 
 
-def language_model_case(settings: dict[str, Any]) -> Case:
-    """The case of going on from prompts; settings as above, length being that of the prompts, without beam."""
-    d_model = settings["heads"] * settings["head_dim"]
-    name = (
-        f"language model, batch {settings['batch']}, {TOKENS} tokens after {settings['length']}, "
-        f"{settings['layers']} layers, d_model {d_model}"
-    )
-    return Case(name, settings, (settings["batch"] * TOKENS,), warm_up=1)
-
-
 def translator(settings: dict[str, Any], xp: Any) -> Transformer:
     """The model, post-norm as in the paper, with an output layer of its own that never ends a sentence.
 
@@ -61,27 +51,8 @@ def translator(settings: dict[str, Any], xp: Any) -> Transformer:
     return made
 
 
-def language_model(settings: dict[str, Any], xp: Any) -> LanguageModel:
-    """A model of the kind of GPT-2: pre-norm, learned positions, GELU."""
-    d_model = settings["heads"] * settings["head_dim"]
-    config = LanguageModelConfig(
-        vocab_size=settings["vocabulary"],
-        num_layers=settings["layers"],
-        d_model=d_model,
-        num_heads=settings["heads"],
-        d_ff=4 * d_model,
-        activation="gelu_tanh",
-        positions="learned",
-        max_positions=settings["length"] + TOKENS + 1,
-        scale_embeddings=False,
-        tie_output=False,
-        dropout=0.0,
-    )
-    return LanguageModel(config, xp=xp, seed=0)
-
-
 def sources(settings: dict[str, Any]) -> list[list[int]]:
-    """The sentences to translate, or the prompts."""
+    """The sentences to translate."""
     return stacks.sentences(settings["batch"], settings["length"], settings["vocabulary"])
 
 
@@ -95,12 +66,4 @@ def work(settings: dict[str, Any]) -> Work:
     model = translator(settings, Library(settings["backend"]).xp)
     options = DecodingOptions(beam_size=settings["beam"], max_length=TOKENS, keep_greedy=False)
     search = functools.partial(decode, model, sources(settings), options)
-    return Work(lambda number: [found[0].tokens for found in search()], digest, {"parameters": model.parameter_count()})
-
-
-def continuing(settings: dict[str, Any]) -> Work:
-    """Going on from prompts by xformer."""
-    model = language_model(settings, Library(settings["backend"]).xp)
-    options = DecodingOptions(max_length=TOKENS)
-    search = functools.partial(generate, model, sources(settings), options, special_tokens=False)
     return Work(lambda number: [found[0].tokens for found in search()], digest, {"parameters": model.parameter_count()})

@@ -1,4 +1,4 @@
-"""Whole stacks: the encoder alone, and the forward pass of an encoder-decoder."""
+"""Whole models: an encoder stack, and what is common to the works that train and translate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from xformer.benchmarks.race import Case
 from xformer.benchmarks.work import Library, Work
 from xformer.layers import EncoderLayer, Initializer
-from xformer.models import Transformer, TransformerConfig
+from xformer.models import TransformerConfig
 from xformer.models.parts import Parts
 
 FIRST_ID = 4  # below are padding, start, end and unknown tokens
@@ -23,16 +23,6 @@ def encoder_case(settings: dict[str, Any]) -> Case:
     name = f"encoder {settings['batch']}x{settings['length']}, {settings['layers']} layers, d_model {d_model}, forward"
     flops = tokens * settings["layers"] * layer_flops(d_model, 4 * d_model, settings["length"])
     return Case(name, settings, (tokens,), flops)
-
-
-def forward_case(settings: dict[str, Any]) -> Case:
-    """The case of a model's forward pass, logits included; settings as above and vocabulary, layers of each stack."""
-    d_model, tokens = settings["heads"] * settings["head_dim"], settings["batch"] * settings["length"]
-    name = (
-        f"model {settings['batch']}x{settings['length']}, {settings['layers']}+{settings['layers']} layers, "
-        f"d_model {d_model}, forward"
-    )
-    return Case(name, settings, (tokens,), model_flops(config(settings), tokens, settings["length"]))
 
 
 def layer_flops(d_model: int, d_ff: int, keys: int) -> int:
@@ -94,15 +84,3 @@ def encoder(settings: dict[str, Any]) -> Work:
         return (x,)
 
     return library.work(forward, encoder_layers(settings, library.xp), library.array(features(settings)))
-
-
-def forward(settings: dict[str, Any]) -> Work:
-    """The forward pass of a model by xformer."""
-    library = Library(settings["backend"])
-    model = Transformer(config(settings), xp=library.xp)
-    sizes = settings["batch"], settings["length"], settings["vocabulary"]
-    source, target = (
-        library.array(importlib.import_module("numpy").asarray(sentences(*sizes, seed=seed))) for seed in (0, 1)
-    )
-    facts = {"parameters": model.parameter_count()}
-    return library.work(lambda model, source, target: (model(source, target),), model, source, target, facts=facts)
