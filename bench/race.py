@@ -40,7 +40,7 @@ class Recorder:
         benchmark.extra_info.update(result)
         run["results"].append(result)
         self._write(run)
-        print("", machine_line(run), *table({**run, "results": [result]}), sep="\n")
+        print("", machine_line(run), *table({**run, "results": [result], "notes": []}), sep="\n")
         return result
 
     def note(self, work: str, text: str) -> None:
@@ -53,7 +53,7 @@ class Recorder:
     def _run(self, work: str) -> dict[str, Any]:
         if self._common is None:
             self._common = describe_machine(), gemm_flops_per_second("numpy")
-        return self._runs.setdefault(work, make_run(work, *self._common, []))
+        return self._runs.setdefault(work, make_run(work, *self._common))
 
     def _write(self, run: dict[str, Any]) -> None:
         if self.folder is not None:

@@ -7,6 +7,8 @@ import re
 import pytest
 
 from xformer.benchmarks import machine, race
+from xformer.cli import bench_run
+from xformer.errors import BackendError
 
 TINY = ("--batch", "1", "--heads", "2", "--head-dim", "4", "--turns", "2")
 
@@ -64,6 +66,22 @@ def test_every_kind_of_work(xformer, work, options, name):
     assert any(line.startswith(name) for line in done.out.splitlines())
 
 
+def test_a_case_that_fails_does_not_cost_the_others(xformer, monkeypatch):
+    measure = bench_run._measure
+
+    def fail_at_five(case, *arguments):
+        if case.settings["length"] == 5:
+            raise BackendError("xformer numpy cannot take part: out of memory")
+        return measure(case, *arguments)
+
+    monkeypatch.setattr(bench_run, "_measure", fail_at_five)
+    done = xformer("bench", "attention", *TINY, "--length", "3", "--length", "5")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[-1] == "attention 1x2x5x4 forward: xformer numpy cannot take part: out of memory"
+    done = xformer("bench", "attention", *TINY, "--length", "5")
+    assert (done.code, done.err) == (2, "error: xformer numpy cannot take part: out of memory\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -73,6 +91,7 @@ def test_every_kind_of_work(xformer, work, options, name):
         (["attention", "--batch", "0"], "invalid value for '--batch'"),
         (["attention", "--turns", "0"], "invalid value for '--turns'"),
         (["attention", "--threads", "1000000"], "--threads is 1000000; expected at most"),
+        (["train", "--vocabulary", "4"], "invalid value for '--vocabulary'"),
         (["attention", "--beam", "3"], "--beam means nothing to attention; leave it out"),
         (["attention", "--out", "."], "cannot write .: it is not a regular file"),
         (["attention", "--plot", "/dev/null"], "cannot write /dev/null: it is not a regular file"),

@@ -10,16 +10,20 @@ _COLUMNS = ("time", "quartiles", "tokens/s", "GFLOP/s", "of GEMM", "memory", "ra
 
 
 def make_run(
-    work: str, machine: dict[str, Any], gemm_flops_per_second: float | None, results: Sequence[dict[str, Any]]
+    work: str,
+    machine: dict[str, Any],
+    gemm_flops_per_second: float | None,
+    results: Sequence[dict[str, Any]] = (),
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Put the results of races together with what they belong to, ready for JSON."""
+    """Put the results of races together with what they belong to, ready for JSON. notes: what is no race."""
     return {
         "work": work,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": machine,
         "gemm_flops_per_second": gemm_flops_per_second,
         "results": list(results),
-        "notes": [],
+        "notes": list(notes),
     }
 
 
@@ -72,7 +76,7 @@ def in_units(seconds: float) -> str:
 
 
 def table(run: dict[str, Any]) -> list[str]:
-    """The lines of a table: each case, and below it each contender."""
+    """The lines of a table: each case, and below it each contender; then the notes."""
     rows = [
         (label(figures), cells(figures, run["gemm_flops_per_second"]))
         for result in run["results"]
@@ -87,4 +91,4 @@ def table(run: dict[str, Any]) -> list[str]:
         for _, (name, row) in zip(result["contenders"], remaining, strict=False):
             lines.append(f"  {name:<{width}}  " + "  ".join(map(str.rjust, row, widths)))
         lines += [f"  {reason}" for reason in result["absent"].values()]
-    return lines
+    return [*lines, *run["notes"]]

@@ -58,7 +58,7 @@ def bench(
         int | None, typer.Option("--layers", help="Of each stack (encoder, train, decode).", **_AXIS)
     ] = None,
     vocabulary: Annotated[
-        int | None, typer.Option("--vocabulary", help="Of train and decode, in tokens.", **_AXIS)
+        int | None, typer.Option("--vocabulary", help="Of train and decode, in tokens.", **{**_AXIS, "min": 5})
     ] = None,
     beam: Annotated[int | None, typer.Option("--beam", help="Beam size of decode; 1 is greedy.", **_AXIS)] = None,
     causal: Annotated[

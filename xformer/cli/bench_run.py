@@ -24,7 +24,7 @@ from xformer.benchmarks import (
 )
 from xformer.benchmarks.report import machine_line
 from xformer.cli.console import make_console
-from xformer.errors import ConfigError
+from xformer.errors import BackendError, ConfigError
 from xformer.files import write_json
 from xformer.host import available_threads
 from xformer.namespace import resolve
@@ -57,8 +57,8 @@ def run_bench(request: Request, *, out: Path | None, plot: Path | None, as_json:
     described = describe_machine(request.threads)
     with _progress(len(cases) * (turns + 1)) as advance:
         gemm = gemm_flops_per_second(request.backends[0], request.threads)
-        results = [_measure(case, request, kind, turns, advance) for case in cases]
-    run = make_run(request.work, described, gemm, results)
+        results, notes = _measure_all(cases, request, kind, turns, advance)
+    run = make_run(request.work, described, gemm, results, notes)
     if out is not None:
         write_json(out, run)
     if plot is not None:
@@ -98,6 +98,22 @@ def check_writable(path: Path) -> None:
     parent = next(parent for parent in place.parents if parent.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise ConfigError(f"cannot write {path}: {parent} is not a directory that may be written to")
+
+
+def _measure_all(
+    cases: list[Case], request: Request, kind: Kind, turns: int, advance: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The results of all cases, and why some have none: one that is too large must not cost what was measured."""
+    results: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for case in cases:
+        try:
+            results.append(_measure(case, request, kind, turns, advance))
+        except BackendError as error:
+            if not results:
+                raise
+            notes.append(f"{case.name}: {error}")
+    return results, notes
 
 
 def _measure(case: Case, request: Request, kind: Kind, turns: int, advance: Callable[[str], None]) -> dict[str, Any]:
