@@ -73,6 +73,7 @@ SIZE_EXCEPTIONS: dict[str, str] = {
     "xformer/cli/train.py:train": "typer reads the options, with their help, from the signature",
     "xformer/cli/train_lm.py:train_lm": "typer reads the options, with their help, from the signature",
     "xformer/kernels/numpy_attention.py:_forward": "the operation's arrays and settings",
+    "xformer/kernels/numpy_attention_tiled.py:_forward": "the operation's arrays and settings",
     "xformer/kernels/numpy_optimizer.py:_forward": "the operation's arrays and settings",
     "xformer/ops/adam.py:_forward": "the operation's arrays and settings",
     "xformer/ops/adam.py:adam": "the operation's arrays and settings",

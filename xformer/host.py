@@ -7,6 +7,7 @@ yours, so call it yourself before training on NumPy.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import math
@@ -117,6 +118,21 @@ def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> l
     finally:
         futures.wait(others)  # nothing may still be at work on the caller's arrays when an error leaves here
     return [first, *(other.result() for other in others)]
+
+
+def spread(function: Callable[[Item], None], items: Sequence[Item]) -> None:
+    """Call the function with each item, on as many threads as there are, the linear algebra library on one in each."""
+    threads = 1 if _IS_SIDE.get() else min(available_threads(), len(items))
+    if threads < 2:
+        _each(function, items)
+        return
+    with blas_threads(1):
+        side_by_side(functools.partial(_each, function), [items[first::threads] for first in range(threads)])
+
+
+def _each(function: Callable[[Item], None], items: Sequence[Item]) -> None:
+    for item in items:
+        function(item)
 
 
 def _side(function: Callable[[Item], Result], item: Item) -> Result:

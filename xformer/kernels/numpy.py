@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from xformer.kernels import numpy_attention as numpy_attention
+from xformer.kernels import numpy_attention_tiled as numpy_attention_tiled
 from xformer.kernels import numpy_cross_entropy as numpy_cross_entropy
 from xformer.kernels import numpy_gelu as numpy_gelu
 from xformer.kernels import numpy_optimizer as numpy_optimizer
