@@ -178,7 +178,7 @@ def test_damaged_files(refused, trained, tmp_path, file, how):
     if how != "missing":
         path.write_bytes(content[: len(content) // 2] if how == "truncated" else b"%PDF-1.7")
     error = refused("translate", "--model", tmp_path / "run", untouched=tmp_path, stdin=b"one\n")
-    assert file in error
+    assert (file if (how, file) != ("missing", "model.safetensors") else "has no model yet") in error
 
 
 def test_a_tokenizer_of_another_run(refused, trained, tmp_path):

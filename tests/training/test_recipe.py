@@ -84,7 +84,7 @@ def test_changed_settings():
         ({"training": {"patience": 1.5}}, r"patience in \[training\] of here is 1.5; expected a value of type int"),
         (
             {"training": {"schedule": "cosine", "max_updates": 9, "min_learning_rate": 0.1}},
-            r"\[training\] of here: min_learning_rate is 0.1, above the peak of 0.00198",
+            r"\[training\] of here: min_learning_rate is 0.1, above the peak of 0.00255",
         ),
     ],
 )

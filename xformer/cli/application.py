@@ -108,8 +108,9 @@ def _code_of(call: Callable[[], int | None]) -> int:
             sys.stdout.flush()
         except OSError:
             _drop_output()
-        place = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{place}{error.strerror or error}")
+        if error.filename:
+            return _fail(f"{error.filename}: {error.strerror or error}")
+        return _fail(f"cannot write the output: {error.strerror or error}; free space, or choose another place")
     return int(code)
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 _NEEDED = ("typer", "rich")
+_QUIET = {"train", "train-lm", "demo"}  # commands whose result is a directory: nobody need read what they print
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
@@ -16,6 +17,10 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
     arguments: default those of the process.
     """
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if sys.stdout is None and not set(given[:1]) & _QUIET:
+        print("error: standard output is closed; expected a place for what is printed", file=sys.stderr)
+        sys.exit(2)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller (`>&-`); what would go there is lost, as asked
             lost = open(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")  # noqa: SIM115 - for the whole process
@@ -23,7 +28,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a letter gets a question mark
-    sys.exit(exit_code(sys.argv[1:] if arguments is None else list(arguments)))
+    sys.exit(exit_code(given))
 
 
 def exit_code(arguments: list[str]) -> int:

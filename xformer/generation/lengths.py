@@ -11,6 +11,7 @@ from xformer.generation.options import DecodingOptions
 
 # Room for the tokens of one unit. The search ends by the units; this ends words that never end.
 _TOKENS_A_UNIT = 12
+MOST = 100_000  # of a desired length
 _ROUNDING = 1e-9  # 1.1 * 10 is 11.000000000000002, which is meant to be 11
 
 
@@ -78,8 +79,8 @@ def desired_ranges(options: DecodingOptions, desired: Sequence[int], sentences: 
         )
     ranges = []
     for number, length in enumerate(desired, start=1):
-        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-            raise ConfigError(f"desired length of sentence {number} is {length!r}; expected at least 1")
+        if not isinstance(length, int) or isinstance(length, bool) or not 1 <= length <= MOST:
+            raise ConfigError(f"desired length of sentence {number} is {length!r}; expected 1 to {MOST}")
         slack = options.length_tolerance * length
         ranges.append(
             LengthRange(max(1, math.ceil(length - slack - _ROUNDING)), math.floor(length + slack + _ROUNDING))

@@ -8,6 +8,17 @@ from typing import Any
 
 from xformer.errors import ConfigError
 
+# What values may be, from and to. Greater ones have no use, and some no meaning in float32.
+_WHOLE_NUMBERS = {
+    "beam_size": (1, 10_000), "n_best": (1, 10_000), "num_groups": (1, 10_000), "no_repeat_ngram_size": (0, 10_000),
+    "min_length": (0, 100_000), "max_length": (1, 100_000), "top_k": (1, 10_000_000),
+}  # fmt: skip
+_NUMBERS = {
+    "length_penalty": (0.0, 100.0), "coverage_penalty": (0.0, 1000.0), "topic_strength": (0.0, 1000.0),
+    "diversity_strength": (1e-6, 1000.0), "repetition_penalty": (1e-3, 1000.0), "temperature": (1e-3, 1000.0),
+    "min_length_ratio": (0.0, 1000.0), "max_length_ratio": (1e-3, 1000.0), "length_tolerance": (0.0, 1.0),
+    "top_p": (1e-6, 1.0), "min_p": (1e-6, 1.0),
+}  # fmt: skip
 DEFAULT_DIVERSITY = 0.5  # within the 0.2 to 0.8 that Vijayakumar et al. found good on several tasks
 
 
@@ -90,17 +101,10 @@ class DecodingOptions:
         return DEFAULT_DIVERSITY if self.diversity_strength is None else self.diversity_strength
 
     def _check_values(self) -> None:
-        for name, least in (("beam_size", 1), ("n_best", 1), ("num_groups", 1), ("no_repeat_ngram_size", 0),
-                            ("min_length", 0), ("max_length", 1), ("top_k", 1)):  # fmt: skip
-            _check_whole(name, getattr(self, name), least)
-        for name in ("length_penalty", "coverage_penalty", "topic_strength", "min_length_ratio"):
-            _check_number(name, getattr(self, name), "of at least 0", 0.0)
-        for name in ("diversity_strength", "repetition_penalty", "temperature", "max_length_ratio"):
-            hint = "; for the most probable token leave it out" if name == "temperature" else ""
-            _check_number(name, getattr(self, name), f"above 0{hint}", 0.0, include_low=False)
-        for name in ("top_p", "min_p"):
-            _check_number(name, getattr(self, name), "in (0, 1]", 0.0, 1.0, include_low=False)
-        _check_number("length_tolerance", self.length_tolerance, "in [0, 1]", 0.0, 1.0)
+        for name, (least, most) in _WHOLE_NUMBERS.items():
+            _check_whole(name, getattr(self, name), least, most)
+        for name, (low, high) in _NUMBERS.items():
+            _check_number(name, getattr(self, name), low, high)
         if not isinstance(self.keep_greedy, bool):
             raise ConfigError(f"keep_greedy is {self.keep_greedy!r}; expected true or false")
 
@@ -137,23 +141,23 @@ class DecodingOptions:
                 )
 
 
-def _check_whole(name: str, value: Any, least: int) -> None:
+def _check_whole(name: str, value: Any, least: int, most: int) -> None:
     if value is None and getattr(DecodingOptions, name) is None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name} is {value!r}; expected a whole number of at least {least}")
+    if value > most:
+        raise ConfigError(f"{name} is {value!r}; expected at most {most}")
 
 
-def _check_number(
-    name: str, value: Any, expected: str, low: float, high: float = math.inf, *, include_low: bool = True
-) -> None:
+def _check_number(name: str, value: Any, least: float, most: float) -> None:
     if value is None and getattr(DecodingOptions, name) is None:
         return
     if (
         not isinstance(value, int | float)
         or isinstance(value, bool)
         or not math.isfinite(value)
-        or not low <= value <= high
-        or (value == low and not include_low)
+        or not least <= value <= most
     ):
-        raise ConfigError(f"{name} is {value!r}; expected a number {expected}")
+        hint = "; for the most probable token take top_k 1" if name == "temperature" else ""
+        raise ConfigError(f"{name} is {value!r}; expected a number from {least:g} to {most:g}{hint}")

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from xformer.errors import ConfigError, DataError
 from xformer.generation import DecodingOptions
+from xformer.generation.lengths import MOST
 from xformer.models.config import check_key
 
 LENGTH_UNITS = ("tokens", "words")
@@ -57,6 +58,8 @@ class GenerationRequest:
                 raise ConfigError(
                     f"desired_length is {length!r}; expected a whole number of at least 1, in {self.length_unit}"
                 )
+            if length > MOST:
+                raise ConfigError(f"desired_length is {length}; expected at most {MOST}")
         if self.desired_length is None:
             self._check_unused()
         if lengths and self.decoding.method == "greedy":

@@ -46,8 +46,9 @@ class Tokenizers(NamedTuple):
     @classmethod
     def load(cls, run: RunDirectory) -> Tokenizers:
         """Read those of a run; raises CheckpointError when one is missing, damaged, or of another run."""
-        language = run.read_config().get("recipe", {}).get("tokenizer", {}).get("language", "en")
-        if run.tokenizer("joint").exists():
+        config = run.read_config()
+        language = config.get("recipe", {}).get("tokenizer", {}).get("language", "en")
+        if run.tokenizer("joint").name in config.get("tokenizers", {}):
             joint = run.load_tokenizer("joint")
             return cls(joint, joint, language)
         return cls(run.load_tokenizer("source"), run.load_tokenizer("target"), language)

@@ -143,6 +143,8 @@ def _check_model(kind: TaskKind, model: dict[str, Any], tokenizer: dict[str, Any
     try:
         if model.get("num_decoder_layers") == 0:
             raise ConfigError("num_decoder_layers is 0; expected at least 1, to write text with")
+        if model.get("copy") and sizes.get("share_embeddings") is False:
+            raise ConfigError("copy is true: source tokens must be target tokens, too; set joint = true in [tokenizer]")
         return kind.model(**sizes, **model)
     except ConfigError as error:
         raise ConfigError(f"[model] of {where}: {error}") from error

@@ -136,6 +136,7 @@ class LoopSettings:
                 if value is not None and not is_fine(value):
                     raise ConfigError(f"{name} is {value!r}; expected {expected}")
         self._check_checkpoints()
+        self._check_unused()
         self.make_optimizer()
         # An unknown schedule, or one that lacks its end, is refused before any work starts; without a learning rate
         # the peak depends on the model.
@@ -149,6 +150,21 @@ class LoopSettings:
                 f"checkpoint_every is {self.checkpoint_every}; average 'best' needs the score of each, so expected a "
                 f"multiple of validate_every {self.validate_every}"
             )
+
+    def _check_unused(self) -> None:
+        """Raise ConfigError for a setting that another one leaves without effect."""
+        unused = [
+            (
+                "checkpoint_every",
+                self.checkpoint_every is not None and not self.keep_checkpoints,
+                "keep_checkpoints is 0",
+            ),
+            ("learning_rate_factor", self.learning_rate is not None, "learning_rate gives the peak"),
+            ("momentum", self.optimizer != "sgd", f"optimizer is {self.optimizer!r}"),
+        ]
+        for name, is_unused, reason in unused:
+            if is_unused and getattr(self, name) != getattr(LoopSettings, name):
+                raise ConfigError(f"{name} is {getattr(self, name)!r} and {reason}, so it has no effect; leave it out")
 
     @property
     def checkpoint_interval(self) -> int:

@@ -87,7 +87,7 @@ def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, float]:
 def check_finite(loss: float, norm: float) -> None:
     """Raise TrainingError unless both are finite numbers."""
     if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise TrainingError(f"the loss is {loss} and the gradient norm {norm}; the learning rate may be too high")
+        raise TrainingError(f"the loss is {loss} and the gradient norm {norm}; lower the learning rate")
 
 
 def not_finite(model: Any) -> str | None:

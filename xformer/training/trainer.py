@@ -94,6 +94,8 @@ class Trainer:
                 return reason
             if self.progress.step != self.progress.validated_step:
                 self._validate(began)
+            else:
+                self._save(began)  # the minutes since the last one
             if self._average_is_due():
                 self._average(began)
             return reason
@@ -184,7 +186,7 @@ class Trainer:
         step, loss = self.progress.step, self.validation_loss(self.model)
         if not math.isfinite(loss):
             # The last update went wrong; it must not replace the state before it.
-            raise self._diverged(f"the validation loss after update {step} is {loss}")
+            raise self._diverged(f"the validation loss after update {step} is {loss}; lower the learning rate")
         self._save(began)  # before the model, and before translating, which takes a while: the updates are safe
         quality = None if self.task.score is None else self.task.score(self.model)
         score = self._score_of(loss, quality)
@@ -277,18 +279,20 @@ class Trainer:
         """Save what there is between validations, unless the last update ruined it."""
         name = not_finite(self.model)
         if name:
-            raise self._diverged(f"after update {self.progress.step}, {name} is no longer finite")
+            raise self._diverged(
+                f"after update {self.progress.step}, {name} is no longer finite; lower the learning rate"
+            )
         self._save(began)
         if self.progress.best_score is None:
             self.model.save(self.directory.model)
 
     def _diverged(self, what: str) -> TrainingError:
-        """An error that says what to change, and what is kept."""
+        """An error that says what to change, and what is kept. what: ends with the advice."""
         peak = "learning_rate_factor" if self.settings.learning_rate is None else "learning_rate"
         kept = "no state had been saved yet"
         if self._saved_step is not None:
             kept = f"the state of update {self._saved_step} is kept"
-        return TrainingError(f"{what}; lower {peak} or raise warmup_steps; {kept}")
+        return TrainingError(f"{what}, by {peak} or more warmup_steps; {kept}")
 
 
 def _stopped(stop: StopRequest) -> str | None:
