@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, corpus in (("train", task.train), ("dev", task.valid), ("test", task.test)):
         (path / f"{name}.abstract").write_text("\n".join(f"We have {line}." for line in corpus.source) + "\n")
         (path / f"{name}.title").write_text("\n".join(corpus.target) + "\n", encoding="utf-8")
-    (path / "input.txt").write_text("To be, or not to be, that is the question:\n" * 400, encoding="utf-8")
+    (path / "input.txt").write_text("ROMEO:\nTo be, or not to be, that is the question:\n" * 300, encoding="utf-8")
     (path / "small.toml").write_text(SMALL, encoding="utf-8")
     return path
 
