@@ -135,6 +135,11 @@ def _each(function: Callable[[Item], None], items: Sequence[Item]) -> None:
         function(item)
 
 
+def beside_others(function: Callable[[Item], Result], item: Item) -> Result:
+    """Call the function while other processes keep the other cores busy: what it calls starts no threads."""
+    return copy_context().run(_side, function, item)
+
+
 def _side(function: Callable[[Item], Result], item: Item) -> Result:
     _IS_SIDE.set(True)
     return function(item)

@@ -17,7 +17,7 @@ NEEDS = (True, True, True, False, False, False)
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    monkeypatch.setattr(tiled, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(tiled, "_LEAST_SCORES", 0)
     monkeypatch.setattr(tiled, "_QUERIES", 4)
     monkeypatch.setattr(tiled, "_KEYS", 6)
 
@@ -112,6 +112,6 @@ def test_the_other_kernel_keeps_what_this_one_does_not_do(monkeypatch):
     assert "a bias or dropout" in explain(query, key, value, None, np.zeros((1, 1, 9, 13)), None)
     assert "not one of keys alone" in explain(query, key, value, np.ones((9, 13), dtype=bool), None, None)
     assert "dtype float16" in explain(*(x.astype("float16") for x in (query, key, value)), None, None, None)
-    monkeypatch.setattr(tiled, "_LEAST_BYTES", 1 << 20)
-    assert "less than 1 MiB" in explain(query, key, value, None, None, None)
+    monkeypatch.setattr(tiled, "_LEAST_SCORES", 200)
+    assert "less than 200 scores" in explain(query, key, value, None, None, None)
     assert portable_attention(query, key, value).shape == (2, 3, 9, 4)

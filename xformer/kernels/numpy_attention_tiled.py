@@ -21,7 +21,7 @@ from xformer.kernels import numpy_attention as numpy_attention  # registers firs
 from xformer.kernels.numpy_support import floats
 from xformer.kernels.registry import Kernel, register
 
-_LEAST_BYTES = 128 * 1024 * 1024  # of all scores; fewer are kept whole, by the kernel for short sequences
+_LEAST_SCORES = 128 * 128  # of a head; fewer are kept whole, by the kernel for short sequences
 _QUERIES, _KEYS = 256, 512  # of a tile: half a megabyte of float32
 _NEVER = -1e30  # added to a score: its exponential is zero; unlike infinity it makes no NaN in a product
 _LEAST_LOG_SUM = -60.0  # what the exponential makes of smaller numbers would lose digits
@@ -37,8 +37,8 @@ def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
         return "it has a bias or dropout of its weights"
     if mask is not None and any(size != 1 for size in mask.shape[-3:-1]):
         return "the mask is not one of keys alone"
-    if query.dtype.itemsize * query[..., 0].size * key.shape[2] < _LEAST_BYTES:
-        return f"the scores have less than {_LEAST_BYTES >> 20} MiB"
+    if query.shape[2] * key.shape[2] < _LEAST_SCORES:
+        return f"a head has less than {_LEAST_SCORES} scores"
     return floats(arrays, static)
 
 

@@ -7,12 +7,13 @@ its loops and products, or better on processes (see worker.py).
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from xformer.autodiff import value_and_grad
-from xformer.host import can_share_memory, side_by_side
+from xformer.host import beside_others, can_share_memory, side_by_side
 from xformer.namespace import array_namespace, library
 from xformer.training.worker import Team
 from xformer.tree import flatten, map_arrays
@@ -46,7 +47,8 @@ class ShardedGradient:
         if self._workers == 1 or len(items) == 1:
             results = [differentiate(item) for item in items]
         elif self._processes and shards_for(model, self._workers) > 1:
-            results = self._team_for(model, len(items) - 1).differentiate(model, items, differentiate)
+            here = functools.partial(beside_others, differentiate)
+            results = self._team_for(model, len(items) - 1).differentiate(model, items, here)
         else:
             results = side_by_side(differentiate, items)
         value, gradients = results[0]

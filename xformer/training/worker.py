@@ -24,7 +24,7 @@ from xformer.tree import flatten
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from xformer.training import worker; worker.serve({descriptors})"
 # Each worker is meant to keep one core busy.
 _ONE_THREAD = dict.fromkeys(
-    ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
+    ("XFORMER_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
 )
 
 
