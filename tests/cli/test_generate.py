@@ -122,7 +122,7 @@ def test_other_libraries_write_too(xformer, run, backend):
         (["--prompt", "one", "--input", "-"], "--prompt and --input are both given"),
         (["--input", "nowhere"], "cannot read nowhere"),
         (["--max-length", 0], "--max-length"),
-        (["--temperature", 0], "temperature is 0.0; expected a number from 0.001"),
+        (["--temperature", 0], "temperature is 0.0; expected a number from 1e-06"),
         (["--beam-size", 2, "--top-k", 3], "beam_size is 2 and a setting of sampling is given"),
         (["--beam-size", 2], "beam search has to see both at once"),
         (["--beam-size", 2, "--num-groups", 3], "num_groups 3 does not divide beam_size 2"),

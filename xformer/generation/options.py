@@ -15,9 +15,9 @@ _WHOLE_NUMBERS = {
 }  # fmt: skip
 _NUMBERS = {
     "length_penalty": (0.0, 100.0), "coverage_penalty": (0.0, 1000.0), "topic_strength": (0.0, 1000.0),
-    "diversity_strength": (1e-6, 1000.0), "repetition_penalty": (1e-3, 1000.0), "temperature": (1e-3, 1000.0),
+    "diversity_strength": (1e-6, 1000.0), "repetition_penalty": (1e-3, 1000.0), "temperature": (1e-6, 1000.0),
     "min_length_ratio": (0.0, 1000.0), "max_length_ratio": (1e-3, 1000.0), "length_tolerance": (0.0, 1.0),
-    "top_p": (1e-6, 1.0), "min_p": (1e-6, 1.0),
+    "top_p": (1e-9, 1.0), "min_p": (1e-6, 1.0),
 }  # fmt: skip
 DEFAULT_DIVERSITY = 0.5  # within the 0.2 to 0.8 that Vijayakumar et al. found good on several tasks
 
