@@ -13,6 +13,12 @@ from typing import IO, Any
 from xformer.errors import CheckpointError
 
 
+def unwritable_parent(path: Path) -> Path | None:
+    """The nearest thing above a path that exists, where nothing can be made in it; None where something can."""
+    parent = next(parent for parent in path.absolute().parents if parent.exists())
+    return None if parent.is_dir() and os.access(parent, os.W_OK) else parent
+
+
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Open a binary file that appears at `path` only once everything is written and on disk.

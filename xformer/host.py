@@ -114,7 +114,7 @@ def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> l
         _workers.append(futures.ThreadPoolExecutor(_MOST_WORKERS, thread_name_prefix="xformer"))
     others = [_workers[0].submit(copy_context().run, _side, function, item) for item in items[1:]]
     try:
-        first = copy_context().run(_side, function, items[0])
+        first = beside_others(function, items[0])
     finally:
         futures.wait(others)  # nothing may still be at work on the caller's arrays when an error leaves here
     return [first, *(other.result() for other in others)]

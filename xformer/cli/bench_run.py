@@ -22,15 +22,14 @@ from xformer.benchmarks import (
     racing,
     table,
 )
+from xformer.benchmarks.plan import AXES
 from xformer.benchmarks.report import machine_line
 from xformer.cli.console import make_console
 from xformer.errors import BackendError, ConfigError
-from xformer.files import write_json
+from xformer.files import unwritable_parent, write_json
 from xformer.host import available_threads
 from xformer.namespace import resolve
 from xformer.text.extras import require
-
-_AXES = ("batch", "length", "heads", "head_dim")
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def _checked(request: Request) -> Kind:
         raise ConfigError(f"the work is {request.work!r}; expected one of {', '.join(WORKS)}")
     kind = WORKS[request.work]
     for name in request.sizes:
-        if name not in (*_AXES, *kind.settings):
+        if name not in (*AXES, *kind.settings):
             option = name.replace("_", "-")
             raise ConfigError(f"--{option} means nothing to {request.work}; leave it out")
     for place, name in enumerate(request.backends):
@@ -95,8 +94,8 @@ def check_writable(path: Path) -> None:
     place = Path(os.path.realpath(path))
     if place.exists() and not place.is_file():
         raise ConfigError(f"cannot write {path}: it is not a regular file; give the name of a file")
-    parent = next(parent for parent in place.parents if parent.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
+    parent = unwritable_parent(place)
+    if parent is not None:
         raise ConfigError(f"cannot write {path}: {parent} is not a directory that may be written to")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -50,12 +49,12 @@ class TrainingProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            with _unwatched():
+            with contextlib.suppress(OSError):
                 self._bar.stop()
 
     def __call__(self, event: Update | Validation) -> None:
-        """Show one event. Whoever watched may be gone; the training goes on."""
-        with _unwatched():
+        """Show one event. Whoever watched may be gone, a closed terminal or pipe; the training goes on."""
+        with contextlib.suppress(OSError):
             self._show(event)
 
     def _show(self, event: Update | Validation) -> None:
@@ -93,13 +92,6 @@ class TrainingProgress:
             by_clock = max(0.0, 60.0 * (minutes - update.minutes))
             left = by_clock if left is None else min(left, by_clock)
         return min(share, 1.0), left
-
-
-@contextlib.contextmanager
-def _unwatched() -> Iterator[None]:
-    """Let printing fail: a terminal that was closed, a pipe that nobody reads."""
-    with contextlib.suppress(OSError):
-        yield
 
 
 def _short(validation: Validation) -> str:

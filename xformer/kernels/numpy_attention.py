@@ -21,7 +21,8 @@ _TILE_SCORES = 96 * 1024  # with what else a tile touches, about a core's second
 _STORED = (0, 3, 1, 2)  # (batch, heads, queries, keys) -> (batch, keys, heads, queries)
 
 
-def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    """None for what the kernels of attention can serve, else the reason why not."""
     query, key, value, _, bias, _ = arrays
     if query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
         return "not (batch, heads, length, features)"
@@ -163,4 +164,4 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep
     return dquery, dkey, dvalue, None, None if dbias is None else dbias.transpose(0, 2, 3, 1), None
 
 
-register(Kernel("numpy.attention", "attention", "numpy", _supports, _forward, _vjp))
+register(Kernel("numpy.attention", "attention", "numpy", supports, _forward, _vjp))

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from xformer.host import spread
-from xformer.kernels import numpy_attention as numpy_attention  # registers first, and so comes second
-from xformer.kernels.numpy_support import floats
+from xformer.kernels import numpy_attention  # registers first, and so comes second
 from xformer.kernels.registry import Kernel, register
 
 _LEAST_SCORES = 128 * 128  # of a head; fewer are kept whole, by the kernel for short sequences
@@ -28,18 +27,17 @@ _LEAST_LOG_SUM = -60.0  # what the exponential makes of smaller numbers would lo
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    query, key, value, mask, bias, keep = arrays
-    if query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
-        return "not (batch, heads, length, features)"
-    if query.shape[:2] != key.shape[:2] or key.shape[:3] != value.shape[:3]:
-        return "batch or heads are broadcast"
+    query, key, _, mask, bias, keep = arrays
+    reason = numpy_attention.supports(arrays, static)
+    if reason is not None:
+        return reason
     if bias is not None or keep is not None:
         return "it has a bias or dropout of its weights"
     if mask is not None and any(size != 1 for size in mask.shape[-3:-1]):
         return "the mask is not one of keys alone"
     if query.shape[2] * key.shape[2] < _LEAST_SCORES:
         return f"a head has less than {_LEAST_SCORES} scores"
-    return floats(arrays, static)
+    return None
 
 
 class _Head:

@@ -76,10 +76,7 @@ class TextGenerator:
         run is of another task.
         """
         run = RunDirectory(Path(directory))
-        config = run.read_config()
-        task = config.get("task", "translation")
-        if task != cls.task:
-            raise ConfigError(f"{run.path} holds a model for {task}; expected one for {cls.task}")
+        config = run.read_config_for(cls.task)
         training = config.get("recipe", {}).get("training", {})
         model = LanguageModel.load(run.model, xp=xp, dtype=dtype)
         return cls(model, run.load_tokenizer("joint"), context_length=training.get("context_length"))
@@ -109,7 +106,11 @@ class TextGenerator:
         request = self.request(**settings)
         encoded = self.encode(prompts, first_number)
         topics = request.topics_of_each(len(encoded))
-        phrases = None if topics is None else [[self._phrase(topic) for topic in each] for each in topics]
+        phrases = (
+            None
+            if topics is None
+            else [[self.tokenizer.phrase_ids(topic).anywhere for topic in each] for each in topics]
+        )
         samples = request.decoding.n_best
         if request.decoding.method == "beam":
             self._check_sight(encoded, request.decoding, first_number)
@@ -220,10 +221,6 @@ class TextGenerator:
                     f"{self._sight} tokens that this model sees, and beam search has to see both at once; lower "
                     "max_length, or leave out beam_size to sample"
                 )
-
-    def _phrase(self, topic: str) -> list[list[int]]:
-        inside, beginning = self.tokenizer.phrase_ids(topic)
-        return [*inside, *(ids for ids in beginning if ids not in inside)]
 
     def _continuation(self, prompt: list[int], tokens: list[int], log_probability: float) -> Continuation:
         # The space before a word belongs to its token, and the first one of a text loses it.

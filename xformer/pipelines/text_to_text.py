@@ -21,9 +21,6 @@ from xformer.text import normalize_text
 from xformer.training.parallel import shards_for
 from xformer.training.run_directory import RunDirectory
 
-# By task: the command that uses its models.
-_COMMANDS = {"translation": "translate", "summarization": "summarize", "language_modelling": "generate"}
-
 
 class Output(NamedTuple):
     """One output for one text.
@@ -88,15 +85,7 @@ class TextToText:
         run is of another task.
         """
         run = RunDirectory(Path(directory))
-        config = run.read_config()
-        task = config.get("task", "translation")
-        if task != cls.task:
-            raise ConfigError(
-                f"{run.path} holds a model for {task}; expected one for {cls.task}; "
-                f"use: xformer {_COMMANDS.get(task, 'inspect')}"
-            )
-        if not run.model.exists():
-            raise CheckpointError(f"{run.path} has no model yet; go on with: xformer train --out {run.path} --resume")
+        config = run.read_config_for(cls.task)
         model = Transformer.load(run.model, xp=xp, dtype=dtype)
         return cls(model, Tokenizers.load(run), **_habits(config))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,13 +22,13 @@ class Wishes:
         target, config = writer.tokenizers.target, writer.model.config
         prefixes, topics, lengths = request.prefixes(count), request.topics_of_each(count), request.lengths(count)
         self._prefixes = None if prefixes is None else [_prefix(target, prefix) for prefix in prefixes]
-        self._topics = None if topics is None else [[_phrase(target, topic) for topic in each] for each in topics]
+        self._topics = (
+            None if topics is None else [[target.phrase_ids(topic).anywhere for topic in each] for each in topics]
+        )
         self._lengths = lengths
         in_words = lengths is not None and request.length_unit == "words"
         self._told = _told_lengths(writer, lengths, in_words, count) if config.length_encoding else None
-        # The search asks for the length of the same tokens several times.
-        words_of = functools.lru_cache(maxsize=65536)(lambda tokens: len(target.decode(tokens).split()))
-        self._length_of = (lambda tokens: words_of(tuple(tokens))) if in_words else None
+        self._length_of = _counter_of_words(target) if in_words else None
         self.decoding, limit = request.decoding, writer.usual_limit
         if limit is not None and lengths is None and self.decoding.max_length is self.decoding.max_length_ratio is None:
             self.decoding = replace(self.decoding, max_length=max(limit, self.decoding.min_length))
@@ -47,6 +47,12 @@ class Wishes:
     def told(self, row: int) -> int | None:
         """The length that the model is told for a text, in tokens, if it wants to know one."""
         return None if self._told is None else self._told[row]
+
+
+def _counter_of_words(tokenizer: Any) -> Callable[[Sequence[int]], int]:
+    """How many words token ids spell; it remembers, since a search asks for the same tokens several times."""
+    count = functools.lru_cache(maxsize=65536)(lambda tokens: len(tokenizer.decode(tokens).split()))
+    return lambda tokens: count(tuple(tokens))
 
 
 def _told_lengths(writer: Any, lengths: list[int] | None, in_words: bool, count: int) -> list[int]:
@@ -68,9 +74,3 @@ def _prefix(tokenizer: Any, prefix: str) -> list[int]:
     if UNK_ID in ids:
         raise DataError(f"the prefix {prefix!r} has characters that the tokenizer does not know; choose others")
     return ids
-
-
-def _phrase(tokenizer: Any, topic: str) -> list[list[int]]:
-    """All the ways to write a phrase."""
-    inside, beginning = tokenizer.phrase_ids(topic)
-    return [*inside, *(ids for ids in beginning if ids not in inside)]

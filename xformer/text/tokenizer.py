@@ -20,6 +20,11 @@ class PhraseIds(NamedTuple):
     inside: list[list[int]]
     beginning: list[list[int]]
 
+    @property
+    def anywhere(self) -> list[list[int]]:
+        """All of them, once each."""
+        return [*self.inside, *(ids for ids in self.beginning if ids not in self.inside)]
+
 
 class Tokenizer:
     """Splits lines into tokens that were learned from text; made by `Tokenizer.train` or `Tokenizer.load`.

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
-from xformer.files import atomic_write, read_json, write_json
+from xformer.files import atomic_write, read_json, unwritable_parent, write_json
 from xformer.storage import load_arrays, place, save_arrays
 from xformer.text import Tokenizer
 from xformer.tree import flatten
+
+# By task: the command that uses its models.
+_COMMANDS = {"translation": "translate", "summarization": "summarize", "language_modelling": "generate"}
 
 
 class RunDirectory:
@@ -66,8 +69,8 @@ class RunDirectory:
         Raises CheckpointError when it cannot be made.
         """
         if not self.path.exists():
-            parent = next(parent for parent in self.path.absolute().parents if parent.exists())
-            if not parent.is_dir() or not os.access(parent, os.W_OK):
+            parent = unwritable_parent(self.path)
+            if parent is not None:
                 raise CheckpointError(f"cannot make {self.path}: {parent} is not a directory that may be written to")
         elif not self.path.is_dir():
             raise ConfigError(f"{self.path} is a file; expected a directory for the run; choose a new --out")
@@ -119,6 +122,25 @@ class RunDirectory:
             yield
         finally:
             os.close(handle)
+
+    def read_config_for(self, task: str) -> dict[str, Any]:
+        """What a run was told that has a model for a task.
+
+        Raises ConfigError for a run of another task, CheckpointError when there is no run, or no model yet.
+        """
+        config = self.read_config()
+        found = config.get("task", "translation")
+        if found != task:
+            raise ConfigError(
+                f"{self.path} holds a model for {found}; expected one for {task}; "
+                f"use: xformer {_COMMANDS.get(found, 'inspect')}"
+            )
+        if not self.model.exists():
+            command = config.get("kind", "train")
+            raise CheckpointError(
+                f"{self.path} has no model yet; go on with: xformer {command} --out {self.path} --resume"
+            )
+        return config
 
     def check_resumable(self) -> None:
         """Raise CheckpointError when there is a model but no state: starting again would overwrite it."""
