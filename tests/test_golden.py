@@ -24,7 +24,7 @@ from xformer.layers import (
     sinusoidal,
 )
 from xformer.namespace import from_host
-from xformer.ops import attention, attention_weights, softmax
+from xformer.ops import attention, attention_weights, project_heads, softmax
 from xformer.tree import replace
 
 TOLERANCE = 1e-12
@@ -73,7 +73,7 @@ def test_per_head_projections(xp):
     x = xp.expand_dims(g["x"], axis=0)
     assert_close(layer(x)[0, ...], g["output"], tolerance=TOLERANCE)
     key, value = layer.keys_and_values(x)
-    heads = attention(layer.split_heads(layer.query(x), 3), key, value)
+    heads = attention(project_heads(x, (layer.query.weight, None, 3))[0], key, value)
     assert_close(heads[0, ...], g["heads"], tolerance=TOLERANCE)
 
 

@@ -6,6 +6,7 @@ module finds `xp`, moves data in and out of it, and names dtypes and devices the
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Sequence
@@ -142,7 +143,11 @@ def trace_level(xp: Namespace) -> int:
 
 def library(xp: Namespace) -> str:
     """Name the library behind a namespace: "numpy", "cupy", "torch", "jax", "array_api_strict", or its own name."""
-    name: str = base_namespace(xp).__name__
+    return _library_named(base_namespace(xp).__name__)
+
+
+@functools.cache
+def _library_named(name: str) -> str:
     root = name.removeprefix("array_api_compat.").split(".")[0]
     return _LIBRARY_OF_ROOT.get(root, name)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, dataclass_transform
 
@@ -46,7 +47,7 @@ class Module:
             features: int          # static: everything else
     """
 
-    __array_fields__: tuple[str, ...] = ()
+    __array_fields__: frozenset[str] = frozenset()
     __fields__: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -56,7 +57,7 @@ class Module:
         dataclasses.dataclass(init=own_init, repr=False, eq=False)(cls)
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
         cls.__fields__ = tuple(field.name for field in fields)
-        cls.__array_fields__ = tuple(field.name for field in fields if field.type in _ARRAY_ANNOTATIONS)
+        cls.__array_fields__ = frozenset(field.name for field in fields if field.type in _ARRAY_ANNOTATIONS)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__fields__:
@@ -94,6 +95,9 @@ class Module:
         return map_arrays(lambda array: _move(array, target, dtype, device), self)  # type: ignore[no-any-return]
 
 
+_NODES = (Module, *_BRANCHES)
+
+
 def _summary(value: Any) -> str:
     """Show an array as dtype and shape, everything else as it is."""
     if isinstance(value, Module) or not (hasattr(value, "shape") and hasattr(value, "dtype")):
@@ -129,6 +133,8 @@ def flatten(tree: Any) -> tuple[list[Array], Callable[[Sequence[Any]], Any]]:
     def rebuild(arrays: Sequence[Any]) -> Any:
         if len(arrays) != len(leaves):
             raise ShapeError(f"got {len(arrays)} arrays for a tree of {len(leaves)}; expected one for each leaf")
+        if isinstance(tree, Module) and all(map(operator.is_, arrays, leaves)):
+            return tree  # it is frozen, so no copy is needed; optimizers that write in place give the same arrays
         return _rebuild(tree, iter(arrays))
 
     return leaves, rebuild
@@ -151,12 +157,13 @@ def is_array(value: Any) -> bool:
 
 def _collect(node: Any, leaves: list[Array]) -> None:
     if isinstance(node, Module):
+        fields = node.__dict__
         for name in node.__fields__:
-            value = getattr(node, name)
+            value = fields[name]
             if name in node.__array_fields__:
                 if value is not None:
                     leaves.append(value)
-            elif isinstance(value, (Module, *_BRANCHES)):
+            elif isinstance(value, _NODES):
                 _collect(value, leaves)
     elif isinstance(node, dict):
         for key in sorted(node):
@@ -171,13 +178,15 @@ def _collect(node: Any, leaves: list[Array]) -> None:
 def _rebuild(node: Any, arrays: Iterator[Any]) -> Any:
     if isinstance(node, Module):
         copy = object.__new__(type(node))
+        fields = copy.__dict__  # a training step rebuilds several trees: __setattr__ would double the time
+        fields.update(node.__dict__)
         for name in node.__fields__:
-            value = getattr(node, name)
+            value = fields[name]
             if name in node.__array_fields__:
-                value = None if value is None else next(arrays)
-            elif isinstance(value, (Module, *_BRANCHES)):
-                value = _rebuild(value, arrays)
-            object.__setattr__(copy, name, value)
+                if value is not None:
+                    fields[name] = next(arrays)
+            elif isinstance(value, _NODES):
+                fields[name] = _rebuild(value, arrays)
         return copy
     if isinstance(node, dict):
         rebuilt = {key: _rebuild(node[key], arrays) for key in sorted(node)}
@@ -196,7 +205,7 @@ def _named(node: Any, prefix: str) -> Iterator[tuple[str, Array]]:
             if name in node.__array_fields__:
                 if value is not None:
                     yield f"{prefix}{name}", value
-            elif isinstance(value, (Module, *_BRANCHES)):
+            elif isinstance(value, _NODES):
                 yield from _named(value, f"{prefix}{name}.")
     elif isinstance(node, _BRANCHES):
         items = [(key, node[key]) for key in sorted(node)] if isinstance(node, dict) else enumerate(node)

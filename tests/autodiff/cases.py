@@ -330,6 +330,16 @@ row("linear", lambda xp, x, w, b: ops.linear(x, w, b), (2, 3, 4), (4, 5), (5,))
 row("linear", lambda xp, x, w: ops.linear(x, w), (3, 4), (4, 5))
 row("linear", lambda xp, x, w: ops.linear(x, w), (4,), (4, 5))
 numpy_row("linear", lambda xp, w: ops.linear(np.ones((2, 4)), w), (4, 5))
+
+
+def _weighted_heads(x: Any, *projections: Any) -> Any:
+    first, second = ops.project_heads(x, *projections)
+    return first * second[:, :1, :, :1] + first
+
+
+_SHAPES = ((2, 3, 4), (4, 6), (4, 2), (6,), (2,))
+row("project_heads", lambda xp, x, v, w, b, c: _weighted_heads(x, (v, b, 2), (w, c, 1)), *_SHAPES)
+row("project_heads", lambda xp, x, v, w: ops.project_heads(x, (v, None, 2), (w, None, 1))[0], *_SHAPES[:3])
 row("relu", lambda xp, x: ops.relu(x) * x, (3, 4))
 row("gelu", lambda xp, x: ops.gelu(x), (3, 4))
 row("gelu_tanh", lambda xp, x: ops.gelu_tanh(x), (3, 4))

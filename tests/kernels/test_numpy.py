@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
+import xformer as xf
 from xformer import kernels, vjp
 from xformer.kernels import numpy_attention
 from xformer.ops import attention, cross_entropy, dropout, embedding, layer_norm, linear, relu
@@ -56,6 +57,32 @@ def assert_same(monkeypatch, function, *arrays):
 def served_by_kernel(operation, *arrays, **static):
     lines = kernels.explain(operation, *arrays, **static).splitlines()
     assert f"{operation} on numpy: served by numpy.{operation}" in lines
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("widths", [(6, 6, 6), (8, 2, 2), (5,)])
+def test_project_heads(monkeypatch, dtype, biased, widths):
+    x = normal(3, 17, 4).astype(dtype)
+    weights = [normal(4, width, seed=width + place).astype(dtype) for place, width in enumerate(widths)]
+    biases = [normal(width, seed=width).astype(dtype) for width in widths] if biased else []
+    count = len(weights)
+
+    def function(x, *maps):
+        padded = maps if biased else (*maps, *[None] * count)
+        heads = xf.ops.project_heads(
+            x, *((padded[i], padded[count + i], 1 + (i == 0 and count > 1)) for i in range(count))
+        )
+        xp = xf.namespace.array_namespace(x)
+        return xp.concat([xp.reshape(each, (-1,)) for each in heads])
+
+    served_by_kernel("project_heads", x, *weights, *(biases or [None] * count), heads=(1,) * count)
+    assert_same(monkeypatch, function, x, *weights, *biases)
+
+
+def test_project_heads_of_which_one_is_not_used(monkeypatch):
+    arrays = normal(2, 20, 4), normal(4, 6, seed=1), normal(4, 6, seed=2)
+    assert_same(monkeypatch, lambda x, v, w: xf.ops.project_heads(x, (v, None, 2), (w, None, 3))[1], *arrays)
 
 
 # --- linear, layer_norm, relu, dropout ------------------------------------------------------------------

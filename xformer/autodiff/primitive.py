@@ -11,9 +11,10 @@ from xformer.namespace import array_namespace, trace_level
 class Implementation(NamedTuple):
     """One way to compute an operation and its derivative.
 
-    forward(*arrays, save, **static) -> (output, residuals): `save` says whether residuals will be needed.
+    forward(*arrays, save, **static) -> (output, residuals): `save` says whether residuals will be needed. An
+    operation of several outputs returns a tuple of them.
     vjp(g, residuals, needs, **static) -> one cotangent for each array; None is fine where `needs` says False. It is
-    None itself where there is no derivative.
+    None itself where there is no derivative. Of several outputs, g is the list of cotangents, None where unused.
     """
 
     name: str
@@ -50,7 +51,8 @@ class Primitive:
             raise NotImplementedError(f"{self.name} has no derivative; call it outside the differentiated function")
         output, residuals = chosen.forward(*values, save=True, **static)
         needs = tuple(parent >= 0 for parent in parents)
-        return xp.record(output, _pull, parents, (chosen, residuals, needs, static))
+        record = xp.record_several if isinstance(output, tuple) else xp.record
+        return record(output, _pull, parents, (chosen, residuals, needs, static))
 
 
 def _pull(xp: Any, g: Any, saved: Any) -> Any:

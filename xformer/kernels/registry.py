@@ -139,19 +139,25 @@ def check(kernel: Kernel, portable: Implementation, arrays: tuple[Any, ...], sta
                 _compare(kernel, "the derivative of ", got, wanted, least)
 
 
-def _pull_back(vjp: Any, output: Array, residuals: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> list[Array]:
-    """The cotangents of all floating arrays, in their shapes, for an arbitrary cotangent of the output."""
-    xp = array_namespace(output)
-    g = xp.cos(xp.arange(math.prod(output.shape), dtype=xp.float32, device=device(output)))
-    g = xp.astype(xp.reshape(g, output.shape), output.dtype)
+def _pull_back(vjp: Any, output: Any, residuals: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> list[Array]:
+    """The cotangents of all floating arrays, in their shapes, for arbitrary cotangents of the outputs."""
+    xp = array_namespace(*arrays)
+    several = isinstance(output, tuple)
+    g = [_arbitrary(each) for each in (output if several else (output,))]
     needs = tuple(array is not None and is_floating(array.dtype) for array in arrays)
     with importlib.import_module("numpy").errstate(all="ignore"):  # the call itself may need no derivative
-        cotangents = vjp(g, residuals, needs, **static)
+        cotangents = vjp(g if several else g[0], residuals, needs, **static)
     return [
         xp.zeros_like(array) if cotangent is None else fit(xp, cotangent, tuple(array.shape), array.dtype)
         for array, cotangent, needed in zip(arrays, cotangents, needs, strict=True)
         if needed
     ]
+
+
+def _arbitrary(output: Array) -> Array:
+    xp = array_namespace(output)
+    g = xp.cos(xp.arange(math.prod(output.shape), dtype=xp.float32, device=device(output)))
+    return xp.astype(xp.reshape(g, output.shape), output.dtype)
 
 
 def _compare(kernel: Kernel, what: str, got: Array, wanted: Array, least: float) -> None:

@@ -10,8 +10,9 @@ from xformer.layers.initializer import Initializer
 from xformer.layers.linear import Linear
 from xformer.layers.positions import Rotation
 from xformer.namespace import Array, array_namespace, device
-from xformer.ops import attention, attention_weights
+from xformer.ops import attention, attention_weights, project_heads
 from xformer.ops.attention import check_mask
+from xformer.ops.project_heads import Projection
 from xformer.random import Rng
 from xformer.tree import Module
 
@@ -104,8 +105,9 @@ class MultiHeadAttention(Module):
             raise ShapeError("the store is empty; fill it first with the keys_and_values of the memory")
         xp = array_namespace(x)
         # To attention, the queries of neighbouring rows are just more queries of one sentence.
-        together = xp.reshape(self.query(x), (key.shape[0], rows // max(1, key.shape[0]) * queries, d_model))
-        heads = attention(self.split_heads(together, self.num_heads), key, store.value, mask)
+        together = xp.reshape(x, (key.shape[0], rows // max(1, key.shape[0]) * queries, d_model))
+        (query,) = project_heads(together, self._query)
+        heads = attention(query, key, store.value, mask)
         return self.output(xp.reshape(merge_heads(heads), (rows, queries, d_model)))
 
     def weights(
@@ -124,16 +126,17 @@ class MultiHeadAttention(Module):
 
     def keys_and_values(self, memory: Array) -> tuple[Array, Array]:
         """The keys and values of `memory`, each (batch, key/value heads, keys, head_dim)."""
-        heads = self.num_key_value_heads
-        return self.split_heads(self.key(memory), heads), self.split_heads(self.value(memory), heads)
+        key, value = project_heads(memory, *self._key_and_value)
+        return key, value
 
-    def split_heads(self, x: Array, heads: int) -> Array:
-        """(batch, length, heads * head_dim) -> (batch, heads, length, head_dim)."""
-        if len(x.shape) != 3:
-            raise ShapeError(f"x and memory must have shape (batch, length, d_model); one has {tuple(x.shape)}")
-        batch, length, features = x.shape
-        xp = array_namespace(x)
-        return xp.permute_dims(xp.reshape(x, (batch, length, heads, features // heads)), (0, 2, 1, 3))
+    @property
+    def _query(self) -> Projection:
+        return self.query.weight, self.query.bias, self.num_heads
+
+    @property
+    def _key_and_value(self) -> tuple[Projection, Projection]:
+        heads = self.num_key_value_heads
+        return (self.key.weight, self.key.bias, heads), (self.value.weight, self.value.bias, heads)
 
     def _project(
         self,
@@ -144,8 +147,11 @@ class MultiHeadAttention(Module):
         store: KeyValueStore | None = None,
     ) -> tuple[Array, Array, Array, Array | None]:
         """Query, key and value in heads, and the mask with the window in it."""
-        query = self.split_heads(self.query(x), self.num_heads)
-        key, value = self.keys_and_values(x if memory is None else memory)
+        if memory is None:
+            query, key, value = project_heads(x, self._query, *self._key_and_value)
+        else:
+            (query,) = project_heads(x, self._query)
+            key, value = self.keys_and_values(memory)
         if rotation is not None:
             query, key = rotation(query), rotation(key)
         if store is not None:

@@ -7,6 +7,7 @@ from xformer.ops.dropout import dropout
 from xformer.ops.embedding import embedding
 from xformer.ops.layer_norm import layer_norm
 from xformer.ops.linear import linear
+from xformer.ops.project_heads import project_heads
 from xformer.ops.rms_norm import rms_norm
 from xformer.ops.softmax import softmax
 
@@ -21,6 +22,7 @@ __all__ = [
     "gelu_tanh",
     "layer_norm",
     "linear",
+    "project_heads",
     "relu",
     "rms_norm",
     "silu",

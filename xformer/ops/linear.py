@@ -44,9 +44,14 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     x: (..., in_features); weight: (in_features, out_features); bias: (out_features,) or None.
     Returns (..., out_features). Raises ShapeError when the features do not match.
     """
+    check_features(x, weight)
+    return _operation(x, weight, bias)
+
+
+def check_features(x: Array, weight: Array) -> None:
+    """Raise ShapeError unless the last axis of x is the first of the weight."""
     if x.shape[-1] != weight.shape[0]:
         raise ShapeError(
             f"x has shape {tuple(x.shape)}; expected (..., {weight.shape[0]}) for a weight of shape "
             f"{tuple(weight.shape)}, stored (in_features, out_features)"
         )
-    return _operation(x, weight, bias)
