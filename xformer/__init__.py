@@ -2,6 +2,7 @@
 
 from xformer import kernels, masks
 from xformer.autodiff import checkpoint, grad, stop_gradient, value_and_grad, vjp
+from xformer.host import num_threads, set_num_threads
 from xformer.layers import Initializer, MultiHeadAttention
 from xformer.models import LanguageModel, LanguageModelConfig, Transformer, TransformerConfig
 from xformer.namespace import array_namespace
@@ -25,6 +26,8 @@ __all__ = [
     "grad",
     "kernels",
     "masks",
+    "num_threads",
+    "set_num_threads",
     "stop_gradient",
     "value_and_grad",
     "vjp",

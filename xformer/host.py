@@ -12,6 +12,9 @@ import importlib
 import importlib.util
 import math
 import os
+import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -58,41 +61,120 @@ def _is_glibc() -> bool:
         return False
 
 
-def available_threads() -> int:
-    """How many threads may compute: XFORMER_NUM_THREADS, or as many as the cores that this process may run on.
+_said: list[int] = []  # what set_num_threads was told
+
+
+def set_num_threads(count: int) -> None:
+    """Compute on `count` threads from now on, in the whole process: xformer, NumPy's matrix products, and torch.
+
+    A library that is not loaded yet follows when xformer sees its first array. Raises ConfigError unless `count` is a
+    positive whole number; warns where threadpoolctl is absent, without which matrix products keep their threads.
+    """
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ConfigError(f"set_num_threads got {count!r}; expected a whole number of at least 1")
+    _said[:] = [count]
+    hold_libraries()
+    if importlib.util.find_spec("threadpoolctl") is None:
+        warnings.warn("NumPy's matrix products keep their threads: threadpoolctl is not installed", stacklevel=2)
+
+
+def num_threads() -> int:
+    """How many threads may compute: what `set_num_threads` said, else XFORMER_NUM_THREADS, else one for each core that
+    this process may run on.
 
     Raises ConfigError when XFORMER_NUM_THREADS is not a positive whole number.
     """
+    return _wish() or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def _wish() -> int:
+    """0: none."""
     setting = os.environ.get("XFORMER_NUM_THREADS", "").strip()
-    if setting:
-        if not setting.isdecimal() or int(setting) < 1:
-            raise ConfigError(f"XFORMER_NUM_THREADS is {setting!r}; expected a whole number of at least 1")
-        return int(setting)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if _said or not setting:
+        return sum(_said)
+    if not setting.isdecimal() or int(setting) < 1:
+        raise ConfigError(f"XFORMER_NUM_THREADS is {setting!r}; expected a whole number of at least 1")
+    return int(setting)
+
+
+def hold_libraries() -> None:
+    """Set the libraries that are loaded to what `set_num_threads` said, or lower them to XFORMER_NUM_THREADS."""
+    wish = _wish()
+    if not wish:
+        return
+    torch: Any = sys.modules.get("torch")
+    if hasattr(torch, "set_num_threads"):  # not while another thread imports it
+        torch.set_num_threads(wish if _said else min(wish, torch.get_num_threads()))
+    with _LOCK:
+        for library in _linear_algebra(len(sys.modules)):
+            place = _place(library)
+            _usual[place] = wish if _said else min(wish, _usual.get(place, library.num_threads))
+        _apply_limits()
+
+
+_at_fork: Callable[..., None] = getattr(os, "register_at_fork", lambda **handlers: None)
+
+
+def lock_across_forks() -> Any:
+    """A lock that no other thread holds while the process forks: the child would wait for it forever."""
+    lock = threading.RLock()
+    _at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    return lock
+
+
+_Place = tuple[str, int | None]  # a library's file, and the thread where it keeps a number for each
+_LOCK = lock_across_forks()
+_limits: list[tuple[int, int]] = []  # thread and count of each block that runs
+_usual: dict[_Place, int] = {}  # what a library goes back to without limits
 
 
 @contextlib.contextmanager
-def blas_threads(count: int) -> Iterator[bool]:
-    """Hold the linear algebra libraries to at most `count` threads inside the block, whatever it was outside.
+def blas_threads(count: int) -> Iterator[None]:
+    """Hold the linear algebra libraries to at most `count` threads inside the block.
 
-    A library that is held to fewer already, by OPENBLAS_NUM_THREADS for example, stays there. It must be loaded by
-    then: import numpy first. Yields False, and does nothing, where threadpoolctl is absent.
+    They must be loaded by then: import numpy first. Of several threads' blocks the lowest limit holds, and the last to
+    end restores what there was before the first. Does nothing where threadpoolctl is absent.
     """
+    limit = threading.get_ident(), count
+    try:
+        with _LOCK:
+            _limits.append(limit)
+            _apply_limits()
+        yield
+    finally:
+        with _LOCK:
+            _limits.remove(limit)
+            _apply_limits()
+
+
+@functools.lru_cache(maxsize=1)
+def _linear_algebra(modules: int) -> list[Any]:
+    """modules: how many are imported; a new one may bring a library."""
     if importlib.util.find_spec("threadpoolctl") is None:
-        yield False
-        return
-    pools = importlib.import_module("threadpoolctl").ThreadpoolController().select(user_api="blas")
-    limits: dict[str, int] = {}
-    for pool in pools.info():
-        name = pool["prefix"]  # NumPy and SciPy may each bring one of the same name
-        limits[name] = min(count, pool["num_threads"], limits.get(name, count))
-    with pools.limit(limits=limits):
-        yield True
+        return []
+    controller = importlib.import_module("threadpoolctl").ThreadpoolController()
+    return controller.select(user_api="blas").lib_controllers  # type: ignore[no-any-return]
 
 
-def one_blas_thread() -> contextlib.AbstractContextManager[bool]:
-    """`blas_threads(1)`."""
-    return blas_threads(1)
+def _place(library: Any) -> _Place:
+    by_thread = library.internal_api == "mkl" or getattr(library, "threading_layer", "") == "openmp"
+    return library.filepath, threading.get_ident() if by_thread else None
+
+
+def _apply_limits() -> None:
+    for library in _linear_algebra(len(sys.modules)):
+        place = _place(library)
+        counts = [count for thread, count in _limits if place[1] in (None, thread)]
+        if not counts and place not in _usual:
+            continue
+        now = library.num_threads
+        wanted = min([_usual.setdefault(place, now), *counts])
+        if wanted != now:
+            library.set_num_threads(wanted)
+            if hasattr(library, "clear_controlling_thread"):
+                library.clear_controlling_thread()  # or no other thread can set it
+        if not counts:
+            del _usual[place]
 
 
 _MOST_WORKERS = 256
@@ -101,52 +183,61 @@ _IS_SIDE: ContextVar[bool] = ContextVar("is_side", default=False)
 
 
 def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Return [function(item) for item in items], each item on a thread of its own, the first on this one.
+    """Return [function(item) for item in items], on `num_threads()`, this one among them.
 
     It pays where the time goes to code that lets other threads run, as NumPy does inside its loops and products. A
     call within a call runs its items one after the other: the threads are busy already.
     """
     items = list(items)
-    if len(items) < 2 or _IS_SIDE.get():
+    threads = _threads_for(items)
+    if threads < 2:
         return [function(item) for item in items]
     futures = importlib.import_module("concurrent.futures")
     if not _workers:
         _workers.append(futures.ThreadPoolExecutor(_MOST_WORKERS, thread_name_prefix="xformer"))
-    others = [_workers[0].submit(copy_context().run, _side, function, item) for item in items[1:]]
+    limit = min((count for thread, count in [*_limits] if thread == threading.get_ident()), default=None)
+    parts = [functools.partial(_each, function, items[first::threads], limit) for first in range(threads)]
+    others = [_workers[0].submit(copy_context().run, part) for part in parts[1:]]
     try:
-        first = beside_others(function, items[0])
+        done = [copy_context().run(parts[0])]
     finally:
         futures.wait(others)  # nothing may still be at work on the caller's arrays when an error leaves here
-    return [first, *(other.result() for other in others)]
+    done += [other.result() for other in others]
+    return [done[number % threads][number // threads] for number in range(len(items))]
 
 
 def spread(function: Callable[[Item], None], items: Sequence[Item]) -> None:
-    """Call the function with each item, on as many threads as there are, the linear algebra library on one in each."""
-    threads = 1 if _IS_SIDE.get() else min(available_threads(), len(items))
-    if threads < 2:
-        _each(function, items)
-        return
-    with blas_threads(1):
-        side_by_side(functools.partial(_each, function), [items[first::threads] for first in range(threads)])
+    """Call the function with each item `side_by_side`, the linear algebra library on one thread in each."""
+    with blas_threads(1) if _threads_for(items) > 1 else contextlib.nullcontext():
+        side_by_side(function, items)
 
 
-def _each(function: Callable[[Item], None], items: Sequence[Item]) -> None:
-    for item in items:
-        function(item)
+def _threads_for(items: Sequence[Any]) -> int:
+    return 1 if _IS_SIDE.get() else min(num_threads(), len(items))
+
+
+def _each(function: Callable[[Item], Result], items: Sequence[Item], limit: int | None) -> list[Result]:
+    """limit: the caller's for linear algebra, in case that keeps a number for each thread."""
+    _IS_SIDE.set(True)
+    with contextlib.nullcontext() if limit is None else blas_threads(limit):
+        return [function(item) for item in items]
 
 
 def beside_others(function: Callable[[Item], Result], item: Item) -> Result:
     """Call the function while other processes keep the other cores busy: what it calls starts no threads."""
-    return copy_context().run(_side, function, item)
+    return copy_context().run(_each, function, [item], None)[0]
 
 
-def _side(function: Callable[[Item], Result], item: Item) -> Result:
-    _IS_SIDE.set(True)
-    return function(item)
+def _after_fork() -> None:
+    """Forget the threads that did not come along."""
+    _workers.clear()
+    here = [limit for limit in _limits if limit[0] == threading.get_ident()]
+    if here != _limits:
+        _limits[:] = here
+        _apply_limits()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_workers.clear)  # threads do not survive a fork
+_at_fork(after_in_child=_after_fork)
 
 _ALIGNMENT = 64  # bytes of a cache line
 

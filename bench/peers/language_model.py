@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from xformer.benchmarks import Work
-from xformer.host import available_threads, one_blas_thread
+from xformer.host import blas_threads, num_threads
 
 _WARM_UP = 3
 
@@ -56,7 +56,7 @@ def ours(spec: dict[str, Any]) -> Work:
         return result.loss
 
     # A batch that is not in shards needs all threads of the linear algebra library.
-    around = one_blas_thread if shards > 1 else contextlib.nullcontext
+    around = functools.partial(blas_threads, 1) if shards > 1 else contextlib.nullcontext
     return Work(step, facts={"parameters": model.parameter_count()}, around=around)
 
 
@@ -65,7 +65,7 @@ def theirs(spec: dict[str, Any]) -> Work:
     import torch
 
     torch.manual_seed(0)
-    torch.set_num_threads(available_threads())
+    torch.set_num_threads(num_threads())
     model = TorchLanguageModel(spec["model"])
     text = torch.tensor(spec["text"])
     settings = spec["training"]
@@ -124,7 +124,7 @@ def torch_training(spec: dict[str, Any], valid: list[int], kind: str) -> Iterato
     import torch
 
     torch.manual_seed(0)
-    torch.set_num_threads(available_threads())
+    torch.set_num_threads(num_threads())
     settings = spec["training"]
     model, text, held_out = TorchLanguageModel(spec["model"]), torch.tensor(spec["text"]), torch.tensor(valid)
     optimizer = torch_adamw(model, settings, kind)

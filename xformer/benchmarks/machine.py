@@ -13,7 +13,7 @@ from typing import Any
 
 from xformer.benchmarks.race import Case, Entry, racing
 from xformer.benchmarks.work import Library, Work
-from xformer.host import available_threads
+from xformer.host import num_threads
 
 _PACKAGES = ("numpy", "torch", "jax", "cupy", "numba", "ctranslate2", "transformers")
 _GEMM_SIZE, _GEMM_TURNS = 2048, 5
@@ -25,7 +25,7 @@ def describe_machine(threads: int | None = None) -> dict[str, Any]:
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "threads": threads or available_threads(),
+        "threads": threads or num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "xformer": _version("xformer"),

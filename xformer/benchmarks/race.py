@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xformer.errors import BackendError, ConfigError
-from xformer.host import available_threads
+from xformer.host import num_threads
 
 _PAUSE_SECONDS = 0.3  # longer than idle threads of another contender spin before they sleep
 _LEAST_SECONDS = 0.02  # of a turn; shorter work is repeated until it takes as long
@@ -197,7 +197,7 @@ def racing(case: Case, entries: Sequence[Entry], threads: int | None = None) -> 
         absent: dict[str, str] = {}
         for entry in entries:
             try:
-                contender = Contender(entry, case, threads or available_threads())
+                contender = Contender(entry, case, threads or num_threads())
             except BackendError as error:
                 if not entry.optional:
                     raise

@@ -10,7 +10,7 @@ from typing import Any
 from xformer.benchmarks import stacks
 from xformer.benchmarks.race import Case
 from xformer.benchmarks.work import Library, Work
-from xformer.host import available_threads, one_blas_thread
+from xformer.host import blas_threads, num_threads
 from xformer.models import Transformer, TransformerConfig
 from xformer.random import Rng
 from xformer.training.batches import Batch, TokenPairs, split_rows
@@ -54,7 +54,7 @@ def work(settings: dict[str, Any]) -> Work:
     """
     xp = Library(settings["backend"]).xp
     model = Transformer(TransformerConfig(**settings["model"]), xp=xp, seed=0)
-    workers = shards_for(model, available_threads())
+    workers = shards_for(model, num_threads())
     optimizer = Adam()
     state = optimizer.initial(model)
     pairs = TokenPairs(settings["source"], settings["target"])
@@ -73,7 +73,7 @@ def work(settings: dict[str, Any]) -> Work:
         return result.loss
 
     facts = {"parameters": model.parameter_count()}
-    around = one_blas_thread if workers > 1 else contextlib.nullcontext
+    around = functools.partial(blas_threads, 1) if workers > 1 else contextlib.nullcontext
     return Work(step, functools.partial(digest, settings), facts, around)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from xformer.errors import BackendError
-from xformer.host import available_threads, keep_freed_memory
+from xformer.host import keep_freed_memory, num_threads
 from xformer.namespace import BACKENDS, resolve
 
 BackendOption = Annotated[
@@ -34,7 +34,7 @@ def open_backend(name: str, dtype: str | None = None) -> Any:
         importlib.import_module("jax").config.update("jax_enable_x64", True)
     if name == "torch":
         torch = importlib.import_module("torch")
-        torch.set_num_threads(min(available_threads(), torch.get_num_threads()))
+        torch.set_num_threads(min(num_threads(), torch.get_num_threads()))
     try:
         xp.zeros(1)
     except (RuntimeError, OSError) as error:

@@ -86,7 +86,7 @@ def bench(
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Of each library (default: all cores).", rich_help_panel=RUN),
+        typer.Option(metavar="N", min=1, help="Of each library (default: XFORMER_NUM_THREADS).", rich_help_panel=RUN),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write all figures.", rich_help_panel=RESULT)

@@ -27,7 +27,7 @@ from xformer.benchmarks.report import machine_line
 from xformer.cli.console import make_console
 from xformer.errors import BackendError, ConfigError
 from xformer.files import unwritable_parent, write_json
-from xformer.host import available_threads
+from xformer.host import num_threads
 from xformer.namespace import resolve
 from xformer.text.extras import require
 
@@ -83,7 +83,7 @@ def _checked(request: Request) -> Kind:
         if name in request.backends[:place]:
             raise ConfigError(f"--backend {name} is given twice; expected each library once")
         resolve(name)
-    cores = available_threads()
+    cores = num_threads()
     if request.threads is not None and request.threads > cores:
         raise ConfigError(f"--threads is {request.threads}; expected at most {cores}, which this process may use")
     return kind

@@ -12,7 +12,7 @@ from xformer.cli.backend import open_backend
 from xformer.cli.console import plural
 from xformer.cli.train_request import Work
 from xformer.cli.training import Prepared
-from xformer.host import available_threads
+from xformer.host import num_threads
 from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationScore
 from xformer.text import ParallelCorpus, Tokenizer, read_parallel
 from xformer.training import Recipe, RunDirectory, TranslationTask
@@ -59,7 +59,7 @@ class PreparedPairs(Prepared):
         encoded, encoded_valid = encode(train, names=names[:2]), encode(valid, names=names[2:])
         model = tokenizers.make_model(recipe, xp)
         # Results depend on the number of shards in their last bits, so the run remembers it.
-        recipe = recipe.with_training(shards=settings.shards or shards_for(model, available_threads()))
+        recipe = recipe.with_training(shards=settings.shards or shards_for(model, num_threads()))
         return cls(recipe, model, backend, tokenizers, encoded, encoded_valid)
 
     def task(self, score: ValidationScore | None = None) -> TranslationTask:

@@ -13,7 +13,7 @@ from xformer.cli.backend import open_backend
 from xformer.cli.console import plural
 from xformer.cli.train_request import Work
 from xformer.cli.training import Prepared
-from xformer.host import available_threads
+from xformer.host import num_threads
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.text import UNK_ID, Tokenizer, read_text
 from xformer.training import LanguageModelTask, Recipe, RunDirectory, TextTokenizerSettings
@@ -43,7 +43,7 @@ class PreparedText(Prepared):
         settings = recipe.training
         model = LanguageModel(config, xp=xp, seed=settings.seed, dtype=settings.dtype)
         # Results depend on the number of shards in their last bits, so the run remembers it.
-        recipe = recipe.with_training(shards=settings.shards or shards_for(model, available_threads()))
+        recipe = recipe.with_training(shards=settings.shards or shards_for(model, num_threads()))
         made = cls(recipe, model, backend, tokenizer, ids[0], ids[1], (len(train), len(valid)))
         made.task()  # refuses a text that is too short
         return made

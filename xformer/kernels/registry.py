@@ -14,13 +14,13 @@ import importlib
 import importlib.util
 import math
 import os
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from xformer.autodiff import Implementation
 from xformer.autodiff.sweep import fit
 from xformer.errors import BackendError, ConfigError
+from xformer.host import hold_libraries, lock_across_forks
 from xformer.namespace import Array, Namespace, array_namespace, base_namespace, device, is_floating, library, to_host
 
 
@@ -46,7 +46,7 @@ class Kernel(NamedTuple):
 OPERATIONS: set[str] = set()
 _KERNELS: dict[tuple[str, str], list[Kernel]] = {}
 _LOADED: set[str] = set()
-_LOADING = threading.RLock()
+_LOADING = lock_across_forks()
 _CHECKED: set[str] = set()
 
 
@@ -107,6 +107,7 @@ def _load(name: str) -> None:
         module = f"xformer.kernels.{name}"
         if name not in _LOADED and importlib.util.find_spec(module) is not None:
             importlib.import_module(module)
+        hold_libraries()
         _LOADED.add(name)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.generation import DecodingOptions, Hypothesis, generate
-from xformer.host import available_threads, blas_threads, side_by_side
+from xformer.host import blas_threads, num_threads, side_by_side
 from xformer.models import LanguageModel
 from xformer.models.cache import DecodingCache
 from xformer.models.config import LanguageModelConfig, check_key
@@ -206,10 +206,10 @@ class TextGenerator:
 
         rows = max(1, request.batch_tokens // self._sight)
         batches = iter(_alike(pieces, rows))
-        threads = shards_for(self.model, available_threads())
+        threads = shards_for(self.model, num_threads())
         done: list[tuple[_Piece, list[Hypothesis]]] = []
         while group := list(itertools.islice(batches, threads)):
-            with blas_threads(available_threads() // threads):
+            with blas_threads(num_threads() // threads):
                 done += [each for results in side_by_side(write, group) for each in results]
         return done
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.generation import Hypothesis, alignments, decode
-from xformer.host import available_threads, blas_threads, side_by_side
+from xformer.host import blas_threads, num_threads, side_by_side
 from xformer.models import Transformer
 from xformer.models.token_ids import pad
 from xformer.pipelines.requests import GenerationRequest
@@ -156,12 +156,12 @@ class TextToText:
                 chosen = [self._aligned(*each) for each in zip(source, chosen, told, strict=True)]
             return [Result(row, outputs) for row, outputs in zip(rows, chosen, strict=True)]
 
-        threads = shards_for(self.model, available_threads())
+        threads = shards_for(self.model, num_threads())
         batches = _by_length(encoded, request.batch_tokens)
         while group := list(itertools.islice(batches, threads)):
             # The products of decoding are small: threads inside them cost more than they gain, above all on a busy
             # machine, where one of them waits for the other at every token.
-            with blas_threads(available_threads() // threads):
+            with blas_threads(num_threads() // threads):
                 done = side_by_side(write, group)
             yield from done
 

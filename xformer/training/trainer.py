@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from xformer.errors import CheckpointError, TrainingError
-from xformer.host import available_threads, blas_threads, side_by_side
+from xformer.host import blas_threads, num_threads, side_by_side
 from xformer.random import Rng
 from xformer.training.checkpoints import Checkpoints, average_models
 from xformer.training.events import Average, Progress, Update, Validation
@@ -58,7 +58,7 @@ class Trainer:
         self.checkpoints = Checkpoints(
             directory.checkpoints, settings.keep_checkpoints, best=settings.average == "best"
         )
-        self.shards = settings.shards or shards_for(model, available_threads())
+        self.shards = settings.shards or shards_for(model, num_threads())
 
     def resume(self) -> None:
         """Go on from the directory's last state; raises CheckpointError when it is not this run's."""
@@ -83,7 +83,7 @@ class Trainer:
             self.task.loss, label_smoothing=self.settings.label_smoothing, z_loss=self.settings.z_loss
         )
         gradient = ShardedGradient(functools.partial(share_of_mean, loss=smoothed), self.shards, processes=True)
-        limit = blas_threads(1 if self.shards > 1 else available_threads())
+        limit = blas_threads(1 if self.shards > 1 else num_threads())
         began = time.monotonic() - 60.0 * self.progress.minutes
         with limit, contextlib.closing(gradient), stop_on_signals() as stop, warnings.catch_warnings():
             # Overflow shows in the loss, which is checked; a warning about it would come in the middle of a line.
