@@ -25,7 +25,9 @@ needs_processes = pytest.mark.skipif(not can_share_memory(), reason="the system 
 PLACES = [
     pytest.param({"workers": 1}, id="one after the other"),
     pytest.param({"workers": 3}, id="threads"),
+    pytest.param({"workers": 2}, id="two threads"),
     pytest.param({"workers": 3, "processes": True}, id="processes", marks=needs_processes),
+    pytest.param({"workers": 2, "processes": True}, id="two processes", marks=needs_processes),
 ]
 
 
@@ -110,7 +112,19 @@ def test_an_error_in_a_shard_is_raised_and_the_next_call_works(model, sharded, b
     assert float(sharded(model, shards, [None] * 3)[0]) == float(value)
 
 
-def test_threads_work_side_by_side(model):
+@pytest.mark.parametrize("place", PLACES)
+def test_no_more_shards_at_a_time_than_workers(model, monkeypatch, place):
+    taken = []
+    at_once = ShardedGradient._at_once
+    monkeypatch.setattr(ShardedGradient, "_at_once", lambda *args: taken.append(len(args[2])) or at_once(*args))
+    gradient = ShardedGradient(translation_loss, **place)
+    gradient(model, make_shards(5), [None] * 5)
+    gradient.close()
+    assert taken == {1: [1] * 5, 2: [2, 2, 1], 3: [3, 2]}[place["workers"]]
+
+
+def test_threads_work_side_by_side(model, monkeypatch):
+    monkeypatch.setenv("XFORMER_NUM_THREADS", "2")
     barrier = threading.Barrier(2, timeout=30)
 
     def loss(model, shard, rng):

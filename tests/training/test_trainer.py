@@ -22,6 +22,7 @@ from xformer.training import (
     Validation,
     average_models,
 )
+from xformer.training.parallel import ShardedGradient
 from xformer.tree import flatten
 
 CONFIG = TransformerConfig(
@@ -109,6 +110,25 @@ def test_products_keep_to_the_number_of_threads(tmp_path, monkeypatch, shards, t
     )
     make(tmp_path, dataclasses.replace(SETTINGS, shards=shards, max_updates=1)).run()
     assert held == [threads]
+
+
+def test_a_run_of_more_shards_than_threads_takes_as_many_at_a_time(tmp_path, monkeypatch):
+    workers = []
+
+    def sharded(function, count, **how):
+        workers.append(count)
+        return ShardedGradient(function, count, **how)
+
+    monkeypatch.setattr("xformer.training.trainer.ShardedGradient", sharded)
+    settings = dataclasses.replace(SETTINGS, shards=3, max_updates=2)
+    weights = []
+    for threads in ("1", "2", "4"):
+        monkeypatch.setenv("XFORMER_NUM_THREADS", threads)
+        trainer = make(tmp_path / threads, settings)
+        trainer.run()
+        weights.append(bits(trainer))
+    assert workers == [1, 2, 3]
+    assert weights[0] == weights[1] == weights[2]
 
 
 @pytest.mark.parametrize("shards", [1, 3])

@@ -23,7 +23,7 @@ class ShardedGradient:
     """value_and_grad of a sum over shards: `value, gradients = sharded(model, shards, rngs)`.
 
     function: (model, shard, rng) -> scalar.
-    workers: how many shards are worked on at a time; with one, shards simply follow each other.
+    workers: how many shards are worked on at a time, at most; with one, shards simply follow each other.
     processes: give every shard after the first a process of its own (on NumPy, where the system can share memory)
     instead of a thread. Threads of one process take turns in the interpreter, which costs about a tenth of a step;
     but a function for other processes must be importable by name, and so must all that shards hold.
@@ -44,18 +44,21 @@ class ShardedGradient:
             return self._differentiated(model, *item)  # type: ignore[no-any-return]
 
         items = list(zip(shards, rngs, strict=True))
-        if self._workers == 1 or len(items) == 1:
-            results = [differentiate(item) for item in items]
-        elif self._processes and shards_for(model, self._workers) > 1:
-            here = functools.partial(beside_others, differentiate)
-            results = self._team_for(model, len(items) - 1).differentiate(model, items, here)
-        else:
-            results = side_by_side(differentiate, items)
-        value, gradients = results[0]
-        for other_value, other_gradients in results[1:]:
+        groups = (items[start : start + self._workers] for start in range(0, len(items), self._workers))
+        results = (result for group in groups for result in self._at_once(model, group, differentiate))
+        value, gradients = next(results)
+        for other_value, other_gradients in results:
             value = value + other_value
             gradients = map_arrays(operator.add, gradients, other_gradients)
         return value, gradients
+
+    def _at_once(self, model: Any, items: list[Any], differentiate: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
+        if len(items) == 1:
+            return [differentiate(items[0])]
+        if self._processes and shards_for(model, self._workers) > 1:
+            here = functools.partial(beside_others, differentiate)
+            return self._team_for(model, len(items) - 1).differentiate(model, items, here)
+        return side_by_side(differentiate, items)
 
     def close(self) -> None:
         """Let the processes go; the next call would start new ones."""

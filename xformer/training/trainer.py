@@ -82,7 +82,8 @@ class Trainer:
         smoothed = functools.partial(
             self.task.loss, label_smoothing=self.settings.label_smoothing, z_loss=self.settings.z_loss
         )
-        gradient = ShardedGradient(functools.partial(share_of_mean, loss=smoothed), self.shards, processes=True)
+        workers = min(self.shards, num_threads())  # a run goes on with its shards, wherever it does
+        gradient = ShardedGradient(functools.partial(share_of_mean, loss=smoothed), workers, processes=True)
         limit = blas_threads(1 if self.shards > 1 else num_threads())
         began = time.monotonic() - 60.0 * self.progress.minutes
         with limit, contextlib.closing(gradient), stop_on_signals() as stop, warnings.catch_warnings():
