@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,6 +127,39 @@ def test_workers_end_when_the_team_is_forgotten():
     del team
     gc.collect()
     assert not any(map(is_alive, running))
+
+
+# A forked process has copies of the pipes, and lives on while the team is closed; it ends, and the team works.
+FORKS = """
+import os, sys, warnings
+from tests.training.test_worker import answer, model, product
+from xformer.training.worker import Team
+warnings.simplefilter("ignore", DeprecationWarning)
+team, ended = Team(product, model(), 1), Team(product, model(), 1)
+read, write = os.pipe()
+other = os.fork()
+if other == 0:
+    os.close(write)
+    own = Team(product, model(), 1)
+    good = not team.fits(model(), 1) and own.fits(model(), 1) and float(answer(own, 2.0)[0]) == 13.0
+    os.read(read, 1)  # until the other process ends
+    sys.exit(0 if good else 1)
+child = os.fork()
+if child == 0:
+    sys.exit(0)  # with all that is to be done at the end of a process
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert float(answer(team, 2.0)[0]) == 13.0
+ended.close()
+os.close(write)
+assert os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) == 0
+team.close()
+"""
+
+
+def test_forked_processes_leave_the_team_alone():
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", FORKS], cwd=root, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_workers_close_their_descriptors():

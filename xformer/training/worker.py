@@ -6,6 +6,7 @@ All else are messages through a pipe: first the function and the model, then one
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import subprocess
@@ -35,13 +36,13 @@ class Team:
     """
 
     def __init__(self, function: Callable[..., Any], model: Any, size: int) -> None:
-        self._specs = _specs(model)
+        self._specs, self._owner = _specs(model), os.getpid()
         self._parameters = SharedArrays(self._specs)
         self._workers = [Worker(function, model, self._specs, self._parameters) for _ in range(size)]
 
     def fits(self, model: Any, size: int) -> bool:
-        """Tell whether the team is large enough, and was made for a model of these shapes and dtypes."""
-        return size <= len(self._workers) and _specs(model) == self._specs
+        """Tell whether the team is large enough, of this process, and for a model of these shapes and dtypes."""
+        return size <= len(self._workers) and os.getpid() == self._owner and _specs(model) == self._specs
 
     def differentiate(
         self, model: Any, items: Sequence[tuple[Any, Any]], here: Callable[[Any], tuple[Any, Any]]
@@ -98,7 +99,7 @@ class Worker:
         theirs.close()
         memory.close()
         # Also when nobody calls close(): a worker ends when its pipe does.
-        self.close = weakref.finalize(self, _end, self._connection, self._process)
+        self.close = weakref.finalize(self, _end, self._connection, self._process, os.getpid())
         self.send((function, model, specs))
 
     def send(self, message: Any) -> None:
@@ -121,13 +122,18 @@ class Worker:
         )
 
 
-def _end(connection: Any, process: subprocess.Popen[bytes]) -> None:
+def _end(connection: Any, process: subprocess.Popen[bytes], owner: int) -> None:
+    if os.getpid() != owner:  # a fork, which has a copy of the pipe
+        connection.close()
+        return
+    with contextlib.suppress(OSError):
+        connection.send(None)  # the worker would not see this end closed while a fork has it open
     connection.close()
     process.wait()
 
 
 def serve(pipe: int, parameters: int, gradients: int) -> None:
-    """The worker's own side: answer until the owner closes the pipe. The numbers are descriptors it inherited."""
+    """The worker's own side: answer until the owner says None or is gone. The numbers are descriptors it inherited."""
     keep_freed_memory()
     warnings.simplefilter("ignore", RuntimeWarning)  # the owner looks for values that are not finite
     connection = Connection(pipe)
@@ -137,8 +143,8 @@ def serve(pipe: int, parameters: int, gradients: int) -> None:
         shared_gradients = SharedArrays(specs, gradients).arrays
         differentiated = value_and_grad(function)
         gc.freeze()  # what is here by now stays, so the collector need not look at it again
-        while True:
-            connection.send(_answer(differentiated, shared_model, connection.recv(), shared_gradients))
+        while (item := connection.recv()) is not None:
+            connection.send(_answer(differentiated, shared_model, item, shared_gradients))
     except EOFError:
         return
 
