@@ -67,12 +67,18 @@ def test_scores_count_the_continuation_alone(model):
             assert hypothesis.score == pytest.approx(hypothesis.log_probability * 6 / (5 + length), abs=1e-12)
 
 
-def test_all_tokens_may_be_ordinary(model):
+def test_all_tokens_may_be_ordinary(model, monkeypatch):
     found = generate(model, [[0], [1, 2]], OPTIONS["greedy"], special_tokens=False)
     for prompt, (hypothesis,) in zip([[0], [1, 2]], found, strict=True):
         assert hypothesis.tokens == continued(model, prompt, 6, special=False)[0]
         assert len(hypothesis.tokens) == 6
         assert not hypothesis.finished
+    steps, step = [], LanguageModel.step
+    monkeypatch.setattr(
+        LanguageModel, "step", lambda self, tokens, cache: steps.append(len(tokens)) or step(self, tokens, cache)
+    )
+    assert generate(model, [[0], [1, 2]], OPTIONS["greedy"], special_tokens=False) == found
+    assert steps == [2] * 6 + [1]  # a step a token: six that follow one, and the second prompt's other token
     wide = generate(model, [[0], [1, 2]], OPTIONS["beam"], special_tokens=False)
     assert all(one[0].score >= two[0].score - 1e-9 for one, two in zip(
         wide, generate(model, [[0], [1, 2]], DecodingOptions(max_length=6, length_penalty=0.6), special_tokens=False),

@@ -35,6 +35,8 @@ class Walk:
             return
         else:
             self.tokens.append(token)
+            if task.eos_id is None and len(self.tokens) == task.ranges[self.sentence].maximum:
+                self.state = "cut"  # no need to see the next token
         self.log_probability += log_probability
 
 
