@@ -9,6 +9,7 @@ from tests.conftest import assert_close
 from tests.reference import SOURCE, TARGET, normal, raises_line, small_model, translation_loss, without_jax
 from xformer import Rng, Transformer, TransformerConfig, array_namespace, value_and_grad
 from xformer.errors import BackendError, ConfigError, ShapeError
+from xformer.layers import Linear
 from xformer.namespace import dtype_name, from_host, library
 from xformer.tree import flatten
 
@@ -102,6 +103,27 @@ def test_a_copying_model_needs_the_source():
     assert_close(model.decode(TARGET, memory, source=SOURCE), model(SOURCE, TARGET))
     with raises_line(ConfigError, "this model copies from the source; pass source="):
         model.decode(TARGET, memory)
+
+
+def test_decoding_projects_the_memory_for_the_copy_head_once(xp, monkeypatch):
+    model = small_model(xp, source_vocab_size=13, share_embeddings=True, copy=True)
+    head, seen = type(model.copy_head), []
+    call = head.__call__
+    monkeypatch.setattr(head, "__call__", lambda self, *given: seen.append(given) or call(self, *given))
+    projected, project = [], Linear.__call__
+    monkeypatch.setattr(
+        Linear, "__call__", lambda self, x: projected.append(self is model.copy_head.key) or project(self, x)
+    )
+    cache = model.begin(SOURCE)
+    target = np.asarray([[1, 7, 3, 5], [1, 4, 9, 6]])
+    found = [model.step(from_host(xp, target[:, [column]]), cache) for column in range(3)]
+    cache.select([1, 1], [1])
+    shared = model.step(from_host(xp, target[[1, 0], 3:]), cache)
+    assert sum(projected) == 1
+    for logits, given in zip(found, seen[:3], strict=True):
+        assert_close(logits, call(model.copy_head, *given[:5])[:, 0, :], tolerance=0.0)
+    whole = model(SOURCE[[1, 1]], [[*target[1, :3], target[row, 3]] for row in (1, 0)])
+    assert_close(shared, whole[:, 3, :])
 
 
 def test_an_empty_batch_gives_no_logits():

@@ -28,19 +28,29 @@ class CopyHead(Module):
         self.key = Linear(d_model, d_model, init=init)
         self.gate = Linear(2 * d_model, 1, init=init)
 
-    def __call__(self, x: Array, logits: Array, memory: Array, source: Array, memory_mask: Array | None) -> Array:
+    def __call__(
+        self,
+        x: Array,
+        logits: Array,
+        memory: Array,
+        source: Array,
+        memory_mask: Array | None,
+        key: Array | None = None,
+    ) -> Array:
         """Log-probabilities of every token, which take the place of logits.
 
         x: (rows, queries, d_model), logits: (rows, queries, vocabulary), of the decoder; memory: (sentences, keys,
-        d_model), source: its ids (sentences, keys); memory_mask: (sentences, 1, 1, keys). Neighbouring rows may share
-        a sentence, as the hypotheses of a beam do. Returns the shape of logits.
+        d_model), source: its ids (sentences, keys); memory_mask: (sentences, 1, 1, keys); key: self.key(memory), where
+        that is known. Neighbouring rows may share a sentence, as the hypotheses of a beam do. Returns the shape of
+        logits.
         """
         (rows, queries, d_model), sentences = x.shape, source.shape[0]
         vocabulary = logits.shape[-1]
         xp = array_namespace(x, logits, memory)
         wide = accumulation_dtype(xp, logits.dtype)  # probabilities of half precision would be zero too soon
         together = xp.reshape(x, (sentences, rows // max(1, sentences) * queries, d_model))
-        query, key = (xp.expand_dims(y, axis=1) for y in (self.query(together), self.key(memory)))
+        key = self.key(memory) if key is None else key
+        query, key = (xp.expand_dims(y, axis=1) for y in (self.query(together), key))
         weights = xp.squeeze(attention_weights(query, key, memory_mask), axis=1)  # (sentences, queries, keys)
         found = xp.concat([together, weights @ memory], axis=-1)
         gate = xp.reshape(xp.astype(self.gate(found), wide, copy=False), (rows, queries, 1))

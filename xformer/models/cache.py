@@ -15,16 +15,15 @@ class Memory:
     """What an encoder-decoder keeps of the source, one row a sentence."""
 
     states: Array  # (sentences, keys, d_model)
-    ids: Array  # (sentences, keys)
-    mask: Array  # (sentences, 1, 1, keys)
+    ids: Array | None  # (sentences, keys)
+    mask: Array | None  # (sentences, 1, 1, keys)
     lengths: Array | None  # (sentences,): tokens of the output that is wanted, eos included
+    copy_key: Array | None = None  # (sentences, keys, d_model): of the copy head
 
     def select(self, sentences: Array) -> None:
         """Keep only these sentences."""
-        self.states, self.ids, self.mask, self.lengths = (
-            None if x is None else array_namespace(x).take(x, sentences, axis=0)
-            for x in (self.states, self.ids, self.mask, self.lengths)
-        )
+        for name, x in vars(self).items():
+            setattr(self, name, None if x is None else array_namespace(x).take(x, sentences, axis=0))
 
 
 class DecodingCache:

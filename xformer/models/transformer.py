@@ -184,7 +184,7 @@ class Transformer(Model):
                 causal=causal,
                 rng=layer_rng,
             )
-        return self._logits(x, memory, source, memory_mask)
+        return self._logits(x, Memory(memory, source, memory_mask, lengths))
 
     def _run(self, layer: EncoderLayer | DecoderLayer) -> Callable[..., Array]:
         """The layer as a function, which forgets what it computed where the configuration says so."""
@@ -208,8 +208,8 @@ class Transformer(Model):
         tokens = self.source_ids(source)
         ids = ids_of(tokens)
         states = self._encode(tokens)
-        wanted = self._lengths(lengths, ids.shape[0])
-        memory = Memory(states, ids, masks.padding(ids, self.config.pad_id), wanted)
+        memory = Memory(states, ids, masks.padding(ids, self.config.pad_id), self._lengths(lengths, ids.shape[0]))
+        memory.copy_key = None if self.copy_head is None else self.copy_head.key(states)
         cache = DecodingCache(len(self.decoder), like=states, memory=memory)
         for layer, kept in zip(self.decoder, cache.layers, strict=True):
             kept.cross_attention.append(*layer.cross_attention.keys_and_values(states))
@@ -235,7 +235,7 @@ class Transformer(Model):
         for layer, kept in zip(self.decoder, cache.layers, strict=True):
             x = layer.step(x, kept, memory_mask=memory.mask, bias=place.bias, rotation=place.rotation)
         cache.length = start + new
-        return self._logits(x[:, -1:, :], memory.states, memory.ids, memory.mask)[:, 0, :]
+        return self._logits(x[:, -1:, :], memory)[:, 0, :]
 
     def cross_attention_weights(self, source: Any, target: Any, *, lengths: Any = None) -> list[Array]:
         """How each target token attends to the source, to look at: per layer (batch, heads, target, source).
@@ -288,13 +288,13 @@ class Transformer(Model):
             x = x + remaining_length(xp.expand_dims(lengths, axis=1) - positions, self.config.d_model, x.dtype)
         return self.decoder_input(x, positions, rng=rng)
 
-    def _logits(self, x: Array, memory: Array, source: Array | None, memory_mask: Array | None) -> Array:
+    def _logits(self, x: Array, memory: Memory) -> Array:
         """Logits of the decoder's states; with a copy head, log-probabilities."""
         x = x if self.decoder_norm is None else self.decoder_norm(x)
         logits = self._target_table().unembed(x) if self.output is None else self.output(x)
         logits = logits if self.output_bias is None else logits + self.output_bias
         if self.copy_head is None:
             return logits
-        if source is None:
+        if memory.ids is None:
             raise ConfigError("this model copies from the source; pass source=, the ids that the memory was made from")
-        return self.copy_head(x, logits, memory, source, memory_mask)
+        return self.copy_head(x, logits, memory.states, memory.ids, memory.mask, memory.copy_key)
