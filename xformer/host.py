@@ -67,8 +67,8 @@ _said: list[int] = []  # what set_num_threads was told
 def set_num_threads(count: int) -> None:
     """Compute on `count` threads from now on, in the whole process: xformer, NumPy's matrix products, and torch.
 
-    A library that is not loaded yet follows when xformer sees its first array. Raises ConfigError unless `count` is a
-    positive whole number; warns where threadpoolctl is absent, without which matrix products keep their threads.
+    A library that is not loaded yet follows with its first array. Matrix products take threadpoolctl; it warns where
+    that is absent. Raises ConfigError unless `count` is a positive whole number.
     """
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ConfigError(f"set_num_threads got {count!r}; expected a whole number of at least 1")
@@ -79,10 +79,9 @@ def set_num_threads(count: int) -> None:
 
 
 def num_threads() -> int:
-    """How many threads may compute: what `set_num_threads` said, else XFORMER_NUM_THREADS, else one for each core that
-    this process may run on.
+    """How many threads may compute: what `set_num_threads` said, else XFORMER_NUM_THREADS, else the process's cores.
 
-    Raises ConfigError when XFORMER_NUM_THREADS is not a positive whole number.
+    Raises ConfigError unless XFORMER_NUM_THREADS is a positive whole number.
     """
     return _wish() or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
@@ -98,12 +97,12 @@ def _wish() -> int:
 
 
 def hold_libraries() -> None:
-    """Set the libraries that are loaded to what `set_num_threads` said, or lower them to XFORMER_NUM_THREADS."""
+    """Set loaded libraries to what `set_num_threads` said, or lower them to XFORMER_NUM_THREADS."""
     wish = _wish()
     if not wish:
         return
     torch: Any = sys.modules.get("torch")
-    if hasattr(torch, "set_num_threads"):  # not while another thread imports it
+    if hasattr(torch, "set_num_threads"):  # False while it is imported
         torch.set_num_threads(wish if _said else min(wish, torch.get_num_threads()))
     with _LOCK:
         for library in _linear_algebra(len(sys.modules)):
@@ -116,24 +115,23 @@ _at_fork: Callable[..., None] = getattr(os, "register_at_fork", lambda **handler
 
 
 def lock_across_forks() -> Any:
-    """A lock that no other thread holds while the process forks: the child would wait for it forever."""
+    """A lock that no other thread holds while the process forks."""
     lock = threading.RLock()
     _at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
     return lock
 
 
-_Place = tuple[str, int | None]  # a library's file, and the thread where it keeps a number for each
 _LOCK = lock_across_forks()
 _limits: list[tuple[int, int]] = []  # thread and count of each block that runs
-_usual: dict[_Place, int] = {}  # what a library goes back to without limits
+_usual: dict[tuple[str, int | None], int] = {}  # what a library (by `_place`) goes back to without limits
 
 
 @contextlib.contextmanager
 def blas_threads(count: int) -> Iterator[None]:
     """Hold the linear algebra libraries to at most `count` threads inside the block.
 
-    They must be loaded by then: import numpy first. Of several threads' blocks the lowest limit holds, and the last to
-    end restores what there was before the first. Does nothing where threadpoolctl is absent.
+    They must be loaded by then: import numpy first. Of several threads' blocks the lowest limit holds; the last to end
+    restores what was before the first. Does nothing where threadpoolctl is absent.
     """
     limit = threading.get_ident(), count
     try:
@@ -156,7 +154,8 @@ def _linear_algebra(modules: int) -> list[Any]:
     return controller.select(user_api="blas").lib_controllers  # type: ignore[no-any-return]
 
 
-def _place(library: Any) -> _Place:
+def _place(library: Any) -> tuple[str, int | None]:
+    """Its file, and the thread where it keeps a number for each."""
     by_thread = library.internal_api == "mkl" or getattr(library, "threading_layer", "") == "openmp"
     return library.filepath, threading.get_ident() if by_thread else None
 
@@ -185,8 +184,8 @@ _IS_SIDE: ContextVar[bool] = ContextVar("is_side", default=False)
 def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """Return [function(item) for item in items], on `num_threads()`, this one among them.
 
-    It pays where the time goes to code that lets other threads run, as NumPy does inside its loops and products. A
-    call within a call runs its items one after the other: the threads are busy already.
+    It pays where code lets other threads run, as NumPy does inside its loops and products. A call within a call takes
+    no more threads.
     """
     items = list(items)
     threads = _threads_for(items)
@@ -217,14 +216,13 @@ def _threads_for(items: Sequence[Any]) -> int:
 
 
 def _each(function: Callable[[Item], Result], items: Sequence[Item], limit: int | None) -> list[Result]:
-    """limit: the caller's for linear algebra, in case that keeps a number for each thread."""
     _IS_SIDE.set(True)
     with contextlib.nullcontext() if limit is None else blas_threads(limit):
         return [function(item) for item in items]
 
 
 def beside_others(function: Callable[[Item], Result], item: Item) -> Result:
-    """Call the function while other processes keep the other cores busy: what it calls starts no threads."""
+    """Call the function while other processes keep the other cores busy: it takes no more threads."""
     return copy_context().run(_each, function, [item], None)[0]
 
 

@@ -123,13 +123,11 @@ class Worker:
 
 
 def _end(connection: Any, process: subprocess.Popen[bytes], owner: int) -> None:
-    if os.getpid() != owner:  # a fork, which has a copy of the pipe
-        connection.close()
-        return
     with contextlib.suppress(OSError):
-        connection.send(None)  # the worker would not see this end closed while a fork has it open
+        if os.getpid() == owner:
+            connection.send(None)  # closing does not tell the worker while a fork has a copy of the pipe
     connection.close()
-    process.wait()
+    process.wait()  # at once, in a fork
 
 
 def serve(pipe: int, parameters: int, gradients: int) -> None:
