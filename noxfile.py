@@ -30,7 +30,7 @@ def group(name: str) -> list[str]:
 
 
 def install_if_possible(session: nox.Session, *requirements: str) -> None:
-    """Install an array library to compare with; where it has no wheel, go on without it."""
+    """Install a library to compare or compile with; where it has no wheel, go on without it."""
     try:
         session.install(*requirements)
     except CommandFailed:
@@ -41,6 +41,7 @@ def install_if_possible(session: nox.Session, *requirements: str) -> None:
 def tests(session: nox.Session) -> None:
     """Run tests and doctests on NumPy, JAX and torch (XFORMER_TEST_TORCH=0 leaves torch out)."""
     session.install("-e", ".[cli]", *group("test"))
+    install_if_possible(session, *EXTRAS["numba"])
     install_if_possible(session, *EXTRAS["jax"])
     if os.environ.get("XFORMER_TEST_TORCH", "1") != "0":
         install_if_possible(session, TORCH)

@@ -15,6 +15,7 @@ NOT_LOADED = {
     "cupy",
     "jax",
     "matplotlib",
+    "numba",
     "numpy",
     "rich",
     "sacrebleu",

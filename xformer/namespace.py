@@ -6,7 +6,6 @@ module finds `xp`, moves data in and out of it, and names dtypes and devices the
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 from collections.abc import Sequence
@@ -33,12 +32,12 @@ _PACKAGES = {"cupy": "'cupy-cuda13x[ctk]' ml_dtypes"}
 BACKENDS = tuple(_STANDARD_MODULE)
 
 # jax keeps its array classes in jaxlib and jax._src; both are "jax" to a user.
-_LIBRARY_OF_ROOT = {"numpy": "numpy", "cupy": "cupy", "torch": "torch", "jax": "jax", "jaxlib": "jax",
-                    "array_api_strict": "array_api_strict"}  # fmt: skip
+_LIBRARY_OF_ROOT = {**{name: name for name in BACKENDS}, "jaxlib": "jax"}
 
 _NAMESPACE_OF_TYPE: dict[type, Namespace] = {}
 _FLOATING = {"float16", "bfloat16", "float32", "float64"}
 _DTYPE_NAMES: dict[Any, str] = {}
+_LIBRARIES: dict[str, str] = {}  # by the name of a namespace
 
 
 def resolve(xp: str | ModuleType | Namespace) -> Namespace:
@@ -51,8 +50,7 @@ def resolve(xp: str | ModuleType | Namespace) -> Namespace:
     """
     if isinstance(xp, str):
         return _import(xp)
-    name = getattr(xp, "__name__", "")
-    root = name.removeprefix("array_api_compat.").split(".")[0]
+    root = getattr(xp, "__name__", "").removeprefix("array_api_compat.").split(".")[0]
     if root in _STANDARD_MODULE:
         return _import(root)
     if hasattr(xp, "__array_namespace_info__"):
@@ -143,13 +141,10 @@ def trace_level(xp: Namespace) -> int:
 
 def library(xp: Namespace) -> str:
     """Name the library behind a namespace: "numpy", "cupy", "torch", "jax", "array_api_strict", or its own name."""
-    return _library_named(base_namespace(xp).__name__)
-
-
-@functools.cache
-def _library_named(name: str) -> str:
-    root = name.removeprefix("array_api_compat.").split(".")[0]
-    return _LIBRARY_OF_ROOT.get(root, name)
+    name: str = base_namespace(xp).__name__
+    if name not in _LIBRARIES:
+        _LIBRARIES[name] = _LIBRARY_OF_ROOT.get(name.removeprefix("array_api_compat.").split(".")[0], name)
+    return _LIBRARIES[name]
 
 
 def dtype_name(dtype: DType) -> str:

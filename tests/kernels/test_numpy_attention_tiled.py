@@ -12,6 +12,7 @@ from xformer.ops import attention as portable_attention
 from xformer.ops.attention import _forward as portable
 from xformer.ops.attention import _vjp as portable_vjp
 
+pytestmark = pytest.mark.usefixtures("uncompiled")
 NEEDS = (True, True, True, False, False, False)
 
 

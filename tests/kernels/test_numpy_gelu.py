@@ -11,6 +11,8 @@ from xformer import grad, kernels, vjp
 from xformer.kernels import numpy_gelu
 from xformer.ops import gelu
 
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
 
 def definition(x):
     """GELU and its derivative in Python's own float64."""

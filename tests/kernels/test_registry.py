@@ -16,7 +16,8 @@ from xformer.ops.adam import adam
 def own_registry(monkeypatch):
     """Let a test register kernels that are gone afterwards, and check kernels that were checked before."""
     kernels.explain("relu", np.ones(3))  # loads NumPy's
-    monkeypatch.setattr(registry, "_KERNELS", {key: list(found) for key, found in registry._KERNELS.items()})
+    ours = {key: [kernel for kernel in found if not kernel.compiled] for key, found in registry._KERNELS.items()}
+    monkeypatch.setattr(registry, "_KERNELS", ours)
     monkeypatch.setattr(registry, "_CHECKED", set())
     monkeypatch.delenv("XFORMER_KERNELS", raising=False)
     monkeypatch.delenv("XFORMER_CHECK", raising=False)
@@ -79,10 +80,21 @@ def test_portable_switches_all_kernels_off(monkeypatch):
     np.testing.assert_array_equal(relu(np.ones(4)), np.full(4, 7.0))
 
 
+def test_uncompiled_switches_off_what_needs_a_compiler(monkeypatch):
+    kernels.register(Kernel("test.relu", "relu", "numpy", small, seven, None, compiled=True))
+    np.testing.assert_array_equal(relu(np.ones(4)), np.full(4, 7.0))
+    monkeypatch.setenv("XFORMER_KERNELS", "uncompiled")
+    np.testing.assert_array_equal(relu(np.ones(4)), np.ones(4))
+    assert kernels.explain("relu", np.ones(4)).splitlines() == [
+        "relu on numpy: not test.relu: XFORMER_KERNELS=uncompiled",
+        "relu on numpy: served by numpy.relu",
+    ]
+
+
 @pytest.mark.parametrize("call", [lambda: relu(np.ones(3)), lambda: kernels.explain("relu", np.ones(3))])
 def test_an_unknown_mode_is_refused(monkeypatch, call):
     monkeypatch.setenv("XFORMER_KERNELS", "fast")
-    with pytest.raises(ConfigError, match=r"^XFORMER_KERNELS is 'fast'; expected 'auto' or 'portable'$"):
+    with pytest.raises(ConfigError, match=r"^XFORMER_KERNELS is 'fast'; expected 'auto', 'uncompiled' or 'portable'$"):
         call()
 
 

@@ -6,6 +6,8 @@ belong to it, and a trace pulls each record back once, so derivatives may overwr
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -201,3 +203,9 @@ def _embedding_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
 
 
 register(Kernel("numpy.embedding", "embedding", "numpy", floats, _embedding_forward, _embedding_vjp))
+
+# --- compiled --------------------------------------------------------------------------------------------------------
+
+if importlib.util.find_spec("numba") is not None:  # registered last, they come first
+    importlib.import_module("xformer.kernels.numpy_compiled")
+    importlib.import_module("xformer.kernels.numpy_compiled_attention")

@@ -15,8 +15,8 @@ import numpy as np
 from xformer.kernels.registry import Kernel, register
 
 # Fitted for the least relative error over 0 <= a <= 14, which is 9.4e-8: beyond, float32 has no such tail.
-_P = 0.305
-_COEFFICIENTS = (
+P = 0.305
+COEFFICIENTS = (
     0.121639735328, 0.1224667746, 0.103421139712, 0.121020745167,
     -0.037975001979, 0.185714847352, -0.152987076117, 0.03669888286,
 )  # fmt: skip
@@ -35,11 +35,11 @@ def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
 
 def _tail(a: Any, power: Any, work: Any, out: Any) -> Any:
     """Phi(-a), given exp(-a^2 / 2)."""
-    t = np.multiply(a, _P, out=work)
+    t = np.multiply(a, P, out=work)
     t += 1.0
     np.divide(1.0, t, out=t)
-    np.multiply(t, _COEFFICIENTS[-1], out=out)
-    for coefficient in _COEFFICIENTS[-2::-1]:
+    np.multiply(t, COEFFICIENTS[-1], out=out)
+    for coefficient in COEFFICIENTS[-2::-1]:
         out += coefficient
         out *= t
     out *= power
@@ -77,9 +77,10 @@ def _forward(x: Any, *, save: bool) -> tuple[Any, Any]:
     return y.reshape(x.shape), slope
 
 
-def _vjp(g: Any, slope: Any, needs: Any) -> tuple[Any, ...]:
+def vjp(g: Any, slope: Any, needs: Any) -> tuple[Any, ...]:
+    """The slope becomes the cotangent."""
     slope = slope.reshape(g.shape)
     return (np.multiply(slope, g, out=slope),)
 
 
-register(Kernel("numpy.gelu", "gelu", "numpy", _supports, _forward, _vjp))
+register(Kernel("numpy.gelu", "gelu", "numpy", _supports, _forward, vjp))

@@ -13,7 +13,8 @@ from xformer.kernels.registry import Kernel, register
 _BLOCK = 32768  # elements: five arrays of this size stay in a core's second-level cache
 
 
-def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    """None for arrays that can be updated in place, element by element, else the reason why not."""
     parameter, _, first, second = arrays
     if not all(array.flags.writeable for array in (parameter, first, second)):
         return "an array is read-only"
@@ -61,7 +62,7 @@ def _forward(
     return (parameter, first, second), None
 
 
-register(Kernel("numpy.adam", "adam", "numpy", _supports, _forward, None))
+register(Kernel("numpy.adam", "adam", "numpy", supports, _forward, None))
 
 
 def _squared_norm_forward(x: Any, *, save: bool) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 _CACHE_BYTES = 512 * 1024  # half of a common second-level cache
 _MASKS_AND_IDS = "?bBhHiIlLqQ"
+_FLOAT32 = np.dtype(np.float32)
 
 
 def floats(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
@@ -42,3 +44,43 @@ def ones(length: int, dtype: Any) -> Any:
     vector = np.ones(length, dtype=dtype)
     vector.flags.writeable = False
     return vector
+
+
+# --- what compiled kernels share --------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _import() -> tuple[Any, str | None]:
+    """The compiled loops, or why there are none: numba serves only the versions of NumPy that it knows."""
+    try:
+        return importlib.import_module("xformer.kernels.numpy_compiled_loops"), None
+    except ImportError as reason:
+        return None, f"numba cannot be imported: {reason}"
+
+
+def loops() -> Any:
+    """The module of compiled loops, imported when it is first needed."""
+    return _import()[0]
+
+
+def compiled(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    """None for arrays that compiled loops can read, else the reason why not."""
+    for array in arrays:
+        if array is None:
+            continue
+        if array.dtype != _FLOAT32 and array.dtype.char not in _MASKS_AND_IDS:
+            return f"dtype {array.dtype} (compiled for float32)"
+        if not array.flags.aligned:
+            return "an array is not aligned in memory"
+    return _import()[1]
+
+
+def flat(x: Any, dtype: Any = None) -> Any:
+    """All elements, one after the other in memory."""
+    return np.ascontiguousarray(x, dtype).reshape(-1)
+
+
+@functools.cache
+def nothing(axes: int, dtype: Any = np.float32) -> Any:
+    """What a loop is given when it is to do without an array."""
+    return np.empty((0,) * axes, dtype)

@@ -3,7 +3,8 @@
 An operation (`ops/`) is defined by portable Array API code. A kernel replaces forward and derivative for one
 library, where it says that it supports the arrays; everywhere else the portable code runs.
 
-`XFORMER_KERNELS=portable` switches all kernels off; `XFORMER_CHECK=1` compares the first call of every kernel, and the
+`XFORMER_KERNELS=portable` switches all kernels off, `uncompiled` those made by a compiler that is an extra of its own;
+`XFORMER_CHECK=1` compares the first call of every kernel, and the
 derivative at that place, with the portable code and raises on a mismatch.
 """
 
@@ -31,6 +32,7 @@ class Kernel(NamedTuple):
     forward(*arrays, save, **static) -> (output, residuals)
     vjp(g, residuals, needs, **static) -> one cotangent for each array; None where the operation has no derivative
     tolerance: the largest relative difference from the portable code that XFORMER_CHECK accepts (float32)
+    compiled: whether it needs a compiler beside its library
     """
 
     name: str
@@ -40,6 +42,7 @@ class Kernel(NamedTuple):
     forward: Callable[..., tuple[Any, Any]]
     vjp: Callable[..., tuple[Any, ...]] | None
     tolerance: float = 1e-4
+    compiled: bool = False
 
 
 # The names of all operations; each enters its own when it is made.
@@ -60,9 +63,10 @@ def find(operation: str, xp: Namespace, arrays: tuple[Any, ...], static: dict[st
     name = library(xp)
     if name not in _LOADED:
         _load(name)
+    mode = _mode()
     for kernel in _KERNELS.get((operation, name), ()):
-        if kernel.supports(arrays, static) is None:
-            return kernel if _mode() == "auto" else None
+        if not _off(kernel, mode) and kernel.supports(arrays, static) is None:
+            return kernel
     return None
 
 
@@ -78,11 +82,9 @@ def explain(operation: str, *arrays: Any, **static: Any) -> str:
     xp = base_namespace(array_namespace(*arrays))
     if library(xp) not in _LOADED:
         _load(library(xp))
-    lines, served = [], False
+    lines, served, mode = [], False, _mode()
     for kernel in _KERNELS.get((operation, library(xp)), ()):
-        reason = kernel.supports(arrays, static)
-        if _mode() == "portable":
-            reason = "XFORMER_KERNELS=portable"
+        reason = f"XFORMER_KERNELS={mode}" if _off(kernel, mode) else kernel.supports(arrays, static)
         if reason is None and not served:
             served = True
             lines.append(f"{operation} on {library(xp)}: served by {kernel.name}")
@@ -95,9 +97,14 @@ def explain(operation: str, *arrays: Any, **static: Any) -> str:
 
 def _mode() -> str:
     mode = os.environ.get("XFORMER_KERNELS", "auto")
-    if mode not in ("auto", "portable"):
-        raise ConfigError(f"XFORMER_KERNELS is {mode!r}; expected 'auto' or 'portable'")
+    if mode not in ("auto", "uncompiled", "portable"):
+        raise ConfigError(f"XFORMER_KERNELS is {mode!r}; expected 'auto', 'uncompiled' or 'portable'")
     return mode
+
+
+def _off(kernel: Kernel, mode: str) -> bool:
+    """Tell whether XFORMER_KERNELS switches a kernel off."""
+    return mode == "portable" or (mode == "uncompiled" and kernel.compiled)
 
 
 def _load(name: str) -> None:

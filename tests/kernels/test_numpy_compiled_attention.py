@@ -1,0 +1,112 @@
+"""Compiled attention equals the portable definition: values and all gradients, whole tiles and parts of them."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+from tests.kernels.test_numpy import LENGTHS, MASKS, assert_same, heads, make_mask, normal
+from xformer import kernels, vjp
+from xformer.kernels import numpy_compiled_attention
+from xformer.ops import attention
+
+pytest.importorskip("numba")
+pytest.importorskip("scipy")
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch):
+    """Have this kernel serve, whatever the environment asks for."""
+    monkeypatch.setenv("XFORMER_KERNELS", "auto")
+
+
+def single(*shape, seed=0):
+    return normal(*shape, seed=seed).astype("float32")
+
+
+def assert_served(*arrays, **static):
+    assert "served by numba.attention" in kernels.explain("attention", *arrays, **static)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("causal", "drop"), list(itertools.product([False, True], [False, True])))
+def test_short_sequences(monkeypatch, lengths, mask, causal, drop):
+    queries, keys = lengths
+    arrays = heads(queries, 7, "float32", 1), heads(keys, 7, "float32", 2), heads(keys, 4, "float32", 3)
+    allowed = make_mask(mask, queries, keys)
+    keep = np.random.default_rng(6).random((3, 2, queries, keys)) < 0.8 if drop else None
+    static = {"causal": causal, "keep_probability": 0.8 if drop else 1.0}
+    if queries > 1 or drop:
+        assert_served(*arrays, allowed, None, keep, scale=0.5, **static)
+    assert_same(monkeypatch, functools.partial(attention, mask=allowed, keep=keep, **static), *arrays)
+
+
+@pytest.mark.parametrize("lengths", [(64, 128), (65, 129), (130, 100), (100, 300), (200, 130)], ids=str)
+@pytest.mark.parametrize("features", [8, 64, 200])
+@pytest.mark.parametrize("causal", [False, True])
+def test_sequences_of_several_tiles(monkeypatch, lengths, features, causal):
+    queries, keys = lengths
+    arrays = [single(1, 2, length, features, seed=length) for length in (queries, keys, keys)]
+    mask = np.random.default_rng(3).random((1, 1, queries, keys)) < 0.6
+    mask[:, :, 1:70] = False  # these queries may attend nowhere
+    assert_served(*arrays, mask, None, None, causal=causal, scale=1.0, keep_probability=1.0)
+    assert_same(monkeypatch, functools.partial(attention, causal=causal), *arrays)
+    assert_same(monkeypatch, functools.partial(attention, causal=causal, mask=mask), *arrays)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 70, 140), (2, 70, 140), (1, 2, 1, 140), (3, 1, 1, 140), (70, 1), ()], ids=str)
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_bias(monkeypatch, shape, mask, causal):
+    arrays = [single(3, 2, length, 5, seed=length) for length in (70, 140, 140)]
+    allowed = np.random.default_rng(3).random((3, 1, 1, 140)) < 0.6 if mask else None
+    bias, attend = np.asarray(single(*shape, seed=4)), functools.partial(attention, causal=causal)
+    assert_served(*arrays, allowed, bias, None, causal=causal, scale=1.0, keep_probability=1.0)
+    assert_same(monkeypatch, lambda q, k, v, b: attend(q, k, v, allowed, b), *arrays, bias)
+
+
+def test_other_memory_and_no_sentences(monkeypatch):
+    query, key, value = (single(3, 2, 6, 7, seed=i) for i in range(3))
+    assert_same(monkeypatch, attention, query[..., ::-1], key[:, :, ::2], value[:, :, ::2])
+    assert_same(monkeypatch, attention, query[:0], key[:0], value[:0])
+    assert_same(monkeypatch, lambda q, k, v: attention(q, k, v, scale=1.0, causal=True), 5.0 * query, key, value)
+
+
+def test_scores_of_any_size_stay_finite():
+    query = 1e4 * single(1, 1, 80, 16)
+    output, pull = vjp(attention, query, query, single(1, 1, 80, 16, seed=2))
+    assert np.isfinite(output).all()
+    assert all(np.isfinite(cotangent).all() for cotangent in pull(np.ones_like(output)))
+
+
+def test_threads_give_the_bits_of_one(monkeypatch):
+    monkeypatch.setattr(numpy_compiled_attention, "_LEAST_WORK", 1)
+    arrays = [single(3, 3, 70, 16, seed=seed) for seed in range(3)]
+    results, seen = [], set()
+    loop = numpy_compiled_attention._loops().attend
+    monkeypatch.setattr(
+        numpy_compiled_attention._loops(), "attend", lambda *a: seen.add(threading.get_ident()) or loop(*a)
+    )
+    for threads in (1, 2):
+        monkeypatch.setenv("XFORMER_NUM_THREADS", str(threads))
+        output, pull = vjp(attention, *arrays)
+        results.append([output, *pull(np.cos(output))])
+    assert len(seen) == 2
+    for one, two in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_without_scipy_other_kernels_serve(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "scipy" else find(name, *rest))
+    query = single(1, 1, 3, 4)
+    assert "not numba.attention: numba multiplies matrices with SciPy" in kernels.explain(
+        "attention", query, query, query, None, None, None
+    )
+    assert attention(query, query, query).shape == query.shape

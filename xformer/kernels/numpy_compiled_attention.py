@@ -1,0 +1,94 @@
+"""Attention on NumPy, compiled as a whole: tiles of scores that stay in the cache, products by the BLAS that SciPy has.
+
+The idea is that of flash attention (Dao et al., 2022): with the largest score and the sum of exponentials so far, a
+tile of keys needs no other, and the derivative makes the weights again from the logarithm of that sum. One loop serves
+short and long sequences, with masks, biases and dropout; nothing of it holds the interpreter, so threads share the
+heads.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+from typing import Any
+
+import numpy as np
+
+from xformer.host import num_threads, spread
+from xformer.kernels import numpy_attention
+from xformer.kernels.numpy_support import compiled, nothing
+from xformer.kernels.registry import Kernel, register
+
+_HEADS_BACK = (0, 2, 1, 3)  # (batch, heads, length, features) from or to (batch, length, heads, features)
+_LEAST_WORK = 10_000_000  # multiplications, about a quarter of a millisecond: what handing half of it over must save
+
+
+def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    reason = numpy_attention.supports(arrays, static) or compiled(arrays, static)
+    if reason is None and arrays[0].shape[2] == 1 and arrays[5] is None:
+        return "a single query reads keys and values where they are"
+    if reason is None and importlib.util.find_spec("scipy") is None:
+        return "numba multiplies matrices with SciPy, which is not installed"
+    return reason
+
+
+def _loops() -> Any:
+    return importlib.import_module("xformer.kernels.numpy_compiled_attention_loops")
+
+
+def _added(mask: Any, bias: Any, keys: int, dtype: Any) -> Any:
+    """What is added to the scores: (batch, heads, queries, keys), of which the first three may be 1."""
+    if mask is None and bias is None:
+        return nothing(4)
+    added = np.zeros((1,), dtype) if bias is None else bias
+    if mask is not None:
+        added = np.where(mask, added, dtype.type(-np.inf))
+    added = added.reshape((1,) * (4 - added.ndim) + added.shape)
+    return np.ascontiguousarray(np.broadcast_to(added, (*added.shape[:3], keys)))
+
+
+def _over_heads(loop: Any, query: Any, key: Any, *arguments: Any) -> None:
+    """Call the loop for all heads of all sentences, parts of them on threads of their own where it pays."""
+    heads = query.shape[0] * query.shape[1]
+    work = heads * query.shape[2] * key.shape[2] * query.shape[3]
+    parts = max(1, min(heads, num_threads(), work // _LEAST_WORK))
+    ends = [heads * part // parts for part in range(parts + 1)]
+    spread(lambda part: loop(query, key, *arguments, *part), list(itertools.pairwise(ends)))
+
+
+def _forward(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    bias: Any,
+    keep: Any,
+    *,
+    causal: bool,
+    scale: float,
+    keep_probability: float,
+    save: bool,
+) -> tuple[Any, Any]:
+    batch, heads, queries, _ = query.shape
+    query, key, value = map(np.ascontiguousarray, (query, key, value))
+    added = _added(mask, bias, key.shape[2], query.dtype)
+    keep = nothing(4, np.bool_) if keep is None else np.ascontiguousarray(keep, bool)
+    out = np.empty((batch, queries, heads, value.shape[-1]), query.dtype)
+    log_sums = np.empty((batch, heads, queries), query.dtype)
+    settings = added, keep, causal, scale, 1.0 / keep_probability
+    _over_heads(_loops().attend, query, key, value, *settings, out, log_sums)
+    return out.transpose(_HEADS_BACK), (query, key, value, added, keep, out, log_sums)
+
+
+def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float) -> tuple[Any, ...]:
+    query, key, value, added, keep, out, log_sums = residuals
+    g = np.ascontiguousarray(g.transpose(_HEADS_BACK))
+    cotangents = [np.empty([x.shape[axis] for axis in _HEADS_BACK], x.dtype) for x in (query, key, value)]
+    dbias = np.zeros((*query.shape[:3], key.shape[2]), query.dtype) if needs[4] else nothing(4)
+    settings = added, keep, causal, scale, 1.0 / keep_probability
+    _over_heads(_loops().pull_back, query, key, value, *settings, out, log_sums, g, *cotangents, dbias)
+    return *(x.transpose(_HEADS_BACK) for x in cotangents), None, dbias if needs[4] else None, None
+
+
+register(Kernel("numba.attention", "attention", "numpy", _supports, _forward, _vjp, compiled=True))
