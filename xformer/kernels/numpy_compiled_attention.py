@@ -8,6 +8,7 @@ heads.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import itertools
@@ -28,11 +29,15 @@ def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     reason = numpy_attention.supports(arrays, static) or compiled(arrays, static)
     if reason is None and arrays[0].shape[2] == 1 and arrays[5] is None:
         return "a single query reads keys and values where they are"
-    if reason is None and importlib.util.find_spec("scipy") is None:
-        return "numba multiplies matrices with SciPy, which is not installed"
-    return reason
+    return reason or (None if _has_scipy() else "numba multiplies matrices with SciPy, which is not installed")
 
 
+@functools.cache  # looking for it takes as long as a small attention does
+def _has_scipy() -> bool:
+    return importlib.util.find_spec("scipy") is not None
+
+
+@functools.cache
 def _loops() -> Any:
     return importlib.import_module("xformer.kernels.numpy_compiled_attention_loops")
 
