@@ -550,6 +550,7 @@ in_child(free)
 # While other threads attend, forked processes attend to the same, on threads of their own.
 BUSY = """
 import multiprocessing
+os.environ["XFORMER_KERNELS"] = "uncompiled"
 from xformer.ops import attention
 query, key, value = np.random.default_rng(0).standard_normal((3, 2, 2, 160, 16), dtype="float32")
 def loss(arrays):
@@ -580,8 +581,19 @@ assert same() and blas() == {2}
 """
 
 
+COMPILED = BUSY.replace('"uncompiled"', '"auto"').replace("numpy.attention_tiled", "numba.attention")
+COMPILED = COMPILED.replace(
+    "expected = attend",
+    "from xformer.kernels import numpy_compiled_attention\nnumpy_compiled_attention._LEAST_WORK = 1\nexpected = attend",
+    1,
+)
+PROGRAMS = {"pool": POOL, "limits": LIMITS, "lock": LOCK, "busy": BUSY}
+if importlib.util.find_spec("numba") and importlib.util.find_spec("scipy"):
+    PROGRAMS["compiled"] = COMPILED
+
+
 @needs_fork
-@pytest.mark.parametrize("program", [POOL, LIMITS, LOCK, BUSY], ids=["pool", "limits", "lock", "busy"])
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_a_forked_process_computes(program):
     pytest.importorskip("threadpoolctl")
     run_program(FORKING + program)

@@ -97,15 +97,13 @@ def _wish() -> int:
 
 
 def hold_libraries() -> None:
-    """Set loaded libraries to what `set_num_threads` said, or lower them to XFORMER_NUM_THREADS."""
+    """Set loaded libraries to what `set_num_threads` said, or lower them to XFORMER_NUM_THREADS, and limit them all."""
     wish = _wish()
-    if not wish:
-        return
     torch: Any = sys.modules.get("torch")
-    if hasattr(torch, "set_num_threads"):  # False while it is imported
+    if wish and hasattr(torch, "set_num_threads"):  # False while it is imported
         torch.set_num_threads(wish if _said else min(wish, torch.get_num_threads()))
     with _LOCK:
-        for library in _linear_algebra(len(sys.modules)):
+        for library in _linear_algebra(len(sys.modules)) if wish else ():
             place = _place(library)
             _usual[place] = wish if _said else min(wish, _usual.get(place, library.num_threads))
         _apply_limits()

@@ -157,9 +157,8 @@ def is_array(value: Any) -> bool:
 
 def _collect(node: Any, leaves: list[Array]) -> None:
     if isinstance(node, Module):
-        fields = node.__dict__
         for name in node.__fields__:
-            value = fields[name]
+            value = getattr(node, name)
             if name in node.__array_fields__:
                 if value is not None:
                     leaves.append(value)
@@ -181,7 +180,7 @@ def _rebuild(node: Any, arrays: Iterator[Any]) -> Any:
         fields = copy.__dict__  # a training step rebuilds several trees: __setattr__ would double the time
         fields.update(node.__dict__)
         for name in node.__fields__:
-            value = fields[name]
+            value = getattr(node, name)
             if name in node.__array_fields__:
                 if value is not None:
                     fields[name] = next(arrays)

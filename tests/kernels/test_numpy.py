@@ -82,6 +82,17 @@ def test_project_heads(monkeypatch, dtype, biased, widths):
     assert_same(monkeypatch, function, x, *weights, *biases)
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_project_heads_with_one_bias_that_is_differentiated(monkeypatch, place):
+    x, weights, biases = normal(2, 20, 4), [normal(4, 6, seed=1)] * 2, [normal(6, seed=2), normal(6, seed=3)]
+
+    def function(bias):
+        own = [bias if i == place else biases[i] for i in range(2)]
+        return xf.ops.project_heads(x, *((weights[i], own[i], 2) for i in range(2)))[place]
+
+    assert_same(monkeypatch, function, biases[place].copy())
+
+
 def test_project_heads_of_which_one_is_not_used(monkeypatch):
     arrays = normal(2, 20, 4), normal(4, 6, seed=1), normal(4, 6, seed=2)
     assert_same(monkeypatch, lambda x, v, w: xf.ops.project_heads(x, (v, None, 2), (w, None, 3))[1], *arrays)

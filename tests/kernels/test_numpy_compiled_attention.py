@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -108,3 +110,21 @@ def test_without_scipy_other_kernels_serve(monkeypatch):
         "attention", query, query, query, None, None, None
     )
     assert attention(query, query, query).shape == query.shape
+
+
+PROGRAM = """
+import numpy as np, threadpoolctl
+from xformer.host import blas_threads
+from xformer.ops import attention
+query = np.ones((1, 1, 3, 4), "float32")
+query @ query.mT
+with blas_threads(1):
+    attention(query, query, query)
+    found = [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
+assert len(found) > 1 and set(found) == {1}, found
+"""
+
+
+def test_the_blas_that_comes_with_it_keeps_to_limits():
+    pytest.importorskip("threadpoolctl")
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True)

@@ -73,8 +73,9 @@ def work(model, number):
     ]
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch"])
-def test_many_threads_compute_what_one_does(three_threads, monkeypatch, name):
+@pytest.mark.parametrize(("name", "kernels"), [("numpy", "uncompiled"), ("numpy", "auto"), ("torch", "auto")])
+def test_many_threads_compute_what_one_does(three_threads, monkeypatch, name, kernels):
+    monkeypatch.setenv("XFORMER_KERNELS", kernels)
     model = xformer.Transformer(CONFIG, xp=library_or_skip(name), seed=0)
     spread = []
     monkeypatch.setattr(tiled, "spread", lambda *work: spread.append(threading.get_ident()) or host.spread(*work))
@@ -84,7 +85,8 @@ def test_many_threads_compute_what_one_does(three_threads, monkeypatch, name):
         assert len(mine) == len(expected)
         for got, wanted in zip(mine, expected, strict=True):
             np.testing.assert_array_equal(got, wanted)
-    assert len(set(spread)) == (CALLERS + 1 if name == "numpy" else 0)
+    if kernels == "uncompiled":
+        assert len(set(spread)) == CALLERS + 1
 
 
 def test_traces_of_threads_are_apart(xp):

@@ -88,7 +88,7 @@ def _project_heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any) -> tup
     dx = (g_rows @ joint.T).reshape(x.shape) if needs[0] else None
     ends = np.cumsum([weight.shape[1] for weight in weights])[:-1]
     dweights = [rows.T @ part for part in np.split(g_rows, ends, axis=1)]
-    dbiases = np.split(g_rows.sum(axis=0), ends) if needs[-1] else [None] * len(weights)
+    dbiases = np.split(g_rows.sum(axis=0), ends) if any(needs[-len(weights) :]) else [None] * len(weights)
     return dx, *dweights, *dbiases
 
 

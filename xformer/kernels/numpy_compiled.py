@@ -63,6 +63,13 @@ def _dropout_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | 
 # --- norms ----------------------------------------------------------------------------------------------------------
 
 
+def _norm_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    x, *learned = arrays
+    if any(array is not None and array.shape != x.shape[-1:] for array in learned):
+        return "weight or bias is broadcast"
+    return compiled(arrays, static)
+
+
 def _norm(x: Any, weight: Any, bias: Any, epsilon: float, centred: bool) -> tuple[Any, Any]:
     rows, weight = _rows(x), flat(weight)
     y, moments = np.empty_like(rows), np.empty((2, len(rows)), x.dtype)
@@ -119,6 +126,8 @@ def _cross_entropy_vjp(
 
 
 def _adam_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    if len({array.shape for array in arrays}) > 1:
+        return "the arrays are of several shapes"
     return numpy_optimizer.supports(arrays, static) or compiled(arrays, static)
 
 
@@ -133,8 +142,8 @@ for _operation, _supports, _forward, _vjp in (
     ("gelu", compiled, _gelu_forward, numpy_gelu.vjp),
     ("relu", compiled, _relu_forward, _relu_vjp),
     ("dropout", _dropout_supports, _dropout_forward, _dropout_vjp),
-    ("layer_norm", compiled, _layer_norm_forward, _layer_norm_vjp),
-    ("rms_norm", compiled, _rms_norm_forward, _rms_norm_vjp),
+    ("layer_norm", _norm_supports, _layer_norm_forward, _layer_norm_vjp),
+    ("rms_norm", _norm_supports, _rms_norm_forward, _rms_norm_vjp),
     ("cross_entropy", compiled, _cross_entropy_forward, _cross_entropy_vjp),
     ("adam", _adam_supports, _adam, None),
 ):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.host import num_threads, spread
+from xformer.host import hold_libraries, num_threads, spread
 from xformer.kernels import numpy_attention
 from xformer.kernels.numpy_support import compiled, nothing
 from xformer.kernels.registry import Kernel, register
@@ -27,7 +27,10 @@ _LEAST_WORK = 10_000_000  # multiplications, about a quarter of a millisecond: w
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     reason = numpy_attention.supports(arrays, static) or compiled(arrays, static)
-    if reason is None and arrays[0].shape[2] == 1 and arrays[5] is None:
+    query, key, keep = arrays[0], arrays[1], arrays[5]
+    if reason is None and keep is not None and keep.shape != (*query.shape[:3], key.shape[2]):
+        return "keep is broadcast"
+    if reason is None and query.shape[2] == 1 and keep is None:
         return "a single query reads keys and values where they are"
     return reason or (None if _has_scipy() else "numba multiplies matrices with SciPy, which is not installed")
 
@@ -39,11 +42,16 @@ def _has_scipy() -> bool:
 
 @functools.cache
 def _loops() -> Any:
+    importlib.import_module("scipy.linalg.cython_blas")
+    hold_libraries()  # another BLAS has come, perhaps while there are limits
     return importlib.import_module("xformer.kernels.numpy_compiled_attention_loops")
 
 
 def _added(mask: Any, bias: Any, keys: int, dtype: Any) -> Any:
-    """What is added to the scores: (batch, heads, queries, keys), of which the first three may be 1."""
+    """What is added to the scores: (batch, heads, queries, keys), of which the first three may be 1.
+
+    A bias of -1e30 or less hides a key, as a mask does.
+    """
     if mask is None and bias is None:
         return nothing(4)
     added = np.zeros((1,), dtype) if bias is None else bias

@@ -2,7 +2,8 @@
 
 Each is compiled at its first call, for one signature whatever the shapes, and kept on the disk: in this folder's
 __pycache__, or, where that is read-only, in numba's folder of the user (NUMBA_CACHE_DIR chooses another). numba tells
-by this file whether what it kept is out of date, so what a loop takes from other files comes as an argument.
+by a loop's own file whether what it kept is out of date: after a change to `exp` and its like, touch the file of the
+attention loops, too.
 
 An array that a caller does without has no elements. Sums may be reordered, which vectors need; nothing is said to
 numba about infinity and NaN, which stay what they are.
@@ -11,7 +12,6 @@ numba about infinity and NaN, which stay what they are.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +19,11 @@ import numpy as np
 from numba import njit
 from numba.types import Array, boolean, float32, float64, int64, void
 
+from xformer.host import lock_across_forks
+
 _EXACT, REORDERED = {"contract"}, {"contract", "reassoc"}
 SETTINGS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
-_COMPILING = threading.Lock()
+_COMPILING = lock_across_forks()
 
 _f32, _i32 = np.float32, np.int32  # a Python number would turn a computation into float64
 ZERO, ONE = _f32(0.0), _f32(1.0)

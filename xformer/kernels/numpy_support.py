@@ -64,7 +64,9 @@ def loops() -> Any:
 
 
 def compiled(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    """None for arrays that compiled loops can read, else the reason why not."""
+    """None for arrays that compiled loops can read, the first of them float32, else the reason why not."""
+    if arrays[0].dtype != _FLOAT32:
+        return f"dtype {arrays[0].dtype} (compiled for float32)"
     for array in arrays:
         if array is None:
             continue

@@ -4,8 +4,8 @@ An operation (`ops/`) is defined by portable Array API code. A kernel replaces f
 library, where it says that it supports the arrays; everywhere else the portable code runs.
 
 `XFORMER_KERNELS=portable` switches all kernels off, `uncompiled` those made by a compiler that is an extra of its own;
-`XFORMER_CHECK=1` compares the first call of every kernel, and the
-derivative at that place, with the portable code and raises on a mismatch.
+`XFORMER_CHECK=1` compares the first call of every kernel, and the derivative at that place, with the portable code and
+raises on a mismatch.
 """
 
 from __future__ import annotations

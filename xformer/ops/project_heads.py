@@ -60,6 +60,8 @@ def project_heads(x: Array, *projections: Projection) -> tuple[Array, ...]:
     if len(x.shape) != 3:
         raise ShapeError(f"x and memory must have shape (batch, length, d_model); one has {tuple(x.shape)}")
     weights, biases, heads = zip(*projections, strict=True)
-    for weight in weights:
+    for weight, count in zip(weights, heads, strict=True):
         check_features(x, weight)
+        if weight.shape[1] % count:
+            raise ShapeError(f"a weight of shape {tuple(weight.shape)} is cut into {count} heads; they must divide it")
     return _operation(x, *weights, *biases, heads=heads)  # type: ignore[no-any-return]

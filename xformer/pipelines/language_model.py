@@ -206,10 +206,11 @@ class TextGenerator:
 
         rows = max(1, request.batch_tokens // self._sight)
         batches = iter(_alike(pieces, rows))
-        threads = shards_for(self.model, num_threads())
+        allowed = num_threads()
+        threads = shards_for(self.model, allowed)
         done: list[tuple[_Piece, list[Hypothesis]]] = []
         while group := list(itertools.islice(batches, threads)):
-            with blas_threads(num_threads() // threads):
+            with blas_threads(allowed // threads):
                 done += [each for results in side_by_side(write, group) for each in results]
         return done
 

@@ -156,12 +156,13 @@ class TextToText:
                 chosen = [self._aligned(*each) for each in zip(source, chosen, told, strict=True)]
             return [Result(row, outputs) for row, outputs in zip(rows, chosen, strict=True)]
 
-        threads = shards_for(self.model, num_threads())
+        allowed = num_threads()
+        threads = shards_for(self.model, allowed)
         batches = _by_length(encoded, request.batch_tokens)
         while group := list(itertools.islice(batches, threads)):
             # The products of decoding are small: threads inside them cost more than they gain, above all on a busy
             # machine, where one of them waits for the other at every token.
-            with blas_threads(num_threads() // threads):
+            with blas_threads(allowed // threads):
                 done = side_by_side(write, group)
             yield from done
 
