@@ -59,7 +59,7 @@ class _Head:
 
     def blocks(self) -> Iterator[slice]:
         """Blocks of queries."""
-        return _blocks(0, self.num_queries, _QUERIES)
+        return _blocks(self.num_queries, _QUERIES)
 
     def tiles(self, rows: slice, added: Any) -> Iterator[tuple[slice, Any]]:
         """The scores of a block of queries, plus `added` for each query, a block of keys at a time, in one buffer."""
@@ -68,7 +68,7 @@ class _Head:
         queries[:, -2], queries[:, -1] = added, 1.0
         behind = self.num_keys - self.num_queries  # the last query sees the last key
         seen = min(self.num_keys, max(0, rows.stop + behind)) if self.causal else self.num_keys
-        for columns in _blocks(0, seen, _KEYS):
+        for columns in _blocks(seen, _KEYS):
             shape = (len(queries), columns.stop - columns.start)
             tile = self.scores[: shape[0] * shape[1]].reshape(shape)
             np.matmul(queries, self.keys[columns].T, out=tile)
@@ -127,8 +127,8 @@ class _Head:
         dkey *= self.scale
 
 
-def _blocks(start: int, stop: int, size: int) -> Iterator[slice]:
-    for first in range(start, stop, size):
+def _blocks(stop: int, size: int) -> Iterator[slice]:
+    for first in range(0, stop, size):
         yield slice(first, min(first + size, stop))
 
 

@@ -27,12 +27,14 @@ _LEAST_WORK = 10_000_000  # multiplications, about a quarter of a millisecond: w
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     reason = numpy_attention.supports(arrays, static) or compiled(arrays, static)
+    if reason is not None:
+        return reason
     query, key, keep = arrays[0], arrays[1], arrays[5]
-    if reason is None and keep is not None and keep.shape != (*query.shape[:3], key.shape[2]):
+    if keep is not None and keep.shape != (*query.shape[:3], key.shape[2]):
         return "keep is broadcast"
-    if reason is None and query.shape[2] == 1 and keep is None:
+    if query.shape[2] == 1 and keep is None:
         return "a single query reads keys and values where they are"
-    return reason or (None if _has_scipy() else "numba multiplies matrices with SciPy, which is not installed")
+    return None if _has_scipy() else "numba multiplies matrices with SciPy, which is not installed"
 
 
 @functools.cache  # looking for it takes as long as a small attention does

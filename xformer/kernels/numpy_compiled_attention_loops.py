@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 from numba import njit
-from numba.types import Array, boolean, float32, int64
+from numba.types import boolean, float32, int64
 
 from xformer.kernels.numpy_compiled_loops import (
     LOWEST,
@@ -30,19 +30,20 @@ from xformer.kernels.numpy_compiled_loops import (
 # Of a tile. OpenBLAS multiplies matrices of up to a million products as they lie, half as fast again as larger ones,
 # unless the right one is transposed.
 _QUERIES, _KEYS, _PRODUCTS = 64, 128, 1_000_000
+_piece = njit(fastmath=REORDERED, **SETTINGS)  # what the two loops are made of
 _LANES = 32  # how many numbers a compiled loop takes at once; what is left over, it takes one by one
 _NEVER = np.float32(-1e30)  # the largest score of no keys: finite, since infinity minus itself is NaN
 _HIDDEN = np.float32(-3e38)  # the score of a key that is not seen: its exponential is zero, even relative to _NEVER
 
 
-@njit(fastmath=REORDERED, **SETTINGS)
+@_piece
 def _scaled(x, scale, y):
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
             y[i, j] = x[i, j] * scale
 
 
-@njit(fastmath=REORDERED, **SETTINGS)
+@_piece
 def _store(x, scale, y, b, h, first):
     """Write rows of one head, scaled, into (batch, length, heads, features)."""
     for i in range(x.shape[0]):
@@ -50,17 +51,17 @@ def _store(x, scale, y, b, h, first):
             y[b, first + i, h, j] = x[i, j] * scale
 
 
-@njit(fastmath=REORDERED, **SETTINGS)
+@_piece
 def _tile_keys(features):
     return max(_LANES, min(_KEYS, _PRODUCTS // (_QUERIES * features) // _LANES * _LANES))
 
 
-@njit(fastmath=REORDERED, **SETTINGS)
+@_piece
 def _padded(keys):
     return -(-keys // _LANES) * _LANES
 
 
-@njit(fastmath=REORDERED, **SETTINGS)
+@_piece
 def _transpose(x, step, y):
     """Blocks of `step` rows of x, each transposed, one after the other in y, which may have zeros for more rows."""
     rows, features = x.shape
@@ -71,20 +72,20 @@ def _transpose(x, step, y):
                 block[j, i] = x[first + i, j]
 
 
-@njit(fastmath=REORDERED, **SETTINGS)
+@_piece
 def _block(y, first, count, features):
     """The block of a transposed matrix that begins at row `first`: (features, count)."""
     return y[first * features : (first + count) * features].reshape((features, count))
 
 
-@njit(fastmath=REORDERED, **SETTINGS)
+@_piece
 def _add(x, y):
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
             x[i, j] += y[i, j]
 
 
-@njit(fastmath=REORDERED, **SETTINGS)
+@_piece
 def _bias(tile, added):
     """Add (queries or 1, keys) to a tile."""
     for i in range(tile.shape[0]):
@@ -93,7 +94,7 @@ def _bias(tile, added):
             row[j] += plus[j]
 
 
-@njit(fastmath=REORDERED, **SETTINGS)
+@_piece
 def _weigh(tile, top, total, factor):
     """Turn scores into exponentials relative to the largest so far; `factor` is what the sums before shrink by."""
     for i in range(tile.shape[0]):
@@ -109,7 +110,7 @@ def _weigh(tile, top, total, factor):
         top[i] = new
 
 
-@njit(fastmath=REORDERED, **SETTINGS)
+@_piece
 def _drop(tile, keep, scale):
     for i in range(tile.shape[0]):
         row, kept = tile[i], keep[i]
@@ -117,14 +118,14 @@ def _drop(tile, keep, scale):
             row[j] = row[j] * scale if kept[j] else ZERO
 
 
-@njit(fastmath=REORDERED, **SETTINGS)
+@_piece
 def _gather(sums, factor, part):
     for i in range(sums.shape[0]):
         for j in range(sums.shape[1]):
             sums[i, j] = sums[i, j] * factor[i] + part[i, j]
 
 
-@njit(fastmath=REORDERED, **SETTINGS)
+@_piece
 def _divide(sums, top, total, out, log_sums, b, h, first):
     """A query that sees no key gets zeros, and a logarithm by which all its weights are zero."""
     for i in range(sums.shape[0]):
@@ -134,7 +135,7 @@ def _divide(sums, top, total, out, log_sums, b, h, first):
             out[b, first + i, h, j] = sums[i, j] * inverse
 
 
-@njit(fastmath=REORDERED, **SETTINGS)
+@_piece
 def _weights(tile, log_sums):
     for i in range(tile.shape[0]):
         row, log_sum = tile[i], log_sums[i]
@@ -142,7 +143,7 @@ def _weights(tile, log_sums):
             row[j] = exp(row[j] - log_sum)
 
 
-@njit(fastmath=REORDERED, **SETTINGS)
+@_piece
 def _softmax_vjp(weights, dweights, along):
     for i in range(weights.shape[0]):
         row, to = weights[i], dweights[i]
@@ -150,7 +151,7 @@ def _softmax_vjp(weights, dweights, along):
             to[j] = row[j] * (to[j] - along[i])
 
 
-@njit(fastmath=REORDERED, **SETTINGS)
+@_piece
 def _inner(g, out, b, h, first, copy, sums):
     """The inner products of a head's rows, and a copy of those of g."""
     for i in range(copy.shape[0]):
@@ -161,7 +162,7 @@ def _inner(g, out, b, h, first, copy, sums):
         sums[i] = total
 
 
-@njit(fastmath=REORDERED, **SETTINGS)
+@_piece
 def _scores(queries, keys, added, real, first_seen, tile):
     """The scores of a tile, of whose keys `real` are real. keys: transposed; added: (queries or 1, keys), or nothing.
 
@@ -176,7 +177,7 @@ def _scores(queries, keys, added, real, first_seen, tile):
                 tile[i, j] = _HIDDEN
 
 
-@njit(fastmath=REORDERED, **SETTINGS)
+@_piece
 def _part(added, b, h, q, k, count, real):
     """What is added to `count` queries from q on and `real` keys from k on; the first three axes may be 1."""
     of = added[max(0, min(b, added.shape[0] - 1)), max(0, min(h, added.shape[1] - 1))]
@@ -185,7 +186,7 @@ def _part(added, b, h, q, k, count, real):
 
 
 _ARGUMENTS = (
-    *[given(4)] * 4, Array(boolean, 4, "C", readonly=True), boolean, float32, float32,
+    *[given(4)] * 4, given(4, boolean), boolean, float32, float32,
 )  # fmt: skip
 
 
