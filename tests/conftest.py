@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from xformer.host import environment
 from xformer.namespace import array_namespace, dtype_name, library, resolve, to_host
 
 # The largest difference that rounding explains, relative to the largest expected value (or to 1, if that is larger).
@@ -39,6 +40,24 @@ def library_or_skip(name: str) -> Any:
         # run with it; what users without it see is tested in a process of its own.
         importlib.import_module("jax").config.update("jax_enable_x64", True)
     return resolve(name)
+
+
+def _then_forget(change: Any) -> Any:
+    def changed(*args: Any, **keywords: Any) -> None:
+        change(*args, **keywords)
+        environment.cache_clear()
+
+    return changed
+
+
+@pytest.fixture
+def monkeypatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """pytest's own, but what it changes in the environment is seen by code that reads a setting only once."""
+    for name in ("setenv", "delenv"):
+        monkeypatch.setattr(monkeypatch, name, _then_forget(getattr(monkeypatch, name)))
+    yield monkeypatch
+    monkeypatch.undo()
+    environment.cache_clear()
 
 
 @pytest.fixture(params=LIBRARIES)

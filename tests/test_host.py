@@ -588,7 +588,7 @@ COMPILED = COMPILED.replace(
     1,
 )
 PROGRAMS = {"pool": POOL, "limits": LIMITS, "lock": LOCK, "busy": BUSY}
-if importlib.util.find_spec("numba") and importlib.util.find_spec("scipy"):
+if importlib.util.find_spec("numba"):
     PROGRAMS["compiled"] = COMPILED
 
 

@@ -61,6 +61,12 @@ def _is_glibc() -> bool:
         return False
 
 
+@functools.cache  # operations ask, and os.environ takes a microsecond
+def environment(name: str, default: str = "") -> str:
+    """A setting of the environment, as it was when it was first needed."""
+    return os.environ.get(name, default).strip()
+
+
 _said: list[int] = []  # what set_num_threads was told
 
 
@@ -88,7 +94,7 @@ def num_threads() -> int:
 
 def _wish() -> int:
     """0: none."""
-    setting = os.environ.get("XFORMER_NUM_THREADS", "").strip()
+    setting = environment("XFORMER_NUM_THREADS")
     if _said or not setting:
         return sum(_said)
     if not setting.isdecimal() or int(setting) < 1:

@@ -136,7 +136,7 @@ def base_namespace(xp: Namespace) -> Namespace:
 
 def trace_level(xp: Namespace) -> int:
     """How many differentiations are under way in `xp`: 0 for a plain library."""
-    return getattr(xp, "trace_level", 0)
+    return 0 if type(xp) is ModuleType else getattr(xp, "trace_level", 0)  # operations ask, and a module is slow to say
 
 
 def library(xp: Namespace) -> str:

@@ -155,15 +155,31 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, Module)
 
 
+_LAYOUT = "_layout"  # where a module keeps the names of its leaves and branches: a training step asks many times
+
+
+def _layout(node: Module) -> tuple[tuple[str, bool], ...]:
+    """The names of the leaves (True) and branches (False) of one module, in field order."""
+    known = node.__dict__.get(_LAYOUT)
+    if known is None:
+        values = ((name, name in node.__array_fields__, getattr(node, name)) for name in node.__fields__)
+        known = tuple(
+            (name, is_leaf)
+            for name, is_leaf, value in values
+            if (value is not None if is_leaf else isinstance(value, _NODES))
+        )
+        node.__dict__[_LAYOUT] = known
+    return known
+
+
 def _collect(node: Any, leaves: list[Array]) -> None:
     if isinstance(node, Module):
-        for name in node.__fields__:
-            value = getattr(node, name)
-            if name in node.__array_fields__:
-                if value is not None:
-                    leaves.append(value)
-            elif isinstance(value, _NODES):
-                _collect(value, leaves)
+        fields = node.__dict__
+        for name, is_leaf in _layout(node):
+            if is_leaf:
+                leaves.append(fields[name])
+            else:
+                _collect(fields[name], leaves)
     elif isinstance(node, dict):
         for key in sorted(node):
             _collect(node[key], leaves)
@@ -179,13 +195,10 @@ def _rebuild(node: Any, arrays: Iterator[Any]) -> Any:
         copy = object.__new__(type(node))
         fields = copy.__dict__  # a training step rebuilds several trees: __setattr__ would double the time
         fields.update(node.__dict__)
-        for name in node.__fields__:
-            value = getattr(node, name)
-            if name in node.__array_fields__:
-                if value is not None:
-                    fields[name] = next(arrays)
-            elif isinstance(value, _NODES):
-                fields[name] = _rebuild(value, arrays)
+        for name, is_leaf in _layout(node):
+            fields[name] = next(arrays) if is_leaf else _rebuild(fields[name], arrays)
+            if fields[name] is None:
+                fields.pop(_LAYOUT, None)  # a leaf less, as optimizers have where they keep nothing
         return copy
     if isinstance(node, dict):
         rebuilt = {key: _rebuild(node[key], arrays) for key in sorted(node)}
@@ -199,13 +212,11 @@ def _rebuild(node: Any, arrays: Iterator[Any]) -> Any:
 
 def _named(node: Any, prefix: str) -> Iterator[tuple[str, Array]]:
     if isinstance(node, Module):
-        for name in node.__fields__:
-            value = getattr(node, name)
-            if name in node.__array_fields__:
-                if value is not None:
-                    yield f"{prefix}{name}", value
-            elif isinstance(value, _NODES):
-                yield from _named(value, f"{prefix}{name}.")
+        for name, is_leaf in _layout(node):
+            if is_leaf:
+                yield f"{prefix}{name}", getattr(node, name)
+            else:
+                yield from _named(getattr(node, name), f"{prefix}{name}.")
     elif isinstance(node, _BRANCHES):
         items = [(key, node[key]) for key in sorted(node)] if isinstance(node, dict) else enumerate(node)
         for key, item in items:

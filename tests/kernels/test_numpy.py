@@ -157,6 +157,7 @@ class TestLayouts:
     def test_squared_norm(self, monkeypatch, layout, dtype):
         served_by_kernel("squared_norm", laid_out(layout, dtype))
         assert_same(monkeypatch, squared_norm, laid_out(layout, dtype))
+        assert_same(monkeypatch, squared_norm, laid_out(layout, dtype), normal(3).astype(dtype))
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, ">f4"])
@@ -325,7 +326,7 @@ def memory_orders(dtype):
 def test_adam_stays_equal_for_twenty_steps(monkeypatch, dtype, weight_decay, which):
     start = list(memory_orders(dtype))[which]
     zeros = np.zeros_like(start)
-    served_by_kernel("adam", start.copy("K"), start, zeros.copy("K"), zeros.copy("K"))
+    served_by_kernel("adam", start.copy("K"), start, zeros.copy("K"), zeros.copy("K"), keep=(1.0,))
     ends = []
     for mode in (os.environ["XFORMER_KERNELS"], "portable"):
         monkeypatch.setenv("XFORMER_KERNELS", mode)
@@ -333,16 +334,14 @@ def test_adam_stays_equal_for_twenty_steps(monkeypatch, dtype, weight_decay, whi
         for step in range(1, 21):
             gradient = np.sin(step * start)
             gradient.flags.writeable = False
-            arrays = adam(
-                arrays[0],
-                gradient,
-                *arrays[1:],
+            (arrays,) = adam(
+                [(arrays[0], gradient, *arrays[1:])],
                 learning_rate=0.01,
                 step=step,
                 beta1=0.9,
                 beta2=0.98,
                 epsilon=1e-9,
-                weight_decay=weight_decay,
+                weight_decay=[weight_decay],
             )
         ends.append(arrays)
     for got, wanted in zip(*ends, strict=True):
@@ -355,9 +354,20 @@ def test_adam_works_in_place_only_where_it_may():
     parameter.flags.writeable = False
     assert "read-only" in kernels.explain("adam", parameter, zeros, zeros.copy(), zeros.copy())
     mixed = np.asfortranarray(zeros)
-    assert "memory order" in kernels.explain("adam", normal(4, 3), mixed, zeros.copy(), zeros.copy())
+    assert "memory order" in kernels.explain("adam", normal(4, 3), zeros, mixed, zeros.copy())
     every_other = np.zeros((4, 6))[:, ::2]
     assert "contiguous" in kernels.explain("adam", every_other, zeros, zeros.copy(), zeros.copy())
+
+
+def test_adam_takes_a_gradient_of_another_memory_order(monkeypatch):
+    parameter, gradient = normal(4, 3), normal(4, 3, seed=1)
+    ends = []
+    for given in (gradient, np.asfortranarray(gradient)):
+        moments = np.zeros((4, 3)), np.zeros((4, 3))
+        served_by_kernel("adam", parameter.copy(), given, *moments, keep=(1.0,))
+        row = parameter.copy(), given, *moments
+        ends.append(adam([row], learning_rate=0.1, step=1, beta1=0.9, beta2=0.98, epsilon=1e-9)[0])
+    np.testing.assert_array_equal(ends[0], ends[1])
 
 
 # --- what kernels leave to the portable code ------------------------------------------------------------------

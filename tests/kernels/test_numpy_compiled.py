@@ -22,8 +22,9 @@ from tests.kernels.test_numpy import (
 from tests.kernels.test_numpy_gelu import definition
 from xformer import kernels, vjp
 from xformer.kernels import numpy_support, registry
-from xformer.ops import attention, cross_entropy, dropout, gelu, layer_norm, relu, rms_norm
+from xformer.ops import attention, cross_entropy, dropout, gelu, layer_norm, linear, relu, rms_norm
 from xformer.ops.adam import adam
+from xformer.ops.project_heads import project_heads
 
 numba = pytest.importorskip("numba")
 
@@ -141,7 +142,7 @@ def test_cross_entropy_leaves_padding_out_and_takes_forbidden_tokens():
 @pytest.mark.parametrize("which", range(4))
 def test_adam_stays_equal_for_twenty_steps(monkeypatch, weight_decay, which):
     start = list(memory_orders("float32"))[which]
-    settings = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-9, "weight_decay": weight_decay}
+    settings = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-9, "weight_decay": [weight_decay]}
     ends = []
     for mode in ("auto", "portable"):
         monkeypatch.setenv("XFORMER_KERNELS", mode)
@@ -151,7 +152,7 @@ def test_adam_stays_equal_for_twenty_steps(monkeypatch, weight_decay, which):
         for step in range(1, 21):
             gradient = np.sin(step * start)
             gradient.flags.writeable = False
-            arrays = list(adam(arrays[0], gradient, *arrays[1:], step=step, **settings))
+            (arrays,) = adam([(arrays[0], gradient, *arrays[1:])], step=step, **settings)
         ends.append(arrays)
     for got, wanted in zip(*ends, strict=True):
         assert_close(got, wanted)
@@ -224,8 +225,21 @@ def test_the_checks_of_the_registry_pass(monkeypatch):
     rms_norm(x, x[0])
     cross_entropy(x, labels, label_smoothing=0.1)
     attention(query, query, query)
-    adam(x, x, x.copy(), x * x, learning_rate=0.1, step=1, beta1=0.9, beta2=0.98, epsilon=1e-9)
-    names = ("gelu", "relu", "dropout", "layer_norm", "rms_norm", "cross_entropy", "attention", "adam")
+    adam([(x, x, x.copy(), x * x)], learning_rate=0.1, step=1, beta1=0.9, beta2=0.98, epsilon=1e-9)
+    linear(single(32, 8), x.T)
+    project_heads(np.ones((2, 32, 8), "float32"), (np.ones((8, 8), "float32"), None, 2))
+    names = (
+        "gelu",
+        "relu",
+        "dropout",
+        "layer_norm",
+        "rms_norm",
+        "cross_entropy",
+        "attention",
+        "adam",
+        "linear",
+        "project_heads",
+    )
     assert {f"numba.{name}" for name in names} == registry._CHECKED
 
 

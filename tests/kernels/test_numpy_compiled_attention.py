@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -17,13 +15,15 @@ from xformer.kernels import numpy_compiled_attention
 from xformer.ops import attention
 
 pytest.importorskip("numba")
-pytest.importorskip("scipy")
 
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
     """Have this kernel serve, whatever the environment asks for."""
     monkeypatch.setenv("XFORMER_KERNELS", "auto")
+
+
+PLAIN = {"causal": False, "scale": 0.3, "keep_probability": 1.0}
 
 
 def single(*shape, seed=0):
@@ -103,28 +103,16 @@ def test_threads_give_the_bits_of_one(monkeypatch):
         np.testing.assert_array_equal(one, two)
 
 
-def test_without_scipy_other_kernels_serve(monkeypatch):
-    monkeypatch.setattr(numpy_compiled_attention, "_has_scipy", lambda: False)
-    query = single(1, 1, 3, 4)
-    assert "not numba.attention: numba multiplies matrices with SciPy" in kernels.explain(
-        "attention", query, query, query, None, None, None
+@pytest.mark.parametrize(("features", "width"), [(1, 1), (17, 49), (256, 3), (5, 256)])
+def test_heads_of_any_size(monkeypatch, features, width):
+    arrays = single(1, 2, 19, features), single(1, 2, 103, features, seed=1), single(1, 2, 103, width, seed=2)
+    assert_served(*arrays, None, None, None, **PLAIN)
+    assert_same(monkeypatch, attention, *arrays)
+
+
+def test_larger_heads_are_left_to_others():
+    query = single(1, 1, 3, 257)
+    assert "not numba.attention: heads of more than 256 features" in kernels.explain(
+        "attention", query, query, query, None, None, None, **PLAIN
     )
     assert attention(query, query, query).shape == query.shape
-
-
-PROGRAM = """
-import numpy as np, threadpoolctl
-from xformer.host import blas_threads
-from xformer.ops import attention
-query = np.ones((1, 1, 3, 4), "float32")
-query @ query.mT
-with blas_threads(1):
-    attention(query, query, query)
-    found = [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
-assert len(found) > 1 and set(found) == {1}, found
-"""
-
-
-def test_the_blas_that_comes_with_it_keeps_to_limits():
-    pytest.importorskip("threadpoolctl")
-    subprocess.run([sys.executable, "-c", PROGRAM], check=True)

@@ -182,7 +182,7 @@ def test_check_looks_at_every_output_and_leaves_arguments_alone(monkeypatch):
     monkeypatch.setenv("XFORMER_CHECK", "1")
     settings = {"learning_rate": 0.1, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9}
     arrays = [np.ones((2, 3)), np.ones((2, 3)), np.zeros((2, 3)), np.zeros((2, 3))]
-    parameter, first, _ = adam(*arrays, step=1, **settings)  # the kernel works in place: once, not twice
+    ((parameter, first, _),) = adam([arrays], step=1, **settings)  # the kernel works in place: once, not twice
     np.testing.assert_allclose(parameter, 0.9)
     np.testing.assert_allclose(first, 0.1)
 
@@ -194,4 +194,4 @@ def test_check_looks_at_every_output_and_leaves_arguments_alone(monkeypatch):
 
     kernels.register(right._replace(name="test.adam", forward=wrong))
     with pytest.raises(BackendError, match=r"^kernel test\.adam differs"):
-        adam(*arrays, step=2, **settings)
+        adam([arrays], step=2, **settings)

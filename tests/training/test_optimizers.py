@@ -209,9 +209,8 @@ def test_optimizers_that_are_not_there():
 def test_updates_have_no_derivative_and_leave_their_arguments_alone():
     def loss(parameter):
         zeros = np.zeros(3)
-        return adam(parameter, zeros, zeros, zeros, learning_rate=1.0, step=1, beta1=0.9, beta2=0.9, epsilon=0.1)[
-            0
-        ].sum()
+        row = parameter, zeros, zeros, zeros
+        return adam([row], learning_rate=1.0, step=1, beta1=0.9, beta2=0.9, epsilon=0.1)[0][0].sum()
 
     parameter = np.ones(3)
     with pytest.raises(NotImplementedError, match=r"^adam has no derivative; call it outside"):

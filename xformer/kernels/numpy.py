@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,90 +16,11 @@ from xformer.kernels import numpy_attention as numpy_attention
 from xformer.kernels import numpy_attention_tiled as numpy_attention_tiled
 from xformer.kernels import numpy_cross_entropy as numpy_cross_entropy
 from xformer.kernels import numpy_gelu as numpy_gelu
+from xformer.kernels import numpy_linear as numpy_linear
 from xformer.kernels import numpy_optimizer as numpy_optimizer
 from xformer.kernels.numpy_support import floats, rows_at_a_time
 from xformer.kernels.registry import Kernel, register
 from xformer.ops.linear import as_rows
-
-# --- linear ----------------------------------------------------------------------------------------------------------
-
-
-def _linear_forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
-    y = as_rows(x) @ weight
-    if bias is not None:
-        y += bias
-    return y.reshape(*x.shape[:-1], weight.shape[1]), (x, weight)
-
-
-def _linear_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
-    x, weight = residuals
-    g_rows = as_rows(g)
-    dx = (g_rows @ weight.T).reshape(x.shape) if needs[0] else None
-    dweight = None
-    if needs[1]:
-        # A weight given transposed (the tied output) gets its gradient in its own memory order.
-        dweight = (g_rows.T @ as_rows(x)).T if weight.flags.f_contiguous else as_rows(x).T @ g_rows
-    return dx, dweight, (g_rows.sum(axis=0) if needs[2] else None)
-
-
-register(Kernel("numpy.linear", "linear", "numpy", floats, _linear_forward, _linear_vjp))
-
-# --- project_heads ---------------------------------------------------------------------------------------------------
-
-_LEAST_ROWS = 32  # fewer, as in decoding, cost less than bringing the matrices together
-
-
-def _project_heads_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    x, *maps = arrays
-    if math.prod(x.shape[:2]) < _LEAST_ROWS:
-        return f"less than {_LEAST_ROWS} rows"
-    if len({bias is None for bias in maps[len(static["heads"]) :]}) > 1:
-        return "some of the maps have a bias"
-    return floats(arrays, static)
-
-
-def _cut(joint: Any, x: Any, weights: Any, heads: Any) -> Iterator[Any]:
-    """Each map's part of the joint rows, in heads: a view."""
-    first = 0
-    for weight, count in zip(weights, heads, strict=True):
-        part = joint[:, first : first + weight.shape[1]]
-        yield part.reshape(*x.shape[:2], count, -1).transpose(0, 2, 1, 3)
-        first += weight.shape[1]
-
-
-def _project_heads_forward(x: Any, *maps: Any, heads: Any, save: bool) -> tuple[Any, Any]:
-    """One product with all matrices side by side."""
-    weights, biases = maps[: len(heads)], maps[len(heads) :]
-    joint = np.concatenate(weights, axis=1) if len(weights) > 1 else weights[0]
-    y = as_rows(x) @ joint
-    if biases[0] is not None:
-        y += np.concatenate(biases)
-    return tuple(_cut(y, x, weights, heads)), (x, weights, joint)
-
-
-def _project_heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any) -> tuple[Any, ...]:
-    x, weights, joint = residuals
-    rows = as_rows(x)
-    g_rows = np.empty((len(rows), joint.shape[1]), joint.dtype)
-    for part, given in zip(_cut(g_rows, x, weights, heads), g, strict=True):
-        part[...] = 0.0 if given is None else given
-    dx = (g_rows @ joint.T).reshape(x.shape) if needs[0] else None
-    ends = np.cumsum([weight.shape[1] for weight in weights])[:-1]
-    dweights = [rows.T @ part for part in np.split(g_rows, ends, axis=1)]
-    dbiases = np.split(g_rows.sum(axis=0), ends) if any(needs[-len(weights) :]) else [None] * len(weights)
-    return dx, *dweights, *dbiases
-
-
-register(
-    Kernel(
-        "numpy.project_heads",
-        "project_heads",
-        "numpy",
-        _project_heads_supports,
-        _project_heads_forward,
-        _project_heads_vjp,
-    )
-)
 
 # --- layer_norm -----------------------------------------------------------------------------------------------------
 
@@ -209,3 +128,4 @@ register(Kernel("numpy.embedding", "embedding", "numpy", floats, _embedding_forw
 if importlib.util.find_spec("numba") is not None:  # registered last, they come first
     importlib.import_module("xformer.kernels.numpy_compiled")
     importlib.import_module("xformer.kernels.numpy_compiled_attention")
+    importlib.import_module("xformer.kernels.numpy_compiled_matmul")

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from xformer.host import side_by_side
 from xformer.kernels import numpy as numpy  # registers first, and so comes second
 from xformer.kernels import numpy_gelu, numpy_optimizer
 from xformer.kernels.numpy_support import compiled, flat, loops, nothing
 from xformer.kernels.registry import Kernel, register
+from xformer.ops.adam import rows
 from xformer.ops.linear import as_rows
 
 
@@ -126,16 +128,18 @@ def _cross_entropy_vjp(
 
 
 def _adam_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    if len({array.shape for array in arrays}) > 1:
+    if any(len({array.shape for array in row}) > 1 for row in rows(arrays)):
         return "the arrays are of several shapes"
     return numpy_optimizer.supports(arrays, static) or compiled(arrays, static)
 
 
-def _adam(parameter: Any, gradient: Any, first: Any, second: Any, *, save: bool, **settings: float) -> tuple[Any, Any]:
-    arrays = (array.reshape(-1, order="A") for array in (parameter, gradient, first, second))
-    names = ("step_size", "beta1", "beta2", "second_scale", "epsilon", "keep")
-    loops().adam(*arrays, *(settings[name] for name in names))
-    return (parameter, first, second), None
+def _adam(*arrays: Any, keep: Any, save: bool, **settings: float) -> tuple[Any, Any]:
+    """Rows are spread over threads, large ones first."""
+    names = ("step_size", "beta1", "beta2", "second_scale", "epsilon")
+    numbers = [settings[name] for name in names]
+    of_rows = sorted(zip(rows(arrays), keep, strict=True), key=lambda each: -each[0][0].size)
+    side_by_side(lambda each: loops().adam(*numpy_optimizer.elements(each[0]), *numbers, each[1]), of_rows)
+    return numpy_optimizer.updated(arrays), None
 
 
 for _operation, _supports, _forward, _vjp in (

@@ -1,4 +1,4 @@
-"""Attention on NumPy, compiled as a whole: tiles of scores that stay in the cache, products by the BLAS that SciPy has.
+"""Attention on NumPy, compiled as a whole: tiles of scores that never leave the cache.
 
 The idea is that of flash attention (Dao et al., 2022): with the largest score and the sum of exponentials so far, a
 tile of keys needs no other, and the derivative makes the weights again from the logarithm of that sum. One loop serves
@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import itertools
 from typing import Any
 
 import numpy as np
 
-from xformer.host import hold_libraries, num_threads, spread
+from xformer.host import num_threads, side_by_side
 from xformer.kernels import numpy_attention
 from xformer.kernels.numpy_support import compiled, nothing
 from xformer.kernels.registry import Kernel, register
 
 _HEADS_BACK = (0, 2, 1, 3)  # (batch, heads, length, features) from or to (batch, length, heads, features)
-_LEAST_WORK = 10_000_000  # multiplications, about a quarter of a millisecond: what handing half of it over must save
+_MOST_FEATURES = 256  # of a head: what a row of a block holds (numpy_compiled_tiles)
+_LEAST_WORK = 2_000_000  # multiplications of queries by keys, some 0.3 ms: what handing a part over must save
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
@@ -34,18 +34,13 @@ def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
         return "keep is broadcast"
     if query.shape[2] == 1 and keep is None:
         return "a single query reads keys and values where they are"
-    return None if _has_scipy() else "numba multiplies matrices with SciPy, which is not installed"
-
-
-@functools.cache  # looking for it takes as long as a small attention does
-def _has_scipy() -> bool:
-    return importlib.util.find_spec("scipy") is not None
+    if max(query.shape[3], arrays[2].shape[3]) > _MOST_FEATURES:
+        return f"heads of more than {_MOST_FEATURES} features"
+    return None
 
 
 @functools.cache
 def _loops() -> Any:
-    importlib.import_module("scipy.linalg.cython_blas")
-    hold_libraries()  # another BLAS has come, perhaps while there are limits
     return importlib.import_module("xformer.kernels.numpy_compiled_attention_loops")
 
 
@@ -69,7 +64,7 @@ def _over_heads(loop: Any, query: Any, key: Any, *arguments: Any) -> None:
     work = heads * query.shape[2] * key.shape[2] * query.shape[3]
     parts = max(1, min(heads, num_threads(), work // _LEAST_WORK))
     ends = [heads * part // parts for part in range(parts + 1)]
-    spread(lambda part: loop(query, key, *arguments, *part), list(itertools.pairwise(ends)))
+    side_by_side(lambda part: loop(query, key, *arguments, *part), list(itertools.pairwise(ends)))
 
 
 def _forward(

@@ -1,8 +1,8 @@
-"""The loops of compiled attention; see numpy_compiled_loops for how and when they are compiled.
+"""The loops of compiled attention; see numpy_compiled_loops for how and when it is compiled.
 
-A tile is a block of queries against a block of keys. Matrices are copied next to each other in memory before they are
-multiplied; `added` is what masks and biases add to the scores, `keep` a mask of dropout, both without elements where
-there is none.
+Queries come in blocks of _QUERIES, keys in tiles of _KEYS; numpy_compiled_tiles says how their products are made, and
+what blocks and panels are. `added` is what masks and biases add to the scores, `keep` a mask of dropout, both without
+elements where there is none.
 """
 
 from __future__ import annotations
@@ -10,99 +10,67 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 from numba.types import boolean, float32, int64
 
-from xformer.kernels.numpy_compiled_loops import (
-    LOWEST,
-    ONE,
-    REORDERED,
-    SETTINGS,
-    ZERO,
-    exp,
-    given,
-    loop,
-    made,
-    ordered,
-    unordered,
+from xformer.kernels.numpy_compiled_loops import LOWEST, ONE, ZERO, exp, given, loop, made, ordered, unordered
+from xformer.kernels.numpy_compiled_tiles import (
+    COLUMNS,
+    STEP,
+    aligned,
+    multiply,
+    pack_panels,
+    padded,
+    piece,
+    turn,
 )
 
-# Of a tile. OpenBLAS multiplies matrices of up to a million products as they lie, half as fast again as larger ones,
-# unless the right one is transposed.
-_QUERIES, _KEYS, _PRODUCTS = 64, 128, 1_000_000
-_piece = njit(fastmath=REORDERED, **SETTINGS)  # what the two loops are made of
-_LANES = 32  # how many numbers a compiled loop takes at once; what is left over, it takes one by one
+_QUERIES, _KEYS = 64, max(1, 96 // COLUMNS) * COLUMNS  # the scores of a tile stay in a first-level cache
+_AT_ONCE = 32  # how many numbers a compiled loop takes at once; what is left over, it takes one by one
 _NEVER = np.float32(-1e30)  # the largest score of no keys: finite, since infinity minus itself is NaN
 _HIDDEN = np.float32(-3e38)  # the score of a key that is not seen: its exponential is zero, even relative to _NEVER
 
 
-@_piece
+@piece
+def _block(rows):
+    """(rows, STEP), of which a matrix takes the first columns; zeros, since what memory holds may be slow numbers."""
+    block = aligned(rows * STEP).reshape((rows, STEP))
+    block[:] = ZERO
+    return block
+
+
+@piece
 def _scaled(x, scale, y):
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
             y[i, j] = x[i, j] * scale
 
 
-@_piece
-def _store(x, scale, y, b, h, first):
+@piece
+def _store(x, count, scale, y, b, h, first):
     """Write rows of one head, scaled, into (batch, length, heads, features)."""
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
+    for i in range(count):
+        for j in range(y.shape[3]):
             y[b, first + i, h, j] = x[i, j] * scale
 
 
-@_piece
-def _tile_keys(features):
-    return max(_LANES, min(_KEYS, _PRODUCTS // (_QUERIES * features) // _LANES * _LANES))
-
-
-@_piece
-def _padded(keys):
-    return -(-keys // _LANES) * _LANES
-
-
-@_piece
-def _transpose(x, step, y):
-    """Blocks of `step` rows of x, each transposed, one after the other in y, which may have zeros for more rows."""
-    rows, features = x.shape
-    for first in range(0, rows, step):
-        block = _block(y, first, min(step, y.size // features - first), features)
-        for j in range(features):
-            for i in range(min(block.shape[1], rows - first)):
-                block[j, i] = x[first + i, j]
-
-
-@_piece
-def _block(y, first, count, features):
-    """The block of a transposed matrix that begins at row `first`: (features, count)."""
-    return y[first * features : (first + count) * features].reshape((features, count))
-
-
-@_piece
-def _add(x, y):
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            x[i, j] += y[i, j]
-
-
-@_piece
-def _bias(tile, added):
-    """Add (queries or 1, keys) to a tile."""
-    for i in range(tile.shape[0]):
+@piece
+def _bias(tile, added, count):
+    """Add (queries or 1, keys) to the first rows of a tile."""
+    for i in range(count):
         row, plus = tile[i], added[min(i, added.shape[0] - 1)]
         for j in range(plus.size):
             row[j] += plus[j]
 
 
-@_piece
-def _weigh(tile, top, total, factor):
+@piece
+def _weigh(tile, wide, top, total, factor, count):
     """Turn scores into exponentials relative to the largest so far; `factor` is what the sums before shrink by."""
-    for i in range(tile.shape[0]):
+    for i in range(count):
         row, largest, more = tile[i], LOWEST, ZERO
-        for j in range(tile.shape[1]):
+        for j in range(wide):
             largest = max(largest, ordered(row[j]))
         new = unordered(max(largest, ordered(top[i])))
-        for j in range(tile.shape[1]):
+        for j in range(wide):
             row[j] = exp(row[j] - new)
             more += row[j]
         factor[i] = exp(top[i] - new)
@@ -110,74 +78,78 @@ def _weigh(tile, top, total, factor):
         top[i] = new
 
 
-@_piece
+@piece
 def _drop(tile, keep, scale):
-    for i in range(tile.shape[0]):
+    for i in range(keep.shape[0]):
         row, kept = tile[i], keep[i]
         for j in range(kept.size):
             row[j] = row[j] * scale if kept[j] else ZERO
 
 
-@_piece
-def _gather(sums, factor, part):
-    for i in range(sums.shape[0]):
-        for j in range(sums.shape[1]):
-            sums[i, j] = sums[i, j] * factor[i] + part[i, j]
+@piece
+def _shrink(sums, width, factor, count):
+    for i in range(count):
+        for j in range(width):
+            sums[i, j] *= factor[i]
 
 
-@_piece
-def _divide(sums, top, total, out, log_sums, b, h, first):
+@piece
+def _divide(sums, top, total, count, out, log_sums, b, h, first):
     """A query that sees no key gets zeros, and a logarithm by which all its weights are zero."""
-    for i in range(sums.shape[0]):
+    for i in range(count):
         inverse = ONE / total[i] if total[i] > ZERO else ZERO
         log_sums[b, h, first + i] = top[i] + math.log(total[i]) if total[i] > ZERO else -_NEVER
-        for j in range(sums.shape[1]):
+        for j in range(out.shape[3]):
             out[b, first + i, h, j] = sums[i, j] * inverse
 
 
-@_piece
-def _weights(tile, log_sums):
-    for i in range(tile.shape[0]):
+@piece
+def _weights(tile, wide, log_sums):
+    for i in range(log_sums.size):
         row, log_sum = tile[i], log_sums[i]
-        for j in range(tile.shape[1]):
+        for j in range(wide):
             row[j] = exp(row[j] - log_sum)
 
 
-@_piece
-def _softmax_vjp(weights, dweights, along):
-    for i in range(weights.shape[0]):
+@piece
+def _softmax_vjp(weights, dweights, wide, along, count):
+    for i in range(count):
         row, to = weights[i], dweights[i]
-        for j in range(weights.shape[1]):
+        for j in range(wide):
             to[j] = row[j] * (to[j] - along[i])
 
 
-@_piece
-def _inner(g, out, b, h, first, copy, sums):
+@piece
+def _inner(g, out, b, h, first, copy, sums, count):
     """The inner products of a head's rows, and a copy of those of g."""
-    for i in range(copy.shape[0]):
+    for i in range(count):
         total = ZERO
-        for j in range(copy.shape[1]):
+        for j in range(g.shape[3]):
             copy[i, j] = g[b, first + i, h, j]
             total += copy[i, j] * out[b, first + i, h, j]
         sums[i] = total
 
 
-@_piece
-def _scores(queries, keys, added, real, first_seen, tile):
-    """The scores of a tile, of whose keys `real` are real. keys: transposed; added: (queries or 1, keys), or nothing.
+@piece
+def _wide(keys):
+    """How many scores of a row are computed: those that are not of keys, as if of hidden ones."""
+    return -(-keys // _AT_ONCE) * _AT_ONCE
+
+
+@piece
+def _hide(tile, real, first_seen, count):
+    """Hide what is no key, and the keys that a query is not to see.
 
     first_seen: how many keys the first query sees; each further query sees one more.
     """
-    np.dot(queries, keys, tile)
-    if added.size > 0:
-        _bias(tile, added)
-    if first_seen < tile.shape[1] or real < tile.shape[1]:
-        for i in range(tile.shape[0]):
-            for j in range(min(real, max(0, first_seen + i)), tile.shape[1]):
+    wide = _wide(real)
+    if first_seen < wide or real < wide:
+        for i in range(count):
+            for j in range(min(real, max(0, first_seen + i)), wide):
                 tile[i, j] = _HIDDEN
 
 
-@_piece
+@piece
 def _part(added, b, h, q, k, count, real):
     """What is added to `count` queries from q on and `real` keys from k on; the first three axes may be 1."""
     of = added[max(0, min(b, added.shape[0] - 1)), max(0, min(h, added.shape[1] - 1))]
@@ -194,31 +166,33 @@ _ARGUMENTS = (
 def attend(query, key, value, added, keep, causal, scale, keep_scale, out, log_sums, first, last):
     """Heads `first` to `last` of all sentences. out: (batch, queries, heads, value_dim); log_sums: (batch, heads,
     queries)."""
-    heads, queries, keys, width = query.shape[1], query.shape[2], key.shape[2], value.shape[3]
-    features, step, padded = query.shape[3], _tile_keys(max(query.shape[3], width)), _padded(keys)
-    q_tile, k_all = np.empty((_QUERIES, features), np.float32), np.zeros(padded * features, np.float32)
-    v_all, scores = np.zeros((padded, width), np.float32), np.empty(_QUERIES * step, np.float32)
-    sums, part = np.empty((_QUERIES, width), np.float32), np.empty((_QUERIES, width), np.float32)
-    top, total, factor = np.empty(_QUERIES, np.float32), np.empty(_QUERIES, np.float32), np.empty(_QUERIES, np.float32)
-    behind = keys - queries  # the last query sees the last key
+    heads, queries, keys = query.shape[1], query.shape[2], key.shape[2]
+    features, width, behind = query.shape[3], value.shape[3], keys - queries  # the last query sees the last key
+    k_panels, v_panels = aligned(features * padded(keys)), aligned(keys * padded(width))
+    q_block, tile, sums = _block(_QUERIES), _block(_QUERIES), _block(_QUERIES)
+    top, total, factor = aligned(_QUERIES), aligned(_QUERIES), aligned(_QUERIES)
     for head in range(first, last):
         b, h = head // heads, head % heads
-        _transpose(key[b, h], step, k_all)
-        _scaled(value[b, h], ONE, v_all)
+        pack_panels(key[b, h].T, features, keys, k_panels)
+        pack_panels(value[b, h], keys, width, v_panels)
         for q in range(0, queries, _QUERIES):
             n = min(_QUERIES, queries - q)
-            _scaled(query[b, h, q : q + n], scale, q_tile)
-            top[:], total[:], sums[:] = _NEVER, ZERO, ZERO
-            for k in range(0, max(0, q + n + behind) if causal else keys, step):
-                m, real = min(step, padded - k), min(step, keys - k)
-                tile, seen = scores[: n * m].reshape((n, m)), q + behind + 1 - k if causal else real
-                _scores(q_tile[:n], _block(k_all, k, m, features), _part(added, b, h, q, k, n, real), real, seen, tile)
-                _weigh(tile, top, total, factor)
+            _scaled(query[b, h, q : q + n], scale, q_block)
+            top[:], total[:], sums[:n, :width] = _NEVER, ZERO, ZERO
+            for k in range(0, max(0, q + n + behind) if causal else keys, _KEYS):
+                m, seen = min(_KEYS, keys - k), q + behind + 1 - k if causal else keys
+                right = k_panels, features, keys
+                multiply(q_block.ravel(), n, right, 0, features, k, m, tile.ravel(), 0, STEP, False)
+                if added.size > 0:
+                    _bias(tile, _part(added, b, h, q, k, n, m), n)
+                _hide(tile, m, seen, n)
+                _weigh(tile, _wide(m), top, total, factor, n)
                 if keep.size > 0:
-                    _drop(tile, keep[b, h, q : q + n, k : k + real], keep_scale)
-                np.dot(tile, v_all[k : k + m], part[:n])
-                _gather(sums[:n], factor, part)
-            _divide(sums[:n], top, total, out, log_sums, b, h, q)
+                    _drop(tile, keep[b, h, q : q + n, k : k + m], keep_scale)
+                if k > 0:
+                    _shrink(sums, width, factor, n)
+                multiply(tile.ravel(), n, (v_panels, keys, width), k, m, 0, width, sums.ravel(), 0, STEP, k > 0)
+            _divide(sums, top, total, n, out, log_sums, b, h, q)
 
 
 @loop(*_ARGUMENTS, given(4), given(3), given(4), *[made(4)] * 4, int64, int64)
@@ -228,48 +202,52 @@ def pull_back(
 ):  # fmt: skip
     """With P the weights and P' what dropout leaves of them: dV = P' g, dS = P (dP - sum(g out)), where dP is the part
     of g V' that was kept; dQ = dS K, dK = dS' Q."""
-    heads, queries, keys, features, width = query.shape[1], query.shape[2], key.shape[2], query.shape[3], value.shape[3]
-    q_tile, g_tile = np.empty((_QUERIES, features), np.float32), np.empty((_QUERIES, width), np.float32)
-    step, padded, behind = _tile_keys(max(features, width)), _padded(keys), keys - queries
-    k_all, k_turned = np.zeros((padded, features), np.float32), np.zeros(padded * features, np.float32)
-    v_turned, dv = np.zeros(padded * width, np.float32), np.empty((padded, width), np.float32)
-    dq, dk = np.empty_like(q_tile), np.empty_like(k_all)
-    more_q, more_k = np.empty_like(q_tile), np.empty((step, features), np.float32)
-    more_v, along = np.empty((step, width), np.float32), np.empty(_QUERIES, np.float32)
-    scores, dscores = np.empty(_QUERIES * step, np.float32), np.empty(_QUERIES * step, np.float32)
+    heads, queries, keys = query.shape[1], query.shape[2], key.shape[2]
+    features, width, behind = query.shape[3], value.shape[3], keys - queries
+    k_turned, v_turned = aligned(features * padded(keys)), aligned(width * padded(keys))
+    k_panels, q_panels = aligned(keys * padded(features)), aligned(_QUERIES * padded(features))
+    g_panels, along = aligned(_QUERIES * padded(width)), aligned(_QUERIES)
+    q_block, g_block, dq = _block(_QUERIES), _block(_QUERIES), _block(_QUERIES)
+    tile, dtile, turned = _block(_QUERIES), _block(_QUERIES), _block(_KEYS + _AT_ONCE)
+    dk, dv = _block(keys + _KEYS), _block(keys + _KEYS)
     for head in range(first, last):
         b, h = head // heads, head % heads
-        _scaled(key[b, h], ONE, k_all)
-        _transpose(key[b, h], step, k_turned)
-        _transpose(value[b, h], step, v_turned)
-        dk[:], dv[:] = ZERO, ZERO
+        pack_panels(key[b, h], keys, features, k_panels)
+        pack_panels(key[b, h].T, features, keys, k_turned)
+        pack_panels(value[b, h].T, width, keys, v_turned)
+        dk[:keys, :features], dv[:keys, :width] = ZERO, ZERO
         for q in range(0, queries, _QUERIES):
             n = min(_QUERIES, queries - q)
-            _scaled(query[b, h, q : q + n], scale, q_tile)
-            _inner(g, out, b, h, q, g_tile[:n], along)
-            dq[:] = ZERO
-            for k in range(0, max(0, q + n + behind) if causal else keys, step):
-                m, real = min(step, padded - k), min(step, keys - k)
-                seen = q + behind + 1 - k if causal else real
-                tile, dtile = scores[: n * m].reshape((n, m)), dscores[: n * m].reshape((n, m))
-                _scores(
-                    q_tile[:n], _block(k_turned, k, m, features), _part(added, b, h, q, k, n, real), real, seen, tile
+            _scaled(query[b, h, q : q + n], scale, q_block)
+            _inner(g, out, b, h, q, g_block, along, n)
+            pack_panels(q_block, n, features, q_panels)
+            pack_panels(g_block, n, width, g_panels)
+            dq[:n, :features] = ZERO
+            for k in range(0, max(0, q + n + behind) if causal else keys, _KEYS):
+                m, seen = min(_KEYS, keys - k), q + behind + 1 - k if causal else keys
+                wide = _wide(m)
+                multiply(
+                    q_block.ravel(), n, (k_turned, features, keys), 0, features, k, m, tile.ravel(), 0, STEP, False
                 )
-                _weights(tile, log_sums[b, h, q : q + n])
-                np.dot(g_tile[:n], _block(v_turned, k, m, width), dtile)
+                if added.size > 0:
+                    _bias(tile, _part(added, b, h, q, k, n, m), n)
+                _hide(tile, m, seen, n)
+                _weights(tile, wide, log_sums[b, h, q : q + n])
+                multiply(g_block.ravel(), n, (v_turned, width, keys), 0, width, k, m, dtile.ravel(), 0, STEP, False)
                 if keep.size > 0:
-                    _drop(dtile, keep[b, h, q : q + n, k : k + real], keep_scale)
-                _softmax_vjp(tile, dtile, along)
+                    _drop(dtile, keep[b, h, q : q + n, k : k + m], keep_scale)
+                _softmax_vjp(tile, dtile, wide, along, n)
                 if keep.size > 0:
-                    _drop(tile, keep[b, h, q : q + n, k : k + real], keep_scale)
-                np.dot(tile.T, g_tile[:n], more_v[:m])
-                np.dot(dtile, k_all[k : k + m], more_q[:n])
-                np.dot(dtile.T, q_tile[:n], more_k[:m])
-                _add(dv[k : k + m], more_v)
-                _add(dq[:n], more_q)
-                _add(dk[k : k + m], more_k)
+                    _drop(tile, keep[b, h, q : q + n, k : k + m], keep_scale)
+                multiply(dtile.ravel(), n, (k_panels, keys, features), k, m, 0, features, dq.ravel(), 0, STEP, True)
+                turn(tile.ravel(), n, m, turned.ravel())
+                multiply(turned.ravel(), m, (g_panels, n, width), 0, n, 0, width, dv.ravel(), k * STEP, STEP, True)
+                turn(dtile.ravel(), n, m, turned.ravel())
+                multiply(
+                    turned.ravel(), m, (q_panels, n, features), 0, n, 0, features, dk.ravel(), k * STEP, STEP, True
+                )
                 if dbias.size > 0:
-                    dbias[b, h, q : q + n, k : k + real] = dtile[:, :real]
-            _store(dq[:n], scale, dquery, b, h, q)
-        _store(dk[:keys], ONE, dkey, b, h, 0)
-        _store(dv[:keys], ONE, dvalue, b, h, 0)
+                    dbias[b, h, q : q + n, k : k + m] = dtile[:n, :m]
+            _store(dq, n, scale, dquery, b, h, q)
+        _store(dk, keys, ONE, dkey, b, h, 0)
+        _store(dv, keys, ONE, dvalue, b, h, 0)

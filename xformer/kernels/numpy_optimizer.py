@@ -3,75 +3,88 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from xformer.kernels.numpy_support import floats
 from xformer.kernels.registry import Kernel, register
+from xformer.ops.adam import Row, rows
 
 _BLOCK = 32768  # elements: five arrays of this size stay in a core's second-level cache
 
 
 def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     """None for arrays that can be updated in place, element by element, else the reason why not."""
-    parameter, _, first, second = arrays
-    if not all(array.flags.writeable for array in (parameter, first, second)):
-        return "an array is read-only"
-    for order in ("C", "F"):
-        if all(array.flags[f"{order}_CONTIGUOUS"] for array in arrays):
-            return floats(arrays, static)
-    return "arrays are not contiguous, or differ in memory order"
+    for parameter, _, first, second in rows(arrays):
+        if not (parameter.flags.writeable and first.flags.writeable and second.flags.writeable):
+            return "an array is read-only"
+        kept = parameter, first, second
+        if not any(all(array.flags[order] for array in kept) for order in ("C_CONTIGUOUS", "F_CONTIGUOUS")):
+            return "arrays are not contiguous, or differ in memory order"
+    return floats(arrays, static)
+
+
+def elements(row: Row) -> list[Any]:
+    """The elements of the arrays of a row, in the memory order of the parameter."""
+    parameter, gradient, first, second = row
+    order: Any = "C" if parameter.flags.c_contiguous else "F"
+    if not gradient.flags[f"{order}_CONTIGUOUS"]:
+        gradient = gradient.copy(order)
+    return [array.reshape(-1, order="A") for array in (parameter, gradient, first, second)]
+
+
+def updated(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What an update in place returns: of each row all but the gradient."""
+    return tuple(array for row in rows(arrays) for array in (row[0], row[2], row[3]))
 
 
 def _forward(
-    parameter: Any,
-    gradient: Any,
-    first: Any,
-    second: Any,
-    *,
+    *arrays: Any,
     step_size: float,
     beta1: float,
     beta2: float,
     second_scale: float,
     epsilon: float,
-    keep: float,
+    keep: Sequence[float],
     save: bool,
 ) -> tuple[Any, Any]:
     """The scale s of the second moment leaves the root: a m / (sqrt(s v) + e) = a/sqrt(s) m / (sqrt(v) + e/sqrt(s))."""
-    flat = [array.reshape(-1, order="A") for array in (parameter, gradient, first, second)]
     root = math.sqrt(second_scale)
-    work = np.empty(min(_BLOCK, parameter.size), dtype=parameter.dtype)
-    for start in range(0, parameter.size, _BLOCK):
-        p, g, m, v = (array[start : start + _BLOCK] for array in flat)
-        t = work[: p.size]
-        np.multiply(g, 1.0 - beta1, out=t)
-        m *= beta1
-        m += t
-        t *= g
-        t *= (1.0 - beta2) / (1.0 - beta1)
-        v *= beta2
-        v += t
-        np.sqrt(v, out=t)
-        t += epsilon / root
-        np.divide(m, t, out=t)
-        t *= step_size / root
-        if keep != 1.0:
-            p *= keep
-        p -= t
-    return (parameter, first, second), None
+    work = np.empty(min(_BLOCK, max(array.size for array in arrays)), arrays[0].dtype)
+    for row, kept in zip(rows(arrays), keep, strict=True):
+        flat = elements(row)
+        for start in range(0, flat[0].size, _BLOCK):
+            p, g, m, v = (array[start : start + _BLOCK] for array in flat)
+            t = work[: p.size]
+            np.multiply(g, 1.0 - beta1, out=t)
+            m *= beta1
+            m += t
+            t *= g
+            t *= (1.0 - beta2) / (1.0 - beta1)
+            v *= beta2
+            v += t
+            np.sqrt(v, out=t)
+            t += epsilon / root
+            np.divide(m, t, out=t)
+            t *= step_size / root
+            if kept != 1.0:
+                p *= kept
+            p -= t
+    return updated(arrays), None
 
 
 register(Kernel("numpy.adam", "adam", "numpy", supports, _forward, None))
 
 
-def _squared_norm_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
-    flat = x.reshape(-1, order="A")
-    return np.vdot(flat, flat), x
+def _squared_norm_forward(*arrays: Any, save: bool) -> tuple[Any, Any]:
+    flat = (x.reshape(-1, order="A") for x in arrays)
+    return np.asarray(sum(float(np.vdot(x, x)) for x in flat), arrays[0].dtype), arrays
 
 
-def _squared_norm_vjp(g: Any, x: Any, needs: Any) -> tuple[Any, ...]:
-    return (x * (2.0 * g),)
+def _squared_norm_vjp(g: Any, arrays: Any, needs: Any) -> tuple[Any, ...]:
+    return tuple(x * (2.0 * g) for x in arrays)
 
 
 register(Kernel("numpy.squared_norm", "squared_norm", "numpy", floats, _squared_norm_forward, _squared_norm_vjp))

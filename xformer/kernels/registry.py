@@ -5,7 +5,7 @@ library, where it says that it supports the arrays; everywhere else the portable
 
 `XFORMER_KERNELS=portable` switches all kernels off, `uncompiled` those made by a compiler that is an extra of its own;
 `XFORMER_CHECK=1` compares the first call of every kernel, and the derivative at that place, with the portable code and
-raises on a mismatch.
+raises on a mismatch. Both are read when they are first needed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import difflib
 import importlib
 import importlib.util
 import math
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from xformer.autodiff import Implementation
 from xformer.autodiff.sweep import fit
 from xformer.errors import BackendError, ConfigError
-from xformer.host import hold_libraries, lock_across_forks
+from xformer.host import environment, hold_libraries, lock_across_forks
 from xformer.namespace import Array, Namespace, array_namespace, base_namespace, device, is_floating, library, to_host
 
 
@@ -96,7 +95,7 @@ def explain(operation: str, *arrays: Any, **static: Any) -> str:
 
 
 def _mode() -> str:
-    mode = os.environ.get("XFORMER_KERNELS", "auto")
+    mode = environment("XFORMER_KERNELS", "auto")
     if mode not in ("auto", "uncompiled", "portable"):
         raise ConfigError(f"XFORMER_KERNELS is {mode!r}; expected 'auto', 'uncompiled' or 'portable'")
     return mode
@@ -120,7 +119,7 @@ def _load(name: str) -> None:
 
 def check_wanted(kernel: Kernel) -> bool:
     """Tell whether XFORMER_CHECK asks for a comparison that was not made yet."""
-    return os.environ.get("XFORMER_CHECK", "0") == "1" and kernel.name not in _CHECKED
+    return environment("XFORMER_CHECK") == "1" and kernel.name not in _CHECKED
 
 
 def check(kernel: Kernel, portable: Implementation, arrays: tuple[Any, ...], static: dict[str, Any]) -> None:

@@ -2,71 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from xformer.autodiff import Implementation
 from xformer.namespace import Array, accumulation_dtype, array_namespace
 from xformer.ops.operation import Operation
 
+Row = tuple[Array, Array, Array, Array]  # parameter, gradient, first and second moment
+
+
+def rows(arrays: Sequence[Array]) -> Iterator[Row]:
+    """The rows of what the operation is given: all arrays one after the other."""
+    return zip(*[iter(arrays)] * 4, strict=True)
+
 
 def _forward(
-    parameter: Array,
-    gradient: Array,
-    first: Array,
-    second: Array,
-    *,
+    *arrays: Array,
     step_size: float,
     beta1: float,
     beta2: float,
     second_scale: float,
     epsilon: float,
-    keep: float,
+    keep: Sequence[float],
     save: bool,
 ) -> tuple[Any, Any]:
-    xp = array_namespace(parameter, gradient)
-    g = xp.astype(gradient, first.dtype, copy=False)
-    first = beta1 * first + (1.0 - beta1) * g
-    second = beta2 * second + (1.0 - beta2) * (g * g)
-    change = step_size * first / (xp.sqrt(second * second_scale) + epsilon)
-    kept = keep * xp.astype(parameter, first.dtype, copy=False)
-    return (xp.astype(kept - change, parameter.dtype, copy=False), first, second), None
+    xp = array_namespace(*arrays)
+    updated: list[Array] = []
+    for (parameter, gradient, first, second), kept in zip(rows(arrays), keep, strict=True):
+        g = xp.astype(gradient, first.dtype, copy=False)
+        first = beta1 * first + (1.0 - beta1) * g
+        second = beta2 * second + (1.0 - beta2) * (g * g)
+        change = step_size * first / (xp.sqrt(second * second_scale) + epsilon)
+        changed = kept * xp.astype(parameter, first.dtype, copy=False) - change
+        updated += xp.astype(changed, parameter.dtype, copy=False), first, second
+    return tuple(updated), None
 
 
 _operation = Operation(Implementation("adam", _forward, vjp=None))
 
 
 def adam(
-    parameter: Array,
-    gradient: Array,
-    first: Array,
-    second: Array,
+    parameters: Sequence[Row],
     *,
     learning_rate: float,
     step: int,
     beta1: float,
     beta2: float,
     epsilon: float,
-    weight_decay: float = 0.0,
-) -> tuple[Array, Array, Array]:
-    """Return the updated (parameter, first moment, second moment), all of the parameter's shape.
+    weight_decay: Sequence[float] | None = None,
+) -> list[tuple[Array, Array, Array]]:
+    """Update parameters: rows (parameter, gradient, first moment, second moment), the arrays of a row of one shape.
 
-    step counts from 1, for the bias correction; weight_decay first shrinks the parameter by learning_rate *
-    weight_decay of itself, apart from the moments (AdamW). The arrays given may be overwritten: a kernel may update
-    them in place, so use only what is returned.
+    Returns a row (parameter, first moment, second moment) for each. step counts from 1, for the bias correction;
+    weight_decay, a number for each, first shrinks the parameter by learning_rate * weight_decay of itself, apart from
+    the moments (AdamW). The arrays given may be overwritten: a kernel may update them in place, so use only what is
+    returned.
     """
-    result: tuple[Array, Array, Array] = _operation(
-        parameter,
-        gradient,
-        first,
-        second,
+    updated = _operation(
+        *(array for row in parameters for array in row),
         step_size=learning_rate / (1.0 - beta1**step),
         beta1=beta1,
         beta2=beta2,
         second_scale=1.0 / (1.0 - beta2**step),
         epsilon=epsilon,
-        keep=1.0 - learning_rate * weight_decay,
+        keep=tuple(1.0 - learning_rate * decay for decay in weight_decay or [0.0] * len(parameters)),
     )
-    return result
+    return list(zip(*[iter(updated)] * 3, strict=True))
 
 
 def zero_moment(parameter: Array) -> Array:

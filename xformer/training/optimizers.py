@@ -54,19 +54,16 @@ class Adam:
     def update(self, model: Any, gradients: Any, state: AdamState, learning_rate: float) -> tuple[Any, AdamState]:
         """Make one update; `model` and `state` are consumed (buffers may be written where the library allows)."""
         leaves, rebuild = flatten(model)
-        rows = zip(leaves, flatten(gradients)[0], flatten(state.first)[0], flatten(state.second)[0], strict=True)
-        updated = [
-            adam(
-                *row,
-                learning_rate=learning_rate,
-                step=state.step + 1,
-                beta1=self.beta1,
-                beta2=self.beta2,
-                epsilon=self.epsilon,
-                weight_decay=self.decay(row[0]),
-            )
-            for row in rows
-        ]
+        moments = flatten(state.first)[0], flatten(state.second)[0]
+        updated = adam(
+            list(zip(leaves, flatten(gradients)[0], *moments, strict=True)),
+            learning_rate=learning_rate,
+            step=state.step + 1,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            weight_decay=[self.decay(leaf) for leaf in leaves],
+        )
         parameters, first, second = _columns(updated, 3)
         return rebuild(parameters), AdamState(state.step + 1, rebuild(first), rebuild(second))
 

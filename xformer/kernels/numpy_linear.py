@@ -1,0 +1,101 @@
+"""Linear maps on NumPy: matrix products kept whole, those of several maps of one input made as one."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from xformer.kernels.numpy_support import floats
+from xformer.kernels.registry import Kernel, register
+from xformer.ops.linear import as_rows
+
+# Of matrices, (rows, k) and (k, columns): each may be a transposed view.
+Product = Callable[[Any, Any], Any]
+
+# --- linear ----------------------------------------------------------------------------------------------------------
+
+
+def _forward(x: Any, weight: Any, bias: Any, *, save: bool, product: Product) -> tuple[Any, Any]:
+    y = product(as_rows(x), weight)
+    if bias is not None:
+        y += bias
+    return y.reshape(*x.shape[:-1], weight.shape[1]), (x, weight)
+
+
+def _vjp(g: Any, residuals: Any, needs: Any, *, product: Product) -> tuple[Any, ...]:
+    x, weight = residuals
+    g_rows = as_rows(g)
+    dx = product(g_rows, weight.T).reshape(x.shape) if needs[0] else None
+    dweight = None
+    if needs[1]:
+        # A weight given transposed (the tied output) gets its gradient in its own memory order.
+        transposed = weight.flags.f_contiguous
+        dweight = product(g_rows.T, as_rows(x)).T if transposed else product(as_rows(x).T, g_rows)
+    return dx, dweight, (g_rows.sum(axis=0) if needs[2] else None)
+
+
+# --- project_heads ---------------------------------------------------------------------------------------------------
+
+_LEAST_ROWS = 32  # fewer, as in decoding, cost less than bringing the matrices together
+
+
+def _heads_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    x, *maps = arrays
+    if math.prod(x.shape[:2]) < _LEAST_ROWS:
+        return f"less than {_LEAST_ROWS} rows"
+    if len({bias is None for bias in maps[len(static["heads"]) :]}) > 1:
+        return "some of the maps have a bias"
+    return floats(arrays, static)
+
+
+def _cut(joint: Any, x: Any, weights: Any, heads: Any) -> Iterator[Any]:
+    """Each map's part of the joint rows, in heads: a view."""
+    first = 0
+    for weight, count in zip(weights, heads, strict=True):
+        part = joint[:, first : first + weight.shape[1]]
+        yield part.reshape(*x.shape[:2], count, -1).transpose(0, 2, 1, 3)
+        first += weight.shape[1]
+
+
+def _heads_forward(x: Any, *maps: Any, heads: Any, save: bool, product: Product) -> tuple[Any, Any]:
+    """One product with all matrices side by side."""
+    weights, biases = maps[: len(heads)], maps[len(heads) :]
+    joint = np.concatenate(weights, axis=1) if len(weights) > 1 else weights[0]
+    y = product(as_rows(x), joint)
+    if biases[0] is not None:
+        y += np.concatenate(biases)
+    return tuple(_cut(y, x, weights, heads)), (x, weights, joint)
+
+
+def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any, product: Product) -> tuple[Any, ...]:
+    x, weights, joint = residuals
+    rows = as_rows(x)
+    g_rows = np.empty((len(rows), joint.shape[1]), joint.dtype)
+    for part, given in zip(_cut(g_rows, x, weights, heads), g, strict=True):
+        part[...] = 0.0 if given is None else given
+    dx = product(g_rows, joint.T).reshape(x.shape) if needs[0] else None
+    ends = np.cumsum([weight.shape[1] for weight in weights])[:-1]
+    dweights = [product(rows.T, part) for part in np.split(g_rows, ends, axis=1)]
+    dbiases = np.split(g_rows.sum(axis=0), ends) if any(needs[-len(weights) :]) else [None] * len(weights)
+    return dx, *dweights, *dbiases
+
+
+def register_maps(name: str, product: Product, supports: Callable[..., str | None], compiled: bool = False) -> None:
+    """Register kernels for linear maps, made of a product of matrices."""
+
+    def both(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+        return supports(arrays, static) or _heads_supports(arrays, static)
+
+    for operation, check, forward, vjp in (
+        ("linear", supports, _forward, _vjp),
+        ("project_heads", both, _heads_forward, _heads_vjp),
+    ):
+        forward, vjp = (functools.partial(function, product=product) for function in (forward, vjp))
+        register(Kernel(f"{name}.{operation}", operation, "numpy", check, forward, vjp, compiled=compiled))
+
+
+register_maps("numpy", np.matmul, floats)
