@@ -13,13 +13,15 @@ from race import Recorder
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("xformer")
-    group.addoption("--quick", action="store_true", help="few turns, one size of each work")
+    group.addoption("--quick", action="store_true", help="three turns at most, one size of each work")
+    group.addoption("--most-turns", type=int, metavar="N", help="of each race (default: what its file says)")
     group.addoption("--results", type=Path, metavar="DIR", help="write one JSON file for each work, for report.py")
 
 
 @pytest.fixture(scope="session")
 def recorder(request: pytest.FixtureRequest) -> Recorder:
-    return Recorder(request.config.getoption("--results"), quick=request.config.getoption("--quick"))
+    most_turns = 3 if request.config.getoption("--quick") else request.config.getoption("--most-turns")
+    return Recorder(request.config.getoption("--results"), most_turns=most_turns)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -6,8 +6,10 @@ libraries take part.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).parent))  # contenders import `peers` and 
 class Recorder:
     """Runs races inside pytest-benchmark, and writes the results of each benchmark file as one run.
 
-    folder: where to; None writes nothing. quick: few turns. The machine is described, and its matrix product
+    folder: where to; None writes nothing. most_turns: of a race. The machine is described, and its matrix product
     measured, once, before the first race.
     """
 
-    def __init__(self, folder: Path | None, *, quick: bool) -> None:
-        self.folder, self.quick = folder, quick
+    def __init__(self, folder: Path | None, *, most_turns: int | None) -> None:
+        self.folder, self._most_turns = folder, most_turns
         self._runs: dict[str, dict[str, Any]] = {}
         self._common: tuple[dict[str, Any], float] | None = None
 
@@ -35,7 +37,7 @@ class Recorder:
         """Race; pytest-benchmark's own figures are whole turns. Returns the result of the race."""
         run = self._run(work)
         with racing(case, entries) as running:
-            benchmark.pedantic(running.turn, rounds=min(turns, QUICK_TURNS) if self.quick else turns)
+            benchmark.pedantic(running.turn, rounds=min(turns, self._most_turns or turns))
             result = running.result()
         benchmark.extra_info.update(result)
         run["results"].append(result)
@@ -60,14 +62,15 @@ class Recorder:
             write_json(self.folder / f"{run['work']}.json", run)
 
 
-QUICK_TURNS = 3
-
-
 def xformer(factory: str, backends: Sequence[str] = ("numpy", "torch", "jax", "cupy")) -> list[Entry]:
-    """xformer on each library; those beside the first need not be there."""
-    return [
+    """xformer on each library, on the first also without compiled kernels; those beside the first need not be there."""
+    first, *others = (
         Entry(f"xformer {name}", factory, {"backend": name}, optional=place > 0) for place, name in enumerate(backends)
-    ]
+    )
+    if importlib.util.find_spec("numba") is None:
+        return [first, *others]
+    plain = replace(first, name=f"{first.name}, uncompiled", environment={"XFORMER_KERNELS": "uncompiled"})
+    return [first, plain, *others]
 
 
 def peer(name: str, factory: str, *, checked: bool = True, **settings: Any) -> Entry:

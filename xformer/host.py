@@ -215,8 +215,13 @@ def spread(function: Callable[[Item], None], items: Sequence[Item]) -> None:
         side_by_side(function, items)
 
 
+def threads_here() -> int:
+    """How many threads `side_by_side` takes at most: one inside another call, else `num_threads()`."""
+    return 1 if _IS_SIDE.get() else num_threads()
+
+
 def _threads_for(items: Sequence[Any]) -> int:
-    return 1 if _IS_SIDE.get() else min(num_threads(), len(items))
+    return min(threads_here(), len(items))
 
 
 def _each(function: Callable[[Item], Result], items: Sequence[Item], limit: int | None) -> list[Result]:

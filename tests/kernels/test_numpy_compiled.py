@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -226,8 +228,8 @@ def test_the_checks_of_the_registry_pass(monkeypatch):
     cross_entropy(x, labels, label_smoothing=0.1)
     attention(query, query, query)
     adam([(x, x, x.copy(), x * x)], learning_rate=0.1, step=1, beta1=0.9, beta2=0.98, epsilon=1e-9)
-    linear(single(32, 8), x.T)
-    project_heads(np.ones((2, 32, 8), "float32"), (np.ones((8, 8), "float32"), None, 2))
+    linear(single(96, 8), x.T)
+    project_heads(np.ones((3, 32, 8), "float32"), (np.ones((8, 8), "float32"), None, 2))
     names = (
         "gelu",
         "relu",
@@ -281,3 +283,22 @@ def test_a_loop_works_where_nothing_can_be_kept(monkeypatch):
     x, y = single(9), np.zeros(9, "float32")
     loop(x, 3.0, y)
     np.testing.assert_array_equal(y, np.float32(3.0) * x)
+
+
+LOGGING = """
+import logging, sys
+import numpy as np
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+from xformer.ops import relu
+relu(np.ones(3, "float32"))
+"""
+
+
+def test_compiling_is_said_once(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "XFORMER_KERNELS": "auto"}
+    said = [
+        subprocess.run([sys.executable, "-c", LOGGING], env=environment, check=True, capture_output=True, text=True)
+        for _ in range(2)
+    ]
+    assert re.fullmatch(r"compiled relu for this processor in [0-9.]+ s, once and for all\n", said[0].stdout)
+    assert said[1].stdout == ""

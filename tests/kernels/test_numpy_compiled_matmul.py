@@ -12,15 +12,17 @@ from xformer.ops.project_heads import project_heads
 
 pytest.importorskip("numba")
 
-from xformer.kernels import numpy_compiled_matmul as compiled  # noqa: E402 - needs numba
+from xformer.kernels import numpy_compiled_matmul as compiled
 
 LAYOUTS = {"rows": lambda x: x, "columns": lambda x: np.asfortranarray(x), "a part": lambda x: np.tile(x, (2, 2))}
 
 
 @pytest.fixture(autouse=True)
 def served(monkeypatch):
-    """Have these kernels serve, whatever the environment asks for."""
+    """Have these kernels serve, whatever the environment asks for, and however small the matrices are."""
     monkeypatch.setenv("XFORMER_KERNELS", "auto")
+    for least in ("_LEAST", "_LEAST_A_THREAD"):
+        monkeypatch.setattr(compiled, least, 1)
 
 
 def single(*shape, seed=0):
@@ -33,7 +35,9 @@ def laid_out(layout, x):
 
 @pytest.mark.parametrize("left", LAYOUTS)
 @pytest.mark.parametrize("right", LAYOUTS)
-@pytest.mark.parametrize("shape", [(32, 32, 32), (33, 47, 95), (391, 257, 49), (385, 600, 32), (40, 513, 145)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(96, 32, 32), (97, 47, 95), (391, 257, 49), (385, 600, 32), (104, 513, 145)], ids=str
+)
 def test_products(left, right, shape):
     rows, depth, columns = shape
     a, b = laid_out(left, single(rows, depth)), laid_out(right, single(depth, columns, seed=1))
@@ -52,7 +56,6 @@ def test_products_of_few_rows_or_none(shape):
 def test_threads_give_the_bits_of_one(monkeypatch, shape):
     rows, depth, columns = shape
     a, b, results = single(rows, depth), single(depth, columns, seed=1), []
-    monkeypatch.setattr(compiled, "_LEAST_WORK", 1)
     for threads in ("1", "2", "5"):
         monkeypatch.setenv("XFORMER_NUM_THREADS", threads)
         results.append(compiled._product(a, b))
@@ -61,7 +64,7 @@ def test_threads_give_the_bits_of_one(monkeypatch, shape):
 
 
 def test_what_is_not_finite_stays_visible():
-    a, b = single(40, 40), single(40, 40, seed=1)
+    a, b = single(100, 40), single(40, 40, seed=1)
     a[3, 5], a[7, 1] = np.nan, np.inf
     product = compiled._product(a, b)
     assert np.isnan(product[3]).all()
@@ -72,7 +75,7 @@ def test_what_is_not_finite_stays_visible():
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("transposed", [True, False])
 def test_linear(monkeypatch, bias, transposed):
-    x, weight = single(5, 11, 40), single(40, 72, seed=1)
+    x, weight = single(9, 11, 40), single(40, 72, seed=1)
     weight = np.asfortranarray(weight) if transposed else weight
     arrays = x, weight, single(72, seed=2) if bias else None
     assert "served by numba.linear" in kernels.explain("linear", *arrays)
@@ -80,7 +83,7 @@ def test_linear(monkeypatch, bias, transposed):
 
 
 def test_project_heads(monkeypatch):
-    x, maps = single(3, 11, 40), [single(40, 48, seed=seed) for seed in (1, 2)]
+    x, maps = single(9, 11, 40), [single(40, 48, seed=seed) for seed in (1, 2)]
     assert "served by numba.project_heads" in kernels.explain("project_heads", x, *maps, None, None, heads=(4, 3))
 
     def project(x, *maps):
@@ -91,5 +94,5 @@ def test_project_heads(monkeypatch):
 
 
 def test_few_rows_are_left_to_numpy():
-    few, weight = single(31, 8), single(8, 8)
-    assert "not numba.linear: less than 32 rows" in kernels.explain("linear", few, weight, None)
+    few, weight = single(95, 8), single(8, 8)
+    assert "not numba.linear: less than 96 rows" in kernels.explain("linear", few, weight, None)

@@ -52,7 +52,7 @@ class Entry:
 
     factory: "module:function", which makes a Work of the settings of the case and these. optional: the race goes on
     without it where it cannot start. checked: its answer must be that of the first contender; otherwise, how much of
-    it is alike is measured.
+    it is alike is measured. environment: variables that its process is given.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Entry:
     settings: dict[str, Any] = field(default_factory=dict)
     optional: bool = False
     checked: bool = True
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 class Contender:
@@ -72,7 +73,7 @@ class Contender:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process: Any = subprocess.Popen(
             [sys.executable, "-m", "xformer.benchmarks.worker"],
-            env={**os.environ, **limits, "PYTHONPATH": path},
+            env={**os.environ, **limits, **entry.environment, "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

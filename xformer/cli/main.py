@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -28,7 +29,17 @@ def run(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a letter gets a question mark
+    logger = logging.getLogger("xformer")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(_ToStderr())
     sys.exit(exit_code(given))
+
+
+class _ToStderr(logging.Handler):
+    """Lines for whatever sys.stderr is by then: a progress bar puts itself there, and stays below."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stderr)
 
 
 def exit_code(arguments: list[str]) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.host import num_threads, side_by_side
+from xformer.host import side_by_side, threads_here
 from xformer.kernels import numpy_attention
 from xformer.kernels.numpy_support import compiled, nothing
 from xformer.kernels.registry import Kernel, register
@@ -62,7 +62,7 @@ def _over_heads(loop: Any, query: Any, key: Any, *arguments: Any) -> None:
     """Call the loop for all heads of all sentences, parts of them on threads of their own where it pays."""
     heads = query.shape[0] * query.shape[1]
     work = heads * query.shape[2] * key.shape[2] * query.shape[3]
-    parts = max(1, min(heads, num_threads(), work // _LEAST_WORK))
+    parts = max(1, min(heads, threads_here(), work // _LEAST_WORK))
     ends = [heads * part // parts for part in range(parts + 1)]
     side_by_side(lambda part: loop(query, key, *arguments, *part), list(itertools.pairwise(ends)))
 

@@ -11,7 +11,9 @@ numba about infinity and NaN, which stay what they are.
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +26,7 @@ from xformer.host import lock_across_forks
 _EXACT, REORDERED = {"contract"}, {"contract", "reassoc"}
 SETTINGS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 _COMPILING = lock_across_forks()
+_LOG = logging.getLogger(__name__)  # the command line shows what it is told
 
 _f32, _i32 = np.float32, np.int32  # a Python number would turn a computation into float64
 ZERO, ONE = _f32(0.0), _f32(1.0)
@@ -41,10 +44,16 @@ class _Loop:
     def _compile(self) -> Any:
         with _COMPILING:
             if self._compiled is None:
+                begin = time.perf_counter()
                 try:
-                    self._compiled = self._dispatcher(cache=True)
+                    compiled = self._dispatcher(cache=True)
                 except (OSError, RuntimeError):  # there is no folder to keep it in, or no space
-                    self._compiled = self._dispatcher(cache=False)
+                    compiled = self._dispatcher(cache=False)
+                if not compiled.stats.cache_hits:  # else it was found on the disk
+                    kept = ", once and for all" if compiled.stats.cache_misses else " (no folder to keep it)"
+                    seconds = time.perf_counter() - begin
+                    _LOG.info("compiled %s for this processor in %.1f s%s", self._function.__name__, seconds, kept)
+                self._compiled = compiled
         return self._compiled
 
     def _dispatcher(self, cache: bool) -> Any:

@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from xformer.host import num_threads, side_by_side
+from xformer.host import side_by_side, threads_here
 from xformer.kernels.numpy_linear import register_maps
 from xformer.kernels.numpy_support import compiled
 from xformer.ops.linear import as_rows
 
-# Of rows: with fewer, the time goes into reading the other matrix, which NumPy does without copying it.
-_LEAST = 32
-_LEAST_WORK = 8_000_000  # multiplications, a tenth of a millisecond: what handing a part over must save
+# With fewer rows, the time goes into reading the other matrix, which NumPy does without copying it.
+_LEAST_ROWS, _LEAST_OTHERS = 96, 32
+# Of multiplications: with fewer, calls count most; and of a thread, so many that handing over a part pays. What lies
+# between is done on one thread, although OpenBLAS would be faster on all: its threads then wait for more, busily, for
+# milliseconds, and take the cores from all that comes.
+_LEAST, _LEAST_A_THREAD = 250_000, 16_000_000
 
 
 @functools.cache
@@ -24,8 +27,8 @@ def _multiply() -> Any:
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    if len(as_rows(arrays[0])) < _LEAST:
-        return f"less than {_LEAST} rows"
+    if len(as_rows(arrays[0])) < _LEAST_ROWS:
+        return f"less than {_LEAST_ROWS} rows"
     return compiled(arrays, static)
 
 
@@ -37,15 +40,16 @@ def _contiguous(x: Any) -> Any:
 def _product(a: Any, b: Any) -> Any:
     (rows, depth), columns = a.shape, b.shape[1]
     out = np.empty((rows, columns), a.dtype)
-    if min(rows, depth, columns) < _LEAST:
+    work = rows * depth * columns
+    if work < _LEAST or rows < _LEAST_ROWS or min(depth, columns) < _LEAST_OTHERS:
         return np.matmul(a, b, out=out)
     a, b = _contiguous(a), _contiguous(b)
     multiply, by_rows = _multiply(), rows >= columns
-    parts = min(num_threads(), rows * depth * columns // _LEAST_WORK)
+    parts = min(threads_here(), work // _LEAST_A_THREAD)
     if parts < 2:
         multiply(a, b, out)
         return out
-    step = -(-max(rows, columns) // parts // _LEAST) * _LEAST
+    step = -(-max(rows, columns) // parts // _LEAST_OTHERS) * _LEAST_OTHERS
     cuts = [slice(first, first + step) for first in range(0, max(rows, columns), step)]
     side_by_side(lambda cut: multiply(a[cut], b, out[cut]) if by_rows else multiply(a, b[:, cut], out[:, cut]), cuts)
     return out
