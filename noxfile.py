@@ -90,6 +90,7 @@ def demo(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure speed and memory against other libraries, hours long; `-- --quick` takes minutes, `-- bench/FILE` one."""
     session.install("-e", ".[cli,bench]", TORCH)
+    install_if_possible(session, *EXTRAS["numba"])
     install_if_possible(session, *EXTRAS["jax"])
     install_if_possible(session, *PEERS)
     shutil.rmtree(BENCH_RUN, ignore_errors=True)

@@ -13,7 +13,7 @@ from race import Recorder
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("xformer")
-    group.addoption("--quick", action="store_true", help="three turns at most, one size of each work")
+    group.addoption("--quick", action="store_true", help="three turns, one size of each work")
     group.addoption("--most-turns", type=int, metavar="N", help="of each race (default: what its file says)")
     group.addoption("--results", type=Path, metavar="DIR", help="write one JSON file for each work, for report.py")
 

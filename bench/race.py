@@ -63,14 +63,14 @@ class Recorder:
 
 
 def xformer(factory: str, backends: Sequence[str] = ("numpy", "torch", "jax", "cupy")) -> list[Entry]:
-    """xformer on each library, on the first also without compiled kernels; those beside the first need not be there."""
-    first, *others = (
+    """xformer on each library, on NumPy also without compiled kernels; those beside the first need not be there."""
+    entries = [
         Entry(f"xformer {name}", factory, {"backend": name}, optional=place > 0) for place, name in enumerate(backends)
-    )
-    if importlib.util.find_spec("numba") is None:
-        return [first, *others]
-    plain = replace(first, name=f"{first.name}, uncompiled", environment={"XFORMER_KERNELS": "uncompiled"})
-    return [first, plain, *others]
+    ]
+    if importlib.util.find_spec("numba") is not None and backends[0] == "numpy":
+        plain = {"XFORMER_KERNELS": "uncompiled"}
+        entries.insert(1, replace(entries[0], name="xformer numpy, uncompiled", environment=plain))
+    return entries
 
 
 def peer(name: str, factory: str, *, checked: bool = True, **settings: Any) -> Entry:

@@ -201,3 +201,33 @@ def test_to_a_device():
         layer.to(strict, device="moon")
     with raises_line(BackendError, "backend 'numpi' is unknown"):
         layer.to("numpi")
+
+
+class Defaults(Module):
+    weight: Array
+    bias: Array | None = None
+    parts: tuple = ()
+
+    def __init__(self, weight, bias):
+        self.weight = weight
+        self.count = None if bias is None else self.parameter_count()
+        self.bias = bias
+
+    count: int | None = None
+
+
+def test_a_module_that_is_looked_at_while_it_is_made():
+    module = Defaults(np.ones(2), np.ones(3))
+    assert [name for name, _ in module.named_parameters()] == ["weight", "bias"]
+    leaves, rebuild = flatten(module)
+    assert [leaf.shape for leaf in leaves] == [(2,), (3,)]
+    again = rebuild([np.zeros(2), np.zeros(3)])
+    assert again.parts == ()
+    assert again.bias.tolist() == [0.0, 0.0, 0.0]
+    assert [name for name, _ in Defaults(np.ones(2), None).named_parameters()] == ["weight"]
+
+
+def test_a_leaf_that_becomes_none_is_none():
+    leaves, rebuild = flatten(Defaults(np.ones(2), np.ones(3)))
+    thinner = rebuild([leaves[0], None])
+    assert [leaf.shape for leaf in flatten(thinner)[0]] == [(2,)]

@@ -98,6 +98,7 @@ def _wish() -> int:
     if _said or not setting:
         return sum(_said)
     if not setting.isdecimal() or int(setting) < 1:
+        environment.cache_clear()  # once it is mended, it is read again
         raise ConfigError(f"XFORMER_NUM_THREADS is {setting!r}; expected a whole number of at least 1")
     return int(setting)
 

@@ -64,6 +64,7 @@ class Module:
             raise AttributeError(f"{type(self).__name__} has no field {name!r}; its fields are {self.__fields__}")
         if name in self.__dict__:
             raise AttributeError(f"{type(self).__name__}.{name} is frozen; use replace() to make a changed copy")
+        self.__dict__.pop(_LAYOUT, None)
         if name not in self.__array_fields__ and is_array(value) and tuple(value.shape) != ():
             raise AttributeError(
                 f"{type(self).__name__}.{name} is given an array; annotate it `{name}: Array`, in a file with "
@@ -174,12 +175,11 @@ def _layout(node: Module) -> tuple[tuple[str, bool], ...]:
 
 def _collect(node: Any, leaves: list[Array]) -> None:
     if isinstance(node, Module):
-        fields = node.__dict__
         for name, is_leaf in _layout(node):
             if is_leaf:
-                leaves.append(fields[name])
+                leaves.append(getattr(node, name))
             else:
-                _collect(fields[name], leaves)
+                _collect(getattr(node, name), leaves)
     elif isinstance(node, dict):
         for key in sorted(node):
             _collect(node[key], leaves)
@@ -196,7 +196,7 @@ def _rebuild(node: Any, arrays: Iterator[Any]) -> Any:
         fields = copy.__dict__  # a training step rebuilds several trees: __setattr__ would double the time
         fields.update(node.__dict__)
         for name, is_leaf in _layout(node):
-            fields[name] = next(arrays) if is_leaf else _rebuild(fields[name], arrays)
+            fields[name] = next(arrays) if is_leaf else _rebuild(getattr(node, name), arrays)
             if fields[name] is None:
                 fields.pop(_LAYOUT, None)  # a leaf less, as optimizers have where they keep nothing
         return copy

@@ -277,12 +277,24 @@ def test_a_loop_is_compiled_once_by_however_many_threads(monkeypatch):
     np.testing.assert_array_equal(results, np.tile(2.0 * x, (4, 1)))
 
 
-def test_a_loop_works_where_nothing_can_be_kept(monkeypatch):
+def test_a_loop_works_where_nothing_can_be_kept(monkeypatch, caplog):
+    caplog.set_level("INFO", logger="xformer")
     monkeypatch.setattr(numba.core.caching.CacheImpl, "_locator_classes", [])
     loop = numpy_compiled_loops.loop(numpy_compiled_loops.given(1), numba.float32, numpy_compiled_loops.made(1))(scaled)
     x, y = single(9), np.zeros(9, "float32")
     loop(x, 3.0, y)
     np.testing.assert_array_equal(y, np.float32(3.0) * x)
+    assert caplog.messages[-1].endswith(" s; there is no folder to keep it in")
+
+
+def test_without_compilation_other_kernels_serve():
+    program = """
+from xformer.kernels import explain
+import numpy as np
+assert "not numba.relu: numba is switched off by NUMBA_DISABLE_JIT" in explain("relu", np.ones(3, "float32"))
+"""
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "XFORMER_KERNELS": "auto"}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
 
 
 LOGGING = """

@@ -16,6 +16,8 @@ from xformer.ops import attention
 
 pytest.importorskip("numba")
 
+from xformer.kernels import numpy_compiled_tiles as tiles
+
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
@@ -111,6 +113,7 @@ def test_heads_of_any_size(monkeypatch, features, width):
 
 
 def test_larger_heads_are_left_to_others():
+    assert numpy_compiled_attention._MOST_FEATURES <= tiles.DEPTH
     query = single(1, 1, 3, 257)
     assert "not numba.attention: heads of more than 256 features" in kernels.explain(
         "attention", query, query, query, None, None, None, **PLAIN

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 _NEEDED = ("typer", "rich")
 _QUIET = {"train", "train-lm", "demo"}  # commands whose result is a directory: nobody need read what they print
@@ -31,15 +32,20 @@ def run(arguments: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="replace")  # a terminal that lacks a letter gets a question mark
     logger = logging.getLogger("xformer")
     logger.setLevel(logging.INFO)
-    logger.addHandler(_ToStderr())
+    if not logger.handlers:
+        logger.addHandler(_ToStderr())
     sys.exit(exit_code(given))
 
 
-class _ToStderr(logging.Handler):
+class _ToStderr(logging.StreamHandler[TextIO]):
     """Lines for whatever sys.stderr is by then: a progress bar puts itself there, and stays below."""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        print(record.getMessage(), file=sys.stderr)
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
 
 
 def exit_code(arguments: list[str]) -> int:

@@ -15,6 +15,7 @@ from numba.types import boolean, float32, int64
 from xformer.kernels.numpy_compiled_loops import LOWEST, ONE, ZERO, exp, given, loop, made, ordered, unordered
 from xformer.kernels.numpy_compiled_tiles import (
     COLUMNS,
+    ROWS,
     STEP,
     aligned,
     multiply,
@@ -24,7 +25,7 @@ from xformer.kernels.numpy_compiled_tiles import (
     turn,
 )
 
-_QUERIES, _KEYS = 64, max(1, 96 // COLUMNS) * COLUMNS  # the scores of a tile stay in a first-level cache
+_QUERIES, _KEYS = 64, 96 // COLUMNS * COLUMNS  # the scores of a tile stay in a first-level cache
 _AT_ONCE = 32  # how many numbers a compiled loop takes at once; what is left over, it takes one by one
 _NEVER = np.float32(-1e30)  # the largest score of no keys: finite, since infinity minus itself is NaN
 _HIDDEN = np.float32(-3e38)  # the score of a key that is not seen: its exponential is zero, even relative to _NEVER
@@ -36,6 +37,14 @@ def _block(rows):
     block = aligned(rows * STEP).reshape((rows, STEP))
     block[:] = ZERO
     return block
+
+
+@piece
+def _sums(rows, columns):
+    """Room for the sums of as many rows and columns as are whole tiles."""
+    sums = aligned((rows + ROWS) * padded(columns)).reshape((rows + ROWS, padded(columns)))
+    sums[:] = ZERO
+    return sums
 
 
 @piece
@@ -208,14 +217,15 @@ def pull_back(
     k_panels, q_panels = aligned(keys * padded(features)), aligned(_QUERIES * padded(features))
     g_panels, along = aligned(_QUERIES * padded(width)), aligned(_QUERIES)
     q_block, g_block, dq = _block(_QUERIES), _block(_QUERIES), _block(_QUERIES)
-    tile, dtile, turned = _block(_QUERIES), _block(_QUERIES), _block(_KEYS + _AT_ONCE)
-    dk, dv = _block(keys + _KEYS), _block(keys + _KEYS)
+    tile, dtile, turned = _block(_QUERIES), _block(_QUERIES), _block(_KEYS)
+    dk, dv = _sums(keys, features), _sums(keys, width)
+    dk_step, dv_step = dk.shape[1], dv.shape[1]
     for head in range(first, last):
         b, h = head // heads, head % heads
         pack_panels(key[b, h], keys, features, k_panels)
         pack_panels(key[b, h].T, features, keys, k_turned)
         pack_panels(value[b, h].T, width, keys, v_turned)
-        dk[:keys, :features], dv[:keys, :width] = ZERO, ZERO
+        dk[:], dv[:] = ZERO, ZERO
         for q in range(0, queries, _QUERIES):
             n = min(_QUERIES, queries - q)
             _scaled(query[b, h, q : q + n], scale, q_block)
@@ -241,10 +251,22 @@ def pull_back(
                     _drop(tile, keep[b, h, q : q + n, k : k + m], keep_scale)
                 multiply(dtile.ravel(), n, (k_panels, keys, features), k, m, 0, features, dq.ravel(), 0, STEP, True)
                 turn(tile.ravel(), n, m, turned.ravel())
-                multiply(turned.ravel(), m, (g_panels, n, width), 0, n, 0, width, dv.ravel(), k * STEP, STEP, True)
+                multiply(
+                    turned.ravel(), m, (g_panels, n, width), 0, n, 0, width, dv.ravel(), k * dv_step, dv_step, True
+                )
                 turn(dtile.ravel(), n, m, turned.ravel())
                 multiply(
-                    turned.ravel(), m, (q_panels, n, features), 0, n, 0, features, dk.ravel(), k * STEP, STEP, True
+                    turned.ravel(),
+                    m,
+                    (q_panels, n, features),
+                    0,
+                    n,
+                    0,
+                    features,
+                    dk.ravel(),
+                    k * dk_step,
+                    dk_step,
+                    True,
                 )
                 if dbias.size > 0:
                     dbias[b, h, q : q + n, k : k + m] = dtile[:n, :m]

@@ -2,8 +2,7 @@
 
 Each is compiled at its first call, for one signature whatever the shapes, and kept on the disk: in this folder's
 __pycache__, or, where that is read-only, in numba's folder of the user (NUMBA_CACHE_DIR chooses another). numba tells
-by a loop's own file whether what it kept is out of date: after a change to `exp` and its like, touch the file of the
-attention loops, too.
+by a loop's own file whether what it kept is out of date; that another of these files has changed, it sees by the name.
 
 An array that a caller does without has no elements. Sums may be reordered, which vectors need; nothing is said to
 numba about infinity and NaN, which stay what they are.
@@ -11,10 +10,13 @@ numba about infinity and NaN, which stay what they are.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import logging
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,11 +34,19 @@ _f32, _i32 = np.float32, np.int32  # a Python number would turn a computation in
 ZERO, ONE = _f32(0.0), _f32(1.0)
 
 
+@functools.cache
+def _sources() -> str:
+    """A digest of all files that loops are made of."""
+    files = sorted(Path(__file__).parent.glob("numpy_compiled_*.py"))
+    return hashlib.blake2b(b"".join(map(Path.read_bytes, files)), digest_size=6).hexdigest()
+
+
 class _Loop:
     """A function that is compiled when it is called first: once a machine, since it is kept on the disk."""
 
     def __init__(self, function: Callable[..., None], signature: Any) -> None:
         self._function, self._signature, self._compiled = function, signature, None
+        function.__qualname__ += f"-{_sources()}"  # part of the name under which numba keeps it
 
     def __call__(self, *arguments: Any) -> None:
         (self._compiled or self._compile())(*arguments)
@@ -50,7 +60,7 @@ class _Loop:
                 except (OSError, RuntimeError):  # there is no folder to keep it in, or no space
                     compiled = self._dispatcher(cache=False)
                 if not compiled.stats.cache_hits:  # else it was found on the disk
-                    kept = ", once and for all" if compiled.stats.cache_misses else " (no folder to keep it)"
+                    kept = ", once and for all" if compiled.stats.cache_path else "; there is no folder to keep it in"
                     seconds = time.perf_counter() - begin
                     _LOG.info("compiled %s for this processor in %.1f s%s", self._function.__name__, seconds, kept)
                 self._compiled = compiled

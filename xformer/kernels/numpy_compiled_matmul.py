@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ import numpy as np
 from xformer.host import side_by_side, threads_here
 from xformer.kernels.numpy_linear import register_maps
 from xformer.kernels.numpy_support import compiled
-from xformer.ops.linear import as_rows
 
 # With fewer rows, the time goes into reading the other matrix, which NumPy does without copying it.
 _LEAST_ROWS, _LEAST_OTHERS = 96, 32
@@ -27,8 +27,10 @@ def _multiply() -> Any:
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    if len(as_rows(arrays[0])) < _LEAST_ROWS:
+    if math.prod(arrays[0].shape[:-1]) < _LEAST_ROWS:
         return f"less than {_LEAST_ROWS} rows"
+    if any(array is not None and array.dtype != arrays[0].dtype for array in arrays):
+        return "dtypes are mixed"
     return compiled(arrays, static)
 
 

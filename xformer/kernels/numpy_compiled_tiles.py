@@ -212,8 +212,8 @@ def multiply_tile(vectors, a, at_a, b, at_b, depth, out, at, step, more):
 def multiply(a, rows, right, k, depth, n, columns, out, at, step, more):
     """out = a b, or out += a b, for rows of a block, and b in panels: rows k and further, columns n and further.
 
-    right: the panels, and how many rows and columns there are in all. k counts from 0 in `a`, n from 0 in `out`; of
-    both, more rows are computed than asked for where these are no whole tile.
+    right: the panels, and how many rows and columns there are in all; n is that of a panel's first column. `a` begins
+    with row k's factors, `out` with column n. Whole tiles are computed, for which `out` needs room.
     """
     panels, all_depth, all_columns = right
     for j in range(n, n + columns, COLUMNS):

@@ -53,9 +53,12 @@ def ones(length: int, dtype: Any) -> Any:
 def _import() -> tuple[Any, str | None]:
     """The compiled loops, or why there are none: numba serves only the versions of NumPy that it knows."""
     try:
-        return importlib.import_module("xformer.kernels.numpy_compiled_loops"), None
+        importlib.import_module("xformer.kernels.numpy_compiled_tiles")
+        module = importlib.import_module("xformer.kernels.numpy_compiled_loops")
     except ImportError as reason:
         return None, f"numba cannot be imported: {reason}"
+    off = importlib.import_module("numba").config.DISABLE_JIT
+    return module, "numba is switched off by NUMBA_DISABLE_JIT" if off else None
 
 
 def loops() -> Any:

@@ -97,6 +97,7 @@ def explain(operation: str, *arrays: Any, **static: Any) -> str:
 def _mode() -> str:
     mode = environment("XFORMER_KERNELS", "auto")
     if mode not in ("auto", "uncompiled", "portable"):
+        environment.cache_clear()  # once it is mended, it is read again
         raise ConfigError(f"XFORMER_KERNELS is {mode!r}; expected 'auto', 'uncompiled' or 'portable'")
     return mode
 

@@ -57,8 +57,10 @@ def adam(
     Returns a row (parameter, first moment, second moment) for each. step counts from 1, for the bias correction;
     weight_decay, a number for each, first shrinks the parameter by learning_rate * weight_decay of itself, apart from
     the moments (AdamW). The arrays given may be overwritten: a kernel may update them in place, so use only what is
-    returned.
+    returned. One row that a kernel cannot serve sends all of them to the portable code.
     """
+    if not parameters:
+        return []
     updated = _operation(
         *(array for row in parameters for array in row),
         step_size=learning_rate / (1.0 - beta1**step),
