@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from xformer.benchmarks.report import cells, label, machine_line
-from xformer.cli.plots import draw_throughput
+from xformer.cli.bench_plot import draw_ratios
 
 RESULTS = Path(__file__).with_name("results")
 HEAD = (
@@ -35,7 +35,7 @@ def page(runs: list[dict[str, Any]], pictures: dict[str, str]) -> str:
     for run in runs:
         parts.append(f"## {run['work'].capitalize().replace('-', ' ')}")
         if run["work"] in pictures:
-            parts.append(f"![tokens a second against length and batch]({pictures[run['work']]})")
+            parts.append(f"![each contender's time against the first one's]({pictures[run['work']]})")
         if run["results"]:
             parts.append("\n".join([HEAD, *rows(run)]))
         missing = sorted({reason for result in run["results"] for reason in result["absent"].values()})
@@ -55,14 +55,6 @@ def rows(run: dict[str, Any]) -> list[str]:
     return found
 
 
-def has_grid(run: dict[str, Any]) -> bool:
-    """Whether there is something to draw: several lengths or batch sizes, every case with both."""
-    sizes = [result["sizes"] for result in run["results"]]
-    if not sizes or not all({"length", "batch"} <= each.keys() for each in sizes):
-        return False
-    return any(len({each[name] for each in sizes}) > 1 for name in ("length", "batch"))
-
-
 def name_of(run: dict[str, Any]) -> str:
     """<date>-<machine>: the processor in letters and digits, and the number of threads."""
     processor = re.sub(r"[^a-z0-9]+", "-", run["machine"]["processor"].lower()).strip("-")
@@ -75,10 +67,10 @@ def write(folder: Path, results: Path) -> Path:
     if not runs:
         sys.exit(f"error: {folder} holds no JSON files; expected those of `pytest bench --benchmark-only --results`")
     name = name_of(runs[0])
-    pictures = {run["work"]: f"{name}-{run['work']}.png" for run in runs if has_grid(run)}
+    pictures = {run["work"]: f"{name}-{run['work']}.png" for run in runs if run["results"]}
     for run in runs:
         if run["work"] in pictures:
-            draw_throughput(run, results / pictures[run["work"]])
+            draw_ratios(run, results / pictures[run["work"]])
     written = results / f"{name}.md"
     written.write_text(page(runs, pictures), encoding="utf-8")
     return written

@@ -78,9 +78,3 @@ def test_nothing_to_report(tmp_path):
     report = importlib.import_module("report")
     with pytest.raises(SystemExit, match="holds no JSON files"):
         report.write(tmp_path, tmp_path)
-
-
-def test_one_size_makes_no_picture(run):
-    report = importlib.import_module("report")
-    assert report.has_grid(run)
-    assert not report.has_grid({**run, "results": run["results"][:1]})

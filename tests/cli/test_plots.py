@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from xformer.cli import plots
+from xformer.cli import bench_plot, plots
 from xformer.errors import ConfigError
 
 LOG = [
@@ -26,7 +26,8 @@ def size(path):
 def figure(monkeypatch):
     """What was drawn last, in place of its file."""
     drawn = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.append(figure))
+    for module in (plots, bench_plot):
+        monkeypatch.setattr(module, "save", lambda figure, path: drawn.append(figure))
     return drawn
 
 
@@ -68,7 +69,7 @@ def test_throughput_against_length_and_batch(figure, tmp_path):
         for batch in (1, 2)
     ]
     run = {"work": "attention", "machine": {"threads": 2, "processor": "CPU"}, "results": results}
-    plots.draw_throughput(run, tmp_path / "speed.png")
+    bench_plot.draw_throughput(run, tmp_path / "speed.png")
     by_length, by_batch = figure[0].axes
     assert [line.get_label() for line in by_length.lines] == [
         f"{name}, batch {batch}" for batch in (1, 2) for name in ("numpy", "torch")
@@ -76,8 +77,24 @@ def test_throughput_against_length_and_batch(figure, tmp_path):
     assert by_length.lines[2].get_xydata().tolist() == [[8, 1600], [16, 3200]]
     assert by_length.lines[0].get_color() == by_length.lines[2].get_color() != by_length.lines[1].get_color()
     assert [line.get_xdata().tolist() for line in by_batch.lines] == [[1, 2]] * 4
-    plots.draw_throughput({**run, "results": results[:1]}, tmp_path / "speed.png")
+    bench_plot.draw_throughput({**run, "results": results[:1]}, tmp_path / "speed.png")
     assert len(figure[1].axes) == 1
+
+
+def test_ratios_of_every_contender(figure, tmp_path):
+    def contender(name, ratio):
+        return {"name": name, "ratio": ratio, "ratio_quartiles": [0.9 * ratio, 1.2 * ratio]}
+
+    results = [
+        {"case": "first", "contenders": [contender("ours", 1.0), contender("torch", 0.5), contender("jax", 3.0)]},
+        {"case": "second", "contenders": [contender("ours", 1.0), contender("jax", 2.0)]},
+    ]
+    bench_plot.draw_ratios({"work": "attention", "results": results}, tmp_path / "ratios.png")
+    (axes,) = figure[0].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["second", "first"]
+    torch, jax = (points.get_xdata().tolist() for points, _, _ in axes.containers)
+    assert (torch, jax) == ([0.5], [2.0, 3.0])
+    assert "above 1: ours is faster" in axes.get_xlabel()
 
 
 def test_pictures_grow_with_their_text(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -12,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 import xformer
-from xformer.cli import bench, demo, generate, inspect, score, summarize, train, train_lm, translate
-from xformer.errors import XformerError
+from xformer.cli import demo, generate, inspect, score, summarize, train, train_lm, translate
+from xformer.errors import ConfigError, XformerError
 
 HELP = """Train Transformers that translate, and translate with them, on any array library.
 
@@ -56,10 +57,22 @@ def _application() -> typer.Typer:
         (generate, generate.generate),
         (score, score.score),
         (inspect, inspect.inspect),
-        (bench, bench.bench),
     ):
         app.command(command.__name__.replace("_", "-"), help=module.HELP)(_guarded(command))
+    if importlib.util.find_spec("xformer.cli.bench") is not None:
+        bench = importlib.import_module("xformer.cli.bench")
+        app.command("bench", help=bench.HELP)(_guarded(bench.bench))
+    else:
+        said = NO_BENCH.replace("[", "\\[")  # rich takes brackets for its own
+        app.command("bench", help=said, context_settings={"ignore_unknown_options": True})(_guarded(_no_bench))
     return app
+
+
+NO_BENCH = "The wheel carries no benchmarks; in a checkout of xformer, run: pip install -e '.[cli]'"
+
+
+def _no_bench(_: Annotated[list[str] | None, typer.Argument(metavar="WORK", hidden=True)] = None) -> None:
+    raise ConfigError(NO_BENCH[0].lower() + NO_BENCH[1:])
 
 
 def _show_version(wanted: bool) -> None:

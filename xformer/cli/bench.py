@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from xformer.errors import ConfigError
 
 SIZES, RUN, RESULT = "Sizes", "How it is measured", "What becomes of it"
 
@@ -103,8 +100,6 @@ def bench(
     ] = False,
 ) -> None:
     """Measure the speed and memory of a piece of work."""
-    if importlib.util.find_spec("xformer.benchmarks") is None:
-        raise ConfigError("the wheel carries no benchmarks; in a checkout of xformer, run: pip install -e '.[cli]'")
     from xformer.cli.bench_run import Request, run_bench
 
     axes = {"batch": batch, "length": length, "heads": heads, "head_dim": head_dim}

@@ -61,7 +61,7 @@ def run_bench(request: Request, *, out: Path | None, plot: Path | None, as_json:
     if out is not None:
         write_json(out, run)
     if plot is not None:
-        from xformer.cli.plots import draw_throughput
+        from xformer.cli.bench_plot import draw_throughput
 
         draw_throughput(run, plot)
     if as_json:

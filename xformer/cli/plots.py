@@ -25,7 +25,7 @@ def draw_curves(log: Sequence[dict[str, Any]], path: Path) -> None:
     if not updates and not validations:
         raise ConfigError("the log of the run is empty; there is nothing to plot")
     scored = [event for event in validations if event.get("score") is not None]
-    figure = _figure(8, 5.5 if scored else 3.2)
+    figure = new_figure(8, 5.5 if scored else 3.2)
     upper, *lower = figure.subplots(2 if scored else 1, 1, sharex=True, squeeze=False)[:, 0]
     upper.plot(*_columns(updates, "loss"), color="tab:gray", linewidth=0.8, label="training, with smoothed labels")
     upper.plot(*_columns(validations, "loss"), color="tab:blue", marker="o", markersize=3, label="validation")
@@ -37,7 +37,7 @@ def draw_curves(log: Sequence[dict[str, Any]], path: Path) -> None:
     (lower or [upper])[-1].set_xlabel("update")
     for axes in (upper, *lower):
         axes.grid(alpha=0.3)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_attention(
@@ -49,7 +49,7 @@ def draw_attention(
     """
     columns, rows = [list(map(_label, tokens)) for tokens in (source_tokens, target_tokens)]
     width, height = 2.2 + 0.55 * len(columns), 1.8 + 0.42 * len(rows)
-    figure = _figure(width, height)
+    figure = new_figure(width, height)
     axes = figure.subplots()
     image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
     axes.set_xticks(range(len(columns)), columns, rotation=45, ha="left", rotation_mode="anchor")
@@ -64,47 +64,10 @@ def draw_attention(
     axes.tick_params(which="minor", length=0)
     figure.colorbar(image, ax=axes, label="attention")
     figure.suptitle(title)
-    _save(figure, path)
+    save(figure, path)
 
 
-def draw_throughput(run: dict[str, Any], path: Path) -> None:
-    """Draw the tokens a second of a run of benchmarks (xformer.benchmarks.make_run) against length and batch size.
-
-    A contender has one colour; what else varies makes curves of its own. Raises CheckpointError when the file cannot
-    be written.
-    """
-    panels = [x for x in ("length", "batch") if len({each["sizes"][x] for each in run["results"]}) > 1] or ["length"]
-    figure = _figure(5.5 * len(panels), 4.2)
-    for axes, x in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
-        curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
-        for result in run["results"]:
-            others = ", ".join(f"{name} {result['sizes'][name]}" for name in _varying(run, x))
-            for each in result["contenders"]:
-                curves.setdefault((each["name"], others), []).append((result["sizes"][x], each["tokens_per_second"]))
-        names, kinds = (list(dict.fromkeys(curve[part] for curve in curves)) for part in (0, 1))
-        for (name, others), points in curves.items():
-            look = {"color": f"C{names.index(name) % 10}", "linestyle": ("-", "--", ":", "-.")[kinds.index(others) % 4]}
-            label = f"{name}, {others}" if others else name
-            axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=label, **look)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(ticks := sorted({result["sizes"][x] for result in run["results"]}), list(map(str, ticks)))
-        axes.set_xlabel({"length": "length (tokens)", "batch": "batch (sentences)"}[x])
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False, fontsize="x-small")
-    figure.axes[0].set_ylabel("tokens a second")
-    machine = run["machine"]
-    figure.suptitle(f"{run['work']}, {machine['threads']} threads, {machine['processor']}", fontsize="small")
-    _save(figure, path)
-
-
-def _varying(run: dict[str, Any], apart_from: str) -> list[str]:
-    """The sizes that differ within a run, in the order they are written in."""
-    sizes = [result["sizes"] for result in run["results"]]
-    return [name for name in sizes[0] if name != apart_from and len({each.get(name) for each in sizes}) > 1]
-
-
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
     """A figure that belongs to no window, whatever the user's backend is."""
     require("matplotlib")
     figure = require("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
@@ -121,7 +84,8 @@ def _columns(events: Sequence[dict[str, Any]], name: str) -> tuple[list[Any], li
     return [event["step"] for event in events], [event[name] for event in events]
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
+    """Write a picture; raises CheckpointError when that fails."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=_DOTS_PER_INCH)
     path = Path(os.path.realpath(path))  # a link stays a link
