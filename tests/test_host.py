@@ -587,7 +587,6 @@ COMPILED = COMPILED.replace(
     "from xformer.kernels import numpy_compiled_attention\nnumpy_compiled_attention._LEAST_WORK = 1\nexpected = attend",
     1,
 )
-COMPILED = COMPILED.replace(" and blas() == {2}", "")  # it makes its products itself
 PROGRAMS = {"pool": POOL, "limits": LIMITS, "lock": LOCK, "busy": BUSY}
 if importlib.util.find_spec("numba"):
     PROGRAMS["compiled"] = COMPILED

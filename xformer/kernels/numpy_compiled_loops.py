@@ -23,7 +23,7 @@ import numpy as np
 from numba import njit
 from numba.types import Array, boolean, float32, float64, int64, void
 
-from xformer.host import lock_across_forks
+from xformer.host import hold_libraries, lock_across_forks
 
 _EXACT, REORDERED = {"contract"}, {"contract", "reassoc"}
 SETTINGS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
@@ -64,6 +64,7 @@ class _Loop:
                     seconds = time.perf_counter() - begin
                     _LOG.info("compiled %s for this processor in %.1f s%s", self._function.__name__, seconds, kept)
                 self._compiled = compiled
+                hold_libraries()  # where SciPy is there, numba has brought its BLAS
         return self._compiled
 
     def _dispatcher(self, cache: bool) -> Any:
