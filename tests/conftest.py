@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,8 @@ from xformer.namespace import array_namespace, dtype_name, library, resolve, to_
 
 # The largest difference that rounding explains, relative to the largest expected value (or to 1, if that is larger).
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-10}
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore, and tests send
 
 LIBRARIES = [
     pytest.param("numpy", id="numpy"),

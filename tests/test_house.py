@@ -80,6 +80,7 @@ SIZE_EXCEPTIONS: dict[str, str] = {
     "xformer/kernels/numpy_compiled_attention_loops.py:pull_back": "a loop is given all that it reads and writes",
     "xformer/kernels/numpy_compiled_tiles.py:_tile.tile": "a loop is given all that it reads and writes",
     "xformer/kernels/numpy_compiled_tiles.py:multiply": "a loop is given all that it reads and writes",
+    "xformer/kernels/numpy_compiled_matmul_loops.py:multiply": "a loop is given all that it reads and writes",
     "xformer/kernels/numpy_compiled_tiles.py:multiply_tile": "a loop is given all that it reads and writes",
     "xformer/kernels/numpy_compiled_loops.py:adam": "the operation's arrays and settings",
     "xformer/ops/adafactor.py:_forward": "the operation's arrays and settings",

@@ -265,8 +265,8 @@ def scaled(x, scale, y):
 
 def test_a_loop_is_compiled_once_by_however_many_threads(monkeypatch):
     loop = numpy_compiled_loops.loop(numpy_compiled_loops.given(1), numba.float32, numpy_compiled_loops.made(1))(scaled)
-    made, dispatcher = [], numpy_compiled_loops._Loop._dispatcher
-    monkeypatch.setattr(loop, "_dispatcher", lambda cache: made.append(cache) or dispatcher(loop, cache=False))
+    made, make = [], numpy_compiled_loops._Loop._make
+    monkeypatch.setattr(loop, "_make", lambda cache: made.append(cache) or make(loop, cache=False))
     x, results = single(9), np.zeros((4, 9), "float32")
     threads = [threading.Thread(target=loop, args=(x, 2.0, y)) for y in results]
     for thread in threads:

@@ -21,7 +21,7 @@ LAYOUTS = {"rows": lambda x: x, "columns": lambda x: np.asfortranarray(x), "a pa
 def served(monkeypatch):
     """Have these kernels serve, whatever the environment asks for, and however small the matrices are."""
     monkeypatch.setenv("XFORMER_KERNELS", "auto")
-    for least in ("_LEAST", "_LEAST_A_THREAD"):
+    for least in ("_LEAST", "_PART"):
         monkeypatch.setattr(compiled, least, 1)
 
 
@@ -36,7 +36,18 @@ def laid_out(layout, x):
 @pytest.mark.parametrize("left", LAYOUTS)
 @pytest.mark.parametrize("right", LAYOUTS)
 @pytest.mark.parametrize(
-    "shape", [(96, 32, 32), (97, 47, 95), (391, 257, 49), (385, 600, 32), (104, 513, 145)], ids=str
+    "shape",
+    [
+        (2, 40, 47),
+        (5, 300, 95),
+        (40, 513, 48),
+        (95, 32, 145),
+        (96, 32, 32),
+        (97, 47, 95),
+        (391, 257, 49),
+        (385, 600, 32),
+    ],
+    ids=str,
 )
 def test_products(left, right, shape):
     rows, depth, columns = shape
@@ -46,13 +57,13 @@ def test_products(left, right, shape):
 
 
 @pytest.mark.parametrize("shape", [(0, 40, 40), (40, 0, 40), (40, 40, 0), (1, 40, 40), (40, 1, 40)], ids=str)
-def test_products_of_few_rows_or_none(shape):
+def test_products_of_a_row_or_none(shape):
     rows, depth, columns = shape
     a, b = single(rows, depth), single(depth, columns, seed=1)
     np.testing.assert_array_equal(compiled._product(a, b), a @ b)
 
 
-@pytest.mark.parametrize("shape", [(500, 64, 100), (100, 64, 500)], ids=str)
+@pytest.mark.parametrize("shape", [(500, 64, 100), (100, 64, 500), (9, 64, 500)], ids=str)
 def test_threads_give_the_bits_of_one(monkeypatch, shape):
     rows, depth, columns = shape
     a, b, results = single(rows, depth), single(depth, columns, seed=1), []
@@ -93,6 +104,6 @@ def test_project_heads(monkeypatch):
     assert_same(monkeypatch, project, x, *maps)
 
 
-def test_few_rows_are_left_to_numpy():
-    few, weight = single(95, 8), single(8, 8)
-    assert "not numba.linear: less than 96 rows" in kernels.explain("linear", few, weight, None)
+def test_a_single_row_is_left_to_numpy():
+    row, weight = single(1, 8), single(8, 8)
+    assert "not numba.linear: a single row" in kernels.explain("linear", row, weight, None)

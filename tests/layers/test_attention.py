@@ -10,6 +10,7 @@ from tests.reference import attention_arrays, gradients, normal, raises_line, ra
 from xformer import Initializer, masks, value_and_grad
 from xformer.errors import BackendError, ConfigError, ShapeError
 from xformer.layers import KeyValueStore, MultiHeadAttention, attention_from_projections, join_heads, split_fused
+from xformer.namespace import to_host
 from xformer.tree import map_arrays, replace
 
 D_MODEL, NUM_HEADS, BATCH, QUERIES, KEYS = 12, 3, 2, 4, 6
@@ -214,6 +215,21 @@ def test_a_store_gives_what_the_whole_gives(xp):
     for start, stop in ((0, 3), (3, 4), (4, 6)):
         assert_close(layer(x[:, start:stop, :], causal=True, store=store), whole[:, start:stop, :])
     assert tuple(store.key.shape) == (2, 2, 6, 2)
+
+
+def test_a_store_grows_and_is_reordered_as_arrays_would_be(xp):
+    key, value = (xp.asarray(normal(seed, 3, 2, 40, 4)) for seed in (0, 1))
+    given = xp.asarray(to_host(key[:, :, :5, :]), copy=True)
+    store, rows = KeyValueStore(given, value[:, :, :5, :]), xp.asarray([2, 0, 2])
+    for start in range(5, 40):
+        store.append(key[:, :, start : start + 1, :], value[:, :, start : start + 1, :])
+    assert_close(store.key, key, tolerance=0.0)
+    store.select(rows)
+    both = store.append(key[:, :, :2, :], value[:, :, :2, :])
+    for got, whole in zip(both, (key, value), strict=True):
+        expected = xp.concat([xp.take(whole, rows, axis=0), whole[:, :, :2, :]], axis=2)
+        assert_close(got, expected, tolerance=0.0)
+    assert_close(given, key[:, :, :5, :], tolerance=0.0)  # it was not written
 
 
 def test_rows_that_share_a_memory_attend_as_if_each_had_its_own(xp):

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
-from numba.types import Array, boolean, float32, float64, int64, void
+from numba import cfunc, njit
+from numba.types import Array, CPointer, boolean, float32, float64, int64, void
 
 from xformer.host import hold_libraries, lock_across_forks
 
 _EXACT, REORDERED = {"contract"}, {"contract", "reassoc"}
-SETTINGS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+SETTINGS = {"error_model": "numpy", "boundscheck": False}
 _COMPILING = lock_across_forks()
 _LOG = logging.getLogger(__name__)  # the command line shows what it is told
 
@@ -54,27 +54,46 @@ class _Loop:
     def _compile(self) -> Any:
         with _COMPILING:
             if self._compiled is None:
-                begin = time.perf_counter()
+                begin, kept = time.perf_counter(), ", once and for all"
                 try:
-                    compiled = self._dispatcher(cache=True)
+                    compiled, found = self._make(cache=True)
                 except (OSError, RuntimeError):  # there is no folder to keep it in, or no space
-                    compiled = self._dispatcher(cache=False)
-                if not compiled.stats.cache_hits:  # else it was found on the disk
-                    kept = ", once and for all" if compiled.stats.cache_path else "; there is no folder to keep it in"
+                    (compiled, found), kept = self._make(cache=False), "; there is no folder to keep it in"
+                if not found:
                     seconds = time.perf_counter() - begin
                     _LOG.info("compiled %s for this processor in %.1f s%s", self._function.__name__, seconds, kept)
                 self._compiled = compiled
                 hold_libraries()  # where SciPy is there, numba has brought its BLAS
         return self._compiled
 
-    def _dispatcher(self, cache: bool) -> Any:
+    def _make(self, cache: bool) -> tuple[Any, bool]:
+        """What is compiled, and whether it was found on the disk."""
         # With a signature of its own it never compiles another: writeable arrays pass for read-only ones.
-        return njit(self._signature, cache=cache, fastmath=REORDERED, **SETTINGS)(self._function)
+        made = njit(self._signature, cache=cache, nogil=True, fastmath=REORDERED, **SETTINGS)(self._function)
+        return made, bool(made.stats.cache_hits)
+
+
+class _Worker(_Loop):
+    """A function that other compiled ones call, by its address."""
+
+    @property
+    def address(self) -> int:
+        """Of the C function; it is compiled when somebody asks."""
+        return (self._compiled or self._compile()).address  # type: ignore[no-any-return]
+
+    def _make(self, cache: bool) -> tuple[Any, bool]:
+        made = cfunc(self._signature, cache=cache, fastmath=REORDERED, **SETTINGS)(self._function)
+        return made, bool(made.cache_hits)
 
 
 def loop(*types: Any) -> Callable[[Callable[..., None]], _Loop]:
     """Compile a function of arguments of these types when it is first called."""
     return lambda function: _Loop(function, void(*types))
+
+
+def worker(function: Callable[..., None]) -> _Worker:
+    """Compile a function of a job (see numpy_compiled_pool_loops) when it is first wanted."""
+    return _Worker(function, void(CPointer(int64)))
 
 
 def given(axes: int, dtype: Any = float32) -> Any:

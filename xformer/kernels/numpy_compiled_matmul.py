@@ -9,26 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from xformer.host import side_by_side, threads_here
+from xformer.host import threads_here
+from xformer.kernels.numpy_compiled_pool import share
 from xformer.kernels.numpy_linear import register_maps
 from xformer.kernels.numpy_support import compiled
 
-# With fewer rows, the time goes into reading the other matrix, which NumPy does without copying it.
-_LEAST_ROWS, _LEAST_OTHERS = 96, 32
-# Of multiplications: with fewer, calls count most; and of a thread, so many that handing over a part pays. What lies
-# between is done on one thread, although OpenBLAS would be faster on all: its threads then wait for more, busily, for
-# milliseconds, and take the cores from all that comes.
-_LEAST, _LEAST_A_THREAD = 250_000, 16_000_000
+_LEAST_ROWS, _LEAST_OTHERS = 2, 32  # NumPy multiplies a single row without copying the matrix
+_ROWS, _COLUMNS = 8, 48  # of tiles (numpy_compiled_tiles), roughly: parts are made of whole ones
+_FEW_ROWS = 24  # with fewer, the time goes into reading the other matrix, and copying it does not pay
+_LEAST = 250_000  # multiplications: with fewer, calls count most
+_PART = 500_000  # what a part has at least, some ten microseconds
 
 
 @functools.cache
-def _multiply() -> Any:
-    return importlib.import_module("xformer.kernels.numpy_compiled_matmul_loops").multiply
+def _loops() -> Any:
+    return importlib.import_module("xformer.kernels.numpy_compiled_matmul_loops")
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     if math.prod(arrays[0].shape[:-1]) < _LEAST_ROWS:
-        return f"less than {_LEAST_ROWS} rows"
+        return "a single row"
     if any(array is not None and array.dtype != arrays[0].dtype for array in arrays):
         return "dtypes are mixed"
     return compiled(arrays, static)
@@ -46,15 +46,25 @@ def _product(a: Any, b: Any) -> Any:
     if work < _LEAST or rows < _LEAST_ROWS or min(depth, columns) < _LEAST_OTHERS:
         return np.matmul(a, b, out=out)
     a, b = _contiguous(a), _contiguous(b)
-    multiply, by_rows = _multiply(), rows >= columns
-    parts = min(threads_here(), work // _LEAST_A_THREAD)
-    if parts < 2:
-        multiply(a, b, out)
-        return out
-    step = -(-max(rows, columns) // parts // _LEAST_OTHERS) * _LEAST_OTHERS
-    cuts = [slice(first, first + step) for first in range(0, max(rows, columns), step)]
-    side_by_side(lambda cut: multiply(a[cut], b, out[cut]) if by_rows else multiply(a, b[:, cut], out[:, cut]), cuts)
+    few = rows < _FEW_ROWS and b.strides[1] == b.itemsize
+    worker = _loops().multiply_few_parts if few else _loops().multiply_parts
+    steps = _steps(rows, columns, work, few)
+    share(_loops().multiply, worker, math.prod(map(_parts, (rows, columns), steps)), a, b, out, *steps)
     return out
+
+
+def _parts(size: int, step: int) -> int:
+    return -(-size // step)
+
+
+def _steps(rows: int, columns: int, work: int, few: bool) -> tuple[int, int]:
+    """Of how many rows and columns the parts of a product are."""
+    wanted = min(threads_here(), work // _PART)
+    if wanted < 2:
+        return rows, columns
+    if few or columns > rows:
+        return rows, -(-columns // wanted // _COLUMNS) * _COLUMNS
+    return -(-rows // wanted // _ROWS) * _ROWS, columns
 
 
 register_maps("numba", _product, _supports, compiled=True)

@@ -1,22 +1,45 @@
-"""The loop of compiled matrix products; see numpy_compiled_loops for how and when it is compiled."""
+"""The loops of compiled matrix products; see numpy_compiled_loops for how and when they are compiled."""
 
 from __future__ import annotations
 
 import numpy as np
-from numba.types import Array, float32
+from numba.types import Array, float32, int64
 
-from xformer.kernels.numpy_compiled_loops import loop
-from xformer.kernels.numpy_compiled_tiles import COLUMNS, DEPTH, LANES, ROWS, STEP, aligned, multiply_tile, pack
+from xformer.kernels.numpy_compiled_loops import loop, worker
+from xformer.kernels.numpy_compiled_pool_loops import Pool, arguments, next_part, share, words_of
+from xformer.kernels.numpy_compiled_tiles import (
+    COLUMNS,
+    DEPTH,
+    LANES,
+    LINE,
+    ROWS,
+    STEP,
+    aligned,
+    fetch,
+    multiply_tile,
+    pack,
+    padded,
+    piece,
+)
 
 _BLOCK = 384  # rows that are packed at a time, into a part of a second-level cache
-_ANYHOW = Array(float32, 2, "A", readonly=True)
+_AHEAD = 16  # rows that are read side by side: more than the processor foresees would come late
+_ANYHOW, _MADE = Array(float32, 2, "A", readonly=True), Array(float32, 2, "A")
+_ARGUMENTS = _ANYHOW, _ANYHOW, _MADE, int64, int64
+_arguments = arguments(*_ARGUMENTS)
 
 
-@loop(_ANYHOW, _ANYHOW, Array(float32, 2, "A"))
-def multiply(a, b, out):
+@piece
+def _cut(part, step, columns_step, out):
+    """The rows and columns of the result that are a part's: the first and the end of each."""
+    across = -(-out.shape[1] // columns_step)
+    i, j = part // across * step, part % across * columns_step
+    return i, min(i + step, out.shape[0]), j, min(j + columns_step, out.shape[1])
+
+
+@piece
+def _multiply(a, b, out, block, panel, edge):
     """out = a b. Of each of a and b, rows or columns are contiguous; of out, the rows."""
-    block = aligned((min(_BLOCK, a.shape[0]) + ROWS) * STEP)
-    panel, edge = aligned(DEPTH * COLUMNS), aligned(ROWS * COLUMNS)
     step = out.strides[0] // 4
     for k in range(0, a.shape[1], DEPTH):
         depth, more = min(DEPTH, a.shape[1] - k), k > 0
@@ -26,13 +49,82 @@ def multiply(a, b, out):
             for n in range(0, b.shape[1], COLUMNS):
                 wide = min(COLUMNS, b.shape[1] - n)
                 vectors = -(-wide // LANES)
-                pack(b, k, n, depth, wide, panel, 0, vectors * LANES)
+                of_panel = vectors * LANES
+                pack(b, k, n, depth, wide, panel, 0, of_panel)
                 for i in range(0, high, ROWS):
-                    if i + ROWS <= high and wide == vectors * LANES:
-                        multiply_tile(vectors, block, i * STEP, panel, 0, depth, out, (m + i) * step + n, step, more)
+                    at, place = i * STEP, (m + i) * step + n
+                    if i + ROWS <= high and wide == of_panel:
+                        multiply_tile(vectors, block, at, panel, 0, of_panel, out, place, step, depth, more)
                         continue
-                    multiply_tile(vectors, block, i * STEP, panel, 0, depth, edge, 0, COLUMNS, False)
+                    multiply_tile(vectors, block, at, panel, 0, of_panel, edge, 0, COLUMNS, depth, False)
                     for row in range(min(ROWS, high - i)):
                         for j in range(wide):
                             before = out[m + i + row, n + j] if more else np.float32(0.0)
                             out[m + i + row, n + j] = before + edge[row * COLUMNS + j]
+
+
+@worker
+def multiply_parts(job):
+    """Parts of a product, of whatever size."""
+    words = words_of(job)
+    a, b, out, step, columns_step = _arguments(words)
+    block = aligned((min(_BLOCK, step) + ROWS) * STEP)
+    panel, edge = aligned(DEPTH * COLUMNS), aligned(ROWS * COLUMNS)
+    part = next_part(words)
+    while part >= 0:
+        i, i_end, j, j_end = _cut(part, step, columns_step, out)
+        _multiply(a[i:i_end], b[:, j:j_end], out[i:i_end, j:j_end], block, panel, edge)
+        part = next_part(words)
+
+
+@worker
+def multiply_few_parts(job):
+    """Parts of a product of few rows with a matrix whose rows are contiguous: some columns each."""
+    words = words_of(job)
+    a, b, out, step, columns_step = _arguments(words)
+    rows = -(-a.shape[0] // ROWS) * ROWS
+    block, sums, panel = aligned(rows * STEP), aligned(rows * padded(columns_step)), aligned(_AHEAD * LANES)
+    block[:] = np.float32(0.0)
+    part = next_part(words)
+    while part >= 0:
+        _, _, j, j_end = _cut(part, step, columns_step, out)
+        _multiply_few(a, b[:, j:j_end], out[:, j:j_end], block, sums, panel)
+        part = next_part(words)
+
+
+@piece
+def _multiply_few(a, b, out, block, sums, panel):
+    """out = a b for rows so few that reading b takes longest: it is read where it is, _AHEAD rows side by side.
+
+    The rows of b and out are contiguous, and of a, rows or columns.
+    """
+    rows, columns, step_b = -(-a.shape[0] // ROWS) * ROWS, b.shape[1], b.strides[0] // 4
+    whole, step = columns // LANES * LANES, padded(columns)
+    for first in range(0, b.shape[0], DEPTH):
+        last = min(first + DEPTH, b.shape[0])
+        pack(a, 0, first, a.shape[0], last - first, block, 0, STEP)
+        for k in range(first, last, _AHEAD):
+            depth = min(_AHEAD, last - k)
+            for n in range(0, whole, COLUMNS):
+                vectors = min(COLUMNS, whole - n) // LANES
+                for row in range(k + _AHEAD, k + 2 * _AHEAD):
+                    for j in range(0, vectors * LANES, LINE):
+                        fetch(b, row * step_b + n + j)
+                for i in range(0, rows, ROWS):
+                    at, at_b = i * STEP + k - first, k * step_b + n
+                    multiply_tile(vectors, block, at, b, at_b, step_b, sums, i * step + n, step, depth, k > 0)
+            if whole < columns:
+                pack(b, k, whole, depth, columns - whole, panel, 0, LANES)
+                for i in range(0, rows, ROWS):
+                    at = i * STEP + k - first
+                    place = i * step + whole
+                    multiply_tile(1, block, at, panel, 0, LANES, sums, place, step, depth, k > 0)
+    for i in range(a.shape[0]):
+        for j in range(columns):
+            out[i, j] = sums[i * step + j]
+
+
+@loop(Pool, int64, int64, int64, *_ARGUMENTS)
+def multiply(pool, helpers, parts, worker, a, b, out, step, columns_step):
+    """out = a b in parts of so many rows and columns."""
+    share(pool, helpers, parts, worker, (a, b, out, step, columns_step))

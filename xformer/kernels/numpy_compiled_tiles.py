@@ -29,7 +29,7 @@ ROWS, _VECTORS = (8 if _FEATURES.get("avx512f") or _FEATURES.get("neon") else 4)
 COLUMNS = _VECTORS * LANES
 DEPTH = 256  # numbers in a row of a block, at most
 STEP = DEPTH + LANES  # rows a power of two apart would share lines of the cache
-_LINE = 16  # numbers in a line of the cache
+LINE = 16  # numbers in a line of the cache
 
 _INT, _VECTOR = ir.IntType(64), ir.VectorType(ir.FloatType(), LANES)
 _BYTES = ir.IntType(8).as_pointer()
@@ -81,16 +81,19 @@ class _Rows:
 def _tile(vectors: int) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
     def tile(
-        typing: Any, a: Any, at_a: Any, b: Any, at_b: Any, depth: Any, out: Any, at_out: Any, step: Any, more: Any
-    ) -> Any:
-        """out = a b, or out += a b if there was more before; a: ROWS of a block, b: a panel of so many vectors."""
+        typing: Any,
+        a: Any, at_a: Any,
+        b: Any, at_b: Any, step_b: Any,
+        out: Any, at_out: Any, step: Any,
+        depth: Any, more: Any,
+    ) -> Any:  # fmt: skip
+        """out = a b, or out += a b if there was more before; a: ROWS of a block, b and out: so many vectors wide."""
 
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            def rows(number: int, first: Any, step: Any) -> _Rows:
-                return _Rows(context, builder, signature.args[number], values[number], first, step)
+            def rows(number: int, step: Any) -> _Rows:
+                return _Rows(context, builder, signature.args[number], values[number], values[number + 1], step)
 
-            rows_a, rows_out = rows(0, values[1], STEP), rows(5, values[6], values[7])
-            panel = rows(2, values[3], vectors * LANES)
+            rows_a, rows_b, rows_out = rows(0, STEP), rows(2, values[4]), rows(5, values[7])
             places = [(i, j) for i in range(ROWS) for j in range(vectors)]
             sums = [cgutils.alloca_once(builder, _VECTOR) for _ in places]  # LLVM puts them into registers
             fused = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
@@ -99,22 +102,22 @@ def _tile(vectors: int) -> Any:
                 rows_out.fetch(i, j * LANES)
             for total in sums:
                 builder.store(_ZEROS, total)
-            with cgutils.for_range(builder, values[4]) as along:
-                of_b = [panel.vector(along.index, j * LANES) for j in range(vectors)]
+            with cgutils.for_range(builder, values[8]) as along:
+                of_b = [rows_b.vector(along.index, j * LANES) for j in range(vectors)]
                 for i in range(ROWS):
                     number = builder.load(rows_a.element(i, along.index))
                     first = builder.insert_element(_UNKNOWN, number, ir.Constant(ir.IntType(32), 0))
                     of_a = builder.shuffle_vector(first, _UNKNOWN, _lanes([0] * LANES))
                     for j, total in enumerate(sums[i * vectors : (i + 1) * vectors]):
                         builder.store(builder.call(multiply_add, [of_a, of_b[j], builder.load(total)]), total)
-            with builder.if_then(values[8]):
+            with builder.if_then(values[9]):
                 for (i, j), total in zip(places, sums, strict=True):
                     builder.store(builder.fadd(rows_out.vector(i, j * LANES), builder.load(total)), total)
             for (i, j), total in zip(places, sums, strict=True):
                 rows_out.put(builder.load(total), i, j * LANES)
             return context.get_dummy_value()
 
-        return void(a, at_a, b, at_b, depth, out, at_out, step, more), generate
+        return void(a, at_a, b, at_b, step_b, out, at_out, step, depth, more), generate
 
     return tile
 
@@ -141,6 +144,17 @@ def _square(turned: bool) -> Any:
     return square
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def fetch(typing: Any, x: Any, at: Any) -> Any:
+    """Have a line of memory in the cache before it is wanted; it need not be the array's."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        _Rows(context, builder, signature.args[0], values[0], values[1], 0).fetch(0, 0)
+        return context.get_dummy_value()
+
+    return void(x, at), generate
+
+
 _tile_of_1, _tile_of_2, _tile_of_3 = map(_tile, (1, 2, 3))
 _copy_square, _turn_square = _square(False), _square(True)
 
@@ -150,8 +164,8 @@ _copy_square, _turn_square = _square(False), _square(True)
 @piece
 def aligned(count):
     """Memory for so many numbers, which begin with a line of the cache."""
-    memory = np.empty(count + _LINE, np.float32)
-    first = -memory.ctypes.data // 4 % _LINE
+    memory = np.empty(count + LINE, np.float32)
+    first = -memory.ctypes.data // 4 % LINE
     return memory[first : first + count]
 
 
@@ -198,14 +212,14 @@ def turn(x, rows, columns, y):
 
 
 @piece
-def multiply_tile(vectors, a, at_a, b, at_b, depth, out, at, step, more):
-    """out = a b, or out += a b if there was more before, for ROWS rows and so many vectors of columns."""
+def multiply_tile(vectors, a, at_a, b, at_b, step_b, out, at, step, depth, more):
+    """out = a b, or out += a b if there was more before, for ROWS rows of a block and so many vectors of columns."""
     if vectors == 3:
-        _tile_of_3(a, at_a, b, at_b, depth, out, at, step, more)
+        _tile_of_3(a, at_a, b, at_b, step_b, out, at, step, depth, more)
     elif vectors == 2:
-        _tile_of_2(a, at_a, b, at_b, depth, out, at, step, more)
+        _tile_of_2(a, at_a, b, at_b, step_b, out, at, step, depth, more)
     else:
-        _tile_of_1(a, at_a, b, at_b, depth, out, at, step, more)
+        _tile_of_1(a, at_a, b, at_b, step_b, out, at, step, depth, more)
 
 
 @piece
@@ -221,4 +235,4 @@ def multiply(a, rows, right, k, depth, n, columns, out, at, step, more):
         for i in range(0, rows, ROWS):
             place = at + i * step + j - n
             at_b = all_depth * j + k * panel_step
-            multiply_tile(panel_step // LANES, a, i * STEP, panels, at_b, depth, out, place, step, more)
+            multiply_tile(panel_step // LANES, a, i * STEP, panels, at_b, panel_step, out, place, step, depth, more)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,10 +18,15 @@ Product = Callable[[Any, Any], Any]
 # --- linear ----------------------------------------------------------------------------------------------------------
 
 
-def _forward(x: Any, weight: Any, bias: Any, *, save: bool, product: Product) -> tuple[Any, Any]:
-    y = product(as_rows(x), weight)
+def _affine(rows: Any, weight: Any, bias: Any, product: Product) -> Any:
+    y = product(rows, weight)
     if bias is not None:
         y += bias
+    return y
+
+
+def _forward(x: Any, weight: Any, bias: Any, *, save: bool, product: Product) -> tuple[Any, Any]:
+    y = _affine(as_rows(x), weight, bias, product)
     return y.reshape(*x.shape[:-1], weight.shape[1]), (x, weight)
 
 
@@ -40,39 +44,41 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, product: Product) -> tuple[Any, 
 
 # --- project_heads ---------------------------------------------------------------------------------------------------
 
-_LEAST_ROWS = 32  # fewer, as in decoding, cost less than bringing the matrices together
+_FEW_ROWS = 96  # fewer, as in decoding, cost less than bringing the matrices together
 
 
 def _heads_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    x, *maps = arrays
-    if math.prod(x.shape[:2]) < _LEAST_ROWS:
-        return f"less than {_LEAST_ROWS} rows"
-    if len({bias is None for bias in maps[len(static["heads"]) :]}) > 1:
-        return "some of the maps have a bias"
-    return None
+    biases = arrays[1 + len(static["heads"]) :]
+    return "some of the maps have a bias" if len({bias is None for bias in biases}) > 1 else None
+
+
+def _in_heads(rows: Any, x: Any, heads: int) -> Any:
+    return rows.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
 
 
 def _cut(joint: Any, x: Any, weights: Any, heads: Any) -> Iterator[Any]:
     """Each map's part of the joint rows, in heads: a view."""
     first = 0
     for weight, count in zip(weights, heads, strict=True):
-        part = joint[:, first : first + weight.shape[1]]
-        yield part.reshape(*x.shape[:2], count, -1).transpose(0, 2, 1, 3)
+        yield _in_heads(joint[:, first : first + weight.shape[1]], x, count)
         first += weight.shape[1]
 
 
 def _heads_forward(x: Any, *maps: Any, heads: Any, save: bool, product: Product) -> tuple[Any, Any]:
-    """One product with all matrices side by side."""
-    weights, biases = maps[: len(heads)], maps[len(heads) :]
-    joint = np.concatenate(weights, axis=1) if len(weights) > 1 else weights[0]
-    y = product(as_rows(x), joint)
-    if biases[0] is not None:
-        y += np.concatenate(biases)
+    """One product with all matrices side by side, or, for few rows, one with each where it is."""
+    rows, weights, biases = as_rows(x), maps[: len(heads)], maps[len(heads) :]
+    if len(rows) < _FEW_ROWS or len(weights) == 1:
+        outputs = [_affine(rows, weight, bias, product) for weight, bias in zip(weights, biases, strict=True)]
+        joint = weights[0] if len(weights) == 1 else None
+        return tuple(_in_heads(y, x, count) for y, count in zip(outputs, heads, strict=True)), (x, weights, joint)
+    joint = np.concatenate(weights, axis=1)
+    y = _affine(rows, joint, None if biases[0] is None else np.concatenate(biases), product)
     return tuple(_cut(y, x, weights, heads)), (x, weights, joint)
 
 
 def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any, product: Product) -> tuple[Any, ...]:
     x, weights, joint = residuals
+    joint = np.concatenate(weights, axis=1) if joint is None else joint
     rows = as_rows(x)
     g_rows = np.empty((len(rows), joint.shape[1]), joint.dtype)
     for part, given in zip(_cut(g_rows, x, weights, heads), g, strict=True):

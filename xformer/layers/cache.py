@@ -3,30 +3,66 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from xformer.namespace import Array, array_namespace
+from xformer.namespace import Array, array_namespace, device, library, trace_level
+
+_WRITABLE = ("numpy", "cupy")  # libraries
+_ROOM = 16  # tokens, at least, that a store which has to grow has room for beyond what it needs
 
 
-@dataclass
 class KeyValueStore:
-    """Keys and values of one attention layer, each (rows, heads, tokens, head_dim), or None before the first."""
+    """Keys and values of one attention layer, each (rows, heads, tokens, head_dim), or None before the first.
 
-    key: Array | None = None
-    value: Array | None = None
+    Where arrays can be written, there is room for more tokens than there are, so that a new one copies no others. What
+    a store is given is never written.
+    """
+
+    def __init__(self, key: Array | None = None, value: Array | None = None) -> None:
+        self._key, self._value = key, value
+        self._length = 0 if key is None else int(key.shape[2])
+
+    @property
+    def key(self) -> Array | None:
+        """The keys so far."""
+        return self._so_far(self._key)
+
+    @property
+    def value(self) -> Array | None:
+        """The values so far."""
+        return self._so_far(self._value)
 
     def append(self, key: Array, value: Array) -> tuple[Array, Array]:
         """Add those of new tokens; return all of them."""
-        if self.key is not None and self.value is not None:
-            xp = array_namespace(key, self.key)
-            key, value = xp.concat([self.key, key], axis=2), xp.concat([self.value, value], axis=2)
-        self.key, self.value = key, value
-        return key, value
+        if self._key is None or self._value is None:
+            self._key, self._value = key, value
+        else:
+            self._key, self._value = _joined(self._key, self._length, key), _joined(self._value, self._length, value)
+        self._length += int(key.shape[2])
+        return self._so_far(self._key), self._so_far(self._value)
 
     def select(self, rows: Array) -> None:
         """Let row i from now on be what row rows[i] was (integers, in any order, repeats allowed)."""
-        if self.key is not None and self.value is not None:
-            xp = array_namespace(self.key)
-            self.key, self.value = (xp.take(x, rows, axis=0) for x in (self.key, self.value))
+        if self._key is not None and self._value is not None:
+            xp = array_namespace(self._key)
+            self._key, self._value = (xp.take(x, rows, axis=0) for x in (self._key, self._value))
+
+    def _so_far(self, kept: Any) -> Any:
+        return kept if kept is None or kept.shape[2] == self._length else kept[:, :, : self._length, :]
+
+
+def _joined(kept: Array, length: int, new: Array) -> Array:
+    """New tokens after the first so many of those that are kept."""
+    xp, end = array_namespace(kept, new), length + int(new.shape[2])
+    if library(xp) not in _WRITABLE or trace_level(xp):  # a graph of derivatives may look at what is kept
+        return xp.concat([kept[:, :, :length, :], new], axis=2)
+    if end > kept.shape[2]:
+        rows, heads, _, features = kept.shape
+        roomy = xp.empty((rows, heads, end + max(_ROOM, end // 2), features), dtype=kept.dtype, device=device(kept))
+        roomy[:, :, :length, :] = kept[:, :, :length, :]
+        kept = roomy
+    kept[:, :, length:end, :] = new
+    return kept
 
 
 @dataclass

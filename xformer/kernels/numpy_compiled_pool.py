@@ -1,0 +1,84 @@
+"""The threads that help compiled loops; numpy_compiled_pool_loops says how."""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import functools
+import importlib
+import os
+import threading
+from typing import Any
+
+import numpy as np
+
+from xformer.host import lock_across_forks, threads_here
+
+_LOCK = lock_across_forks()
+
+
+@functools.cache
+def _loops() -> Any:
+    return importlib.import_module("xformer.kernels.numpy_compiled_pool_loops")
+
+
+class _Pool:
+    """The words that its threads share, and a bell for each, to wake it."""
+
+    def __init__(self) -> None:
+        self.words: Any = np.zeros(_loops().WORDS, np.int64)
+        self._bells: list[Any] = []
+        self._threads: list[threading.Thread] = []
+
+    def wake(self, helpers: int) -> None:
+        """Ring for so many helpers, and make those that there are not yet."""
+        if self.words[_loops().AWAKE] >= helpers:
+            return
+        with _LOCK:
+            while len(self._bells) < helpers and not self.words[_loops().STOPPED]:
+                bell = _thread.allocate_lock()
+                thread = threading.Thread(target=self._help, args=(bell,), name="xformer-helper", daemon=True)
+                self._bells.append(bell)
+                self._threads.append(thread)
+                thread.start()
+            for bell in self._bells[:helpers]:
+                if bell.locked():
+                    bell.release()
+
+    def _help(self, bell: Any) -> None:
+        while not self.words[_loops().STOPPED]:
+            _loops().help_out(self.words)
+            bell.acquire()
+
+    def stop(self) -> None:
+        """End all threads: compiled code must not go while they are in it."""
+        self.words[_loops().STOPPED] = 1
+        with _LOCK:
+            for bell in self._bells:
+                if bell.locked():
+                    bell.release()
+        for thread in self._threads:
+            thread.join()
+
+
+_pools: list[_Pool] = []
+
+
+def _pool() -> _Pool:
+    with _LOCK:
+        if not _pools:
+            _pools.append(_Pool())
+            atexit.register(_pools[0].stop)
+        return _pools[0]
+
+
+getattr(os, "register_at_fork", lambda **handlers: None)(after_in_child=_pools.clear)
+
+
+def share(loop: Any, worker: Any, parts: int, *arguments: Any) -> None:
+    """Have a worker do all parts of a job, on as many threads as `side_by_side` would take."""
+    helpers = min(threads_here(), parts) - 1
+    pool = _pools[0] if _pools else _pool()
+    if helpers > 0:
+        pool.wake(helpers)
+    loop(pool.words, helpers, parts, worker.address, *arguments)
