@@ -180,7 +180,6 @@ LEFT = {
     "broadcast dropout": ("dropout", (FOUR, FOUR[0] > 0), "keep is broadcast"),
     "adam apart": ("adam", (FOUR[..., ::2],) * 4, "arrays are not contiguous"),
     "attention apart": ("attention", (FOUR[0],) * 3 + (None,) * 3, "not (batch, heads, length, features)"),
-    "one query": ("attention", (FOUR[:, :, :1], FOUR, FOUR, None, None, None), "a single query reads keys and values"),
 }
 
 

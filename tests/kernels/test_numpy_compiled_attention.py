@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 
 import numpy as np
 import pytest
 
 from tests.kernels.test_numpy import LENGTHS, MASKS, assert_same, heads, make_mask, normal
 from xformer import kernels, vjp
-from xformer.kernels import numpy_compiled_attention
+from xformer.kernels import numpy_compiled_attention, numpy_compiled_pool
 from xformer.ops import attention
 
 pytest.importorskip("numba")
@@ -45,8 +44,7 @@ def test_short_sequences(monkeypatch, lengths, mask, causal, drop):
     allowed = make_mask(mask, queries, keys)
     keep = np.random.default_rng(6).random((3, 2, queries, keys)) < 0.8 if drop else None
     static = {"causal": causal, "keep_probability": 0.8 if drop else 1.0}
-    if queries > 1 or drop:
-        assert_served(*arrays, allowed, None, keep, scale=0.5, **static)
+    assert_served(*arrays, allowed, None, keep, scale=0.5, **static)
     assert_same(monkeypatch, functools.partial(attention, mask=allowed, keep=keep, **static), *arrays)
 
 
@@ -81,6 +79,15 @@ def test_other_memory_and_no_sentences(monkeypatch):
     assert_same(monkeypatch, lambda q, k, v: attention(q, k, v, scale=1.0, causal=True), 5.0 * query, key, value)
 
 
+def test_a_single_query_of_keys_that_others_follow(monkeypatch):
+    kept = [single(3, 2, 50, 8, seed=seed)[:, :, :41] for seed in (1, 2)]
+    query, mask = single(3, 2, 1, 8), np.random.default_rng(3).random((3, 1, 1, 41)) < 0.6
+    mask[1] = False
+    for arrays in ((query, *kept), (query[..., ::-1], *(x[..., ::-1] for x in kept))):
+        assert_served(*arrays, mask, None, None, **PLAIN)
+        assert_same(monkeypatch, functools.partial(attention, causal=True, mask=mask), *arrays)
+
+
 def test_scores_of_any_size_stay_finite():
     query = 1e4 * single(1, 1, 80, 16)
     output, pull = vjp(attention, query, query, single(1, 1, 80, 16, seed=2))
@@ -89,20 +96,14 @@ def test_scores_of_any_size_stay_finite():
 
 
 def test_threads_give_the_bits_of_one(monkeypatch):
-    monkeypatch.setattr(numpy_compiled_attention, "_LEAST_WORK", 1)
-    arrays = [single(3, 3, 70, 16, seed=seed) for seed in range(3)]
-    results, seen = [], set()
-    loop = numpy_compiled_attention._loops().attend
-    monkeypatch.setattr(
-        numpy_compiled_attention._loops(), "attend", lambda *a: seen.add(threading.get_ident()) or loop(*a)
-    )
-    for threads in (1, 2):
+    monkeypatch.setattr(numpy_compiled_pool, "_PART", 1)
+    arrays, results = [single(3, 3, 70, 16, seed=seed) for seed in range(3)], []
+    for threads in (1, 3):
         monkeypatch.setenv("XFORMER_NUM_THREADS", str(threads))
         output, pull = vjp(attention, *arrays)
-        results.append([output, *pull(np.cos(output))])
-    assert len(seen) == 2
-    for one, two in zip(*results, strict=True):
-        np.testing.assert_array_equal(one, two)
+        results.append([output, *pull(np.cos(output)), attention(arrays[0][:, :, :1], *arrays[1:])])
+    for one, several in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, several)
 
 
 @pytest.mark.parametrize(("features", "width"), [(1, 1), (17, 49), (256, 3), (5, 256)])

@@ -13,6 +13,7 @@ from xformer.ops.project_heads import project_heads
 pytest.importorskip("numba")
 
 from xformer.kernels import numpy_compiled_matmul as compiled
+from xformer.kernels import numpy_compiled_pool
 
 LAYOUTS = {"rows": lambda x: x, "columns": lambda x: np.asfortranarray(x), "a part": lambda x: np.tile(x, (2, 2))}
 
@@ -21,8 +22,8 @@ LAYOUTS = {"rows": lambda x: x, "columns": lambda x: np.asfortranarray(x), "a pa
 def served(monkeypatch):
     """Have these kernels serve, whatever the environment asks for, and however small the matrices are."""
     monkeypatch.setenv("XFORMER_KERNELS", "auto")
-    for least in ("_LEAST", "_PART"):
-        monkeypatch.setattr(compiled, least, 1)
+    monkeypatch.setattr(compiled, "_LEAST", 1)
+    monkeypatch.setattr(numpy_compiled_pool, "_PART", 1)
 
 
 def single(*shape, seed=0):
@@ -53,14 +54,16 @@ def test_products(left, right, shape):
     rows, depth, columns = shape
     a, b = laid_out(left, single(rows, depth)), laid_out(right, single(depth, columns, seed=1))
     expected = a.astype("float64") @ b.astype("float64")
-    np.testing.assert_allclose(compiled._product(a, b), expected, rtol=0.0, atol=3e-6 * depth)
+    np.testing.assert_allclose(compiled._affine(a, b, None), expected, rtol=0.0, atol=3e-6 * depth)
+    bias = single(2 * columns, seed=2)[::2]
+    np.testing.assert_allclose(compiled._affine(a, b, bias), expected + bias, rtol=0.0, atol=3e-6 * depth)
 
 
 @pytest.mark.parametrize("shape", [(0, 40, 40), (40, 0, 40), (40, 40, 0), (1, 40, 40), (40, 1, 40)], ids=str)
 def test_products_of_a_row_or_none(shape):
     rows, depth, columns = shape
     a, b = single(rows, depth), single(depth, columns, seed=1)
-    np.testing.assert_array_equal(compiled._product(a, b), a @ b)
+    np.testing.assert_array_equal(compiled._affine(a, b, None), a @ b)
 
 
 @pytest.mark.parametrize("shape", [(500, 64, 100), (100, 64, 500), (9, 64, 500)], ids=str)
@@ -69,7 +72,7 @@ def test_threads_give_the_bits_of_one(monkeypatch, shape):
     a, b, results = single(rows, depth), single(depth, columns, seed=1), []
     for threads in ("1", "2", "5"):
         monkeypatch.setenv("XFORMER_NUM_THREADS", threads)
-        results.append(compiled._product(a, b))
+        results.append(compiled._affine(a, b, None))
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
 
@@ -77,7 +80,7 @@ def test_threads_give_the_bits_of_one(monkeypatch, shape):
 def test_what_is_not_finite_stays_visible():
     a, b = single(100, 40), single(40, 40, seed=1)
     a[3, 5], a[7, 1] = np.nan, np.inf
-    product = compiled._product(a, b)
+    product = compiled._affine(a, b, None)
     assert np.isnan(product[3]).all()
     assert not np.isfinite(product[7]).any()
     assert np.isfinite(np.delete(product, [3, 7], axis=0)).all()

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import functools
 import importlib
-import itertools
 from typing import Any
 
 import numpy as np
 
-from xformer.host import side_by_side, threads_here
 from xformer.kernels import numpy_attention
+from xformer.kernels.numpy_compiled_pool import share
 from xformer.kernels.numpy_support import compiled, nothing
 from xformer.kernels.registry import Kernel, register
 
 _HEADS_BACK = (0, 2, 1, 3)  # (batch, heads, length, features) from or to (batch, length, heads, features)
 _MOST_FEATURES = 256  # of a head: what a row of a block holds (numpy_compiled_tiles)
-_LEAST_WORK = 2_000_000  # multiplications of queries by keys, some 0.3 ms: what handing a part over must save
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
@@ -32,16 +30,14 @@ def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     query, key, keep = arrays[0], arrays[1], arrays[5]
     if keep is not None and keep.shape != (*query.shape[:3], key.shape[2]):
         return "keep is broadcast"
-    if query.shape[2] == 1 and keep is None:
-        return "a single query reads keys and values where they are"
     if max(query.shape[3], arrays[2].shape[3]) > _MOST_FEATURES:
         return f"heads of more than {_MOST_FEATURES} features"
     return None
 
 
 @functools.cache
-def _loops() -> Any:
-    return importlib.import_module("xformer.kernels.numpy_compiled_attention_loops")
+def _loops(module: str) -> Any:
+    return importlib.import_module(f"xformer.kernels.numpy_compiled_{module}_loops")
 
 
 def _added(mask: Any, bias: Any, keys: int, dtype: Any) -> Any:
@@ -58,13 +54,15 @@ def _added(mask: Any, bias: Any, keys: int, dtype: Any) -> Any:
     return np.ascontiguousarray(np.broadcast_to(added, (*added.shape[:3], keys)))
 
 
-def _over_heads(loop: Any, query: Any, key: Any, *arguments: Any) -> None:
-    """Call the loop for all heads of all sentences, parts of them on threads of their own where it pays."""
+def _over_heads(loops: Any, name: str, query: Any, key: Any, *arguments: Any) -> None:
+    """Call a loop for all heads of all sentences, on several threads where it pays."""
     heads = query.shape[0] * query.shape[1]
     work = heads * query.shape[2] * key.shape[2] * query.shape[3]
-    parts = max(1, min(heads, threads_here(), work // _LEAST_WORK))
-    ends = [heads * part // parts for part in range(parts + 1)]
-    side_by_side(lambda part: loop(query, key, *arguments, *part), list(itertools.pairwise(ends)))
+    share(getattr(loops, name), getattr(loops, f"{name}_parts"), heads, work, query, key, *arguments)
+
+
+def _in_rows(x: Any) -> Any:
+    return x if x.strides[-1] == x.itemsize else np.ascontiguousarray(x)
 
 
 def _forward(
@@ -81,13 +79,17 @@ def _forward(
     save: bool,
 ) -> tuple[Any, Any]:
     batch, heads, queries, _ = query.shape
-    query, key, value = map(np.ascontiguousarray, (query, key, value))
     added = _added(mask, bias, key.shape[2], query.dtype)
-    keep = nothing(4, np.bool_) if keep is None else np.ascontiguousarray(keep, bool)
     out = np.empty((batch, queries, heads, value.shape[-1]), query.dtype)
+    if queries == 1 and keep is None and not save:  # decoding
+        query = np.ascontiguousarray(query)
+        _over_heads(_loops("attention"), "attend_once", query, _in_rows(key), _in_rows(value), added, scale, out)
+        return out.transpose(_HEADS_BACK), None
+    query, key, value = map(np.ascontiguousarray, (query, key, value))
+    keep = nothing(4, np.bool_) if keep is None else np.ascontiguousarray(keep, bool)
     log_sums = np.empty((batch, heads, queries), query.dtype)
     settings = added, keep, causal, scale, 1.0 / keep_probability
-    _over_heads(_loops().attend, query, key, value, *settings, out, log_sums)
+    _over_heads(_loops("attention"), "attend", query, key, value, *settings, out, log_sums)
     return out.transpose(_HEADS_BACK), (query, key, value, added, keep, out, log_sums)
 
 
@@ -97,7 +99,9 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep
     cotangents = [np.empty([x.shape[axis] for axis in _HEADS_BACK], x.dtype) for x in (query, key, value)]
     dbias = np.zeros((*query.shape[:3], key.shape[2]), query.dtype) if needs[4] else nothing(4)
     settings = added, keep, causal, scale, 1.0 / keep_probability
-    _over_heads(_loops().pull_back, query, key, value, *settings, out, log_sums, g, *cotangents, dbias)
+    _over_heads(
+        _loops("attention_vjp"), "pull_back", query, key, value, *settings, out, log_sums, g, *cotangents, dbias
+    )
     return *(x.transpose(_HEADS_BACK) for x in cotangents), None, dbias if needs[4] else None, None
 
 

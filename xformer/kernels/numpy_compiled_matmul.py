@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from xformer.host import threads_here
-from xformer.kernels.numpy_compiled_pool import share
+from xformer.kernels.numpy_compiled_pool import share, threads_for
 from xformer.kernels.numpy_linear import register_maps
-from xformer.kernels.numpy_support import compiled
+from xformer.kernels.numpy_support import compiled, flat, nothing
 
 _LEAST_ROWS, _LEAST_OTHERS = 2, 32  # NumPy multiplies a single row without copying the matrix
 _ROWS, _COLUMNS = 8, 48  # of tiles (numpy_compiled_tiles), roughly: parts are made of whole ones
 _FEW_ROWS = 24  # with fewer, the time goes into reading the other matrix, and copying it does not pay
 _LEAST = 250_000  # multiplications: with fewer, calls count most
-_PART = 500_000  # what a part has at least, some ten microseconds
+_LARGE = 64_000_000  # from here on parts are half as large, so that no thread waits long for another
 
 
 @functools.cache
@@ -39,17 +38,18 @@ def _contiguous(x: Any) -> Any:
     return x if x.itemsize in x.strides else np.ascontiguousarray(x)
 
 
-def _product(a: Any, b: Any) -> Any:
+def _affine(a: Any, b: Any, bias: Any) -> Any:
     (rows, depth), columns = a.shape, b.shape[1]
     out = np.empty((rows, columns), a.dtype)
     work = rows * depth * columns
     if work < _LEAST or rows < _LEAST_ROWS or min(depth, columns) < _LEAST_OTHERS:
-        return np.matmul(a, b, out=out)
-    a, b = _contiguous(a), _contiguous(b)
+        np.matmul(a, b, out=out)
+        return out if bias is None else np.add(out, bias, out=out)
+    a, b, bias = _contiguous(a), _contiguous(b), nothing(1) if bias is None else flat(bias)
     few = rows < _FEW_ROWS and b.strides[1] == b.itemsize
     worker = _loops().multiply_few_parts if few else _loops().multiply_parts
     steps = _steps(rows, columns, work, few)
-    share(_loops().multiply, worker, math.prod(map(_parts, (rows, columns), steps)), a, b, out, *steps)
+    share(_loops().multiply, worker, math.prod(map(_parts, (rows, columns), steps)), work, a, b, bias, out, *steps)
     return out
 
 
@@ -59,12 +59,14 @@ def _parts(size: int, step: int) -> int:
 
 def _steps(rows: int, columns: int, work: int, few: bool) -> tuple[int, int]:
     """Of how many rows and columns the parts of a product are."""
-    wanted = min(threads_here(), work // _PART)
+    wanted = threads_for(work)
     if wanted < 2:
         return rows, columns
+    if work > _LARGE:
+        wanted *= 2
     if few or columns > rows:
         return rows, -(-columns // wanted // _COLUMNS) * _COLUMNS
     return -(-rows // wanted // _ROWS) * _ROWS, columns
 
 
-register_maps("numba", _product, _supports, compiled=True)
+register_maps("numba", _affine, _supports, compiled=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 from numba.types import Array, float32, int64
 
-from xformer.kernels.numpy_compiled_loops import loop, worker
-from xformer.kernels.numpy_compiled_pool_loops import Pool, arguments, next_part, share, words_of
+from xformer.kernels.numpy_compiled_loops import ZERO, given, loop, worker
+from xformer.kernels.numpy_compiled_pool_loops import SHARED, arguments, next_part, share, words_of
 from xformer.kernels.numpy_compiled_tiles import (
     COLUMNS,
     DEPTH,
@@ -25,7 +24,7 @@ from xformer.kernels.numpy_compiled_tiles import (
 _BLOCK = 384  # rows that are packed at a time, into a part of a second-level cache
 _AHEAD = 16  # rows that are read side by side: more than the processor foresees would come late
 _ANYHOW, _MADE = Array(float32, 2, "A", readonly=True), Array(float32, 2, "A")
-_ARGUMENTS = _ANYHOW, _ANYHOW, _MADE, int64, int64
+_ARGUMENTS = _ANYHOW, _ANYHOW, given(1), _MADE, int64, int64
 _arguments = arguments(*_ARGUMENTS)
 
 
@@ -38,11 +37,11 @@ def _cut(part, step, columns_step, out):
 
 
 @piece
-def _multiply(a, b, out, block, panel, edge):
-    """out = a b. Of each of a and b, rows or columns are contiguous; of out, the rows."""
+def _multiply(a, b, bias, out, block, panel, edge):
+    """out = a b + bias. Of each of a and b, rows or columns are contiguous; of out, the rows."""
     step = out.strides[0] // 4
     for k in range(0, a.shape[1], DEPTH):
-        depth, more = min(DEPTH, a.shape[1] - k), k > 0
+        depth, more = min(DEPTH, a.shape[1] - k), k > 0 or bias.size > 0
         for m in range(0, a.shape[0], _BLOCK):
             high = min(_BLOCK, a.shape[0] - m)
             pack(a, m, k, high, depth, block, 0, STEP)
@@ -51,6 +50,8 @@ def _multiply(a, b, out, block, panel, edge):
                 vectors = -(-wide // LANES)
                 of_panel = vectors * LANES
                 pack(b, k, n, depth, wide, panel, 0, of_panel)
+                for i in range(high if k == 0 and bias.size > 0 else 0):
+                    out[m + i, n : n + wide] = bias[n : n + wide]
                 for i in range(0, high, ROWS):
                     at, place = i * STEP, (m + i) * step + n
                     if i + ROWS <= high and wide == of_panel:
@@ -59,7 +60,7 @@ def _multiply(a, b, out, block, panel, edge):
                     multiply_tile(vectors, block, at, panel, 0, of_panel, edge, 0, COLUMNS, depth, False)
                     for row in range(min(ROWS, high - i)):
                         for j in range(wide):
-                            before = out[m + i + row, n + j] if more else np.float32(0.0)
+                            before = out[m + i + row, n + j] if more else ZERO
                             out[m + i + row, n + j] = before + edge[row * COLUMNS + j]
 
 
@@ -67,13 +68,13 @@ def _multiply(a, b, out, block, panel, edge):
 def multiply_parts(job):
     """Parts of a product, of whatever size."""
     words = words_of(job)
-    a, b, out, step, columns_step = _arguments(words)
+    a, b, bias, out, step, columns_step = _arguments(words)
     block = aligned((min(_BLOCK, step) + ROWS) * STEP)
     panel, edge = aligned(DEPTH * COLUMNS), aligned(ROWS * COLUMNS)
     part = next_part(words)
     while part >= 0:
         i, i_end, j, j_end = _cut(part, step, columns_step, out)
-        _multiply(a[i:i_end], b[:, j:j_end], out[i:i_end, j:j_end], block, panel, edge)
+        _multiply(a[i:i_end], b[:, j:j_end], bias[j:j_end], out[i:i_end, j:j_end], block, panel, edge)
         part = next_part(words)
 
 
@@ -81,20 +82,20 @@ def multiply_parts(job):
 def multiply_few_parts(job):
     """Parts of a product of few rows with a matrix whose rows are contiguous: some columns each."""
     words = words_of(job)
-    a, b, out, step, columns_step = _arguments(words)
+    a, b, bias, out, step, columns_step = _arguments(words)
     rows = -(-a.shape[0] // ROWS) * ROWS
     block, sums, panel = aligned(rows * STEP), aligned(rows * padded(columns_step)), aligned(_AHEAD * LANES)
-    block[:] = np.float32(0.0)
+    block[:] = ZERO
     part = next_part(words)
     while part >= 0:
         _, _, j, j_end = _cut(part, step, columns_step, out)
-        _multiply_few(a, b[:, j:j_end], out[:, j:j_end], block, sums, panel)
+        _multiply_few(a, b[:, j:j_end], bias[j:j_end], out[:, j:j_end], block, sums, panel)
         part = next_part(words)
 
 
 @piece
-def _multiply_few(a, b, out, block, sums, panel):
-    """out = a b for rows so few that reading b takes longest: it is read where it is, _AHEAD rows side by side.
+def _multiply_few(a, b, bias, out, block, sums, panel):
+    """out = a b + bias for rows so few that reading b takes longest: it is read where it is, _AHEAD rows side by side.
 
     The rows of b and out are contiguous, and of a, rows or columns.
     """
@@ -121,10 +122,10 @@ def _multiply_few(a, b, out, block, sums, panel):
                     multiply_tile(1, block, at, panel, 0, LANES, sums, place, step, depth, k > 0)
     for i in range(a.shape[0]):
         for j in range(columns):
-            out[i, j] = sums[i * step + j]
+            out[i, j] = sums[i * step + j] + (bias[j] if bias.size > 0 else ZERO)
 
 
-@loop(Pool, int64, int64, int64, *_ARGUMENTS)
-def multiply(pool, helpers, parts, worker, a, b, out, step, columns_step):
-    """out = a b in parts of so many rows and columns."""
-    share(pool, helpers, parts, worker, (a, b, out, step, columns_step))
+@loop(*SHARED, *_ARGUMENTS)
+def multiply(pool, helpers, parts, worker, a, b, bias, out, step, columns_step):
+    """out = a b + bias, if there is one, in parts of so many rows and columns."""
+    share(pool, helpers, parts, worker, (a, b, bias, out, step, columns_step))

@@ -14,6 +14,7 @@ import numpy as np
 
 from xformer.host import lock_across_forks, threads_here
 
+_PART = 500_000  # multiplications that a thread has to do at least, some ten microseconds
 _LOCK = lock_across_forks()
 
 
@@ -75,9 +76,14 @@ def _pool() -> _Pool:
 getattr(os, "register_at_fork", lambda **handlers: None)(after_in_child=_pools.clear)
 
 
-def share(loop: Any, worker: Any, parts: int, *arguments: Any) -> None:
-    """Have a worker do all parts of a job, on as many threads as `side_by_side` would take."""
-    helpers = min(threads_here(), parts) - 1
+def threads_for(work: int) -> int:
+    """How many threads are worth it for so many multiplications."""
+    return max(1, min(threads_here(), work // _PART))
+
+
+def share(loop: Any, worker: Any, parts: int, work: int, *arguments: Any) -> None:
+    """Have a worker do all parts of a job of so many multiplications, on as many threads as are worth it."""
+    helpers = min(threads_for(work), parts) - 1
     pool = _pools[0] if _pools else _pool()
     if helpers > 0:
         pool.wake(helpers)

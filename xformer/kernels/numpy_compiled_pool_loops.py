@@ -32,11 +32,12 @@ from xformer.kernels.numpy_compiled_tiles import piece
 # Places in the words of a pool. What one thread writes while another looks on has a line of the cache of its own.
 OWNED, OPEN, NEXT, INSIDE, AWAKE, STOPPED, _WORKER = range(0, 56, 8)
 _ARGUMENTS, _PARTS, _HELPERS, WORDS = range(_WORKER + 1, _WORKER + 5)
-_LOOKS = 10_000  # for a job, before a helper goes to sleep: about half a millisecond
+_LOOKS = 100_000  # for a job, before a helper goes to sleep: some milliseconds, since operations come with pauses
 
 _INT = ir.IntType(64)
 _WORKS = ir.FunctionType(ir.VoidType(), [_INT.as_pointer()]).as_pointer()
 Pool = Array(int64, 1, "C")
+SHARED = Pool, int64, int64, int64  # the first arguments of loops that share: the pool, helpers, parts, the worker
 
 # --- what is said to LLVM ---------------------------------------------------------------------------------------------
 

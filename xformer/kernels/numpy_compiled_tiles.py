@@ -17,8 +17,10 @@ import numpy as np
 from llvmlite import binding, ir
 from numba import njit
 from numba.core import cgutils
+from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
-from numba.types import void
+from numba.np.arrayobj import populate_array
+from numba.types import Array, void
 
 from xformer.kernels.numpy_compiled_loops import REORDERED, SETTINGS
 
@@ -153,6 +155,25 @@ def fetch(typing: Any, x: Any, at: Any) -> Any:
         return context.get_dummy_value()
 
     return void(x, at), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def memory(typing: Any, x: Any) -> Any:
+    """All that lies between the first number of an array and the last, one after the other: a view."""
+    kind = Array(x.dtype, 1, "C")
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        given = context.make_array(x)(context, builder, values[0])
+        made, item = context.make_array(kind)(context, builder), ir.Constant(_INT, 4)
+        count = ir.Constant(_INT, 1)
+        for size, step in zip(
+            cgutils.unpack_tuple(builder, given.shape), cgutils.unpack_tuple(builder, given.strides), strict=True
+        ):
+            count = builder.add(count, builder.mul(builder.sub(size, ir.Constant(_INT, 1)), builder.sdiv(step, item)))
+        populate_array(made, data=given.data, shape=(count,), strides=(item,), itemsize=item, meminfo=given.meminfo)
+        return impl_ret_borrowed(context, builder, kind, made._getvalue())
+
+    return kind(x), generate
 
 
 _tile_of_1, _tile_of_2, _tile_of_3 = map(_tile, (1, 2, 3))

@@ -12,33 +12,34 @@ from xformer.kernels.numpy_support import floats
 from xformer.kernels.registry import Kernel, register
 from xformer.ops.linear import as_rows
 
-# Of matrices, (rows, k) and (k, columns): each may be a transposed view.
-Product = Callable[[Any, Any], Any]
-
-# --- linear ----------------------------------------------------------------------------------------------------------
+# The product of matrices (rows, k) and (k, columns), each perhaps a transposed view, plus a bias (columns,) or None.
+Affine = Callable[[Any, Any, Any], Any]
 
 
-def _affine(rows: Any, weight: Any, bias: Any, product: Product) -> Any:
-    y = product(rows, weight)
+def _affine(a: Any, b: Any, bias: Any) -> Any:
+    y = a @ b
     if bias is not None:
         y += bias
     return y
 
 
-def _forward(x: Any, weight: Any, bias: Any, *, save: bool, product: Product) -> tuple[Any, Any]:
-    y = _affine(as_rows(x), weight, bias, product)
+# --- linear ----------------------------------------------------------------------------------------------------------
+
+
+def _forward(x: Any, weight: Any, bias: Any, *, save: bool, affine: Affine) -> tuple[Any, Any]:
+    y = affine(as_rows(x), weight, bias)
     return y.reshape(*x.shape[:-1], weight.shape[1]), (x, weight)
 
 
-def _vjp(g: Any, residuals: Any, needs: Any, *, product: Product) -> tuple[Any, ...]:
+def _vjp(g: Any, residuals: Any, needs: Any, *, affine: Affine) -> tuple[Any, ...]:
     x, weight = residuals
     g_rows = as_rows(g)
-    dx = product(g_rows, weight.T).reshape(x.shape) if needs[0] else None
+    dx = affine(g_rows, weight.T, None).reshape(x.shape) if needs[0] else None
     dweight = None
     if needs[1]:
         # A weight given transposed (the tied output) gets its gradient in its own memory order.
         transposed = weight.flags.f_contiguous
-        dweight = product(g_rows.T, as_rows(x)).T if transposed else product(as_rows(x).T, g_rows)
+        dweight = affine(g_rows.T, as_rows(x), None).T if transposed else affine(as_rows(x).T, g_rows, None)
     return dx, dweight, (g_rows.sum(axis=0) if needs[2] else None)
 
 
@@ -64,34 +65,34 @@ def _cut(joint: Any, x: Any, weights: Any, heads: Any) -> Iterator[Any]:
         first += weight.shape[1]
 
 
-def _heads_forward(x: Any, *maps: Any, heads: Any, save: bool, product: Product) -> tuple[Any, Any]:
+def _heads_forward(x: Any, *maps: Any, heads: Any, save: bool, affine: Affine) -> tuple[Any, Any]:
     """One product with all matrices side by side, or, for few rows, one with each where it is."""
     rows, weights, biases = as_rows(x), maps[: len(heads)], maps[len(heads) :]
     if len(rows) < _FEW_ROWS or len(weights) == 1:
-        outputs = [_affine(rows, weight, bias, product) for weight, bias in zip(weights, biases, strict=True)]
+        outputs = [affine(rows, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
         joint = weights[0] if len(weights) == 1 else None
         return tuple(_in_heads(y, x, count) for y, count in zip(outputs, heads, strict=True)), (x, weights, joint)
     joint = np.concatenate(weights, axis=1)
-    y = _affine(rows, joint, None if biases[0] is None else np.concatenate(biases), product)
+    y = affine(rows, joint, None if biases[0] is None else np.concatenate(biases))
     return tuple(_cut(y, x, weights, heads)), (x, weights, joint)
 
 
-def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any, product: Product) -> tuple[Any, ...]:
+def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any, affine: Affine) -> tuple[Any, ...]:
     x, weights, joint = residuals
     joint = np.concatenate(weights, axis=1) if joint is None else joint
     rows = as_rows(x)
     g_rows = np.empty((len(rows), joint.shape[1]), joint.dtype)
     for part, given in zip(_cut(g_rows, x, weights, heads), g, strict=True):
         part[...] = 0.0 if given is None else given
-    dx = product(g_rows, joint.T).reshape(x.shape) if needs[0] else None
+    dx = affine(g_rows, joint.T, None).reshape(x.shape) if needs[0] else None
     ends = np.cumsum([weight.shape[1] for weight in weights])[:-1]
-    dweights = [product(rows.T, part) for part in np.split(g_rows, ends, axis=1)]
+    dweights = [affine(rows.T, part, None) for part in np.split(g_rows, ends, axis=1)]
     dbiases = np.split(g_rows.sum(axis=0), ends) if any(needs[-len(weights) :]) else [None] * len(weights)
     return dx, *dweights, *dbiases
 
 
-def register_maps(name: str, product: Product, supports: Callable[..., str | None], compiled: bool = False) -> None:
-    """Register kernels for linear maps, made of a product of matrices."""
+def register_maps(name: str, affine: Affine, supports: Callable[..., str | None], compiled: bool = False) -> None:
+    """Register kernels for linear maps, made of an affine one."""
 
     def both(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
         return supports(arrays, static) or _heads_supports(arrays, static)
@@ -100,8 +101,8 @@ def register_maps(name: str, product: Product, supports: Callable[..., str | Non
         ("linear", supports, _forward, _vjp),
         ("project_heads", both, _heads_forward, _heads_vjp),
     ):
-        forward, vjp = (functools.partial(function, product=product) for function in (forward, vjp))
+        forward, vjp = (functools.partial(function, affine=affine) for function in (forward, vjp))
         register(Kernel(f"{name}.{operation}", operation, "numpy", check, forward, vjp, compiled=compiled))
 
 
-register_maps("numpy", np.matmul, floats)
+register_maps("numpy", _affine, floats)
