@@ -37,27 +37,33 @@ def _cut(part, step, columns_step, out):
 
 
 @piece
-def _multiply(a, b, bias, out, block, panel, edge):
-    """out = a b + bias. Of each of a and b, rows or columns are contiguous; of out, the rows."""
+def _padded(bias, start):
+    """Copy what there is of a bias to memory that has room for whole vectors."""
+    for j in range(bias.size):
+        start[j] = bias[j]
+
+
+@piece
+def _multiply(a, b, start, out, block, panel, edge):
+    """out = a b + start, if that has elements. Of each of a and b, rows or columns are contiguous; of out, the rows."""
     step = out.strides[0] // 4
-    for k in range(0, a.shape[1], DEPTH):
-        depth, more = min(DEPTH, a.shape[1] - k), k > 0 or bias.size > 0
-        for m in range(0, a.shape[0], _BLOCK):
-            high = min(_BLOCK, a.shape[0] - m)
+    for m in range(0, a.shape[0], _BLOCK):
+        high = min(_BLOCK, a.shape[0] - m)
+        for k in range(0, a.shape[1], DEPTH):
+            depth, more, begun = min(DEPTH, a.shape[1] - k), k > 0, k > 0 or start.size == 0
             pack(a, m, k, high, depth, block, 0, STEP)
             for n in range(0, b.shape[1], COLUMNS):
                 wide = min(COLUMNS, b.shape[1] - n)
                 vectors = -(-wide // LANES)
                 of_panel = vectors * LANES
                 pack(b, k, n, depth, wide, panel, 0, of_panel)
-                for i in range(high if k == 0 and bias.size > 0 else 0):
-                    out[m + i, n : n + wide] = bias[n : n + wide]
+                right, begin = (panel, 0, of_panel), (start, -1 if begun else n)
                 for i in range(0, high, ROWS):
-                    at, place = i * STEP, (m + i) * step + n
+                    left = block, i * STEP
                     if i + ROWS <= high and wide == of_panel:
-                        multiply_tile(vectors, block, at, panel, 0, of_panel, out, place, step, depth, more)
+                        multiply_tile(vectors, left, right, (out, (m + i) * step + n, step), depth, more, begin)
                         continue
-                    multiply_tile(vectors, block, at, panel, 0, of_panel, edge, 0, COLUMNS, depth, False)
+                    multiply_tile(vectors, left, right, (edge, 0, COLUMNS), depth, False, begin)
                     for row in range(min(ROWS, high - i)):
                         for j in range(wide):
                             before = out[m + i + row, n + j] if more else ZERO
@@ -71,10 +77,12 @@ def multiply_parts(job):
     a, b, bias, out, step, columns_step = _arguments(words)
     block = aligned((min(_BLOCK, step) + ROWS) * STEP)
     panel, edge = aligned(DEPTH * COLUMNS), aligned(ROWS * COLUMNS)
+    start = aligned(padded(columns_step) if bias.size > 0 else 0)
     part = next_part(words)
     while part >= 0:
         i, i_end, j, j_end = _cut(part, step, columns_step, out)
-        _multiply(a[i:i_end], b[:, j:j_end], bias[j:j_end], out[i:i_end, j:j_end], block, panel, edge)
+        _padded(bias[j:j_end], start)
+        _multiply(a[i:i_end], b[:, j:j_end], start, out[i:i_end, j:j_end], block, panel, edge)
         part = next_part(words)
 
 
@@ -85,17 +93,19 @@ def multiply_few_parts(job):
     a, b, bias, out, step, columns_step = _arguments(words)
     rows = -(-a.shape[0] // ROWS) * ROWS
     block, sums, panel = aligned(rows * STEP), aligned(rows * padded(columns_step)), aligned(_AHEAD * LANES)
+    start = aligned(padded(columns_step) if bias.size > 0 else 0)
     block[:] = ZERO
     part = next_part(words)
     while part >= 0:
         _, _, j, j_end = _cut(part, step, columns_step, out)
-        _multiply_few(a, b[:, j:j_end], bias[j:j_end], out[:, j:j_end], block, sums, panel)
+        _padded(bias[j:j_end], start)
+        _multiply_few(a, b[:, j:j_end], start, out[:, j:j_end], block, sums, panel)
         part = next_part(words)
 
 
 @piece
-def _multiply_few(a, b, bias, out, block, sums, panel):
-    """out = a b + bias for rows so few that reading b takes longest: it is read where it is, _AHEAD rows side by side.
+def _multiply_few(a, b, start, out, block, sums, panel):
+    """out = a b + start for rows so few that reading b takes longest: it is read where it is, _AHEAD rows side by side.
 
     The rows of b and out are contiguous, and of a, rows or columns.
     """
@@ -105,24 +115,25 @@ def _multiply_few(a, b, bias, out, block, sums, panel):
         last = min(first + DEPTH, b.shape[0])
         pack(a, 0, first, a.shape[0], last - first, block, 0, STEP)
         for k in range(first, last, _AHEAD):
-            depth = min(_AHEAD, last - k)
+            depth, begun = min(_AHEAD, last - k), k > 0 or start.size == 0
             for n in range(0, whole, COLUMNS):
                 vectors = min(COLUMNS, whole - n) // LANES
                 for row in range(k + _AHEAD, k + 2 * _AHEAD):
                     for j in range(0, vectors * LANES, LINE):
                         fetch(b, row * step_b + n + j)
+                right, begin = (b, k * step_b + n, step_b), (start, -1 if begun else n)
                 for i in range(0, rows, ROWS):
-                    at, at_b = i * STEP + k - first, k * step_b + n
-                    multiply_tile(vectors, block, at, b, at_b, step_b, sums, i * step + n, step, depth, k > 0)
+                    left, result = (block, i * STEP + k - first), (sums, i * step + n, step)
+                    multiply_tile(vectors, left, right, result, depth, k > 0, begin)
             if whole < columns:
                 pack(b, k, whole, depth, columns - whole, panel, 0, LANES)
                 for i in range(0, rows, ROWS):
-                    at = i * STEP + k - first
-                    place = i * step + whole
-                    multiply_tile(1, block, at, panel, 0, LANES, sums, place, step, depth, k > 0)
+                    left, result = (block, i * STEP + k - first), (sums, i * step + whole, step)
+                    begin = start, -1 if begun else whole
+                    multiply_tile(1, left, (panel, 0, LANES), result, depth, k > 0, begin)
     for i in range(a.shape[0]):
         for j in range(columns):
-            out[i, j] = sums[i * step + j] + (bias[j] if bias.size > 0 else ZERO)
+            out[i, j] = sums[i * step + j]
 
 
 @loop(*SHARED, *_ARGUMENTS)

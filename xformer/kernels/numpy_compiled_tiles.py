@@ -88,8 +88,12 @@ def _tile(vectors: int) -> Any:
         b: Any, at_b: Any, step_b: Any,
         out: Any, at_out: Any, step: Any,
         depth: Any, more: Any,
+        start: Any, at_start: Any,
     ) -> Any:  # fmt: skip
-        """out = a b, or out += a b if there was more before; a: ROWS of a block, b and out: so many vectors wide."""
+        """out = a b, or out += a b if there was more before; a: ROWS of a block, b and out: so many vectors wide.
+
+        start: what is added to every row of the result, unless its place is below zero.
+        """
 
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             def rows(number: int, step: Any) -> _Rows:
@@ -104,6 +108,10 @@ def _tile(vectors: int) -> Any:
                 rows_out.fetch(i, j * LANES)
             for total in sums:
                 builder.store(_ZEROS, total)
+            with builder.if_then(builder.icmp_signed(">=", values[11], _number(0))):
+                added = [rows(10, 0).vector(0, j * LANES) for j in range(vectors)]
+                for (_, j), total in zip(places, sums, strict=True):
+                    builder.store(added[j], total)
             with cgutils.for_range(builder, values[8]) as along:
                 of_b = [rows_b.vector(along.index, j * LANES) for j in range(vectors)]
                 for i in range(ROWS):
@@ -119,7 +127,7 @@ def _tile(vectors: int) -> Any:
                 rows_out.put(builder.load(total), i, j * LANES)
             return context.get_dummy_value()
 
-        return void(a, at_a, b, at_b, step_b, out, at_out, step, depth, more), generate
+        return void(a, at_a, b, at_b, step_b, out, at_out, step, depth, more, start, at_start), generate
 
     return tile
 
@@ -233,14 +241,19 @@ def turn(x, rows, columns, y):
 
 
 @piece
-def multiply_tile(vectors, a, at_a, b, at_b, step_b, out, at, step, depth, more):
-    """out = a b, or out += a b if there was more before, for ROWS rows of a block and so many vectors of columns."""
+def multiply_tile(vectors, left, right, result, depth, more, start):
+    """out = a b, or out += a b if there was more before, for ROWS rows of a block and so many vectors of columns.
+
+    left: the block and the place; right: matrix, place and step, and result likewise. start: an array and a place, what
+    is added to every row of the result, unless the place is below zero.
+    """
+    (a, at_a), (b, at_b, step_b), (out, at, step), (added, at_added) = left, right, result, start
     if vectors == 3:
-        _tile_of_3(a, at_a, b, at_b, step_b, out, at, step, depth, more)
+        _tile_of_3(a, at_a, b, at_b, step_b, out, at, step, depth, more, added, at_added)
     elif vectors == 2:
-        _tile_of_2(a, at_a, b, at_b, step_b, out, at, step, depth, more)
+        _tile_of_2(a, at_a, b, at_b, step_b, out, at, step, depth, more, added, at_added)
     else:
-        _tile_of_1(a, at_a, b, at_b, step_b, out, at, step, depth, more)
+        _tile_of_1(a, at_a, b, at_b, step_b, out, at, step, depth, more, added, at_added)
 
 
 @piece
@@ -256,4 +269,5 @@ def multiply(a, rows, right, k, depth, n, columns, out, at, step, more):
         for i in range(0, rows, ROWS):
             place = at + i * step + j - n
             at_b = all_depth * j + k * panel_step
-            multiply_tile(panel_step // LANES, a, i * STEP, panels, at_b, panel_step, out, place, step, depth, more)
+            panel = panels, at_b, panel_step
+            multiply_tile(panel_step // LANES, (a, i * STEP), panel, (out, place, step), depth, more, (a, -1))
