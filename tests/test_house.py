@@ -83,7 +83,7 @@ SIZE_EXCEPTIONS: dict[str, str] = {
     "xformer/kernels/numpy_compiled_tiles.py:_tile.tile": "a loop is given all that it reads and writes",
     "xformer/kernels/numpy_compiled_tiles.py:multiply": "a loop is given all that it reads and writes",
     "xformer/kernels/numpy_compiled_matmul_loops.py:multiply": "a loop is given all that it reads and writes",
-    "xformer/kernels/numpy_compiled_tiles.py:multiply_tile": "a loop is given all that it reads and writes",
+    "xformer/kernels/numpy_compiled_tiles.py:_tile": "all of a tile, from the first number read to the last written",
     "xformer/kernels/numpy_compiled_loops.py:adam": "the operation's arrays and settings",
     "xformer/ops/adafactor.py:_forward": "the operation's arrays and settings",
     "xformer/ops/attention.py:_forward": "the operation's arrays and settings",

@@ -62,6 +62,7 @@ def _over_heads(loops: Any, name: str, query: Any, key: Any, *arguments: Any) ->
 
 
 def _in_rows(x: Any) -> Any:
+    """The array itself, if the features are contiguous."""
     return x if x.strides[-1] == x.itemsize else np.ascontiguousarray(x)
 
 
@@ -81,11 +82,10 @@ def _forward(
     batch, heads, queries, _ = query.shape
     added = _added(mask, bias, key.shape[2], query.dtype)
     out = np.empty((batch, queries, heads, value.shape[-1]), query.dtype)
+    query, key, value = map(_in_rows, (query, key, value))
     if queries == 1 and keep is None and not save:  # decoding
-        query = np.ascontiguousarray(query)
-        _over_heads(_loops("attention"), "attend_once", query, _in_rows(key), _in_rows(value), added, scale, out)
+        _over_heads(_loops("attention"), "attend_once", query, key, value, added, scale, out)
         return out.transpose(_HEADS_BACK), None
-    query, key, value = map(np.ascontiguousarray, (query, key, value))
     keep = nothing(4, np.bool_) if keep is None else np.ascontiguousarray(keep, bool)
     log_sums = np.empty((batch, heads, queries), query.dtype)
     settings = added, keep, causal, scale, 1.0 / keep_probability

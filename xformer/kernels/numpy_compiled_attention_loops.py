@@ -125,10 +125,11 @@ def part_of(added, b, h, q, k, count, real):
     return of[first : first + count, k : k + real]
 
 
-COMMON = given(4, boolean), boolean, float32, float32  # keep, causal, scale, keep_scale
-_ATTEND = *[given(4)] * 4, *COMMON, made(4), made(3)
-_ANYHOW = Array(float32, 4, "A", readonly=True)
-_ONCE = given(4), _ANYHOW, _ANYHOW, given(4), float32, made(4)
+_HEADS = Array(float32, 4, "A", readonly=True)  # of which the features are contiguous
+# Query, key, value, added, keep, causal, scale, keep_scale.
+COMMON = _HEADS, _HEADS, _HEADS, given(4), given(4, boolean), boolean, float32, float32
+_ATTEND = *COMMON, made(4), made(3)
+_ONCE = _HEADS, _HEADS, _HEADS, given(4), float32, made(4)
 _attend, _once = arguments(*_ATTEND), arguments(*_ONCE)
 
 

@@ -18,7 +18,7 @@ from xformer.kernels.numpy_compiled_loops import ONE, ZERO, exp, given, loop, ma
 from xformer.kernels.numpy_compiled_pool_loops import SHARED, arguments, next_part, share, words_of
 from xformer.kernels.numpy_compiled_tiles import ROWS, STEP, aligned, multiply, pack_panels, padded, piece, turn
 
-_PULL_BACK = *[given(4)] * 4, *COMMON, *[given(4), given(3), given(4)], *[made(4)] * 4
+_PULL_BACK = *COMMON, given(4), given(3), given(4), *[made(4)] * 4
 _pull_back = arguments(*_PULL_BACK)
 
 
