@@ -50,6 +50,11 @@ def meet(job):
         part = loops.next_part(words)
 
 
+@worker
+def refuse(job):
+    """Take no part, as where there is no memory."""
+
+
 @loop(*loops.SHARED, COUNTS)
 def call(pool, helpers, parts, worker, counts):
     """Share."""
@@ -88,6 +93,14 @@ def test_so_many_threads_work_at_the_same_time(threads):
     pool.share(call, meet, threads, WHOLE, counts)
     assert counts[0] >= threads  # all have come
     assert (counts[1:] < TRIES).all()  # and nobody has waited in vain
+
+
+def test_parts_that_nobody_took_are_missed():
+    counts = np.zeros(2, np.int64)
+    with pytest.raises(MemoryError, match="not enough memory for a compiled loop"):
+        pool.share(call, refuse, 2, WHOLE, counts)
+    pool.share(call, count, 2, WHOLE, counts)  # the pool is free again
+    np.testing.assert_array_equal(counts, np.ones(2))
 
 
 def test_small_work_stays_on_one_thread():

@@ -143,18 +143,24 @@ def next_part(words):
 
 @piece
 def share(pool, helpers, parts, worker, arguments):
-    """Have a worker do all parts of a job, here and in at most so many helpers, as far as they are awake and free."""
+    """Have a worker do all parts of a job, here and in at most so many helpers, as far as they are awake and free.
+
+    Raises MemoryError where there was not enough for a worker to begin: it has taken no part then.
+    """
     shared = helpers > 0 and exchange(pool, OWNED, 1) == 0
     words = pool if shared else np.zeros(WORDS, np.int64)
     words[_WORKER], words[_ARGUMENTS], words[_PARTS], words[_HELPERS] = worker, _lay_down(arguments), parts, helpers
     exchange(words, NEXT, 0)
     exchange(words, OPEN, int64(shared))
     _call(worker, words)
+    begun = look(words, NEXT)
     if shared:
         exchange(words, OPEN, 0)
         while look(words, INSIDE) > 0:
             _rest()
         exchange(words, OWNED, 0)
+    if begun < parts:
+        raise MemoryError("not enough memory for a compiled loop to work in")
 
 
 @loop(Pool)
