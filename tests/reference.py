@@ -14,6 +14,7 @@ from xformer.models import ModelConfig
 from xformer.models.parts import Parts
 from xformer.namespace import from_host
 from xformer.ops import cross_entropy
+from xformer.tree import map_arrays
 
 # For tests with many shapes, which jax would compile one by one.
 without_jax = pytest.mark.parametrize(
@@ -32,6 +33,18 @@ SMALL = {
     "num_decoder_layers": 2,
 }
 
+# Every scheme of positions, and with them the other parts a model may be made of.
+KINDS: dict[str, dict[str, Any]] = {
+    "sinusoidal": {"length_encoding": True},
+    "post-norm": {"norm_position": "post", "embedding_norm": True},
+    "learned": {"positions": "learned", "max_positions": 16, "scale_positions": True, "tie_output": False},
+    "rotary": {"positions": "rotary", "num_heads": 4, "num_key_value_heads": 2, "norm": "rms", "activation": "swiglu"},
+    "alibi": {"positions": "alibi", "num_key_value_heads": 1, "activation": "geglu"},
+    "relative": {"positions": "relative", "norm": "max_scaled", "rematerialize": True},
+    "none, window": {"positions": "none", "window": 3, "output_bias": True},
+    "copy": {"share_embeddings": True, "source_vocab_size": 13, "copy": True},
+}
+
 # Two sentences of different lengths, padded with 0.
 SOURCE = np.asarray([[5, 4, 7, 2, 0], [3, 10, 2, 0, 0]])
 TARGET = np.asarray([[1, 12, 6, 4], [1, 9, 0, 0]])
@@ -41,6 +54,11 @@ LABELS = np.asarray([[12, 6, 4, 2], [9, 2, 0, 0]])
 def small_model(xp: Any = "numpy", *, dtype: str = "float64", seed: int = 0, **settings: Any) -> Transformer:
     """A model of two layers on each side, in float64 unless told otherwise."""
     return Transformer(TransformerConfig(**{**SMALL, **settings}), xp=xp, seed=seed, dtype=dtype)
+
+
+def model_of_kind(kind: str) -> Transformer:
+    """A small model of one of KINDS, away from the zeros and ones of fresh biases and norms: nothing is left out."""
+    return map_arrays(lambda array: array + 0.1 * normal(array.size, *array.shape), small_model(**KINDS[kind]))
 
 
 def small_language_model(xp: Any = "numpy", *, dtype: str = "float64", seed: int = 0, **settings: Any) -> LanguageModel:
@@ -73,6 +91,18 @@ def weighted_sum(y: Any, weights: Any) -> Any:
 def normal(seed: int, *shape: int) -> Any:
     """Standard normal float64 values."""
     return np.random.default_rng(seed).normal(size=shape)
+
+
+def counted_calls(monkeypatch: pytest.MonkeyPatch, kind: type[Any]) -> list[Any]:
+    """A list that grows with every call of a module of this kind, by that module."""
+    calls, call = [], kind.__call__
+
+    def counting(self: Any, *args: Any, **keywords: Any) -> Any:
+        calls.append(self)
+        return call(self, *args, **keywords)
+
+    monkeypatch.setattr(kind, "__call__", counting)
+    return calls
 
 
 @contextlib.contextmanager

@@ -214,6 +214,17 @@ def test_bad_prefixes(model):
         run(model, SOURCES[:1], prefix=[[3, 2]])
 
 
+def test_errors_name_a_prefix_by_the_number_of_its_sentence(model):
+    with raises_line(ConfigError, "prefix 8 has 3 tokens, the output at most 2"):
+        run(model, SOURCES[:2], max_length=2, prefix=[[], [3, 4, 5]], sentence_numbers=[4, 7])
+    prefix, settings = [[], [4, 6, 8]], {"desired_lengths": [2, 2], "length_of": evens}
+    with raises_line(ConfigError, "prefix 8 is 3 long, the output at most 2"):
+        run(model, SOURCES[:2], max_length=None, prefix=prefix, sentence_numbers=[4, 7], **settings)
+    for token in (13, 2):
+        with raises_line(DataError, "prefix 8 has"):
+            run(model, SOURCES[:2], prefix=[[], [token]], sentence_numbers=[4, 7])
+
+
 # --- Repetitions, topics ----------------------------------------------------------------------------------------------
 
 
@@ -339,8 +350,9 @@ def test_an_empty_batch(model):
 def test_bad_arguments(model):
     with raises_line(ConfigError, r"sampling was asked for and rng is None; .*rng=Rng\(0\)"):
         decode(model, padded(SOURCES), DecodingOptions(temperature=1.0))
-    with raises_line(ConfigError, "got 2 sentence numbers for 5 sentences"):
-        run(model, SOURCES, "sampling", sentence_numbers=[0, 1])
+    for method in ("greedy", "sampling"):
+        with raises_line(ConfigError, "got 2 sentence numbers for 5 sentences"):
+            run(model, SOURCES, method, sentence_numbers=[0, 1])
     with raises_line(ConfigError, "desired length of sentence 1 is 0"):
         run(model, SOURCES[:1], max_length=None, desired_lengths=[0])
     with raises_line(ConfigError, "a desired length and max_length are both given"):

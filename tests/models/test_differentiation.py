@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close, library_or_skip
-from tests.reference import SOURCE, TARGET, small_model, translation_loss, without_jax
+from tests.reference import KINDS, SOURCE, TARGET, model_of_kind, small_model, translation_loss, without_jax
 from xformer import value_and_grad
 from xformer.namespace import from_host
 from xformer.tree import flatten, map_arrays
@@ -63,6 +63,22 @@ def test_torch_autograd(model, expected):
     loss = translation_loss(native)
     loss.backward()
     assert_all_close((loss.detach(), map_arrays(lambda array: array.grad, native)), expected, xp)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torch_autograd_of_every_kind_of_model(kind):
+    model = model_of_kind(kind)
+    loss, gradients = value_and_grad(translation_loss)(model)
+    native = map_arrays(lambda array: array.requires_grad_(), model.to(library_or_skip("torch")))
+    expected = translation_loss(native)
+    expected.backward()
+    np.testing.assert_allclose(loss, expected.item(), rtol=1e-12)
+    theirs = dict(native.named_parameters())
+    assert dict(gradients.named_parameters()).keys() == theirs.keys()
+    for name, gradient in gradients.named_parameters():
+        wanted = theirs[name].grad.numpy()
+        assert np.abs(wanted).max() > 1e-6 or name.endswith("key.bias")  # softmax does not see a constant
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-10, atol=1e-14, err_msg=name)
 
 
 def test_jax_grad(model, expected):

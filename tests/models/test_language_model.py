@@ -7,6 +7,7 @@ import pytest
 
 from tests.conftest import assert_close
 from tests.reference import (
+    counted_calls,
     encoder_layer_arrays,
     gradients,
     norm_arrays,
@@ -20,6 +21,7 @@ from tests.reference import (
 )
 from xformer import LanguageModel, Transformer, grad, masks, value_and_grad
 from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.layers import FeedForward
 from xformer.namespace import resolve
 from xformer.training import Windows, language_model_loss
 from xformer.training.loss import share_of_mean
@@ -116,18 +118,28 @@ def test_padding_is_invisible_and_the_future_hidden(settings):
     np.testing.assert_allclose(model([[1, 12, 7]])[0, :2], expected[:2], atol=1e-12)
 
 
-def test_rematerialization_changes_no_gradient():
-    plain, again = (small_language_model(rematerialize=flag) for flag in (False, True))
-    found = [grad(lambda model: weighted_sum(model(TOKENS), WEIGHTS))(model) for model in (plain, again)]
+def test_rematerialization_computes_layers_again_and_changes_no_gradient(monkeypatch):
+    calls = counted_calls(monkeypatch, FeedForward)
+    found = []
+    for flag, expected in ((False, 2), (True, 4)):  # two layers, each of them run once or twice
+        model = small_language_model(rematerialize=flag)
+        found.append(grad(lambda model: weighted_sum(model(TOKENS), WEIGHTS))(model))
+        assert len(calls) == expected
+        calls.clear()
     for one, other in zip(*(flatten(tree)[0] for tree in found), strict=True):
         assert_close(one, other, tolerance=1e-14)
 
 
-def test_save_and_load_are_the_identity(tmp_path):
-    model = small_language_model(positions="learned", max_positions=9)
+@pytest.mark.parametrize("settings", KINDS)
+def test_save_and_load_are_the_identity(tmp_path, settings):
+    model = small_language_model(**settings)
     model.save(tmp_path / "m.safetensors")
     loaded = LanguageModel.load(tmp_path / "m.safetensors", xp="numpy")
     assert loaded.config == model.config
+    expected, found = (dict(each.named_parameters()) for each in (model, loaded))
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        assert_close(array, expected[name], tolerance=0.0)
     assert_close(loaded(TOKENS), model(TOKENS), tolerance=0.0)
     with raises_line(CheckpointError, "holds a LanguageModel; expected a Transformer"):
         Transformer.load(tmp_path / "m.safetensors", xp="numpy")

@@ -7,32 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.reference import normal, small_model, translation_loss
+from tests.reference import KINDS, model_of_kind, translation_loss
 from xformer import value_and_grad
-from xformer.tree import flatten, map_arrays
+from xformer.tree import flatten
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-12}
 few = settings(max_examples=10, deadline=None)
 
 
-# Every scheme of positions, and with them the other parts a model may be made of.
-KINDS = {
-    "sinusoidal": {"length_encoding": True},
-    "post-norm": {"norm_position": "post", "embedding_norm": True},
-    "learned": {"positions": "learned", "max_positions": 16, "scale_positions": True, "tie_output": False},
-    "rotary": {"positions": "rotary", "num_heads": 4, "num_key_value_heads": 2, "norm": "rms", "activation": "swiglu"},
-    "alibi": {"positions": "alibi", "num_key_value_heads": 1, "activation": "geglu"},
-    "relative": {"positions": "relative", "norm": "max_scaled", "rematerialize": True},
-    "none, window": {"positions": "none", "window": 3, "output_bias": True},
-    "copy": {"share_embeddings": True, "source_vocab_size": 13, "copy": True},
-}
-
-
 @pytest.fixture(scope="module", params=KINDS)
 def model(request):
-    model = small_model(**KINDS[request.param])
-    # Fresh biases and norms are zeros and ones; away from those, nothing is left out.
-    return map_arrays(lambda array: array + 0.1 * normal(array.size, *array.shape), model)
+    return model_of_kind(request.param)
 
 
 def sentences(vocabulary, longest=6):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close, library_or_skip
-from tests.reference import SOURCE, TARGET, raises_line, small_model
+from tests.reference import KINDS, SOURCE, TARGET, model_of_kind, raises_line, small_model
 from xformer import Transformer
 from xformer.errors import BackendError, CheckpointError
 from xformer.namespace import dtype_name, resolve, to_host
@@ -39,6 +39,19 @@ def test_save_and_load_are_the_identity(xp, path):
         assert dict(loaded.named_parameters()).keys() == expected.keys()
         for name, array in loaded.named_parameters():
             assert_close(array, expected[name], xp=namespace, tolerance=0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_comes_back_the_same(path, kind):
+    model = model_of_kind(kind)
+    model.save(path)
+    loaded = Transformer.load(path, xp="numpy")
+    assert loaded.config == model.config
+    expected, found = (dict(each.named_parameters()) for each in (model, loaded))
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        assert_close(array, expected[name], tolerance=0.0)
+    assert_close(loaded(SOURCE, TARGET), model(SOURCE, TARGET), tolerance=0.0)
 
 
 def test_the_dtype_is_kept_unless_another_is_wanted(path):

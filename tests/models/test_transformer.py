@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from tests.conftest import assert_close
-from tests.reference import SOURCE, TARGET, normal, raises_line, small_model, translation_loss, without_jax
+from tests.reference import (
+    SOURCE,
+    TARGET,
+    counted_calls,
+    normal,
+    raises_line,
+    small_model,
+    translation_loss,
+    without_jax,
+)
 from xformer import Rng, Transformer, TransformerConfig, array_namespace, value_and_grad
 from xformer.errors import BackendError, ConfigError, ShapeError
-from xformer.layers import Linear
+from xformer.layers import FeedForward, Linear
 from xformer.namespace import dtype_name, from_host, library
-from xformer.tree import flatten
+from xformer.tree import flatten, map_arrays, replace
 
 
 @without_jax
@@ -70,12 +81,15 @@ def xp_sum(y):
     return array_namespace(y).sum(y * y)
 
 
-def test_rematerialization_changes_no_gradient():
+def test_rematerialization_computes_layers_again_and_changes_no_gradient(monkeypatch):
     settings = {"dropout": 0.2, "attention_dropout": 0.2, "positions": "relative"}
-    found = [
-        value_and_grad(lambda model: translation_loss(model, rng=Rng(1)))(small_model(rematerialize=flag, **settings))
-        for flag in (False, True)
-    ]
+    calls = counted_calls(monkeypatch, FeedForward)
+    found = []
+    for flag, expected in ((False, 4), (True, 8)):  # two layers on each side, each of them run once or twice
+        model = small_model(rematerialize=flag, **settings)
+        found.append(value_and_grad(lambda model: translation_loss(model, rng=Rng(1)))(model))
+        assert len(calls) == expected
+        calls.clear()
     assert_close(found[0][0], found[1][0], tolerance=0.0)
     for one, other in zip(*(flatten(gradients)[0] for _, gradients in found), strict=True):
         assert_close(one, other, tolerance=1e-14)
@@ -156,6 +170,27 @@ def test_settings_decide_which_parameters_there_are():
     names = dict(small_model(attention_bias=False).named_parameters())
     assert "encoder.0.self_attention.query.bias" not in names
     assert "encoder.0.feed_forward.expand.bias" in names
+
+
+@pytest.mark.parametrize(
+    ("setting", "names", "variant"),
+    [
+        ("feed_forward_bias", r"\.feed_forward\.\w+\.bias$", {"activation": "gelu"}),
+        ("feed_forward_bias", r"\.feed_forward\.\w+\.bias$", {"activation": "swiglu"}),
+        ("norm_bias", r"norm\.bias$", {"norm": "layer", "embedding_norm": True}),
+        ("norm_bias", r"norm\.bias$", {"norm": "max_scaled", "norm_position": "post"}),
+    ],
+)
+def test_a_model_without_biases_is_one_whose_biases_are_zero(setting, names, variant):
+    model, whole = small_model(**{setting: False}, **variant), small_model(**variant)
+    model = map_arrays(lambda array: array + 0.1 * normal(array.size, *array.shape), model)
+    arrays, fresh = dict(model.named_parameters()), dict(whole.named_parameters())
+    zeros = {name: np.zeros_like(array) for name, array in fresh.items() if re.search(names, name)}
+    assert zeros
+    assert zeros.keys() == fresh.keys() - arrays.keys()
+    logits = model(SOURCE, TARGET)
+    assert np.isfinite(logits).all()
+    assert_close(logits, replace(whole, arrays | zeros)(SOURCE, TARGET), tolerance=1e-14)
 
 
 def test_parameters_are_counted():

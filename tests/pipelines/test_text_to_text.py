@@ -152,6 +152,19 @@ def test_a_prefix_is_written_with_known_characters(translator):
         translator(LINES, prefix="東")
 
 
+def test_a_prefix_that_is_too_long_is_named_by_its_text(translator):
+    """Whichever batch it comes in, and wherever there: the shortest texts are written first."""
+    long, short = "twelve thousand three hundred", "one"
+    for texts, number in (([long, short], 1), ([short, long], 2)):
+        prefix = ["eins zwei drei vier fünf sechs" if text == long else "" for text in texts]
+        for batch_tokens in (1, 4096):
+            with pytest.raises(ConfigError, match=rf"^prefix {number} has \d+ tokens, the output at most 5;"):
+                translator(texts, prefix=prefix, max_length=5, batch_tokens=batch_tokens)
+    request = GenerationRequest.of(prefix=["eins zwei drei vier fünf sechs"], max_length=5)
+    with pytest.raises(ConfigError, match=r"^prefix 8 has"):
+        list(translator.batches_of_ids(translator.encode([long]), request, first_number=7))
+
+
 def test_separators_are_not_written():
     summarizer = make(Summarizer, separator=True)
     outputs = summarizer.outputs(LINES, temperature=5.0, max_length=40)

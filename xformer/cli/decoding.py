@@ -17,6 +17,8 @@ def option(panel: str, what: str, **settings: Any) -> Any:
     return typer.Option(help=what, rich_help_panel=panel, **settings)
 
 
+_WINS = "Where limits contradict each other for a sentence, the maximum wins."
+
 # Name, type with its help, default; the names are those of GenerationRequest and DecodingOptions.
 _OPTIONS: list[tuple[str, Any, Any]] = [
     ("beam_size", Annotated[int, option(SEARCH, "Hypotheses kept at each step; 1 is greedy search.", min=1)], 1),
@@ -43,7 +45,7 @@ _OPTIONS: list[tuple[str, Any, Any]] = [
     ),
     (
         "min_length",
-        Annotated[int, option(LENGTH, "Fewest tokens.")],
+        Annotated[int, option(LENGTH, f"Fewest tokens. {_WINS}")],
         0,
     ),
     (
@@ -51,13 +53,23 @@ _OPTIONS: list[tuple[str, Any, Any]] = [
         Annotated[
             int | None,
             option(
-                LENGTH, "Most tokens (default: twice the source plus 20). Outputs that reach it are counted.", min=1
+                LENGTH,
+                f"Most tokens (default: twice the source plus 20). Outputs that reach it are counted. {_WINS}",
+                min=1,
             ),
         ],
         None,
     ),
-    ("min_length_ratio", Annotated[float, option(LENGTH, "Fewest tokens, times those of the source.")], 0.0),
-    ("max_length_ratio", Annotated[float | None, option(LENGTH, "Most tokens, times those of the source.")], None),
+    (
+        "min_length_ratio",
+        Annotated[float, option(LENGTH, f"Fewest tokens, times those of the source. {_WINS}")],
+        0.0,
+    ),
+    (
+        "max_length_ratio",
+        Annotated[float | None, option(LENGTH, f"Most tokens, times those of the source. {_WINS}")],
+        None,
+    ),
     (
         "desired_length",
         Annotated[

@@ -38,8 +38,9 @@ def decode(
 
     source: ids (sentences, source length), padded with pad_id on either side
     options: default greedy search
-    rng, sentence_numbers: for sampling; what is drawn depends on the key, the number of the sentence (default: its
-    place in the batch) and the position, never on the other sentences
+    rng: for sampling; what is drawn depends on the key, the number of the sentence and the position, never on the other
+    sentences
+    sentence_numbers: counted from 0 (default: the places in the batch); errors name a prefix by them, counted from 1
     prefix: ids that each output begins with, one list a sentence
     topics: phrases to favour, one list a sentence; a phrase is a list of alternative tokenisations
     desired_lengths: of each output, eos not counted: outputs end within options.length_tolerance of them, by the range
@@ -58,6 +59,7 @@ def decode(
     """
     options = DecodingOptions() if options is None else options
     source = ids_of(model.source_ids(source))
+    numbers = _numbers(sentence_numbers, source.shape[0])
     measured = None
     if desired_lengths is None:
         ranges = length_ranges(options, source_lengths(model, source))
@@ -79,14 +81,14 @@ def decode(
             options=options,
             begin=lambda: model.begin(source, lengths=lengths),
             first=[model.config.bos_id],
-            prefixes=check_prefixes(prefix, ranges, model, measured),
+            prefixes=check_prefixes(prefix, ranges, model, numbers, measured),
             ranges=ranges,
             measured=measured,
             never=frozenset((model.config.pad_id, model.config.bos_id, *never)),
             eos_id=model.config.eos_id,
             foci=topic_foci(topics, len(ranges), model.vocab_size),
             end_anywhere=desired_lengths is not None,
-            uniforms=streams(options, rng, sentence_numbers, ranges),
+            uniforms=streams(options, rng, numbers, ranges),
             source=source,
             lengths=lengths,
         )
@@ -132,7 +134,7 @@ def generate(
             never=frozenset((config.pad_id, config.bos_id)) if special_tokens else frozenset(),
             eos_id=config.eos_id if special_tokens else None,
             foci=topic_foci(topics, len(ranges), model.vocab_size),
-            uniforms=streams(options, rng, prompt_numbers, ranges),
+            uniforms=streams(options, rng, _numbers(prompt_numbers, len(given)), ranges),
             uncounted=sizes,
         )
     )
@@ -154,20 +156,26 @@ def source_lengths(model: Transformer, source: Array) -> list[int]:
 
 
 def streams(
-    options: DecodingOptions, rng: Rng | None, numbers: Sequence[int] | None, ranges: Sequence[LengthRange]
+    options: DecodingOptions, rng: Rng | None, numbers: Sequence[int], ranges: Sequence[LengthRange]
 ) -> list[list[list[float]]] | None:
     """The random numbers of all sentences, or None where nothing is drawn.
 
-    Raises ConfigError for sampling without an rng, and for other numbers than one a sentence.
+    Raises ConfigError for sampling without an rng.
     """
     if options.method != "sampling":
         return None
     if rng is None:
         raise ConfigError("sampling was asked for and rng is None; expected a seed, e.g. rng=Rng(0)")
-    numbers = list(range(len(ranges)) if numbers is None else numbers)
-    if len(numbers) != len(ranges):
-        raise ConfigError(f"got {len(numbers)} sentence numbers for {len(ranges)} sentences; expected one each")
     return uniform_streams(rng, numbers, options.n_best, [limits.maximum + 1 for limits in ranges])
+
+
+def _numbers(given: Sequence[int] | None, sentences: int) -> Sequence[int]:
+    """The number of each sentence; raises ConfigError for other than one each."""
+    if given is None:
+        return range(sentences)
+    if len(given) != sentences:
+        raise ConfigError(f"got {len(given)} sentence numbers for {sentences} sentences; expected one each")
+    return given
 
 
 def _within_positions(model: Transformer | LanguageModel, ranges: list[LengthRange]) -> list[LengthRange]:

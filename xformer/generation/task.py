@@ -106,9 +106,12 @@ def check_prefixes(
     prefixes: Sequence[Sequence[int]] | None,
     ranges: Sequence[LengthRange],
     model: Any,
+    numbers: Sequence[int],
     measured: MeasuredLengths | None = None,
 ) -> list[list[int]]:
     """One list of ids a sentence, which the output begins with.
+
+    numbers: of the sentences, counted from 0; errors count them from 1.
 
     Raises DataError for ids that no output may hold, ConfigError for a prefix longer than the limit.
     """
@@ -118,7 +121,8 @@ def check_prefixes(
         raise DataError(f"prefix has {len(prefixes)} entries for {len(ranges)} sentences; expected one list each")
     config, size = model.config, model.vocab_size
     special = {config.pad_id: "pad_id", config.bos_id: "bos_id", config.eos_id: "eos_id"}
-    for number, (prefix, limits) in enumerate(zip(prefixes, ranges, strict=True), start=1):
+    for row, (prefix, limits) in enumerate(zip(prefixes, ranges, strict=True)):
+        number = numbers[row] + 1
         for token in prefix:
             if not 0 <= token < size:
                 raise DataError(f"prefix {number} has the token id {token}; expected 0 to {size - 1}")
@@ -129,9 +133,9 @@ def check_prefixes(
                 f"prefix {number} has {len(prefix)} tokens, the output at most {limits.maximum}; "
                 "shorten it, or allow longer outputs"
             )
-        if measured and measured.length_of(prefix) > measured.ranges[number - 1].maximum:
+        if measured and measured.length_of(prefix) > measured.ranges[row].maximum:
             raise ConfigError(
                 f"prefix {number} is {measured.length_of(prefix)} long, the output at most "
-                f"{measured.ranges[number - 1].maximum}; shorten it, or allow longer outputs"
+                f"{measured.ranges[row].maximum}; shorten it, or allow longer outputs"
             )
     return [[int(token) for token in prefix] for prefix in prefixes]
