@@ -20,6 +20,7 @@ from xformer.kernels.numpy_support import compiled, nothing
 from xformer.kernels.registry import Kernel, register
 
 _HEADS_BACK = (0, 2, 1, 3)  # (batch, heads, length, features) from or to (batch, length, heads, features)
+_LEAST_QUERIES = 16  # a key is read as fast as it is multiplied by so many
 _MOST_FEATURES = 256  # of a head: what a row of a block holds (numpy_compiled_tiles)
 
 
@@ -57,7 +58,8 @@ def _added(mask: Any, bias: Any, keys: int, dtype: Any) -> Any:
 def _over_heads(loops: Any, name: str, query: Any, key: Any, *arguments: Any) -> None:
     """Call a loop for all heads of all sentences, on several threads where it pays."""
     heads = query.shape[0] * query.shape[1]
-    work = heads * query.shape[2] * key.shape[2] * query.shape[3]
+    # A single query takes as long as it takes to read keys and values.
+    work = heads * max(query.shape[2], _LEAST_QUERIES) * key.shape[2] * query.shape[3]
     share(getattr(loops, name), getattr(loops, f"{name}_parts"), heads, work, query, key, *arguments)
 
 

@@ -10,11 +10,9 @@ from xformer.kernels.numpy_compiled_tiles import (
     COLUMNS,
     DEPTH,
     LANES,
-    LINE,
     ROWS,
     STEP,
     aligned,
-    fetch,
     multiply_tile,
     pack,
     padded,
@@ -118,9 +116,6 @@ def _multiply_few(a, b, start, out, block, sums, panel):
             depth, begun = min(_AHEAD, last - k), k > 0 or start.size == 0
             for n in range(0, whole, COLUMNS):
                 vectors = min(COLUMNS, whole - n) // LANES
-                for row in range(k + _AHEAD, k + 2 * _AHEAD):
-                    for j in range(0, vectors * LANES, LINE):
-                        fetch(b, row * step_b + n + j)
                 right, begin = (b, k * step_b + n, step_b), (start, -1 if begun else n)
                 for i in range(0, rows, ROWS):
                     left, result = (block, i * STEP + k - first), (sums, i * step + n, step)

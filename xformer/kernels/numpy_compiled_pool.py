@@ -78,7 +78,7 @@ getattr(os, "register_at_fork", lambda **handlers: None)(after_in_child=_pools.c
 
 def threads_for(work: int) -> int:
     """How many threads are worth it for so many multiplications."""
-    return max(1, min(threads_here(), work // _PART))
+    return 1 if work < 2 * _PART else min(threads_here(), work // _PART)
 
 
 def share(loop: Any, worker: Any, parts: int, work: int, *arguments: Any) -> None:

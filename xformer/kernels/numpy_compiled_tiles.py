@@ -31,7 +31,7 @@ ROWS, _VECTORS = (8 if _FEATURES.get("avx512f") or _FEATURES.get("neon") else 4)
 COLUMNS = _VECTORS * LANES
 DEPTH = 256  # numbers in a row of a block, at most
 STEP = DEPTH + LANES  # rows a power of two apart would share lines of the cache
-LINE = 16  # numbers in a line of the cache
+_LINE = 16  # numbers in a line of the cache
 
 _INT, _VECTOR = ir.IntType(64), ir.VectorType(ir.FloatType(), LANES)
 _BYTES = ir.IntType(8).as_pointer()
@@ -155,17 +155,6 @@ def _square(turned: bool) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def fetch(typing: Any, x: Any, at: Any) -> Any:
-    """Have a line of memory in the cache before it is wanted; it need not be the array's."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        _Rows(context, builder, signature.args[0], values[0], values[1], 0).fetch(0, 0)
-        return context.get_dummy_value()
-
-    return void(x, at), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
 def memory(typing: Any, x: Any) -> Any:
     """All that lies between the first number of an array and the last, one after the other: a view."""
     kind = Array(x.dtype, 1, "C")
@@ -193,8 +182,8 @@ _copy_square, _turn_square = _square(False), _square(True)
 @piece
 def aligned(count):
     """Memory for so many numbers, which begin with a line of the cache."""
-    memory = np.empty(count + LINE, np.float32)
-    first = -memory.ctypes.data // 4 % LINE
+    memory = np.empty(count + _LINE, np.float32)
+    first = -memory.ctypes.data // 4 % _LINE
     return memory[first : first + count]
 
 
