@@ -64,8 +64,9 @@ def served_by_kernel(operation, *arrays, **static):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("widths", [(6, 6, 6), (8, 2, 2), (5,)])
-def test_project_heads(monkeypatch, dtype, biased, widths):
-    x = normal(3, 17, 4).astype(dtype)
+@pytest.mark.parametrize("rows", [(3, 17), (25, 9), (0, 5), (3, 0)], ids=str)
+def test_project_heads(monkeypatch, dtype, biased, widths, rows):
+    x = normal(*rows, 4).astype(dtype)
     weights = [normal(4, width, seed=width + place).astype(dtype) for place, width in enumerate(widths)]
     biases = [normal(width, seed=width).astype(dtype) for width in widths] if biased else []
     count = len(weights)

@@ -51,6 +51,19 @@ def meet(job):
 
 
 @worker
+def enter(job):
+    """Count who comes in; the first part takes long."""
+    words = loops.words_of(job)
+    (counts,) = _counts(words)
+    loops.add(counts, 0, 1)
+    part = loops.next_part(words)
+    while part >= 0:
+        for _ in range(200_000 if part == 0 else 0):
+            loops.look(counts, 0)
+        part = loops.next_part(words)
+
+
+@worker
 def refuse(job):
     """Take no part, as where there is no memory."""
 
@@ -93,6 +106,26 @@ def test_so_many_threads_work_at_the_same_time(threads):
     pool.share(call, meet, threads, WHOLE, counts)
     assert counts[0] >= threads  # all have come
     assert (counts[1:] < TRIES).all()  # and nobody has waited in vain
+
+
+def test_helpers_enter_a_job_once():
+    for _ in range(50):
+        entries = np.zeros(1, np.int64)
+        awake(2)
+        pool.share(call, enter, 3, WHOLE, entries)
+        assert 1 <= entries[0] <= 3
+
+
+def test_threads_that_cannot_start_are_done_without(monkeypatch):
+    def refuse_to_start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(pool, "_pools", [])
+    monkeypatch.setattr(threading.Thread, "start", refuse_to_start)
+    counts = np.zeros(5, np.int64)
+    pool.share(call, count, 5, WHOLE, counts)
+    np.testing.assert_array_equal(counts, np.ones(5))
+    pool._pool().stop()
 
 
 def test_parts_that_nobody_took_are_missed():

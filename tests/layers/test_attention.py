@@ -10,7 +10,7 @@ from tests.reference import attention_arrays, gradients, normal, raises_line, ra
 from xformer import Initializer, masks, value_and_grad
 from xformer.errors import BackendError, ConfigError, ShapeError
 from xformer.layers import KeyValueStore, MultiHeadAttention, attention_from_projections, join_heads, split_fused
-from xformer.namespace import to_host
+from xformer.namespace import array_namespace, to_host
 from xformer.tree import map_arrays, replace
 
 D_MODEL, NUM_HEADS, BATCH, QUERIES, KEYS = 12, 3, 2, 4, 6
@@ -240,6 +240,26 @@ def test_rows_that_share_a_memory_attend_as_if_each_had_its_own(xp):
     assert_close(shared, layer(x, xp.repeat(memory, 3, axis=0), mask=xp.repeat(mask, 3, axis=0)))
     with raises_line(ShapeError, "the store is empty"):
         layer.attend(x, KeyValueStore())
+
+
+def test_a_store_refuses_what_does_not_fit():
+    store = KeyValueStore(*(np.zeros((3, 2, 5, 4), "float32") for _ in range(2)))
+    with pytest.raises(ValueError, match="must match"):
+        store.append(*(np.zeros((1, 2, 1, 4), "float32") for _ in range(2)))
+    key, _ = store.append(*(np.ones((3, 2, 1, 4), "float64") for _ in range(2)))
+    assert key.dtype == "float64"
+
+
+def test_no_sentences(xp):
+    layer = MultiHeadAttention(8, 2, init=Initializer(xp))
+
+    def total(layer):
+        y = layer(xp.zeros((0, 5, 8)))
+        return array_namespace(y).sum(y)
+
+    value, gradient = value_and_grad(total)(layer)
+    assert float(value) == 0.0
+    assert not any(to_host(array).any() for _, array in gradient.named_parameters())
 
 
 # --- Weights as other systems store them ------------------------------------------------------------------------------

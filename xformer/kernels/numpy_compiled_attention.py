@@ -2,8 +2,8 @@
 
 The idea is that of flash attention (Dao et al., 2022): with the largest score and the sum of exponentials so far, a
 tile of keys needs no other, and the derivative makes the weights again from the logarithm of that sum. One loop serves
-short and long sequences, with masks, biases and dropout; nothing of it holds the interpreter, so threads share the
-heads.
+short and long sequences, with masks, biases and dropout; a single query, as in decoding, has one that copies nothing.
+Nothing of them holds the interpreter, so threads share the heads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Linear maps on NumPy with compiled products: faster than NumPy's on matrices of some hundred rows and columns."""
+"""Affine maps on NumPy with compiled products, of many rows as in training and of few as in decoding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _loops() -> Any:
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     if math.prod(arrays[0].shape[:-1]) < _LEAST_ROWS:
-        return "a single row"
+        return "at most a single row"
     if any(array is not None and array.dtype != arrays[0].dtype for array in arrays):
         return "dtypes are mixed"
     return compiled(arrays, static)

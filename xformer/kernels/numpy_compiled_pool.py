@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import contextlib
 import functools
 import importlib
 import os
@@ -36,12 +37,13 @@ class _Pool:
         if self.words[_loops().AWAKE] >= helpers:
             return
         with _LOCK:
-            while len(self._bells) < helpers and not self.words[_loops().STOPPED]:
-                bell = _thread.allocate_lock()
-                thread = threading.Thread(target=self._help, args=(bell,), name="xformer-helper", daemon=True)
-                self._bells.append(bell)
-                self._threads.append(thread)
-                thread.start()
+            with contextlib.suppress(RuntimeError):  # the system has no more threads: there are fewer, then
+                while len(self._bells) < helpers and not self.words[_loops().STOPPED]:
+                    bell = _thread.allocate_lock()
+                    thread = threading.Thread(target=self._help, args=(bell,), name="xformer-helper", daemon=True)
+                    thread.start()
+                    self._bells.append(bell)
+                    self._threads.append(thread)
             for bell in self._bells[:helpers]:
                 if bell.locked():
                     bell.release()

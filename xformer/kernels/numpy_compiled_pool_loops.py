@@ -5,12 +5,14 @@ have just worked stay awake for a while, in compiled code, and look for a job; a
 does the parts itself.
 
 A job is a number of parts, the worker, a C function that does one part after the other until none is left, and its
-arguments, which lie on the caller's stack. Helpers enter an open job and leave it; the caller closes it, and waits
-until all have left before its stack goes. Every access to these words is atomic and seen by all in one order, so it is
-enough that
+arguments, which lie on the caller's stack. A helper enters an open job once, and leaves it; the caller closes it, and
+waits until all have left before its stack goes. Every access to these words is atomic and seen by all in one order, so
+it is enough that
 
-- a helper says that it is inside, and then looks again whether the job is open;
+- a helper says that it is inside, and then looks again whether the same job is open;
 - the caller closes the job, and then looks whether anyone is inside.
+
+A worker asks for memory before it takes its first part: where it fails, no part is lost.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ from xformer.kernels.numpy_compiled_loops import loop
 from xformer.kernels.numpy_compiled_tiles import piece
 
 # Places in the words of a pool. What one thread writes while another looks on has a line of the cache of its own.
+# OPEN holds the number of the job that is, or zero.
 OWNED, OPEN, NEXT, INSIDE, AWAKE, STOPPED, _WORKER = range(0, 56, 8)
-_ARGUMENTS, _PARTS, _HELPERS, WORDS = range(_WORKER + 1, _WORKER + 5)
-_LOOKS = 100_000  # for a job, before a helper goes to sleep: some milliseconds, since operations come with pauses
+_ARGUMENTS, _PARTS, _HELPERS, _JOBS, WORDS = range(_WORKER + 1, _WORKER + 6)
+_LOOKS = 100_000  # for a job, before a helper goes to sleep: a millisecond or more, where a processor can pause
 
 _INT = ir.IntType(64)
 _WORKS = ir.FunctionType(ir.VoidType(), [_INT.as_pointer()]).as_pointer()
@@ -136,7 +139,7 @@ def words_of(job):
 
 @piece
 def next_part(words):
-    """The number of a part that is now the worker's, or -1: there is none left."""
+    """The number of a part that is now the worker's, or -1: there is none left. No memory is asked for from here on."""
     part = add(words, NEXT, 1)
     return part if part < words[_PARTS] else -1
 
@@ -145,19 +148,20 @@ def next_part(words):
 def share(pool, helpers, parts, worker, arguments):
     """Have a worker do all parts of a job, here and in at most so many helpers, as far as they are awake and free.
 
-    Raises MemoryError where there was not enough for a worker to begin: it has taken no part then.
+    Raises MemoryError where there was not enough for a worker to begin, and no other did its parts.
     """
     shared = helpers > 0 and exchange(pool, OWNED, 1) == 0
     words = pool if shared else np.zeros(WORDS, np.int64)
     words[_WORKER], words[_ARGUMENTS], words[_PARTS], words[_HELPERS] = worker, _lay_down(arguments), parts, helpers
     exchange(words, NEXT, 0)
-    exchange(words, OPEN, int64(shared))
+    exchange(words, OPEN, add(words, _JOBS, 1) + 1 if shared else 0)
     _call(worker, words)
-    begun = look(words, NEXT)
     if shared:
         exchange(words, OPEN, 0)
         while look(words, INSIDE) > 0:
             _rest()
+    begun = look(words, NEXT)
+    if shared:
         exchange(words, OWNED, 0)
     if begun < parts:
         raise MemoryError("not enough memory for a compiled loop to work in")
@@ -167,14 +171,15 @@ def share(pool, helpers, parts, worker, arguments):
 def help_out(pool):
     """What a helper does: jobs, until there has been none for a while."""
     add(pool, AWAKE, 1)
-    looks = 0
+    looks, done = 0, 0
     while looks < _LOOKS and look(pool, STOPPED) == 0:
         looks += 1
-        if look(pool, OPEN) == 1:
+        job = look(pool, OPEN)
+        if job not in (0, done) and look(pool, INSIDE) < look(pool, _HELPERS):
             others = add(pool, INSIDE, 1)
-            if look(pool, OPEN) == 1 and others < pool[_HELPERS]:
+            if look(pool, OPEN) == job and others < pool[_HELPERS]:
                 _call(pool[_WORKER], pool)
-                looks = 0
+                looks, done = 0, job  # nothing was left of it
             add(pool, INSIDE, -1)
         _rest()
     add(pool, AWAKE, -1)

@@ -156,18 +156,13 @@ def _square(turned: bool) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def memory(typing: Any, x: Any) -> Any:
-    """All that lies between the first number of an array and the last, one after the other: a view."""
+    """A view of the memory that begins with the first number of an array, for places in it; its size says nothing."""
     kind = Array(x.dtype, 1, "C")
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         given = context.make_array(x)(context, builder, values[0])
         made, item = context.make_array(kind)(context, builder), ir.Constant(_INT, 4)
-        count = ir.Constant(_INT, 1)
-        for size, step in zip(
-            cgutils.unpack_tuple(builder, given.shape), cgutils.unpack_tuple(builder, given.strides), strict=True
-        ):
-            count = builder.add(count, builder.mul(builder.sub(size, ir.Constant(_INT, 1)), builder.sdiv(step, item)))
-        populate_array(made, data=given.data, shape=(count,), strides=(item,), itemsize=item, meminfo=given.meminfo)
+        populate_array(made, data=given.data, shape=(item,), strides=(item,), itemsize=item, meminfo=given.meminfo)
         return impl_ret_borrowed(context, builder, kind, made._getvalue())
 
     return kind(x), generate

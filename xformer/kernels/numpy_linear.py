@@ -54,7 +54,7 @@ def _heads_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | No
 
 
 def _in_heads(rows: Any, x: Any, heads: int) -> Any:
-    return rows.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+    return rows.reshape(*x.shape[:2], heads, rows.shape[1] // heads).transpose(0, 2, 1, 3)
 
 
 def _cut(joint: Any, x: Any, weights: Any, heads: Any) -> Iterator[Any]:

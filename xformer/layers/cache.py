@@ -15,7 +15,7 @@ class KeyValueStore:
     """Keys and values of one attention layer, each (rows, heads, tokens, head_dim), or None before the first.
 
     Where arrays can be written, there is room for more tokens than there are, so that a new one copies no others. What
-    a store is given is never written.
+    a store is given is never written; a copy of a store would share the room, so make none.
     """
 
     def __init__(self, key: Array | None = None, value: Array | None = None) -> None:
@@ -54,7 +54,10 @@ class KeyValueStore:
 def _joined(kept: Array, length: int, new: Array) -> Array:
     """New tokens after the first so many of those that are kept."""
     xp, end = array_namespace(kept, new), length + int(new.shape[2])
-    if library(xp) not in _WRITABLE or trace_level(xp):  # a graph of derivatives may look at what is kept
+    fits = (
+        kept.dtype == new.dtype and kept[:, :, :0, :].shape == new[:, :, :0, :].shape
+    )  # else concat says what is wrong
+    if library(xp) not in _WRITABLE or trace_level(xp) or not fits:  # a graph of derivatives may look at what is kept
         return xp.concat([kept[:, :, :length, :], new], axis=2)
     if end > kept.shape[2]:
         rows, heads, _, features = kept.shape
