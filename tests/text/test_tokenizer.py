@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from xformer.errors import BackendError, CheckpointError, ConfigError, DataError
 from xformer.text.corpus import read_text
 from xformer.text.number_words import english, german
-from xformer.text.special_tokens import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID
 from xformer.text.tokenizer import Tokenizer
+from xformer.text.tokenizer_models import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID
 
 SHAKESPEARE = Path(__file__).parents[2].parent / "shared" / "data" / "tinyshakespeare" / "input.txt"
 

@@ -2,11 +2,9 @@
 
 from xformer.pipelines.language_model import Continuation, TextGenerator
 from xformer.pipelines.requests import GenerationRequest
-from xformer.pipelines.summarization import Summarizer
-from xformer.pipelines.text_to_text import Output, Result, TextToText, check_source_lengths
+from xformer.pipelines.text_to_text import Output, Result, Summarizer, TextToText, Translator, check_source_lengths
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.pipelines.training import EncodedCorpus, ValidationScore
-from xformer.pipelines.translation import Translator
 
 __all__ = [
     "Continuation",

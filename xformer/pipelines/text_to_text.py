@@ -236,3 +236,23 @@ def _by_length(encoded: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[
         batch.append(row)
     if batch:
         yield batch
+
+
+class Translator(TextToText):
+    """Translates: `Translator.from_pretrained("run")(["Ein Mann schläft ."], beam_size=5)`."""
+
+    task = "translation"
+
+
+class Summarizer(TextToText):
+    """Summarises: `Summarizer.from_pretrained("run")([document], desired_length=10, length_unit="words")`.
+
+    A document is split into sentences, which the model sees with separators between them.
+    """
+
+    task = "summarization"
+
+    @property
+    def usual_limit(self) -> int | None:
+        """Four times as many tokens as summaries have on average, plus 20: twice a document would be no limit."""
+        return None if self.mean_length is None else round(4 * self.mean_length) + 20

@@ -8,9 +8,8 @@ from typing import Any
 
 from xformer.models import Transformer
 from xformer.pipelines.requests import GenerationRequest
-from xformer.pipelines.summarization import Summarizer
+from xformer.pipelines.text_to_text import Summarizer, Translator
 from xformer.pipelines.tokenizers import Tokenizers
-from xformer.pipelines.translation import Translator
 from xformer.text import ParallelCorpus, bleu, fit_lengths, rouge
 from xformer.text.extras import require
 from xformer.training.batches import TokenPairs

@@ -20,8 +20,8 @@ from xformer.text.metrics import Score, bleu, chrf, exact_match, rouge, ter
 from xformer.text.normalize import normalize_text
 from xformer.text.number_words import english, german
 from xformer.text.sentences import split_sentences
-from xformer.text.special_tokens import BOS_ID, EOS_ID, PAD_ID, SEPARATOR, SPECIAL_TOKENS, UNK_ID
 from xformer.text.tokenizer import PhraseIds, Tokenizer
+from xformer.text.tokenizer_models import BOS_ID, EOS_ID, PAD_ID, SEPARATOR, SPECIAL_TOKENS, UNK_ID
 
 __all__ = [
     "BOS_ID",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from xformer.errors import ConfigError
 from xformer.text.corpus import ParallelCorpus
 from xformer.text.number_words import LARGEST, english, german
-from xformer.text.special_tokens import SPECIAL_TOKENS
+from xformer.text.tokenizer_models import SPECIAL_TOKENS
 
 # The classic toy numbers its vocabulary 0 to 9 and gives 0, 1 and 2 to padding, start and end.
 _SYMBOLS = "3456789"

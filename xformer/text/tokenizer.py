@@ -10,8 +10,17 @@ from typing import Any, NamedTuple
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.files import atomic_write, read_json
 from xformer.text.extras import require
-from xformer.text.special_tokens import EOS_ID, UNK_ID
-from xformer.text.tokenizer_models import PACKAGE, find_fault, learn, lowers, model_name, raise_not_text, separator_id
+from xformer.text.tokenizer_models import (
+    EOS_ID,
+    PACKAGE,
+    UNK_ID,
+    find_fault,
+    learn,
+    lowers,
+    model_name,
+    raise_not_text,
+    separator_id,
+)
 
 
 class PhraseIds(NamedTuple):

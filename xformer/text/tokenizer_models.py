@@ -9,7 +9,13 @@ from typing import Any, NoReturn
 from xformer.errors import ConfigError, DataError
 from xformer.text.extras import require
 from xformer.text.normalize import check_form
-from xformer.text.special_tokens import SEPARATOR, SPECIAL_TOKENS, UNK_ID
+
+# The tokens that are not text; every tokenizer of ours has the first four, with these ids.
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
+
+# Stands between the sentences of a document; a tokenizer has it only on request, and then its file says with which id.
+SEPARATOR = "<sep>"
 
 PACKAGE = "tokenizers"
 _MOST_TOKENS = 10_000_000  # the library reserves memory for all of them, and ends the process where there is too little
