@@ -116,13 +116,13 @@ def hold_libraries() -> None:
         _apply_limits()
 
 
-_at_fork: Callable[..., None] = getattr(os, "register_at_fork", lambda **handlers: None)
+at_fork: Callable[..., None] = getattr(os, "register_at_fork", lambda **handlers: None)
 
 
 def lock_across_forks() -> Any:
     """A lock that no other thread holds while the process forks."""
     lock = threading.RLock()
-    _at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
     return lock
 
 
@@ -245,7 +245,7 @@ def _after_fork() -> None:
         _apply_limits()
 
 
-_at_fork(after_in_child=_after_fork)
+at_fork(after_in_child=_after_fork)
 
 _ALIGNMENT = 64  # bytes of a cache line
 

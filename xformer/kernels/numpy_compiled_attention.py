@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from xformer.kernels import numpy_attention
-from xformer.kernels.numpy_compiled_pool import share
+from xformer.kernels.numpy_compiled_pool import share, threads_for
 from xformer.kernels.numpy_support import compiled, nothing
 from xformer.kernels.registry import Kernel, register
 
@@ -60,7 +60,7 @@ def _over_heads(loops: Any, name: str, query: Any, key: Any, *arguments: Any) ->
     heads = query.shape[0] * query.shape[1]
     # A single query takes as long as it takes to read keys and values.
     work = heads * max(query.shape[2], _LEAST_QUERIES) * key.shape[2] * query.shape[3]
-    share(getattr(loops, name), getattr(loops, f"{name}_parts"), heads, work, query, key, *arguments)
+    share(getattr(loops, name), getattr(loops, f"{name}_parts"), heads, threads_for(work), query, key, *arguments)
 
 
 def _in_rows(x: Any) -> Any:

@@ -48,8 +48,9 @@ def _affine(a: Any, b: Any, bias: Any) -> Any:
     a, b, bias = _contiguous(a), _contiguous(b), nothing(1) if bias is None else flat(bias)
     few = rows < _FEW_ROWS and b.strides[1] == b.itemsize
     worker = _loops().multiply_few_parts if few else _loops().multiply_parts
-    steps = _steps(rows, columns, work, few)
-    share(_loops().multiply, worker, math.prod(map(_parts, (rows, columns), steps)), work, a, b, bias, out, *steps)
+    threads = threads_for(work)
+    steps = _steps(rows, columns, 2 * threads if work > _LARGE and threads > 1 else threads, few)
+    share(_loops().multiply, worker, math.prod(map(_parts, (rows, columns), steps)), threads, a, b, bias, out, *steps)
     return out
 
 
@@ -57,13 +58,10 @@ def _parts(size: int, step: int) -> int:
     return -(-size // step)
 
 
-def _steps(rows: int, columns: int, work: int, few: bool) -> tuple[int, int]:
-    """Of how many rows and columns the parts of a product are."""
-    wanted = threads_for(work)
+def _steps(rows: int, columns: int, wanted: int, few: bool) -> tuple[int, int]:
+    """Of how many rows and columns the parts of a product are, so many being wanted."""
     if wanted < 2:
         return rows, columns
-    if work > _LARGE:
-        wanted *= 2
     if few or columns > rows:
         return rows, -(-columns // wanted // _COLUMNS) * _COLUMNS
     return -(-rows // wanted // _ROWS) * _ROWS, columns

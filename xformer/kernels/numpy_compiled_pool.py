@@ -7,13 +7,12 @@ import atexit
 import contextlib
 import functools
 import importlib
-import os
 import threading
 from typing import Any
 
 import numpy as np
 
-from xformer.host import lock_across_forks, threads_here
+from xformer.host import at_fork, lock_across_forks, threads_here
 
 _PART = 500_000  # multiplications that a thread has to do at least, some ten microseconds
 _LOCK = lock_across_forks()
@@ -44,22 +43,23 @@ class _Pool:
                     thread.start()
                     self._bells.append(bell)
                     self._threads.append(thread)
-            for bell in self._bells[:helpers]:
-                if bell.locked():
-                    bell.release()
+            self._ring(helpers)
 
     def _help(self, bell: Any) -> None:
         while not self.words[_loops().STOPPED]:
             _loops().help_out(self.words)
             bell.acquire()
 
+    def _ring(self, helpers: int) -> None:
+        for bell in self._bells[:helpers]:
+            if bell.locked():
+                bell.release()
+
     def stop(self) -> None:
         """End all threads: compiled code must not go while they are in it."""
         self.words[_loops().STOPPED] = 1
         with _LOCK:
-            for bell in self._bells:
-                if bell.locked():
-                    bell.release()
+            self._ring(len(self._bells))
         for thread in self._threads:
             thread.join()
 
@@ -75,7 +75,7 @@ def _pool() -> _Pool:
         return _pools[0]
 
 
-getattr(os, "register_at_fork", lambda **handlers: None)(after_in_child=_pools.clear)
+at_fork(after_in_child=_pools.clear)
 
 
 def threads_for(work: int) -> int:
@@ -83,9 +83,9 @@ def threads_for(work: int) -> int:
     return 1 if work < 2 * _PART else min(threads_here(), work // _PART)
 
 
-def share(loop: Any, worker: Any, parts: int, work: int, *arguments: Any) -> None:
-    """Have a worker do all parts of a job of so many multiplications, on as many threads as are worth it."""
-    helpers = min(threads_for(work), parts) - 1
+def share(loop: Any, worker: Any, parts: int, threads: int, *arguments: Any) -> None:
+    """Have a worker do all parts of a job, on at most so many threads."""
+    helpers = min(threads, parts) - 1
     pool = _pools[0] if _pools else _pool()
     if helpers > 0:
         pool.wake(helpers)
