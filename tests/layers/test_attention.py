@@ -232,6 +232,22 @@ def test_a_store_grows_and_is_reordered_as_arrays_would_be(xp):
     assert_close(given, key[:, :, :5, :], tolerance=0.0)  # it was not written
 
 
+@pytest.mark.parametrize("tokens", [0, 20])
+def test_rows_of_a_store_move_as_if_all_were_selected(xp, tokens):
+    key, value = (xp.asarray(normal(seed, 4, 2, 30, 4)) for seed in (0, 1))
+    rows, moved = xp.asarray([0, 2, 1, 2]), (xp.asarray([1, 2, 3]), xp.asarray([2, 1, 2]))
+    given = xp.asarray(to_host(key[:, :, :5, :]), copy=True)
+    all_of_them, those_that_move = KeyValueStore(given, value[:, :, :5, :]), KeyValueStore(given, value[:, :, :5, :])
+    for store in (all_of_them, those_that_move):
+        for start in range(5, 5 + tokens):
+            store.append(key[:, :, start : start + 1, :], value[:, :, start : start + 1, :])
+    all_of_them.select(rows)
+    those_that_move.select(rows, moved)
+    assert_close(those_that_move.key, all_of_them.key, tolerance=0.0)
+    assert_close(those_that_move.value, all_of_them.value, tolerance=0.0)
+    assert_close(given, key[:, :, :5, :], tolerance=0.0)  # it was not written
+
+
 def test_rows_that_share_a_memory_attend_as_if_each_had_its_own(xp):
     layer = MultiHeadAttention(8, 2, init=Initializer(xp, dtype="float64"))
     x, memory = xp.asarray(normal(0, 6, 2, 8)), xp.asarray(normal(1, 2, 5, 8))

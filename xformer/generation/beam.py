@@ -119,11 +119,12 @@ def search_beams(task: DecodingTask) -> list[list[Hypothesis]]:
         going = [place for place, beam in enumerate(active) if beam.needs_more]
         if not going:
             return [beam.results() for beam in beams]
+        staying = going if len(going) < len(active) else None
         active = [active[place] for place in going]
         rows = [row for beam in active for row in _rows(beam, options.beam_size)]
         parents = [live.row for live, _ in rows]
         if parents != list(range(logits.shape[0])):
-            cache.select(parents, going)
+            cache.select(parents, staying)
         for place, (live, _) in enumerate(rows):
             live.row = place
         logits = task.step([[live.tokens[-1]] for live, _ in rows], cache)
@@ -171,7 +172,14 @@ def _first_rows(beams: Sequence[SentenceBeam]) -> list[tuple[Live, int]]:
 
 
 def _rows(beam: SentenceBeam, count: int) -> list[tuple[Live, int]]:
-    """The rows of a sentence: its live hypotheses; copies of the first, which nobody looks at, make up the number."""
+    """The rows of a sentence: its live hypotheses; copies of the first, which nobody looks at, make up the number.
+
+    The first child of each hypothesis takes its row, so that the cache has little to move.
+    """
     live = [live for group in beam.groups for live in group.live]
-    spare = [Live(live[0].tokens, live[0].log_probability, live[0].row) for _ in range(count - len(live))]
-    return [(row, beam.sentence) for row in [*live, *spare]]
+    others = [Live(live[0].tokens, live[0].log_probability, live[0].row) for _ in range(count - len(live))]
+    rows: dict[int, Live] = {}
+    for each in live:
+        if rows.setdefault(each.row % count, each) is not each:
+            others.append(each)
+    return [(rows[place] if place in rows else others.pop(), beam.sentence) for place in range(count)]

@@ -52,7 +52,9 @@ def _added(mask: Any, bias: Any, keys: int, dtype: Any) -> Any:
     if mask is not None:
         added = np.where(mask, added, dtype.type(-np.inf))
     added = added.reshape((1,) * (4 - added.ndim) + added.shape)
-    return np.ascontiguousarray(np.broadcast_to(added, (*added.shape[:3], keys)))
+    if added.shape[3] != keys:
+        added = np.broadcast_to(added, (*added.shape[:3], keys))
+    return np.ascontiguousarray(added)
 
 
 def _over_heads(loops: Any, name: str, query: Any, key: Any, *arguments: Any) -> None:

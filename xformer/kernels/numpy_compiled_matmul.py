@@ -15,7 +15,8 @@ from xformer.kernels.numpy_support import compiled, flat, nothing
 
 _LEAST_ROWS, _LEAST_OTHERS = 2, 32  # NumPy multiplies a single row without copying the matrix
 _ROWS, _COLUMNS = 8, 48  # of tiles (numpy_compiled_tiles), roughly: parts are made of whole ones
-_FEW_ROWS = 24  # with fewer, the time goes into reading the other matrix, and copying it does not pay
+_FEW_ROWS = 44  # with fewer, the time goes into reading the other matrix, and copying it does not pay
+_SUMS = 32_768  # of few rows, that stay in the cache while the other matrix passes by
 _LEAST = 250_000  # multiplications: with fewer, calls count most
 _LARGE = 64_000_000  # from here on parts are half as large, so that no thread waits long for another
 
@@ -60,6 +61,8 @@ def _parts(size: int, step: int) -> int:
 
 def _steps(rows: int, columns: int, wanted: int, few: bool) -> tuple[int, int]:
     """Of how many rows and columns the parts of a product are, so many being wanted."""
+    if few:
+        wanted = max(wanted, -(-rows * columns // _SUMS))
     if wanted < 2:
         return rows, columns
     if few or columns > rows:

@@ -14,13 +14,16 @@ from xformer.kernels.numpy_compiled_tiles import (
     STEP,
     aligned,
     multiply_tile,
+    multiply_tile_fetching,
     pack,
     padded,
     piece,
 )
 
 _BLOCK = 384  # rows that are packed at a time, into a part of a second-level cache
-_AHEAD = 16  # rows that are read side by side: more than the processor foresees would come late
+# Rows that are read side by side, at most, and so many that they lie in few pages: there and in the cache is room for
+# them and for those that are fetched.
+_ABREAST, _PAGES, _PAGE = 128, 32, 1024
 _ANYHOW, _MADE = Array(float32, 2, "A", readonly=True), Array(float32, 2, "A")
 _ARGUMENTS = _ANYHOW, _ANYHOW, given(1), _MADE, int64, int64
 _arguments = arguments(*_ARGUMENTS)
@@ -90,7 +93,7 @@ def multiply_few_parts(job):
     words = words_of(job)
     a, b, bias, out, step, columns_step = _arguments(words)
     rows = -(-a.shape[0] // ROWS) * ROWS
-    block, sums, panel = aligned(rows * STEP), aligned(rows * padded(columns_step)), aligned(_AHEAD * LANES)
+    block, sums, panel = aligned(rows * STEP), aligned(rows * padded(columns_step)), aligned(_ABREAST * LANES)
     start = aligned(padded(columns_step) if bias.size > 0 else 0)
     block[:] = ZERO
     part = next_part(words)
@@ -103,23 +106,28 @@ def multiply_few_parts(job):
 
 @piece
 def _multiply_few(a, b, start, out, block, sums, panel):
-    """out = a b + start for rows so few that reading b takes longest: it is read where it is, _AHEAD rows side by side.
+    """out = a b + start for rows so few that reading b takes longest: it is read where it is.
 
     The rows of b and out are contiguous, and of a, rows or columns.
     """
     rows, columns, step_b = -(-a.shape[0] // ROWS) * ROWS, b.shape[1], b.strides[0] // 4
     whole, step = columns // LANES * LANES, padded(columns)
+    abreast = min(_ABREAST, max(_PAGES, _PAGES * _PAGE // step_b))
     for first in range(0, b.shape[0], DEPTH):
         last = min(first + DEPTH, b.shape[0])
         pack(a, 0, first, a.shape[0], last - first, block, 0, STEP)
-        for k in range(first, last, _AHEAD):
-            depth, begun = min(_AHEAD, last - k), k > 0 or start.size == 0
+        for k in range(first, last, abreast):
+            depth, begun = min(abreast, last - k), k > 0 or start.size == 0
             for n in range(0, whole, COLUMNS):
                 vectors = min(COLUMNS, whole - n) // LANES
                 right, begin = (b, k * step_b + n, step_b), (start, -1 if begun else n)
+                at_next = k * step_b + n + COLUMNS if n + COLUMNS < whole else (k + depth) * step_b
                 for i in range(0, rows, ROWS):
                     left, result = (block, i * STEP + k - first), (sums, i * step + n, step)
-                    multiply_tile(vectors, left, right, result, depth, k > 0, begin)
+                    if vectors * LANES == COLUMNS and i + ROWS == rows:
+                        multiply_tile_fetching(left, right, result, depth, k > 0, begin, at_next)
+                    else:
+                        multiply_tile(vectors, left, right, result, depth, k > 0, begin)
             if whole < columns:
                 pack(b, k, whole, depth, columns - whole, panel, 0, LANES)
                 for i in range(0, rows, ROWS):

@@ -67,7 +67,7 @@ class _Rows:
     def put(self, vector: Any, row: int, column: int) -> None:
         self._builder.store(vector, self._place(row, column), align=4)
 
-    def fetch(self, row: int, column: int) -> None:
+    def fetch(self, row: Any, column: int) -> None:
         """Have what is there in the cache before it is wanted."""
         arguments = [_BYTES, *[ir.IntType(32)] * 3]
         prefetch = self._builder.module.declare_intrinsic(
@@ -80,7 +80,7 @@ class _Rows:
         return self._builder.bitcast(self.element(row, column), _VECTOR.as_pointer())
 
 
-def _tile(vectors: int) -> Any:
+def _tile(vectors: int, ahead: bool = False) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
     def tile(
         typing: Any,
@@ -89,10 +89,12 @@ def _tile(vectors: int) -> Any:
         out: Any, at_out: Any, step: Any,
         depth: Any, more: Any,
         start: Any, at_start: Any,
+        at_next: Any,
     ) -> Any:  # fmt: skip
         """out = a b, or out += a b if there was more before; a: ROWS of a block, b and out: so many vectors wide.
 
-        start: what is added to every row of the result, unless its place is below zero.
+        start: what is added to every row of the result, unless its place is below zero. at_next: the place in b's
+        memory of what is fetched meanwhile, as large as b.
         """
 
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -100,6 +102,7 @@ def _tile(vectors: int) -> Any:
                 return _Rows(context, builder, signature.args[number], values[number], values[number + 1], step)
 
             rows_a, rows_b, rows_out = rows(0, STEP), rows(2, values[4]), rows(5, values[7])
+            soon = _Rows(context, builder, signature.args[2], values[2], values[12], values[4])
             places = [(i, j) for i in range(ROWS) for j in range(vectors)]
             sums = [cgutils.alloca_once(builder, _VECTOR) for _ in places]  # LLVM puts them into registers
             fused = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
@@ -114,6 +117,8 @@ def _tile(vectors: int) -> Any:
                     builder.store(added[j], total)
             with cgutils.for_range(builder, values[8]) as along:
                 of_b = [rows_b.vector(along.index, j * LANES) for j in range(vectors)]
+                for j in range(vectors if ahead else 0):
+                    soon.fetch(along.index, j * LANES)
                 for i in range(ROWS):
                     number = builder.load(rows_a.element(i, along.index))
                     first = builder.insert_element(_UNKNOWN, number, ir.Constant(ir.IntType(32), 0))
@@ -127,7 +132,7 @@ def _tile(vectors: int) -> Any:
                 rows_out.put(builder.load(total), i, j * LANES)
             return context.get_dummy_value()
 
-        return void(a, at_a, b, at_b, step_b, out, at_out, step, depth, more, start, at_start), generate
+        return void(a, at_a, b, at_b, step_b, out, at_out, step, depth, more, start, at_start, at_next), generate
 
     return tile
 
@@ -169,6 +174,7 @@ def memory(typing: Any, x: Any) -> Any:
 
 
 _tile_of_1, _tile_of_2, _tile_of_3 = map(_tile, (1, 2, 3))
+_tile_and_next = _tile(_VECTORS, ahead=True)
 _copy_square, _turn_square = _square(False), _square(True)
 
 # --- what loops are made of -------------------------------------------------------------------------------------------
@@ -233,11 +239,18 @@ def multiply_tile(vectors, left, right, result, depth, more, start):
     """
     (a, at_a), (b, at_b, step_b), (out, at, step), (added, at_added) = left, right, result, start
     if vectors == 3:
-        _tile_of_3(a, at_a, b, at_b, step_b, out, at, step, depth, more, added, at_added)
+        _tile_of_3(a, at_a, b, at_b, step_b, out, at, step, depth, more, added, at_added, at_b)
     elif vectors == 2:
-        _tile_of_2(a, at_a, b, at_b, step_b, out, at, step, depth, more, added, at_added)
+        _tile_of_2(a, at_a, b, at_b, step_b, out, at, step, depth, more, added, at_added, at_b)
     else:
-        _tile_of_1(a, at_a, b, at_b, step_b, out, at, step, depth, more, added, at_added)
+        _tile_of_1(a, at_a, b, at_b, step_b, out, at, step, depth, more, added, at_added, at_b)
+
+
+@piece
+def multiply_tile_fetching(left, right, result, depth, more, start, at_next):
+    """multiply_tile for whole tiles, while those of the right matrix at another place are fetched into the cache."""
+    (a, at_a), (b, at_b, step_b), (out, at, step), (added, at_added) = left, right, result, start
+    _tile_and_next(a, at_a, b, at_b, step_b, out, at, step, depth, more, added, at_added, at_next)
 
 
 @piece

@@ -21,6 +21,7 @@ class KeyValueStore:
     def __init__(self, key: Array | None = None, value: Array | None = None) -> None:
         self._key, self._value = key, value
         self._length = 0 if key is None else int(key.shape[2])
+        self._own = False  # whether the arrays are no one else's, and can be written
 
     @property
     def key(self) -> Array | None:
@@ -38,17 +39,34 @@ class KeyValueStore:
             self._key, self._value = key, value
         else:
             self._key, self._value = _joined(self._key, self._length, key), _joined(self._value, self._length, value)
+            self._own = _can_be_written(key)
         self._length += int(key.shape[2])
         return self._so_far(self._key), self._so_far(self._value)
 
-    def select(self, rows: Array) -> None:
-        """Let row i from now on be what row rows[i] was (integers, in any order, repeats allowed)."""
-        if self._key is not None and self._value is not None:
+    def select(self, rows: Array, moved: tuple[Array, Array] | None = None) -> None:
+        """Let row i from now on be what row rows[i] was (integers, in any order, repeats allowed).
+
+        moved: where there are as many rows as before, those that change, and what each becomes; only they are copied
+        where arrays can be written.
+        """
+        if self._key is None or self._value is None:
+            return
+        if moved is not None and self._own:
+            for x in (self._key, self._value):
+                x[moved[0], :, : self._length, :] = x[moved[1], :, : self._length, :]
+        else:
             xp = array_namespace(self._key)
             self._key, self._value = (xp.take(x, rows, axis=0) for x in (self._key, self._value))
+            self._own = _can_be_written(self._key)
 
     def _so_far(self, kept: Any) -> Any:
         return kept if kept is None or kept.shape[2] == self._length else kept[:, :, : self._length, :]
+
+
+def _can_be_written(x: Array) -> bool:
+    """Whether its library writes into arrays, and no graph of derivatives may look at it later."""
+    xp = array_namespace(x)
+    return library(xp) in _WRITABLE and not trace_level(xp)
 
 
 def _joined(kept: Array, length: int, new: Array) -> Array:
@@ -57,7 +75,7 @@ def _joined(kept: Array, length: int, new: Array) -> Array:
     fits = (
         kept.dtype == new.dtype and kept[:, :, :0, :].shape == new[:, :, :0, :].shape
     )  # else concat says what is wrong
-    if library(xp) not in _WRITABLE or trace_level(xp) or not fits:  # a graph of derivatives may look at what is kept
+    if not (_can_be_written(kept) and fits):
         return xp.concat([kept[:, :, :length, :], new], axis=2)
     if end > kept.shape[2]:
         rows, heads, _, features = kept.shape

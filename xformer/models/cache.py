@@ -43,16 +43,22 @@ class DecodingCache:
 
         sentences: which ones stay (None: all of them); what is kept once a sentence is never repeated.
         """
-        xp = array_namespace(self._like)
-        places = from_host(xp, list(rows), dtype="int64", device=device(self._like))
+        places, kept = self._place(rows), self.layers[0].self_attention.key if self.layers else None
+        moved = None
+        if kept is not None and len(rows) == kept.shape[0]:
+            changes = [(row, parent) for row, parent in enumerate(rows) if row != parent]
+            moved = self._place([row for row, _ in changes]), self._place([parent for _, parent in changes])
         for layer in self.layers:
-            layer.self_attention.select(places)
+            layer.self_attention.select(places, moved)
         if sentences is not None:
-            staying = from_host(xp, list(sentences), dtype="int64", device=device(self._like))
+            staying = self._place(sentences)
             for layer in self.layers:
                 layer.cross_attention.select(staying)
             if self.memory is not None:
                 self.memory.select(staying)
+
+    def _place(self, numbers: Sequence[int]) -> Array:
+        return from_host(array_namespace(self._like), list(numbers), dtype="int64", device=device(self._like))
 
 
 def check_memory(memory: Array, target: Array, d_model: int) -> None:
