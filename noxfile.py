@@ -111,6 +111,26 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(reuse_venv=True)
+def gpu_tests(session: nox.Session) -> None:
+    """On a machine with an NVIDIA GPU: every test that computes on it; `-- DIR` takes the results."""
+    on_gpu(session, "tests")
+
+
+@nox.session(reuse_venv=True)
+def gpu_bench(session: nox.Session) -> None:
+    """On a machine with an NVIDIA GPU: xformer on CuPy against torch; `-- DIR` takes the results."""
+    on_gpu(session, "bench")
+
+
+def on_gpu(session: nox.Session, what: str) -> None:
+    """Ask the machine (bench/gpu.py); where something is missing, it says so in one line."""
+    session.install("-e", ".[cli,cuda,cudnn,bench]", *group("test"))
+    if what == "bench":
+        install_if_possible(session, "torch", *PEERS)
+    session.run("python", "bench/gpu.py", what, *(session.posargs or [BENCH_RUN]))
+
+
+@nox.session(reuse_venv=True)
 def docs(session: nox.Session) -> None:
     """Build docs/ into site/, warnings as errors; `nox -s docs -- serve` shows it while you write."""
     session.install(*EXTRAS["docs"])

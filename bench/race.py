@@ -30,6 +30,7 @@ class Recorder:
 
     def __init__(self, folder: Path | None, *, most_turns: int | None) -> None:
         self.folder, self._most_turns = folder, most_turns
+        self.product: tuple[Any, ...] = ("numpy",)  # whose matrix product is the measure: backend, threads, dtype
         self._runs: dict[str, dict[str, Any]] = {}
         self._common: tuple[dict[str, Any], float] | None = None
 
@@ -54,7 +55,7 @@ class Recorder:
 
     def _run(self, work: str) -> dict[str, Any]:
         if self._common is None:
-            self._common = describe_machine(), gemm_flops_per_second("numpy")
+            self._common = describe_machine(), gemm_flops_per_second(*self.product)
         return self._runs.setdefault(work, make_run(work, *self._common))
 
     def _write(self, run: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from works.language_model_decoding import language_model
 
 from peers.torch_attention import load_linear
 from peers.torch_models import load_norm
-from peers.torch_support import tensor
+from peers.torch_support import placement, tensor
 from xformer.benchmarks import Work, decoding
 from xformer.layers.positions import sinusoidal
 from xformer.namespace import resolve
@@ -23,8 +23,8 @@ logging.set_verbosity_error()
 
 def work(settings: dict[str, Any]) -> Work:
     """Translating; settings are those of xformer.benchmarks.decoding.work."""
-    model = marian(decoding.translator(settings, "numpy")).eval()
-    ids = torch.tensor(decoding.sources(settings))
+    model = marian(decoding.translator(settings, "numpy")).eval().to(**placement(settings))
+    ids = torch.tensor(decoding.sources(settings)).to(model.device)
     how = {"num_beams": settings["beam"], "length_penalty": 0.0}
     if settings["beam"] == 1:
         del how["length_penalty"]  # it warns that greedy search has none
@@ -38,8 +38,8 @@ def work(settings: dict[str, Any]) -> Work:
 
 def continuing(settings: dict[str, Any]) -> Work:
     """Going on from prompts."""
-    model = gpt2(language_model(settings, "numpy")).eval()
-    ids = torch.tensor(decoding.sources(settings))
+    model = gpt2(language_model(settings, "numpy")).eval().to(**placement(settings))
+    ids = torch.tensor(decoding.sources(settings)).to(model.device)
 
     def step(number: int) -> list[list[int]]:
         found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=decoding.TOKENS)

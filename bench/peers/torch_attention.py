@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import xformer as xf
-from peers.torch_support import tensor, torch_work
+from peers.torch_support import placement, tensor, torch_work
 from xformer.benchmarks import Work
 from xformer.benchmarks.attention import ends, inputs
 
 
 def core(settings: dict[str, Any]) -> Work:
-    """torch.nn.functional.scaled_dot_product_attention."""
+    """torch.nn.functional.scaled_dot_product_attention; settings["kernel"], a name of SDPBackend, forces one."""
     given = tensors(settings)
     causal, mask = settings["causal"], given["mask"]
     if causal and mask is not None:  # it takes one or the other
-        mask, causal = mask & ~later(settings["length"]), False
+        mask, causal = mask & ~later(settings["length"]).to(mask.device), False
+    kernel = settings.get("kernel")
 
     def forward(query: Any, key: Any, value: Any) -> Any:
-        return nn.functional.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
+        forced = contextlib.nullcontext() if kernel is None else sdpa_kernel(getattr(SDPBackend, kernel))
+        with forced:
+            return nn.functional.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
 
     return torch_work(forward, [given[name] for name in ("query", "key", "value")], gradient(settings, given))
 
@@ -33,13 +38,15 @@ def layer(settings: dict[str, Any]) -> Work:
     features, heads = settings["heads"] * settings["head_dim"], settings["heads"]
     module = nn.MultiheadAttention(features, heads, batch_first=True).train(settings["backward"])
     load_attention(module, xf.MultiHeadAttention(features, heads, init=xf.Initializer("numpy")))
+    module = module.to(**placement(settings))
     blocked = None if given["mask"] is None else ~given["mask"][:, 0, 0, :]
-    late = later(settings["length"]) if settings["causal"] else None
+    late = later(settings["length"]).to(given["x"].device) if settings["causal"] else None
+    apply = torch.compile(module) if settings.get("compiled") else module
 
     masks = {"key_padding_mask": blocked, "attn_mask": late, "is_causal": late is not None}
 
     def forward(x: Any) -> Any:
-        return module(x, x, x, **masks, need_weights=False)[0]
+        return apply(x, x, x, **masks, need_weights=False)[0]
 
     warnings.simplefilter("ignore", UserWarning)  # the fast path makes nested tensors, which are a prototype
     return torch_work(forward, [given["x"]], gradient(settings, given), parameters=module.parameters(), digest=ends)
@@ -47,7 +54,12 @@ def layer(settings: dict[str, Any]) -> Work:
 
 def tensors(settings: dict[str, Any]) -> dict[str, Any]:
     """The inputs of the case."""
-    return {name: None if x is None else torch.from_numpy(x) for name, x in inputs(settings).items()}
+    place = placement(settings)
+    found = {name: None if x is None else torch.from_numpy(x) for name, x in inputs(settings).items()}
+    return {
+        name: x if x is None else x.to(place["device"]) if x.dtype == torch.bool else x.to(**place)
+        for name, x in found.items()
+    }
 
 
 def gradient(settings: dict[str, Any], given: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xformer.autodiff import vjp
-from xformer.benchmarks.race import Case
+from xformer.benchmarks.race import Case, in_dtype
 from xformer.benchmarks.work import Library, Work, digest
 from xformer.layers import Initializer, MultiHeadAttention
 from xformer.ops import attention
@@ -18,13 +18,13 @@ def case(settings: dict[str, Any]) -> Case:
     """The case of one size.
 
     settings: batch, heads, length, head_dim; causal, padded, backward (with the gradient of every input) and layer
-    (the multi-head attention layer of heads * head_dim features, in place of the core).
+    (the multi-head attention layer of heads * head_dim features, in place of the core); dtype, if it is not float32.
     """
     sizes = "x".join(str(settings[name]) for name in ("batch", "heads", "length", "head_dim"))
     flags = [name for name in ("causal", "padded") if settings[name]]
     what = "multi-head attention" if settings["layer"] else "attention"
     name = " ".join([what, sizes, *flags, "forward + backward" if settings["backward"] else "forward"])
-    return Case(name, settings, (settings["batch"] * settings["length"],), flops(settings))
+    return Case(in_dtype(name, settings), settings, (settings["batch"] * settings["length"],), flops(settings))
 
 
 def memory_case(settings: dict[str, Any]) -> Case:
@@ -64,12 +64,14 @@ def inputs(settings: dict[str, Any]) -> dict[str, Any]:
 
 def work(settings: dict[str, Any]) -> Work:
     """Attention by xformer, on the library that settings["backend"] names."""
-    library = Library(settings["backend"])
+    library = Library.of(settings)
     given = {name: library.array(array) for name, array in inputs(settings).items()}
     masked = {"mask": given["mask"], "causal": settings["causal"]}
     if settings["layer"]:
         heads = settings["heads"]
-        layer = MultiHeadAttention(heads * settings["head_dim"], heads, init=Initializer(library.xp))
+        layer = MultiHeadAttention(
+            heads * settings["head_dim"], heads, init=Initializer(library.xp, dtype=library.dtype)
+        )
         made = _work(library, settings, lambda layer, x: layer(x, **masked), (layer, given["x"]), given["gradient"])
         return dataclasses.replace(made, digest=ends)
     heads_apart = given["query"], given["key"], given["value"]

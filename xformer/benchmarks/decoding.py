@@ -13,7 +13,7 @@ import itertools
 from typing import Any
 
 from xformer.benchmarks import stacks
-from xformer.benchmarks.race import Case
+from xformer.benchmarks.race import Case, in_dtype
 from xformer.benchmarks.work import Library, Work
 from xformer.generation import DecodingOptions, decode
 from xformer.models import Transformer
@@ -35,10 +35,10 @@ def case(settings: dict[str, Any]) -> Case:
         f"{search}, batch {settings['batch']}, {TOKENS} tokens from {settings['length']}, "
         f"{settings['layers']}+{settings['layers']} layers, d_model {d_model}"
     )
-    return Case(name, settings, (settings["batch"] * TOKENS,), warm_up=1)
+    return Case(in_dtype(name, settings), settings, (settings["batch"] * TOKENS,), warm_up=1)
 
 
-def translator(settings: dict[str, Any], xp: Any) -> Transformer:
+def translator(settings: dict[str, Any], xp: Any, dtype: str = "float32") -> Transformer:
     """The model, post-norm as in the paper, with an output layer of its own that never ends a sentence.
 
     With an output layer tied to the embedding, random weights would repeat one token, which proves nothing.
@@ -47,7 +47,7 @@ def translator(settings: dict[str, Any], xp: Any) -> Transformer:
     model = Transformer(config, xp="numpy", seed=0)
     bias = importlib.import_module("numpy").zeros(settings["vocabulary"], dtype="float32")
     bias[:_SPECIAL] = _NEVER
-    made: Transformer = replace(model, {**dict(model.named_parameters()), "output_bias": bias}).to(xp)
+    made: Transformer = replace(model, {**dict(model.named_parameters()), "output_bias": bias}).to(xp, dtype=dtype)
     return made
 
 
@@ -63,7 +63,8 @@ def digest(outputs: list[list[int]]) -> list[int]:
 
 def work(settings: dict[str, Any]) -> Work:
     """Translating by xformer, on the library that settings["backend"] names."""
-    model = translator(settings, Library(settings["backend"]).xp)
+    library = Library.of(settings)
+    model = translator(settings, library.xp, library.dtype)
     options = DecodingOptions(beam_size=settings["beam"], max_length=TOKENS, keep_greedy=False)
     search = functools.partial(decode, model, sources(settings), options)
     return Work(lambda number: [found[0].tokens for found in search()], digest, {"parameters": model.parameter_count()})

@@ -8,6 +8,8 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from xformer.benchmarks.race import Case, Entry, racing
 from xformer.benchmarks.work import Library, Work
 from xformer.host import num_threads
 
-_PACKAGES = ("numpy", "torch", "jax", "cupy", "numba", "ctranslate2", "transformers")
+_PACKAGES = ("numpy", "torch", "jax", "cupy", "nvidia-cudnn-cu13", "numba", "ctranslate2", "transformers")
 _GEMM_SIZE, _GEMM_TURNS = 2048, 5
 
 
@@ -31,22 +33,23 @@ def describe_machine(threads: int | None = None) -> dict[str, Any]:
         "xformer": _version("xformer"),
         "versions": versions,
         "blas": _blas(),
+        "gpu": _gpu(),
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
     }
 
 
 def gemm(settings: dict[str, Any]) -> Work:
-    """A product of two square matrices in float32: what no other arithmetic on this machine can pass."""
-    library, size = Library(settings["backend"]), settings["size"]
+    """A product of two square matrices in the dtype of the work: what no other arithmetic on this machine can pass."""
+    library, size = Library.of(settings), settings["size"]
     rng = importlib.import_module("numpy").random.default_rng(0)
     a, b = (library.array(rng.standard_normal((size, size), dtype="float32")) for _ in range(2))
     return library.work(lambda a, b: a @ b, a, b)
 
 
-def gemm_flops_per_second(backend: str, threads: int | None = None) -> float:
+def gemm_flops_per_second(backend: str, threads: int | None = None, dtype: str = "float32") -> float:
     """The most operations a second that matrix products of a library reach here, in several turns."""
-    size = _GEMM_SIZE
-    case = Case("matrix product", {"size": size}, (size,), 2 * size**3)
+    size = _GEMM_SIZE if backend != "cupy" else 4 * _GEMM_SIZE  # smaller ones do not fill a GPU
+    case = Case("matrix product", {"size": size, "dtype": dtype}, (size,), 2 * size**3)
     with racing(case, [Entry(backend, "xformer.benchmarks.machine:gemm", {"backend": backend})], threads) as running:
         for _ in range(_GEMM_TURNS):
             running.turn()
@@ -54,8 +57,6 @@ def gemm_flops_per_second(backend: str, threads: int | None = None) -> float:
 
 
 def _version(package: str) -> str | None:
-    if importlib.util.find_spec(package) is None:
-        return None
     for name in (package, "cupy-cuda13x", "cupy-cuda12x") if package == "cupy" else (package,):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
@@ -76,6 +77,16 @@ def _blas() -> str:
             return ", ".join(sorted(found))
     built = numpy.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
     return f"{built.get('name', 'unknown')} {built.get('version', '')}".strip()
+
+
+def _gpu() -> str | None:
+    """The names of the GPUs and the driver's version, as the driver's own tool tells them."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    query = [tool, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    told = subprocess.run(query, capture_output=True, text=True, check=False)
+    return "; ".join(told.stdout.split("\n")).strip("; ") or None
 
 
 def _processor() -> str:

@@ -19,7 +19,7 @@ class Sizes:
 
     The other fields do not vary within a run; which of them mean something depends on the kind of work.
     causal, padded, backward, layer: of attention; layers: of each stack; vocabulary: of a model; beam: of decoding, 1
-    is greedy.
+    is greedy; dtype: of weights and activations.
     """
 
     batch: Sequence[int]
@@ -33,6 +33,7 @@ class Sizes:
     layers: int = 6
     beam: int = 1
     vocabulary: int = 8000
+    dtype: str = "float32"
 
     def points(self, *fixed: str) -> list[dict[str, Any]]:
         """Every combination of the axes, with the fixed settings of these names."""
@@ -56,7 +57,7 @@ class Kind:
     turns: int = 7
 
 
-_ATTENTION = ("causal", "padded", "backward", "layer")
+_ATTENTION = ("causal", "padded", "backward", "layer", "dtype")
 
 
 def _over(case: Callable[[dict[str, Any]], Case], *settings: str) -> Callable[[Sizes], list[Case]]:
@@ -73,10 +74,10 @@ WORKS: dict[str, Kind] = {
         _ATTENTION,
     ),
     "encoder": Kind(
-        _over(stacks.encoder_case, "layers"),
+        _over(stacks.encoder_case, "layers", "dtype"),
         "xformer.benchmarks.stacks:encoder",
         Sizes((1, 8), (32, 128, 512)),
-        ("layers",),
+        ("layers", "dtype"),
     ),
     "train": Kind(
         _over(training.case, *_MODEL),
@@ -85,10 +86,10 @@ WORKS: dict[str, Kind] = {
         _MODEL,
     ),
     "decode": Kind(
-        _over(decoding.case, *_MODEL, "beam"),
+        _over(decoding.case, *_MODEL, "beam", "dtype"),
         "xformer.benchmarks.decoding:work",
         Sizes((1, 8, 32), (32,)),
-        (*_MODEL, "beam"),
+        (*_MODEL, "beam", "dtype"),
         turns=5,
     ),
     "memory": Kind(

@@ -9,6 +9,7 @@ the turns, of the ratio of their times.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -27,7 +28,8 @@ from xformer.host import num_threads
 _PAUSE_SECONDS = 0.3  # longer than idle threads of another contender spin before they sleep
 _LEAST_SECONDS = 0.02  # of a turn; shorter work is repeated until it takes as long
 _THREAD_VARIABLES = ("XFORMER_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_RELATIVE, _ABSOLUTE = 2e-3, 2e-4  # how far answers in float32 may be from each other
+# How far answers may be from each other: of their size, and where they are small.
+_TOLERANCES = {"float64": (2e-3, 2e-4), "float32": (2e-3, 2e-4), "float16": (1e-2, 5e-3), "bfloat16": (5e-2, 3e-2)}
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,12 @@ class Entry:
     optional: bool = False
     checked: bool = True
     environment: dict[str, str] = field(default_factory=dict)
+
+
+def in_dtype(name: str, settings: dict[str, Any]) -> str:
+    """The name of a case, with the dtype where it is not the usual one."""
+    dtype = settings.get("dtype", "float32")
+    return name if dtype == "float32" else f"{name}, {dtype}"
 
 
 class Contender:
@@ -209,7 +217,7 @@ def racing(case: Case, entries: Sequence[Entry], threads: int | None = None) -> 
             if entry.checked:
                 _check(case, started[0], contender)
             else:
-                contender.agreement = _agreement(started[0].answer, contender.answer)
+                contender.agreement = _agreement(case, started[0].answer, contender.answer)
         if not started:
             raise BackendError(f"{case.name}: no contender can start: {'; '.join(absent.values())}")
         yield Race(case, started, absent)
@@ -219,22 +227,27 @@ def _check(case: Case, first: Contender, other: Contender) -> None:
     """Raise ConfigError unless two contenders computed the same."""
     if not first.answer or not other.answer:
         return  # one that draws its own random numbers has no answer to compare
-    if len(first.answer) != len(other.answer) or not all(map(_alike, first.answer, other.answer)):
+    alike = functools.partial(_alike, *_tolerances(case))
+    if len(first.answer) != len(other.answer) or not all(map(alike, first.answer, other.answer)):
         pairs = zip(first.answer, other.answer, strict=False)
-        example = next((pair for pair in pairs if not _alike(*pair)), (len(first.answer), len(other.answer)))
+        example = next((pair for pair in pairs if not alike(*pair)), (len(first.answer), len(other.answer)))
         raise ConfigError(
             f"{case.name}: {other.name} computes {example[1]!r} where {first.name} computes {example[0]!r}; "
             "what computes different things cannot be compared"
         )
 
 
-def _agreement(answer: list[Any], other: list[Any]) -> float:
-    alike = sum(map(_alike, answer, other))
+def _agreement(case: Case, answer: list[Any], other: list[Any]) -> float:
+    alike = sum(map(functools.partial(_alike, *_tolerances(case)), answer, other))
     return alike / max(1, len(answer), len(other))
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _tolerances(case: Case) -> tuple[float, float]:
+    return _TOLERANCES[case.settings.get("dtype", "float32")]
+
+
+def _alike(relative: float, absolute: float, a: Any, b: Any) -> bool:
     """Token ids must be equal, floating-point numbers nearly."""
     if isinstance(a, float) and isinstance(b, float):
-        return math.isclose(a, b, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
+        return math.isclose(a, b, rel_tol=relative, abs_tol=absolute)
     return bool(a == b)

@@ -31,6 +31,7 @@ def machine_line(run: dict[str, Any]) -> str:
     """What the figures of a run belong to."""
     found = run["machine"]
     parts = [
+        *([found["gpu"]] if found.get("gpu") else []),
         found["processor"],
         f"{found['threads']} of {found['cores']} cores",
         found["blas"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from xformer.benchmarks.race import Case
+from xformer.benchmarks.race import Case, in_dtype
 from xformer.benchmarks.work import Library, Work
 from xformer.layers import EncoderLayer, Initializer
 from xformer.models import TransformerConfig
@@ -22,7 +22,7 @@ def encoder_case(settings: dict[str, Any]) -> Case:
     d_model, tokens = settings["heads"] * settings["head_dim"], settings["batch"] * settings["length"]
     name = f"encoder {settings['batch']}x{settings['length']}, {settings['layers']} layers, d_model {d_model}, forward"
     flops = tokens * settings["layers"] * layer_flops(d_model, 4 * d_model, settings["length"])
-    return Case(name, settings, (tokens,), flops)
+    return Case(in_dtype(name, settings), settings, (tokens,), flops)
 
 
 def layer_flops(d_model: int, d_ff: int, keys: int) -> int:
@@ -62,9 +62,9 @@ def sentences(batch: int, length: int, vocabulary: int, *, seed: int = 0) -> lis
     return rng.integers(FIRST_ID, vocabulary, (batch, length)).tolist()  # type: ignore[no-any-return]
 
 
-def encoder_layers(settings: dict[str, Any], xp: Any) -> tuple[EncoderLayer, ...]:
+def encoder_layers(settings: dict[str, Any], xp: Any, dtype: str = "float32") -> tuple[EncoderLayer, ...]:
     """The layers of the stack, post-norm with ReLU, as in the paper."""
-    parts = Parts(config({**settings, "vocabulary": FIRST_ID}, norm_position="post"), Initializer(xp))
+    parts = Parts(config({**settings, "vocabulary": FIRST_ID}, norm_position="post"), Initializer(xp, dtype=dtype))
     return tuple(parts.encoder_layer() for _ in range(settings["layers"]))
 
 
@@ -76,11 +76,12 @@ def features(settings: dict[str, Any]) -> Any:
 
 def encoder(settings: dict[str, Any]) -> Work:
     """The stack by xformer, on the library that settings["backend"] names."""
-    library = Library(settings["backend"])
+    library = Library.of(settings)
 
     def forward(layers: tuple[EncoderLayer, ...], x: Any) -> tuple[Any]:
         for layer in layers:
             x = layer(x)
         return (x,)
 
-    return library.work(forward, encoder_layers(settings, library.xp), library.array(features(settings)))
+    layers = encoder_layers(settings, library.xp, library.dtype)
+    return library.work(forward, layers, library.array(features(settings)))

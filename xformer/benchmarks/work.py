@@ -36,16 +36,21 @@ class Work:
 class Library:
     """An array library at its best: compiled where it compiles, without its own autograd, waited for.
 
-    Raises BackendError where it is unknown or not installed.
+    dtype: of floating-point numbers. Raises BackendError where the library is unknown or not installed.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, dtype: str = "float32") -> None:
+        self.name, self.dtype = name, dtype
         self.xp: Namespace = resolve(name)
 
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> Library:
+        """The one that a contender is told: settings["backend"], and "dtype" where it is not float32."""
+        return cls(settings["backend"], settings.get("dtype", "float32"))
+
     def array(self, host: Any) -> Array:
-        """A NumPy array in this library; None stays None."""
-        return None if host is None else from_host(self.xp, host)
+        """A NumPy array in this library, floating-point numbers in its dtype; None stays None."""
+        return None if host is None else from_host(self.xp, host, dtype=self.dtype if host.dtype.kind == "f" else None)
 
     def work(self, function: Callable[..., Any], *arguments: Any, facts: dict[str, Any] | None = None) -> Work:
         """The work of calling a function of arrays and modules, which returns arrays."""

@@ -16,6 +16,7 @@ Attention            xformer bench attention
 Libraries compared   xformer bench attention --backend numpy --backend torch
 One size             xformer bench attention --batch 4 --length 1024 \\
                        --causal --backward
+On a GPU             xformer bench attention --backend cupy --dtype bfloat16
 A picture, figures   xformer bench attention --plot speed.png --out speed.json
 
 \b
@@ -78,6 +79,12 @@ def bench(
         bool | None,
         typer.Option("--layer", help="With the four projections (attention, memory).", rich_help_panel=SIZES),
     ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="float32 (default), float64, float16 or bfloat16 (not train).", rich_help_panel=SIZES
+        ),
+    ] = None,
     turns: Annotated[
         int | None,
         typer.Option(
@@ -111,6 +118,7 @@ def bench(
         "layers": layers,
         "vocabulary": vocabulary,
         "beam": beam,
+        "dtype": dtype,
     }
     given = {name: value for name, value in {**axes, **settings}.items() if value is not None}
     run_bench(Request(work, tuple(backend or ["numpy"]), given, turns, threads), out=out, plot=plot, as_json=as_json)

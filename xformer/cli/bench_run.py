@@ -28,8 +28,10 @@ from xformer.cli.console import make_console
 from xformer.errors import BackendError, ConfigError
 from xformer.files import unwritable_parent, write_json
 from xformer.host import num_threads
-from xformer.namespace import resolve
+from xformer.namespace import dtype_named, resolve
 from xformer.text.extras import require
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def run_bench(request: Request, *, out: Path | None, plot: Path | None, as_json:
     turns = request.turns or kind.turns
     described = describe_machine(request.threads)
     with _progress(len(cases) * (turns + 1)) as advance:
-        gemm = gemm_flops_per_second(request.backends[0], request.threads)
+        gemm = gemm_flops_per_second(request.backends[0], request.threads, request.sizes.get("dtype", "float32"))
         results, notes = _measure_all(cases, request, kind, turns, advance)
     run = make_run(request.work, described, gemm, results, notes)
     if out is not None:
@@ -79,10 +81,13 @@ def _checked(request: Request) -> Kind:
         if name not in (*AXES, *kind.settings):
             option = name.replace("_", "-")
             raise ConfigError(f"--{option} means nothing to {request.work}; leave it out")
+    dtype = request.sizes.get("dtype", "float32")
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
     for place, name in enumerate(request.backends):
         if name in request.backends[:place]:
             raise ConfigError(f"--backend {name} is given twice; expected each library once")
-        resolve(name)
+        dtype_named(resolve(name), dtype)
     cores = num_threads()
     if request.threads is not None and request.threads > cores:
         raise ConfigError(f"--threads is {request.threads}; expected at most {cores}, which this process may use")

@@ -1,0 +1,101 @@
+"""xformer on CuPy against torch on the same GPU, in bfloat16.
+
+    pytest bench/bench_gpu.py --benchmark-only -s        # or nox -s gpu_bench -- DIR
+
+Every case says why it is skipped where there is no GPU. torch runs each of its attention kernels as a contender of its
+own, so the best of them counts; models run eagerly and by torch.compile.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+import pytest
+from race import Recorder, peer
+from works import norms
+
+from xformer.benchmarks import Entry, attention, decoding, stacks
+
+TURNS = 9
+DTYPE = "bfloat16"
+BYTES_PER_SECOND = 4.3e12  # of an H200's memory, as measured by copying
+TOKENS = 16_384  # in a batch
+WIDE = {"heads": 16, "head_dim": 64}
+MODEL = {"length": 32, "heads": 8, "head_dim": 64, "layers": 6, "vocabulary": 8000}
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(recorder: Recorder) -> None:
+    """Skip where CuPy finds no GPU, or is not there; compare with matrix products on it."""
+    if importlib.util.find_spec("cupy") is None:
+        pytest.skip("cupy is not installed")
+    if not importlib.import_module("cupy").cuda.is_available():
+        pytest.skip("cupy finds no GPU")
+    recorder.product = ("cupy", None, DTYPE)
+
+
+def ours(factory: str) -> Entry:
+    return Entry("xformer cupy", factory, {"backend": "cupy"})
+
+
+def on_torch(name: str, factory: str, *, checked: bool = True, **settings: Any) -> Entry:
+    """A peer on the GPU."""
+    return peer(name, factory, checked=checked, device="cuda", **settings)
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "forward-and-backward"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("length", [2048, 4096, 8192, 16_384])
+@pytest.mark.parametrize("head_dim", [128, 64])
+def test_attention(
+    benchmark: Any, recorder: Recorder, head_dim: int, length: int, causal: bool, backward: bool
+) -> None:
+    sizes = {"batch": TOKENS // length, "heads": 2048 // head_dim, "length": length, "head_dim": head_dim}
+    flags = {"causal": causal, "padded": False, "backward": backward, "layer": False, "dtype": DTYPE}
+    kernels = {"cuDNN": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
+    entries = [
+        ours("xformer.benchmarks.attention:work"),
+        *(on_torch(f"torch SDPA, {name}", "peers.torch_attention:core", kernel=kernels[name]) for name in kernels),
+    ]
+    recorder.race(benchmark, "attention", attention.case({**sizes, **flags}), entries, TURNS)
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "forward-and-backward"])
+def test_multi_head_attention(benchmark: Any, recorder: Recorder, backward: bool) -> None:
+    flags = {"causal": False, "padded": False, "backward": backward, "layer": True, "dtype": DTYPE}
+    case = attention.case({"batch": 8, "length": TOKENS // 8, **WIDE, **flags})
+    entries = [
+        ours("xformer.benchmarks.attention:work"),
+        on_torch("torch nn.MultiheadAttention", "peers.torch_attention:layer"),
+        on_torch("torch.compile", "peers.torch_attention:layer", compiled=True),
+    ]
+    recorder.race(benchmark, "multi-head-attention", case, entries, TURNS)
+
+
+def test_encoder(benchmark: Any, recorder: Recorder) -> None:
+    case = stacks.encoder_case({"batch": 8, "length": TOKENS // 8, **WIDE, "layers": 6, "dtype": DTYPE})
+    entries = [
+        ours("xformer.benchmarks.stacks:encoder"),
+        on_torch("torch", "peers.torch_models:encoder"),
+        on_torch("torch.compile", "peers.torch_models:encoder", compiled=True),
+    ]
+    recorder.race(benchmark, "encoder", case, entries, TURNS)
+
+
+@pytest.mark.parametrize("batch", [1, 32], ids=lambda batch: f"batch-{batch}")
+def test_greedy_decoding(benchmark: Any, recorder: Recorder, batch: int) -> None:
+    """In float32, where both write the same tokens."""
+    entries = [ours("xformer.benchmarks.decoding:work"), on_torch("Hugging Face", "peers.huggingface_decoding:work")]
+    recorder.race(benchmark, "decoding", decoding.case({**MODEL, "batch": batch, "beam": 1}), entries, TURNS)
+
+
+@pytest.mark.parametrize("features", [1024, 4096])
+def test_layer_norm(benchmark: Any, recorder: Recorder, features: int) -> None:
+    settings = {"rows": 4 * TOKENS, "features": features, "dtype": DTYPE}
+    entries = [ours("works.norms:work"), on_torch("torch", "peers.torch_norms:work")]
+    result = recorder.race(benchmark, "layer-norm", norms.case(settings), entries, TURNS)
+    reached = norms.bytes_moved(settings) / result["contenders"][0]["seconds"]
+    share = reached / BYTES_PER_SECOND
+    recorder.note("layer-norm", f"{features} features: {reached / 1e12:.2f} TB/s, {share:.0%} of an H200's 4.3")

@@ -1,0 +1,106 @@
+"""What a machine with a GPU is asked: `python bench/gpu.py tests DIR`, `python bench/gpu.py bench DIR`.
+
+Needs what `pip install -e '.[cli,cuda,cudnn]' pytest pytest-benchmark hypothesis` brings, and for `bench` torch; where
+they are, nothing is downloaded. Everything goes to DIR; what matters is printed last, in a short table. Arguments after
+DIR are handed to pytest.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the tests or the benchmarks; the exit status is pytest's, 2 where there is nothing to run on."""
+    if len(arguments) < 2 or arguments[0] not in ("tests", "bench"):
+        print(f"got {' '.join(arguments) or 'no arguments'}; expected tests or bench, then a folder for the results")
+        return 2
+    missing = why_not()
+    if missing:
+        print(missing)
+        return 2
+    what, folder, rest = arguments[0], Path(arguments[1]), arguments[2:]
+    folder.mkdir(parents=True, exist_ok=True)
+    return (run_tests if what == "tests" else run_bench)(folder.resolve(), rest)
+
+
+def why_not() -> str | None:
+    """Why nothing can run here, and how to mend it."""
+    if importlib.util.find_spec("cupy") is None:
+        return "cupy is not installed; run: pip install '.[cuda,cudnn]'"
+    if not importlib.import_module("cupy").cuda.is_available():
+        return "cupy finds no GPU; look at nvidia-smi for the driver and at CUDA_VISIBLE_DEVICES"
+    return None
+
+
+def run_tests(folder: Path, rest: list[str]) -> int:
+    """Every test that computes on the GPU."""
+    report = folder / "gpu-tests.xml"
+    code = pytest("tests", "-q", "-m", "gpu", "--no-header", "--tb=short", f"--junitxml={report}", *rest)
+    if report.exists():
+        rows = outcomes(report)
+        show([("file", "passed", "failed", "skipped"), *rows], folder / "gpu-tests.txt")
+    return code
+
+
+def run_bench(folder: Path, rest: list[str]) -> int:
+    """Every benchmark against torch on the GPU."""
+    code = pytest("bench/bench_gpu.py", "-q", "-s", "--benchmark-only", f"--results={folder}", *rest)
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    show([("case", "time", "of GEMM", "best peer", "ratio"), *ratios(runs)], folder / "gpu-bench.txt")
+    return code
+
+
+def pytest(*arguments: str) -> int:
+    return subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT, check=False).returncode
+
+
+def outcomes(report: Path) -> list[tuple[str, ...]]:
+    """Of each test file, how many passed, failed and were skipped, and of all together."""
+    counts: dict[str, Counter[str]] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        children = {child.tag for child in case}
+        outcome = "failed" if children & {"failure", "error"} else "skipped" if "skipped" in children else "passed"
+        counts.setdefault(case.get("classname", ""), Counter())[outcome] += 1
+    total = sum(counts.values(), Counter[str]())
+    return [
+        (name, *(str(count[outcome]) for outcome in ("passed", "failed", "skipped")))
+        for name, count in [*sorted(counts.items()), ("all", total)]
+    ]
+
+
+def ratios(runs: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Of each case, our time, its share of the fastest matrix product, and the best peer's ratio."""
+    rows = []
+    for run in runs:
+        product = run["gemm_flops_per_second"]
+        for result in run["results"]:
+            ours, *peers = result["contenders"]
+            flops = ours["flops_per_second"]
+            share = f"{flops / product:.0%}" if flops and product else ""
+            best = min(peers, key=lambda peer: peer["seconds"], default=None)
+            beside = (best["name"], f"{best['ratio']:.2f}") if best else ("none", "")
+            rows.append((result["case"], f"{1e3 * ours['seconds']:.3f} ms", share, *beside))
+    return rows
+
+
+def show(rows: list[tuple[str, ...]], path: Path) -> None:
+    """Print a table, and write it."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("", *lines, sep="\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
