@@ -27,6 +27,7 @@ ROOMS = [
     "files",
     "namespace",
     "host",
+    "memory",
     "gaps",
     "random",
     "tree",

@@ -32,3 +32,7 @@ class CheckpointError(XformerError, OSError):
 
 class TrainingError(XformerError, ArithmeticError):
     """Training cannot go on: the loss or the gradient norm is no longer finite."""
+
+
+class OutOfMemoryError(XformerError, MemoryError):
+    """Memory ran out, on the host or on a device; what was saved before is intact."""

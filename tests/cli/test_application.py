@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import signal
 
+import numpy as np
 import pytest
 
 import xformer as package
@@ -57,7 +58,6 @@ def test_a_wrong_call_is_one_line_that_says_where_to_look(refused, tmp_path, arg
     [
         (DataError("two\nlines"), 2, "error: two lines\n"),
         (OSError(13, "Permission denied", "place"), 2, "error: place: Permission denied\n"),
-        (MemoryError(), 2, "error: out of memory; lower batch_tokens (or batch_size), or take a smaller model\n"),
         (KeyboardInterrupt(), 128 + signal.SIGINT, ""),
     ],
 )
@@ -67,6 +67,18 @@ def test_what_becomes_of_errors(capsys, raised, code, printed):
 
     assert application._guarded(command)() == code
     assert capsys.readouterr().err == printed
+
+
+def test_running_out_of_memory_says_what_was_asked_for(capsys):
+    def command():
+        np.empty(2**58, dtype="uint8")
+
+    assert application._guarded(command)() == 2
+    assert re.fullmatch(
+        r"error: out of memory: 256.0 PiB was asked for, and [\d.]+ [GM]iB is free on this machine; lower batch_tokens "
+        r"\(or batch_size\), or take a smaller model\n",
+        capsys.readouterr().err,
+    )
 
 
 def test_a_command_without_an_answer_is_done():

@@ -8,7 +8,8 @@ import signal
 import numpy as np
 import pytest
 
-from xformer.errors import CheckpointError, TrainingError
+from tests.reference import raises_line
+from xformer.errors import CheckpointError, OutOfMemoryError, TrainingError
 from xformer.models import Transformer, TransformerConfig
 from xformer.storage import load_arrays
 from xformer.training import (
@@ -456,6 +457,24 @@ def test_a_loss_that_is_not_finite_names_the_update_and_keeps_the_last_state(tmp
     rates(monkeypatch, 6)
     with pytest.raises(TrainingError, match=r"update 7: the loss is .*; the state of update 4 is kept"):
         make(tmp_path).run()
+    assert json.loads(load_arrays(tmp_path / "last.safetensors")[1]["progress"])["step"] == 4
+
+
+def test_running_out_of_memory_names_the_update_and_what_to_lower(tmp_path, monkeypatch):
+    trainer, update = make(tmp_path), Trainer._update
+
+    def too_large(self, *arguments):
+        if self.progress.step == 5:
+            np.empty(2**58, dtype="uint8")
+        update(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "_update", too_large)
+    expected = (
+        r"update 6 ran out of memory: 256.0 PiB was asked for, and .* is free on this machine; lower batch_tokens "
+        r"\(it is \d+\) and raise accumulate, or set rematerialize = true in \[model\]; the state of update 4 is kept"
+    )
+    with raises_line(OutOfMemoryError, expected):
+        trainer.run()
     assert json.loads(load_arrays(tmp_path / "last.safetensors")[1]["progress"])["step"] == 4
 
 

@@ -15,6 +15,7 @@ import typer
 import xformer
 from xformer.cli import demo, generate, inspect, score, summarize, train, train_lm, translate
 from xformer.errors import ConfigError, XformerError
+from xformer.memory import shortage
 
 HELP = """Train Transformers that translate, and translate with them, on any array library.
 
@@ -114,8 +115,11 @@ def _code_of(call: Callable[[], int | None]) -> int:
     except BrokenPipeError:
         _drop_output()  # whoever read it has enough
         return 141
-    except MemoryError:
-        return _fail("out of memory; lower batch_tokens (or batch_size), or take a smaller model")
+    except (MemoryError, RuntimeError) as error:
+        short = shortage(error)
+        if short is None:
+            raise
+        return _fail(f"out of memory: {short}; lower batch_tokens (or batch_size), or take a smaller model")
     except OSError as error:
         try:
             sys.stdout.flush()

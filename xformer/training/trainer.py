@@ -13,7 +13,9 @@ from typing import Any
 
 from xformer.errors import CheckpointError, TrainingError
 from xformer.host import blas_threads, num_threads, side_by_side
+from xformer.memory import enough_memory
 from xformer.random import Rng
+from xformer.training import advice
 from xformer.training.checkpoints import Checkpoints, average_models
 from xformer.training.events import Average, Progress, Update, Validation
 from xformer.training.interrupt import StopRequest, stop_on_signals
@@ -66,9 +68,8 @@ class Trainer:
         try:
             progress = Progress(**values)
         except TypeError as error:
-            raise CheckpointError(
-                f"{self.directory.last} is not a state of this version of xformer: {error}"
-            ) from error
+            last = self.directory.last
+            raise CheckpointError(f"{last} is not a state of this version of xformer: {error}") from error
         self.progress = progress
         self._saved_step = progress.step
         self.directory.rewind_log(progress.step)
@@ -125,7 +126,8 @@ class Trainer:
                 self._save_unvalidated(began)
             started = time.monotonic()
             drawn = [next(batches) for _ in range(self.settings.accumulate)]
-            self._update(drawn[-1][0], [shards for _, shards in drawn], gradient, began, started)
+            with enough_memory(f"update {self.progress.step + 1}", self._less_memory):
+                self._update(drawn[-1][0], [shards for _, shards in drawn], gradient, began, started)
 
     def finished(self, began: float | None = None) -> str | None:
         """Why there is nothing left to do by the settings (None: there is); began: when the clock was at zero."""
@@ -184,7 +186,9 @@ class Trainer:
 
     def _validate(self, began: float) -> Validation:
         """Measure, keep the model if it is the best so far, and save the state."""
-        step, loss = self.progress.step, self.validation_loss(self.model)
+        step = self.progress.step
+        with enough_memory(f"the validation after update {step}", self._less_memory):
+            loss = self.validation_loss(self.model)
         if not math.isfinite(loss):
             # The last update went wrong; it must not replace the state before it.
             raise self._diverged(f"the validation loss after update {step} is {loss}; lower the learning rate")
@@ -278,22 +282,18 @@ class Trainer:
 
     def _save_unvalidated(self, began: float) -> None:
         """Save what there is between validations, unless the last update ruined it."""
-        name = not_finite(self.model)
+        step, name = self.progress.step, not_finite(self.model)
         if name:
-            raise self._diverged(
-                f"after update {self.progress.step}, {name} is no longer finite; lower the learning rate"
-            )
+            raise self._diverged(f"after update {step}, {name} is no longer finite; lower the learning rate")
         self._save(began)
         if self.progress.best_score is None:
             self.model.save(self.directory.model)
 
     def _diverged(self, what: str) -> TrainingError:
-        """An error that says what to change, and what is kept. what: ends with the advice."""
-        peak = "learning_rate_factor" if self.settings.learning_rate is None else "learning_rate"
-        kept = "no state had been saved yet"
-        if self._saved_step is not None:
-            kept = f"the state of update {self._saved_step} is kept"
-        return TrainingError(f"{what}, by {peak} or more warmup_steps; {kept}")
+        return TrainingError(f"{what}, {advice.more_careful(self.settings)}; {advice.kept(self._saved_step)}")
+
+    def _less_memory(self) -> str:
+        return f"{advice.less_memory(self.settings)}; {advice.kept(self._saved_step)}"
 
 
 def _stopped(stop: StopRequest) -> str | None:

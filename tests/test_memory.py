@@ -1,0 +1,53 @@
+"""What libraries say when memory runs out becomes one phrase; what is no such error stays what it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from xformer.errors import OutOfMemoryError
+from xformer.memory import enough_memory, shortage
+
+
+def asked_too_much(library):
+    """The error of a library that is asked for a petabyte."""
+    try:
+        if library == "numpy":
+            np.empty(2**50, dtype="uint8")
+        elif library == "torch":
+            pytest.importorskip("torch").empty(2**50, dtype=pytest.importorskip("torch").uint8)
+        elif library == "cupy":
+            raise pytest.importorskip("cupy").cuda.memory.OutOfMemoryError(2**50, 2**30, 0)
+        else:
+            pytest.importorskip("jax").numpy.zeros(2**50, dtype="uint8").block_until_ready()
+    except (MemoryError, RuntimeError) as error:
+        return error
+    raise AssertionError("there was enough")
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "cupy", "jax"])
+def test_what_was_asked_for_and_what_is_free(library):
+    phrase = shortage(asked_too_much(library))
+    assert phrase.startswith("1.0 PiB was asked for")
+    if library in ("numpy", "torch"):
+        assert phrase.endswith(" is free on this machine")
+
+
+@pytest.mark.parametrize("said", ["CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has 3 GiB", ""])
+def test_an_error_of_that_name(said):
+    error = type("OutOfMemoryError", (RuntimeError,), {})(said)
+    assert shortage(error).startswith("20.5 GiB was asked for" if said else "more was asked for")
+
+
+def test_other_errors_pass_through():
+    assert shortage(RuntimeError("a pullback was used before")) is None
+    with pytest.raises(RuntimeError, match="used before"), enough_memory("it", str):
+        raise RuntimeError("a pullback was used before")
+
+
+def test_the_advice_comes_last():
+    with (
+        pytest.raises(OutOfMemoryError, match=r"^update 3 ran out of memory: more was asked for.*; sleep on it$"),
+        enough_memory("update 3", lambda: "sleep on it"),
+    ):
+        raise MemoryError
