@@ -7,6 +7,7 @@ from typing import Any
 
 from xformer.errors import ConfigError, DataError
 from xformer.generation.beam import search_beams
+from xformer.generation.fixed import search_fixed, why_not_fixed
 from xformer.generation.hypothesis import Hypothesis
 from xformer.generation.lengths import LengthRange, MeasuredLengths, desired_ranges, length_ranges
 from xformer.generation.options import DecodingOptions
@@ -14,6 +15,7 @@ from xformer.generation.sampling import uniform_streams
 from xformer.generation.stepwise import search_stepwise
 from xformer.generation.task import DecodingTask, check_prefixes
 from xformer.generation.topic import Phrase, topic_foci
+from xformer.kernels.recording import recorder
 from xformer.models import LanguageModel, Transformer
 from xformer.models.token_ids import ids_of
 from xformer.namespace import Array, to_host
@@ -146,7 +148,10 @@ def search(task: DecodingTask) -> list[list[Hypothesis]]:
         return []
     if task.options.coverage_penalty and task.source is None:
         raise ConfigError("coverage_penalty needs a source to cover; leave it out for a language model")
-    return search_beams(task) if task.options.method == "beam" else search_stepwise(task)
+    if task.options.method == "beam":
+        return search_beams(task)
+    record = recorder(task.xp)
+    return search_stepwise(task) if record is None or why_not_fixed(task) else search_fixed(task, record)
 
 
 def source_lengths(model: Transformer, source: Array) -> list[int]:

@@ -1,7 +1,7 @@
 """Layers: frozen modules of plain forward code on the Array API."""
 
 from xformer.layers.attention import MultiHeadAttention
-from xformer.layers.cache import KeyValueStore, LayerCache
+from xformer.layers.cache import FixedStore, KeyValueStore, LayerCache
 from xformer.layers.copying import CopyHead
 from xformer.layers.decoder import DecoderLayer
 from xformer.layers.dropout import Dropout
@@ -31,6 +31,7 @@ __all__ = [
     "Embedding",
     "EncoderLayer",
     "FeedForward",
+    "FixedStore",
     "GatedFeedForward",
     "Initializer",
     "KeyValueStore",

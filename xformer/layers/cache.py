@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from xformer.errors import ShapeError
 from xformer.namespace import Array, array_namespace, device, library, trace_level
 
 _WRITABLE = ("numpy", "cupy")  # libraries
 _ROOM = 16  # tokens, at least, that a store which has to grow has room for beyond what it needs
+
+
+def assign(kept: Array, new: Array) -> Array:
+    """What is kept from now on: where arrays can be written, the same memory, written."""
+    if not _can_be_written(kept):
+        return new
+    kept[...] = new
+    return kept
 
 
 class KeyValueStore:
@@ -84,6 +93,40 @@ def _joined(kept: Array, length: int, new: Array) -> Array:
         kept = roomy
     kept[:, :, length:end, :] = new
     return kept
+
+
+class FixedStore(KeyValueStore):
+    """A store whose arrays never change their shape: new tokens go where an array says.
+
+    store: what there is so far. room: how many tokens there may be. place: the number of the next one, (1,) integers;
+    its owner moves it on. Beyond it, what is kept means nothing.
+    """
+
+    def __init__(self, store: KeyValueStore, room: int, place: Array) -> None:
+        if store.key is None or store.value is None:
+            raise ShapeError("the store is empty; fill it first with the tokens that the output begins with")
+        super().__init__(_roomy(store.key, room), _roomy(store.value, room))
+        self.place = place
+        self._here = array_namespace(place).arange(room, device=device(place))
+
+    def append(self, key: Array, value: Array) -> tuple[Array, Array]:
+        """Put those of one new token in its place; return all that there is room for."""
+        self._key, self._value = self._put(self._key, key), self._put(self._value, value)
+        return self._key, self._value
+
+    def _put(self, kept: Any, new: Array) -> Array:
+        if _can_be_written(kept):
+            kept[:, :, self.place, :] = new
+            return kept
+        xp = array_namespace(kept, new)
+        return xp.where(xp.reshape(self._here == self.place, (1, 1, kept.shape[2], 1)), new, kept)
+
+
+def _roomy(kept: Array, room: int) -> Array:
+    """A copy with zeros up to so many tokens."""
+    xp, (rows, heads, length, features) = array_namespace(kept), kept.shape
+    rest = xp.zeros((rows, heads, room - length, features), dtype=kept.dtype, device=device(kept))
+    return xp.concat([kept, rest], axis=2)
 
 
 @dataclass

@@ -78,17 +78,20 @@ class DecoderLayer(Module):
         x: Array,
         cache: LayerCache,
         *,
+        mask: Array | None = None,
         memory_mask: Array | None = None,
         bias: Array | None = None,
         rotation: Rotation | None = None,
     ) -> Array:
         """Decode new tokens after those in the cache, which also holds the memory's keys and values.
 
-        x: (rows, new tokens, d_model); memory_mask: (sentences, 1, 1, keys). Returns the same shape as x.
+        x: (rows, new tokens, d_model); mask: of the tokens, where not all that are kept count; memory_mask: (sentences,
+        1, 1, keys). Returns the same shape as x.
         """
+        store = cache.self_attention
         x = self.self_attention_residual(
             x,
-            lambda y: self.self_attention(y, bias=bias, rotation=rotation, causal=True, store=cache.self_attention),
+            lambda y: self.self_attention(y, mask=mask, bias=bias, rotation=rotation, causal=True, store=store),
         )
         x = self.cross_attention_residual(
             x, lambda y: self.cross_attention.attend(y, cache.cross_attention, mask=memory_mask)

@@ -9,7 +9,7 @@ from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Initializer
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import LearnedPositions, Sinusoidal
-from xformer.namespace import Array, array_namespace, is_floating
+from xformer.namespace import Array, array_namespace, device, is_floating
 from xformer.ops.embedding import embedding
 from xformer.ops.linear import linear
 from xformer.random import Rng
@@ -67,15 +67,36 @@ class TokenInput(Module):
         self.dropout = Dropout(dropout)
         self.scale = scale
 
-    def __call__(self, x: Array, positions: Array | None = None, *, start: int = 0, rng: Rng | None = None) -> Array:
-        """x: token vectors (batch, length, d_model), at `positions` (batch, length) or from `start` on. Returns the
-        same shape."""
+    def __call__(
+        self,
+        x: Array,
+        positions: Array | None = None,
+        *,
+        start: int = 0,
+        offsets: Array | None = None,
+        rng: Rng | None = None,
+    ) -> Array:
+        """x: token vectors (batch, length, d_model), at `positions` (batch, length) or from `start` on; offsets: what
+        those positions add, where it is known. Returns the same shape."""
         if len(x.shape) != 3:
             raise ShapeError(f"token vectors have shape {tuple(x.shape)}; expected (batch, length, d_model)")
-        if self.positions is not None:
+        if offsets is not None:
+            x = x + offsets
+        elif self.positions is not None:
             x = self.positions(x, positions, start=start)
         if self.scale:
             x = x * math.sqrt(x.shape[-1])
         if self.norm is not None:
             x = self.norm(x)
         return self.dropout(x, rng)
+
+    def offsets(self, length: int, like: Array) -> Array | None:
+        """What the first so many positions add to token vectors, (length, d_model); None where they add nothing.
+
+        like: an array (..., d_model) of the library, dtype and device.
+        """
+        if self.positions is None:
+            return None
+        xp = array_namespace(like)
+        nothing = xp.zeros((1, length, like.shape[-1]), dtype=like.dtype, device=device(like))
+        return self.positions(nothing)[0, :, :]

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xformer.errors import ShapeError
-from xformer.layers import KeyValueStore, LayerCache
+from xformer.layers import FixedStore, KeyValueStore, LayerCache, TokenInput
+from xformer.layers.cache import assign
+from xformer.layers.positions import Placement, RelativePositions, Rotation, placement
 from xformer.namespace import Array, array_namespace, device, from_host
 
 
@@ -38,6 +40,28 @@ class DecodingCache:
         self.length = 0
         self._like = like
 
+    @property
+    def mask(self) -> Array | None:
+        """Which of the tokens that are kept count: None, all of them."""
+        return None
+
+    def token_input(self, layer: TokenInput, x: Array) -> Array:
+        """Token vectors (rows, new tokens, d_model) with what their positions add."""
+        return layer(x, start=self.length)
+
+    def placement(self, positions: RelativePositions | None, new: int, like: Array) -> Placement:
+        """What a relative scheme says of so many new tokens."""
+        return placement(positions, new, self.length + new, like)
+
+    def numbers(self, new: int, like: Array) -> Array:
+        """The positions of so many new tokens, integers of the dtype of `like`."""
+        first, xp = self.length, array_namespace(like)
+        return xp.arange(first, first + new, dtype=like.dtype, device=device(like))
+
+    def advance(self, new: int) -> None:
+        """So many tokens are in all stores now."""
+        self.length += new
+
     def select(self, rows: Sequence[int], sentences: Sequence[int] | None = None) -> None:
         """Let row i from now on go on from what row rows[i] was: any order, repeats allowed.
 
@@ -59,6 +83,57 @@ class DecodingCache:
 
     def _place(self, numbers: Sequence[int]) -> Array:
         return from_host(array_namespace(self._like), list(numbers), dtype="int64", device=device(self._like))
+
+
+class FixedCache(DecodingCache):
+    """A cache with room for a fixed number of tokens, which takes them one by one in steps of one and the same shape.
+
+    What changes from step to step is in arrays, in place where they can be written: a step may be recorded once and
+    repeated (CUDA graphs), or compiled. place: how many tokens there are, (1,) integers.
+    """
+
+    def __init__(self, cache: DecodingCache, room: int, layer: TokenInput, positions: RelativePositions | None) -> None:
+        like = cache._like
+        xp, on = array_namespace(like), device(like)
+        self.memory, self.length, self._like = cache.memory, cache.length, like
+        self.place = xp.asarray([cache.length], dtype=xp.int64, device=on)
+        self._stores = [FixedStore(kept.self_attention, room, self.place) for kept in cache.layers]
+        self.layers = [
+            LayerCache(store, kept.cross_attention) for store, kept in zip(self._stores, cache.layers, strict=True)
+        ]
+        self._offsets = layer.offsets(room, like)
+        self._placement = placement(positions, room, room, like)
+        self._here = xp.arange(room, dtype=xp.int64, device=on)
+
+    @property
+    def mask(self) -> Array:
+        """True for the tokens there are, the new one included: (1, room), of which attention makes what it needs."""
+        return array_namespace(self.place).expand_dims(self._here <= self.place, axis=0)
+
+    def token_input(self, layer: TokenInput, x: Array) -> Array:
+        """Token vectors of one token with what its position adds."""
+        return layer(x, offsets=self._offsets if self._offsets is None else self._row(self._offsets, 0))
+
+    def placement(self, positions: RelativePositions | None, new: int, like: Array) -> Placement:
+        """What a relative scheme says of one new token."""
+        rotation, bias = self._placement
+        return Placement(
+            None if rotation is None else Rotation(*(self._row(angle, 0) for angle in rotation)),
+            None if bias is None else self._row(bias, 1),
+        )
+
+    def numbers(self, new: int, like: Array) -> Array:
+        """The position of one new token."""
+        return array_namespace(like).astype(self.place, like.dtype, copy=False)
+
+    def advance(self, new: int) -> None:
+        """One token more is in all stores now."""
+        self.place = assign(self.place, self.place + new)
+        for store in self._stores:
+            store.place = self.place
+
+    def _row(self, x: Array, axis: int) -> Array:
+        return array_namespace(x).take(x, self.place, axis=axis)
 
 
 def check_memory(memory: Array, target: Array, d_model: int) -> None:

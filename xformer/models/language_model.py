@@ -10,7 +10,7 @@ from xformer.errors import ConfigError
 from xformer.layers import Embedding, EncoderLayer, Initializer, Linear, TokenInput
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, placement
-from xformer.models.cache import DecodingCache
+from xformer.models.cache import DecodingCache, FixedCache
 from xformer.models.config import LanguageModelConfig
 from xformer.models.parts import Parts
 from xformer.models.saving import Model
@@ -100,13 +100,17 @@ class LanguageModel(Model):
 
         tokens: ids (rows, new tokens) in the model's library, which are trusted and not padded; they join the cache.
         """
-        start, new = cache.length, tokens.shape[1]
-        x = self.input(self.embedding(tokens), start=start)
-        place = placement(self.positions, new, start + new, x)
+        new = tokens.shape[1]
+        x = cache.token_input(self.input, self.embedding(tokens))
+        where = cache.placement(self.positions, new, x)._asdict()
         for layer, kept in zip(self.layers, cache.layers, strict=True):
-            x = layer(x, bias=place.bias, rotation=place.rotation, causal=True, store=kept.self_attention)
-        cache.length = start + new
+            x = layer(x, mask=cache.mask, **where, causal=True, store=kept.self_attention)
+        cache.advance(new)
         return self._logits(x[:, -1:, :])[:, 0, :]
+
+    def fix(self, cache: DecodingCache, room: int) -> FixedCache:
+        """What a cache holds, with room for so many tokens, for steps of one token that are all alike."""
+        return FixedCache(cache, room, self.input, self.positions)
 
     def token_ids(self, data: Any) -> Array:
         """Check ids and bring them to the model's library."""

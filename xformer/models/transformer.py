@@ -11,12 +11,12 @@ from xformer.errors import ConfigError, ShapeError
 from xformer.layers import CopyHead, DecoderLayer, Embedding, EncoderLayer, Initializer, Linear, TokenInput
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, placement, remaining_length
-from xformer.models.cache import DecodingCache, Memory, check_memory
+from xformer.models.cache import DecodingCache, FixedCache, Memory, check_memory
 from xformer.models.config import TransformerConfig
 from xformer.models.parts import Parts
 from xformer.models.saving import Model
 from xformer.models.token_ids import as_lengths, as_token_ids, check_rows, ids_of, positions_of
-from xformer.namespace import Array, Device, DType, array_namespace, device
+from xformer.namespace import Array, Device, DType, array_namespace
 from xformer.random import Rng
 
 
@@ -173,17 +173,9 @@ class Transformer(Model):
         memory_mask = None if source is None else masks.padding(source, pad_id)
         x = self._target_input(target, lengths, rng=input_rng)
         place = placement(self.decoder_positions, ids.shape[1], ids.shape[1], x)
+        where: dict[str, Any] = {"mask": mask, "memory_mask": memory_mask, "causal": causal, **place._asdict()}
         for layer, layer_rng in zip(self.decoder, layer_rngs, strict=True):
-            x = self._run(layer)(
-                x,
-                memory,
-                mask=mask,
-                memory_mask=memory_mask,
-                bias=place.bias,
-                rotation=place.rotation,
-                causal=causal,
-                rng=layer_rng,
-            )
+            x = self._run(layer)(x, memory, **where, rng=layer_rng)
         return self._logits(x, Memory(memory, source, memory_mask, lengths))
 
     def _run(self, layer: EncoderLayer | DecoderLayer) -> Callable[..., Array]:
@@ -223,19 +215,20 @@ class Transformer(Model):
         memory, (rows, new) = cache.memory, tokens.shape
         if memory is None:
             raise ConfigError("the cache has no memory; expected one that begin() of this model made")
-        start = cache.length
         x = self._target_table()(tokens)
         if memory.lengths is not None:
-            xp = array_namespace(tokens)
-            decoded = xp.arange(start, start + new, dtype=memory.lengths.dtype, device=device(tokens))
-            lengths = xp.repeat(memory.lengths, rows // memory.lengths.shape[0])
-            x = x + remaining_length(xp.expand_dims(lengths, axis=1) - decoded, self.config.d_model, x.dtype)
-        x = self.decoder_input(x, start=start)
-        place = placement(self.decoder_positions, new, start + new, x)
+            lengths = array_namespace(tokens).repeat(memory.lengths, rows // memory.lengths.shape[0])
+            x = x + remaining_length(lengths[:, None] - cache.numbers(new, lengths), self.config.d_model, x.dtype)
+        x = cache.token_input(self.decoder_input, x)
+        where = cache.placement(self.decoder_positions, new, x)._asdict()
         for layer, kept in zip(self.decoder, cache.layers, strict=True):
-            x = layer.step(x, kept, memory_mask=memory.mask, bias=place.bias, rotation=place.rotation)
-        cache.length = start + new
+            x = layer.step(x, kept, mask=cache.mask, memory_mask=memory.mask, **where)
+        cache.advance(new)
         return self._logits(x[:, -1:, :], memory)[:, 0, :]
+
+    def fix(self, cache: DecodingCache, room: int) -> FixedCache:
+        """What a cache holds, with room for so many tokens, for steps of one token that are all alike."""
+        return FixedCache(cache, room, self.decoder_input, self.decoder_positions)
 
     def cross_attention_weights(self, source: Any, target: Any, *, lengths: Any = None) -> list[Array]:
         """How each target token attends to the source, to look at: per layer (batch, heads, target, source).
@@ -283,8 +276,8 @@ class Transformer(Model):
         if self.config.length_encoding:
             xp = array_namespace(ids)
             if lengths is None:
-                counted = xp.astype(ids != self.config.pad_id, ids.dtype)
-                lengths = xp.sum(counted, axis=1)  # the bos that is in counts for the eos that is not
+                # The bos that is in counts for the eos that is not.
+                lengths = xp.sum(xp.astype(ids != self.config.pad_id, ids.dtype), axis=1)
             x = x + remaining_length(xp.expand_dims(lengths, axis=1) - positions, self.config.d_model, x.dtype)
         return self.decoder_input(x, positions, rng=rng)
 

@@ -1,0 +1,98 @@
+"""Steps of one shape find what steps that grow find: the same tokens, with the same scores."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from tests.generation.definitions import SOURCES, lively_model, padded
+from tests.reference import small_language_model
+from xformer.generation import DecodingOptions, decode, generate
+from xformer.generation.fixed import search_fixed, why_not_fixed
+from xformer.generation.stepwise import search_stepwise
+
+entrance = importlib.import_module("xformer.generation.decode")  # the function has the name of its module
+POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
+PROMPTS = [[3, 4, 5], [6, 7, 8]]
+
+
+def both(monkeypatch, call, record=lambda step: step):
+    """What a call finds by either search; and the reason where steps cannot be alike."""
+    found = []
+    for run in (search_stepwise, lambda task: search_fixed(task, record)):
+        monkeypatch.setattr(entrance, "search", run)
+        found.append(call())
+    return found
+
+
+def assert_alike(grown, fixed):
+    assert [[one.tokens for one in row] for row in fixed] == [[one.tokens for one in row] for row in grown]
+    for ours, theirs in zip(fixed, grown, strict=True):
+        assert [one.finished for one in ours] == [one.finished for one in theirs]
+        assert [one.score for one in ours] == pytest.approx([one.score for one in theirs], rel=1e-9)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_translations(monkeypatch, positions):
+    model = lively_model(1, positions=positions)
+    grown, fixed = both(monkeypatch, lambda: decode(model, padded(SOURCES), DecodingOptions(min_length=2)))
+    assert len({len(row[0].tokens) for row in grown}) > 1
+    assert_alike(grown, fixed)
+
+
+def test_on_every_library(monkeypatch, xp):
+    model = lively_model(2).to(xp)
+    assert_alike(*both(monkeypatch, lambda: decode(model, padded(SOURCES), DecodingOptions(max_length=9))))
+
+
+@pytest.mark.parametrize("special_tokens", [True, False])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_continuations(monkeypatch, positions, special_tokens):
+    model = small_language_model(positions=positions, seed=3)
+    options = DecodingOptions(max_length=20)
+    assert_alike(*both(monkeypatch, lambda: generate(model, PROMPTS, options, special_tokens=special_tokens)))
+
+
+def test_limits_of_their_own_and_a_prefix(monkeypatch):
+    model = lively_model(3)
+    options = DecodingOptions(max_length_ratio=1.5, min_length_ratio=0.5)
+    assert_alike(*both(monkeypatch, lambda: decode(model, padded(SOURCES), options, prefix=[[5]] * len(SOURCES))))
+
+
+def test_the_search_ends_soon_after_all_sentences_did(monkeypatch):
+    steps = []
+
+    def record(step):
+        def counted():
+            steps.append(1)
+            step()
+
+        return counted
+
+    model = lively_model(1)
+    grown, fixed = both(monkeypatch, lambda: decode(model, padded(SOURCES), DecodingOptions(max_length=300)), record)
+    assert_alike(grown, fixed)
+    longest = max(len(row[0].tokens) for row in grown)
+    assert longest < 200
+    assert len(steps) <= longest + 16
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"beam_size": 2}, "only greedy search"),
+        ({"repetition_penalty": 1.5}, "depends on the tokens so far"),
+        ({"no_repeat_ngram_size": 2}, "depends on the tokens so far"),
+        ({"prefix": [[5], [5, 6], [5]]}, "prefixes differ in length"),
+        ({"window": 3}, "attention has a window"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_alike(monkeypatch, settings, reason):
+    tasks, search = [], entrance.search
+    monkeypatch.setattr(entrance, "search", lambda task: tasks.append(task) or search(task))
+    kind = {name: settings.pop(name) for name in ("window",) if name in settings}
+    own = {name: settings.pop(name) for name in ("prefix",) if name in settings}
+    decode(lively_model(1, **kind), padded(SOURCES[:3]), DecodingOptions(max_length=5, **settings), **own)
+    assert reason in why_not_fixed(tasks[0])

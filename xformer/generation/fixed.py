@@ -1,0 +1,118 @@
+"""Greedy search in steps that are all alike, so that a GPU can record one and repeat it (CUDA graphs).
+
+Launching the hundreds of small kernels of a step takes longer than they run; a recorded step is launched as one. So
+nothing of a step may depend on the host: tokens, counters and caches are arrays of one shape, written in place, and the
+host looks only now and then whether all sentences have ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from xformer.generation.hypothesis import Hypothesis, best_first
+from xformer.generation.processors import log_sum_exp
+from xformer.generation.scoring import Path, score
+from xformer.generation.stepwise import Walk
+from xformer.generation.task import DecodingTask
+from xformer.layers.cache import assign
+from xformer.namespace import Array, accumulation_dtype, array_namespace, index_dtype, to_host
+
+_BETWEEN_LOOKS = 16  # steps; those beyond the end of all sentences are for nothing
+
+Step = Callable[[], None]
+
+
+def why_not_fixed(task: DecodingTask) -> str | None:
+    """Why steps cannot be all alike; None where they can."""
+    options, config = task.options, task.model.config
+    reasons = {
+        "only greedy search": options.method != "greedy",
+        "a penalty, a block or a topic depends on the tokens so far": options.repetition_penalty != 1.0
+        or bool(options.no_repeat_ngram_size)
+        or task.foci is not None,
+        "lengths are measured on the host": task.measured is not None,
+        "prefixes differ in length": any(len(prefix) != task.lead for prefix in task.prefixes),
+        "attention has a window": config.window is not None,
+        "all tokens are special": len(_closed(task)) >= task.model.vocab_size,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def search_fixed(task: DecodingTask, record: Callable[[Step], Step]) -> list[list[Hypothesis]]:
+    """At each step take the most probable token, as search_stepwise does.
+
+    record: makes of a step one that does the same again; the arrays that it writes stay where they are.
+    """
+    cache, logits = task.start()
+    most = max(limits.maximum for limits in task.ranges) - task.lead + 1  # the last one shows whether it would end
+    state = _State(task, task.model.fix(cache, cache.length + most - 1), most)
+    state.choose(logits)
+
+    def step() -> None:
+        state.choose(task.model.step(state.token, state.cache))
+
+    again = record(step) if most > 1 else step
+    for number in range(1, most):
+        if number % _BETWEEN_LOOKS == 0 and bool(to_host(state.ended).all()):
+            break
+        again()
+    return [best_first(score(task, [_path(walk)])) for walk in state.walks()]
+
+
+class _State:
+    """What changes from step to step, on the device.
+
+    token: the last one of each sentence, (sentences, 1). ended: where it was eos, (sentences,). tokens, gains: of every
+    step so far, (sentences, steps).
+    """
+
+    def __init__(self, task: DecodingTask, cache: Any, steps: int) -> None:
+        self.task, self.cache, xp = task, cache, task.xp
+        integers = index_dtype(xp)
+        self.token = task.place([[0]] * task.sentences, integers)
+        self.ended = task.place([False] * task.sentences)
+        self.tokens = task.place([[0] * steps] * task.sentences, integers)
+        self.gains = task.place([[0.0] * steps] * task.sentences, accumulation_dtype(xp, task.home.dtype))
+        self._step = task.place([0], integers)
+        self._numbers = task.place(list(range(steps)), integers)
+        # Of sentence i, no eos before step _least[i].
+        self._least = task.place([max(0, limits.minimum - task.lead) for limits in task.ranges], integers)
+        vocabulary = range(task.model.vocab_size)
+        self._eos = task.place([token == task.eos_id for token in vocabulary])
+        self._never = task.place([token in task.never for token in vocabulary])
+
+    def choose(self, logits: Array) -> None:
+        """Take each sentence's next token."""
+        xp = array_namespace(logits)
+        logits = xp.astype(logits, accumulation_dtype(xp, logits.dtype), copy=False)
+        early = xp.expand_dims(self._step < self._least, axis=1)
+        logits = xp.where(xp.logical_or(self._never, xp.logical_and(early, self._eos)), -math.inf, logits)
+        chosen = xp.argmax(logits, axis=-1, keepdims=True)
+        gained = xp.take_along_axis(logits, chosen, axis=-1) - log_sum_exp(logits)
+        here = self._numbers == self._step
+        self.tokens = assign(self.tokens, xp.where(here, chosen, self.tokens))
+        self.gains = assign(self.gains, xp.where(here, gained, self.gains))
+        if self.task.eos_id is not None:
+            self.ended = assign(self.ended, xp.logical_or(self.ended, chosen[:, 0] == self.task.eos_id))
+        self.token = assign(self.token, xp.astype(chosen, self.token.dtype, copy=False))
+        self._step = assign(self._step, self._step + 1)
+
+    def walks(self) -> list[Walk]:
+        """What the sentences became, followed on the host token by token."""
+        taken = int(to_host(self._step)[0])
+        walks = [Walk(sentence, 0, list(prefix)) for sentence, prefix in enumerate(self.task.prefixes)]
+        histories = to_host(self.tokens)[:, :taken].tolist(), to_host(self.gains)[:, :taken].tolist()
+        for walk, tokens, gains in zip(walks, *histories, strict=True):
+            for token, gain in zip(tokens, gains, strict=True):
+                walk.follow(token, gain, self.task)
+        return walks
+
+
+def _closed(task: DecodingTask) -> frozenset[int]:
+    return task.never if task.eos_id is None else task.never | {task.eos_id}
+
+
+def _path(walk: Walk) -> Path:
+    return Path(walk.sentence, walk.tokens, walk.log_probability, walk.state == "ended")
