@@ -49,6 +49,8 @@ def gemm(settings: dict[str, Any]) -> Work:
 def gemm_flops_per_second(backend: str, threads: int | None = None, dtype: str = "float32") -> float:
     """The most operations a second that matrix products of a library reach here, in several turns."""
     size = _GEMM_SIZE if backend != "cupy" else 4 * _GEMM_SIZE  # smaller ones do not fill a GPU
+    if backend == "numpy" and dtype == "float16":
+        dtype = "float32"  # of float16, NumPy multiplies number by number, which would take minutes
     case = Case("matrix product", {"size": size, "dtype": dtype}, (size,), 2 * size**3)
     with racing(case, [Entry(backend, "xformer.benchmarks.machine:gemm", {"backend": backend})], threads) as running:
         for _ in range(_GEMM_TURNS):
