@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.autodiff.rule import Record
+from xformer.namespace import accumulation_dtype
 
 
 def backward(xp: Any, tape: list[Record], seeds: dict[int, Any], leaves: int) -> list[Any]:
@@ -53,7 +54,8 @@ def fit(xp: Any, cotangent: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         axis for axis, size in enumerate(came) if axis < leading or (shape[axis - leading] == 1 and size != 1)
     )
     if repeated:
-        cotangent = xp.sum(cotangent, axis=repeated, keepdims=True, dtype=cotangent.dtype)
+        wide = accumulation_dtype(xp, cotangent.dtype)
+        cotangent = xp.sum(cotangent, axis=repeated, keepdims=True, dtype=wide)
         cotangent = xp.reshape(cotangent, tuple(cotangent.shape)[max(leading, 0) :])
     if tuple(cotangent.shape) != shape:
         cotangent = xp.broadcast_to(cotangent, shape)

@@ -10,6 +10,7 @@ import typer
 from xformer.errors import BackendError
 from xformer.host import keep_freed_memory, num_threads
 from xformer.namespace import BACKENDS, resolve
+from xformer.training.precision import check_precision
 
 BackendOption = Annotated[
     str,
@@ -22,11 +23,11 @@ BackendOption = Annotated[
 ]
 
 
-def open_backend(name: str, dtype: str | None = None) -> Any:
+def open_backend(name: str, dtype: str | None = None, precision: str = "float32") -> Any:
     """Return the namespace of a library and make the process ready to compute with it.
 
-    dtype: what the model will be in, where that is known.
-    Raises BackendError when the library is unknown, not installed, or finds no device.
+    dtype: what the model will be in, where that is known; precision: what it will be trained in.
+    Raises BackendError when the library is unknown, not installed, finds no device, or cannot compute in the precision.
     """
     xp = resolve(name)
     keep_freed_memory()
@@ -41,4 +42,5 @@ def open_backend(name: str, dtype: str | None = None) -> Any:
         # The first array is where a library without a usable device gives up.
         reason = " ".join(str(error).split())
         raise BackendError(f"backend {name!r} is installed but cannot compute here: {reason}") from error
+    check_precision(precision, xp.zeros(1, dtype=xp.float32))
     return xp

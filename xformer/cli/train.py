@@ -14,6 +14,7 @@ from xformer.cli.train_options import (
     MaxMinutesOption,
     MaxUpdatesOption,
     OutOption,
+    PrecisionOption,
     RecipeOption,
     ResumeOption,
     SeedOption,
@@ -97,6 +98,7 @@ def train(
     ] = None,
     seed: SeedOption = None,
     dtype: DtypeOption = None,
+    precision: PrecisionOption = None,
     backend: BackendOption = None,
 ) -> int:
     """Train a translator on parallel text, or go on with a run."""
@@ -118,6 +120,7 @@ def train(
                 "long_lines": long_lines,
                 "seed": seed,
                 "dtype": dtype,
+                "precision": precision,
             },
         },
         backend=backend,

@@ -14,6 +14,7 @@ from xformer.cli.train_options import (
     MaxMinutesOption,
     MaxUpdatesOption,
     OutOption,
+    PrecisionOption,
     RecipeOption,
     ResumeOption,
     SeedOption,
@@ -69,6 +70,7 @@ def train_lm(
     recipe: RecipeOption = None,
     seed: SeedOption = None,
     dtype: DtypeOption = None,
+    precision: PrecisionOption = None,
     backend: BackendOption = None,
 ) -> int:
     """Train a language model on plain text, or go on with a run."""
@@ -78,12 +80,13 @@ def train_lm(
     if valid_text is not None and valid_share is not None:
         raise ConfigError("--valid-text and --valid-share are both given; expected one or the other: leave one out")
     limits = {"max_minutes": max_minutes, "max_updates": max_updates}
+    numbers = {"dtype": dtype, "precision": precision}
     request = Request(
         work=TEXT,
         out=out,
         files={"text": text, "valid_text": valid_text},
         recipe=recipe,
-        changes={"training": {**limits, "seed": seed, "dtype": dtype, "valid_share": valid_share}},
+        changes={"training": {**limits, **numbers, "seed": seed, "valid_share": valid_share}},
         backend=backend,
     )
     return go_on(request) if resume else start(request)

@@ -61,6 +61,15 @@ DtypeOption = Annotated[
         rich_help_panel=COMPUTING,
     ),
 ]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="float32|bfloat16|float16",
+        help="What forward and backward are computed in; parameters stay in float32 (default: the recipe's, or "
+        "float32). It pays where the hardware multiplies 16-bit numbers.",
+        rich_help_panel=COMPUTING,
+    ),
+]
 BackendOption = Annotated[
     str | None,
     typer.Option(

@@ -84,9 +84,11 @@ class Prepared(ABC):
         for line in self.text_lines():
             console.print(line)
         settings = self.recipe.training
+        mixed = settings.precision != "float32"
+        numbers = f"{settings.dtype} computed in {settings.precision}" if mixed else settings.dtype
         console.print(
             f"model: {plural(self.model.parameter_count(), 'parameter')}, {self.vocabulary()} tokens; "
-            f"{self.backend}, {settings.dtype}, {plural(settings.shards, 'shard')}, seed {settings.seed}"
+            f"{self.backend}, {numbers}, {plural(settings.shards, 'shard')}, seed {settings.seed}"
         )
 
 

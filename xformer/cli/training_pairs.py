@@ -112,7 +112,7 @@ class PreparedPairs(Prepared):
 
 
 def _prepare(recipe: Recipe, backend: str, files: Mapping[str, Path], run: RunDirectory | None) -> PreparedPairs:
-    xp = open_backend(backend, recipe.training.dtype)
+    xp = open_backend(backend, recipe.training.dtype, recipe.training.precision)
     train = read_parallel(files["source"], files["target"])
     valid = read_parallel(files["valid_source"], files["valid_target"])
     names = [files[name] for name in _COLUMNS]

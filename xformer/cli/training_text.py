@@ -118,7 +118,7 @@ def split(text: str, valid_share: float) -> tuple[str, str]:
 
 
 def _prepare(recipe: Recipe, backend: str, files: Mapping[str, Path], run: RunDirectory | None) -> PreparedText:
-    xp = open_backend(backend, recipe.training.dtype)
+    xp = open_backend(backend, recipe.training.dtype, recipe.training.precision)
     text = read_text(files["text"])
     if "valid_text" in files:
         train, valid = text, read_text(files["valid_text"])

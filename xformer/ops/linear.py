@@ -7,7 +7,7 @@ from typing import Any
 
 from xformer.autodiff import Implementation
 from xformer.errors import ShapeError
-from xformer.namespace import Array, array_namespace
+from xformer.namespace import Array, accumulation_dtype, array_namespace
 from xformer.ops.operation import Operation
 
 
@@ -31,7 +31,7 @@ def _vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
     g_rows = as_rows(g)
     dx = xp.reshape(g_rows @ xp.matrix_transpose(weight), x.shape) if needs[0] else None
     dweight = xp.matrix_transpose(as_rows(x)) @ g_rows if needs[1] else None
-    dbias = xp.sum(g_rows, axis=0, dtype=g.dtype) if needs[2] else None
+    dbias = xp.sum(g_rows, axis=0, dtype=accumulation_dtype(xp, g.dtype)) if needs[2] else None
     return dx, dweight, dbias
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from xformer.autodiff import Implementation
 from xformer.errors import ShapeError
-from xformer.namespace import Array, array_namespace
+from xformer.namespace import Array, accumulation_dtype, array_namespace
 from xformer.ops.linear import as_rows, check_features
 from xformer.ops.operation import Operation
 
@@ -42,7 +42,7 @@ def _vjp(g: Sequence[Array | None], residuals: Any, needs: Any, *, heads: tuple[
         more = g_rows @ xp.matrix_transpose(weight)
         dx = more if dx is None else dx + more
         dweights.append(xp.matrix_transpose(as_rows(x)) @ g_rows)
-        dbiases.append(xp.sum(g_rows, axis=0, dtype=g_rows.dtype))
+        dbiases.append(xp.sum(g_rows, axis=0, dtype=accumulation_dtype(xp, g_rows.dtype)))
     return (None if dx is None else xp.reshape(dx, x.shape), *dweights, *dbiases)
 
 

@@ -32,7 +32,8 @@ def softmax_cotangent(g: Array, y: Array) -> Array:
     """The cotangent of the scores from that of the probabilities `y`: y (g - sum(g y))."""
     xp = array_namespace(g, y)
     weighted = g * y
-    return weighted - y * xp.sum(weighted, axis=-1, keepdims=True, dtype=weighted.dtype)
+    total = xp.sum(weighted, axis=-1, keepdims=True, dtype=accumulation_dtype(xp, weighted.dtype))
+    return weighted - y * xp.astype(total, weighted.dtype, copy=False)
 
 
 _operation = Operation(Implementation("softmax", _forward, _vjp))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from xformer.training.precision import UNSCALED, LossScale
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -12,7 +14,8 @@ class Progress:
 
     minutes: wall time so far, over all sittings; best_score, best_loss: of the best model; stale_validations: since
     then; checkpoints: the [update, score] of each model that is kept, None being the score of one that was not
-    validated; averaged_step: when their mean was last tried; averaged_score: its score, if it became the model.
+    validated; averaged_step: when their mean was last tried; averaged_score: its score, if it became the model;
+    loss_scale: of the next update.
     """
 
     step: int = 0
@@ -27,11 +30,17 @@ class Progress:
     checkpoints: list[list[Any]] = field(default_factory=list)
     averaged_step: int = 0
     averaged_score: float | None = None
+    loss_scale: LossScale = UNSCALED
+
+    def __post_init__(self) -> None:
+        if isinstance(self.loss_scale, dict):  # as it was saved
+            object.__setattr__(self, "loss_scale", LossScale(**self.loss_scale))
 
 
 @dataclass(frozen=True)
 class Update:
-    """One update, for whoever shows progress. loss: nats a token, with smoothed labels and z-loss."""
+    """One update, for whoever shows progress. loss: nats a token, with smoothed labels and z-loss; loss_scale: what it
+    was multiplied by to be differentiated."""
 
     step: int
     epoch: int
@@ -41,6 +50,7 @@ class Update:
     tokens: int
     tokens_per_second: float
     minutes: float
+    loss_scale: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from xformer.host import side_by_side
 from xformer.models import LanguageModel, Transformer
 from xformer.namespace import Array, array_namespace, device
 from xformer.ops import cross_entropy
@@ -39,7 +40,21 @@ def language_model_loss(
     return array_namespace(losses).sum(losses)
 
 
-def share_of_mean(model: Any, shard: tuple[Any, int], rng: Rng, *, loss: Callable[..., Array]) -> Array:
-    """The part that a shard, given with the number of tokens of the whole update, has in the update's mean loss."""
+def share_of_mean(model: Any, shard: tuple[Any, float], rng: Rng, *, loss: Callable[..., Array]) -> Array:
+    """The part that a shard, given with the number of tokens of the whole update, has in the update's mean loss.
+
+    A number of tokens that was divided by a scale makes that the scale of the loss.
+    """
     batch, total = shard
     return loss(model, batch, rng) / float(total)
+
+
+def mean_loss(loss: Callable[..., Array], model: Any, batches: Sequence[Any], threads: int) -> float:
+    """The mean over the tokens of all batches, in nats, with so many batches worked on side by side."""
+
+    def summed(batches: Sequence[Any]) -> float:
+        return sum((float(loss(model, batch)) for batch in batches), 0.0)
+
+    parts = side_by_side(summed, [batches[start::threads] for start in range(threads)])
+    tokens: int = sum(batch.num_tokens for batch in batches)
+    return sum(parts) / max(1, tokens)

@@ -157,7 +157,8 @@ class RunDirectory:
         arrays = dict(model.named_parameters())
         for name, tree in _trees(state).items():
             arrays |= {f"{name}:{key}": leaf for key, leaf in tree.named_parameters()}
-        save_arrays(self.last, arrays, {"format": "xformer-training-state", "progress": json.dumps(progress)})
+        metadata = {"format": "xformer-training-state", "progress": json.dumps(progress), "updates": str(state.step)}
+        save_arrays(self.last, arrays, metadata)
 
     def load_state(self, model: Any, state: Any) -> tuple[Any, Any, dict[str, Any]]:
         """Read what `save_state` wrote into trees like `model` and `state`; raises CheckpointError."""
@@ -167,7 +168,8 @@ class RunDirectory:
                 raise KeyError("format")
             progress = json.loads(metadata["progress"])
             trees = {name: _restore(tree, arrays, f"{name}:") for name, tree in _trees(state).items()}
-            return _restore(model, arrays, ""), state._replace(step=int(progress["step"]), **trees), progress
+            step = int(metadata.get("updates", progress["step"]))  # fewer, where some were skipped
+            return _restore(model, arrays, ""), state._replace(step=step, **trees), progress
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(f"{self.last} is not the training state of this run ({error})") from error
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from xformer.errors import ConfigError
 from xformer.training.optimizers import Optimizer, make_optimizer
+from xformer.training.precision import PRECISIONS
 from xformer.training.schedules import schedule
 
 
@@ -73,6 +74,7 @@ _RANGES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
     (("average",), lambda value: value in ("none", "last", "best"), "'none', 'last' or 'best'"),
     (("long_lines",), lambda value: value in ("error", "drop", "cut"), "'error', 'drop' or 'cut'"),
     (("dtype",), lambda value: value in ("float32", "float64"), "'float32' or 'float64'"),
+    (("precision",), lambda value: value in PRECISIONS, "'float32', 'bfloat16' or 'float16'"),
 ]  # fmt: skip
 
 
@@ -97,6 +99,9 @@ class LoopSettings:
     keep_checkpoints: models to keep in checkpoints/; checkpoint_every: updates between them (None: validate_every)
     average: "last" or "best": at the end, the mean of the checkpoints kept (the most recent ones, or those with the
     best scores) is validated, and becomes the model if it is better; "none": the most recent ones are only kept
+    dtype: of the parameters: "float32" or "float64"
+    precision: what forward and backward compute in (precision.py): "float32", which here means the dtype, "bfloat16",
+    or "float16", with a scale of the loss; the parameters and the optimizer's state stay in float32
     shards: pieces of a batch that are worked on side by side (0: one for each core, on NumPy); results depend on
     it in the last bits, so a resumed run keeps it
     """
@@ -127,6 +132,7 @@ class LoopSettings:
     average: str = "none"
     seed: int = 0
     dtype: str = "float32"
+    precision: str = "float32"
     shards: int = 0
 
     def __post_init__(self) -> None:
@@ -152,7 +158,12 @@ class LoopSettings:
             )
 
     def _check_unused(self) -> None:
-        """Raise ConfigError for a setting that another one leaves without effect."""
+        """Raise ConfigError for a setting that another one makes impossible, or leaves without effect."""
+        if self.precision != "float32" and self.dtype != "float32":
+            raise ConfigError(
+                f"precision is {self.precision!r} and dtype {self.dtype!r}; mixed precision keeps the parameters in "
+                "float32; leave one of the two out"
+            )
         unused = [
             (
                 "checkpoint_every",

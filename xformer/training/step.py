@@ -11,18 +11,21 @@ from xformer.errors import TrainingError
 from xformer.namespace import array_namespace
 from xformer.ops.squared_norm import squared_norm
 from xformer.random import Rng
+from xformer.training.precision import UNSCALED, LossScale
 from xformer.tree import flatten, map_arrays
 
 GradientFunction = Callable[[Any, Sequence[Any], Sequence[Rng]], tuple[Any, Any]]
 
 
 class StepResult(NamedTuple):
-    """What one step made: the new model and optimizer state, the loss (nats a token) and the gradient's norm."""
+    """What one step made: the new model and optimizer state, the loss (nats a token), the gradient's norm, and the
+    scale of the next step's loss; where that is smaller than this one's, no update was made."""
 
     model: Any
     state: Any
     loss: float
     gradient_norm: float
+    scale: LossScale = UNSCALED
 
 
 def train_step(
@@ -35,27 +38,34 @@ def train_step(
     optimizer: Any,
     learning_rate: float,
     max_norm: float,
+    scale: LossScale = UNSCALED,
 ) -> StepResult:
     """Make one update from one or several batches, each given in shards; `model` and `state` are consumed.
 
     gradient: sums a function of (shard, tokens of the whole update), and its gradient, over the shards of a batch, as
-    ShardedGradient(functools.partial(share_of_mean, loss=...), threads) does.
+    ShardedGradient(functools.partial(share_of_mean, loss=...), threads) does. scale: for float16 (see precision.py).
 
-    Raises TrainingError, before anything is updated, when the loss or the gradient is not finite.
+    Raises TrainingError, before anything is updated, when the loss or the gradient is not finite, whatever the scale.
     """
-    loss, gradients = accumulate(gradient, model, batches, rng)
-    gradients, norm = clip_by_global_norm(gradients, max_norm)
-    check_finite(float(loss), norm)
+    scaled_loss, gradients = accumulate(gradient, model, batches, rng, scale.value)
+    gradients, norm = clip_by_global_norm(gradients, max_norm, scale.value)
+    loss = float(scaled_loss) / scale.value
+    smaller = scale.halved()
+    if smaller and not is_finite(loss, norm):
+        return StepResult(model, state, loss, norm, smaller)
+    check_finite(loss, norm)
     model, state = optimizer.update(model, gradients, state, learning_rate)
-    return StepResult(model, state, float(loss), norm)
+    return StepResult(model, state, loss, norm, scale.grown())
 
 
-def accumulate(gradient: GradientFunction, model: Any, batches: Sequence[Sequence[Any]], rng: Rng) -> tuple[Any, Any]:
+def accumulate(
+    gradient: GradientFunction, model: Any, batches: Sequence[Sequence[Any]], rng: Rng, scale: float = 1.0
+) -> tuple[Any, Any]:
     """Add up loss and gradients of several batches, one after the other, so that memory is needed for one at a time.
 
-    Each token weighs the same, whatever batch it is in: the sum is that of one large batch.
+    Each token weighs the same, whatever batch it is in: the sum is that of one large batch, times the scale.
     """
-    total = sum(shard.num_tokens for shards in batches for shard in shards)
+    total = sum(shard.num_tokens for shards in batches for shard in shards) / scale
     rngs = iter(rng.split(sum(map(len, batches))))
     loss, gradients = None, None
     for shards in batches:
@@ -70,21 +80,25 @@ def global_norm(gradients: Any) -> float:
     return math.sqrt(float(squared_norm(*flatten(gradients)[0])))
 
 
-def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, float]:
+def clip_by_global_norm(gradients: Any, max_norm: float, scale: float = 1.0) -> tuple[Any, float]:
     """Scale all gradients down together when their norm is above `max_norm` (Pascanu et al., 2013).
 
-    Returns the gradients and the norm that they had.
+    scale: of the loss, and so of the gradients that are given. Returns the gradients and the norm that they had, both
+    without it.
     """
-    norm = global_norm(gradients)
-    if not norm > max_norm:
-        return gradients, norm
-    scale = max_norm / norm
-    return map_arrays(lambda leaf: leaf * scale, gradients), norm
+    norm = global_norm(gradients) / scale
+    factor = (max_norm / norm if norm > max_norm else 1.0) / scale
+    return gradients if factor == 1.0 else map_arrays(lambda leaf: leaf * factor, gradients), norm
+
+
+def is_finite(loss: float, norm: float) -> bool:
+    """Whether both are finite numbers."""
+    return math.isfinite(loss) and math.isfinite(norm)
 
 
 def check_finite(loss: float, norm: float) -> None:
     """Raise TrainingError unless both are finite numbers."""
-    if not (math.isfinite(loss) and math.isfinite(norm)):
+    if not is_finite(loss, norm):
         raise TrainingError(f"the loss is {loss} and the gradient norm {norm}; lower the learning rate")
 
 

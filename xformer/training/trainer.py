@@ -12,15 +12,16 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from xformer.errors import CheckpointError, TrainingError
-from xformer.host import blas_threads, num_threads, side_by_side
+from xformer.host import blas_threads, num_threads
 from xformer.memory import enough_memory
 from xformer.random import Rng
 from xformer.training import advice
 from xformer.training.checkpoints import Checkpoints, average_models
 from xformer.training.events import Average, Progress, Update, Validation
 from xformer.training.interrupt import StopRequest, stop_on_signals
-from xformer.training.loss import share_of_mean
+from xformer.training.loss import mean_loss, share_of_mean
 from xformer.training.parallel import ShardedGradient, shards_for
+from xformer.training.precision import LossScale, check_precision, computed_in
 from xformer.training.run_directory import RunDirectory
 from xformer.training.schedules import schedule
 from xformer.training.settings import LoopSettings
@@ -47,12 +48,13 @@ class Trainer:
         report: Callable[[Update | Validation], None] = lambda event: None,
         enough: Callable[[Validation], bool] = lambda validation: False,
     ) -> None:
+        check_precision(settings.precision, model)
         self.model, self.task = model, task
         self.settings, self.directory = settings, directory
         self.report, self.enough = report, enough
         self.optimizer = settings.make_optimizer()
         self.state = self.optimizer.initial(model)
-        self.progress = Progress()
+        self.progress = Progress(loss_scale=LossScale.initial(settings.precision))
         self._saved_step: int | None = None
         self._saved_at = time.monotonic()
         self.rng = Rng(settings.seed).fold("training")
@@ -80,11 +82,11 @@ class Trainer:
         Everything is saved before it returns. Raises TrainingError, naming the update, when the loss is no longer
         finite: the last good state stays on disk.
         """
-        smoothed = functools.partial(
-            self.task.loss, label_smoothing=self.settings.label_smoothing, z_loss=self.settings.z_loss
-        )
+        settings = self.settings
+        smoothed = functools.partial(self.task.loss, label_smoothing=settings.label_smoothing, z_loss=settings.z_loss)
+        objective = functools.partial(share_of_mean, loss=computed_in(settings.precision, smoothed))
         workers = min(self.shards, num_threads())  # a run goes on with its shards, wherever it does
-        gradient = ShardedGradient(functools.partial(share_of_mean, loss=smoothed), workers, processes=True)
+        gradient = ShardedGradient(objective, workers, processes=True)
         limit = blas_threads(1 if self.shards > 1 else num_threads())
         began = time.monotonic() - 60.0 * self.progress.minutes
         with limit, contextlib.closing(gradient), stop_on_signals() as stop, warnings.catch_warnings():
@@ -150,7 +152,7 @@ class Trainer:
     def _update(
         self, epoch: int, batches: Sequence[list[Any]], gradient: ShardedGradient, began: float, started: float
     ) -> None:
-        step = self.progress.step + 1
+        step, scale = self.progress.step + 1, self.progress.loss_scale
         try:
             result = train_step(
                 self.model,
@@ -161,15 +163,18 @@ class Trainer:
                 optimizer=self.optimizer,
                 learning_rate=self.learning_rate(step),
                 max_norm=self.settings.max_norm,
+                scale=scale,
             )
         except TrainingError as error:
             raise self._diverged(f"update {step}: {error}") from None
         self.model, self.state = result.model, result.state
         tokens = sum(shard.num_tokens for shards in batches for shard in shards)
         now = time.monotonic()
-        self.progress = replace(
-            self.progress, step=step, epoch=epoch, tokens=self.progress.tokens + tokens, minutes=(now - began) / 60.0
-        )
+        done = {"step": step, "epoch": epoch, "minutes": (now - began) / 60.0, "loss_scale": result.scale}
+        self.progress = replace(self.progress, tokens=self.progress.tokens + tokens, **done)
+        if result.scale.value < scale.value:
+            self._log({"event": "skipped", "step": step, "loss_scale": scale.value})
+            return
         update = Update(
             step=step,
             epoch=epoch,
@@ -179,6 +184,7 @@ class Trainer:
             tokens=tokens,
             tokens_per_second=tokens / (now - started),
             minutes=self.progress.minutes,
+            loss_scale=scale.value,
         )
         if step % _LOG_EVERY == 0 or step == 1:
             self._log({"event": "update", **asdict(update)})
@@ -260,14 +266,7 @@ class Trainer:
 
     def validation_loss(self, model: Any) -> float:
         """Mean cross-entropy of the validation set, in nats a token, without smoothing or dropout."""
-
-        def summed(batches: Sequence[Any]) -> float:
-            return sum((float(self.task.loss(model, batch)) for batch in batches), 0.0)
-
-        batches = self.task.validation_batches()
-        parts = side_by_side(summed, [batches[start :: self.shards] for start in range(self.shards)])
-        tokens: int = sum(batch.num_tokens for batch in batches)
-        return sum(parts) / max(1, tokens)
+        return mean_loss(self.task.loss, model, self.task.validation_batches(), self.shards)
 
     def _log(self, *events: dict[str, Any]) -> None:
         for event in events:
