@@ -88,6 +88,27 @@ def test_the_configuration_is_what_was_really_used(xformer, train_options, text,
     assert Tokenizer.load(tmp_path / "run" / "tokenizer.json").lowercase
 
 
+def test_a_run_goes_on_in_the_precision_that_it_began_with(xformer, refused, train_options, tmp_path):
+    run = tmp_path / "run"
+    options = ["--precision", "float16", "--max-updates", 2]
+    done = xformer("train", *train_options, *options, "--out", run)
+    assert (done.code, done.err) == (0, "")
+    assert "numpy, float32 computed in float16, " in done.out
+    assert RunDirectory(run).read_config()["recipe"]["training"]["precision"] == "float16"
+    error = refused("train", "--out", run, "--resume", "--precision", "bfloat16", untouched=run)
+    assert "precision is 'bfloat16' in the options; the run began with 'float16'" in error
+    assert xformer("train", "--out", run, "--resume", "--max-updates", 4).code == 0
+    assert [event["loss_scale"] for event in events(run, "update")] == [2.0**16]
+    assert {array.dtype for array in load_arrays(run / "model.safetensors")[0].values()} == {np.dtype("float32")}
+
+
+def test_a_precision_that_a_library_lacks(refused, train_options, tmp_path):
+    pytest.importorskip("array_api_strict")
+    options = ["--precision", "bfloat16", "--backend", "array_api_strict"]
+    error = refused("train", *train_options, *options, "--out", tmp_path / "run", untouched=tmp_path)
+    assert "precision is 'bfloat16', in which array_api_strict cannot compute here" in error
+
+
 def test_separate_vocabularies(xformer, train_options, text, tmp_path):
     recipe = write(tmp_path / "recipe.toml", (text / "recipe.toml").read_text() + "\n")
     recipe.write_text(recipe.read_text().replace("vocab_size = 100", "vocab_size = 90\njoint = false"))

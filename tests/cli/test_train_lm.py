@@ -208,6 +208,8 @@ def test_a_validation_text_of_one_character(refused, options, tmp_path):
         (["--valid-text", "nowhere"], "cannot read nowhere"),
         (["--max-updates", 0], "max_updates is 0"),
         (["--dtype", "float16"], "dtype is 'float16'"),
+        (["--precision", "half"], "precision is 'half'; expected 'float32', 'bfloat16' or 'float16'"),
+        (["--precision", "float16", "--dtype", "float64"], "precision is 'float16' and dtype 'float64'"),
         (["--backend", "numpi"], "backend 'numpi' is unknown"),
     ],
 )

@@ -110,6 +110,7 @@ def test_mistakes_are_named_with_their_place(tables, message):
         ("select_by", "chrf"),
         ("long_lines", "trim"),
         ("dtype", "float16"),
+        ("precision", "float64"),
         ("seed", -1),
         ("shards", -1),
         ("learning_rate", 0.0),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xformer.errors import BackendError, ConfigError
-from xformer.namespace import Array, array_namespace, dtype_name, dtype_named, library
+from xformer.namespace import Array, array_namespace, device, dtype_name, dtype_named, library
 from xformer.tree import flatten
 
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -75,10 +75,11 @@ def check_precision(precision: str, model: Any) -> None:
         )
     xp = array_namespace(*leaves)
     try:
-        one = xp.astype(xp.ones_like(leaves[0][:1]), dtype_named(xp, precision))
-        xp.exp(xp.reshape(one, (-1, 1))[:1] @ xp.reshape(one, (1, -1))[:, :1])
-    except (BackendError, NotImplementedError, RuntimeError, TypeError) as reason:
+        one = xp.ones((1, 1), dtype=dtype_named(xp, precision), device=device(leaves[0]))
+        xp.exp(one @ one)
+    except Exception as error:  # each library has errors of its own
+        reason = " ".join(str(error).split())
         raise BackendError(
             f"precision is {precision!r}, in which {library(xp)} cannot compute here ({reason}); choose another "
             "precision or backend"
-        ) from reason
+        ) from error

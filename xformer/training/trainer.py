@@ -170,8 +170,8 @@ class Trainer:
         self.model, self.state = result.model, result.state
         tokens = sum(shard.num_tokens for shards in batches for shard in shards)
         now = time.monotonic()
-        done = {"step": step, "epoch": epoch, "minutes": (now - began) / 60.0, "loss_scale": result.scale}
-        self.progress = replace(self.progress, tokens=self.progress.tokens + tokens, **done)
+        self.progress = replace(self.progress, step=step, epoch=epoch, loss_scale=result.scale)
+        self.progress = replace(self.progress, tokens=self.progress.tokens + tokens, minutes=(now - began) / 60.0)
         if result.scale.value < scale.value:
             self._log({"event": "skipped", "step": step, "loss_scale": scale.value})
             return
