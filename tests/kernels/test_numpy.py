@@ -378,7 +378,6 @@ IDS = np.zeros(2, dtype=int)
 FOUR = np.ones((1, 1, 2, 3), "float32")
 ATTENTION = {"causal": False, "scale": 1.0, "keep_probability": 1.0}
 LEFT = {
-    "linear float16": ("linear", (HALF, HALF.T, None), {}, "dtype float16"),
     "linear mixed": ("linear", (SINGLE, np.ones((3, 2)), None), {}, "float32 and float64 are mixed"),
     "layer_norm float16": ("layer_norm", (HALF, HALF[0], None), {"epsilon": 1e-5}, "dtype float16"),
     "relu float16": ("relu", (HALF,), {}, "dtype float16"),
@@ -389,7 +388,6 @@ LEFT = {
     "cross_entropy float16": ("cross_entropy", (HALF, IDS), {}, "dtype float16"),
     "squared_norm float16": ("squared_norm", (HALF,), {}, "dtype float16"),
     "adam float16": ("adam", (HALF.copy(), HALF, SINGLE.copy(), SINGLE.copy()), {}, "dtype float16"),
-    "attention float16": ("attention", (FOUR.astype("float16"),) * 3 + (None,) * 3, ATTENTION, "dtype float16"),
     "attention of three axes": ("attention", (FOUR[0],) * 3 + (None,) * 3, ATTENTION, "not (batch, heads,"),
     "attention broadcast": ("attention", (np.ones((2, 1, 2, 3), "float32"), FOUR, FOUR, None, None, None), ATTENTION,
                             "batch or heads are broadcast"),
@@ -400,8 +398,8 @@ LEFT = {
 @pytest.mark.parametrize("case", LEFT)
 def test_explain_says_why_not(case):
     operation, arrays, static, reason = LEFT[case]
-    *_, refused, served = kernels.explain(operation, *arrays, **static).splitlines()
-    assert refused.startswith(f"{operation} on numpy: not numpy.{operation}: ")
+    *others, served = kernels.explain(operation, *arrays, **static).splitlines()
+    (refused,) = (line for line in others if line.startswith(f"{operation} on numpy: not numpy.{operation}: "))
     assert reason in refused
     assert served == f"{operation} on numpy: served by the portable definition"
 

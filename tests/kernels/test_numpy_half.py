@@ -1,0 +1,78 @@
+"""Products of 16-bit numbers on NumPy: right within one rounding, of the right dtype, and really served."""
+
+import numpy as np
+import pytest
+
+from tests.conftest import library_or_skip
+from xformer import kernels
+from xformer.autodiff import vjp
+from xformer.namespace import dtype_named
+from xformer.ops import attention, gelu, linear, project_heads
+
+SPACING = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # of the numbers from 1 to 2
+ATTENTION = {"causal": False, "scale": 1.0, "keep_probability": 1.0}
+
+
+@pytest.fixture(params=SPACING)
+def dtype(request, monkeypatch):
+    monkeypatch.setenv("XFORMER_KERNELS", "uncompiled")
+    if request.param == "bfloat16":
+        pytest.importorskip("ml_dtypes", reason="NumPy knows bfloat16 through ml_dtypes")
+    return np.dtype(dtype_named(library_or_skip("numpy"), request.param))
+
+
+def normal(dtype, *shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+def heads(x, weight, bias, other):
+    return project_heads(x, (weight, bias, 2), (other, None, 1))
+
+
+def masked(query, key, value):
+    return attention(query, key, value, np.asarray([True, False, True, True, False, True]), causal=True)
+
+
+CASES = {
+    "linear": (linear, [(3, 5), (5, 4), (4,)]),
+    "linear of no rows": (linear, [(0, 5), (5, 4), (4,)]),
+    "project_heads": (heads, [(2, 3, 5), (5, 4), (4,), (5, 3)]),
+    "attention": (masked, [(2, 2, 5, 3), (2, 2, 6, 3), (2, 2, 6, 7)]),
+    "attention of three axes": (lambda *x: attention(*x), [(2, 5, 3), (2, 6, 3), (2, 6, 7)]),
+    "gelu": (gelu, [(4, 5)]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_and_derivatives_are_those_of_float64_but_for_one_rounding(case, dtype):
+    function, shapes = CASES[case]
+    arrays = [normal(dtype, *shape, seed=number) for number, shape in enumerate(shapes)]
+    found, pull = vjp(function, *arrays)
+    exact, exact_pull = vjp(function, *(array.astype("float64") for array in arrays))
+    several = isinstance(found, tuple)
+    found, exact = (found, exact) if several else ((found,), (exact,))
+    g = tuple(normal(dtype, *y.shape, seed=9) for y in found)
+    exact_g = tuple(one.astype("float64") for one in g)
+    found += pull(g if several else g[0])
+    exact += exact_pull(exact_g if several else exact_g[0])
+    for got, wanted in zip(found, exact, strict=True):
+        assert got.dtype == dtype
+        assert got.shape == wanted.shape
+        error = np.abs(got.astype("float64") - wanted)
+        assert (error <= 0.6 * SPACING[dtype.name] * np.abs(wanted) + 1e-5).all()
+
+
+def test_it_is_served(dtype):
+    three = [normal(dtype, 1, 2, 3, 4)] * 3
+    for operation, arrays, static in (
+        ("linear", (three[0], normal(dtype, 4, 2), None), {}),
+        ("project_heads", (normal(dtype, 1, 3, 4), normal(dtype, 4, 2), None), {"heads": (2,)}),
+        ("attention", (*three, None, None, None), ATTENTION),
+        ("gelu", (three[0],), {}),
+    ):
+        lines = kernels.explain(operation, *arrays, **static).splitlines()
+        assert f"{operation} on numpy: served by numpy.half_{operation}" in lines
+
+
+def test_other_dtypes_are_left_to_the_others():
+    assert "not numpy.half_gelu: no array is of float16 or bfloat16" in kernels.explain("gelu", np.ones(3))
