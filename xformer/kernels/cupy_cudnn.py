@@ -1,0 +1,216 @@
+"""Fused attention on CuPy, by cuDNN: scores never reach the memory, forward or backward.
+
+float16 and bfloat16; for float32, cuDNN has no backward. What it cannot do, or is known to do wrongly, `supports` says;
+a plan that cannot be built sends its shape to `cupy_attention`. The gradients of keys and values are summed in no fixed
+order, so their last bits differ from run to run.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from xformer.kernels import cupy_attention, cupy_cudnn_plans, cupy_products
+from xformer.kernels.cupy_cudnn_graphs import DTYPES, Layout, Spec, packed
+from xformer.kernels.registry import Kernel, register
+from xformer.namespace import Array, array_namespace, device, dtype_name
+from xformer.ops.attention import causal_mask
+
+_ALIGNMENT = 16  # bytes, of addresses and strides: cuDNN reads wrongly otherwise (cudnn-frontend issue 1571)
+_MOST_FEATURES = 256
+# What a forbidden key's score gets: finite, because minus infinity in a whole row would make NaN, and a float16.
+_FORBIDDEN = -65504.0
+_TILE = 128  # keys and queries that cuDNN works on at a time
+
+
+def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    """None for what cuDNN serves, else the reason why not."""
+    query, key, value, mask, bias, keep = arrays
+    reason = cupy_attention.mixed(arrays, tuple(DTYPES)) or _unfit(query, key, value)
+    if reason is not None:
+        return reason
+    queries, keys = query.shape[2], key.shape[2]
+    if keep is not None:
+        return "dropout of the weights: cuDNN draws a mask of its own, not the one given"
+    if queries == 1:
+        return "one query: keys grow at every step of decoding, and each length would be a plan to build"
+    if static["causal"] and queries > keys:
+        return "causal, with fewer keys than queries"
+    if static["causal"] and queries < keys and (mask is not None or bias is not None):
+        return "causal, with more keys than queries and a mask or a bias"
+    additive = _additive_layout(mask, bias, query, keys) if mask is not None or bias is not None else None
+    spec = _spec(query, key, value, additive, causal=static["causal"], scale=static["scale"], save=False)
+    return cupy_cudnn_plans.refusal(spec, spec._replace(stats=True), _backward(spec))
+
+
+def _unfit(query: Array, key: Array, value: Array) -> str | None:
+    shapes = [tuple(array.shape) for array in (query, key, value)]
+    if {len(shape) for shape in shapes} != {4}:
+        return "not (batch, heads, length, features)"
+    if shapes[0][:2] != shapes[1][:2] or shapes[1][:3] != shapes[2][:3]:
+        return "batch or heads are broadcast"
+    if 0 in (*shapes[0], *shapes[1], *shapes[2]):
+        return "nothing to attend to"
+    features = shapes[0][3], shapes[2][3]
+    if any(size % 8 or size > _MOST_FEATURES for size in features):
+        return f"heads of {features[0]} and {features[1]} features (multiples of 8 up to {_MOST_FEATURES} are served)"
+    return None
+
+
+class _Saved(NamedTuple):
+    """What the derivative needs. alive: None, or 1 where a query may attend anywhere, else 0."""
+
+    spec: Spec
+    arrays: dict[str, Array]
+    alive: Array | None
+    given: tuple[Any, ...]
+
+
+def _forward(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    bias: Array | None,
+    keep: Array | None,
+    *,
+    causal: bool,
+    scale: float,
+    keep_probability: float,
+    save: bool,
+) -> tuple[Array, Any]:
+    xp, given = array_namespace(query), (query, key, value, mask, bias, keep)
+    arrays = dict(zip(("query", "key", "value"), map(_readable, given[:3]), strict=True))
+    additive, alive = (None, None) if mask is None and bias is None else _additive(mask, bias, query, key, causal)
+    layout = None if additive is None else _layout(additive)
+    spec = _spec(*arrays.values(), layout, causal=causal, scale=scale, save=save)
+    if additive is not None:
+        arrays["bias"] = additive
+    batch, heads, queries, _ = query.shape
+    arrays["output"] = _empty(xp, batch, heads, queries, value.shape[-1], query.dtype)
+    if save:
+        arrays["stats"] = xp.empty((batch, heads, queries, 1), dtype=xp.float32)
+    # A derivative that cannot be built is to be known before, not after, the forward.
+    if (save and not cupy_cudnn_plans.ready(_backward(spec))) or not cupy_cudnn_plans.run(spec, arrays):
+        static = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
+        return cupy_attention.forward(*given, save=save, **static)
+    if alive is not None:
+        arrays["output"] *= alive
+    return arrays["output"], _Saved(_backward(spec), arrays, alive, given) if save else None
+
+
+def _vjp(g: Array, residuals: Any, needs: Any, **static: Any) -> Any:
+    """cuDNN's, with the cotangents of closed rows taken out first: then all that follows from them is zero."""
+    if not isinstance(residuals, _Saved):
+        return cupy_attention.vjp(g, residuals, needs, **static)
+    xp, arrays, spec = array_namespace(g), dict(residuals.arrays), residuals.spec
+    g = g if residuals.alive is None else g * residuals.alive
+    arrays["g"] = g if _layout(g) == packed(*g.shape) and _is_readable(g) else _copied(g)
+    for name in ("query", "key", "value"):
+        arrays["d" + name] = _empty(xp, *arrays[name].shape, g.dtype)
+    if spec.padded:
+        sizes = {"queries": spec.query[0][2], "keys": spec.key[0][2]}
+        arrays |= {name: xp.full((len(g), 1, 1, 1), size, dtype=xp.int32) for name, size in sizes.items()}
+    # That of a bias would take cuDNN memory for queries times keys, too.
+    if not needs[4] and cupy_cudnn_plans.run(spec, arrays):
+        return arrays["dquery"], arrays["dkey"], arrays["dvalue"], None, None, None
+    _, again = cupy_attention.forward(*residuals.given, save=True, **static)
+    return cupy_attention.vjp(g, again, needs, **static)
+
+
+# --- what is built for a call -----------------------------------------------------------------------------------------
+
+
+def _spec(
+    query: Array, key: Array, value: Array, bias: Layout | None, *, causal: bool, scale: float, save: bool
+) -> Spec:
+    """The forward's spec. Causal means that the last query sees the last key: the bottom right corner."""
+    corner = "top_left" if query.shape[2] == key.shape[2] else "bottom_right"
+    layouts = _layout(query), _layout(key), _layout(value)
+    return Spec(False, dtype_name(query.dtype), *layouts, bias, corner if causal else "", float(scale), False, save)
+
+
+def _backward(spec: Spec) -> Spec:
+    """The spec of the derivative.
+
+    With a bias, cuDNN leaves what is beyond the last whole tile unmasked, and makes NaN where a row's logsumexp is low
+    (pytorch issue 196678, cudnn-frontend issue 160), unless lengths are given: those of all queries and keys, so that
+    no row is left unwritten.
+    """
+    partial = spec.query[0][2] % _TILE or spec.key[0][2] % _TILE
+    return spec._replace(backward=True, stats=False, padded=spec.bias is not None and bool(partial))
+
+
+def _layout(x: Array) -> Layout:
+    """How an array lies, or its copy where cuDNN could not read it; axes of one element are laid as if packed."""
+    own = packed(*x.shape)
+    if not _is_readable(x):
+        return own
+    sizes = zip(x.shape, x.strides, own[1], strict=True)
+    return own[0], tuple(step if size == 1 else stride // x.itemsize for size, stride, step in sizes)  # type: ignore[return-value]
+
+
+def _is_readable(x: Array) -> bool:
+    strides = [stride for size, stride in zip(x.shape[:-1], x.strides, strict=False) if size > 1]
+    aligned = all(stride > 0 and stride % _ALIGNMENT == 0 for stride in strides)
+    return aligned and x.strides[-1] == x.itemsize and cupy_products.pointer(x) % _ALIGNMENT == 0
+
+
+def _readable(x: Array) -> Array:
+    return x if _is_readable(x) else _copied(x)
+
+
+def _copied(x: Array) -> Array:
+    return x.transpose(0, 2, 1, 3).copy().transpose(0, 2, 1, 3)
+
+
+def _empty(xp: Any, batch: int, heads: int, length: int, features: int, dtype: Any) -> Array:
+    return xp.permute_dims(xp.empty((batch, length, heads, features), dtype=dtype), (0, 2, 1, 3))
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def _additive_layout(mask: Array | None, bias: Array | None, query: Array, keys: int) -> Layout:
+    """How the sum of both lies: (batch, 1, 1, keys) or (1 or batch, 1 or heads, queries, keys), its rows aligned."""
+    sizes = [(1,) * (4 - len(x.shape)) + tuple(x.shape) for x in (mask, bias) if x is not None]
+    batch, heads, queries = (max(axis) for axis in list(zip(*sizes, strict=True))[:3])
+    if heads == queries == 1:
+        batch = query.shape[0]
+    else:
+        queries = query.shape[2]
+    row = -(-keys // 8) * 8
+    return (batch, heads, queries, keys), (heads * queries * row, queries * row, row, 1)
+
+
+def _additive(mask: Array | None, bias: Array | None, query: Array, key: Array, causal: bool) -> tuple[Array, Array]:
+    """What is added to the scores, laid out for cuDNN, and which queries may attend anywhere, as 1 or 0.
+
+    Rows closed to all keys get zeros here, and their output is multiplied by 0 afterwards: a logsumexp of an ordinary
+    size keeps the derivative finite. Only where a row of the sum serves several queries, some of which a causal mask
+    leaves without any open key, do scores stay at _FORBIDDEN throughout, which is finite, too.
+    """
+    xp, queries, keys = array_namespace(query), query.shape[2], key.shape[2]
+    (batch, heads, rows, _), strides = _additive_layout(mask, bias, query, keys)
+    allowed = None if mask is None else _four(mask)
+    if bias is not None:
+        finite = _four(bias) != -math.inf
+        allowed = finite if allowed is None else xp.logical_and(allowed, finite)
+    allowed = xp.broadcast_to(allowed, (*allowed.shape[:-1], keys))
+    low = xp.full((1, 1, 1, 1), _FORBIDDEN, dtype=query.dtype)
+    added = xp.empty((batch, heads, rows, strides[2]), dtype=query.dtype)[..., :keys]
+    added[...] = xp.where(allowed, xp.zeros_like(low) if bias is None else _four(bias), low)
+    if causal and rows == 1:  # as many queries as keys, so that query i sees those up to i
+        seen = xp.cumulative_sum(xp.astype(allowed, xp.int32), axis=-1)
+        return added, xp.astype(xp.permute_dims(seen, (0, 1, 3, 2)) > 0, query.dtype)
+    seen = xp.logical_and(allowed, causal_mask(xp, queries, keys, device(query))) if causal else allowed
+    alive = xp.astype(xp.any(seen, axis=-1, keepdims=True), query.dtype)
+    added *= alive
+    return added, alive
+
+
+def _four(x: Array) -> Array:
+    return x.reshape((1,) * (4 - len(x.shape)) + tuple(x.shape))
+
+
+register(Kernel("cudnn.attention", "attention", "cupy", supports, _forward, _vjp, tolerance=2e-2, compiled=True))

@@ -1,0 +1,113 @@
+"""Batched matrix products on CuPy.
+
+CuPy's own matmul of more than two axes turns float16 into float32, fails for bfloat16 and copies transposed operands
+(cupy issue 10317). Here cuBLAS is called directly, through the binding that CuPy has: sums are kept in float32
+(float64 for float64), and operands are read where they lie wherever one batch stride can say so.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from typing import Any, NamedTuple
+
+from xformer.namespace import Array, DType, array_namespace, dtype_name
+
+# cudaDataType, and cublasComputeType with the dtype of the scalars that goes with it.
+_DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
+_COMPUTE_32F, _COMPUTE_64F = 68, 70
+_DEFAULT_ALGORITHM = -1  # tensor cores wherever the types allow them
+_MOST = 2**31 - 1  # sizes and leading dimensions are C ints
+
+
+def pointer(array: Array) -> int:
+    """The address of an array's first element, on the device."""
+    return array.data.ptr  # type: ignore[no-any-return]
+
+
+def cublas() -> tuple[Any, int]:
+    """CuPy's binding of cuBLAS, whose calls take the current stream, and its handle for this thread and device."""
+    binding = importlib.import_module("cupy_backends.cuda.libs.cublas")
+    return binding, importlib.import_module("cupy").cuda.device.get_cublas_handle()
+
+
+def batched_product(a: Array, b: Array, *, alpha: float = 1.0, dtype: DType | None = None) -> Array:
+    """alpha a @ b, summed in float32 (float64 for float64), of `dtype`, by default that of the operands.
+
+    a: (..., m, k), b: (..., k, n), one dtype and one shape before the last two axes; `dtype` may also be float32 for
+    operands of 16 bits. Returns (..., m, n), C-contiguous.
+    """
+    xp, (m, k), n, batch = array_namespace(a, b), a.shape[-2:], b.shape[-1], a.shape[:-2]
+    shape, dtype = (*batch, m, n), a.dtype if dtype is None else dtype
+    if k == 0 or 0 in shape:
+        return xp.zeros(shape, dtype=dtype)
+    out = xp.empty(shape, dtype=dtype)
+    first, second = _operand(b), _operand(a)
+    kind, out_kind = _DATA_TYPES[dtype_name(a.dtype)], _DATA_TYPES[dtype_name(dtype)]
+    compute = _COMPUTE_64F if kind == 1 else _COMPUTE_32F
+    scalars = _scalars(float(alpha), compute)
+    binding, handle = cublas()
+    # cuBLAS counts rows along memory: a row-major product is to it the transposed one, (a b)' = b' a'.
+    binding.gemmStridedBatchedEx(
+        *(handle, first.transposed, second.transposed, n, m, k, scalars.ctypes.data),
+        *(pointer(first.array), kind, first.leading, first.step),
+        *(pointer(second.array), kind, second.leading, second.step),
+        *(scalars[1:].ctypes.data, pointer(out), out_kind, n, m * n, math.prod(batch), compute, _DEFAULT_ALGORITHM),
+    )
+    return out
+
+
+class _Operand(NamedTuple):
+    """Matrices as cuBLAS takes them: rows `leading` elements apart, matrices `step`; transposed: columns instead."""
+
+    array: Array
+    transposed: int
+    leading: int
+    step: int
+
+
+def _operand(x: Array) -> _Operand:
+    """Describe matrices (..., rows, columns), copied only where no description fits."""
+    found = _described(x)
+    if found is None:
+        found = _described(x.copy())
+    if found is None:
+        raise ValueError(f"matrices of shape {tuple(x.shape)} are larger than cuBLAS takes; expected sides below 2**31")
+    return found
+
+
+def _described(x: Array) -> _Operand | None:
+    *strides, row, column = (stride // x.itemsize for stride in x.strides)
+    rows, columns = x.shape[-2:]
+    step = _one_step(x.shape[:-2], strides)
+    if step is None or any(stride % x.itemsize for stride in x.strides):
+        return None
+    for transposed, (near, along), (far, across) in (
+        (0, (column, columns), (row, rows)),
+        (1, (row, rows), (column, columns)),
+    ):
+        leading = far if across > 1 else along  # a single row is as far from the next as you like
+        if (near == 1 or along == 1) and along <= leading <= _MOST:
+            return _Operand(x, transposed, leading, step)
+    return None
+
+
+def _one_step(shape: tuple[int, ...], strides: list[int]) -> int | None:
+    """The one stride that goes through all axes as if they were one, or None; axes of one element have no say."""
+    step, count = None, 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size == 1:
+            continue
+        step = stride if step is None else step
+        if stride < 0 or stride != step * count:
+            return None
+        count *= size
+    return step or 0
+
+
+@functools.lru_cache(maxsize=64)
+def _scalars(alpha: float, compute: int) -> Any:
+    """Alpha and zero on the host, where cuBLAS reads them during the call."""
+    numpy = importlib.import_module("numpy")
+    return numpy.asarray([alpha, 0.0], dtype=numpy.float64 if compute == _COMPUTE_64F else numpy.float32)
