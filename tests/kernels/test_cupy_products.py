@@ -98,6 +98,13 @@ def test_nothing_to_multiply(cublas, sizes):
     assert len(cublas.calls) == (0 not in sizes)
 
 
+@pytest.mark.parametrize("other", [normal(2, 4, 5), normal(3, 3, 5), normal(2, 3, 5).astype("float32")])
+def test_operands_that_do_not_fit_are_refused(cublas, other):
+    with pytest.raises(ValueError, match=r"^operands \(2, 4, 3\) float64 and .*; expected"):
+        batched_product(normal(2, 4, 3), other)
+    assert not cublas.calls
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES.values())
 @pytest.mark.parametrize("memory", MEMORY)

@@ -40,6 +40,8 @@ def batched_product(a: Array, b: Array, *, alpha: float = 1.0, dtype: DType | No
     """
     xp, (m, k), n, batch = array_namespace(a, b), a.shape[-2:], b.shape[-1], a.shape[:-2]
     shape, dtype = (*batch, m, n), a.dtype if dtype is None else dtype
+    if (batch, k, a.dtype) != (b.shape[:-2], b.shape[-2], b.dtype):  # cuBLAS, which sees addresses, could not tell
+        raise ValueError(f"operands {a.shape} {a.dtype} and {b.shape} {b.dtype}; expected (..., m, k) and (..., k, n)")
     if k == 0 or 0 in shape:
         return xp.zeros(shape, dtype=dtype)
     out = xp.empty(shape, dtype=dtype)
