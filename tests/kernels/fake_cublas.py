@@ -31,7 +31,7 @@ class Binding:
     def __init__(self):
         self.calls = []
 
-    def gemmStridedBatchedEx(  # noqa: N802
+    def gemmStridedBatchedEx(
         self,
         handle,
         transa,
@@ -40,21 +40,21 @@ class Binding:
         n,
         k,
         alpha,
-        A,  # noqa: N803
-        Atype,  # noqa: N803
+        A,
+        Atype,
         lda,
-        strideA,  # noqa: N803
-        B,  # noqa: N803
-        Btype,  # noqa: N803
+        strideA,
+        B,
+        Btype,
         ldb,
-        strideB,  # noqa: N803
+        strideB,
         beta,
-        C,  # noqa: N803
-        Ctype,  # noqa: N803
+        C,
+        Ctype,
         ldc,
-        strideC,  # noqa: N803
-        batchCount,  # noqa: N803
-        computeType,  # noqa: N803
+        strideC,
+        batchCount,
+        computeType,
         algo,
     ):
         """C = alpha op(A) op(B) + beta C for each matrix of the batch."""

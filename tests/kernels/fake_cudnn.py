@@ -17,7 +17,7 @@ DTYPES = {"HALF": "float16", "BFLOAT16": "bfloat16", "FLOAT": "float32", "INT32"
 STREAM = 77
 
 
-class cudnnGraphNotSupportedError(Exception):  # noqa: N801, N818
+class cudnnGraphNotSupportedError(Exception):
     """Not a RuntimeError, there either."""
 
 
@@ -101,7 +101,7 @@ class Graph:
         made = self._add(False, ("O", "Stats") if generate_stats else ("O",), given, settings)
         return made if generate_stats else [*made, None]
 
-    def sdpa_backward(self, *, q, k, v, o, dO, stats, bias=None, seq_len_q=None, seq_len_kv=None, **settings):  # noqa: N803
+    def sdpa_backward(self, *, q, k, v, o, dO, stats, bias=None, seq_len_q=None, seq_len_kv=None, **settings):
         tensors = {"q": q, "k": k, "v": v, "o": o, "dO": dO, "stats": stats}
         tensors |= {"bias": bias, "seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
         given = {name: tensor for name, tensor in tensors.items() if tensor is not None}

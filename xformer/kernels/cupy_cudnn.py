@@ -38,7 +38,7 @@ def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
         return "causal, with fewer keys than queries"
     if static["causal"] and queries < keys and (mask is not None or bias is not None):
         return "causal, with more keys than queries and a mask or a bias"
-    additive = _additive_layout(mask, bias, query, keys) if mask is not None or bias is not None else None
+    additive = _additive_layout(mask, bias, query, key)
     spec = _spec(query, key, value, additive, causal=static["causal"], scale=static["scale"], save=False)
     return cupy_cudnn_plans.refusal(spec, spec._replace(stats=True), _backward(spec))
 
@@ -81,11 +81,10 @@ def _forward(
 ) -> tuple[Array, Any]:
     xp, given = array_namespace(query), (query, key, value, mask, bias, keep)
     arrays = dict(zip(("query", "key", "value"), map(_readable, given[:3]), strict=True))
-    additive, alive = (None, None) if mask is None and bias is None else _additive(mask, bias, query, key, causal)
-    layout = None if additive is None else _layout(additive)
+    layout, alive = _additive_layout(mask, bias, query, key), None
     spec = _spec(*arrays.values(), layout, causal=causal, scale=scale, save=save)
-    if additive is not None:
-        arrays["bias"] = additive
+    if layout is not None:
+        arrays["bias"], alive = _additive(mask, bias, query, layout, causal)
     batch, heads, queries, _ = query.shape
     arrays["output"] = _empty(xp, batch, heads, queries, value.shape[-1], query.dtype)
     if save:
@@ -171,39 +170,42 @@ def _empty(xp: Any, batch: int, heads: int, length: int, features: int, dtype: A
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 
-def _additive_layout(mask: Array | None, bias: Array | None, query: Array, keys: int) -> Layout:
+def _additive_layout(mask: Array | None, bias: Array | None, query: Array, key: Array) -> Layout | None:
     """How the sum of both lies: (batch, 1, 1, keys) or (1 or batch, 1 or heads, queries, keys), its rows aligned."""
     sizes = [(1,) * (4 - len(x.shape)) + tuple(x.shape) for x in (mask, bias) if x is not None]
+    if not sizes:
+        return None
     batch, heads, queries = (max(axis) for axis in list(zip(*sizes, strict=True))[:3])
     if heads == queries == 1:
         batch = query.shape[0]
     else:
         queries = query.shape[2]
-    row = -(-keys // 8) * 8
-    return (batch, heads, queries, keys), (heads * queries * row, queries * row, row, 1)
+    row = -(-key.shape[2] // 8) * 8
+    return (batch, heads, queries, key.shape[2]), (heads * queries * row, queries * row, row, 1)
 
 
-def _additive(mask: Array | None, bias: Array | None, query: Array, key: Array, causal: bool) -> tuple[Array, Array]:
+def _additive(
+    mask: Array | None, bias: Array | None, query: Array, layout: Layout, causal: bool
+) -> tuple[Array, Array]:
     """What is added to the scores, laid out for cuDNN, and which queries may attend anywhere, as 1 or 0.
 
     Rows closed to all keys get zeros here, and their output is multiplied by 0 afterwards: a logsumexp of an ordinary
     size keeps the derivative finite. Only where a row of the sum serves several queries, some of which a causal mask
     leaves without any open key, do scores stay at _FORBIDDEN throughout, which is finite, too.
     """
-    xp, queries, keys = array_namespace(query), query.shape[2], key.shape[2]
-    (batch, heads, rows, _), strides = _additive_layout(mask, bias, query, keys)
+    xp, ((*before, rows, keys), strides) = array_namespace(query), layout
     allowed = None if mask is None else _four(mask)
     if bias is not None:
         finite = _four(bias) != -math.inf
         allowed = finite if allowed is None else xp.logical_and(allowed, finite)
     allowed = xp.broadcast_to(allowed, (*allowed.shape[:-1], keys))
     low = xp.full((1, 1, 1, 1), _FORBIDDEN, dtype=query.dtype)
-    added = xp.empty((batch, heads, rows, strides[2]), dtype=query.dtype)[..., :keys]
+    added = xp.empty((*before, rows, strides[2]), dtype=query.dtype)[..., :keys]
     added[...] = xp.where(allowed, xp.zeros_like(low) if bias is None else _four(bias), low)
-    if causal and rows == 1:  # as many queries as keys, so that query i sees those up to i
+    if causal and rows == 1:  # there are as many queries as keys, and query i sees those up to i
         seen = xp.cumulative_sum(xp.astype(allowed, xp.int32), axis=-1)
         return added, xp.astype(xp.permute_dims(seen, (0, 1, 3, 2)) > 0, query.dtype)
-    seen = xp.logical_and(allowed, causal_mask(xp, queries, keys, device(query))) if causal else allowed
+    seen = xp.logical_and(allowed, causal_mask(xp, keys, keys, device(query))) if causal else allowed
     alive = xp.astype(xp.any(seen, axis=-1, keepdims=True), query.dtype)
     added *= alive
     return added, alive
