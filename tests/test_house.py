@@ -73,6 +73,8 @@ SIZE_EXCEPTIONS: dict[str, str] = {
     "xformer/cli/bench.py:bench": "typer reads the options, with their help, from the signature",
     "xformer/cli/train.py:train": "typer reads the options, with their help, from the signature",
     "xformer/cli/train_lm.py:train_lm": "typer reads the options, with their help, from the signature",
+    "xformer/kernels/cupy_attention.py:forward": "the operation's arrays and settings",
+    "xformer/kernels/cupy_cudnn.py:_forward": "the operation's arrays and settings",
     "xformer/kernels/numpy_attention.py:_forward": "the operation's arrays and settings",
     "xformer/kernels/numpy_attention_tiled.py:_forward": "the operation's arrays and settings",
     "xformer/kernels/numpy_compiled_attention.py:_forward": "the operation's arrays and settings",

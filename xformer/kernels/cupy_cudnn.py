@@ -82,17 +82,16 @@ def _forward(
     xp, given = array_namespace(query), (query, key, value, mask, bias, keep)
     arrays = dict(zip(("query", "key", "value"), map(_readable, given[:3]), strict=True))
     layout, alive = _additive_layout(mask, bias, query, key), None
-    spec = _spec(*arrays.values(), layout, causal=causal, scale=scale, save=save)
+    spec = _spec(query, key, value, layout, causal=causal, scale=scale, save=save)
     if layout is not None:
         arrays["bias"], alive = _additive(mask, bias, query, layout, causal)
-    batch, heads, queries, _ = query.shape
-    arrays["output"] = _empty(xp, batch, heads, queries, value.shape[-1], query.dtype)
+    arrays["output"] = _empty(xp, (*query.shape[:3], value.shape[3]), query.dtype)
     if save:
-        arrays["stats"] = xp.empty((batch, heads, queries, 1), dtype=xp.float32)
+        arrays["stats"] = xp.empty((*query.shape[:3], 1), dtype=xp.float32)
     # A derivative that cannot be built is to be known before, not after, the forward.
     if (save and not cupy_cudnn_plans.ready(_backward(spec))) or not cupy_cudnn_plans.run(spec, arrays):
-        static = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
-        return cupy_attention.forward(*given, save=save, **static)
+        settings: dict[str, Any] = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
+        return cupy_attention.forward(*given, save=save, **settings)
     if alive is not None:
         arrays["output"] *= alive
     return arrays["output"], _Saved(_backward(spec), arrays, alive, given) if save else None
@@ -106,7 +105,7 @@ def _vjp(g: Array, residuals: Any, needs: Any, **static: Any) -> Any:
     g = g if residuals.alive is None else g * residuals.alive
     arrays["g"] = g if _layout(g) == packed(*g.shape) and _is_readable(g) else _copied(g)
     for name in ("query", "key", "value"):
-        arrays["d" + name] = _empty(xp, *arrays[name].shape, g.dtype)
+        arrays["d" + name] = _empty(xp, arrays[name].shape, g.dtype)
     if spec.padded:
         sizes = {"queries": spec.query[0][2], "keys": spec.key[0][2]}
         arrays |= {name: xp.full((len(g), 1, 1, 1), size, dtype=xp.int32) for name, size in sizes.items()}
@@ -163,7 +162,8 @@ def _copied(x: Array) -> Array:
     return x.transpose(0, 2, 1, 3).copy().transpose(0, 2, 1, 3)
 
 
-def _empty(xp: Any, batch: int, heads: int, length: int, features: int, dtype: Any) -> Array:
+def _empty(xp: Any, shape: tuple[int, ...], dtype: Any) -> Array:
+    batch, heads, length, features = shape
     return xp.permute_dims(xp.empty((batch, length, heads, features), dtype=dtype), (0, 2, 1, 3))
 
 
@@ -194,7 +194,7 @@ def _additive(
     leaves without any open key, do scores stay at _FORBIDDEN throughout, which is finite, too.
     """
     xp, ((*before, rows, keys), strides) = array_namespace(query), layout
-    allowed = None if mask is None else _four(mask)
+    allowed: Any = None if mask is None else _four(mask)
     if bias is not None:
         finite = _four(bias) != -math.inf
         allowed = finite if allowed is None else xp.logical_and(allowed, finite)

@@ -69,7 +69,7 @@ def describe(cudnn: Any, spec: Spec, context: dict[str, Any]) -> tuple[Any, dict
     settings = {"name": "attention", "attn_scale": spec.scale, **_masking(cudnn, spec)}
     if spec.backward:
         written = dict(zip(("dquery", "dkey", "dvalue"), graph.sdpa_backward(**read, **settings), strict=True))
-        places = {"d" + name: packed(*layouts[name][0][0]) for name in ("query", "key", "value")}
+        places = {"d" + name: packed(*getattr(spec, name)[0]) for name in ("query", "key", "value")}
     else:
         written = dict(zip(("output", "stats"), graph.sdpa(**read, **settings, generate_stats=spec.stats), strict=True))
         places = {"output": output, "stats": stats} if spec.stats else {"output": output}

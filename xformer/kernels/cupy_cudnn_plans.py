@@ -113,7 +113,7 @@ class Plan:
         # What execute() does for arrays of all libraries takes longer than the call itself: addresses go past it,
         # where this version of the frontend has the way in, and cuDNN itself, not an engine in Python, serves.
         served = getattr(graph, "selected_engine", None) is None
-        self.lowered = getattr(graph, "_lowered_graph", None) if served else None
+        self.lowered: Any = getattr(graph, "_lowered_graph", None) if served else None
 
     def run(self, addresses: dict[int, int], stream: int) -> None:
         """Enqueue the plan on a stream, addresses by uid."""
