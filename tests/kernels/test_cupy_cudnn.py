@@ -103,6 +103,21 @@ def test_a_bias_that_closes_rows(cudnn, causal):
     assert cudnn.executed == [("forward", "private"), ("backward", "private")]
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_of_closed_rows_are_of_ordinary_size(causal):
+    """Only what forbids something is low: with a row of low scores, the derivative's exponents would be rounded."""
+    query, mask = qkv(5, 5)[0], make_mask("heads", 2, 3, 5, 5)
+    mask[0, 1, 3, :4] = False  # what is left of this row, a causal mask closes
+    layout = cupy_cudnn._additive_layout(mask, None, query, query)
+    added, alive = cupy_cudnn._additive(mask, None, query, layout, causal)
+    seen = mask & np.tril(np.ones((5, 5), bool)) if causal else mask
+    closed = ~seen.any(axis=-1, keepdims=True)
+    assert closed.sum() >= 6 + causal
+    np.testing.assert_array_equal(alive, ~closed)
+    np.testing.assert_array_equal(added < 0, ~mask & ~closed)
+    assert layout == (added.shape, tuple(stride // added.itemsize for stride in added.strides))
+
+
 @pytest.mark.parametrize("length", [64, 128, 130])
 def test_scores_far_below_zero_keep_gradients_finite(monkeypatch, cudnn, length):
     """Where cuDNN makes NaN unless it is told the lengths."""
@@ -116,7 +131,8 @@ MEMORY = {
     "packed by heads": lambda x: aligned(np.ascontiguousarray(x)),
     "beside others": lambda x: aligned(np.concatenate([x, x, x], axis=-1))[..., :8],
     "in a longer cache": lambda x: aligned(np.concatenate([x, x], axis=2))[:, :, : x.shape[2]],
-    "off the grid": lambda x: aligned(np.concatenate([x[..., :1], x], axis=-1))[..., 1:],
+    "off the grid": lambda x: aligned(np.concatenate([x[..., :1], x, x[..., :7]], axis=-1))[..., 1:9],
+    "rows off the grid": lambda x: aligned(np.concatenate([x, x[..., :4]], axis=-1))[..., :8],
     "every other feature": lambda x: aligned(np.repeat(x, 2, axis=-1))[..., ::2],
     "backwards": lambda x: aligned(np.ascontiguousarray(x[:, :, ::-1]))[:, :, ::-1],
     "one sentence for all": lambda x: np.broadcast_to(aligned(np.ascontiguousarray(x[:1])), x.shape),
@@ -127,7 +143,7 @@ MEMORY = {
 @pytest.mark.parametrize("batch", [1, 2])
 def test_any_memory(monkeypatch, cudnn, memory, batch):
     arrays = [MEMORY[memory](x) for x in qkv(6, 6, width=8, batch=batch)]
-    copies = memory in ("off the grid", "every other feature", "backwards")
+    copies = memory in ("off the grid", "rows off the grid", "every other feature", "backwards")
     assert [cupy_cudnn._readable(x) is x for x in arrays] == [not (copies or (batch == 2 and "one" in memory))] * 3
     assert_same(monkeypatch, attention, *arrays)
     output, pull = vjp(attention, *arrays)
@@ -229,8 +245,8 @@ def test_plans_are_found_on_disk(monkeypatch, cudnn):
     assert (cudnn.built, cudnn.restored) == (2, 2)
     cudnn.version += 1  # another cuDNN builds its own
     forget(monkeypatch)
-    attention(*qkv(6, 6))
-    assert (cudnn.built, cudnn.restored) == (3, 2)
+    pulled(attention, *qkv(6, 6))
+    assert (cudnn.built, cudnn.restored) == (4, 2)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[]\n", b"\xff\n", "cut", "changed", "for another", "foreign"])

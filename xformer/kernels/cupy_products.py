@@ -85,11 +85,7 @@ def _described(x: Array) -> _Operand | None:
     step = _one_step(x.shape[:-2], strides)
     if step is None or any(stride % x.itemsize for stride in x.strides):
         return None
-    for transposed, (near, along), (far, across) in (
-        (0, (column, columns), (row, rows)),
-        (1, (row, rows), (column, columns)),
-    ):
-        leading = far if across > 1 else along  # a single row is as far from the next as you like
+    for transposed, near, along, leading in ((0, column, columns, row), (1, row, rows, column)):
         if (near == 1 or along == 1) and along <= leading <= _MOST:
             return _Operand(x, transposed, leading, step)
     return None
