@@ -29,6 +29,9 @@ os.replace(wheel + ".small", wheel)
 """
 PEERS = ["ctranslate2>=4.8", "transformers>=5"]  # decode the same models; only the benchmarks know them
 BENCH_RUN = ".benchmarks/run"  # what the last run of the benchmarks measured
+# cuDNN as torch 2.11 has it, its frontend, and what compiles its plans, without what the frontend asks for beside them.
+CUDNN = ["nvidia-cudnn-frontend==1.32.*", "nvidia-cudnn-cu13==9.19.*", "nvidia-cuda-nvrtc==13.0.*"]
+CUDNN += ["nvidia-cuda-runtime==13.0.*", "cuda-pathfinder>=1.3"]
 # Tests multiply small matrices, where a thread pool costs more than it gains.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -86,6 +89,17 @@ def conformance(session: nox.Session) -> None:
     """Run data-apis/array-api-tests on the differentiating namespace and on its base."""
     session.install("-e", ".", *group("conformance"))
     session.run("python", "tests/conformance/run.py", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session(reuse_venv=True)
+def cudnn_plans(session: nox.Session) -> None:
+    """Have cuDNN build its plans for a GPU that need not be there; takes a C compiler and 450 MB of wheels."""
+    session.install("-e", ".", *group("test"))
+    session.install("--no-deps", *CUDNN)
+    stubs = session.run("python", "tests/kernels/stub_drivers.py", session.create_tmp(), silent=True)
+    env = {**ONE_THREAD, "XFORMER_CUDNN_PLANS": "1", "LD_LIBRARY_PATH": str(stubs).strip()}
+    plans = "tests/kernels/test_cupy_cudnn_graphs.py"
+    session.run("python", "-m", "pytest", "-q", plans, *session.posargs, env=env)
 
 
 @nox.session(reuse_venv=True)

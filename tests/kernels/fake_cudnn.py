@@ -190,7 +190,7 @@ class Graph:
         return [*json.dumps({"node": self.node, "tensors": tensors}).encode()]  # a list of ints, as the binding's
 
     def deserialize(self, handle, content):
-        if not isinstance(content, list):
+        if not isinstance(content, bytes):
             raise TypeError("deserialize(): incompatible function arguments")
         saved = json.loads(bytes(content))
         if handle is not self.handle:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import math
 import os
 import threading
+import types
 import warnings
 
 import numpy as np
@@ -191,6 +193,29 @@ def test_an_absent_frontend_is_named_with_what_to_install(monkeypatch, cudnn):
     assert_same(monkeypatch, attention, *qkv(4, 4))
 
 
+def test_the_frontend_is_loaded_after_what_it_does_not_find_itself(monkeypatch):
+    """The real function, on modules that say in which order they were used."""
+    used, version = [], [91900]
+
+    def load(name):
+        used.append(name)
+        if name == "cudart":  # it may be the system's
+            raise RuntimeError("not found among the wheels")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'xformer[cudnn]'" in cupy_cudnn_plans.frontend.__wrapped__()[1]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    module = types.SimpleNamespace(backend_version=lambda: used.append("cudnn") or version[0])
+    modules = {"cuda.pathfinder": types.SimpleNamespace(load_nvidia_dynamic_lib=load), "cudnn": module}
+    monkeypatch.setattr(cupy_cudnn_plans.importlib, "import_module", modules.__getitem__)
+    assert cupy_cudnn_plans.frontend.__wrapped__() == (module, None)
+    assert used == ["cudart", "nvrtc", "cudnn"]
+    version[0] = 91801
+    assert cupy_cudnn_plans.frontend.__wrapped__()[1] == "cuDNN 91801 is older than 91900"
+    del module.backend_version  # half installed
+    assert "cannot be used: " in cupy_cudnn_plans.frontend.__wrapped__()[1]
+
+
 def test_an_old_gpu_is_left_to_others(monkeypatch, cudnn):
     monkeypatch.setattr(cupy_cudnn_plans, "machine", lambda device: ("Tesla V100", 70))
     assert "not cudnn.attention: Tesla V100 has compute capability 7.0; at least 8.0" in explained(*qkv(4, 4))
@@ -256,7 +281,7 @@ def test_a_damaged_file_is_replaced(monkeypatch, cudnn, damage):
     whole = path.read_bytes()
     if damage == "foreign":  # whole, but nothing that cuDNN could read
         (spec, device) = next(iter(cupy_cudnn_plans._mine.plans))
-        cupy_cudnn_store.save(cupy_cudnn_plans.purpose(spec, device), {"uids": {}, "text": False}, b"no plan")
+        cupy_cudnn_store.save(cupy_cudnn_plans.purpose(spec, device), {}, b"no plan")
     else:
         changed = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
         path.write_bytes(

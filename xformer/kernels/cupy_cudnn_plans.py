@@ -162,11 +162,11 @@ def _restored(spec: Spec, device: int, handle: Any) -> Plan | None:
     saved = store.load(purpose(spec, device))
     if saved is None:
         return None
-    facts, content = saved
+    uids, content = saved
     graph = frontend()[0].pygraph(handle=handle)
     try:
-        graph.deserialize(handle, content.decode() if facts["text"] else [*content])
-        return Plan(graph, facts["uids"], handle)
+        graph.deserialize(handle, content)
+        return Plan(graph, uids, handle)
     except _errors():  # whole, but not to cuDNN's taste: it is built again and written over
         return None
 
@@ -181,10 +181,7 @@ def _built(spec: Spec, device: int, handle: Any) -> Plan | None:
     _took.append(time.monotonic() - now)
     plan = Plan(graph, {name: port.get_uid() for name, port in ports.items()}, handle)
     with contextlib.suppress(*_errors()):  # a plan that cannot be serialized is as good for this process
-        content = graph.serialize()
-        text = isinstance(content, str)
-        facts = {"uids": plan.uids, "text": text}
-        store.save(purpose(spec, device), facts, content.encode() if text else bytes(content))
+        store.save(purpose(spec, device), plan.uids, bytes(graph.serialize()))
     return plan
 
 

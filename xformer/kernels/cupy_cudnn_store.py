@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from xformer.errors import CheckpointError
 from xformer.files import atomic_write
@@ -27,25 +26,25 @@ def folder() -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "xformer" / "cudnn"
 
 
-def load(purpose: str) -> tuple[dict[str, Any], bytes] | None:
-    """The facts and the plan saved for a purpose, or None when there is none, or a damaged one."""
+def load(purpose: str) -> tuple[dict[str, int], bytes] | None:
+    """The numbers of its ports and the plan saved for a purpose, or None when there is none, or a damaged one."""
     try:
         path = _path(purpose)
         head, _, plan = path.read_bytes().partition(b"\n")
         saved = json.loads(head)
         if saved["purpose"] != purpose or saved["sha256"] != _digest(plan):
             return None
-        facts: dict[str, Any] = saved["facts"]
+        uids: dict[str, int] = saved["uids"]
     except (OSError, ValueError, KeyError, TypeError, RuntimeError):  # RuntimeError: there is no home
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # it was of use
-    return facts, plan
+    return uids, plan
 
 
-def save(purpose: str, facts: dict[str, Any], plan: bytes) -> None:
+def save(purpose: str, uids: dict[str, int], plan: bytes) -> None:
     """Write a plan in one piece, and drop the oldest where there are too many; a full disk is no reason to stop."""
-    head = {"purpose": purpose, "sha256": _digest(plan), "facts": facts}
+    head = {"purpose": purpose, "sha256": _digest(plan), "uids": uids}
     with contextlib.suppress(CheckpointError, OSError, RuntimeError):
         with atomic_write(_path(purpose)) as file:
             file.write(json.dumps(head).encode() + b"\n" + plan)
