@@ -70,9 +70,7 @@ def specs(monkeypatch, queries, keys, features, width=None, mask=None, bias=None
     additive = [None if shape is None else np.ones(shape, kind) for shape, kind in ((mask, bool), (bias, "float16"))]
     static = {"causal": causal, "scale": 0.125}
     assert cupy_cudnn.supports((*arrays, *additive, None), static) is None
-    layout = cupy_cudnn._additive_layout(*additive, arrays[0], arrays[1])
-    forward = cupy_cudnn._spec(*arrays, layout, **static, save=False)._replace(dtype=dtype)
-    return forward, forward._replace(stats=True), cupy_cudnn._backward(forward)
+    return tuple(spec._replace(dtype=dtype) for spec in cupy_cudnn._specs_of(*arrays, *additive, *static.values()))
 
 
 def build(cudnn, spec: Spec, context):

@@ -7,6 +7,7 @@ order, so their last bits differ from run to run.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -17,10 +18,11 @@ from xformer.namespace import Array, array_namespace, device, dtype_name
 from xformer.ops.attention import causal_mask
 
 _ALIGNMENT = 16  # bytes, of addresses and strides: cuDNN reads wrongly otherwise (cudnn-frontend issue 1571)
+_BYTES = 2  # of a float16 or a bfloat16
 _MOST_FEATURES = 256
 # What a forbidden key's score gets: finite, because minus infinity in a whole row would make NaN, and a float16.
 _FORBIDDEN = -65504.0
-_TILE = 128  # keys and queries that cuDNN works on at a time
+_TILE = 128  # keys and queries that cuDNN's derivative works on at a time
 
 
 def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
@@ -38,9 +40,7 @@ def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
         return "causal, with fewer keys than queries"
     if static["causal"] and queries < keys and (mask is not None or bias is not None):
         return "causal, with more keys than queries and a mask or a bias"
-    additive = _additive_layout(mask, bias, query, key)
-    spec = _spec(query, key, value, additive, causal=static["causal"], scale=static["scale"], save=False)
-    return cupy_cudnn_plans.refusal(spec, spec._replace(stats=True), _backward(spec))
+    return cupy_cudnn_plans.refusal(*_specs_of(query, key, value, mask, bias, static["causal"], static["scale"]))
 
 
 def _unfit(query: Array, key: Array, value: Array) -> str | None:
@@ -81,20 +81,20 @@ def _forward(
 ) -> tuple[Array, Any]:
     xp, given = array_namespace(query), (query, key, value, mask, bias, keep)
     arrays = dict(zip(("query", "key", "value"), map(_readable, given[:3]), strict=True))
-    layout, alive = _additive_layout(mask, bias, query, key), None
-    spec = _spec(query, key, value, layout, causal=causal, scale=scale, save=save)
-    if layout is not None:
-        arrays["bias"], alive = _additive(mask, bias, query, layout, causal)
+    inferring, training, backward = _specs_of(query, key, value, mask, bias, causal, scale)
+    spec, alive = training if save else inferring, None
+    if spec.bias is not None:
+        arrays["bias"], alive = _additive(mask, bias, query, spec.bias, causal)
     arrays["output"] = _empty(xp, (*query.shape[:3], value.shape[3]), query.dtype)
     if save:
         arrays["stats"] = xp.empty((*query.shape[:3], 1), dtype=xp.float32)
     # A derivative that cannot be built is to be known before, not after, the forward.
-    if (save and not cupy_cudnn_plans.ready(_backward(spec))) or not cupy_cudnn_plans.run(spec, arrays):
+    if (save and not cupy_cudnn_plans.ready(backward)) or not cupy_cudnn_plans.run(spec, arrays):
         settings: dict[str, Any] = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
         return cupy_attention.forward(*given, save=save, **settings)
     if alive is not None:
         arrays["output"] *= alive
-    return arrays["output"], _Saved(_backward(spec), arrays, alive, given) if save else None
+    return arrays["output"], _Saved(backward, arrays, alive, given) if save else None
 
 
 def _vjp(g: Array, residuals: Any, needs: Any, **static: Any) -> Any:
@@ -103,7 +103,7 @@ def _vjp(g: Array, residuals: Any, needs: Any, **static: Any) -> Any:
         return cupy_attention.vjp(g, residuals, needs, **static)
     xp, arrays, spec = array_namespace(g), dict(residuals.arrays), residuals.spec
     g = g if residuals.alive is None else g * residuals.alive
-    arrays["g"] = g if _layout(g) == packed(*g.shape) and _is_readable(g) else _copied(g)
+    arrays["g"] = g if _lies_packed(g) else _copied(g)
     for name in ("query", "key", "value"):
         arrays["d" + name] = _empty(xp, arrays[name].shape, g.dtype)
     if spec.padded:
@@ -119,43 +119,62 @@ def _vjp(g: Array, residuals: Any, needs: Any, **static: Any) -> Any:
 # --- what is built for a call -----------------------------------------------------------------------------------------
 
 
-def _spec(
-    query: Array, key: Array, value: Array, bias: Layout | None, *, causal: bool, scale: float, save: bool
-) -> Spec:
-    """The forward's spec. Causal means that the last query sees the last key: the bottom right corner."""
-    corner = "top_left" if query.shape[2] == key.shape[2] else "bottom_right"
-    layouts = _layout(query), _layout(key), _layout(value)
-    return Spec(False, dtype_name(query.dtype), *layouts, bias, corner if causal else "", float(scale), False, save)
+_Memory = tuple[tuple[int, ...], tuple[int, ...], bool]  # shape, strides in bytes, and whether its address is aligned
 
 
-def _backward(spec: Spec) -> Spec:
-    """The spec of the derivative.
+def _memory(x: Array) -> _Memory:
+    return x.shape, x.strides, cupy_products.pointer(x) % _ALIGNMENT == 0
 
-    With a bias, cuDNN leaves what is beyond the last whole tile unmasked, and makes NaN where a row's logsumexp is low
-    (pytorch issue 196678, cudnn-frontend issue 160), unless lengths are given: those of all queries and keys, so that
-    no row is left unwritten.
+
+def _specs_of(
+    query: Array, key: Array, value: Array, mask: Array | None, bias: Array | None, causal: bool, scale: float
+) -> tuple[Spec, Spec, Spec]:
+    """The specs of a call: forward, forward with what the derivative needs, derivative."""
+    shapes = None if mask is None else mask.shape, None if bias is None else bias.shape
+    return _specs(dtype_name(query.dtype), _memory(query), _memory(key), _memory(value), shapes, causal, scale)
+
+
+@functools.lru_cache(maxsize=4096)
+def _specs(
+    dtype: str, query: _Memory, key: _Memory, value: _Memory, masks: tuple[Any, Any], causal: bool, scale: float
+) -> tuple[Spec, Spec, Spec]:
+    """From what distinguishes calls, since finding it all out anew takes longer than cuDNN does.
+
+    Causal means that the last query sees the last key: the bottom right corner. With a bias, cuDNN's derivative leaves
+    what is beyond the last whole tile unmasked, and makes NaN where a row's logsumexp is low (pytorch issue 196678,
+    cudnn-frontend issue 160), unless lengths are given: those of all queries and keys, so that no row stays unwritten.
     """
-    partial = spec.query[0][2] % _TILE or spec.key[0][2] % _TILE
-    return spec._replace(backward=True, stats=False, padded=spec.bias is not None and bool(partial))
+    queries, keys = query[0][2], key[0][2]
+    corner = ("top_left" if queries == keys else "bottom_right") if causal else ""
+    bias = _additive_layout(*masks, query[0], key[0])
+    padded = bias is not None and bool(queries % _TILE or keys % _TILE)
+    layouts = _layout(*query), _layout(*key), _layout(*value)
+    inferring = Spec(False, dtype, *layouts, bias, corner, float(scale), False, False)
+    return inferring, inferring._replace(stats=True), inferring._replace(backward=True, padded=padded)
 
 
-def _layout(x: Array) -> Layout:
+def _layout(shape: Any, strides: tuple[int, ...], aligned: bool) -> Layout:
     """How an array lies, or its copy where cuDNN could not read it; axes of one element are laid as if packed."""
-    own = packed(*x.shape)
-    if not _is_readable(x):
+    own = packed(*shape)
+    if not _is_readable(shape, strides, aligned):
         return own
-    sizes = zip(x.shape, x.strides, own[1], strict=True)
-    return own[0], tuple(step if size == 1 else stride // x.itemsize for size, stride, step in sizes)  # type: ignore[return-value]
+    sizes = zip(shape, strides, own[1], strict=True)
+    return own[0], tuple(step if size == 1 else stride // _BYTES for size, stride, step in sizes)  # type: ignore[return-value]
 
 
-def _is_readable(x: Array) -> bool:
-    strides = [stride for size, stride in zip(x.shape[:-1], x.strides, strict=False) if size > 1]
-    aligned = all(stride > 0 and stride % _ALIGNMENT == 0 for stride in strides)
-    return aligned and x.strides[-1] == x.itemsize and cupy_products.pointer(x) % _ALIGNMENT == 0
+@functools.lru_cache(maxsize=4096)
+def _is_readable(shape: tuple[int, ...], strides: tuple[int, ...], aligned: bool) -> bool:
+    between = [stride for size, stride in zip(shape[:-1], strides, strict=False) if size > 1]
+    return aligned and strides[-1] == _BYTES and all(step > 0 and step % _ALIGNMENT == 0 for step in between)
+
+
+def _lies_packed(x: Array) -> bool:
+    memory = _memory(x)
+    return _is_readable(*memory) and _layout(*memory) == packed(*x.shape)
 
 
 def _readable(x: Array) -> Array:
-    return x if _is_readable(x) else _copied(x)
+    return x if _is_readable(*_memory(x)) else _copied(x)
 
 
 def _copied(x: Array) -> Array:
@@ -170,18 +189,21 @@ def _empty(xp: Any, shape: tuple[int, ...], dtype: Any) -> Array:
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 
-def _additive_layout(mask: Array | None, bias: Array | None, query: Array, key: Array) -> Layout | None:
-    """How the sum of both lies: (batch, 1, 1, keys) or (1 or batch, 1 or heads, queries, keys), its rows aligned."""
-    sizes = [(1,) * (4 - len(x.shape)) + tuple(x.shape) for x in (mask, bias) if x is not None]
+def _additive_layout(mask: Any, bias: Any, query: tuple[int, ...], key: tuple[int, ...]) -> Layout | None:
+    """How the sum of both lies: (batch, 1, 1, keys) or (1 or batch, 1 or heads, queries, keys), its rows aligned.
+
+    From the shapes of the four; mask and bias may be None.
+    """
+    sizes = [(1,) * (4 - len(shape)) + tuple(shape) for shape in (mask, bias) if shape is not None]
     if not sizes:
         return None
     batch, heads, queries = (max(axis) for axis in list(zip(*sizes, strict=True))[:3])
     if heads == queries == 1:
-        batch = query.shape[0]
+        batch = query[0]
     else:
-        queries = query.shape[2]
-    row = -(-key.shape[2] // 8) * 8
-    return (batch, heads, queries, key.shape[2]), (heads * queries * row, queries * row, row, 1)
+        queries = query[2]
+    row = -(-key[2] // 8) * 8
+    return (batch, heads, queries, key[2]), (heads * queries * row, queries * row, row, 1)
 
 
 def _additive(

@@ -82,7 +82,7 @@ def refusal(*specs: Spec) -> str | None:
     name, capability = machine(device)
     if capability < _LEAST_CAPABILITY:
         return f"{name} has compute capability {capability / 10}; at least 8.0 is needed"
-    return next((_failures[spec, device] for spec in specs if (spec, device) in _failures), None)
+    return next((_failures[spec, device] for spec in specs if (spec, device) in _failures), None) if _failures else None
 
 
 def ready(spec: Spec) -> bool:
