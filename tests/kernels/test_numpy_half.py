@@ -74,5 +74,14 @@ def test_it_is_served(dtype):
         assert f"{operation} on numpy: served by numpy.half_{operation}" in lines
 
 
+def test_the_portable_code_takes_the_same(dtype, monkeypatch):
+    monkeypatch.setenv("XFORMER_KERNELS", "portable")
+    x = np.asarray([-np.inf, -300.0, -1.0, 0.0, 1.0, 300.0, np.inf]).astype(dtype)
+    y, pull = vjp(gelu, x)
+    (slope,) = pull(np.ones_like(y))
+    assert slope.dtype == dtype
+    np.testing.assert_allclose(slope.astype("float64"), [0.0, 0.0, -0.0833, 0.5, 1.0833, 1.0, 1.0], atol=0.01)
+
+
 def test_other_dtypes_are_left_to_the_others():
     assert "not numpy.half_gelu: no array is of float16 or bfloat16" in kernels.explain("gelu", np.ones(3))

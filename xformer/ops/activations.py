@@ -44,9 +44,9 @@ def _gelu_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
 def _gelu_vjp(g: Array, x: Any, needs: Any) -> tuple[Any, ...]:
     """With Phi and phi the normal distribution function and its density: dx = g (Phi(x) + x phi(x))."""
     xp = array_namespace(g, x)
-    x = xp.clip(x, -_FLAT, _FLAT)
-    density = xp.exp(-0.5 * x * x) * (1.0 / math.sqrt(2.0 * math.pi))
-    return (g * (0.5 * (1.0 + gaps.erf(x * math.sqrt(0.5))) + x * density),)
+    near = xp.where(xp.abs(x) < _FLAT, x, xp.zeros_like(x))  # infinity times zero would be NaN
+    density = xp.exp(-0.5 * near * near) * (1.0 / math.sqrt(2.0 * math.pi))
+    return (g * (0.5 * (1.0 + gaps.erf(x * math.sqrt(0.5))) + near * density),)
 
 
 _gelu = Operation(Implementation("gelu", _gelu_forward, _gelu_vjp))
