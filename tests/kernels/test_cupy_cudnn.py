@@ -39,6 +39,7 @@ def cudnn(monkeypatch, tmp_path):
     monkeypatch.setattr(cupy_cudnn_plans, "_failures", {})
     monkeypatch.setattr(cupy_cudnn_plans, "_began", [])
     monkeypatch.setattr(cupy_cudnn_plans, "_took", [])
+    monkeypatch.setattr(cupy_cudnn, "_LEAST_SCORES", 1)
     forget(monkeypatch)
     return module
 
@@ -338,7 +339,16 @@ def test_without_the_private_way_in_the_public_one_serves(monkeypatch, cudnn, pr
     assert cudnn.executed == [("forward", "public"), ("forward", "public"), ("backward", "public")]
 
 
+def test_the_same_calls_take_the_same_way_and_are_summed_in_order(monkeypatch, cudnn):
+    monkeypatch.setattr(cupy_cudnn_plans, "_began", [0.0])
+    monkeypatch.setattr(cupy_cudnn_plans, "_took", [1e9])
+    pulled(attention, *qkv(6, 6))
+    assert cudnn.built == 3 - 1  # forward with what the derivative needs, and the derivative
+    assert {spec.backward: spec.repeatable for spec, _ in cupy_cudnn_plans._mine.plans} == {False: False, True: True}
+
+
 def test_building_takes_no_more_than_a_share_of_the_time(monkeypatch, cudnn):
+    monkeypatch.setenv("XFORMER_DETERMINISTIC", "0")
     clock = [100.0]
     monkeypatch.setattr(cupy_cudnn_plans.time, "monotonic", lambda: clock[0])
     build = fake_cudnn.Graph.build

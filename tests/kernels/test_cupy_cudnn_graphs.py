@@ -66,6 +66,7 @@ def specs(monkeypatch, queries, keys, features, width=None, mask=None, bias=None
     """Those of a call that `supports` accepts: forward, forward with what the derivative needs, derivative."""
     monkeypatch.setattr(cupy_products, "pointer", lambda array: array.ctypes.data)
     monkeypatch.setattr(cupy_cudnn_plans, "refusal", lambda *specs: None)
+    monkeypatch.setattr(cupy_cudnn, "_LEAST_SCORES", 1)
     arrays = [empty(2, 3, *each) for each in ((queries, features), (keys, features), (keys, width or features))]
     additive = [None if shape is None else np.ones(shape, kind) for shape, kind in ((mask, bool), (bias, "float16"))]
     static = {"causal": causal, "scale": 0.125}
@@ -98,8 +99,10 @@ CALLS = {
 }
 
 
+@pytest.mark.parametrize("deterministic", ["1", "0"])
 @pytest.mark.parametrize("call", CALLS)
-def test_plans_are_built(monkeypatch, cudnn, context, call):
+def test_plans_are_built(monkeypatch, cudnn, context, call, deterministic):
+    monkeypatch.setenv("XFORMER_DETERMINISTIC", deterministic)
     for spec in specs(monkeypatch, **CALLS[call]):
         graph, uids = build(cudnn, spec, context)
         assert len(set(uids.values())) == len(uids)
@@ -109,6 +112,7 @@ def test_plans_are_built(monkeypatch, cudnn, context, call):
 
 
 def test_scores_are_nowhere_in_the_memory(monkeypatch, cudnn, context):
+    monkeypatch.setenv("XFORMER_DETERMINISTIC", "0")
     for spec in specs(monkeypatch, 4096, 4096, 64, mask=(2, 1, 1, 4096), causal=True):
         size = build(cudnn, spec, context)[0].get_workspace_size()
         print("backward" if spec.backward else "forward", size, "bytes of workspace")

@@ -1,8 +1,7 @@
 """Fused attention on CuPy, by cuDNN: scores never reach the memory, forward or backward.
 
 float16 and bfloat16; for float32, cuDNN has no backward. What it cannot do, or is known to do wrongly, `supports` says;
-a plan that cannot be built sends its shape to `cupy_attention`. The gradients of keys and values are summed in no fixed
-order, so their last bits differ from run to run.
+a plan that cannot be built sends its shape to `cupy_attention`.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ _MOST_FEATURES = 256
 # What a forbidden key's score gets: finite, because minus infinity in a whole row would make NaN, and a float16.
 _FORBIDDEN = -65504.0
 _TILE = 128  # keys and queries that cuDNN's derivative works on at a time
+_LEAST_SCORES = 64 * 64  # queries times keys: of fewer, products are as fast, and short sentences have many shapes
 
 
 def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
@@ -36,6 +36,8 @@ def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
         return "dropout of the weights: cuDNN draws a mask of its own, not the one given"
     if queries == 1:
         return "one query: keys grow at every step of decoding, and each length would be a plan to build"
+    if queries * keys < _LEAST_SCORES:
+        return f"{queries} queries and {keys} keys: a plan of its own would not pay"
     if static["causal"] and queries > keys:
         return "causal, with fewer keys than queries"
     if static["causal"] and queries < keys and (mask is not None or bias is not None):
@@ -131,12 +133,20 @@ def _specs_of(
 ) -> tuple[Spec, Spec, Spec]:
     """The specs of a call: forward, forward with what the derivative needs, derivative."""
     shapes = None if mask is None else mask.shape, None if bias is None else bias.shape
-    return _specs(dtype_name(query.dtype), _memory(query), _memory(key), _memory(value), shapes, causal, scale)
+    memories = _memory(query), _memory(key), _memory(value)
+    return _specs(dtype_name(query.dtype), *memories, shapes, causal, scale, cupy_cudnn_plans.repeatable())
 
 
 @functools.lru_cache(maxsize=4096)
 def _specs(
-    dtype: str, query: _Memory, key: _Memory, value: _Memory, masks: tuple[Any, Any], causal: bool, scale: float
+    dtype: str,
+    query: _Memory,
+    key: _Memory,
+    value: _Memory,
+    masks: tuple[Any, Any],
+    causal: bool,
+    scale: float,
+    repeatable: bool,
 ) -> tuple[Spec, Spec, Spec]:
     """From what distinguishes calls, since finding it all out anew takes longer than cuDNN does.
 
@@ -149,8 +159,9 @@ def _specs(
     bias = _additive_layout(*masks, query[0], key[0])
     padded = bias is not None and bool(queries % _TILE or keys % _TILE)
     layouts = _layout(*query), _layout(*key), _layout(*value)
-    inferring = Spec(False, dtype, *layouts, bias, corner, float(scale), False, False)
-    return inferring, inferring._replace(stats=True), inferring._replace(backward=True, padded=padded)
+    inferring = Spec(False, dtype, *layouts, bias, corner, float(scale), False, False, False)
+    backward = inferring._replace(backward=True, padded=padded, repeatable=repeatable)
+    return inferring, inferring._replace(stats=True), backward
 
 
 def _layout(shape: Any, strides: tuple[int, ...], aligned: bool) -> Layout:

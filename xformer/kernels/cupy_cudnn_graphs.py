@@ -17,7 +17,8 @@ class Spec(NamedTuple):
     """All that a plan depends on, but for the device and the versions of the software.
 
     dtype: of all tensors but `stats`. causal: "" (no), "top_left" or "bottom_right", the corner on the diagonal.
-    padded: lengths are given, one a sentence. stats: the forward also writes what the backward needs.
+    padded: lengths are given, one a sentence. stats: the forward also writes what the backward needs. repeatable: the
+    backward sums in a fixed order, for which it takes memory for queries times keys.
     """
 
     backward: bool
@@ -30,6 +31,7 @@ class Spec(NamedTuple):
     scale: float
     padded: bool
     stats: bool
+    repeatable: bool
 
 
 def packed(batch: int, heads: int, length: int, features: int) -> Layout:
@@ -68,7 +70,8 @@ def describe(cudnn: Any, spec: Spec, context: dict[str, Any]) -> tuple[Any, dict
     read = {_KEYWORDS[name]: port for name, port in ports.items()}
     settings = {"name": "attention", "attn_scale": spec.scale, **_masking(cudnn, spec)}
     if spec.backward:
-        written = dict(zip(("dquery", "dkey", "dvalue"), graph.sdpa_backward(**read, **settings), strict=True))
+        cotangents = graph.sdpa_backward(**read, **settings, use_deterministic_algorithm=spec.repeatable)
+        written = dict(zip(("dquery", "dkey", "dvalue"), cotangents, strict=True))
         places = {"d" + name: packed(*getattr(spec, name)[0]) for name in ("query", "key", "value")}
     else:
         written = dict(zip(("output", "stats"), graph.sdpa(**read, **settings, generate_stats=spec.stats), strict=True))

@@ -1,9 +1,12 @@
 """Plans of cuDNN: a graph built for one shape, kept, and run on the addresses of arrays.
 
 Building compiles for about half a second, so plans are kept: in memory, those used last, one set a thread (cuDNN's
-handles are not to be shared), and on disk for the next process. Where shapes never repeat, building would take longer
-than it saves: it may take a tenth of the time that passes, and callers do without in the meantime. So they do without
-what cannot be built, which is remembered and warned about once.
+handles are not to be shared), and on disk for the next process. What cannot be built is remembered and warned about
+once, and callers do without.
+
+The same calls give the same bits, on the same device. XFORMER_DETERMINISTIC=0 gives that up for speed: the derivative
+is summed as it comes, and where shapes never repeat, so that building would take longer than it saves, it may take a
+tenth of the time that passes, and callers do without in the meantime.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import warnings
 from collections import OrderedDict
 from typing import Any
 
+from xformer.host import environment
 from xformer.kernels import cupy_cudnn_store as store
 from xformer.kernels import cupy_products
 from xformer.kernels.cupy_cudnn_graphs import Spec, describe
@@ -51,6 +55,11 @@ def frontend() -> tuple[Any, str | None]:
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         return None, f"the cuDNN frontend cannot be used: {_line(error)}"
     return cudnn, None if version >= _LEAST_CUDNN else f"cuDNN {version} is older than {_LEAST_CUDNN}"
+
+
+def repeatable() -> bool:
+    """Whether the same calls are to give the same bits."""
+    return environment("XFORMER_DETERMINISTIC", "1") != "0"
 
 
 def current() -> tuple[int, int]:
@@ -173,7 +182,7 @@ def _restored(spec: Spec, device: int, handle: Any) -> Plan | None:
 
 def _built(spec: Spec, device: int, handle: Any) -> Plan | None:
     cudnn, now = frontend()[0], time.monotonic()
-    if _began and sum(_took) > _FREE_SECONDS + _SHARE * (now - _began[0]):
+    if not repeatable() and _began and sum(_took) > _FREE_SECONDS + _SHARE * (now - _began[0]):
         return None
     _began[:] = _began or [now]
     graph, ports = describe(cudnn, spec, {"handle": handle})

@@ -17,7 +17,7 @@ from xformer.errors import CheckpointError
 from xformer.files import atomic_write
 from xformer.host import environment
 
-_MOST_FILES = 256  # of some 80 kB each; those used longest ago go first
+_MOST_FILES = 1024  # of some 80 kB each; those used longest ago go first
 
 
 def folder() -> Path:
