@@ -259,8 +259,6 @@ def to_host(array: Array) -> Any:
     """Return an array of any library as a NumPy array (bfloat16 as float32, exactly); memory may be shared."""
     numpy = importlib.import_module("numpy")
     name = library(array_namespace(array))
-    if name == "cupy":
-        return array.get()
     if name == "torch":
         array = array.detach().cpu()
         if dtype_name(array.dtype) == "bfloat16":
@@ -269,7 +267,7 @@ def to_host(array: Array) -> Any:
     if name == "array_api_strict":
         # Its devices are simulated, and only arrays on its CPU can be read by NumPy.
         array = array.to_device(importlib.import_module(name).Device("CPU_DEVICE"))
-    host = numpy.asarray(array)
+    host = array.get() if name == "cupy" else numpy.asarray(array)
     return host.astype("float32") if host.dtype.name == "bfloat16" else host
 
 

@@ -2,10 +2,125 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
+import numpy as np
 import pytest
+
+from tests.conftest import assert_close, library_or_skip
+from tests.kernels import cuda_on_host
+from xformer import kernels, vjp
+from xformer.kernels import cupy_launch, cupy_products, registry
+from xformer.namespace import dtype_name, dtype_named, from_host, is_floating, resolve
 
 
 @pytest.fixture
 def uncompiled(monkeypatch):
     """Have the kernels of the library alone serve, where numba is installed, too."""
     monkeypatch.setenv("XFORMER_KERNELS", "uncompiled")
+
+
+# --- CUDA kernels, on a GPU or on the CPU ----------------------------------------------------------------------------
+
+
+class Cuda:
+    """Where the CuPy kernels run in a test: on CuPy's arrays, or, through `launcher`, on NumPy's."""
+
+    def __init__(self, xp: Any, launcher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.xp, self.launcher, self._monkeypatch = xp, launcher, monkeypatch
+
+    def array(self, host: Any, dtype: str | None = None) -> Any:
+        """An array of the kernels' library; floating ones in another dtype, if one is given."""
+        host = np.asarray(host)
+        return from_host(self.xp, host, dtype=dtype if host.dtype.kind == "f" else None)
+
+    def served(self, operation: str, *arrays: Any, **static: Any) -> bool:
+        """Whether our kernel serves a call."""
+        lines = kernels.explain(operation, *arrays, **static).splitlines()
+        return any(line.endswith(f": served by cupy.{operation}") for line in lines)
+
+    def agree(self, function: Any, *hosts: Any, dtype: Any, layout: Any = None, tolerance: float | None = None) -> None:
+        """Output and cotangents of a function of arrays: by the kernels, and portably, in float64.
+
+        Masks, ids and labels are constants. dtype: of all floating arrays, or a tuple with each one's. layout: brings
+        the first array into another memory layout.
+        """
+        hosts = [np.asarray(host) for host in hosts]
+        dtypes = (dtype,) * len(hosts) if isinstance(dtype, str) else dtype
+        rounded = [_rounded(host, each) for host, each in zip(hosts, dtypes, strict=True)]
+        arrays = [from_host(self.xp, host) for host in rounded]
+        arrays[0] = arrays[0] if layout is None else layout(arrays[0])
+        untraced = function(*arrays)
+        output, pull = _vjp(function, arrays)
+        of_output = dtype_name(output.dtype)
+        g = _rounded(np.random.default_rng(9).normal(size=output.shape), of_output)
+        cotangents = pull(from_host(self.xp, g))
+
+        with self._monkeypatch.context() as context:
+            context.setattr(registry, "_KERNELS", {})
+            expected, expected_pull = _vjp(function, [_rounded(host, "float64") for host in rounded])
+            wanted = expected_pull(g.astype(np.float64))
+        for got, want in [(untraced, expected), (output, expected)]:
+            assert_close(got, want, xp=self.xp, dtype=of_output, tolerance=tolerance)
+        of_inputs = [each for host, each in zip(rounded, dtypes, strict=True) if is_floating(host.dtype)]
+        for got, want, each in zip(cotangents, wanted, of_inputs, strict=True):
+            assert_close(got, want, xp=self.xp, dtype=each, tolerance=tolerance)
+
+
+def _rounded(host: Any, dtype: str) -> Any:
+    """A host array in a dtype that may be bfloat16; masks and ids as they are."""
+    return host.astype(dtype_named(resolve("numpy"), dtype)) if is_floating(host.dtype) else host
+
+
+def _vjp(function: Any, arrays: Any) -> Any:
+    """The output, and what pulls a cotangent back to the floating arrays."""
+    places = [place for place, array in enumerate(arrays) if is_floating(array.dtype)]
+
+    def of_floats(*floats: Any) -> Any:
+        own = dict(zip(places, floats, strict=True))
+        return function(*(own.get(place, array) for place, array in enumerate(arrays)))
+
+    return vjp(of_floats, *(arrays[place] for place in places))
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory):
+    """Runs the CUDA sources on the CPU."""
+    if cuda_on_host.COMPILER is None:
+        pytest.skip("g++ is not installed")
+    return cuda_on_host.Launcher(tmp_path_factory.mktemp("cuda_on_host"))
+
+
+def on_the_host(launcher: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    """Have the CuPy kernels serve NumPy's arrays."""
+    kernels.explain("relu", np.ones(1))  # loads NumPy's, which are to go
+    importlib.import_module("xformer.kernels.cupy")
+    ours = {
+        (kernel.operation, "numpy"): [kernel]
+        for kernels_of_one in registry._KERNELS.values()
+        for kernel in kernels_of_one
+        if kernel.name == f"cupy.{kernel.operation}" and kernel.operation != "attention"  # which has tests of its own
+    }
+    monkeypatch.setattr(registry, "_KERNELS", ours)
+    monkeypatch.setattr(cupy_launch, "launch", launcher.launch)
+    monkeypatch.setattr(cupy_launch, "is_here", lambda array: True)
+    monkeypatch.setattr(cupy_products, "pointer", lambda array: array.ctypes.data)
+    launcher.launched.clear()
+    return Cuda(resolve("numpy"), launcher, monkeypatch)
+
+
+@pytest.fixture
+def cuda_host(launcher, monkeypatch):
+    """The CuPy kernels, their sources built for the CPU, on NumPy's arrays."""
+    monkeypatch.setenv("XFORMER_KERNELS", "auto")
+    return on_the_host(launcher, monkeypatch)
+
+
+@pytest.fixture(params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
+def cuda(request, monkeypatch):
+    """The CuPy kernels: on NumPy's arrays, and as they are."""
+    monkeypatch.setenv("XFORMER_KERNELS", "auto")
+    if request.param == "host":
+        return request.getfixturevalue("cuda_host")
+    return Cuda(library_or_skip("cupy"), None, monkeypatch)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
 from xformer import kernels
 from xformer.errors import BackendError, ConfigError
 from xformer.kernels import Kernel, registry
+from xformer.namespace import dtype_named, resolve
 from xformer.ops import attention, dropout, relu
 from xformer.ops.adam import adam
 
@@ -140,6 +143,17 @@ def test_check_raises_where_a_derivative_is_wrong(monkeypatch, wrong):
     monkeypatch.setenv("XFORMER_CHECK", "1")
     with pytest.raises(BackendError, match=r"^kernel test\.relu differs from the derivative of the portable relu by"):
         relu(np.asarray([1.0, -1.0, 2.0, 0.0]))
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [("float16", 4e-3), ("bfloat16", 3e-2), ("float32", 1e-4)])
+def test_check_knows_how_coarse_a_dtype_is(monkeypatch, dtype, rounding):
+    monkeypatch.setenv("XFORMER_CHECK", "1")
+    x = np.asarray([1.0, 3.0], "float32").astype(dtype_named(resolve("numpy"), dtype))
+    for size, refused in [(0.5, False), (2.0, True)]:
+        registry._CHECKED.clear()
+        register(lambda x, *, save, size=size: (x + np.asarray(size * rounding * 3.0).astype(x.dtype), None), vjp=None)
+        with pytest.raises(BackendError, match="differs") if refused else contextlib.nullcontext():
+            relu(x)
 
 
 @pytest.mark.parametrize("odd", [np.inf, -np.inf, np.nan])

@@ -21,7 +21,17 @@ from xformer.autodiff import Implementation
 from xformer.autodiff.sweep import fit
 from xformer.errors import BackendError, ConfigError
 from xformer.host import environment, hold_libraries, lock_across_forks
-from xformer.namespace import Array, Namespace, array_namespace, base_namespace, device, is_floating, library, to_host
+from xformer.namespace import (
+    Array,
+    Namespace,
+    array_namespace,
+    base_namespace,
+    device,
+    dtype_name,
+    is_floating,
+    library,
+    to_host,
+)
 
 
 class Kernel(NamedTuple):
@@ -30,7 +40,7 @@ class Kernel(NamedTuple):
     supports(arrays, static) -> None when it can serve the call, else the reason why not, as a phrase.
     forward(*arrays, save, **static) -> (output, residuals)
     vjp(g, residuals, needs, **static) -> one cotangent for each array; None where the operation has no derivative
-    tolerance: the largest relative difference from the portable code that XFORMER_CHECK accepts (float32)
+    tolerance: the largest relative difference from the portable code that XFORMER_CHECK accepts (float32 and float64)
     compiled: whether it needs a compiler beside its library
     """
 
@@ -168,16 +178,21 @@ def _arbitrary(output: Array) -> Array:
     return xp.astype(xp.reshape(g, output.shape), output.dtype)
 
 
+# What a few roundings make of these dtypes, whatever the kernel.
+_ROUNDING = {"float16": 4e-3, "bfloat16": 3e-2}
+
+
 def _compare(kernel: Kernel, what: str, got: Array, wanted: Array, least: float) -> None:
     """Raise BackendError unless `got` is near what is wanted, in relation to its largest value or to `least`."""
     scale = max(_largest(wanted), least, 1e-30)
+    tolerance = max(kernel.tolerance, _ROUNDING.get(dtype_name(wanted.dtype), 0.0))
     got, wanted = to_host(got), to_host(wanted)
     differs = (got != wanted) & ((got == got) | (wanted == wanted))  # infinities and NaN where they belong are right
     difference = float(abs(got[differs] - wanted[differs]).max(initial=0.0)) / scale
-    if not difference <= kernel.tolerance:
+    if not difference <= tolerance:
         raise BackendError(
             f"kernel {kernel.name} differs from {what}the portable {kernel.operation} by {difference:.1e} (relative); "
-            f"at most {kernel.tolerance:.0e} is accepted; set XFORMER_KERNELS=portable and report it"
+            f"at most {tolerance:.0e} is accepted; set XFORMER_KERNELS=portable and report it"
         )
 
 

@@ -1,0 +1,161 @@
+// Softmax and cross-entropy, a block a row.
+
+// The largest of some numbers, and the sum of exp(number - largest); minus infinity is no number.
+template <typename W> struct Total {
+    W top = -infinity(), sum = 0;
+
+    template <int V> __device__ void add(const W (&v)[V])
+    {
+        W highest = top;
+        for (int k = 0; k < V; ++k) highest = Largest::of(v[k], highest);  // which NaN is not; it comes with the sum
+        const W base = highest == -infinity() ? W(0) : highest;
+        sum *= exponential(top - base);
+        for (int k = 0; k < V; ++k) sum += exponential(v[k] - base);
+        top = highest;
+    }
+
+    // That of all threads.
+    __device__ void join()
+    {
+        const W highest = reduced<Largest>(top);
+        sum = reduced<Sum>(sum == 0 ? W(0) : sum * exponential(top - highest));
+        top = highest;
+    }
+};
+
+// A mask broadcast to (outer, middle, inner, n) rows: strides in bytes, that of n last; null for none.
+struct Mask {
+    const bool* at;
+    long long middle, inner, strides[4];
+
+    __device__ const bool* row(long long row) const
+    {
+        return at + row / inner / middle * strides[0] + row / inner % middle * strides[1] + row % inner * strides[2];
+    }
+};
+
+// What is masked has probability zero, and so has everything where all is masked.
+template <typename T>
+__global__ void softmax(const T* x, const bool* mask, T* y, long long rows, long long n, long long middle,
+                        long long inner, long long stride0, long long stride1, long long stride2, long long stride3)
+{
+    typedef Wide<T> W;
+    const int V = Pack<T>::size;
+    const bool whole = aligned<V>(x, n) && aligned<V>(y, n);
+    const Mask all = {mask, middle, inner, {stride0, stride1, stride2, stride3}};
+    ROWS(row, rows) {
+        const bool* allowed = mask ? all.row(row) : 0;
+        W v[V];
+        Total<W> total;
+        PLACES(i, n) {
+            load(x + row * n + i, n - i, whole, v);
+            for (int k = 0; k < V; ++k)
+                if (k >= n - i || (allowed && !allowed[(i + k) * stride3])) v[k] = -infinity();
+            total.add(v);
+        }
+        total.join();
+        PLACES(i, n) {
+            load(x + row * n + i, n - i, whole, v);
+            for (int k = 0; k < V; ++k) {
+                const bool counts = k < n - i && v[k] != -infinity() && (!allowed || allowed[(i + k) * stride3]);
+                v[k] = counts ? exponential(v[k] - total.top) / total.sum : W(0);
+            }
+            store(v, n - i, whole, y + row * n + i);
+        }
+    }
+}
+
+// dx = y (g - sum(g y))
+template <typename T> __global__ void softmax_vjp(const T* g, const T* y, T* dx, long long rows, long long n)
+{
+    typedef Wide<T> W;
+    const int V = Pack<T>::size;
+    const bool whole = aligned<V>(g, n) && aligned<V>(y, n) && aligned<V>(dx, n);
+    ROWS(row, rows) {
+        W a[V], p[V], total = 0;
+        PLACES(i, n) {
+            load(g + row * n + i, n - i, whole, a);
+            load(y + row * n + i, n - i, whole, p);
+            for (int k = 0; k < V; ++k) total += a[k] * p[k];
+        }
+        total = reduced<Sum>(total);
+        PLACES(i, n) {
+            load(g + row * n + i, n - i, whole, a);
+            load(y + row * n + i, n - i, whole, p);
+            for (int k = 0; k < V; ++k) a[k] = p[k] * (a[k] - total);
+            store(a, n - i, whole, dx + row * n + i);
+        }
+    }
+}
+
+// Of each row the loss, the largest logit, and the logarithm of the sum of exp(logit - largest). A label that is no
+// class makes its row NaN; a padded row is not read.
+template <typename T>
+__global__ void cross_entropy(const T* logits, const long long* labels, Wide<T>* losses, Wide<T>* tops,
+                              Wide<T>* log_totals, long long rows, long long n, long long pad, double smoothing,
+                              double z_loss)
+{
+    typedef Wide<T> W;
+    const int V = Pack<T>::size;
+    const bool whole = aligned<V>(logits, n);
+    ROWS(row, rows) {
+        const T* from = logits + row * n;
+        const long long label = labels[row];
+        const bool known = label >= 0 && label < n;
+        if (label == pad || !known) {
+            if (threadIdx.x == 0) {
+                losses[row] = label == pad ? 0.0f : not_a_number();
+                tops[row] = 0;
+                log_totals[row] = not_a_number();
+            }
+            continue;
+        }
+        W v[V], sum = 0;
+        Total<W> total;
+        PLACES(i, n) {
+            load(from + i, n - i, whole, v);
+            for (int k = 0; k < V; ++k) {
+                sum += v[k];
+                if (k >= n - i) v[k] = -infinity();
+            }
+            total.add(v);
+        }
+        total.join();
+        sum = reduced<Sum>(sum);
+        if (threadIdx.x == 0) {
+            const W log_total = logarithm(total.sum), log_partition = log_total + total.top;
+            W loss = (1 - (W)smoothing) * (log_total + (total.top - widen(from[label])));
+            if (smoothing != 0) loss += (W)smoothing * (log_total + (total.top - sum / n));
+            if (z_loss != 0) loss += (W)z_loss * (log_partition * log_partition);
+            losses[row] = loss;
+            tops[row] = total.top;
+            log_totals[row] = log_total;
+        }
+    }
+}
+
+// dlogits = g (p - q + 2 z log(Z) p), q being the smoothed one-hot distribution, Z the partition function.
+template <typename T>
+__global__ void cross_entropy_vjp(const Wide<T>* g, const T* logits, const long long* labels, const Wide<T>* tops,
+                                  const Wide<T>* log_totals, T* dlogits, long long rows, long long n, long long pad,
+                                  double smoothing, double z_loss)
+{
+    typedef Wide<T> W;
+    const int V = Pack<T>::size;
+    const bool whole = aligned<V>(logits, n) && aligned<V>(dlogits, n);
+    const W low = (W)(smoothing / n), high = (W)(1 - smoothing + smoothing / n);
+    ROWS(row, rows) {
+        const long long label = labels[row];
+        const W weight = g[row], top = tops[row], log_total = log_totals[row];
+        const W factor = 1 + 2 * (W)z_loss * (log_total + top);
+        W v[V];
+        PLACES(i, n) {
+            load(logits + row * n + i, label == pad ? 0 : n - i, whole && label != pad, v);
+            for (int k = 0; k < V; ++k) {
+                const W p = exponential((v[k] - top) - log_total);
+                v[k] = label == pad ? W(0) : weight * (p * factor - (i + k == label ? high : low));
+            }
+            store(v, n - i, whole, dlogits + row * n + i);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+"""Linear maps on CuPy: products of matrices, never of stacks, which CuPy would widen or refuse; biases in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.kernels import cupy_launch
+from xformer.kernels.cupy_support import column_sums, contiguous, flat_blocks, floats, names
+from xformer.kernels.registry import Kernel, register
+from xformer.namespace import array_namespace
+from xformer.ops.linear import as_rows
+
+
+def _product(a: Any, b: Any) -> Any:
+    """The product of two matrices, of their dtype; either may be a transposed view, which is not copied."""
+    y = a @ b
+    return y if y.dtype == a.dtype else array_namespace(y).astype(y, a.dtype)  # NumPy's of bfloat16 is float32
+
+
+def _affine(rows: Any, weight: Any, bias: Any) -> Any:
+    y = _product(rows, weight)
+    if bias is not None:
+        cupy_launch.launch("columns.add_bias", names(y), *flat_blocks(y), y, contiguous(bias), y.size, len(bias))
+    return y
+
+
+def _weight_cotangent(rows: Any, g_rows: Any, weight: Any) -> Any:
+    """Of a weight given transposed (the tied output) in that memory order, in which the table's own is added to it."""
+    transposed = weight.flags.f_contiguous and not weight.flags.c_contiguous
+    return _product(g_rows.T, rows).T if transposed else _product(rows.T, g_rows)
+
+
+# --- linear ----------------------------------------------------------------------------------------------------------
+
+
+def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    bias = arrays[2]
+    if bias is not None and bias.shape != arrays[1].shape[1:]:
+        return "the bias is broadcast"
+    return floats(arrays, static)
+
+
+def _forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
+    y = _affine(as_rows(x), weight, bias)
+    return y.reshape(*x.shape[:-1], weight.shape[1]), (x, weight)
+
+
+def _vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
+    x, weight = residuals
+    g_rows = as_rows(g)
+    return (
+        _product(g_rows, weight.T).reshape(x.shape) if needs[0] else None,
+        _weight_cotangent(as_rows(x), g_rows, weight) if needs[1] else None,
+        column_sums(g_rows, weight.dtype) if needs[2] else None,
+    )
+
+
+register(Kernel("cupy.linear", "linear", "cupy", _supports, _forward, _vjp))
+
+# --- project_heads ---------------------------------------------------------------------------------------------------
+
+
+def _heads_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    count = len(static["heads"])
+    maps = zip(arrays[1 : 1 + count], arrays[1 + count :], strict=True)
+    if any(bias is not None and bias.shape != weight.shape[1:] for weight, bias in maps):
+        return "a bias is broadcast"
+    return floats(arrays, static)
+
+
+def _heads_forward(x: Any, *maps: Any, heads: Any, save: bool) -> tuple[Any, Any]:
+    """The heads are views of a product's rows."""
+    weights, biases, rows = maps[: len(heads)], maps[len(heads) :], as_rows(x)
+    outputs = []
+    for weight, bias, count in zip(weights, biases, heads, strict=True):
+        y = _affine(rows, weight, bias)
+        outputs.append(y.reshape(*x.shape[:2], count, weight.shape[1] // count).transpose(0, 2, 1, 3))
+    return tuple(outputs), (x, weights)
+
+
+def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any) -> tuple[Any, ...]:
+    """The cotangents of x add up; an output that nothing depends on has none."""
+    x, weights = residuals
+    count, rows, dx = len(heads), as_rows(x), None
+    dmaps: list[Any] = [None] * (2 * count)
+    for place, (g_heads, weight) in enumerate(zip(g, weights, strict=True)):
+        if g_heads is None:
+            continue
+        g_rows = contiguous(g_heads.transpose(0, 2, 1, 3)).reshape(len(rows), weight.shape[1])
+        if needs[0]:
+            more = _product(g_rows, weight.T)
+            dx = more if dx is None else dx + more
+        if needs[1 + place]:
+            dmaps[place] = _weight_cotangent(rows, g_rows, weight)
+        if needs[1 + count + place]:
+            dmaps[count + place] = column_sums(g_rows, weight.dtype)
+    return None if dx is None else dx.reshape(x.shape), *dmaps
+
+
+register(Kernel("cupy.project_heads", "project_heads", "cupy", _heads_supports, _heads_forward, _heads_vjp))
