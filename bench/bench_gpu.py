@@ -16,7 +16,7 @@ import pytest
 from race import Recorder, peer
 from works import norms
 
-from xformer.benchmarks import Entry, attention, decoding, stacks
+from xformer.benchmarks import Entry, attention, decoding, stacks, training
 
 TURNS = 9
 DTYPE = "bfloat16"
@@ -36,8 +36,10 @@ def on_a_gpu(recorder: Recorder) -> None:
     recorder.product = ("cupy", None, DTYPE)
 
 
-def ours(factory: str) -> Entry:
-    return Entry("xformer cupy", factory, {"backend": "cupy"})
+def ours(factory: str, *, repeatable: bool = False) -> Entry:
+    """Ours, adding as it comes, as torch does; repeatable: by default, the same bits for the same calls."""
+    name, setting = ("xformer cupy, repeatable", "1") if repeatable else ("xformer cupy", "0")
+    return Entry(name, factory, {"backend": "cupy"}, environment={"XFORMER_DETERMINISTIC": setting})
 
 
 def on_torch(name: str, factory: str, *, checked: bool = True, **settings: Any) -> Entry:
@@ -57,6 +59,7 @@ def test_attention(
     kernels = {"cuDNN": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
     entries = [
         ours("xformer.benchmarks.attention:work"),
+        *([ours("xformer.benchmarks.attention:work", repeatable=True)] if backward else []),
         *(on_torch(f"torch SDPA, {name}", "peers.torch_attention:core", kernel=kernels[name]) for name in kernels),
     ]
     recorder.race(benchmark, "attention", attention.case({**sizes, **flags}), entries, TURNS)
@@ -82,6 +85,18 @@ def test_encoder(benchmark: Any, recorder: Recorder) -> None:
         on_torch("torch.compile", "peers.torch_models:encoder", compiled=True),
     ]
     recorder.race(benchmark, "encoder", case, entries, TURNS)
+
+
+def test_train_step(benchmark: Any, recorder: Recorder) -> None:
+    """In mixed precision; torch by autocast."""
+    case = training.case({**MODEL, "batch": 2048, "vocabulary": 32_000, "dtype": DTYPE})
+    entries = [
+        ours("xformer.benchmarks.training:work"),
+        ours("xformer.benchmarks.training:work", repeatable=True),
+        on_torch("torch", "peers.torch_training:work"),
+        on_torch("torch.compile", "peers.torch_training:work", compiled=True),
+    ]
+    recorder.race(benchmark, "train-step", case, entries, TURNS)
 
 
 @pytest.mark.parametrize("batch", [1, 32], ids=lambda batch: f"batch-{batch}")

@@ -85,7 +85,8 @@ def ratios(runs: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     for run in runs:
         product = run["gemm_flops_per_second"]
         for result in run["results"]:
-            ours, *peers = result["contenders"]
+            ours, *others = result["contenders"]
+            peers = [other for other in others if not other["name"].startswith("xformer")]
             flops = ours["flops_per_second"]
             share = f"{flops / product:.0%}" if flops and product else ""
             best = min(peers, key=lambda peer: peer["seconds"], default=None)

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import xformer as xf
 from peers.torch_models import Translator
+from peers.torch_support import placement
 from xformer.benchmarks import Work
 from xformer.benchmarks.training import LEARNING_RATE, digest
 
@@ -27,7 +28,8 @@ def work(settings: dict[str, Any]) -> Work:
     """Steps on the batches of a text; settings are those of xformer.benchmarks.training.work, and compiled."""
     warnings.simplefilter("ignore", UserWarning)  # nn.Transformer says that pre-norm has no nested tensors
     torch.manual_seed(0)
-    model = Translator(xf.Transformer(xf.TransformerConfig(**settings["model"]), xp="numpy", seed=0))
+    device, dtype = placement(settings).values()
+    model = Translator(xf.Transformer(xf.TransformerConfig(**settings["model"]), xp="numpy", seed=0)).to(device)
     apply = torch.compile(model) if settings.get("compiled") else model
     criterion = nn.CrossEntropyLoss(ignore_index=0, label_smoothing=settings["label_smoothing"])
     batches = functools.partial(make_batch, settings)
@@ -36,8 +38,9 @@ def work(settings: dict[str, Any]) -> Work:
         optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, betas=(0.9, 0.98), eps=1e-9, **kind)
 
         def step(number: int) -> float:
-            source, target, labels = batches(number)
-            loss = criterion(apply(source, target).flatten(0, 1), labels.flatten())
+            source, target, labels = (ids.to(device) for ids in batches(number))
+            with torch.autocast(device, dtype, enabled=dtype != torch.float32):  # parameters stay in float32
+                loss = criterion(apply(source, target).flatten(0, 1), labels.flatten())
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             if settings["max_norm"] is not None:

@@ -19,7 +19,7 @@ class Sizes:
 
     The other fields do not vary within a run; which of them mean something depends on the kind of work.
     causal, padded, backward, layer: of attention; layers: of each stack; vocabulary: of a model; beam: of decoding, 1
-    is greedy; dtype: of weights and activations.
+    is greedy; dtype: of weights and activations, in training of activations alone.
     """
 
     batch: Sequence[int]
@@ -80,10 +80,10 @@ WORKS: dict[str, Kind] = {
         ("layers", "dtype"),
     ),
     "train": Kind(
-        _over(training.case, *_MODEL),
+        _over(training.case, *_MODEL, "dtype"),
         "xformer.benchmarks.training:work",
         Sizes((64,), (32,), head_dim=(32,), layers=3),
-        _MODEL,
+        (*_MODEL, "dtype"),
     ),
     "decode": Kind(
         _over(decoding.case, *_MODEL, "beam", "dtype"),

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from xformer.benchmarks import stacks
-from xformer.benchmarks.race import Case
+from xformer.benchmarks.race import Case, in_dtype
 from xformer.benchmarks.work import Library, Work
 from xformer.host import blas_threads, num_threads
 from xformer.models import Transformer, TransformerConfig
@@ -17,6 +17,7 @@ from xformer.training.batches import Batch, TokenPairs, split_rows
 from xformer.training.loss import share_of_mean, translation_loss
 from xformer.training.optimizers import Adam
 from xformer.training.parallel import ShardedGradient, shards_for
+from xformer.training.precision import computed_in
 from xformer.training.step import train_step
 
 LEARNING_RATE = 1e-4
@@ -25,7 +26,8 @@ LEARNING_RATE = 1e-4
 def case(settings: dict[str, Any]) -> Case:
     """The case of one batch of sentences of one length, the end included, without dropout or padding.
 
-    settings: batch, length, heads, head_dim, layers (of each stack), vocabulary.
+    settings: batch, length, heads, head_dim, layers (of each stack), vocabulary; dtype, if it is not float32: that of
+    forward and backward, the parameters staying in float32.
     """
     config = stacks.config(settings)
     tokens = settings["batch"] * settings["length"]
@@ -43,7 +45,7 @@ def case(settings: dict[str, Any]) -> Case:
         "max_norm": None,
     }
     flops = 3 * stacks.model_flops(config, tokens, settings["length"])
-    return Case(name, {**settings, **text}, (tokens,), flops)
+    return Case(in_dtype(name, settings), {**settings, **text}, (tokens,), flops)
 
 
 def work(settings: dict[str, Any]) -> Work:
@@ -59,7 +61,8 @@ def work(settings: dict[str, Any]) -> Work:
     state = optimizer.initial(model)
     pairs = TokenPairs(settings["source"], settings["target"])
     smoothed = functools.partial(translation_loss, label_smoothing=settings["label_smoothing"])
-    objective = functools.partial(share_of_mean, loss=smoothed)
+    computed = computed_in(settings.get("dtype", "float32"), smoothed)
+    objective = functools.partial(share_of_mean, loss=computed)
     gradient = ShardedGradient(objective, workers, processes=True)
     max_norm = math.inf if settings["max_norm"] is None else settings["max_norm"]
 

@@ -82,7 +82,9 @@ def bench(
     dtype: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="float32 (default), float64, float16 or bfloat16 (not train).", rich_help_panel=SIZES
+            metavar="NAME",
+            help="float32 (default), float64, float16 or bfloat16 (train: in mixed precision).",
+            rich_help_panel=SIZES,
         ),
     ] = None,
     turns: Annotated[

@@ -84,6 +84,8 @@ def _checked(request: Request) -> Kind:
     dtype = request.sizes.get("dtype", "float32")
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
+    if dtype == "float64" and request.work == "train":
+        raise ConfigError("--dtype is 'float64', in which train is not measured; expected float32, float16 or bfloat16")
     for place, name in enumerate(request.backends):
         if name in request.backends[:place]:
             raise ConfigError(f"--backend {name} is given twice; expected each library once")
