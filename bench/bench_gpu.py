@@ -1,4 +1,4 @@
-"""xformer on CuPy against torch on the same GPU, in bfloat16.
+"""xformer on CuPy against torch on the same GPU, in bfloat16, decoding in float32.
 
     pytest bench/bench_gpu.py --benchmark-only -s        # or nox -s gpu_bench -- DIR
 

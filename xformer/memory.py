@@ -13,7 +13,8 @@ from xformer.errors import OutOfMemoryError
 
 _UNITS = {"bytes": 0, "KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4, "PiB": 5}
 _AMOUNT = re.compile(rf"(\d[\d.,]*) ({'|'.join(_UNITS)})")
-_SAID = ("can't allocate memory", "RESOURCE_EXHAUSTED")  # by torch on a CPU, by jax
+# By torch on a CPU, by jax, and by CUDA and its libraries.
+_SAID = ("can't allocate memory", "RESOURCE_EXHAUSTED", "_STATUS_ALLOC_FAILED", "cudaErrorMemoryAllocation")
 
 
 def shortage(error: BaseException) -> str | None:

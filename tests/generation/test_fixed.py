@@ -10,6 +10,7 @@ from tests.generation.definitions import SOURCES, lively_model, padded
 from tests.reference import small_language_model
 from xformer.generation import DecodingOptions, decode, generate
 from xformer.generation.fixed import search_fixed, why_not_fixed
+from xformer.generation.lengths import LengthRange
 from xformer.generation.stepwise import search_stepwise
 
 entrance = importlib.import_module("xformer.generation.decode")  # the function has the name of its module
@@ -76,6 +77,25 @@ def test_the_search_ends_soon_after_all_sentences_did(monkeypatch):
     longest = max(len(row[0].tokens) for row in grown)
     assert longest < 200
     assert len(steps) <= longest + 16
+
+
+def test_sentences_at_their_limits_keep_nobody_waiting(monkeypatch):
+    model, steps = lively_model(3, positions="sinusoidal"), []
+    search = entrance.search
+
+    def with_limits(task):
+        task.ranges[:] = [LengthRange(0, maximum) for maximum in (300, 3)]  # the first ends after 2 tokens
+        return search_fixed(task, lambda step: lambda: (steps.append(1), step())[1])
+
+    monkeypatch.setattr(entrance, "search", with_limits)
+    found = decode(model, padded(SOURCES[:2]), DecodingOptions(max_length=300))
+    assert [(len(row[0].tokens), row[0].finished) for row in found] == [(2, True), (3, False)]
+    assert len(steps) < 20
+    del steps[:]
+    monkeypatch.setattr(entrance, "search", lambda task: search_fixed(task, lambda step: (steps.append(1), step)[1]))
+    assert len(generate(small_language_model(), PROMPTS, DecodingOptions(max_length=1), special_tokens=False)) == 2
+    assert steps == []  # no token comes after the only one
+    monkeypatch.setattr(entrance, "search", search)
 
 
 @pytest.mark.parametrize(

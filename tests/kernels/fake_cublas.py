@@ -59,7 +59,8 @@ class Binding:
     ):
         """C = alpha op(A) op(B) + beta C for each matrix of the batch."""
         self.calls.append({name: value for name, value in locals().items() if name != "self"})
-        if handle != HANDLE or min(m, n, k, batchCount) < 1 or computeType != (70 if Atype == 1 else 68):
+        computes = {0: (68, 77), 1: (70,)}.get(Atype, (68,))
+        if handle != HANDLE or min(m, n, k, batchCount) < 1 or computeType not in computes:
             raise ValueError("CUBLAS_STATUS_INVALID_VALUE")
         if lda < (k if transa else m) or ldb < (n if transb else k) or ldc < m or Btype != Atype:
             raise ValueError("CUBLAS_STATUS_INVALID_VALUE")

@@ -35,6 +35,15 @@ def assert_product(a, b, **options):
     return out
 
 
+@pytest.mark.parametrize("setting", ["", "0", "1"])
+@pytest.mark.parametrize("dtype", DTYPES.values())
+def test_tf32_is_for_float32_where_it_is_asked_for(monkeypatch, cublas, dtype, setting):
+    monkeypatch.setenv("XFORMER_TF32", setting)
+    assert_product(normal(2, 3, 4, dtype=dtype), normal(2, 4, 5, dtype=dtype))
+    (call,) = cublas.calls
+    assert (call["computeType"] == 77) == (dtype == "float32" and setting == "1")
+
+
 @pytest.mark.parametrize("dtype", DTYPES.values())
 @pytest.mark.parametrize("sizes", [(3, 4, 5), (1, 4, 5), (3, 1, 5), (3, 4, 1), (1, 1, 1), (17, 9, 33)], ids=str)
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3), (1, 3), (2, 1)], ids=str)

@@ -13,7 +13,7 @@ from typing import Any
 
 from xformer.generation.hypothesis import Hypothesis, best_first
 from xformer.generation.processors import log_sum_exp
-from xformer.generation.scoring import Path, score
+from xformer.generation.scoring import score
 from xformer.generation.stepwise import Walk
 from xformer.generation.task import DecodingTask
 from xformer.layers.cache import assign
@@ -35,7 +35,7 @@ def why_not_fixed(task: DecodingTask) -> str | None:
         "lengths are measured on the host": task.measured is not None,
         "prefixes differ in length": any(len(prefix) != task.lead for prefix in task.prefixes),
         "attention has a window": config.window is not None,
-        "all tokens are special": len(_closed(task)) >= task.model.vocab_size,
+        "all tokens are special": len(task.closed) >= task.model.vocab_size,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -46,8 +46,10 @@ def search_fixed(task: DecodingTask, record: Callable[[Step], Step]) -> list[lis
     record: makes of a step one that does the same again; the arrays that it writes stay where they are.
     """
     cache, logits = task.start()
-    most = max(limits.maximum for limits in task.ranges) - task.lead + 1  # the last one shows whether it would end
-    state = _State(task, task.model.fix(cache, cache.length + most - 1), most)
+    # Where outputs can end, the token after the last one that is allowed shows whether they would.
+    limits = [limits.maximum - task.lead + int(task.eos_id is not None) for limits in task.ranges]
+    most = max(1, *limits)
+    state = _State(task, task.model.fix(cache, cache.length + most - 1), limits)
     state.choose(logits)
 
     def step() -> None:
@@ -58,19 +60,19 @@ def search_fixed(task: DecodingTask, record: Callable[[Step], Step]) -> list[lis
         if number % _BETWEEN_LOOKS == 0 and bool(to_host(state.ended).all()):
             break
         again()
-    return [best_first(score(task, [_path(walk)])) for walk in state.walks()]
+    return [best_first(score(task, [walk.path])) for walk in state.walks()]
 
 
 class _State:
     """What changes from step to step, on the device.
 
-    token: the last one of each sentence, (sentences, 1). ended: where it was eos, (sentences,). tokens, gains: of every
-    step so far, (sentences, steps).
+    limits: how many tokens each sentence may take. token: the last one of each, (sentences, 1). ended: where that was
+    eos or the last that is allowed, (sentences,). tokens, gains: of every step so far, (sentences, steps).
     """
 
-    def __init__(self, task: DecodingTask, cache: Any, steps: int) -> None:
+    def __init__(self, task: DecodingTask, cache: Any, limits: list[int]) -> None:
         self.task, self.cache, xp = task, cache, task.xp
-        integers = index_dtype(xp)
+        integers, steps = index_dtype(xp), max(1, *limits)
         self.token = task.place([[0]] * task.sentences, integers)
         self.ended = task.place([False] * task.sentences)
         self.tokens = task.place([[0] * steps] * task.sentences, integers)
@@ -80,6 +82,7 @@ class _State:
         # Of sentence i, no eos before step _least[i].
         self._least = task.place([max(0, limits.minimum - task.lead) for limits in task.ranges], integers)
         vocabulary = range(task.model.vocab_size)
+        self._last = task.place([limit - 1 for limit in limits], integers)
         self._eos = task.place([token == task.eos_id for token in vocabulary])
         self._never = task.place([token in task.never for token in vocabulary])
 
@@ -94,8 +97,10 @@ class _State:
         here = self._numbers == self._step
         self.tokens = assign(self.tokens, xp.where(here, chosen, self.tokens))
         self.gains = assign(self.gains, xp.where(here, gained, self.gains))
+        ended = xp.logical_or(self.ended, self._step >= self._last)
         if self.task.eos_id is not None:
-            self.ended = assign(self.ended, xp.logical_or(self.ended, chosen[:, 0] == self.task.eos_id))
+            ended = xp.logical_or(ended, chosen[:, 0] == self.task.eos_id)
+        self.ended = assign(self.ended, ended)
         self.token = assign(self.token, xp.astype(chosen, self.token.dtype, copy=False))
         self._step = assign(self._step, self._step + 1)
 
@@ -108,11 +113,3 @@ class _State:
             for token, gain in zip(tokens, gains, strict=True):
                 walk.follow(token, gain, self.task)
         return walks
-
-
-def _closed(task: DecodingTask) -> frozenset[int]:
-    return task.never if task.eos_id is None else task.never | {task.eos_id}
-
-
-def _path(walk: Walk) -> Path:
-    return Path(walk.sentence, walk.tokens, walk.log_probability, walk.state == "ended")

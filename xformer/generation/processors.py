@@ -32,7 +32,7 @@ def process(task: DecodingTask, logits: Array, histories: Sequence[Tokens], sent
     if task.foci is not None and options.topic_strength:
         logits = favour(logits, weights_of_rows(task.foci, histories, sentences), options.topic_strength)
     logits = forbid(logits, task.never)
-    closed = task.never if task.eos_id is None else task.never | {task.eos_id}
+    closed = task.closed
     # A vocabulary of nothing but special tokens cannot wait for a minimum length.
     early = [
         len(closed) < vocabulary and not task.may_end(sentence, history)

@@ -22,6 +22,11 @@ class Walk:
     log_probability: float = 0.0
     state: str = "going"
 
+    @property
+    def path(self) -> Path:
+        """What there is of it, to be scored."""
+        return Path(self.sentence, self.tokens, self.log_probability, self.state == "ended")
+
     def follow(self, token: int, log_probability: float, task: DecodingTask) -> None:
         """Go one token further; at the limit, only the end counts."""
         if self.state != "going":
@@ -66,7 +71,7 @@ def search_stepwise(task: DecodingTask) -> list[list[Hypothesis]]:
             cache.select(rows, going)
             active, tokens = [active[place] for place in going], [tokens[row] for row in rows]
         logits = task.step([[token] for token in tokens], cache)
-    return [best_first(score(task, [_path(walk) for walk in group])) for group in walks]
+    return [best_first(score(task, [walk.path for walk in group])) for group in walks]
 
 
 def _advance(task: DecodingTask, logits: Array, walks: list[Walk]) -> list[int]:
@@ -84,7 +89,3 @@ def _advance(task: DecodingTask, logits: Array, walks: list[Walk]) -> list[int]:
     for walk, token, gain in zip(walks, tokens, gains, strict=True):
         walk.follow(token, gain, task)
     return tokens  # type: ignore[no-any-return]
-
-
-def _path(walk: Walk) -> Path:
-    return Path(walk.sentence, walk.tokens, walk.log_probability, walk.state == "ended")

@@ -49,6 +49,11 @@ class DecodingTask:
     uncounted: list[int] | None = None
 
     @property
+    def closed(self) -> frozenset[int]:
+        """The tokens that no sentence may take before it is long enough to end."""
+        return self.never if self.eos_id is None else self.never | {self.eos_id}
+
+    @property
     def sentences(self) -> int:
         """How many there are."""
         return len(self.prefixes)

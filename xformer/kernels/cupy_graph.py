@@ -47,7 +47,7 @@ class _Recording:
         reason: Exception | None = None
         try:
             self._work()
-        except (RuntimeError, TypeError, ValueError) as error:  # CUDA's own are RuntimeErrors
+        except (RuntimeError, TypeError, ValueError, MemoryError) as error:  # CUDA's own are RuntimeErrors
             reason = error
         try:
             self._graph = self._stream.end_capture()

@@ -42,7 +42,7 @@ def _forward(x: Any, weight: Any, bias: Any, centred: int, epsilon: float, save:
     rows, n = row_count(x), x.shape[-1]
     y = empty(x)
     means, inverses = (empty(x, (rows,), wide(x)) if save else None for _ in range(2))
-    settings = rows, n, centred, epsilon
+    settings = rows, n, centred, float(epsilon)
     cupy_launch.launch(
         "norms.normalize", names(x, weight), *row_blocks(rows, x), x, weight, bias, y, means, inverses, *settings
     )

@@ -12,13 +12,19 @@ import importlib
 import math
 from typing import Any, NamedTuple
 
+from xformer.host import environment
 from xformer.namespace import Array, DType, array_namespace, dtype_name
 
 # cudaDataType, and cublasComputeType with the dtype of the scalars that goes with it.
 _DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
-_COMPUTE_32F, _COMPUTE_64F = 68, 70
+_COMPUTE_32F, _COMPUTE_64F, _COMPUTE_TF32 = 68, 70, 77
 _DEFAULT_ALGORITHM = -1  # tensor cores wherever the types allow them
 _MOST = 2**31 - 1  # sizes and leading dimensions are C ints
+
+
+def tf32() -> bool:
+    """Whether float32 products may round their operands to 10 bits of mantissa, which tensor cores multiply."""
+    return environment("XFORMER_TF32") == "1"
 
 
 def pointer(array: Array) -> int:
@@ -47,7 +53,7 @@ def batched_product(a: Array, b: Array, *, alpha: float = 1.0, dtype: DType | No
     out = xp.empty(shape, dtype=dtype)
     first, second = _operand(b), _operand(a)
     kind, out_kind = _DATA_TYPES[dtype_name(a.dtype)], _DATA_TYPES[dtype_name(dtype)]
-    compute = _COMPUTE_64F if kind == 1 else _COMPUTE_32F
+    compute = _COMPUTE_64F if kind == 1 else _COMPUTE_TF32 if kind == 0 and tf32() else _COMPUTE_32F
     scalars = _scalars(float(alpha), compute)
     binding, handle = cublas()
     # cuBLAS counts rows along memory: a row-major product is to it the transposed one, (a b)' = b' a'.

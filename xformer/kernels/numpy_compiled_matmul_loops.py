@@ -112,7 +112,7 @@ def _multiply_few(a, b, start, out, block, sums, panel):
     """
     rows, columns, step_b = -(-a.shape[0] // ROWS) * ROWS, b.shape[1], b.strides[0] // 4
     whole, step = columns // LANES * LANES, padded(columns)
-    abreast = min(_ABREAST, max(_PAGES, _PAGES * _PAGE // step_b))
+    abreast = min(_ABREAST, max(_PAGES, _PAGES * _PAGE // max(1, step_b)))
     for first in range(0, b.shape[0], DEPTH):
         last = min(first + DEPTH, b.shape[0])
         pack(a, 0, first, a.shape[0], last - first, block, 0, STEP)

@@ -60,7 +60,8 @@ class MaxScaledLayerNorm(Module):
     def __call__(self, x: Array) -> Array:
         """x: (..., features) -> the same shape."""
         xp = array_namespace(x)
-        scaled = x / (xp.max(xp.abs(x), axis=-1, keepdims=True) + self.epsilon)
+        largest = xp.max(xp.abs(x), axis=-1, keepdims=True) + self.epsilon
+        scaled = x / xp.astype(largest, x.dtype, copy=False)  # which is wider where a library has no bfloat16 of it
         return layer_norm(scaled, self.weight, self.bias, epsilon=self.epsilon)
 
 

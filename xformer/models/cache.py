@@ -31,7 +31,8 @@ class Memory:
 class DecodingCache:
     """Keys and values of all layers, and the memory; `model.begin` makes it, `model.step` fills it.
 
-    length: how many tokens each row has so far. Rows are hypotheses, grouped by sentence, as many for each.
+    length: how many tokens each row has so far (in a FixedCache: had at first). Rows are hypotheses, grouped by
+    sentence, as many for each.
     """
 
     def __init__(self, num_layers: int, *, like: Array, memory: Memory | None = None) -> None:
@@ -102,7 +103,8 @@ class FixedCache(DecodingCache):
             LayerCache(store, kept.cross_attention) for store, kept in zip(self._stores, cache.layers, strict=True)
         ]
         self._offsets = layer.offsets(room, like)
-        self._placement = placement(positions, room, room, like)
+        self._first = cache.length  # what comes before has its place
+        self._placement = placement(positions, room - cache.length, room, like)
         self._here = xp.arange(room, dtype=xp.int64, device=on)
 
     @property
@@ -118,8 +120,8 @@ class FixedCache(DecodingCache):
         """What a relative scheme says of one new token."""
         rotation, bias = self._placement
         return Placement(
-            None if rotation is None else Rotation(*(self._row(angle, 0) for angle in rotation)),
-            None if bias is None else self._row(bias, 1),
+            None if rotation is None else Rotation(*(self._row(angle, 0, self._first) for angle in rotation)),
+            None if bias is None else self._row(bias, 1, self._first),
         )
 
     def numbers(self, new: int, like: Array) -> Array:
@@ -132,8 +134,8 @@ class FixedCache(DecodingCache):
         for store in self._stores:
             store.place = self.place
 
-    def _row(self, x: Array, axis: int) -> Array:
-        return array_namespace(x).take(x, self.place, axis=axis)
+    def _row(self, x: Array, axis: int, first: int = 0) -> Array:
+        return array_namespace(x).take(x, self.place - first, axis=axis)
 
 
 def check_memory(memory: Array, target: Array, d_model: int) -> None:

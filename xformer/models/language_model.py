@@ -102,9 +102,9 @@ class LanguageModel(Model):
         """
         new = tokens.shape[1]
         x = cache.token_input(self.input, self.embedding(tokens))
-        where = cache.placement(self.positions, new, x)._asdict()
+        where: dict[str, Any] = {**cache.placement(self.positions, new, x)._asdict(), "mask": cache.mask}
         for layer, kept in zip(self.layers, cache.layers, strict=True):
-            x = layer(x, mask=cache.mask, **where, causal=True, store=kept.self_attention)
+            x = layer(x, **where, causal=True, store=kept.self_attention)
         cache.advance(new)
         return self._logits(x[:, -1:, :])[:, 0, :]
 

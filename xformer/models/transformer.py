@@ -220,9 +220,9 @@ class Transformer(Model):
             lengths = array_namespace(tokens).repeat(memory.lengths, rows // memory.lengths.shape[0])
             x = x + remaining_length(lengths[:, None] - cache.numbers(new, lengths), self.config.d_model, x.dtype)
         x = cache.token_input(self.decoder_input, x)
-        where = cache.placement(self.decoder_positions, new, x)._asdict()
+        where: dict[str, Any] = {**cache.placement(self.decoder_positions, new, x)._asdict(), "mask": cache.mask}
         for layer, kept in zip(self.decoder, cache.layers, strict=True):
-            x = layer.step(x, kept, mask=cache.mask, memory_mask=memory.mask, **where)
+            x = layer.step(x, kept, memory_mask=memory.mask, **where)
         cache.advance(new)
         return self._logits(x[:, -1:, :], memory)[:, 0, :]
 

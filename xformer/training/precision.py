@@ -39,7 +39,9 @@ class LossScale:
 
     def grown(self) -> LossScale:
         """The scale after one more update: doubled after every 2000 of them, up to 2^24."""
-        grows = self.updates + 1 == _UPDATES_TO_GROW and 1.0 < self.value < _LARGEST_SCALE
+        if self.value == 1.0:
+            return self
+        grows = self.updates + 1 == _UPDATES_TO_GROW and self.value < _LARGEST_SCALE
         return LossScale(2.0 * self.value) if grows else LossScale(self.value, self.updates + 1)
 
     def halved(self) -> LossScale | None:
@@ -75,8 +77,8 @@ def check_precision(precision: str, model: Any) -> None:
         )
     xp = array_namespace(*leaves)
     try:
-        one = xp.ones((1, 1), dtype=dtype_named(xp, precision), device=device(leaves[0]))
-        xp.exp(one @ one)
+        none = xp.zeros((16, 16), dtype=dtype_named(xp, precision), device=device(leaves[0]))
+        xp.exp(none @ none)
     except Exception as error:  # each library has errors of its own
         reason = " ".join(str(error).split())
         raise BackendError(

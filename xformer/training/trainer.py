@@ -21,7 +21,7 @@ from xformer.training.events import Average, Progress, Update, Validation
 from xformer.training.interrupt import StopRequest, stop_on_signals
 from xformer.training.loss import mean_loss, share_of_mean
 from xformer.training.parallel import ShardedGradient, shards_for
-from xformer.training.precision import LossScale, check_precision, computed_in
+from xformer.training.precision import UNSCALED, LossScale, check_precision, computed_in
 from xformer.training.run_directory import RunDirectory
 from xformer.training.schedules import schedule
 from xformer.training.settings import LoopSettings
@@ -59,9 +59,8 @@ class Trainer:
         self._saved_at = time.monotonic()
         self.rng = Rng(settings.seed).fold("training")
         self.learning_rate = schedule(settings.schedule, **settings.schedule_settings(model.config.d_model))
-        self.checkpoints = Checkpoints(
-            directory.checkpoints, settings.keep_checkpoints, best=settings.average == "best"
-        )
+        best = settings.average == "best"
+        self.checkpoints = Checkpoints(directory.checkpoints, settings.keep_checkpoints, best=best)
         self.shards = settings.shards or shards_for(model, num_threads())
 
     def resume(self) -> None:
@@ -72,6 +71,8 @@ class Trainer:
         except TypeError as error:
             last = self.directory.last
             raise CheckpointError(f"{last} is not a state of this version of xformer: {error}") from error
+        if (progress.loss_scale == UNSCALED) != (self.progress.loss_scale == UNSCALED):  # of another precision
+            progress = replace(progress, loss_scale=self.progress.loss_scale)
         self.progress = progress
         self._saved_step = progress.step
         self.directory.rewind_log(progress.step)
