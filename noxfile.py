@@ -58,7 +58,9 @@ def tests(session: nox.Session) -> None:
     if os.environ.get("XFORMER_TEST_TORCH", "1") != "0":
         install_if_possible(session, TORCH)
     # A module that needs an absent library (CuPy on a machine without a GPU) has no doctests to run here.
-    everything = ["--doctest-modules", "--doctest-ignore-import-errors", "xformer", "tests"]
+    # On all cores, a file at a time: what a file computes once for its tests is computed once.
+    side_by_side = ["--numprocesses", "auto", "--dist", "loadfile"]
+    everything = [*side_by_side, "--doctest-modules", "--doctest-ignore-import-errors", "xformer", "tests"]
     session.run("python", "-m", "pytest", "-q", *(session.posargs or everything), env=ONE_THREAD)
 
 
