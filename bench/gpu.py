@@ -23,21 +23,27 @@ ROOT = Path(__file__).parents[1]
 def main(arguments: list[str]) -> int:
     """Run the tests or the benchmarks; the exit status is pytest's, 2 where there is nothing to run on."""
     if len(arguments) < 2 or arguments[0] not in ("tests", "bench"):
-        print(f"got {' '.join(arguments) or 'no arguments'}; expected tests or bench, then a folder for the results")
-        return 2
-    missing = why_not()
-    if missing:
-        print(missing)
+        given = " ".join(arguments) or "no arguments"
+        print(f"error: got {given}; expected tests or bench, then a folder for the results", file=sys.stderr)
         return 2
     what, folder, rest = arguments[0], Path(arguments[1]), arguments[2:]
+    missing = why_not(what)
+    if folder.exists() and not folder.is_dir():
+        missing = f"{folder} is a file; expected a folder for the results"
+    if missing:
+        print(f"error: {missing}", file=sys.stderr)
+        return 2
     folder.mkdir(parents=True, exist_ok=True)
     return (run_tests if what == "tests" else run_bench)(folder.resolve(), rest)
 
 
-def why_not() -> str | None:
+def why_not(what: str) -> str | None:
     """Why nothing can run here, and how to mend it."""
-    if importlib.util.find_spec("cupy") is None:
-        return "cupy is not installed; run: pip install '.[cuda,cudnn]'"
+    needed = {"tests": ("cupy", "pytest", "hypothesis"), "bench": ("cupy", "pytest", "pytest_benchmark", "torch")}
+    absent = [name for name in needed[what] if importlib.util.find_spec(name) is None]
+    if absent:
+        packages = "'.[cli,cuda,cudnn]' pytest pytest-benchmark hypothesis" + (" torch" if what == "bench" else "")
+        return f"{' and '.join(absent)} cannot be imported; run: pip install {packages}"
     if not importlib.import_module("cupy").cuda.is_available():
         return "cupy finds no GPU; look at nvidia-smi for the driver and at CUDA_VISIBLE_DEVICES"
     return None

@@ -36,7 +36,7 @@ def test_what_was_asked_for_and_what_is_free(library):
 @pytest.mark.parametrize("said", ["CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has 3 GiB", ""])
 def test_an_error_of_that_name(said):
     error = type("OutOfMemoryError", (RuntimeError,), {})(said)
-    assert shortage(error).startswith("20.5 GiB was asked for" if said else "more was asked for")
+    assert shortage(error).startswith("20.5 GiB was asked for" if said else "more was asked for than there is")
 
 
 def test_other_errors_pass_through():

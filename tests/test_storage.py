@@ -162,3 +162,20 @@ def test_equal_content_is_equal_bytes(tmp_path):
     arrays, found = load_arrays(tmp_path / "a")
     assert found == metadata
     assert arrays["x"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_panic_of_the_library_is_a_lack_of_memory(tmp_path, monkeypatch):
+    panic = type("PanicException", (BaseException,), {})
+
+    def gives_up(*arguments, **keywords):
+        raise panic("PyObject pointer is null")
+
+    place = tmp_path / "a.safetensors"
+    save_arrays(place, {"a": np.ones(3)}, {})
+    before = place.read_bytes()
+    monkeypatch.setattr("safetensors.numpy.save", gives_up)
+    monkeypatch.setattr("safetensors.deserialize", gives_up)
+    for call in (lambda: save_arrays(place, {"a": np.zeros(3)}, {}), lambda: load_arrays(place)):
+        with pytest.raises(MemoryError, match="safetensors gave up: PyObject pointer is null"):
+            call()
+    assert place.read_bytes() == before

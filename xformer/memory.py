@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import importlib
+import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +14,7 @@ from typing import Any
 
 from xformer.errors import OutOfMemoryError
 
+resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None  # not on Windows
 _UNITS = {"bytes": 0, "KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4, "PiB": 5}
 _AMOUNT = re.compile(rf"(\d[\d.,]*) ({'|'.join(_UNITS)})")
 # By torch on a CPU, by jax, and by CUDA and its libraries.
@@ -21,12 +25,15 @@ def shortage(error: BaseException) -> str | None:
     """What an error says of memory, as a phrase; None where it is about something else."""
     text = str(error)
     ran_out = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    ran_out = ran_out or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     if not ran_out and not any(said in text for said in _SAID):
         return None
     found = _AMOUNT.search(text)
-    asked = "more" if found is None else _in_units(float(found[1].replace(",", "")) * 1024 ** _UNITS[found[2]])
     place, free = _free(error, text)
-    return f"{asked} was asked for" + ("" if free is None else f", and {_in_units(free)} is free {place}")
+    left = "" if free is None else f", and {_in_units(free)} is free {place}"
+    if found is None:
+        return f"more was asked for than there is{left}"
+    return f"{_in_units(float(found[1].replace(',', '')) * 1024 ** _UNITS[found[2]])} was asked for{left}"
 
 
 @contextlib.contextmanager
@@ -34,7 +41,7 @@ def enough_memory(what: str, advice: Callable[[], str]) -> Iterator[None]:
     """Raise OutOfMemoryError, which says what ran out and gives advice, where a library runs out of memory inside."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, OSError) as error:
         short = shortage(error)
         if short is None:
             raise
@@ -52,7 +59,11 @@ def _free(error: BaseException, text: str) -> tuple[str, float | None]:
             return "on the GPU", sys.modules["torch"].cuda.mem_get_info()[0]
     if name in ("cupy", "jax", "jaxlib") or "GPU" in text:
         return "", None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0] if resource else -1
     with contextlib.suppress(OSError, AttributeError):
+        if limit >= 0:
+            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+            return "under this process's limit (ulimit -v)", max(0.0, limit - 4096.0 * pages)
         told = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
         return "on this machine", 1024.0 * int(told[1])  # type: ignore[index]
     return "", None

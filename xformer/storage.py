@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,21 @@ def save_arrays(path: str | os.PathLike[str], arrays: dict[str, Array], metadata
         (name, _CODES[host.dtype.name], host.shape, host.reshape(-1).view("uint8")) for name, host in packed.items()
     ]
     metadata = {**metadata, _CHECKSUM: _checksum(described, metadata)}
-    content = importlib.import_module("safetensors.numpy").save(packed, metadata=metadata)
+    with _panics():
+        content = importlib.import_module("safetensors.numpy").save(packed, metadata=metadata)
     with atomic_write(path) as file:
         file.write(_ordered(content))
+
+
+@contextlib.contextmanager
+def _panics() -> Iterator[None]:
+    """Raise MemoryError where safetensors, which is written in Rust, panics: that is how it runs out of memory."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise MemoryError(f"safetensors gave up: {error}") from error
 
 
 def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -55,7 +68,8 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
     path = Path(path)
     try:
         content = path.read_bytes()
-        tensors = safetensors.deserialize(content)
+        with _panics():
+            tensors = safetensors.deserialize(content)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     except safetensors.SafetensorError as error:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import xformer as package
+from xformer import memory
 from xformer.cli import application
 from xformer.errors import DataError
 
@@ -69,16 +70,28 @@ def test_what_becomes_of_errors(capsys, raised, code, printed):
     assert capsys.readouterr().err == printed
 
 
-def test_running_out_of_memory_says_what_was_asked_for(capsys):
+@pytest.mark.parametrize("limited", [False, True])
+def test_running_out_of_memory_says_what_was_asked_for(capsys, monkeypatch, limited):
     def command():
         np.empty(2**58, dtype="uint8")
 
+    if limited:
+        monkeypatch.setattr(memory.resource, "getrlimit", lambda kind: (2**40, 2**40))
     assert application._guarded(command)() == 2
+    place = r"under this process's limit \(ulimit -v\)" if limited else "on this machine"
     assert re.fullmatch(
-        r"error: out of memory: 256.0 PiB was asked for, and [\d.]+ [GM]iB is free on this machine; lower batch_tokens "
-        r"\(or batch_size\), or take a smaller model\n",
+        rf"error: out of memory: 256.0 PiB was asked for, and [\d.]+ [GM]iB is free {place}; take a smaller model, or "
+        r"lower batch_tokens or batch_size in the recipe\n",
         capsys.readouterr().err,
     )
+
+
+def test_memory_that_cannot_be_mapped_is_memory(capsys):
+    def command():
+        raise OSError(12, "Cannot allocate memory")
+
+    assert application._guarded(command)() == 2
+    assert capsys.readouterr().err.startswith("error: out of memory: more was asked for than there is")
 
 
 def test_a_command_without_an_answer_is_done():

@@ -7,6 +7,7 @@ import contextlib
 import numpy as np
 import pytest
 
+from tests.reference import raises_line
 from xformer import kernels
 from xformer.errors import BackendError, ConfigError
 from xformer.kernels import Kernel, registry
@@ -209,3 +210,10 @@ def test_check_looks_at_every_output_and_leaves_arguments_alone(monkeypatch):
     kernels.register(right._replace(name="test.adam", forward=wrong))
     with pytest.raises(BackendError, match=r"^kernel test\.adam differs"):
         adam([arrays], step=2, **settings)
+
+
+@pytest.mark.parametrize("arrays", [1, 3, 7])
+def test_questions_with_other_arguments_are_refused(arrays):
+    x = np.ones((1, 1, 4, 4), "float32")
+    with raises_line(ConfigError, rf"attention was asked about with {arrays} arrays and .*xformer/ops/attention\.py"):
+        kernels.explain("attention", *[x] * arrays, causal=True)

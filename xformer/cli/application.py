@@ -115,12 +115,14 @@ def _code_of(call: Callable[[], int | None]) -> int:
     except BrokenPipeError:
         _drop_output()  # whoever read it has enough
         return 141
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, OSError) as error:
         short = shortage(error)
-        if short is None:
+        if short is not None:
+            return _fail(
+                f"out of memory: {short}; take a smaller model, or lower batch_tokens or batch_size in the recipe"
+            )
+        if not isinstance(error, OSError):
             raise
-        return _fail(f"out of memory: {short}; lower batch_tokens (or batch_size), or take a smaller model")
-    except OSError as error:
         try:
             sys.stdout.flush()
         except OSError:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from xformer.autodiff import Implementation
 from xformer.autodiff.sweep import fit
-from xformer.errors import BackendError, ConfigError
+from xformer.errors import BackendError, ConfigError, XformerError
 from xformer.host import environment, hold_libraries, lock_across_forks
 from xformer.namespace import (
     Array,
@@ -82,12 +82,26 @@ def find(operation: str, xp: Namespace, arrays: tuple[Any, ...], static: dict[st
 def explain(operation: str, *arrays: Any, **static: Any) -> str:
     """Say, one line a candidate, which path serves `operation` on these arrays, and why the others do not.
 
-    Raises ConfigError for an operation that there is not.
+    Arrays and settings are those of the operation itself, all of them, None where an array is absent.
+
+    Raises ConfigError for an operation that there is not, and for arguments that are not its own.
     """
     if operation not in OPERATIONS:
         near = difflib.get_close_matches(operation, OPERATIONS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known operations: {', '.join(sorted(OPERATIONS))}"
         raise ConfigError(f"unknown operation {operation!r}; {hint}")
+    try:
+        return _explained(operation, arrays, static)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        if isinstance(error, XformerError):
+            raise
+        raise ConfigError(
+            f"{operation} was asked about with {len(arrays)} arrays and {', '.join(static) or 'no settings'}; expected "
+            f"what xformer/ops/{operation}.py gives its operation, with None for arrays that are absent"
+        ) from error
+
+
+def _explained(operation: str, arrays: tuple[Any, ...], static: dict[str, Any]) -> str:
     xp = base_namespace(array_namespace(*arrays))
     if library(xp) not in _LOADED:
         _load(library(xp))

@@ -136,7 +136,10 @@ def serve(pipe: int, parameters: int, gradients: int) -> None:
     warnings.simplefilter("ignore", RuntimeWarning)  # the owner looks for values that are not finite
     connection = Connection(pipe)
     try:
-        function, model, specs = connection.recv()
+        order = connection.recv()
+        if order is None:  # the owner gave up before there was anything to do
+            return
+        function, model, specs = order
         shared_model = flatten(model)[1](SharedArrays(specs, parameters).arrays)
         shared_gradients = SharedArrays(specs, gradients).arrays
         differentiated = value_and_grad(function)
