@@ -8,11 +8,10 @@ own, so the best of them counts; models run eagerly and by torch.compile.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from typing import Any
 
 import pytest
+from gpu import no_gpu
 from race import Recorder, peer
 from works import norms
 
@@ -29,10 +28,9 @@ MODEL = {"length": 32, "heads": 8, "head_dim": 64, "layers": 6, "vocabulary": 80
 @pytest.fixture(autouse=True)
 def on_a_gpu(recorder: Recorder) -> None:
     """Skip where CuPy finds no GPU, or is not there; compare with matrix products on it."""
-    if importlib.util.find_spec("cupy") is None:
-        pytest.skip("cupy is not installed")
-    if not importlib.import_module("cupy").cuda.is_available():
-        pytest.skip("cupy finds no GPU")
+    reason = no_gpu()
+    if reason:
+        pytest.skip(reason)
     recorder.product = ("cupy", None, DTYPE)
 
 
@@ -45,6 +43,11 @@ def ours(factory: str, *, repeatable: bool = False) -> Entry:
 def on_torch(name: str, factory: str, *, checked: bool = True, **settings: Any) -> Entry:
     """A peer on the GPU."""
     return peer(name, factory, checked=checked, device="cuda", **settings)
+
+
+def torch_twice(factory: str) -> list[Entry]:
+    """torch's module, eager and compiled."""
+    return [on_torch("torch", factory), on_torch("torch.compile", factory, compiled=True)]
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "forward-and-backward"])
@@ -69,33 +72,21 @@ def test_attention(
 def test_multi_head_attention(benchmark: Any, recorder: Recorder, backward: bool) -> None:
     flags = {"causal": False, "padded": False, "backward": backward, "layer": True, "dtype": DTYPE}
     case = attention.case({"batch": 8, "length": TOKENS // 8, **WIDE, **flags})
-    entries = [
-        ours("xformer.benchmarks.attention:work"),
-        on_torch("torch nn.MultiheadAttention", "peers.torch_attention:layer"),
-        on_torch("torch.compile", "peers.torch_attention:layer", compiled=True),
-    ]
+    entries = [ours("xformer.benchmarks.attention:work"), *torch_twice("peers.torch_attention:layer")]
     recorder.race(benchmark, "multi-head-attention", case, entries, TURNS)
 
 
 def test_encoder(benchmark: Any, recorder: Recorder) -> None:
     case = stacks.encoder_case({"batch": 8, "length": TOKENS // 8, **WIDE, "layers": 6, "dtype": DTYPE})
-    entries = [
-        ours("xformer.benchmarks.stacks:encoder"),
-        on_torch("torch", "peers.torch_models:encoder"),
-        on_torch("torch.compile", "peers.torch_models:encoder", compiled=True),
-    ]
+    entries = [ours("xformer.benchmarks.stacks:encoder"), *torch_twice("peers.torch_models:encoder")]
     recorder.race(benchmark, "encoder", case, entries, TURNS)
 
 
 def test_train_step(benchmark: Any, recorder: Recorder) -> None:
     """In mixed precision; torch by autocast."""
     case = training.case({**MODEL, "batch": 2048, "vocabulary": 32_000, "dtype": DTYPE})
-    entries = [
-        ours("xformer.benchmarks.training:work"),
-        ours("xformer.benchmarks.training:work", repeatable=True),
-        on_torch("torch", "peers.torch_training:work"),
-        on_torch("torch.compile", "peers.torch_training:work", compiled=True),
-    ]
+    factory = "xformer.benchmarks.training:work"
+    entries = [ours(factory), ours(factory, repeatable=True), *torch_twice("peers.torch_training:work")]
     recorder.race(benchmark, "train-step", case, entries, TURNS)
 
 

@@ -44,6 +44,13 @@ def why_not(what: str) -> str | None:
     if absent:
         packages = "'.[cli,cuda,cudnn]' pytest pytest-benchmark hypothesis" + (" torch" if what == "bench" else "")
         return f"{' and '.join(absent)} cannot be imported; run: pip install {packages}"
+    return no_gpu()
+
+
+def no_gpu() -> str | None:
+    """Why CuPy cannot compute here."""
+    if importlib.util.find_spec("cupy") is None:
+        return "cupy is not installed"
     if not importlib.import_module("cupy").cuda.is_available():
         return "cupy finds no GPU; look at nvidia-smi for the driver and at CUDA_VISIBLE_DEVICES"
     return None

@@ -9,6 +9,7 @@ import torch
 
 from xformer.benchmarks import Work
 from xformer.benchmarks import work as ours
+from xformer.benchmarks.race import dtype_of
 
 
 def torch_work(
@@ -56,4 +57,4 @@ def placement(settings: dict[str, Any]) -> dict[str, Any]:
 
     settings: device ("cuda", or nothing for the CPU), dtype.
     """
-    return {"device": settings.get("device", "cpu"), "dtype": getattr(torch, settings.get("dtype", "float32"))}
+    return {"device": settings.get("device", "cpu"), "dtype": getattr(torch, dtype_of(settings))}

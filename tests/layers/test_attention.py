@@ -10,7 +10,7 @@ from tests.reference import attention_arrays, gradients, normal, raises_line, ra
 from xformer import Initializer, masks, value_and_grad
 from xformer.errors import BackendError, ConfigError, ShapeError
 from xformer.layers import KeyValueStore, MultiHeadAttention, attention_from_projections, join_heads, split_fused
-from xformer.namespace import array_namespace, to_host
+from xformer.namespace import array_namespace, library, to_host
 from xformer.tree import map_arrays, replace
 
 D_MODEL, NUM_HEADS, BATCH, QUERIES, KEYS = 12, 3, 2, 4, 6
@@ -241,8 +241,12 @@ def test_rows_of_a_store_move_as_if_all_were_selected(xp, tokens):
     for store in (all_of_them, those_that_move):
         for start in range(5, 5 + tokens):
             store.append(key[:, :, start : start + 1, :], value[:, :, start : start + 1, :])
+    assert those_that_move.is_own == (tokens > 0 and library(xp) in ("numpy", "cupy"))  # what was given is not moved
     all_of_them.select(rows)
-    those_that_move.select(rows, moved)
+    if those_that_move.is_own:
+        those_that_move.move(*moved)
+    else:
+        those_that_move.select(rows)
     assert_close(those_that_move.key, all_of_them.key, tolerance=0.0)
     assert_close(those_that_move.value, all_of_them.value, tolerance=0.0)
     assert_close(given, key[:, :, :5, :], tolerance=0.0)  # it was not written

@@ -30,6 +30,7 @@ _LEAST_SECONDS = 0.02  # of a turn; shorter work is repeated until it takes as l
 _THREAD_VARIABLES = ("XFORMER_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # How far answers may be from each other: of their size, and where they are small.
 _TOLERANCES = {"float64": (2e-3, 2e-4), "float32": (2e-3, 2e-4), "float16": (1e-2, 5e-3), "bfloat16": (5e-2, 3e-2)}
+DTYPES = tuple(_TOLERANCES)
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,14 @@ class Entry:
     environment: dict[str, str] = field(default_factory=dict)
 
 
+def dtype_of(settings: dict[str, Any]) -> str:
+    """The dtype that settings name, or the usual one."""
+    return str(settings.get("dtype", "float32"))
+
+
 def in_dtype(name: str, settings: dict[str, Any]) -> str:
     """The name of a case, with the dtype where it is not the usual one."""
-    dtype = settings.get("dtype", "float32")
+    dtype = dtype_of(settings)
     return name if dtype == "float32" else f"{name}, {dtype}"
 
 
@@ -243,7 +249,7 @@ def _agreement(case: Case, answer: list[Any], other: list[Any]) -> float:
 
 
 def _tolerances(case: Case) -> tuple[float, float]:
-    return _TOLERANCES[case.settings.get("dtype", "float32")]
+    return _TOLERANCES[dtype_of(case.settings)]
 
 
 def _alike(relative: float, absolute: float, a: Any, b: Any) -> bool:

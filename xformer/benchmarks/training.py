@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from xformer.benchmarks import stacks
-from xformer.benchmarks.race import Case, in_dtype
+from xformer.benchmarks.race import Case, dtype_of, in_dtype
 from xformer.benchmarks.work import Library, Work
 from xformer.host import blas_threads, num_threads
 from xformer.models import Transformer, TransformerConfig
@@ -61,7 +61,7 @@ def work(settings: dict[str, Any]) -> Work:
     state = optimizer.initial(model)
     pairs = TokenPairs(settings["source"], settings["target"])
     smoothed = functools.partial(translation_loss, label_smoothing=settings["label_smoothing"])
-    computed = computed_in(settings.get("dtype", "float32"), smoothed)
+    computed = computed_in(dtype_of(settings), smoothed)
     objective = functools.partial(share_of_mean, loss=computed)
     gradient = ShardedGradient(objective, workers, processes=True)
     max_norm = math.inf if settings["max_norm"] is None else settings["max_norm"]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from xformer.benchmarks.race import dtype_of
 from xformer.namespace import Array, Namespace, array_namespace, from_host, resolve, to_host
 from xformer.tree import flatten
 
@@ -46,7 +47,7 @@ class Library:
     @classmethod
     def of(cls, settings: dict[str, Any]) -> Library:
         """The one that a contender is told: settings["backend"], and "dtype" where it is not float32."""
-        return cls(settings["backend"], settings.get("dtype", "float32"))
+        return cls(settings["backend"], dtype_of(settings))
 
     def array(self, host: Any) -> Array:
         """A NumPy array in this library, floating-point numbers in its dtype; None stays None."""

@@ -23,6 +23,7 @@ from xformer.benchmarks import (
     table,
 )
 from xformer.benchmarks.plan import AXES
+from xformer.benchmarks.race import DTYPES, dtype_of
 from xformer.benchmarks.report import machine_line
 from xformer.cli.console import make_console
 from xformer.errors import BackendError, ConfigError
@@ -30,8 +31,6 @@ from xformer.files import unwritable_parent, write_json
 from xformer.host import num_threads
 from xformer.namespace import dtype_named, resolve
 from xformer.text.extras import require
-
-DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def run_bench(request: Request, *, out: Path | None, plot: Path | None, as_json:
     turns = request.turns or kind.turns
     described = describe_machine(request.threads)
     with _progress(len(cases) * (turns + 1)) as advance:
-        gemm = gemm_flops_per_second(request.backends[0], request.threads, request.sizes.get("dtype", "float32"))
+        gemm = gemm_flops_per_second(request.backends[0], request.threads, dtype_of(request.sizes))
         results, notes = _measure_all(cases, request, kind, turns, advance)
     run = make_run(request.work, described, gemm, results, notes)
     if out is not None:
@@ -81,7 +80,7 @@ def _checked(request: Request) -> Kind:
         if name not in (*AXES, *kind.settings):
             option = name.replace("_", "-")
             raise ConfigError(f"--{option} means nothing to {request.work}; leave it out")
-    dtype = request.sizes.get("dtype", "float32")
+    dtype = dtype_of(request.sizes)
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
     if dtype == "float64" and request.work == "train":

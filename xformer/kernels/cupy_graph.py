@@ -27,13 +27,12 @@ class _Recording:
         self._pool = cupy.cuda.MemoryPool()
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._graph: Any = None
-        self._failed = False
 
     def __call__(self) -> None:
         outside = cupy.cuda.get_current_stream()
         self._stream.wait_event(outside.record())
         with self._stream, cupy.cuda.using_allocator(self._pool.malloc):
-            if self._calls == _WARM_UP and not self._failed:
+            if self._calls == _WARM_UP:
                 self._record()
             if self._graph is None:
                 self._work()
@@ -54,5 +53,5 @@ class _Recording:
         except RuntimeError as error:
             reason = reason or error
         if reason is not None:
-            self._graph, self._failed = None, True
+            self._graph = None
             warnings.warn(f"a step could not be recorded as a CUDA graph, and runs as it is: {reason}", stacklevel=2)

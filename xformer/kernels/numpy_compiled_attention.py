@@ -8,15 +8,13 @@ Nothing of them holds the interpreter, so threads share the heads.
 
 from __future__ import annotations
 
-import functools
-import importlib
 from typing import Any
 
 import numpy as np
 
 from xformer.kernels import numpy_attention
 from xformer.kernels.numpy_compiled_pool import share, threads_for
-from xformer.kernels.numpy_support import compiled, nothing
+from xformer.kernels.numpy_support import compiled, loops_of, nothing
 from xformer.kernels.registry import Kernel, register
 
 _HEADS_BACK = (0, 2, 1, 3)  # (batch, heads, length, features) from or to (batch, length, heads, features)
@@ -34,11 +32,6 @@ def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     if max(query.shape[3], arrays[2].shape[3]) > _MOST_FEATURES:
         return f"heads of more than {_MOST_FEATURES} features"
     return None
-
-
-@functools.cache
-def _loops(module: str) -> Any:
-    return importlib.import_module(f"xformer.kernels.numpy_compiled_{module}_loops")
 
 
 def _added(mask: Any, bias: Any, keys: int, dtype: Any) -> Any:
@@ -88,12 +81,12 @@ def _forward(
     out = np.empty((batch, queries, heads, value.shape[-1]), query.dtype)
     query, key, value = map(_in_rows, (query, key, value))
     if queries == 1 and keep is None and not save:  # decoding
-        _over_heads(_loops("attention"), "attend_once", query, key, value, added, scale, out)
+        _over_heads(loops_of("attention"), "attend_once", query, key, value, added, scale, out)
         return out.transpose(_HEADS_BACK), None
     keep = nothing(4, np.bool_) if keep is None else np.ascontiguousarray(keep, bool)
     log_sums = np.empty((batch, heads, queries), query.dtype)
     settings = added, keep, causal, scale, 1.0 / keep_probability
-    _over_heads(_loops("attention"), "attend", query, key, value, *settings, out, log_sums)
+    _over_heads(loops_of("attention"), "attend", query, key, value, *settings, out, log_sums)
     return out.transpose(_HEADS_BACK), (query, key, value, added, keep, out, log_sums)
 
 
@@ -104,7 +97,7 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep
     dbias = np.zeros((*query.shape[:3], key.shape[2]), query.dtype) if needs[4] else nothing(4)
     settings = added, keep, causal, scale, 1.0 / keep_probability
     _over_heads(
-        _loops("attention_vjp"), "pull_back", query, key, value, *settings, out, log_sums, g, *cotangents, dbias
+        loops_of("attention_vjp"), "pull_back", query, key, value, *settings, out, log_sums, g, *cotangents, dbias
     )
     return *(x.transpose(_HEADS_BACK) for x in cotangents), None, dbias if needs[4] else None, None
 

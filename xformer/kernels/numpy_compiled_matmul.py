@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import math
 from typing import Any
 
@@ -11,7 +9,7 @@ import numpy as np
 
 from xformer.kernels.numpy_compiled_pool import share, threads_for
 from xformer.kernels.numpy_linear import register_maps
-from xformer.kernels.numpy_support import compiled, flat, nothing
+from xformer.kernels.numpy_support import compiled, flat, loops_of, nothing
 
 _LEAST_ROWS, _LEAST_OTHERS = 2, 32  # NumPy multiplies a single row without copying the matrix
 _ROWS, _COLUMNS = 8, 48  # of tiles (numpy_compiled_tiles), roughly: parts are made of whole ones
@@ -19,11 +17,6 @@ _FEW_ROWS = 44  # with fewer, the time goes into reading the other matrix, and c
 _SUMS = 32_768  # of few rows, that stay in the cache while the other matrix passes by
 _LEAST = 250_000  # multiplications: with fewer, calls count most
 _LARGE = 64_000_000  # from here on parts are half as large, so that no thread waits long for another
-
-
-@functools.cache
-def _loops() -> Any:
-    return importlib.import_module("xformer.kernels.numpy_compiled_matmul_loops")
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
@@ -48,10 +41,11 @@ def _affine(a: Any, b: Any, bias: Any) -> Any:
         return out if bias is None else np.add(out, bias, out=out)
     a, b, bias = _contiguous(a), _contiguous(b), nothing(1) if bias is None else flat(bias)
     few = rows < _FEW_ROWS and b.strides[1] == b.itemsize
-    worker = _loops().multiply_few_parts if few else _loops().multiply_parts
+    loops = loops_of("matmul")
+    worker = loops.multiply_few_parts if few else loops.multiply_parts
     threads = threads_for(work)
     steps = _steps(rows, columns, 2 * threads if work > _LARGE and threads > 1 else threads, few)
-    share(_loops().multiply, worker, math.prod(map(_parts, (rows, columns), steps)), threads, a, b, bias, out, *steps)
+    share(loops.multiply, worker, math.prod(map(_parts, (rows, columns), steps)), threads, a, b, bias, out, *steps)
     return out
 
 

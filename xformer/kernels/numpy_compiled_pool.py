@@ -5,39 +5,34 @@ from __future__ import annotations
 import _thread
 import atexit
 import contextlib
-import functools
-import importlib
 import threading
 from typing import Any
 
 import numpy as np
 
 from xformer.host import at_fork, lock_across_forks, threads_here
+from xformer.kernels.numpy_support import loops_of
 
 _PART = 500_000  # multiplications that a thread has to do at least, some ten microseconds
 _LOCK = lock_across_forks()
-
-
-@functools.cache
-def _loops() -> Any:
-    return importlib.import_module("xformer.kernels.numpy_compiled_pool_loops")
 
 
 class _Pool:
     """The words that its threads share, and a bell for each, to wake it."""
 
     def __init__(self) -> None:
-        self.words: Any = np.zeros(_loops().WORDS, np.int64)
+        self._loops = loops_of("pool")
+        self.words: Any = np.zeros(self._loops.WORDS, np.int64)
         self._bells: list[Any] = []
         self._threads: list[threading.Thread] = []
 
     def wake(self, helpers: int) -> None:
         """Ring for so many helpers, and make those that there are not yet."""
-        if self.words[_loops().AWAKE] >= helpers:
+        if self.words[self._loops.AWAKE] >= helpers:
             return
         with _LOCK:
             with contextlib.suppress(RuntimeError):  # the system has no more threads: there are fewer, then
-                while len(self._bells) < helpers and not self.words[_loops().STOPPED]:
+                while len(self._bells) < helpers and not self.words[self._loops.STOPPED]:
                     bell = _thread.allocate_lock()
                     thread = threading.Thread(target=self._help, args=(bell,), name="xformer-helper", daemon=True)
                     thread.start()
@@ -46,8 +41,9 @@ class _Pool:
             self._ring(helpers)
 
     def _help(self, bell: Any) -> None:
-        while not self.words[_loops().STOPPED]:
-            _loops().help_out(self.words)
+        done = np.zeros(1, np.int64)
+        while not self.words[self._loops.STOPPED]:
+            self._loops.help_out(self.words, done)
             bell.acquire()
 
     def _ring(self, helpers: int) -> None:
@@ -57,7 +53,7 @@ class _Pool:
 
     def stop(self) -> None:
         """End all threads: compiled code must not go while they are in it."""
-        self.words[_loops().STOPPED] = 1
+        self.words[self._loops.STOPPED] = 1
         with _LOCK:
             self._ring(len(self._bells))
         for thread in self._threads:

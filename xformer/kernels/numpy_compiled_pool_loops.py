@@ -167,19 +167,19 @@ def share(pool, helpers, parts, worker, arguments):
         raise MemoryError("not enough memory for a compiled loop to work in")
 
 
-@loop(Pool)
-def help_out(pool):
-    """What a helper does: jobs, until there has been none for a while."""
+@loop(Pool, Array(int64, 1, "C"))
+def help_out(pool, done):
+    """What a helper does: jobs, until there has been none for a while. Its last one is done[0], also after a sleep."""
     add(pool, AWAKE, 1)
-    looks, done = 0, 0
+    looks = 0
     while looks < _LOOKS and look(pool, STOPPED) == 0:
         looks += 1
         job = look(pool, OPEN)
-        if job not in (0, done) and look(pool, INSIDE) < look(pool, _HELPERS):
+        if job not in (0, done[0]) and look(pool, INSIDE) < look(pool, _HELPERS):
             others = add(pool, INSIDE, 1)
             if look(pool, OPEN) == job and others < pool[_HELPERS]:
                 _call(pool[_WORKER], pool)
-                looks, done = 0, job  # nothing was left of it
+                looks, done[0] = 0, job  # nothing was left of it
             add(pool, INSIDE, -1)
         _rest()
     add(pool, AWAKE, -1)

@@ -66,6 +66,12 @@ def loops() -> Any:
     return _import()[0]
 
 
+@functools.cache
+def loops_of(part: str) -> Any:
+    """Those of one part, "matmul", "pool", "attention" or "attention_vjp", imported when they are first needed."""
+    return importlib.import_module(f"xformer.kernels.numpy_compiled_{part}_loops")
+
+
 def compiled(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     """None for arrays that compiled loops can read, the first of them float32, else the reason why not."""
     if arrays[0].dtype != _FLOAT32:

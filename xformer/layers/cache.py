@@ -25,12 +25,14 @@ class KeyValueStore:
 
     Where arrays can be written, there is room for more tokens than there are, so that a new one copies no others. What
     a store is given is never written; a copy of a store would share the room, so make none.
+
+    is_own: whether the arrays are no one else's, and can be written.
     """
 
     def __init__(self, key: Array | None = None, value: Array | None = None) -> None:
         self._key, self._value = key, value
         self._length = 0 if key is None else int(key.shape[2])
-        self._own = False  # whether the arrays are no one else's, and can be written
+        self.is_own = False
 
     @property
     def key(self) -> Array | None:
@@ -48,25 +50,21 @@ class KeyValueStore:
             self._key, self._value = key, value
         else:
             self._key, self._value = _joined(self._key, self._length, key), _joined(self._value, self._length, value)
-            self._own = _can_be_written(key)
+            self.is_own = _can_be_written(key)
         self._length += int(key.shape[2])
         return self._so_far(self._key), self._so_far(self._value)
 
-    def select(self, rows: Array, moved: tuple[Array, Array] | None = None) -> None:
-        """Let row i from now on be what row rows[i] was (integers, in any order, repeats allowed).
-
-        moved: where there are as many rows as before, those that change, and what each becomes; only they are copied
-        where arrays can be written.
-        """
-        if self._key is None or self._value is None:
-            return
-        if moved is not None and self._own:
-            for x in (self._key, self._value):
-                x[moved[0], :, : self._length, :] = x[moved[1], :, : self._length, :]
-        else:
+    def select(self, rows: Array) -> None:
+        """Let row i from now on be what row rows[i] was (integers, in any order, repeats allowed)."""
+        if self._key is not None and self._value is not None:
             xp = array_namespace(self._key)
             self._key, self._value = (xp.take(x, rows, axis=0) for x in (self._key, self._value))
-            self._own = _can_be_written(self._key)
+            self.is_own = _can_be_written(self._key)
+
+    def move(self, targets: Array, sources: Array) -> None:
+        """Let rows `targets` be what rows `sources` were; the others stay, uncopied. Only where `is_own`."""
+        for x in (self._key, self._value):
+            x[targets, :, : self._length, :] = x[sources, :, : self._length, :]  # type: ignore[index]
 
     def _so_far(self, kept: Any) -> Any:
         return kept if kept is None or kept.shape[2] == self._length else kept[:, :, : self._length, :]

@@ -68,13 +68,17 @@ class DecodingCache:
 
         sentences: which ones stay (None: all of them); what is kept once a sentence is never repeated.
         """
-        places, kept = self._place(rows), self.layers[0].self_attention.key if self.layers else None
-        moved = None
+        stores = [layer.self_attention for layer in self.layers]  # they grow together, so what one can do all can
+        kept = stores[0].key if stores and stores[0].is_own else None
         if kept is not None and len(rows) == kept.shape[0]:
-            changes = [(row, parent) for row, parent in enumerate(rows) if row != parent]
-            moved = self._place([row for row, _ in changes]), self._place([parent for _, parent in changes])
-        for layer in self.layers:
-            layer.self_attention.select(places, moved)
+            changed = [row for row, parent in enumerate(rows) if row != parent]
+            targets, sources = self._place(changed), self._place([rows[row] for row in changed])
+            for store in stores:
+                store.move(targets, sources)
+        else:
+            places = self._place(rows)
+            for store in stores:
+                store.select(places)
         if sentences is not None:
             staying = self._place(sentences)
             for layer in self.layers:
