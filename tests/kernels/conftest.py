@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.conftest import assert_close, library_or_skip
-from tests.kernels import cuda_on_host
+from tests.kernels import cuda_on_host, fake_cublas
 from xformer import kernels, vjp
-from xformer.kernels import cupy_launch, cupy_products, registry
+from xformer.kernels import cupy_cublaslt, cupy_launch, cupy_plans, cupy_products, registry
 from xformer.namespace import dtype_name, dtype_named, from_host, is_floating, resolve
 
 
@@ -92,7 +95,30 @@ def launcher(tmp_path_factory):
     return cuda_on_host.Launcher(tmp_path_factory.mktemp("cuda_on_host"))
 
 
-def on_the_host(launcher: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda:
+@pytest.fixture(scope="session")
+def cublaslt(tmp_path_factory):
+    """A cuBLASLt that multiplies on the CPU."""
+    if cuda_on_host.COMPILER is None:
+        pytest.skip("g++ is not installed")
+    built = tmp_path_factory.mktemp("cublaslt") / "libcublasLt.so"
+    code = Path(__file__).with_name("fake_cublaslt.cpp")
+    options = ["-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-o", str(built)]
+    subprocess.run([cuda_on_host.COMPILER, *options, str(code)], check=True)
+    return cupy_cublaslt.declared(ctypes.CDLL(str(built)))
+
+
+def serve_products(cublaslt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the stand-ins for cuBLAS and cuBLASLt multiply, with no plans made yet."""
+    monkeypatch.setattr(cupy_cublaslt, "library", lambda: cublaslt)
+    monkeypatch.setattr(cupy_cublaslt, "_plans", cupy_plans.Plans(512))
+    monkeypatch.setattr(cupy_cublaslt, "_failures", cupy_plans.Failures())
+    monkeypatch.setattr(cupy_plans, "current", lambda: (0, 54321))
+    monkeypatch.setattr(cupy_plans, "workspace", lambda size: np.empty(size, np.uint8))
+    monkeypatch.setattr(cupy_products, "cublas", lambda: (fake_cublas.Binding(), fake_cublas.HANDLE))
+    monkeypatch.setattr(cupy_products, "pointer", lambda array: array.ctypes.data)
+
+
+def on_the_host(launcher: Any, cublaslt: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda:
     """Have the CuPy kernels serve NumPy's arrays."""
     kernels.explain("relu", np.ones(1))  # loads NumPy's, which are to go
     importlib.import_module("xformer.kernels.cupy")
@@ -105,16 +131,16 @@ def on_the_host(launcher: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda:
     monkeypatch.setattr(registry, "_KERNELS", ours)
     monkeypatch.setattr(cupy_launch, "launch", launcher.launch)
     monkeypatch.setattr(cupy_launch, "is_here", lambda array: True)
-    monkeypatch.setattr(cupy_products, "pointer", lambda array: array.ctypes.data)
+    serve_products(cublaslt, monkeypatch)
     launcher.launched.clear()
     return Cuda(resolve("numpy"), launcher, monkeypatch)
 
 
 @pytest.fixture
-def cuda_host(launcher, monkeypatch):
+def cuda_host(launcher, cublaslt, monkeypatch):
     """The CuPy kernels, their sources built for the CPU, on NumPy's arrays."""
     monkeypatch.setenv("XFORMER_KERNELS", "auto")
-    return on_the_host(launcher, monkeypatch)
+    return on_the_host(launcher, cublaslt, monkeypatch)
 
 
 @pytest.fixture(params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])

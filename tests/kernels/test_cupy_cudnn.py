@@ -18,7 +18,7 @@ from tests.conftest import TOLERANCES, library_or_skip
 from tests.kernels import fake_cudnn
 from tests.kernels.test_cupy_attention import MASKS, assert_same, heads, make_mask, normal, pulled, serve_numpy
 from xformer import kernels, vjp
-from xformer.kernels import cupy_cudnn, cupy_cudnn_plans, cupy_cudnn_store
+from xformer.kernels import cupy_cudnn, cupy_cudnn_plans, cupy_cudnn_store, cupy_plans
 from xformer.namespace import to_host
 from xformer.ops import attention
 
@@ -36,7 +36,7 @@ def cudnn(monkeypatch, tmp_path):
     monkeypatch.setattr(cupy_cudnn_plans, "current", lambda: (0, fake_cudnn.STREAM))
     monkeypatch.setattr(cupy_cudnn_plans, "machine", lambda device: ("NVIDIA H200", 90))
     monkeypatch.setattr(cupy_cudnn_plans, "workspace", lambda size: aligned(np.empty(max(size, 1), np.uint8)))
-    monkeypatch.setattr(cupy_cudnn_plans, "_failures", {})
+    monkeypatch.setattr(cupy_cudnn_plans, "_failures", cupy_plans.Failures())
     monkeypatch.setattr(cupy_cudnn_plans, "_began", [])
     monkeypatch.setattr(cupy_cudnn_plans, "_took", [])
     monkeypatch.setattr(cupy_cudnn, "_LEAST_SCORES", 1)
@@ -47,6 +47,7 @@ def cudnn(monkeypatch, tmp_path):
 def forget(monkeypatch):
     """Be a thread that has no plans yet."""
     monkeypatch.setattr(cupy_cudnn_plans, "_mine", threading.local())
+    monkeypatch.setattr(cupy_cudnn_plans, "_plans", cupy_plans.Plans(256))
 
 
 def aligned(x):
@@ -241,7 +242,7 @@ def test_plans_are_built_once_for_a_shape_and_a_memory(monkeypatch, cudnn):
 
 
 def test_plans_used_longest_ago_are_dropped(monkeypatch, cudnn):
-    monkeypatch.setattr(cupy_cudnn_plans, "_MOST_PLANS", 2)
+    cupy_cudnn_plans._plans.most = 2
     monkeypatch.setattr(cupy_cudnn_store, "load", lambda purpose: None)
     for length in (2, 3, 2, 4, 2):
         attention(*qkv(length, length))
@@ -280,7 +281,7 @@ def test_a_damaged_file_is_replaced(monkeypatch, cudnn, damage):
     (path,) = cupy_cudnn_store.folder().glob("*.plan")
     whole = path.read_bytes()
     if damage == "foreign":  # whole, but nothing that cuDNN could read
-        (spec, device) = next(iter(cupy_cudnn_plans._mine.plans))
+        (spec, device) = next(iter(cupy_cudnn_plans._plans))
         cupy_cudnn_store.save(cupy_cudnn_plans.purpose(spec, device), {}, b"no plan")
     else:
         changed = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
@@ -344,7 +345,7 @@ def test_the_same_calls_take_the_same_way_and_are_summed_in_order(monkeypatch, c
     monkeypatch.setattr(cupy_cudnn_plans, "_took", [1e9])
     pulled(attention, *qkv(6, 6))
     assert cudnn.built == 3 - 1  # forward with what the derivative needs, and the derivative
-    assert {spec.backward: spec.repeatable for spec, _ in cupy_cudnn_plans._mine.plans} == {False: False, True: True}
+    assert {spec.backward: spec.repeatable for spec, _ in cupy_cudnn_plans._plans} == {False: False, True: True}
 
 
 def test_building_takes_no_more_than_a_share_of_the_time(monkeypatch, cudnn):

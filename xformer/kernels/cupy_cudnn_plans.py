@@ -18,22 +18,19 @@ import importlib.util
 import json
 import threading
 import time
-import warnings
-from collections import OrderedDict
 from typing import Any
 
 from xformer.host import environment
 from xformer.kernels import cupy_cudnn_store as store
 from xformer.kernels import cupy_products
 from xformer.kernels.cupy_cudnn_graphs import Spec, describe
+from xformer.kernels.cupy_plans import Failures, Plans, current, line, machine, workspace
 
 _LEAST_CUDNN, _LEAST_CAPABILITY = 91900, 80
-_MOST_PLANS = 256  # in memory, for each thread
-_MOST_FAILURES = 1024
 _FREE_SECONDS, _SHARE = 30.0, 0.1  # building takes this long, and this share of the time since it began
 
-_mine = threading.local()  # .plans: OrderedDict[(Spec, device), Plan]; .handles: dict[device, handle]
-_failures: dict[tuple[Spec, int], str] = {}
+_plans, _failures = Plans(256), Failures()  # by spec and device
+_mine = threading.local()  # .handles: dict[device, handle]
 _began: list[float] = []  # when the first plan was built
 _took: list[float] = []  # how long each was built
 
@@ -53,33 +50,13 @@ def frontend() -> tuple[Any, str | None]:
         cudnn = importlib.import_module("cudnn")
         version = cudnn.backend_version()
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        return None, f"the cuDNN frontend cannot be used: {_line(error)}"
+        return None, f"the cuDNN frontend cannot be used: {line(error)}"
     return cudnn, None if version >= _LEAST_CUDNN else f"cuDNN {version} is older than {_LEAST_CUDNN}"
 
 
 def repeatable() -> bool:
     """Whether the same calls are to give the same bits."""
     return environment("XFORMER_DETERMINISTIC", "1") != "0"
-
-
-def current() -> tuple[int, int]:
-    """The current device, and the address of its current stream."""
-    cuda = importlib.import_module("cupy").cuda
-    return cuda.runtime.getDevice(), cuda.get_current_stream().ptr
-
-
-@functools.cache
-def machine(device: int) -> tuple[str, int]:
-    """The name of a device and its compute capability, 90 for 9.0."""
-    cuda = importlib.import_module("cupy").cuda
-    found = cuda.runtime.getDeviceProperties(device)
-    return found["name"].decode(), 10 * found["major"] + found["minor"]
-
-
-def workspace(size: int) -> Any:
-    """Memory from CuPy's pool, which hands it out again only to what comes later on the same stream."""
-    cupy = importlib.import_module("cupy")
-    return cupy.empty(max(size, 1), dtype=cupy.uint8)
 
 
 def refusal(*specs: Spec) -> str | None:
@@ -91,7 +68,7 @@ def refusal(*specs: Spec) -> str | None:
     name, capability = machine(device)
     if capability < _LEAST_CAPABILITY:
         return f"{name} has compute capability {capability / 10}; at least 8.0 is needed"
-    return next((_failures[spec, device] for spec in specs if (spec, device) in _failures), None) if _failures else None
+    return next(filter(None, (_failures.get((spec, device)) for spec in specs)), None)
 
 
 def ready(spec: Spec) -> bool:
@@ -140,25 +117,19 @@ class Plan:
 
 def _find(spec: Spec, device: int) -> Plan | None:
     """The plan of this thread, from its memory, the disk or the compiler; None where it cannot be made, or not yet."""
-    plans: OrderedDict[tuple[Spec, int], Plan] = _mine.__dict__.setdefault("plans", OrderedDict())
-    found = plans.get((spec, device))
-    if found is not None:
-        plans.move_to_end((spec, device))
-        return found
     try:
-        handles = _mine.__dict__.setdefault("handles", {})
-        if device not in handles:
-            handles[device] = frontend()[0].create_handle()
-        found = _restored(spec, device, handles[device]) or _built(spec, device, handles[device])
+        found: Plan | None = _plans.find((spec, device), functools.partial(_made, spec, device))
     except _errors() as error:
         _fail(spec, device, error)
         return None
-    if found is None:
-        return None
-    plans[spec, device] = found
-    if len(plans) > _MOST_PLANS:
-        plans.popitem(last=False)
     return found
+
+
+def _made(spec: Spec, device: int) -> Plan | None:
+    handles = _mine.__dict__.setdefault("handles", {})
+    if device not in handles:
+        handles[device] = frontend()[0].create_handle()
+    return _restored(spec, device, handles[device]) or _built(spec, device, handles[device])
 
 
 def purpose(spec: Spec, device: int) -> str:
@@ -202,19 +173,10 @@ def _errors() -> tuple[type[BaseException], ...]:
 
 def _fail(spec: Spec, device: int, error: BaseException) -> None:
     """Remember that a spec has no plan, and say so once."""
-    if (spec, device) in _failures:
-        return
-    while len(_failures) >= _MOST_FAILURES:
-        _failures.pop(next(iter(_failures)), None)
-    _failures[spec, device] = f"cuDNN does not take this: {_line(error)}"
     shapes = f"query {spec.query[0]}, key {spec.key[0]}, {spec.dtype}"
     pass_ = "backward" if spec.backward else "forward"
-    warnings.warn(
-        f"cuDNN failed for attention {pass_} ({shapes}), which is slower without it: {_line(error)}",
-        RuntimeWarning,
-        stacklevel=2,
+    _failures.add(
+        (spec, device),
+        f"cuDNN does not take this: {line(error)}",
+        f"cuDNN failed for attention {pass_} ({shapes}), which is slower without it: {line(error)}",
     )
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -20,12 +20,14 @@ def _mapped(kernel: str, x: Any, *others: Any, settings: tuple[float, ...] = ())
     return y
 
 
-def _relu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
+def relu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
+    """max(x, 0), which is all that the derivative needs."""
     y = _mapped("relu", x)
     return y, y
 
 
-def _relu_vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
+def relu_vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
+    """g where y, what the forward returned, is positive."""
     return (_mapped("relu_vjp", g, y),)
 
 
@@ -54,7 +56,7 @@ def _dropout_vjp(g: Any, keep: Any, needs: Any, *, keep_probability: float) -> t
     return _mapped("dropout", g, keep, settings=(1.0 / keep_probability,)), None
 
 
-register(Kernel("cupy.relu", "relu", "cupy", floats, _relu_forward, _relu_vjp))
+register(Kernel("cupy.relu", "relu", "cupy", floats, relu_forward, relu_vjp))
 register(Kernel("cupy.gelu", "gelu", "cupy", floats, _gelu_forward, _gelu_vjp))
 register(Kernel("cupy.dropout", "dropout", "cupy", _dropout_supports, _dropout_forward, _dropout_vjp))
 

@@ -1,10 +1,14 @@
-"""Linear maps on CuPy: products of matrices, never of stacks, which CuPy would widen or refuse; biases in place."""
+"""Linear maps on CuPy: products of matrices, never of stacks, which CuPy would widen or refuse.
+
+A bias, and ReLU after it, are cuBLASLt's where it serves, else a pass over memory each.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from xformer.kernels import cupy_launch
+from xformer.kernels import cupy_cublaslt, cupy_launch
+from xformer.kernels.cupy_elementwise import relu_forward, relu_vjp
 from xformer.kernels.cupy_support import column_sums, contiguous, flat_blocks, floats, names
 from xformer.kernels.registry import Kernel, register
 from xformer.namespace import array_namespace
@@ -17,11 +21,14 @@ def _product(a: Any, b: Any) -> Any:
     return y if y.dtype == a.dtype else array_namespace(y).astype(y, a.dtype)  # NumPy's of bfloat16 is float32
 
 
-def _affine(rows: Any, weight: Any, bias: Any) -> Any:
+def _affine(rows: Any, weight: Any, bias: Any, *, relu: bool = False) -> Any:
+    y = None if bias is None else cupy_cublaslt.affine(rows, weight, bias, relu=relu)
+    if y is not None:
+        return y
     y = _product(rows, weight)
     if bias is not None:
         cupy_launch.launch("columns.add_bias", names(y), *flat_blocks(y), y, contiguous(bias), y.size, len(bias))
-    return y
+    return relu_forward(y, save=False)[0] if relu else y
 
 
 def _weight_cotangent(rows: Any, g_rows: Any, weight: Any) -> Any:
@@ -55,7 +62,18 @@ def _vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
     )
 
 
+def _relu_forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
+    y = _affine(as_rows(x), weight, bias, relu=True).reshape(*x.shape[:-1], weight.shape[1])
+    return y, (x, weight, y)
+
+
+def _relu_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
+    x, weight, y = residuals
+    return _vjp(relu_vjp(g, y, needs)[0], (x, weight), needs)
+
+
 register(Kernel("cupy.linear", "linear", "cupy", _supports, _forward, _vjp))
+register(Kernel("cupy.linear_relu", "linear_relu", "cupy", _supports, _relu_forward, _relu_vjp))
 
 # --- project_heads ---------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,16 @@ def cublas() -> tuple[Any, int]:
     return binding, importlib.import_module("cupy").cuda.device.get_cublas_handle()
 
 
+def data_type(dtype: DType) -> int:
+    """The cudaDataType of a dtype."""
+    return _DATA_TYPES[dtype_name(dtype)]
+
+
+def compute_type(kind: int) -> int:
+    """The cublasComputeType of products of a cudaDataType: float32 for 16 bits, and TF32 only where it is asked for."""
+    return _COMPUTE_64F if kind == 1 else _COMPUTE_TF32 if kind == 0 and tf32() else _COMPUTE_32F
+
+
 def batched_product(a: Array, b: Array, *, alpha: float = 1.0, dtype: DType | None = None) -> Array:
     """alpha a @ b, summed in float32 (float64 for float64), of `dtype`, by default that of the operands.
 
@@ -51,9 +61,9 @@ def batched_product(a: Array, b: Array, *, alpha: float = 1.0, dtype: DType | No
     if k == 0 or 0 in shape:
         return xp.zeros(shape, dtype=dtype)
     out = xp.empty(shape, dtype=dtype)
-    first, second = _operand(b), _operand(a)
-    kind, out_kind = _DATA_TYPES[dtype_name(a.dtype)], _DATA_TYPES[dtype_name(dtype)]
-    compute = _COMPUTE_64F if kind == 1 else _COMPUTE_TF32 if kind == 0 and tf32() else _COMPUTE_32F
+    first, second = operand(b), operand(a)
+    kind, out_kind = data_type(a.dtype), data_type(dtype)
+    compute = compute_type(kind)
     scalars = _scalars(float(alpha), compute)
     binding, handle = cublas()
     # cuBLAS counts rows along memory: a row-major product is to it the transposed one, (a b)' = b' a'.
@@ -66,7 +76,7 @@ def batched_product(a: Array, b: Array, *, alpha: float = 1.0, dtype: DType | No
     return out
 
 
-class _Operand(NamedTuple):
+class Operand(NamedTuple):
     """Matrices as cuBLAS takes them: rows `leading` elements apart, matrices `step`; transposed: columns instead."""
 
     array: Array
@@ -75,7 +85,7 @@ class _Operand(NamedTuple):
     step: int
 
 
-def _operand(x: Array) -> _Operand:
+def operand(x: Array) -> Operand:
     """Describe matrices (..., rows, columns), copied only where no description fits."""
     found = _described(x)
     if found is None:
@@ -85,7 +95,7 @@ def _operand(x: Array) -> _Operand:
     return found
 
 
-def _described(x: Array) -> _Operand | None:
+def _described(x: Array) -> Operand | None:
     *strides, row, column = (stride // x.itemsize for stride in x.strides)
     rows, columns = x.shape[-2:]
     step = _one_step(x.shape[:-2], strides)
@@ -93,7 +103,7 @@ def _described(x: Array) -> _Operand | None:
         return None
     for transposed, near, along, leading in ((0, column, columns, row), (1, row, rows, column)):
         if (near == 1 or along == 1) and along <= leading <= _MOST:
-            return _Operand(x, transposed, leading, step)
+            return Operand(x, transposed, leading, step)
     return None
 
 

@@ -79,6 +79,14 @@ def find(operation: str, xp: Namespace, arrays: tuple[Any, ...], static: dict[st
     return None
 
 
+def serves(operation: str, *arrays: Array) -> bool:
+    """Whether the library of arrays has kernels for an operation, whatever they support."""
+    name = library(base_namespace(array_namespace(*arrays)))
+    if name not in _LOADED:
+        _load(name)
+    return _mode() != "portable" and (operation, name) in _KERNELS
+
+
 def explain(operation: str, *arrays: Any, **static: Any) -> str:
     """Say, one line a candidate, which path serves `operation` on these arrays, and why the others do not.
 

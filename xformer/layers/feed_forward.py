@@ -40,7 +40,7 @@ class FeedForward(Module):
 
     def __call__(self, x: Array, rng: Rng | None = None) -> Array:
         """x: (..., d_model) -> (..., d_model)."""
-        return self.contract(self.dropout(activation_named(self.activation)(self.expand(x)), rng))
+        return self.contract(self.dropout(self.expand(x, self.activation), rng))
 
 
 class GatedFeedForward(Module):
@@ -75,5 +75,5 @@ class GatedFeedForward(Module):
 
     def __call__(self, x: Array, rng: Rng | None = None) -> Array:
         """x: (..., d_model) -> (..., d_model)."""
-        gated = activation_named(self.activation)(self.gate(x)) * self.expand(x)
+        gated = self.gate(x, self.activation) * self.expand(x)
         return self.contract(self.dropout(gated, rng))

@@ -18,6 +18,6 @@ class Linear(Module):
         self.weight = init.xavier_uniform((in_features, out_features))
         self.bias = init.zeros((out_features,)) if bias else None
 
-    def __call__(self, x: Array) -> Array:
-        """x: (..., in_features) -> (..., out_features)."""
-        return linear(x, self.weight, self.bias)
+    def __call__(self, x: Array, activation: str | None = None) -> Array:
+        """x: (..., in_features) -> (..., out_features); activation: the name of the function to apply, if any."""
+        return linear(x, self.weight, self.bias, activation=activation)

@@ -13,18 +13,20 @@ from xformer.namespace import Array, array_namespace
 from xformer.ops.operation import Operation
 
 
-def _relu_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
+def relu_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
+    """The positive part, which is all that the derivative needs."""
     xp = array_namespace(x)
     y = xp.where(x < 0, xp.zeros_like(x), x)  # this way round, NaN stays visible
     return y, y
 
 
-def _relu_vjp(g: Array, y: Any, needs: Any) -> tuple[Any, ...]:
+def relu_vjp(g: Array, y: Any, needs: Any) -> tuple[Any, ...]:
+    """g where y, what the forward returned, is positive."""
     xp = array_namespace(g, y)
     return (xp.where(y > 0, g, xp.zeros_like(g)),)
 
 
-_relu = Operation(Implementation("relu", _relu_forward, _relu_vjp))
+_relu = Operation(Implementation("relu", relu_forward, relu_vjp))
 
 
 def relu(x: Array) -> Array:

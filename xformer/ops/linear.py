@@ -7,7 +7,10 @@ from typing import Any
 
 from xformer.autodiff import Implementation
 from xformer.errors import ShapeError
+from xformer.kernels import registry
 from xformer.namespace import Array, accumulation_dtype, array_namespace
+from xformer.ops.activations import activation as activation_named
+from xformer.ops.activations import relu_forward, relu_vjp
 from xformer.ops.operation import Operation
 
 
@@ -38,14 +41,31 @@ def _vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
 _operation = Operation(Implementation("linear", _forward, _vjp))
 
 
-def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """Multiply rows by a matrix and add a bias.
+def _relu_forward(x: Array, weight: Array, bias: Array | None, *, save: bool) -> tuple[Array, Any]:
+    y, _ = relu_forward(_forward(x, weight, bias, save=save)[0], save=save)
+    return y, (x, weight, y)
+
+
+def _relu_vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
+    x, weight, y = residuals
+    return _vjp(relu_vjp(g, y, needs)[0], (x, weight), needs)
+
+
+# For libraries in which one kernel does both; elsewhere each has its own.
+_with_relu = Operation(Implementation("linear_relu", _relu_forward, _relu_vjp))
+
+
+def linear(x: Array, weight: Array, bias: Array | None = None, *, activation: str | None = None) -> Array:
+    """Multiply rows by a matrix, add a bias, and apply an activation function if one is named.
 
     x: (..., in_features); weight: (in_features, out_features); bias: (out_features,) or None.
     Returns (..., out_features). Raises ShapeError when the features do not match.
     """
     check_features(x, weight)
-    return _operation(x, weight, bias)
+    if activation == "relu" and registry.serves("linear_relu", x):
+        return _with_relu(x, weight, bias)
+    y = _operation(x, weight, bias)
+    return y if activation is None else activation_named(activation)(y)
 
 
 def check_features(x: Array, weight: Array) -> None:
