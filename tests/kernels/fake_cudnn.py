@@ -1,7 +1,8 @@
 """The frontend of cuDNN, on the memory of NumPy arrays: it knows tensors by address, shape and strides alone.
 
 It refuses what cuDNN refuses, and goes wrong where cuDNN does: NaN for rows of minus infinity, and for rows of low
-logsumexp in tiles that are not whole (pytorch issue 196678), and rows beyond the given lengths stay unwritten.
+logsumexp in tiles that are not whole (pytorch issue 196678), and rows beyond the given lengths stay unwritten, those of
+the cotangents of keys and values, too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import types
 
 import numpy as np
+import pytest
 
 from tests.kernels.fake_cublas import dtype_named, strided
 
@@ -95,8 +97,10 @@ class Graph:
         self.node = {"backward": backward, "uids": uids, **settings}
         return made
 
-    def sdpa(self, *, q, k, v, bias=None, seq_len_q=None, seq_len_kv=None, generate_stats, **settings):
+    def sdpa(self, *, q, k, v, bias=None, seq_len_q=None, seq_len_kv=None, dropout=(), generate_stats, **settings):
         tensors = {"q": q, "k": k, "v": v, "bias": bias, "seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
+        if dropout:
+            tensors["keep"], tensors["scale"] = dropout
         given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         made = self._add(False, ("O", "Stats") if generate_stats else ("O",), given, settings)
         return made if generate_stats else [*made, None]
@@ -104,6 +108,8 @@ class Graph:
     def sdpa_backward(self, *, q, k, v, o, dO, stats, bias=None, seq_len_q=None, seq_len_kv=None, **settings):
         tensors = {"q": q, "k": k, "v": v, "o": o, "dO": dO, "stats": stats}
         tensors |= {"bias": bias, "seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
+        if "dropout" in settings:
+            tensors["keep"], tensors["scale"], tensors["inverse"] = settings.pop("dropout")
         given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         return self._add(True, ("dQ", "dK", "dV"), given, settings)
 
@@ -121,7 +127,7 @@ class Graph:
         self.module.built += 1
 
     def _validate(self):
-        query, key, value, bias = map(self._of, ("q", "k", "v", "bias"))
+        query, key, value, bias, keep = map(self._of, ("q", "k", "v", "bias", "keep"))
         batch, heads, queries, features = query.dim
         keys, causal = key.dim[2], self.node.get("diagonal_alignment")
         wrong = [
@@ -141,6 +147,9 @@ class Graph:
             causal == "BOTTOM_RIGHT" and (bias is not None or queries > keys),
             causal is not None and self.node.get("diagonal_band_right_bound") != 0,
             self.node["backward"] and queries == keys == 1,
+            heads % key.dim[1] or value.dim[1] != key.dim[1],
+            keep is not None
+            and (keep.dim != [batch, heads, queries, keys] or any(step % 8 for step in keep.stride[:-1])),
             (self._of("seq_len_q") is not None) != self.node.get("use_padding_mask", False),
         ]
         if any(wrong):
@@ -204,9 +213,18 @@ def _wide(array):
     return array.astype("float32")
 
 
+def _for_all(heads, array):
+    return np.repeat(_wide(array), heads // array.shape[1], axis=1)
+
+
+def _groups(x, heads):
+    return x.reshape(x.shape[0], heads, -1, *x.shape[2:]).sum(axis=2)
+
+
 def _scores(node, arrays):
-    """The scores as cuDNN masks them, and where rows and keys are within the given lengths."""
-    query, key = _wide(arrays["q"]), _wide(arrays["k"])
+    """The scores as cuDNN masks them, and where queries and keys are within the given lengths."""
+    query = _wide(arrays["q"])
+    key = _for_all(query.shape[1], arrays["k"])
     scores = node["attn_scale"] * (query @ key.swapaxes(-1, -2))
     row, column = np.arange(scores.shape[2])[:, None], np.arange(scores.shape[3])
     if "bias" in arrays:
@@ -214,37 +232,47 @@ def _scores(node, arrays):
     if "diagonal_alignment" in node:
         late = column > row + (scores.shape[3] - scores.shape[2] if node["diagonal_alignment"] == "BOTTOM_RIGHT" else 0)
         scores = np.where(late, -np.inf, scores)
-    inside = np.ones((len(scores), 1, scores.shape[2], 1), bool)
+    inside, counted = (np.ones((len(scores), 1, size, 1), bool) for size in scores.shape[2:])
     if node.get("use_padding_mask"):
-        inside = row < arrays["seq_len_q"]
+        inside, counted = row < arrays["seq_len_q"], column[:, None] < arrays["seq_len_kv"]
         scores = np.where(column < arrays["seq_len_kv"], scores, -np.inf)
-    return scores, np.broadcast_to(inside, (*scores.shape[:3], 1))
+    return scores, inside, counted
 
 
 def _write(place, values, inside):
     np.copyto(place, values.astype(place.dtype), where=np.broadcast_to(inside, place.shape))
 
 
+def _dropout(arrays):
+    return _wide(arrays["keep"]) * arrays["scale"] if "keep" in arrays else np.float32(1.0)
+
+
 def _forward(node, arrays):
-    scores, inside = _scores(node, arrays)
+    scores, inside, _ = _scores(node, arrays)
     with np.errstate(invalid="ignore", divide="ignore"):
         top = scores.max(axis=-1, keepdims=True)
         powers = np.exp(scores - top)
         total = powers.sum(axis=-1, keepdims=True)
-        _write(arrays["O"], (powers / total) @ _wide(arrays["v"]), inside)
+        weights = powers / total * _dropout(arrays)
+        _write(arrays["O"], weights @ _for_all(weights.shape[1], arrays["v"]), inside)
         if "Stats" in arrays:
             _write(arrays["Stats"], top + np.log(total), inside)
 
 
 def _backward(node, arrays):
-    scores, inside = _scores(node, arrays)
-    query, key, value, output, g = (_wide(arrays[name]) for name in ("q", "k", "v", "o", "dO"))
+    scores, inside, counted = _scores(node, arrays)
+    query, output, g = (_wide(arrays[name]) for name in ("q", "o", "dO"))
+    key, value = (_for_all(query.shape[1], arrays[name]) for name in ("k", "v"))
     with np.errstate(invalid="ignore"):
-        weights = np.exp(scores - arrays["stats"])
-        dscores = weights * (g @ value.swapaxes(-1, -2) - (g * output).sum(axis=-1, keepdims=True))
+        weights, dropout = np.exp(scores - arrays["stats"]), _dropout(arrays)
+        dweights = g @ value.swapaxes(-1, -2) * dropout
+        dscores = weights * (dweights - (g * output).sum(axis=-1, keepdims=True))
         dquery = node["attn_scale"] * (dscores @ key)
+    if "keep" in arrays:
+        assert arrays["scale"] * arrays["inverse"] == pytest.approx(1.0)
     if "bias" in arrays and not node.get("use_padding_mask") and (scores.shape[2] % 128 or scores.shape[3] % 128):
         dquery = np.where(arrays["stats"] < -88.0, np.nan, dquery)
+    dkey, dvalue = node["attn_scale"] * (dscores.swapaxes(-1, -2) @ query), (weights * dropout).swapaxes(-1, -2) @ g
     _write(arrays["dQ"], dquery, inside)
-    _write(arrays["dK"], node["attn_scale"] * (dscores.swapaxes(-1, -2) @ query), True)
-    _write(arrays["dV"], weights.swapaxes(-1, -2) @ g, True)
+    for name, cotangent in (("dK", dkey), ("dV", dvalue)):
+        _write(arrays[name], _groups(cotangent, arrays[name].shape[1]), counted)

@@ -17,21 +17,24 @@ LENGTHS = [(5, 5), (4, 7), (7, 4), (1, 6)]
 
 
 def serve_numpy(monkeypatch, *made):
-    """Have CuPy's kernels serve NumPy arrays, those of `made` in this order, on cuBLAS in memory."""
+    """Have those of CuPy's kernels serve NumPy arrays, on cuBLAS in memory."""
     binding = Binding()
     monkeypatch.setenv("XFORMER_KERNELS", "auto")
     monkeypatch.setattr(cupy_products, "cublas", lambda: (binding, HANDLE))
     monkeypatch.setattr(cupy_products, "pointer", lambda array: array.ctypes.data)
     kernels.explain("softmax", np.zeros(3), None)  # NumPy's own are loaded, and put aside
-    found = {kernel.name: kernel for kernel in registry._KERNELS["attention", "cupy"]}
-    chosen = [found[name]._replace(library="numpy") for name in made]
-    monkeypatch.setattr(registry, "_KERNELS", {("attention", "numpy"): chosen})
+    chosen: dict[tuple[str, str], list] = {}
+    for (operation, library), own in registry._KERNELS.items():
+        for kernel in own:
+            if library == "cupy" and kernel.name in made:
+                chosen.setdefault((operation, "numpy"), []).append(kernel._replace(library="numpy"))
+    monkeypatch.setattr(registry, "_KERNELS", chosen)
     return binding
 
 
 @pytest.fixture
 def cublas(monkeypatch):
-    return serve_numpy(monkeypatch, "cupy.attention")
+    return serve_numpy(monkeypatch, "cupy.attention", "cupy.grouped_attention")
 
 
 def normal(*shape, seed=0, dtype="float64"):

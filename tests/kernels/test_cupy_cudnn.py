@@ -25,10 +25,15 @@ from xformer.ops import attention
 PLAIN = {"causal": False, "scale": 0.3, "keep_probability": 1.0}
 
 
+OPERATIONS = ["attention", "grouped_attention"]
+
+
 @pytest.fixture
 def cudnn(monkeypatch, tmp_path):
     """Have NumPy arrays served by fused attention, and by batched products where it declines."""
-    serve_numpy(monkeypatch, "cudnn.attention", "cupy.attention")
+    names = [f"{library}.{operation}" for operation in OPERATIONS for library in ("cudnn", "cupy")]
+    serve_numpy(monkeypatch, *names)
+    monkeypatch.setattr(cupy_cudnn, "_empty", functools.partial(unwritten, cupy_cudnn._empty))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # what tests write need not outlast a power cut
     module = fake_cudnn.Module()
@@ -42,6 +47,13 @@ def cudnn(monkeypatch, tmp_path):
     monkeypatch.setattr(cupy_cudnn, "_LEAST_SCORES", 1)
     forget(monkeypatch)
     return module
+
+
+def unwritten(make, *like):
+    """What nobody may read."""
+    made = make(*like)
+    made[...] = np.nan
+    return made
 
 
 def forget(monkeypatch):
@@ -77,6 +89,45 @@ def test_masks(monkeypatch, cudnn, lengths, causal, kind):
     fused = not causal or queries == keys or (queries < keys and kind is None)
     assert cudnn.executed == ([("forward", "private")] * 2 + [("backward", "private")]) * fused
     assert ("served by cudnn.attention" in explained(*arrays, mask, causal=causal)) == fused
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding_is_told_as_lengths(monkeypatch, cudnn, causal):
+    """So that no tile of keys beyond them is computed; a sentence may have holes, too, or be empty."""
+    lengths, forward = [], fake_cudnn._forward
+
+    def noted(node, arrays):
+        lengths.append(arrays["seq_len_kv"].flatten())
+        forward(node, arrays)
+
+    monkeypatch.setattr(fake_cudnn, "_forward", noted)
+    mask = np.ones((4, 1, 1, 6), bool)
+    mask[1, ..., 4:], mask[2, ..., [1, 5]], mask[3] = False, False, False
+    assert_same(monkeypatch, lambda *qkv: attention(*qkv, mask, causal=causal), *qkv(6, 6, batch=4), tolerance=0.03)
+    np.testing.assert_array_equal(lengths, [[6, 4, 5, 1]] * 2)
+
+
+@pytest.mark.parametrize("kind", [None, "padding", "heads"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_dropout(monkeypatch, cudnn, kind, dtype):
+    arrays, mask = qkv(5, 7, dtype=dtype), make_mask(kind, 2, 3, 5, 7)
+    keep = np.random.default_rng(3).random((2, 3, 5, 7)) < 0.7
+    dropped = functools.partial(attention, mask=mask, keep=keep, keep_probability=0.7)
+    assert_same(monkeypatch, lambda *qkv: dropped(*qkv), *arrays, tolerance=0.03)
+    assert ("backward", "private") in cudnn.executed
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+@pytest.mark.parametrize(("causal", "kind"), [(True, None), (False, "padding"), (False, "heads")])
+def test_heads_that_share_keys(monkeypatch, cudnn, shared, causal, kind):
+    query, mask = qkv(6, 6, count=4)[0], make_mask(kind, 2, 4, 6, 6)
+    arrays = query, *qkv(6, 6, count=shared)[1:]
+    assert_same(monkeypatch, lambda *qkv: attention(*qkv, mask, causal=causal), *arrays, tolerance=0.04)
+    assert cudnn.executed == [("forward", "private")] * 2 + [("backward", "private")]
+    cudnn.refuses = "not today"
+    forget(monkeypatch)
+    with pytest.warns(RuntimeWarning, match="cuDNN failed for attention"):
+        assert_same(monkeypatch, lambda *qkv: attention(*qkv, mask, causal=causal, scale=0.3), *arrays, tolerance=0.04)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 6, 6), (1, 3, 6, 6), (3, 1, 6), (1, 6), (2, 1, 1, 6), ()], ids=str)
@@ -174,7 +225,11 @@ def test_results_lie_as_layers_merge_heads(cudnn):
         (qkv(5, 4, dtype="float16"), {"causal": True}, "causal, with fewer keys than queries"),
         ([*qkv(3, 4, dtype="float16"), np.ones(4, bool)], {"causal": True}, "causal, with more keys than queries and"),
         ([*qkv(4, 4, dtype="float16"), None, np.ones(4, "float32")], {}, "dtypes float16 and float32 are mixed"),
-        ([*qkv(4, 4, dtype="float16"), None, None, np.ones((2, 3, 4, 4), bool)], {}, "dropout of the weights"),
+        (
+            [*qkv(4, 4, dtype="float16"), None, None, np.ones((2, 1, 4, 4), bool)],
+            {},
+            "the mask of dropout is broadcast",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -373,21 +428,46 @@ def test_no_warning_is_given_for_what_works(cudnn):
         pulled(attention, *qkv(6, 6))
 
 
+def agree_on_the_gpu(*arrays, operation="attention", **given):
+    """Output and cotangents on a GPU, and in float64 on the host."""
+    cupy = library_or_skip("cupy")
+    if cupy_cudnn_plans.frontend()[1] is not None:
+        pytest.skip(cupy_cudnn_plans.frontend()[1])
+    wanted = pulled(functools.partial(attention, **given), *(array.astype("float64") for array in arrays))
+    here = [*map(cupy.asarray, arrays)]
+    given = {name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in given.items()}
+    masks = [given.get(name) for name in ("mask", "bias", "keep")]
+    static = {**PLAIN, **{name: given[name] for name in ("causal", "keep_probability") if name in given}}
+    said = kernels.explain(operation, *here, *masks, **static)
+    assert f"served by cudnn.{operation}" in said
+    output, pull = vjp(functools.partial(attention, **given), *here)
+    g = normal(*output.shape, seed=9).astype(output.dtype)
+    for made, exact in zip([output, *pull(cupy.asarray(g))], wanted, strict=True):
+        limit = TOLERANCES["bfloat16"] * max(1.0, float(np.max(np.abs(exact))))
+        np.testing.assert_allclose(to_host(made).astype("float64"), exact, rtol=0, atol=limit)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("length", [64, 100, 128])
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_on_the_gpu(length, kind, causal):
-    cupy = library_or_skip("cupy")
-    if cupy_cudnn_plans.frontend()[1] is not None:
-        pytest.skip(cupy_cudnn_plans.frontend()[1])
-    arrays, mask = qkv(length, length, 64, 64), make_mask(kind, 2, 3, length, length)
-    function = functools.partial(attention, causal=causal)
-    wanted = pulled(lambda *qkv: function(*qkv, mask), *(array.astype("float64") for array in arrays))
-    here, allowed = [*map(cupy.asarray, arrays)], None if mask is None else cupy.asarray(mask)
-    assert "served by cudnn.attention" in explained(*here, allowed, causal=causal)
-    output, pull = vjp(lambda *qkv: function(*qkv, allowed), *here)
-    g = normal(*output.shape, seed=9).astype(output.dtype)
-    for made, exact in zip([output, *pull(cupy.asarray(g))], wanted, strict=True):
-        limit = TOLERANCES["bfloat16"] * max(1.0, float(np.max(np.abs(exact))))
-        np.testing.assert_allclose(to_host(made).astype("float64"), exact, rtol=0, atol=limit)
+    mask = make_mask(kind, 2, 3, length, length)
+    agree_on_the_gpu(*qkv(length, length, 64, 64), mask=mask, causal=causal)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [(64, 64), (100, 77), (128, 256)], ids=str)
+@pytest.mark.parametrize("kind", [None, "padding"])
+def test_dropout_on_the_gpu(lengths, kind):
+    keep, mask = np.random.default_rng(3).random((2, 3, *lengths)) < 0.8, make_mask(kind, 2, 3, *lengths)
+    agree_on_the_gpu(*qkv(*lengths, 64, 64), mask=mask, keep=keep, keep_probability=0.8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shared", [1, 2])
+@pytest.mark.parametrize("kind", [None, "padding"])
+def test_shared_keys_on_the_gpu(shared, kind):
+    arrays = qkv(100, 100, 64, 64, count=4)[0], *qkv(100, 100, 64, 64, count=shared)[1:]
+    mask = make_mask(kind, 2, 4, 100, 100)
+    agree_on_the_gpu(*arrays, operation="grouped_attention", mask=mask, causal=True)

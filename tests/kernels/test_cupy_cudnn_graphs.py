@@ -62,16 +62,18 @@ def empty(batch, heads, length, features, dtype="float16"):
     return flat.reshape(batch, length, heads, features).transpose(0, 2, 1, 3)
 
 
-def specs(monkeypatch, queries, keys, features, width=None, mask=None, bias=None, causal=False, dtype="float16"):
+def specs(monkeypatch, queries, keys, features, *, width=None, shared=4, dtype="float16", **given):
     """Those of a call that `supports` accepts: forward, forward with what the derivative needs, derivative."""
     monkeypatch.setattr(cupy_products, "pointer", lambda array: array.ctypes.data)
     monkeypatch.setattr(cupy_cudnn_plans, "refusal", lambda *specs: None)
     monkeypatch.setattr(cupy_cudnn, "_LEAST_SCORES", 1)
-    arrays = [empty(2, 3, *each) for each in ((queries, features), (keys, features), (keys, width or features))]
-    additive = [None if shape is None else np.ones(shape, kind) for shape, kind in ((mask, bool), (bias, "float16"))]
-    static = {"causal": causal, "scale": 0.125}
-    assert cupy_cudnn.supports((*arrays, *additive, None), static) is None
-    return tuple(spec._replace(dtype=dtype) for spec in cupy_cudnn._specs_of(*arrays, *additive, *static.values()))
+    shapes = (4, queries, features), (shared, keys, features), (shared, keys, width or features)
+    arrays = [empty(2, *shape) for shape in shapes]
+    kinds = {"mask": bool, "bias": "float16", "keep": bool}
+    arrays += [np.ones(given[name], kind) if name in given else None for name, kind in kinds.items()]
+    static = {"causal": given.get("causal", False), "scale": 0.125}
+    assert cupy_cudnn.supports(tuple(arrays), static) is None
+    return tuple(spec._replace(dtype=dtype) for spec in cupy_cudnn._specs_of(*arrays, *static.values()))
 
 
 def build(cudnn, spec: Spec, context):
@@ -93,9 +95,14 @@ CALLS = {
     "one mask for all": {"queries": 64, "keys": 77, "features": 64, "mask": (77,)},
     "causal padding": {"queries": 77, "keys": 77, "features": 64, "mask": (2, 1, 1, 77), "causal": True},
     "a window": {"queries": 100, "keys": 100, "features": 64, "mask": (100, 100), "causal": True},
-    "a bias of heads": {"queries": 77, "keys": 77, "features": 64, "bias": (1, 3, 77, 77), "causal": True},
-    "bias and padding": {"queries": 64, "keys": 64, "features": 64, "mask": (2, 1, 1, 64), "bias": (3, 64, 64)},
-    "slopes": {"queries": 50, "keys": 50, "features": 64, "bias": (1, 3, 1, 50)},
+    "a bias of heads": {"queries": 77, "keys": 77, "features": 64, "bias": (1, 4, 77, 77), "causal": True},
+    "bias and padding": {"queries": 64, "keys": 64, "features": 64, "mask": (2, 1, 1, 64), "bias": (4, 64, 64)},
+    "dropout": {"queries": 77, "keys": 50, "features": 64, "keep": (2, 4, 77, 50), "dtype": "bfloat16"},
+    "causal dropout": {"queries": 256, "keys": 256, "features": 64, "keep": (2, 4, 256, 256), "causal": True},
+    "dropout and padding": {"queries": 64, "keys": 77, "features": 64, "keep": (2, 4, 64, 77), "mask": (2, 1, 1, 77)},
+    "shared keys": {"queries": 100, "keys": 100, "features": 64, "shared": 2, "causal": True, "dtype": "bfloat16"},
+    "one head of keys": {"queries": 64, "keys": 77, "features": 64, "shared": 1, "mask": (2, 1, 1, 77)},
+    "slopes": {"queries": 50, "keys": 50, "features": 64, "bias": (1, 4, 1, 50)},
 }
 
 
@@ -116,7 +123,7 @@ def test_scores_are_nowhere_in_the_memory(monkeypatch, cudnn, context):
     for spec in specs(monkeypatch, 4096, 4096, 64, mask=(2, 1, 1, 4096), causal=True):
         size = build(cudnn, spec, context)[0].get_workspace_size()
         print("backward" if spec.backward else "forward", size, "bytes of workspace")
-        assert size < 2 * 3 * 4096 * 4096 // 4
+        assert size < 2 * 4 * 4096 * 4096 // 4
 
 
 def test_a_serialized_plan_is_read_again(monkeypatch, cudnn, context):
@@ -131,8 +138,8 @@ def test_what_is_refused_here_is_refused_there(monkeypatch, cudnn, context):
     """The rules of the stand-in that other tests use, and of `supports`, are cuDNN's."""
     _, forward, backward = specs(monkeypatch, 64, 64, 64, bias=(64, 64))
     bottom_right = {"causal": "bottom_right"}
-    wide = ((2, 3, 64, 264), (64 * 3 * 264, 264, 3 * 264, 1))
-    odd = ((2, 3, 64, 12), (64 * 3 * 12, 12, 3 * 12, 1))
+    wide = ((2, 4, 64, 264), (64 * 4 * 264, 264, 4 * 264, 1))
+    odd = ((2, 4, 64, 12), (64 * 4 * 12, 12, 4 * 12, 1))
     for spec in (
         forward._replace(**bottom_right),
         backward._replace(**bottom_right),

@@ -11,6 +11,7 @@ from xformer import value_and_grad
 from xformer.errors import BackendError, ShapeError
 from xformer.namespace import from_host, to_host
 from xformer.ops import attention, attention_weights, softmax
+from xformer.ops.attention import _grouped
 
 QUERY, KEY, VALUE = normal(0, 2, 2, 3, 4), normal(1, 2, 2, 5, 4), normal(2, 2, 2, 5, 6)
 MASK = np.ones((2, 1, 3, 5), dtype=bool)
@@ -96,3 +97,46 @@ def test_arrays_on_two_devices_are_refused():
     with pytest.raises(BackendError, match=message):
         attention(here, here.to_device(there), here.to_device(there))
     assert attention(*(here.to_device(there) for _ in range(3))).device == there
+
+
+@pytest.mark.parametrize("mode", ["auto", "portable"])
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("shared", [1, 2])
+@pytest.mark.parametrize("of_heads", [False, True])
+def test_heads_that_share_keys_are_as_if_each_had_its_own(xp, mode, queries, shared, of_heads, monkeypatch):
+    monkeypatch.setenv("XFORMER_KERNELS", mode)
+    arrays = [normal(0, 2, 4, queries, 8), normal(1, 2, shared, 5, 8), normal(2, 2, shared, 5, 6)]
+    bias, mask = normal(3, 4 if of_heads else 1, 1, 5), from_host(xp, MASK[:, :, -1:])
+    settings = {"mask": mask, "bias": from_host(xp, bias), "causal": True}
+    g = normal(4, 2, 4, queries, 6)
+
+    def of_shared(arrays):
+        return weighted_sum(attention(*arrays, **settings), from_host(xp, g))
+
+    got, gradients = value_and_grad(of_shared)([from_host(xp, array) for array in arrays])
+    own = [arrays[0], *(np.repeat(array, 4 // shared, axis=1) for array in arrays[1:])]
+    wanted, (dquery, *others) = value_and_grad(of_shared)([from_host(xp, array) for array in own])
+    sums = [to_host(x).reshape(2, shared, 4 // shared, *x.shape[2:]).sum(axis=2) for x in others]
+    assert_close(got, wanted, xp=xp)
+    for made, expected in zip(gradients, [to_host(dquery), *sums], strict=True):
+        assert_close(made, expected, xp=xp)
+
+
+def test_as_one_operation_they_have_the_same_gradients():
+    arrays = [normal(0, 2, 4, 3, 8), normal(1, 2, 2, 5, 8), normal(2, 2, 2, 5, 6)]
+    static = {"causal": True, "scale": 0.5, "keep_probability": 1.0}
+
+    def of_grouped(arrays):
+        return weighted_sum(_grouped(*arrays, MASK, None, None, **static), normal(4, 2, 4, 3, 6))
+
+    def of_repeated(arrays):
+        return weighted_sum(attention(*arrays, MASK, causal=True, scale=0.5), normal(4, 2, 4, 3, 6))
+
+    (got, gradients), (wanted, others) = value_and_grad(of_grouped)(arrays), value_and_grad(of_repeated)(arrays)
+    for made, expected in zip([got, *gradients], [wanted, *others], strict=True):
+        assert_close(made, expected)
+
+
+def test_keys_of_more_heads_than_divide_those_of_the_query_are_refused():
+    with pytest.raises(ShapeError, match="query, key and value have shapes"):
+        attention(normal(0, 2, 4, 3, 8), normal(1, 2, 3, 5, 8), normal(2, 2, 3, 5, 6))

@@ -11,7 +11,7 @@ from typing import Any
 from xformer.kernels.cupy_products import batched_product
 from xformer.kernels.registry import Kernel, register
 from xformer.namespace import Array, accumulation_dtype, array_namespace, device, dtype_name
-from xformer.ops.attention import causal_mask
+from xformer.ops.attention import causal_mask, for_all_heads, sum_groups
 from xformer.ops.dropout import apply_keep
 from xformer.ops.softmax import softmax, softmax_cotangent
 
@@ -46,8 +46,8 @@ def forward(
     save: bool,
 ) -> tuple[Array, Any]:
     """The output (..., queries, value_dim); kept are the arrays, the weights and the mask of dropout."""
-    xp = array_namespace(query)
-    query, key, value = _together(xp, query, key, value)
+    xp, heads = array_namespace(query), key.shape[1] if len(key.shape) == 4 else 0
+    query, key, value = _together(xp, query, for_all_heads(key, query), for_all_heads(value, query))
     scores = batched_product(query, _turned(key), alpha=scale, dtype=accumulation_dtype(xp, query.dtype))
     if bias is not None:
         scores += xp.astype(bias, scores.dtype, copy=False)
@@ -56,12 +56,12 @@ def forward(
         mask = allowed if mask is None else xp.logical_and(mask, allowed)
     weights = xp.astype(softmax(scores, mask), query.dtype, copy=False)
     dropped = weights if keep is None else _dropped(weights, keep, keep_probability)
-    return batched_product(dropped, value), (query, key, value, weights, keep) if save else None
+    return batched_product(dropped, value), (query, key, value, weights, keep, heads) if save else None
 
 
 def vjp(g: Array, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float) -> Any:
     """As in ops/attention.py, with dS in float32 until it is multiplied; only what is needed."""
-    query, key, value, weights, keep = residuals
+    query, key, value, weights, keep, heads = residuals
     xp = array_namespace(g)
     dquery = dkey = dvalue = dbias = None
     if needs[2]:
@@ -76,6 +76,7 @@ def vjp(g: Array, residuals: Any, needs: Any, *, causal: bool, scale: float, kee
         dscores = xp.astype(dbias, weights.dtype, copy=False)
         dquery = batched_product(dscores, key, alpha=scale) if needs[0] else None
         dkey = batched_product(_turned(dscores), query, alpha=scale) if needs[1] else None
+    dkey, dvalue = (x if x is None or heads in (0, x.shape[1]) else sum_groups(x, heads) for x in (dkey, dvalue))
     return dquery, dkey, dvalue, None, dbias if needs[4] else None, None
 
 
@@ -97,4 +98,5 @@ def _together(xp: Any, *arrays: Array) -> list[Array]:
     return [xp.broadcast_to(array, (*batch, *array.shape[-2:])) for array in arrays]
 
 
-register(Kernel("cupy.attention", "attention", "cupy", supports, forward, vjp, tolerance=2e-2))
+for _operation in ("attention", "grouped_attention"):
+    register(Kernel(f"cupy.{_operation}", _operation, "cupy", supports, forward, vjp, tolerance=2e-2))

@@ -11,7 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 from xformer.kernels import cupy_attention, cupy_cudnn_plans, cupy_products
-from xformer.kernels.cupy_cudnn_graphs import DTYPES, Layout, Spec, packed
+from xformer.kernels.cupy_cudnn_graphs import DTYPES, Layout, Spec, in_rows, packed
 from xformer.kernels.registry import Kernel, register
 from xformer.namespace import Array, array_namespace, device, dtype_name
 from xformer.ops.attention import causal_mask
@@ -32,8 +32,8 @@ def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     if reason is not None:
         return reason
     queries, keys = query.shape[2], key.shape[2]
-    if keep is not None:
-        return "dropout of the weights: cuDNN draws a mask of its own, not the one given"
+    if keep is not None and tuple(keep.shape) != (*query.shape[:3], keys):
+        return "the mask of dropout is broadcast"
     if queries == 1:
         return "one query: keys grow at every step of decoding, and each length would be a plan to build"
     if queries * keys < _LEAST_SCORES:
@@ -42,14 +42,15 @@ def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
         return "causal, with fewer keys than queries"
     if static["causal"] and queries < keys and (mask is not None or bias is not None):
         return "causal, with more keys than queries and a mask or a bias"
-    return cupy_cudnn_plans.refusal(*_specs_of(query, key, value, mask, bias, static["causal"], static["scale"]))
+    return cupy_cudnn_plans.refusal(*_specs_of(query, key, value, mask, bias, keep, static["causal"], static["scale"]))
 
 
 def _unfit(query: Array, key: Array, value: Array) -> str | None:
     shapes = [tuple(array.shape) for array in (query, key, value)]
     if {len(shape) for shape in shapes} != {4}:
         return "not (batch, heads, length, features)"
-    if shapes[0][:2] != shapes[1][:2] or shapes[1][:3] != shapes[2][:3]:
+    (batch, heads), (of_keys, heads_of_keys) = shapes[0][:2], shapes[1][:2]
+    if batch != of_keys or heads % max(1, heads_of_keys) or shapes[1][:3] != shapes[2][:3]:
         return "batch or heads are broadcast"
     if 0 in (*shapes[0], *shapes[1], *shapes[2]):
         return "nothing to attend to"
@@ -83,10 +84,14 @@ def _forward(
 ) -> tuple[Array, Any]:
     xp, given = array_namespace(query), (query, key, value, mask, bias, keep)
     arrays = dict(zip(("query", "key", "value"), map(_readable, given[:3]), strict=True))
-    inferring, training, backward = _specs_of(query, key, value, mask, bias, causal, scale)
+    inferring, training, backward = _specs_of(query, key, value, mask, bias, keep, causal, scale)
     spec, alive = training if save else inferring, None
     if spec.bias is not None:
         arrays["bias"], alive = _additive(mask, bias, query, spec.bias, causal)
+    if spec.padded or (save and backward.padded):
+        arrays |= _lengths(mask if spec.padded else None, query, key)
+    if keep is not None:
+        arrays |= _dropping(keep, keep_probability, query)
     arrays["output"] = _empty(xp, (*query.shape[:3], value.shape[3]), query.dtype)
     if save:
         arrays["stats"] = xp.empty((*query.shape[:3], 1), dtype=xp.float32)
@@ -108,9 +113,8 @@ def _vjp(g: Array, residuals: Any, needs: Any, **static: Any) -> Any:
     arrays["g"] = g if _lies_packed(g) else _copied(g)
     for name in ("query", "key", "value"):
         arrays["d" + name] = _empty(xp, arrays[name].shape, g.dtype)
-    if spec.padded:
-        sizes = {"queries": spec.query[0][2], "keys": spec.key[0][2]}
-        arrays |= {name: xp.full((len(g), 1, 1, 1), size, dtype=xp.int32) for name, size in sizes.items()}
+    if spec.padded:  # what lies beyond the lengths is not written
+        arrays["dkey"][...] = arrays["dvalue"][...] = 0.0
     # That of a bias would take cuDNN memory for queries times keys, too.
     if not needs[4] and cupy_cudnn_plans.run(spec, arrays):
         return arrays["dquery"], arrays["dkey"], arrays["dvalue"], None, None, None
@@ -129,38 +133,46 @@ def _memory(x: Array) -> _Memory:
 
 
 def _specs_of(
-    query: Array, key: Array, value: Array, mask: Array | None, bias: Array | None, causal: bool, scale: float
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    bias: Array | None,
+    keep: Array | None,
+    causal: bool,
+    scale: float,
 ) -> tuple[Spec, Spec, Spec]:
     """The specs of a call: forward, forward with what the derivative needs, derivative."""
     shapes = None if mask is None else mask.shape, None if bias is None else bias.shape
-    memories = _memory(query), _memory(key), _memory(value)
-    return _specs(dtype_name(query.dtype), *memories, shapes, causal, scale, cupy_cudnn_plans.repeatable())
+    arrays = dtype_name(query.dtype), _memory(query), _memory(key), _memory(value)
+    return _specs(arrays, shapes, keep is not None, causal, scale, cupy_cudnn_plans.repeatable())
 
 
 @functools.lru_cache(maxsize=4096)
 def _specs(
-    dtype: str,
-    query: _Memory,
-    key: _Memory,
-    value: _Memory,
+    arrays: tuple[str, _Memory, _Memory, _Memory],
     masks: tuple[Any, Any],
+    dropped: bool,
     causal: bool,
     scale: float,
     repeatable: bool,
 ) -> tuple[Spec, Spec, Spec]:
     """From what distinguishes calls, since finding it all out anew takes longer than cuDNN does.
 
-    Causal means that the last query sees the last key: the bottom right corner. With a bias, cuDNN's derivative leaves
-    what is beyond the last whole tile unmasked, and makes NaN where a row's logsumexp is low (pytorch issue 196678,
-    cudnn-frontend issue 160), unless lengths are given: those of all queries and keys, so that no row stays unwritten.
+    Causal means that the last query sees the last key: the bottom right corner. A mask that is the same for all queries
+    of a sentence is told as lengths, too, so that what lies beyond them is not computed. With a bias, cuDNN's
+    derivative leaves what is beyond the last whole tile unmasked, and makes NaN where a row's logsumexp is low (pytorch
+    issue 196678, cudnn-frontend issue 160), unless lengths are given: those of all queries and keys will do.
     """
+    dtype, query, key, value = arrays
     queries, keys = query[0][2], key[0][2]
     corner = ("top_left" if queries == keys else "bottom_right") if causal else ""
     bias = _additive_layout(*masks, query[0], key[0])
-    padded = bias is not None and bool(queries % _TILE or keys % _TILE)
+    padded = masks[0] is not None and {*masks[0][-3:-1]} <= {1}
+    whole = bias is not None and bool(queries % _TILE or keys % _TILE)
     layouts = _layout(*query), _layout(*key), _layout(*value)
-    inferring = Spec(False, dtype, *layouts, bias, corner, float(scale), False, False, False)
-    backward = inferring._replace(backward=True, padded=padded, repeatable=repeatable)
+    inferring = Spec(False, dtype, *layouts, bias, corner, float(scale), padded, dropped, False, False)
+    backward = inferring._replace(backward=True, padded=padded or whole, repeatable=repeatable)
     return inferring, inferring._replace(stats=True), backward
 
 
@@ -213,8 +225,7 @@ def _additive_layout(mask: Any, bias: Any, query: tuple[int, ...], key: tuple[in
         batch = query[0]
     else:
         queries = query[2]
-    row = -(-key[2] // 8) * 8
-    return (batch, heads, queries, key[2]), (heads * queries * row, queries * row, row, 1)
+    return in_rows(batch, heads, queries, key[2])
 
 
 def _additive(
@@ -226,14 +237,14 @@ def _additive(
     size keeps the derivative finite. Only where a row of the sum serves several queries, some of which a causal mask
     leaves without any open key, do scores stay at _FORBIDDEN throughout, which is finite, too.
     """
-    xp, ((*before, rows, keys), strides) = array_namespace(query), layout
+    xp, (*before, rows, keys) = array_namespace(query), layout[0]
     allowed: Any = None if mask is None else _four(mask)
     if bias is not None:
         finite = _four(bias) != -math.inf
         allowed = finite if allowed is None else xp.logical_and(allowed, finite)
     allowed = xp.broadcast_to(allowed, (*allowed.shape[:-1], keys))
     low = xp.full((1, 1, 1, 1), _FORBIDDEN, dtype=query.dtype)
-    added = xp.empty((*before, rows, strides[2]), dtype=query.dtype)[..., :keys]
+    added = _rows((*before, rows, keys), query)
     added[...] = xp.where(allowed, xp.zeros_like(low) if bias is None else _four(bias), low)
     if causal and rows == 1:  # there are as many queries as keys, and query i sees those up to i
         seen = xp.cumulative_sum(xp.astype(allowed, xp.int32), axis=-1)
@@ -244,8 +255,36 @@ def _additive(
     return added, alive
 
 
+def _rows(shape: tuple[int, ...], like: Array) -> Array:
+    """An empty array that lies as in_rows says."""
+    return array_namespace(like).empty((*shape[:-1], in_rows(*shape)[1][2]), dtype=like.dtype)[..., : shape[-1]]
+
+
+def _dropping(keep: Array, keep_probability: float, query: Array) -> dict[str, Array]:
+    """Which weights are kept, as numbers, and what those are multiplied by."""
+    xp, kept = array_namespace(query), _rows(keep.shape, query)
+    kept[...] = keep
+    numbers = {"scale": 1.0 / keep_probability, "inverse": keep_probability}
+    return {"keep": kept} | {name: xp.full((1, 1, 1, 1), x, dtype=xp.float32) for name, x in numbers.items()}
+
+
+def _lengths(mask: Array | None, query: Array, key: Array) -> dict[str, Array]:
+    """How many queries and keys of each sentence count, int32: all, or keys up to the last that a mask allows.
+
+    One at least: a row without keys would have no output, not even one to be multiplied by zero.
+    """
+    xp, batch, (queries, keys) = array_namespace(query), len(query), (query.shape[2], key.shape[2])
+    sizes = {"queries": queries, "keys": keys}
+    lengths = {name: xp.full((batch, 1, 1, 1), size, dtype=xp.int32) for name, size in sizes.items()}
+    if mask is not None:
+        ends = xp.where(_four(mask), xp.arange(1, keys + 1, dtype=xp.int32), xp.ones((1,), dtype=xp.int32))
+        lengths["keys"][...] = xp.max(ends, axis=-1, keepdims=True)
+    return lengths
+
+
 def _four(x: Array) -> Array:
     return x.reshape((1,) * (4 - len(x.shape)) + tuple(x.shape))
 
 
-register(Kernel("cudnn.attention", "attention", "cupy", supports, _forward, _vjp, tolerance=2e-2, compiled=True))
+for _operation in ("attention", "grouped_attention"):
+    register(Kernel(f"cudnn.{_operation}", _operation, "cupy", supports, _forward, _vjp, tolerance=2e-2, compiled=True))

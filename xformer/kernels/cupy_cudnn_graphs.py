@@ -17,8 +17,9 @@ class Spec(NamedTuple):
     """All that a plan depends on, but for the device and the versions of the software.
 
     dtype: of all tensors but `stats`. causal: "" (no), "top_left" or "bottom_right", the corner on the diagonal.
-    padded: lengths are given, one a sentence. stats: the forward also writes what the backward needs. repeatable: the
-    backward sums in a fixed order, for which it takes memory for queries times keys.
+    padded: lengths are given, one a sentence. dropped: weights are multiplied by a mask, and by a number. stats: the
+    forward also writes what the backward needs. repeatable: the backward sums in a fixed order, for which it takes
+    memory for queries times keys.
     """
 
     backward: bool
@@ -30,6 +31,7 @@ class Spec(NamedTuple):
     causal: str
     scale: float
     padded: bool
+    dropped: bool
     stats: bool
     repeatable: bool
 
@@ -39,18 +41,25 @@ def packed(batch: int, heads: int, length: int, features: int) -> Layout:
     return (batch, heads, length, features), (length * heads * features, features, heads * features, 1)
 
 
+def in_rows(batch: int, heads: int, queries: int, keys: int) -> Layout:
+    """Memory of what there is for every score, its rows aligned to 16 bytes."""
+    row = -(-keys // 8) * 8
+    return (batch, heads, queries, keys), (heads * queries * row, queries * row, row, 1)
+
+
 def describe(cudnn: Any, spec: Spec, context: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Make the graph of a spec and its ports by name; `context` is what the graph is made for (a handle).
 
-    Forward: query, key, value, [bias], [queries, keys: lengths], output, [stats: logsumexp of the scores].
-    Backward: query, key, value, [bias], [queries, keys], output, g, stats, dquery, dkey, dvalue.
+    Forward: query, key, value, [bias], [queries, keys: lengths], [keep, scale, inverse: of dropout], output, [stats:
+    logsumexp of the scores]. Backward: those, of which output and stats are read, g, dquery, dkey, dvalue.
     """
     kind, io = cudnn.data_type, getattr(cudnn.data_type, DTYPES[spec.dtype])
     graph = cudnn.pygraph(io_data_type=io, intermediate_data_type=kind.FLOAT, compute_data_type=kind.FLOAT, **context)
-    batch, heads, queries, _ = spec.query[0]
+    (batch, heads, queries, _), keys = spec.query[0], spec.key[0][2]
     output = packed(batch, heads, queries, spec.value[0][-1])
     stats = (batch, heads, queries, 1), (heads * queries, queries, 1, 1)
-    lengths = (batch, 1, 1, 1), (1, 1, 1, 1)
+    lengths, number = ((batch, 1, 1, 1), (1, 1, 1, 1)), ((1, 1, 1, 1), (1, 1, 1, 1))
+    keep = in_rows(batch, heads, queries, keys)
     layouts: dict[str, tuple[Layout | None, Any]] = {
         "query": (spec.query, io),
         "key": (spec.key, io),
@@ -58,6 +67,9 @@ def describe(cudnn: Any, spec: Spec, context: dict[str, Any]) -> tuple[Any, dict
         "bias": (spec.bias, io),
         "queries": (lengths if spec.padded else None, kind.INT32),
         "keys": (lengths if spec.padded else None, kind.INT32),
+        "keep": (keep if spec.dropped else None, io),
+        "scale": (number if spec.dropped else None, kind.FLOAT),
+        "inverse": (number if spec.dropped and spec.backward else None, kind.FLOAT),
         "output": (output if spec.backward else None, io),
         "g": (output if spec.backward else None, io),
         "stats": (stats if spec.backward else None, kind.FLOAT),
@@ -67,8 +79,10 @@ def describe(cudnn: Any, spec: Spec, context: dict[str, Any]) -> tuple[Any, dict
         for name, (layout, dtype) in layouts.items()
         if layout is not None
     }
-    read = {_KEYWORDS[name]: port for name, port in ports.items()}
+    read = {_KEYWORDS[name]: port for name, port in ports.items() if name in _KEYWORDS}
     settings = {"name": "attention", "attn_scale": spec.scale, **_masking(cudnn, spec)}
+    if spec.dropped:
+        settings["dropout"] = tuple(ports[name] for name in ("keep", "scale", "inverse") if name in ports)
     if spec.backward:
         cotangents = graph.sdpa_backward(**read, **settings, use_deterministic_algorithm=spec.repeatable)
         written = dict(zip(("dquery", "dkey", "dvalue"), cotangents, strict=True))

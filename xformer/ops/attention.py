@@ -7,7 +7,17 @@ from typing import Any
 
 from xformer.autodiff import Implementation
 from xformer.errors import ShapeError
-from xformer.namespace import Array, Device, Namespace, array_namespace, device, dtype_name, same_device
+from xformer.kernels import registry
+from xformer.namespace import (
+    Array,
+    Device,
+    Namespace,
+    accumulation_dtype,
+    array_namespace,
+    device,
+    dtype_name,
+    same_device,
+)
 from xformer.ops.dropout import apply_keep
 from xformer.ops.operation import Operation
 from xformer.ops.softmax import softmax, softmax_cotangent
@@ -33,8 +43,8 @@ def attention_weights(
 
     Shapes, mask and bias are those of `attention`; rows that may attend nowhere are zero.
     """
-    key = _for_all_heads(key, query)
     check_shapes(query, key, key)
+    key = for_all_heads(key, query)
     check_mask(mask, (*query.shape[:-1], key.shape[-2]))
     check_bias(bias, (*query.shape[:-1], key.shape[-2]))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -89,6 +99,21 @@ def _vjp(
 _operation = Operation(Implementation("attention", _forward, _vjp))
 
 
+def _grouped_forward(query: Array, key: Array, value: Array, *others: Array | None, **static: Any) -> tuple[Array, Any]:
+    output, residuals = _forward(query, for_all_heads(key, query), for_all_heads(value, query), *others, **static)
+    return output, (residuals, key.shape[1])
+
+
+def _grouped_vjp(g: Array, residuals: Any, needs: Any, **static: Any) -> tuple[Any, ...]:
+    inner, heads = residuals
+    dquery, dkey, dvalue, *others = _vjp(g, inner, needs, **static)
+    return dquery, sum_groups(dkey, heads), sum_groups(dvalue, heads), *others
+
+
+# For libraries with a kernel that reads each head of keys once, however many heads of the query it serves.
+_grouped = Operation(Implementation("grouped_attention", _grouped_forward, _grouped_vjp))
+
+
 def attention(
     query: Array,
     key: Array,
@@ -117,23 +142,54 @@ def attention(
     BackendError when the arrays are not all on one device.
     """
     same_device((query, key, value, mask, bias))  # masks and biases come from anywhere, so here is where to look
-    key, value = _for_all_heads(key, query), _for_all_heads(value, query)
     check_shapes(query, key, value)
     check_mask(mask, (*query.shape[:-1], key.shape[-2]))
     check_bias(bias, (*query.shape[:-1], key.shape[-2]))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     static = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
-    return _operation(query, key, value, mask, bias, keep, **static)
+    if not _in_groups(query, key):
+        return _operation(query, key, value, mask, bias, keep, **static)
+    if query.shape[2] == 1 and keep is None and not any(_by_head(each) for each in (mask, bias)):
+        # Heads that share keys are as good as queries that do; a last query of its own sees every key.
+        groups = _refold(query, 1, key.shape[1]), key, value, mask, bias, keep
+        return _refold(_operation(*groups, **static | {"causal": False}), 1, query.shape[1])
+    if registry.serves("grouped_attention", query):
+        return _grouped(query, key, value, mask, bias, keep, **static)
+    return _operation(query, for_all_heads(key, query), for_all_heads(value, query), mask, bias, keep, **static)
 
 
-def _for_all_heads(x: Array, query: Array) -> Array:
+def _in_groups(query: Array, key: Array) -> bool:
+    """Whether heads of the keys serve several heads of the query."""
+    return len(query.shape) == 4 and query.shape[1] > key.shape[1] > 0
+
+
+def _by_head(x: Array | None) -> bool:
+    return x is not None and len(x.shape) > 2 and x.shape[-3] > 1
+
+
+def _refold(x: Array, axis: int, size: int) -> Array:
+    """Move elements between an axis, which gets that size, and the next one."""
+    shape = [*x.shape]
+    shape[axis], shape[axis + 1] = size, shape[axis] * shape[axis + 1] // size
+    return array_namespace(x).reshape(x, tuple(shape))
+
+
+def for_all_heads(x: Array, query: Array) -> Array:
     """Repeat the heads of keys or values that serve several heads of the query."""
-    if len(x.shape) != 4 or len(query.shape) != 4 or x.shape[1] in (0, query.shape[1]) or query.shape[1] % x.shape[1]:
-        return x  # what does not fit is refused by check_shapes
+    if not _in_groups(query, x):
+        return x
     (batch, heads, length, features), group = x.shape, query.shape[1] // x.shape[1]
     xp = array_namespace(x)
     repeated = xp.broadcast_to(xp.expand_dims(x, axis=2), (batch, heads, group, length, features))
     return xp.reshape(repeated, (batch, heads * group, length, features))
+
+
+def sum_groups(x: Array, heads: int) -> Array:
+    """Sum the cotangents of repeated heads: (batch, query_heads, length, features) -> (batch, heads, ...)."""
+    batch, repeated, length, features = x.shape
+    xp = array_namespace(x)
+    groups = xp.reshape(x, (batch, heads, repeated // heads, length, features))
+    return xp.astype(xp.sum(groups, axis=2, dtype=accumulation_dtype(xp, x.dtype)), x.dtype, copy=False)
 
 
 def check_shapes(query: Array, key: Array, value: Array) -> None:
@@ -141,7 +197,10 @@ def check_shapes(query: Array, key: Array, value: Array) -> None:
     shapes = [tuple(array.shape) for array in (query, key, value)]
     ranks = {len(shape) for shape in shapes}
     fits = len(ranks) == 1 and min(ranks) >= 2 and shapes[0][-1] == shapes[1][-1] and shapes[1][:-1] == shapes[2][:-1]
-    if not fits or any(len({1, *sizes}) > 2 for sizes in zip(shapes[0][:-2], shapes[1][:-2], strict=True)):
+    sizes = [list(shape[:-2]) for shape in shapes[:2]]
+    if fits and ranks == {4} and sizes[1][1] and sizes[0][1] % sizes[1][1] == 0:
+        sizes[1][1] = sizes[0][1]  # heads that serve several
+    if not fits or any(len({1, *pair}) > 2 for pair in zip(*sizes, strict=True)):
         raise ShapeError(
             f"query, key and value have shapes {shapes[0]}, {shapes[1]}, {shapes[2]}; expected (..., queries, "
             "head_dim), (..., keys, head_dim), (..., keys, value_dim)"
