@@ -125,9 +125,12 @@ def test_decoding_projects_the_memory_for_the_copy_head_once(xp, monkeypatch):
     call = head.__call__
     monkeypatch.setattr(head, "__call__", lambda self, *given: seen.append(given) or call(self, *given))
     projected, project = [], Linear.__call__
-    monkeypatch.setattr(
-        Linear, "__call__", lambda self, x: projected.append(self is model.copy_head.key) or project(self, x)
-    )
+
+    def noted(self, *given):
+        projected.append(self is model.copy_head.key)
+        return project(self, *given)
+
+    monkeypatch.setattr(Linear, "__call__", noted)
     cache = model.begin(SOURCE)
     target = np.asarray([[1, 7, 3, 5], [1, 4, 9, 6]])
     found = [model.step(from_host(xp, target[:, [column]]), cache) for column in range(3)]
