@@ -7,13 +7,15 @@ import importlib
 import numpy as np
 import pytest
 
+from tests.conftest import library_or_skip
 from tests.kernels.cuda_cases import normal
 from tests.reference import small_model, translation_loss
-from xformer import Rng, kernels, namespace, value_and_grad
+from xformer import Rng, kernels, namespace, training, value_and_grad
 from xformer.kernels import cupy_launch, registry
 from xformer.namespace import dtype_named
 from xformer.ops import gelu, layer_norm, linear
-from xformer.training import AdamW, clip_by_global_norm
+from xformer.training import AdamW, Batch, TokenPairs, clip_by_global_norm
+from xformer.training.precision import computed_in
 from xformer.tree import flatten
 
 ROWS, FEATURES, CLASSES = (3, 4), 8, 11
@@ -29,6 +31,7 @@ CASES = {
     "softmax": ((X, KEEP[:, :1]), {}),
     "cross_entropy": ((normal(*ROWS, CLASSES), IDS), {"pad_id": 0, "label_smoothing": 0.1, "z_loss": 0.1}),
     "linear": ((X, MATRIX, VECTOR), {}),
+    "linear_relu": ((X, MATRIX, VECTOR), {}),
     "project_heads": ((X, MATRIX, MATRIX, VECTOR, VECTOR), {"heads": (2, 4)}),
     "squared_norm": ((X, VECTOR), {}),
     "adam": (
@@ -163,3 +166,39 @@ def test_three_updates_of_a_model_are_those_of_the_portable_code(cuda_host, monk
         np.testing.assert_allclose(array, want, rtol=0, atol=1e-10)
     assert launched >= {"norms.normalize_parameters_vjp", "optimizer.adam", "softmax.cross_entropy_vjp"}
     assert launched >= {f"elementwise.{settings['activation']}_vjp", "elementwise.dropout", "embedding.scatter_pieces"}
+
+
+SPIN = """
+extern "C" __global__ void spin(long long cycles)
+{
+    const long long start = clock64();
+    while (clock64() - start < cycles) {}
+}
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_does_not_wait_for_the_gpu(dtype):
+    """Forward, backward and update are all launched while the GPU still does something else."""
+    cupy = library_or_skip("cupy")
+    spin, optimizer = cupy.RawModule(code=SPIN).get_function("spin"), AdamW()
+    model = small_model(cupy, dtype="float32", d_model=64, num_heads=1, dropout=0.1)
+    rows = [[5, 4, 7, 2], [3, 10, 2]]
+    batch = Batch.make(TokenPairs(rows, rows), [0, 1], xp=cupy)
+    objective = computed_in(dtype, training.translation_loss)
+
+    def step(model, state, number):
+        loss, gradients = value_and_grad(objective)(model, batch, Rng(number))
+        return optimizer.update(model, gradients, state, 0.01), loss
+
+    (model, state), _ = step(model, optimizer.initial(model), 0)  # compiles, and asks for memory
+    (model, state), _ = step(model, state, 1)
+    cupy.cuda.Device().synchronize()
+    busy = cupy.cuda.Event()
+    spin((1,), (1,), (5_000_000_000,))  # some seconds
+    busy.record()
+    _, loss = step(model, state, 2)
+    waited = busy.done
+    assert np.isfinite(float(loss))
+    assert not waited
