@@ -96,7 +96,9 @@ def test_a_run_goes_on_in_the_precision_that_it_began_with(xformer, refused, tra
     assert "numpy, float32 computed in float16, " in done.out
     assert RunDirectory(run).read_config()["recipe"]["training"]["precision"] == "float16"
     error = refused("train", "--out", run, "--resume", "--precision", "bfloat16", untouched=run)
-    assert "precision is 'bfloat16' in the options; the run began with 'float16'" in error
+    assert "error: --precision is 'bfloat16'; the run began with 'float16'" in error
+    error = refused("train", "--out", run, "--resume", "--dtype", "float64", untouched=run)
+    assert "error: --dtype is 'float64'; the run began with 'float32', and only --max-minutes and --max-upd" in error
     assert xformer("train", "--out", run, "--resume", "--max-updates", 4).code == 0
     assert [event["loss_scale"] for event in events(run, "update")] == [2.0**16]
     assert {array.dtype for array in load_arrays(run / "model.safetensors")[0].values()} == {np.dtype("float32")}
@@ -220,14 +222,20 @@ def test_long_lines_are_counted_and_reported(refused, train_options, text, tmp_p
     ("options", "message"),
     [
         (["--backend", "numpi"], "backend 'numpi' is unknown; expected one of numpy, cupy, torch"),
-        (["--seed", "-1"], "seed is -1"),
-        (["--dtype", "float8"], "dtype is 'float8'; expected 'float32' or 'float64'"),
+        (["--seed", "-1"], "error: --seed is -1; expected at least 0"),
+        (["--dtype", "float8"], "error: --dtype is 'float8'; expected 'float32' or 'float64'"),
+        (["--precision", "bf16"], "error: --precision is 'bf16'; expected 'float32', 'bfloat16' or 'float16'"),
+        (
+            ["--precision", "float32", "--dtype", "float64"],
+            "error: --precision is 'float32' and --dtype is 'float64'; ",
+        ),
+        (["--task", "poetry"], "error: --task is 'poetry'; xformer train is for translation or summarization"),
         (["--vocab-size", "10"], "vocab_size is 10; expected at least"),
         (["--vocab-size", "3"], "vocab_size is 3"),
-        (["--max-updates", "0"], "max_updates is 0"),
-        (["--max-minutes", "nan"], "max_minutes is nan"),
-        (["--long-lines", "trim"], "long_lines is 'trim'; expected 'error', 'drop' or 'cut'"),
-        (["--max-length", "0"], "max_length is 0"),
+        (["--max-updates", "0"], "error: --max-updates is 0"),
+        (["--max-minutes", "nan"], "error: --max-minutes is nan"),
+        (["--long-lines", "trim"], "error: --long-lines is 'trim'; expected 'error', 'drop' or 'cut'"),
+        (["--max-length", "0"], "error: --max-length is 0"),
     ],
 )
 def test_bad_options(refused, train_options, tmp_path, options, message):
@@ -260,6 +268,29 @@ def test_an_option_gives_a_schedule_its_end(xformer, train_options, text, tmp_pa
     path = write(tmp_path / "recipe.toml", recipe)
     done = xformer("train", *options_with(train_options, recipe=path, max_updates=2, out=tmp_path / "run"))
     assert done.code == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "message"),
+    [
+        ("precision = 'bf16'", ["--seed", 1], "[training] of {recipe} with --seed: precision is 'bf16'; expected"),
+        (
+            "precision = 'float16'",
+            ["--dtype", "float64"],
+            "precision is 'float16' in {recipe} and --dtype is 'float64'; ",
+        ),
+        (
+            "[model]\npositions = 'learned'",
+            ["--max-length", 1024],
+            "[training] of {recipe} with --max-length: max_length",
+        ),
+        ("trainin = 1", [], "unknown key 'trainin' in [training] of {recipe}; known keys: "),
+    ],
+)
+def test_errors_say_whether_the_recipe_or_an_option(refused, train_options, tmp_path, lines, options, message):
+    path = write(tmp_path / "recipe.toml", f"[training]\n{lines}\n")
+    given = options_with(train_options, recipe=path, out=tmp_path / "run")
+    assert message.format(recipe=path) in refused("train", *given, *options, untouched=tmp_path)
 
 
 def test_a_missing_recipe(refused, train_options, tmp_path):
@@ -459,11 +490,12 @@ def test_options_that_say_the_same_are_accepted(xformer, train_options, trained,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--seed", 5], "seed is 5 in the options; the run began with 0"),
-        (["--lowercase"], "lowercase is True in the options; the run began with False"),
-        (["--dtype", "float64"], "dtype is 'float64'"),
+        (["--seed", 5], "error: --seed is 5; the run began with 0"),
+        (["--lowercase"], "error: --lowercase is True; the run began with False"),
+        (["--dtype", "float64"], "error: --dtype is 'float64'; the run began with 'float32'"),
+        (["--task", "summarization"], "error: --task is 'summarization'; the run began with 'translation'"),
         (["--backend", "torch"], "--backend is torch; the run in"),
-        (["--max-updates", 0], "max_updates is 0"),
+        (["--max-updates", 0], "error: --max-updates is 0"),
     ],
 )
 def test_resume_refuses_other_settings(refused, trained, tmp_path, options, message):

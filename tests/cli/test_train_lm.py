@@ -152,8 +152,8 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(xformer, start_proce
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["--seed", 5], "seed is 5 in the options; the run began with 0"),
-        (["--valid-share", 0.2], "valid_share is 0.2 in the options; the run began with 0.1"),
+        (["--seed", 5], "error: --seed is 5; the run began with 0"),
+        (["--valid-share", 0.2], "error: --valid-share is 0.2; the run began with 0.1"),
         (["--valid-text", "text"], "--valid-text is given, and the run began without it; leave it out"),
         (["--text", "recipe.toml"], "recipe.toml is not the text that the run began with"),
         (["--backend", "torch"], "--backend is torch; the run in"),
@@ -203,13 +203,13 @@ def test_a_validation_text_of_one_character(refused, options, tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--valid-share", 1.5], "valid_share is 1.5; expected a number between 0 and 1"),
+        (["--valid-share", 1.5], "error: --valid-share is 1.5; expected a number between 0 and 1"),
         (["--valid-share", 0.2, "--valid-text", "x"], "--valid-text and --valid-share are both given"),
         (["--valid-text", "nowhere"], "cannot read nowhere"),
-        (["--max-updates", 0], "max_updates is 0"),
-        (["--dtype", "float16"], "dtype is 'float16'"),
-        (["--precision", "half"], "precision is 'half'; expected 'float32', 'bfloat16' or 'float16'"),
-        (["--precision", "float16", "--dtype", "float64"], "precision is 'float16' and dtype 'float64'"),
+        (["--max-updates", 0], "error: --max-updates is 0"),
+        (["--dtype", "float16"], "error: --dtype is 'float16'"),
+        (["--precision", "half"], "error: --precision is 'half'; expected 'float32', 'bfloat16' or 'float16'"),
+        (["--precision", "float16", "--dtype", "float64"], "--precision is 'float16' and --dtype is 'float64'"),
         (["--backend", "numpi"], "backend 'numpi' is unknown"),
     ],
 )
@@ -237,7 +237,8 @@ def test_a_text_is_needed(refused, tmp_path):
         ("[model]\nvocab_size = 2", "unknown key 'vocab_size'"),
         ("[model]\npositions = 'learned'\nmax_positions = 64", "context_length is 128; expected at most"),
         ("task = 'translation'", "task is 'translation' in {}; xformer train-lm is for language_modelling; use: "),
-        ("task = 'poetry'", "task in {} is 'poetry'; expected one of translation, summarization, language_modelling"),
+        ("task = [1]", "task is [1] in {}; xformer train-lm is for language_modelling"),
+        ("task = 'poetry'", "task is 'poetry' in {}; xformer train-lm is for language_modelling"),
     ],
 )
 def test_bad_recipes(refused, options, tmp_path, recipe, message):

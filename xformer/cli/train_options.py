@@ -57,16 +57,16 @@ DtypeOption = Annotated[
     str | None,
     typer.Option(
         metavar="float32|float64",
-        help="Of the model (default: the recipe's, or float32).",
+        help="Of the parameters, and of what is computed, but for --precision (default: the recipe's, or float32).",
         rich_help_panel=COMPUTING,
     ),
 ]
 PrecisionOption = Annotated[
     str | None,
     typer.Option(
-        metavar="float32|bfloat16|float16",
-        help="What forward and backward are computed in; parameters stay in float32 (default: the recipe's, or "
-        "float32). It pays where the hardware multiplies 16-bit numbers.",
+        metavar="bfloat16|float16|float32",
+        help="Mixed precision, with --dtype float32: forward and backward are computed in it, parameters stay in "
+        "float32. It pays where the hardware multiplies 16-bit numbers (default: the recipe's, or float32: none).",
         rich_help_panel=COMPUTING,
     ),
 ]

@@ -16,6 +16,7 @@ from xformer.files import write_json
 from xformer.training import Recipe, RunDirectory
 from xformer.training.recipe import TASKS, read_tables
 from xformer.training.run_directory import sha256
+from xformer.training.settings import check_setting
 
 DEFAULT_MINUTES = 30.0
 _LIMITS = ("max_minutes", "max_updates")
@@ -52,8 +53,20 @@ class Request:
     changes: dict[str, Any]
     backend: str | None
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The settings that were given as options, by name."""
+        tables = [changes if isinstance(changes, dict) else {name: changes} for name, changes in self.changes.items()]
+        return {key: value for table in tables for key, value in table.items() if value is not None}
+
+    def asked(self, key: str, value: Any) -> str:
+        """Say a setting, and where it comes from."""
+        return f"{_option(key)} is {value!r}" if key in self.options else f"{key} is {value!r} in {self.recipe}"
+
     def tables(self) -> dict[str, Any]:
-        """The recipe's tables with the changes."""
+        """The recipe's tables with the changes; raises ConfigError for an option that is wrong whatever they say."""
+        for key, value in self.options.items():
+            check_setting(key, value, _option(key))
         tables = read_tables(self.recipe) if self.recipe else {}
         for name, changes in self.changes.items():
             if not isinstance(changes, dict):
@@ -63,14 +76,24 @@ class Request:
             table = tables.get(name, {})
             if given and isinstance(table, dict):
                 tables[name] = table | given
+        self._check_precision(tables.get("training"))
         return tables
 
-    def check_task(self, task: Any) -> None:
-        """Raise ConfigError for a task that another command trains."""
-        if task in TASKS and task not in self.work.tasks:
+    def _check_precision(self, training: Any) -> None:
+        """Raise ConfigError where a precision is asked for beside float64, be it the default one."""
+        if isinstance(training, dict) and training.get("dtype") == "float64" and "precision" in training:
+            precision, dtype = (self.asked(key, training[key]) for key in ("precision", "dtype"))
             raise ConfigError(
-                f"task is {task!r} in {self.where}; xformer {self.work.command} is for {' or '.join(self.work.tasks)}; "
-                f"use: {program()} {command_for(task)}"
+                f"{precision} and {dtype}; precision says what parameters in float32 are computed in; "
+                "leave one of the two out"
+            )
+
+    def check_task(self, task: Any) -> None:
+        """Raise ConfigError for a task that the command does not train."""
+        if task not in (None, *self.work.tasks):
+            other = f"; use: {program()} {command_for(task)}" if task in list(TASKS) else ""
+            raise ConfigError(
+                f"{self.asked('task', task)}; xformer {self.work.command} is for {' or '.join(self.work.tasks)}{other}"
             )
 
     def given_files(self) -> dict[str, Path]:
@@ -79,8 +102,9 @@ class Request:
 
     @property
     def where(self) -> str:
-        """What errors call the recipe."""
-        return str(self.recipe) if self.recipe else "the options"
+        """What errors call the tables."""
+        options = ", ".join(map(_option, self.options))
+        return (f"{self.recipe} with {options}" if options else str(self.recipe)) if self.recipe else "the options"
 
 
 def start(request: Request) -> int:
@@ -114,9 +138,9 @@ def _go_on(request: Request, run: RunDirectory) -> int:
     recipe, backend, data = _parts(run, config, request.work)
     tables = request.tables()
     request.check_task(tables.get("task"))
+    _refuse_changes(request, tables, recipe)
     _check_tables(tables, recipe, request.where)
-    limits = {name: tables.get("training", {}).pop(name, None) for name in _LIMITS}
-    _refuse_changes(tables, recipe, request.where)
+    limits = {name: tables.get("training", {}).get(name) for name in _LIMITS}
     if request.backend not in (None, backend):
         raise ConfigError(
             f"--backend is {request.backend}; the run in {run.path} computes with {backend}; leave it out"
@@ -202,19 +226,20 @@ def _check_tables(tables: dict[str, Any], recipe: Recipe, where: str) -> None:
     Recipe.from_dict({"task": recipe.task, **merged}, where)
 
 
-def _refuse_changes(tables: dict[str, Any], recipe: Recipe, where: str) -> None:
+def _refuse_changes(request: Request, tables: dict[str, Any], recipe: Recipe) -> None:
     """Raise ConfigError when a setting that was given differs from what the run began with."""
-    stored = recipe.to_dict()
-    model_defaults = {field.name: field.default for field in dataclasses.fields(TASKS[recipe.task].model)}
-    if tables.pop("task", recipe.task) != recipe.task:
-        raise ConfigError(f"the run began with task {recipe.task!r}, and {where} says another; leave it out")
-    for table, values in tables.items():
-        for key, value in values.items():
-            if key == "shards" and value == 0:
-                continue  # "one for each core" was resolved when the run began
-            began_with = stored[table].get(key, model_defaults.get(key))
-            if began_with != value:
-                raise ConfigError(
-                    f"{key} is {value!r} in {where}; the run began with {began_with!r}, and only "
-                    "--max-minutes and --max-updates may change; leave it out, or start a new run"
-                )
+    stored, kind = recipe.to_dict(), TASKS[recipe.task]
+    defaults = {f.name: f.default for f in dataclasses.fields(kind.model) if f.name not in kind.not_in_recipes}
+    stored["model"] = defaults | stored["model"]
+    given = [("task", tables.get("task", recipe.task), recipe.task)]
+    for name, began_with in stored.items():
+        table = tables.get(name)
+        if isinstance(table, dict):  # what is no table, and unknown keys, are refused as they are in a new run
+            given += [(key, value, began_with[key]) for key, value in table.items() if key in began_with]
+    for key, value, began_with in given:
+        if key in _LIMITS or value == began_with or (key == "shards" and value == 0):
+            continue  # of shards, 0, "one for each core", was resolved when the run began
+        raise ConfigError(
+            f"{request.asked(key, value)}; the run began with {began_with!r}, and only --max-minutes and --max-updates "
+            "may change; leave it out, or start a new run"
+        )

@@ -78,6 +78,13 @@ _RANGES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
 ]  # fmt: skip
 
 
+def check_setting(name: str, value: Any, called: str = "") -> None:
+    """Raise ConfigError for a value that a training setting cannot have; called: what the error calls it."""
+    for names, is_fine, expected in _RANGES:
+        if name in names and value is not None and not is_fine(value):
+            raise ConfigError(f"{called or name} is {value!r}; expected {expected}")
+
+
 @dataclass(frozen=True)
 class LoopSettings:
     """How any model is trained.
@@ -100,8 +107,8 @@ class LoopSettings:
     average: "last" or "best": at the end, the mean of the checkpoints kept (the most recent ones, or those with the
     best scores) is validated, and becomes the model if it is better; "none": the most recent ones are only kept
     dtype: of the parameters: "float32" or "float64"
-    precision: what forward and backward compute in (precision.py): "float32", which here means the dtype, "bfloat16",
-    or "float16", with a scale of the loss; the parameters and the optimizer's state stay in float32
+    precision: mixed precision (precision.py): forward and backward compute in "bfloat16", or in "float16", with a scale
+    of the loss; the parameters and the optimizer's state stay in float32. "float32" is none: all is in dtype
     shards: pieces of a batch that are worked on side by side (0: one for each core, on NumPy); results depend on
     it in the last bits, so a resumed run keeps it
     """
@@ -136,11 +143,8 @@ class LoopSettings:
     shards: int = 0
 
     def __post_init__(self) -> None:
-        for names, is_fine, expected in _RANGES:
-            for name in names:
-                value = getattr(self, name, None)
-                if value is not None and not is_fine(value):
-                    raise ConfigError(f"{name} is {value!r}; expected {expected}")
+        for name, value in vars(self).items():
+            check_setting(name, value)
         self._check_checkpoints()
         self._check_unused()
         self.make_optimizer()
