@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from xformer import memory
 from xformer.errors import OutOfMemoryError
 from xformer.memory import enough_memory, shortage
 
@@ -48,6 +51,20 @@ def test_other_errors_pass_through():
 def test_the_advice_comes_last():
     with (
         pytest.raises(OutOfMemoryError, match=r"^update 3 ran out of memory: more was asked for.*; sleep on it$"),
-        enough_memory("update 3", lambda: "sleep on it"),
+        enough_memory("update 3", lambda most: "sleep on it"),
     ):
         raise MemoryError
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_what_a_process_could_have_is_what_is_free_and_what_it_holds(monkeypatch, limited):
+    held, told = np.ones(2**24), []
+    if limited:
+        size = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
+        monkeypatch.setattr(memory.resource, "getrlimit", lambda kind: (size, size))  # nothing is free
+    with (
+        pytest.raises(OutOfMemoryError, match=r"; \d+\.\d$"),
+        enough_memory("it", lambda most: told.append(most) or str(most)),
+    ):
+        np.empty(2**50, dtype="uint8")
+    assert told[0] > held.nbytes

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xformer.errors import OutOfMemoryError
 
@@ -21,6 +21,14 @@ _AMOUNT = re.compile(rf"(\d[\d.,]*) ({'|'.join(_UNITS)})")
 _SAID = ("can't allocate memory", "RESOURCE_EXHAUSTED", "_STATUS_ALLOC_FAILED", "cudaErrorMemoryAllocation")
 
 
+class _Place(NamedTuple):
+    """Where memory ran out, and how many bytes are free there and held by this process; None: nobody knows."""
+
+    name: str
+    free: float | None
+    held: float = 0.0
+
+
 def shortage(error: BaseException) -> str | None:
     """What an error says of memory, as a phrase; None where it is about something else."""
     text = str(error)
@@ -29,46 +37,58 @@ def shortage(error: BaseException) -> str | None:
     if not ran_out and not any(said in text for said in _SAID):
         return None
     found = _AMOUNT.search(text)
-    place, free = _free(error, text)
-    left = "" if free is None else f", and {_in_units(free)} is free {place}"
+    place = _place(error)
+    left = "" if place.free is None else f", and {in_units(place.free)} is free {place.name}"
     if found is None:
         return f"more was asked for than there is{left}"
-    return f"{_in_units(float(found[1].replace(',', '')) * 1024 ** _UNITS[found[2]])} was asked for{left}"
+    return f"{in_units(float(found[1].replace(',', '')) * 1024 ** _UNITS[found[2]])} was asked for{left}"
 
 
 @contextlib.contextmanager
-def enough_memory(what: str, advice: Callable[[], str]) -> Iterator[None]:
-    """Raise OutOfMemoryError, which says what ran out and gives advice, where a library runs out of memory inside."""
+def enough_memory(what: str, advice: Callable[[float | None], str]) -> Iterator[None]:
+    """Raise OutOfMemoryError, which says what ran out and gives advice, where a library runs out of memory inside.
+
+    advice: is told how many bytes this process could have there at most, or None.
+    """
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
         short = shortage(error)
         if short is None:
             raise
-        raise OutOfMemoryError(f"{what} ran out of memory: {short}; {advice()}") from error
+        place = _place(error)
+        most = None if place.free is None else place.free + place.held
+        raise OutOfMemoryError(f"{what} ran out of memory: {short}; {advice(most)}") from error
 
 
-def _free(error: BaseException, text: str) -> tuple[str, float | None]:
-    """Where the memory is that ran out, and how many bytes are free there."""
-    name = type(error).__module__.split(".")[0]
+def _place(error: BaseException) -> _Place:
+    text, name = str(error), type(error).__module__.split(".")[0]
     with contextlib.suppress(Exception):  # a GPU in trouble may answer nothing
         if name == "cupy":
             cupy: Any = sys.modules["cupy"]
-            return "on the GPU", cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
+            pool = cupy.get_default_memory_pool()
+            return _Place("on the GPU", cupy.cuda.runtime.memGetInfo()[0] + pool.free_bytes(), pool.used_bytes())
         if name == "torch" and "GPU" in text:
-            return "on the GPU", sys.modules["torch"].cuda.mem_get_info()[0]
+            cuda: Any = sys.modules["torch"].cuda
+            return _Place("on the GPU", cuda.mem_get_info()[0], cuda.memory_reserved())
     if name in ("cupy", "jax", "jaxlib") or "GPU" in text:
-        return "", None
+        return _Place("", None)
     limit = resource.getrlimit(resource.RLIMIT_AS)[0] if resource else -1
     with contextlib.suppress(OSError, AttributeError):
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()
+        size, resident, data = (4096.0 * int(pages[column]) for column in (0, 1, 5))
         if limit >= 0:
-            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-            return "under this process's limit (ulimit -v)", max(0.0, limit - 4096.0 * pages)
+            return _Place("under this process's limit (ulimit -v)", max(0.0, limit - size), data)
         told = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
-        return "on this machine", 1024.0 * int(told[1])  # type: ignore[index]
-    return "", None
+        return _Place("on this machine", 1024.0 * int(told[1]), resident)  # type: ignore[index]
+    return _Place("", None)
 
 
-def _in_units(count: float) -> str:
+def in_units(count: float) -> str:
+    """Say a number of bytes.
+
+    >>> in_units(3 * 2**29)
+    '1.5 GiB'
+    """
     unit = max(place for place in _UNITS.values() if place == 0 or count >= 1024**place)
     return f"{count / 1024**unit:.{1 if unit else 0}f} {list(_UNITS)[unit]}"

@@ -470,12 +470,24 @@ def test_running_out_of_memory_names_the_update_and_what_to_lower(tmp_path, monk
 
     monkeypatch.setattr(Trainer, "_update", too_large)
     expected = (
-        r"update 6 ran out of memory: 256.0 PiB was asked for, and .* is free on this machine; lower batch_tokens "
+        r"update 6 ran out of memory: 256.0 PiB was asked for, and .* is free on this machine; parameters, "
+        r"gradients and the optimizer's state alone take [\d.]+ [MK]iB of [\d.]+ GiB: lower batch_tokens "
         r"\(it is \d+\) and raise accumulate, or set rematerialize = true in \[model\]; the state of update 4 is kept"
     )
     with raises_line(OutOfMemoryError, expected):
         trainer.run()
     assert json.loads(load_arrays(tmp_path / "last.safetensors")[1]["progress"])["step"] == 4
+
+
+def test_running_out_of_memory_before_the_first_update_is_no_matter_of_batches(tmp_path, monkeypatch):
+    def too_large(*_):
+        np.empty(2**58, dtype="uint8")
+
+    monkeypatch.setattr("xformer.training.optimizers.Adam.initial", too_large)
+    with raises_line(
+        OutOfMemoryError, r"the optimizer's state ran out of memory: .*; take a smaller model, or optimizer"
+    ):
+        make(tmp_path)
 
 
 def test_without_a_state_the_error_does_not_promise_one(tmp_path, monkeypatch):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from xformer.memory import in_units
 from xformer.training.settings import LoopSettings
+from xformer.tree import flatten
 
 
 def more_careful(settings: LoopSettings) -> str:
@@ -11,12 +15,23 @@ def more_careful(settings: LoopSettings) -> str:
     return f"by {peak} or more warmup_steps"
 
 
-def less_memory(settings: LoopSettings) -> str:
-    """How to need less memory."""
+def smaller_model(most: float | None = None) -> str:
+    """How to need less memory where no batch has a part in it."""
+    return 'take a smaller model, or optimizer = "adafactor", whose state is small'
+
+
+def less_memory(settings: LoopSettings, model: Any, state: Any, most: float | None) -> str:
+    """How to need less memory: for the model, or for a batch; most: bytes that there are, None where nobody knows."""
+    # At least: gradients are like the parameters.
+    least = sum(getattr(leaf, "nbytes", 0) for leaf in flatten((model, model, state))[0])
     size = "batch_tokens" if hasattr(settings, "batch_tokens") else "batch_size"
-    return (
+    batch = (
         f"lower {size} (it is {getattr(settings, size)}) and raise accumulate, or set rematerialize = true in [model]"
     )
+    if most is None or not least:
+        return batch
+    taken = f"parameters, gradients and the optimizer's state alone take {in_units(least)} of {in_units(most)}"
+    return f"{taken}: {smaller_model() if least > most else batch}"
 
 
 def kept(saved_step: int | None) -> str:

@@ -49,11 +49,11 @@ class Trainer:
         enough: Callable[[Validation], bool] = lambda validation: False,
     ) -> None:
         check_precision(settings.precision, model)
-        self.model, self.task = model, task
-        self.settings, self.directory = settings, directory
+        self.model, self.task, self.settings, self.directory = model, task, settings, directory
         self.report, self.enough = report, enough
         self.optimizer = settings.make_optimizer()
-        self.state = self.optimizer.initial(model)
+        with enough_memory("the optimizer's state", advice.smaller_model):
+            self.state = self.optimizer.initial(model)
         self.progress = Progress(loss_scale=LossScale.initial(settings.precision))
         self._saved_step: int | None = None
         self._saved_at = time.monotonic()
@@ -292,8 +292,8 @@ class Trainer:
     def _diverged(self, what: str) -> TrainingError:
         return TrainingError(f"{what}, {advice.more_careful(self.settings)}; {advice.kept(self._saved_step)}")
 
-    def _less_memory(self) -> str:
-        return f"{advice.less_memory(self.settings)}; {advice.kept(self._saved_step)}"
+    def _less_memory(self, most: float | None) -> str:
+        return f"{advice.less_memory(self.settings, self.model, self.state, most)}; {advice.kept(self._saved_step)}"
 
 
 def _stopped(stop: StopRequest) -> str | None:
