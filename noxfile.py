@@ -140,6 +140,7 @@ def gpu_bench(session: nox.Session) -> None:
 
 def on_gpu(session: nox.Session, what: str) -> None:
     """Ask the machine (bench/gpu.py); where something is missing, it says so in one line."""
+    session.run("python", "bench/gpu.py", "look")  # before a gigabyte of wheels
     session.install("-e", ".[cli,cuda,cudnn,bench]", *group("test"))
     if what == "bench":
         install_if_possible(session, "torch", *PEERS)

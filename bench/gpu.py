@@ -2,14 +2,16 @@
 
 Needs what `pip install -e '.[cli,cuda,cudnn]' pytest pytest-benchmark hypothesis` brings, and for `bench` torch; where
 they are, nothing is downloaded. Everything goes to DIR; what matters is printed last, in a short table. Arguments after
-DIR are handed to pytest.
+DIR are handed to pytest. `python bench/gpu.py look`, which needs none of that, says whether there is a GPU.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -22,19 +24,26 @@ ROOT = Path(__file__).parents[1]
 
 def main(arguments: list[str]) -> int:
     """Run the tests or the benchmarks; the exit status is pytest's, 2 where there is nothing to run on."""
+    if arguments == ["look"]:
+        return refuse(no_driver())
     if len(arguments) < 2 or arguments[0] not in ("tests", "bench"):
         given = " ".join(arguments) or "no arguments"
-        print(f"error: got {given}; expected tests or bench, then a folder for the results", file=sys.stderr)
-        return 2
+        return refuse(f"got {given}; expected tests or bench, then a folder for the results")
     what, folder, rest = arguments[0], Path(arguments[1]), arguments[2:]
     missing = why_not(what)
     if folder.exists() and not folder.is_dir():
         missing = f"{folder} is a file; expected a folder for the results"
     if missing:
-        print(f"error: {missing}", file=sys.stderr)
-        return 2
+        return refuse(missing)
     folder.mkdir(parents=True, exist_ok=True)
     return (run_tests if what == "tests" else run_bench)(folder.resolve(), rest)
+
+
+def refuse(reason: str | None) -> int:
+    """Print why nothing is done; returns the exit status, 0 where there is no reason."""
+    if reason:
+        print(f"error: {reason}", file=sys.stderr)
+    return 2 if reason else 0
 
 
 def why_not(what: str) -> str | None:
@@ -51,8 +60,21 @@ def no_gpu() -> str | None:
     """Why CuPy cannot compute here."""
     if importlib.util.find_spec("cupy") is None:
         return "cupy is not installed"
-    if not importlib.import_module("cupy").cuda.is_available():
-        return "cupy finds no GPU; look at nvidia-smi for the driver and at CUDA_VISIBLE_DEVICES"
+    missing = no_driver()
+    if missing is None and not importlib.import_module("cupy").cuda.is_available():
+        missing = "cupy finds no GPU that it can use; look at nvidia-smi for the driver's version"
+    return missing
+
+
+def no_driver() -> str | None:
+    """Why there is no GPU for anybody, from the driver itself."""
+    count = ctypes.c_int()
+    try:
+        cuda = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return "no driver for NVIDIA GPUs is installed; expected a machine with such a GPU"
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "the driver finds no NVIDIA GPU; look at nvidia-smi and at CUDA_VISIBLE_DEVICES"
     return None
 
 

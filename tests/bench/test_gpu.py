@@ -1,0 +1,56 @@
+"""Whether there is a GPU is asked first, of the driver, before anything is installed."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import types
+
+import pytest
+
+from tests.bench.conftest import BENCH
+
+
+@pytest.fixture
+def gpu():
+    return importlib.import_module("gpu")
+
+
+def driver(devices, status=0):
+    """The driver's library, with so many devices."""
+
+    def count(place):
+        place._obj.value = devices
+        return 0
+
+    return types.SimpleNamespace(cuInit=lambda flags: status, cuDeviceGetCount=count)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (None, "no driver for NVIDIA GPUs is installed; expected a machine with such a GPU"),
+        (driver(0), "the driver finds no NVIDIA GPU; look at nvidia-smi and at CUDA_VISIBLE_DEVICES"),
+        (driver(1, status=100), "the driver finds no NVIDIA GPU; look at nvidia-smi and at CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_a_machine_without_a_gpu_is_refused_in_one_line(gpu, monkeypatch, capsys, made, message):
+    def load(name):
+        if made is None:
+            raise OSError(f"{name}: cannot open shared object file")
+        return made
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    assert gpu.main(["look"]) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_a_machine_with_one_is_not(gpu, monkeypatch, capsys):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver(1))
+    assert gpu.main(["look"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_nox_looks_before_it_installs():
+    session = (BENCH.parent / "noxfile.py").read_text().split("def on_gpu")[1].split("\ndef ")[0]
+    assert 0 < session.index('"look"') < session.index("session.install")
