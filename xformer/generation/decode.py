@@ -7,7 +7,7 @@ from typing import Any
 
 from xformer.errors import ConfigError, DataError
 from xformer.generation.beam import search_beams
-from xformer.generation.fixed import search_fixed, why_not_fixed
+from xformer.generation.fixed import can_be_fixed, search_fixed
 from xformer.generation.hypothesis import Hypothesis
 from xformer.generation.lengths import LengthRange, MeasuredLengths, desired_ranges, length_ranges
 from xformer.generation.options import DecodingOptions
@@ -151,7 +151,7 @@ def search(task: DecodingTask) -> list[list[Hypothesis]]:
     if task.options.method == "beam":
         return search_beams(task)
     record = recorder(task.xp)
-    return search_stepwise(task) if record is None or why_not_fixed(task) else search_fixed(task, record)
+    return search_fixed(task, record) if record and can_be_fixed(task) else search_stepwise(task)
 
 
 def source_lengths(model: Transformer, source: Array) -> list[int]:

@@ -24,20 +24,19 @@ _BETWEEN_LOOKS = 16  # steps; those beyond the end of all sentences are for noth
 Step = Callable[[], None]
 
 
-def why_not_fixed(task: DecodingTask) -> str | None:
-    """Why steps cannot be all alike; None where they can."""
+def can_be_fixed(task: DecodingTask) -> bool:
+    """Whether steps can be all alike: greedy, and nothing that they do depends on the tokens so far or on the host."""
     options, config = task.options, task.model.config
-    reasons = {
-        "only greedy search": options.method != "greedy",
-        "a penalty, a block or a topic depends on the tokens so far": options.repetition_penalty != 1.0
-        or bool(options.no_repeat_ngram_size)
-        or task.foci is not None,
-        "lengths are measured on the host": task.measured is not None,
-        "prefixes differ in length": any(len(prefix) != task.lead for prefix in task.prefixes),
-        "attention has a window": config.window is not None,
-        "all tokens are special": len(task.closed) >= task.model.vocab_size,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    return (
+        options.method == "greedy"
+        and options.repetition_penalty == 1.0
+        and not options.no_repeat_ngram_size
+        and task.foci is None
+        and task.measured is None
+        and all(len(prefix) == task.lead for prefix in task.prefixes)  # none is forced later
+        and config.window is None
+        and len(task.closed) < task.model.vocab_size
+    )
 
 
 def search_fixed(task: DecodingTask, record: Callable[[Step], Step]) -> list[list[Hypothesis]]:
