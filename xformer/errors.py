@@ -36,3 +36,21 @@ class TrainingError(XformerError, ArithmeticError):
 
 class OutOfMemoryError(XformerError, MemoryError):
     """Memory ran out, on the host or on a device; what was saved before is intact."""
+
+
+# What to install for a package, where that is not its name.
+_WHEELS = {
+    "cupy": "'cupy-cuda13x[ctk]' ml_dtypes",
+    "ml_dtypes": "ml_dtypes",
+    "cudnn": "nvidia-cudnn-frontend nvidia-cudnn-cu13",
+}
+
+
+def how_to_install(package: str) -> str:
+    """How to mend the absence of a package that is imported by this name.
+
+    >>> how_to_install("rouge_score.rouge_scorer")
+    'run: pip install rouge-score'
+    """
+    name = package.split(".")[0]
+    return f"run: pip install {_WHEELS.get(name, name.replace('_', '-'))}"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from xformer.errors import BackendError, DataError
+from xformer.errors import BackendError, DataError, how_to_install
 
 Namespace = Any
 Array = Any
@@ -27,8 +27,6 @@ _STANDARD_MODULE = {
     "jax": "jax.numpy",
     "array_api_strict": "array_api_strict",
 }
-# What to install for a library, where that is not its name.
-_PACKAGES = {"cupy": "'cupy-cuda13x[ctk]' ml_dtypes"}
 BACKENDS = tuple(_STANDARD_MODULE)
 
 # jax keeps its array classes in jaxlib and jax._src; both are "jax" to a user.
@@ -67,8 +65,7 @@ def _import(library: str) -> Namespace:
     except ImportError as error:
         if importlib.util.find_spec(library) is not None:
             raise BackendError(f"backend {library!r} is installed but does not import: {error}") from error
-        packages = _PACKAGES.get(library, library.replace("_", "-"))
-        raise BackendError(f"backend {library!r} is not installed; run: pip install {packages}") from error
+        raise BackendError(f"backend {library!r} is not installed; {how_to_install(library)}") from error
 
 
 def array_namespace(*arrays: Array) -> Namespace:
@@ -172,7 +169,7 @@ def dtype_named(xp: Namespace, name: str | DType) -> DType:
         try:
             return importlib.import_module("numpy").dtype(importlib.import_module("ml_dtypes").bfloat16)
         except ImportError as error:
-            raise BackendError("bfloat16 needs ml_dtypes; run: pip install ml_dtypes") from error
+            raise BackendError(f"bfloat16 needs ml_dtypes; {how_to_install('ml_dtypes')}") from error
     raise BackendError(f"{library(base)} has no dtype {name!r}; expected e.g. 'float32' or 'float64'")
 
 

@@ -243,7 +243,7 @@ def test_what_is_left_to_others_and_why(monkeypatch, cudnn, arrays, static, reas
 
 
 def test_an_absent_frontend_is_named_with_what_to_install(monkeypatch, cudnn):
-    reason = "the cuDNN frontend is not installed; run: pip install 'xformer[cudnn]'"
+    reason = "the cuDNN frontend is not installed; run: pip install nvidia-cudnn-frontend nvidia-cudnn-cu13"
     monkeypatch.setattr(cupy_cudnn_plans, "frontend", lambda: (None, reason))
     assert f"not cudnn.attention: {reason}" in explained(*qkv(4, 4))
     assert_same(monkeypatch, attention, *qkv(4, 4))
@@ -259,7 +259,7 @@ def test_the_frontend_is_loaded_after_what_it_does_not_find_itself(monkeypatch):
             raise RuntimeError("not found among the wheels")
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'xformer[cudnn]'" in cupy_cudnn_plans.frontend.__wrapped__()[1]
+    assert "run: pip install nvidia-cudnn-frontend nvidia-cudnn-cu13" in cupy_cudnn_plans.frontend.__wrapped__()[1]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     module = types.SimpleNamespace(backend_version=lambda: used.append("cudnn") or version[0])
     modules = {"cuda.pathfinder": types.SimpleNamespace(load_nvidia_dynamic_lib=load), "cudnn": module}

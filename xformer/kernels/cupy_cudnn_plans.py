@@ -20,6 +20,7 @@ import threading
 import time
 from typing import Any
 
+from xformer.errors import how_to_install
 from xformer.host import environment
 from xformer.kernels import cupy_cudnn_store as store
 from xformer.kernels import cupy_products
@@ -39,7 +40,7 @@ _took: list[float] = []  # how long each was built
 def frontend() -> tuple[Any, str | None]:
     """The module `cudnn`, or why there is none that can serve."""
     if importlib.util.find_spec("cudnn") is None:
-        return None, "the cuDNN frontend is not installed; run: pip install 'xformer[cudnn]'"
+        return None, f"the cuDNN frontend is not installed; {how_to_install('cudnn')}"
     try:
         # Without torch nobody has loaded these yet, and cuDNN itself does not find those that wheels bring: all plans
         # of attention, which are compiled, would fail.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from xformer.errors import BackendError
+from xformer.errors import BackendError, how_to_install
 
 
 def require(package: str) -> ModuleType:
@@ -16,7 +16,6 @@ def require(package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        name = package.split(".")[0].replace("_", "-")
         raise BackendError(
-            f"the package {package!r} cannot be imported ({error}); install it with: pip install {name}"
+            f"the package {package!r} cannot be imported ({error}); {how_to_install(package)}"
         ) from error
