@@ -15,9 +15,11 @@ from numbers import Integral
 from typing import Any
 
 from xformer.errors import ConfigError
+from xformer.kernels import cupy_launch
 from xformer.namespace import Array, Device, Namespace, base_namespace, from_host, library
 
 _SIXTEEN_BITS = 65536
+_THREADS, _AT_ONCE, _MOST_BLOCKS = 256, 8, 2**20  # of the kernel: a block's threads, elements that one draws, blocks
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,9 @@ class Rng:
         accepted = max(1, round(probability * _SIXTEEN_BITS)) if probability > 0.0 else 0
         base = base_namespace(xp)
         draw = _BITS.get(library(base))
-        if draw is None:
+        if library(base) == "cupy":
+            mask = self._kept_cupy(base, shape, accepted)
+        elif draw is None:
             mask = from_host(base, self._bits_numpy(shape) < accepted, device=device)
         else:
             mask = draw(self, shape, device) < accepted
@@ -101,10 +105,17 @@ class Rng:
         generator = torch.Generator(device=place).manual_seed(self.key % 2**63)
         return torch.randint(0, _SIXTEEN_BITS, shape, generator=generator, device=place, dtype=torch.int32)
 
-    def _bits_cupy(self, shape: tuple[int, ...], device: Device = None) -> Any:
-        cupy_random = importlib.import_module("cupy").random
-        generator = cupy_random.Generator(cupy_random.Philox4x3210(self.key % 2**63))
-        return generator.integers(0, _SIXTEEN_BITS, shape, dtype="int32")
+    def _kept_cupy(self, xp: Namespace, shape: tuple[int, ...], accepted: int) -> Any:
+        """By a kernel that writes nothing but the mask.
+
+        CuPy's generators begin with a state for each thread of the GPU, and draw integers that take four times as much
+        memory.
+        """
+        mask = xp.empty(shape, dtype=xp.bool)
+        blocks = min(_MOST_BLOCKS, -(-mask.size // (_AT_ONCE * _THREADS)))
+        words = (self.key >> 32 * place & 0xFFFFFFFF for place in range(4))
+        cupy_launch.launch("random.keep", ("bool",), blocks, _THREADS, mask, mask.size, accepted, *words)
+        return mask
 
     def _bits_jax(self, shape: tuple[int, ...], device: Device = None) -> Any:
         jax = importlib.import_module("jax")
@@ -112,4 +123,4 @@ class Rng:
         return jax.random.randint(key, shape, 0, _SIXTEEN_BITS, dtype="int32")
 
 
-_BITS = {"numpy": Rng._bits_numpy, "torch": Rng._bits_torch, "cupy": Rng._bits_cupy, "jax": Rng._bits_jax}
+_BITS = {"numpy": Rng._bits_numpy, "torch": Rng._bits_torch, "jax": Rng._bits_jax}

@@ -27,6 +27,7 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "elementwise": dict.fromkeys(("relu", "relu_vjp", "gelu", "gelu_vjp", "dropout", "doubled_by"), SAME),
     "softmax": dict.fromkeys(("softmax", "softmax_vjp", "cross_entropy", "cross_entropy_vjp"), SAME),
     "embedding": dict.fromkeys(("gather", "scatter_pieces", "scatter_join"), SAME),
+    "random": {"keep": [("bool",)]},
     "optimizer": {"adam": PAIRS, "squares": SAME, "total": WIDE},
 }
 

@@ -53,47 +53,52 @@ def describe(cudnn: Any, spec: Spec, context: dict[str, Any]) -> tuple[Any, dict
     Forward: query, key, value, [bias], [queries, keys: lengths], [keep, scale, inverse: of dropout], output, [stats:
     logsumexp of the scores]. Backward: those, of which output and stats are read, g, dquery, dkey, dvalue.
     """
-    kind, io = cudnn.data_type, getattr(cudnn.data_type, DTYPES[spec.dtype])
+    kind, layouts = cudnn.data_type, _layouts(spec)
+    dtypes = dict.fromkeys(("queries", "keys"), kind.INT32) | dict.fromkeys(("scale", "inverse", "stats"), kind.FLOAT)
+    io = getattr(kind, DTYPES[spec.dtype])
     graph = cudnn.pygraph(io_data_type=io, intermediate_data_type=kind.FLOAT, compute_data_type=kind.FLOAT, **context)
-    (batch, heads, queries, _), keys = spec.query[0], spec.key[0][2]
-    output = packed(batch, heads, queries, spec.value[0][-1])
-    stats = (batch, heads, queries, 1), (heads * queries, queries, 1, 1)
-    lengths, number = ((batch, 1, 1, 1), (1, 1, 1, 1)), ((1, 1, 1, 1), (1, 1, 1, 1))
-    keep = in_rows(batch, heads, queries, keys)
-    layouts: dict[str, tuple[Layout | None, Any]] = {
-        "query": (spec.query, io),
-        "key": (spec.key, io),
-        "value": (spec.value, io),
-        "bias": (spec.bias, io),
-        "queries": (lengths if spec.padded else None, kind.INT32),
-        "keys": (lengths if spec.padded else None, kind.INT32),
-        "keep": (keep if spec.dropped else None, io),
-        "scale": (number if spec.dropped else None, kind.FLOAT),
-        "inverse": (number if spec.dropped and spec.backward else None, kind.FLOAT),
-        "output": (output if spec.backward else None, io),
-        "g": (output if spec.backward else None, io),
-        "stats": (stats if spec.backward else None, kind.FLOAT),
-    }
-    ports = {
-        name: graph.tensor(name=name, dim=[*layout[0]], stride=[*layout[1]], data_type=dtype)
-        for name, (layout, dtype) in layouts.items()
-        if layout is not None
-    }
-    read = {_KEYWORDS[name]: port for name, port in ports.items() if name in _KEYWORDS}
-    settings = {"name": "attention", "attn_scale": spec.scale, **_masking(cudnn, spec)}
+    ports = {}
+    for name in _read(spec):
+        shape, strides = layouts[name]
+        ports[name] = graph.tensor(name=name, dim=[*shape], stride=[*strides], data_type=dtypes.get(name, io))
+    settings = {_KEYWORDS[name]: port for name, port in ports.items() if name in _KEYWORDS}
+    settings |= {"name": "attention", "attn_scale": spec.scale, **_masking(cudnn, spec)}
     if spec.dropped:
         settings["dropout"] = tuple(ports[name] for name in ("keep", "scale", "inverse") if name in ports)
     if spec.backward:
-        cotangents = graph.sdpa_backward(**read, **settings, use_deterministic_algorithm=spec.repeatable)
-        written = dict(zip(("dquery", "dkey", "dvalue"), cotangents, strict=True))
-        places = {"d" + name: packed(*getattr(spec, name)[0]) for name in ("query", "key", "value")}
+        made = graph.sdpa_backward(**settings, use_deterministic_algorithm=spec.repeatable)
+        names = ["dquery", "dkey", "dvalue"]
     else:
-        written = dict(zip(("output", "stats"), graph.sdpa(**read, **settings, generate_stats=spec.stats), strict=True))
-        places = {"output": output, "stats": stats} if spec.stats else {"output": output}
-    for name, (shape, strides) in places.items():
-        written[name].set_output(True).set_dim([*shape]).set_stride([*strides])
-        written[name].set_data_type(kind.FLOAT if name == "stats" else io)
-    return graph, ports | {name: written[name] for name in places}
+        made = graph.sdpa(**settings, generate_stats=spec.stats)
+        names = ["output", "stats"] if spec.stats else ["output"]
+    for name, port in zip(names, made, strict=False):
+        shape, strides = layouts[name]
+        port.set_output(True).set_dim([*shape]).set_stride([*strides]).set_data_type(dtypes.get(name, io))
+        ports[name] = port
+    return graph, ports
+
+
+def _read(spec: Spec) -> list[str]:
+    """The ports that are read."""
+    names = ["query", "key", "value"]
+    names += ["bias"] if spec.bias else []
+    names += ["queries", "keys"] if spec.padded else []
+    names += ["keep", "scale"] if spec.dropped else []
+    names += ["inverse"] if spec.dropped and spec.backward else []
+    return [*names, "output", "g", "stats"] if spec.backward else names
+
+
+def _layouts(spec: Spec) -> dict[str, Layout]:
+    """How all that a graph may read or write lies."""
+    (batch, heads, queries, _), keys = spec.query[0], spec.key[0][2]
+    output = packed(batch, heads, queries, spec.value[0][-1])
+    lengths: Layout = (batch, 1, 1, 1), (1, 1, 1, 1)
+    number: Layout = (1, 1, 1, 1), (1, 1, 1, 1)
+    layouts = {name: getattr(spec, name) for name in ("query", "key", "value", "bias")}
+    layouts |= {"d" + name: packed(*getattr(spec, name)[0]) for name in ("query", "key", "value")}
+    layouts |= {"queries": lengths, "keys": lengths, "scale": number, "inverse": number}
+    layouts |= {"keep": in_rows(batch, heads, queries, keys), "output": output, "g": output}
+    return layouts | {"stats": ((batch, heads, queries, 1), (heads * queries, queries, 1, 1))}
 
 
 # What cuDNN calls them.
