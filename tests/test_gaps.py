@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.conftest import assert_close
+from tests.conftest import assert_close, library_or_skip
 from tests.reference import raises_line
 from xformer import gaps
 from xformer.errors import ShapeError
@@ -17,11 +17,13 @@ POINTS = np.concatenate([np.linspace(-7.0, 7.0, 1001), [2.2, -2.2, 2.199999, 1e-
 ERF = np.asarray([math.erf(x) for x in POINTS])
 
 
-@pytest.fixture(params=["own", "portable"])
+@pytest.fixture(params=["own", "portable", "cupy's"])
 def gap(request, monkeypatch):
-    """The gap functions as a library serves them, and the portable ones on the same library."""
+    """The gap functions as a library serves them, the portable ones on the same library, and, on NumPy, CuPy's."""
     if request.param == "portable":
         monkeypatch.setattr(gaps, "_BY_LIBRARY", {})
+    if request.param == "cupy's":
+        monkeypatch.setitem(gaps._BY_LIBRARY, ("numpy", "scatter_add"), gaps._BY_LIBRARY["cupy", "scatter_add"])
     return gaps
 
 
@@ -73,6 +75,43 @@ def test_scatter_add_of_nothing_and_of_scalars(xp, gap):
     assert_close(nothing, [1.0, 2.0], xp=xp)
     once = gap.scatter_add(target, from_host(xp, np.asarray([1])), from_host(xp, np.asarray([0.5])))
     assert_close(once, [1.0, 2.5], xp=xp)
+
+
+@pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
+def sorting(request, monkeypatch):
+    """A library whose scatter_add sorts."""
+    monkeypatch.setitem(gaps._BY_LIBRARY, ("numpy", "scatter_add"), gaps._BY_LIBRARY["cupy", "scatter_add"])
+    return library_or_skip(request.param)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 1000])
+def test_sorted_sums_are_those_of_add_at(sorting, count):
+    generator = np.random.default_rng(count)
+    for rows in (1, 2, 7, 2 * count):
+        target, updates = generator.standard_normal((rows, 3)), generator.standard_normal((count, 3))
+        indices, expected = generator.integers(0, rows, count), target.copy()
+        np.add.at(expected, indices, updates)
+        found = gaps.scatter_add(*(from_host(sorting, array) for array in (target, indices, updates)))
+        assert_close(found, expected, xp=sorting)
+        whole = [(10 * array).astype("int32") for array in (target, updates)]
+        counted = gaps.scatter_add(*(from_host(sorting, array) for array in (whole[0], indices, whole[1])))
+        np.add.at(whole[0], indices, whole[1])
+        np.testing.assert_array_equal(to_host(counted), whole[0])
+
+
+def test_sorted_sums_have_the_same_bits_every_time_and_whatever_else_is_added(sorting):
+    generator = np.random.default_rng(1)
+    updates = generator.standard_normal((5000, 4)).astype("float32")
+    indices, target = generator.integers(0, 3, 5000), np.zeros((9, 4), "float32")
+
+    def bits(indices, updates):
+        arrays = (from_host(sorting, array) for array in (target, indices, updates))
+        return to_host(gaps.scatter_add(*arrays))[:3].view("int32")
+
+    first = bits(indices, updates)
+    for _ in range(3):
+        np.testing.assert_array_equal(bits(indices, updates), first)
+    np.testing.assert_array_equal(bits(np.insert(indices, 1000, 8), np.insert(updates, 1000, np.inf, axis=0)), first)
 
 
 def test_numpy_does_without_scipy(monkeypatch):

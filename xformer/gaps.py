@@ -51,6 +51,11 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
     return function(array_namespace(x), "top_k")(x, k)  # type: ignore[no-any-return]
 
 
+def rounded(y: Array, x: Array) -> Array:
+    """y in the dtype of x, which it was made of: to NumPy and CuPy, a bfloat16 times a number is a float32."""
+    return y if y.dtype == x.dtype else array_namespace(y).astype(y, x.dtype)
+
+
 def function(xp: Namespace, name: str) -> Callable[..., Any]:
     """Find a gap function for a namespace: a trace's own, the library's, or the portable one."""
     if trace_level(xp):
@@ -139,9 +144,23 @@ def _scatter_add_numpy(target: Array, indices: Array, updates: Array) -> Array:
     return result
 
 
-def _scatter_add_cupy(target: Array, indices: Array, updates: Array) -> Array:
-    result = target.copy()
-    importlib.import_module("cupyx").scatter_add(result, indices, updates)
+def _scatter_add_sorted(target: Array, indices: Array, updates: Array) -> Array:
+    """Sort the updates by row and add those of a row as a tree. CuPy's own, by atomics, adds them as they come."""
+    xp, count, result = array_namespace(target, updates), indices.shape[0], target.copy()
+    if 0 in (count, *target.shape):
+        return result
+    order = xp.argsort(indices, stable=True)
+    rows = xp.take(indices, order, axis=0)
+    sums = xp.take(xp.reshape(updates, (count, math.prod(updates.shape[1:]))), order, axis=0)
+    distance = 1
+    while distance < count:  # each is by now the sum of the last `distance` updates of its row, itself included
+        same = xp.expand_dims(rows[distance:] == rows[:-distance], axis=1)
+        later = sums[distance:]
+        later += xp.where(same, sums[:-distance], 0)
+        distance *= 2
+    # The last of each row is its total. Every update of a row writes it: no two that write to one place differ.
+    totals = xp.take(sums, xp.searchsorted(rows, rows, side="right") - 1, axis=0)
+    result[rows] += xp.reshape(totals, updates.shape)
     return result
 
 
@@ -234,7 +253,7 @@ _BY_LIBRARY: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch", "erf"): _erf_torch,
     ("jax", "erf"): _erf_jax,
     ("numpy", "scatter_add"): _widened(_scatter_add_numpy),
-    ("cupy", "scatter_add"): _widened(_scatter_add_cupy),
+    ("cupy", "scatter_add"): _widened(_scatter_add_sorted),
     ("torch", "scatter_add"): _widened(_scatter_add_torch),
     ("jax", "scatter_add"): _widened(_scatter_add_jax),
     ("numpy", "top_k"): _top_k_numpy,
