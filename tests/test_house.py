@@ -26,6 +26,7 @@ ROOMS = [
     "errors",
     "files",
     "namespace",
+    "namespace_cupy",
     "host",
     "memory",
     "gaps",

@@ -22,7 +22,7 @@ Device = Any
 # What a user may pass as `xp`, by name; the value is the module whose functions follow the standard.
 _STANDARD_MODULE = {
     "numpy": "array_api_compat.numpy",
-    "cupy": "array_api_compat.cupy",
+    "cupy": "xformer.namespace_cupy",
     "torch": "array_api_compat.torch",
     "jax": "jax.numpy",
     "array_api_strict": "array_api_strict",
@@ -35,7 +35,7 @@ _LIBRARY_OF_ROOT = {**{name: name for name in BACKENDS}, "jaxlib": "jax"}
 _NAMESPACE_OF_TYPE: dict[type, Namespace] = {}
 _FLOATING = {"float16", "bfloat16", "float32", "float64"}
 _DTYPE_NAMES: dict[Any, str] = {}
-_LIBRARIES: dict[str, str] = {}  # by the name of a namespace
+_LIBRARIES = {"xformer.namespace_cupy": "cupy"}  # by the name of a namespace
 
 
 def resolve(xp: str | ModuleType | Namespace) -> Namespace:

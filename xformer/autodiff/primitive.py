@@ -33,7 +33,7 @@ class Primitive:
         self.portable = portable
 
     def choose(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> Implementation:
-        """Pick the implementation for arrays of the namespace `xp`."""
+        """Pick the implementation for arrays of `xp`; in a trace, one that is differentiable itself."""
         return self.portable
 
     def __call__(self, *arrays: Any, **static: Any) -> Any:
@@ -45,8 +45,7 @@ class Primitive:
         parents = tuple(xp.position(array) for array in arrays)
         if max(parents) < 0:
             return xp.lift(self(*values, **static))
-        # Under an enclosing trace only the portable definition is differentiable once more.
-        chosen = self.portable if trace_level(xp.base) else self.choose(xp.base, values, static)
+        chosen = self.choose(xp.base, values, static)
         if chosen.vjp is None:  # before anything is computed, since such operations may work in place
             raise NotImplementedError(f"{self.name} has no derivative; call it outside the differentiated function")
         output, residuals = chosen.forward(*values, save=True, **static)

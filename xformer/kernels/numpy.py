@@ -15,7 +15,6 @@ import numpy as np
 from xformer.kernels import numpy_attention as numpy_attention
 from xformer.kernels import numpy_attention_tiled as numpy_attention_tiled
 from xformer.kernels import numpy_gelu as numpy_gelu
-from xformer.kernels import numpy_half as numpy_half
 from xformer.kernels import numpy_linear as numpy_linear
 from xformer.kernels import numpy_optimizer as numpy_optimizer
 from xformer.kernels.numpy_support import floats, ones, rows_at_a_time

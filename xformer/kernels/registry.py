@@ -14,7 +14,7 @@ import difflib
 import importlib
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from xformer.autodiff import Implementation
@@ -23,6 +23,7 @@ from xformer.errors import BackendError, ConfigError, XformerError
 from xformer.host import environment, hold_libraries, lock_across_forks
 from xformer.namespace import (
     Array,
+    DType,
     Namespace,
     array_namespace,
     base_namespace,
@@ -54,8 +55,8 @@ class Kernel(NamedTuple):
     compiled: bool = False
 
 
-# The names of all operations; each enters its own when it is made.
-OPERATIONS: set[str] = set()
+# The names of all operations, and whether they round once; each enters its own when it is made.
+OPERATIONS: dict[str, bool] = {}
 _KERNELS: dict[tuple[str, str], list[Kernel]] = {}
 _LOADED: set[str] = set()
 _LOADING = lock_across_forks()
@@ -85,6 +86,30 @@ def serves(operation: str, *arrays: Array) -> bool:
     if name not in _LOADED:
         _load(name)
     return _mode() != "portable" and (operation, name) in _KERNELS
+
+
+# A bfloat16 times a number is a float32 to them, and not all of their functions take it, or take 16 bits fast.
+_HALF_WAY = ("numpy", "cupy")
+_NARROW = ("float16", "bfloat16")
+
+
+def rounded_dtype(operation: str, xp: Namespace, arrays: tuple[Any, ...]) -> DType | None:
+    """The dtype that results of a portable definition are rounded to, computed in float32: the first of 16 bits.
+
+    None where the definition takes the arrays as they are.
+    """
+    if not OPERATIONS[operation] or library(xp) not in _HALF_WAY:
+        return None
+    return next((array.dtype for array in arrays if _is_narrow(array)), None)
+
+
+def widened(xp: Namespace, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """The same arrays, float32 in place of 16 bits; None stays None."""
+    return tuple(xp.astype(array, xp.float32) if _is_narrow(array) else array for array in arrays)
+
+
+def _is_narrow(array: Any) -> bool:
+    return array is not None and dtype_name(array.dtype) in _NARROW
 
 
 def explain(operation: str, *arrays: Any, **static: Any) -> str:
@@ -121,7 +146,11 @@ def _explained(operation: str, arrays: tuple[Any, ...], static: dict[str, Any]) 
             lines.append(f"{operation} on {library(xp)}: served by {kernel.name}")
         else:
             lines.append(f"{operation} on {library(xp)}: not {kernel.name}: {reason or 'another kernel comes first'}")
-    if not served:
+    dtype = None if served else rounded_dtype(operation, xp, arrays)
+    if dtype is not None:
+        lines.append(f"{operation} on {library(xp)}: in float32, and rounded once to {dtype_name(dtype)}")
+        lines.append(_explained(operation, widened(xp, arrays), static))
+    elif not served:
         lines.append(f"{operation} on {library(xp)}: served by the portable definition")
     return "\n".join(lines)
 

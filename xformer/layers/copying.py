@@ -52,7 +52,7 @@ class CopyHead(Module):
         key = self.key(memory) if key is None else key
         query, key = (xp.expand_dims(y, axis=1) for y in (self.query(together), key))
         weights = xp.squeeze(attention_weights(query, key, memory_mask), axis=1)  # (sentences, queries, keys)
-        found = xp.concat([together, weights @ memory], axis=-1)
+        found = xp.concat([together, gaps.rounded(xp.matmul(weights, memory), memory)], axis=-1)
         gate = xp.reshape(xp.astype(self.gate(found), wide, copy=False), (rows, queries, 1))
         generate = 0.5 * (1.0 + xp.tanh(0.5 * gate))  # the logistic function
         weights = xp.astype(weights, wide, copy=False)

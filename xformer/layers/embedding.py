@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from xformer import gaps
 from xformer.errors import ShapeError
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Initializer
@@ -36,7 +37,7 @@ class Embedding(Module):
         Rows need not be one-hot: they are mixed as they say, which lets a gradient flow back to them.
         """
         vectors = linear(ids, self.weight) if is_floating(ids.dtype) else embedding(self.weight, ids)
-        return vectors * math.sqrt(self.weight.shape[1]) if self.scale else vectors
+        return gaps.rounded(vectors * math.sqrt(self.weight.shape[1]), vectors) if self.scale else vectors
 
     def unembed(self, x: Array) -> Array:
         """Logits of every token, by the same table (Press and Wolf, 2017): (..., d_model) -> (..., vocab_size)."""
@@ -85,7 +86,7 @@ class TokenInput(Module):
         elif self.positions is not None:
             x = self.positions(x, positions, start=start)
         if self.scale:
-            x = x * math.sqrt(x.shape[-1])
+            x = gaps.rounded(x * math.sqrt(x.shape[-1]), x)
         if self.norm is not None:
             x = self.norm(x)
         return self.dropout(x, rng)

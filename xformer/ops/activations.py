@@ -51,7 +51,7 @@ def _gelu_vjp(g: Array, x: Any, needs: Any) -> tuple[Any, ...]:
     return (g * (0.5 * (1.0 + gaps.erf(x * math.sqrt(0.5))) + near * density),)
 
 
-_gelu = Operation(Implementation("gelu", _gelu_forward, _gelu_vjp))
+_gelu = Operation(Implementation("gelu", _gelu_forward, _gelu_vjp), rounds_once=True)
 
 
 def gelu(x: Array) -> Array:
@@ -62,14 +62,14 @@ def gelu(x: Array) -> Array:
 def gelu_tanh(x: Array) -> Array:
     """The tanh approximation of GELU (Hendrycks and Gimpel, 2016, section 2)."""
     xp = array_namespace(x)
-    return 0.5 * x * (1.0 + xp.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+    return gaps.rounded(0.5 * x * (1.0 + xp.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x))), x)
 
 
 def silu(x: Array) -> Array:
     """x times the logistic function of x (Elfwing et al., 2018), also known as swish."""
     xp = array_namespace(x)
     # 1 / (1 + exp(-x)) through tanh, which overflows nowhere.
-    return 0.5 * x * (1.0 + xp.tanh(0.5 * x))
+    return gaps.rounded(0.5 * x * (1.0 + xp.tanh(0.5 * x)), x)
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

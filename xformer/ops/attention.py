@@ -53,7 +53,7 @@ def attention_weights(
 
 def _weights(query: Array, key: Array, mask: Array | None, bias: Array | None, *, causal: bool, scale: float) -> Array:
     xp = array_namespace(query, key, bias)
-    scores = (query * scale) @ xp.matrix_transpose(key)
+    scores = xp.matmul(query * scale, xp.matrix_transpose(key))
     if bias is not None:
         scores = scores + bias
     if causal:
@@ -96,7 +96,7 @@ def _vjp(
     return dscores @ key, xp.matrix_transpose(dscores) @ query, dvalue, None, dbias, None
 
 
-_operation = Operation(Implementation("attention", _forward, _vjp))
+_operation = Operation(Implementation("attention", _forward, _vjp), rounds_once=True)
 
 
 def _grouped_forward(query: Array, key: Array, value: Array, *others: Array | None, **static: Any) -> tuple[Array, Any]:
@@ -111,7 +111,7 @@ def _grouped_vjp(g: Array, residuals: Any, needs: Any, **static: Any) -> tuple[A
 
 
 # For libraries with a kernel that reads each head of keys once, however many heads of the query it serves.
-_grouped = Operation(Implementation("grouped_attention", _grouped_forward, _grouped_vjp))
+_grouped = Operation(Implementation("grouped_attention", _grouped_forward, _grouped_vjp), rounds_once=True)
 
 
 def attention(

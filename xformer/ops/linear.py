@@ -38,7 +38,7 @@ def _vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
     return dx, dweight, dbias
 
 
-_operation = Operation(Implementation("linear", _forward, _vjp))
+_operation = Operation(Implementation("linear", _forward, _vjp), rounds_once=True)
 
 
 def _relu_forward(x: Array, weight: Array, bias: Array | None, *, save: bool) -> tuple[Array, Any]:
@@ -52,7 +52,7 @@ def _relu_vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
 
 
 # For libraries in which one kernel does both; elsewhere each has its own.
-_with_relu = Operation(Implementation("linear_relu", _relu_forward, _relu_vjp))
+_with_relu = Operation(Implementation("linear_relu", _relu_forward, _relu_vjp), rounds_once=True)
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None, *, activation: str | None = None) -> Array:

@@ -46,7 +46,7 @@ def _vjp(g: Sequence[Array | None], residuals: Any, needs: Any, *, heads: tuple[
     return (None if dx is None else xp.reshape(dx, x.shape), *dweights, *dbiases)
 
 
-_operation = Operation(Implementation("project_heads", _forward, _vjp))
+_operation = Operation(Implementation("project_heads", _forward, _vjp), rounds_once=True)
 
 
 def project_heads(x: Array, *projections: Projection) -> tuple[Array, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from xformer import gaps
 from xformer.autodiff import Implementation
 from xformer.errors import ConfigError
 from xformer.namespace import Array, accumulation_dtype, array_namespace
@@ -50,4 +51,4 @@ def softmax(x: Array, mask: Array | None = None, *, temperature: float = 1.0) ->
     """
     if not temperature > 0.0:
         raise ConfigError(f"temperature is {temperature}; expected more than 0")
-    return _operation(x if temperature == 1.0 else x / temperature, mask)
+    return _operation(x if temperature == 1.0 else gaps.rounded(x / temperature, x), mask)
