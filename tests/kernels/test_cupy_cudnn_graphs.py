@@ -73,7 +73,7 @@ def specs(monkeypatch, queries, keys, features, *, width=None, shared=4, dtype="
     arrays += [np.ones(given[name], kind) if name in given else None for name, kind in kinds.items()]
     static = {"causal": given.get("causal", False), "scale": 0.125}
     assert cupy_cudnn.supports(tuple(arrays), static) is None
-    return tuple(spec._replace(dtype=dtype) for spec in cupy_cudnn._specs_of(*arrays, *static.values()))
+    return tuple(spec._replace(dtype=dtype) for spec in cupy_cudnn._specs_of(tuple(arrays), *static.values()))
 
 
 def build(cudnn, spec: Spec, context):

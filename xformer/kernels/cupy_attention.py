@@ -55,7 +55,7 @@ def forward(
         allowed = causal_mask(xp, query.shape[-2], key.shape[-2], device(query))
         mask = allowed if mask is None else xp.logical_and(mask, allowed)
     weights = xp.astype(softmax(scores, mask), query.dtype, copy=False)
-    dropped = weights if keep is None else _dropped(weights, keep, keep_probability)
+    dropped = weights if keep is None else apply_keep(weights, keep, keep_probability)
     return batched_product(dropped, value), (query, key, value, weights, keep, heads) if save else None
 
 
@@ -65,24 +65,19 @@ def vjp(g: Array, residuals: Any, needs: Any, *, causal: bool, scale: float, kee
     xp = array_namespace(g)
     dquery = dkey = dvalue = dbias = None
     if needs[2]:
-        dropped = weights if keep is None else _dropped(weights, keep, keep_probability)
+        dropped = weights if keep is None else apply_keep(weights, keep, keep_probability)
         dvalue = batched_product(_turned(dropped), g)
     if needs[0] or needs[1] or needs[4]:
         wide = accumulation_dtype(xp, weights.dtype)
         dweights = batched_product(g, _turned(value), dtype=wide)
         if keep is not None:
-            dweights = _dropped(dweights, keep, keep_probability)
+            dweights = apply_keep(dweights, keep, keep_probability)
         dbias = softmax_cotangent(dweights, xp.astype(weights, wide, copy=False))
         dscores = xp.astype(dbias, weights.dtype, copy=False)
         dquery = batched_product(dscores, key, alpha=scale) if needs[0] else None
         dkey = batched_product(_turned(dscores), query, alpha=scale) if needs[1] else None
     dkey, dvalue = (x if x is None or heads in (0, x.shape[1]) else sum_groups(x, heads) for x in (dkey, dvalue))
     return dquery, dkey, dvalue, None, dbias if needs[4] else None, None
-
-
-def _dropped(x: Array, keep: Array, keep_probability: float) -> Array:
-    """Of the same dtype: a bfloat16 times a number is a float32 to some libraries."""
-    return array_namespace(x).astype(apply_keep(x, keep, keep_probability), x.dtype, copy=False)
 
 
 def _turned(x: Array) -> Array:

@@ -42,7 +42,7 @@ def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
         return "causal, with fewer keys than queries"
     if static["causal"] and queries < keys and (mask is not None or bias is not None):
         return "causal, with more keys than queries and a mask or a bias"
-    return cupy_cudnn_plans.refusal(*_specs_of(query, key, value, mask, bias, keep, static["causal"], static["scale"]))
+    return cupy_cudnn_plans.refusal(*_specs_of(arrays, static["causal"], static["scale"]))
 
 
 def _unfit(query: Array, key: Array, value: Array) -> str | None:
@@ -84,7 +84,7 @@ def _forward(
 ) -> tuple[Array, Any]:
     xp, given = array_namespace(query), (query, key, value, mask, bias, keep)
     arrays = dict(zip(("query", "key", "value"), map(_readable, given[:3]), strict=True))
-    inferring, training, backward = _specs_of(query, key, value, mask, bias, keep, causal, scale)
+    inferring, training, backward = _specs_of(given, causal, scale)
     spec, alive = training if save else inferring, None
     if spec.bias is not None:
         arrays["bias"], alive = _additive(mask, bias, query, spec.bias, causal)
@@ -132,20 +132,12 @@ def _memory(x: Array) -> _Memory:
     return x.shape, x.strides, cupy_products.pointer(x) % _ALIGNMENT == 0
 
 
-def _specs_of(
-    query: Array,
-    key: Array,
-    value: Array,
-    mask: Array | None,
-    bias: Array | None,
-    keep: Array | None,
-    causal: bool,
-    scale: float,
-) -> tuple[Spec, Spec, Spec]:
+def _specs_of(arrays: tuple[Any, ...], causal: bool, scale: float) -> tuple[Spec, Spec, Spec]:
     """The specs of a call: forward, forward with what the derivative needs, derivative."""
+    query, key, value, mask, bias, keep = arrays
     shapes = None if mask is None else mask.shape, None if bias is None else bias.shape
-    arrays = dtype_name(query.dtype), _memory(query), _memory(key), _memory(value)
-    return _specs(arrays, shapes, keep is not None, causal, scale, cupy_cudnn_plans.repeatable())
+    memories = dtype_name(query.dtype), _memory(query), _memory(key), _memory(value)
+    return _specs(memories, shapes, keep is not None, causal, scale, cupy_cudnn_plans.repeatable())
 
 
 @functools.lru_cache(maxsize=4096)
