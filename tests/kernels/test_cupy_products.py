@@ -53,6 +53,17 @@ def test_any_size_and_dtype(cublas, dtype, sizes, batch):
     assert len(cublas.calls) == 1
 
 
+@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.parametrize("sizes", [(3, 4, 5), (3, 0, 5), (0, 4, 5)], ids=str)
+def test_a_product_is_added_to_what_there_is(cublas, dtype, sizes):
+    m, k, n = sizes
+    a, b, more = normal(m, k, dtype=dtype), normal(k, n, seed=1, dtype=dtype), normal(m, n, seed=2, dtype=dtype)
+    exact = a.astype("float64") @ b.astype("float64") + more.astype("float64")
+    out = batched_product(a, b, more=more)
+    assert out is more
+    np.testing.assert_allclose(out.astype("float64"), exact, rtol=0.0, atol=4 * TOLERANCES[dtype])
+
+
 # Matrices (2, 3, 4, 5) in other memory, and whether cuBLAS can read them there.
 MEMORY = {
     "packed": (normal(2, 3, 4, 5), True),

@@ -9,6 +9,7 @@ from typing import Any
 
 from xformer.kernels import cupy_cublaslt, cupy_launch
 from xformer.kernels.cupy_elementwise import relu_forward, relu_vjp
+from xformer.kernels.cupy_products import batched_product
 from xformer.kernels.cupy_support import column_sums, contiguous, flat_blocks, floats, names
 from xformer.kernels.registry import Kernel, register
 from xformer.namespace import array_namespace
@@ -106,8 +107,7 @@ def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any) -> tuple[Any, 
             continue
         g_rows = contiguous(g_heads.transpose(0, 2, 1, 3)).reshape(len(rows), weight.shape[1])
         if needs[0]:
-            more = _product(g_rows, weight.T)
-            dx = more if dx is None else dx + more
+            dx = _product(g_rows, weight.T) if dx is None else batched_product(g_rows, weight.T, more=dx)
         if needs[1 + place]:
             dmaps[place] = _weight_cotangent(rows, g_rows, weight)
         if needs[1 + count + place]:

@@ -48,23 +48,26 @@ def compute_type(kind: int) -> int:
     return _COMPUTE_64F if kind == 1 else _COMPUTE_TF32 if kind == 0 and tf32() else _COMPUTE_32F
 
 
-def batched_product(a: Array, b: Array, *, alpha: float = 1.0, dtype: DType | None = None) -> Array:
+def batched_product(
+    a: Array, b: Array, *, alpha: float = 1.0, dtype: DType | None = None, more: Array | None = None
+) -> Array:
     """alpha a @ b, summed in float32 (float64 for float64), of `dtype`, by default that of the operands.
 
     a: (..., m, k), b: (..., k, n), one dtype and one shape before the last two axes; `dtype` may also be float32 for
-    operands of 16 bits. Returns (..., m, n), C-contiguous.
+    operands of 16 bits. Returns (..., m, n), C-contiguous; `more`, if given, of that shape, memory and dtype, is added,
+    and written in place.
     """
     xp, (m, k), n, batch = array_namespace(a, b), a.shape[-2:], b.shape[-1], a.shape[:-2]
     shape, dtype = (*batch, m, n), a.dtype if dtype is None else dtype
     if (batch, k, a.dtype) != (b.shape[:-2], b.shape[-2], b.dtype):  # cuBLAS, which sees addresses, could not tell
         raise ValueError(f"operands {a.shape} {a.dtype} and {b.shape} {b.dtype}; expected (..., m, k) and (..., k, n)")
     if k == 0 or 0 in shape:
-        return xp.zeros(shape, dtype=dtype)
-    out = xp.empty(shape, dtype=dtype)
+        return xp.zeros(shape, dtype=dtype) if more is None else more
+    out = xp.empty(shape, dtype=dtype) if more is None else more
     first, second = operand(b), operand(a)
     kind, out_kind = data_type(a.dtype), data_type(dtype)
     compute = compute_type(kind)
-    scalars = _scalars(float(alpha), compute)
+    scalars = _scalars(float(alpha), float(more is not None), compute)
     binding, handle = cublas()
     # cuBLAS counts rows along memory: a row-major product is to it the transposed one, (a b)' = b' a'.
     binding.gemmStridedBatchedEx(
@@ -121,7 +124,7 @@ def _one_step(shape: tuple[int, ...], strides: list[int]) -> int | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _scalars(alpha: float, compute: int) -> Any:
-    """Alpha and zero on the host, where cuBLAS reads them during the call."""
+def _scalars(alpha: float, beta: float, compute: int) -> Any:
+    """Both factors on the host, where cuBLAS reads them during the call."""
     numpy = importlib.import_module("numpy")
-    return numpy.asarray([alpha, 0.0], dtype=numpy.float64 if compute == _COMPUTE_64F else numpy.float32)
+    return numpy.asarray([alpha, beta], dtype=numpy.float64 if compute == _COMPUTE_64F else numpy.float32)
