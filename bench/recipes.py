@@ -1,0 +1,78 @@
+"""Published results, trained anew: `python bench/recipes.py DIR DATA [options of xformer train]`.
+
+DATA holds, at any depth, train, val and test_2016_flickr of Multi30k (.en, .de) and tiny Shakespeare's input.txt. Runs
+go to DIR, which is to be new; what matters is printed last, in a short table. Without options, training is on CuPy in
+bfloat16; `--max-minutes 4` limits each training.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gpu import refuse, show
+
+ROOT = Path(__file__).parents[1]
+RECIPES = ROOT / "docs" / "recipes"
+ON_A_GPU = ["--backend", "cupy", "--precision", "bfloat16"]
+SIDES = {"source": "train.en", "target": "train.de", "valid-source": "val.en", "valid-target": "val.de"}
+TEST = "test_2016_flickr.en", "test_2016_flickr.de"
+
+
+def main(arguments: list[str]) -> int:
+    """Train both; the exit status is that of the first command that failed."""
+    if len(arguments) < 2:
+        return refuse("expected a folder for the runs, then the folder of the data")
+    folder, data, options = Path(arguments[0]).resolve(), Path(arguments[1]), arguments[2:] or ON_A_GPU
+    files = {name: sorted(data.rglob(name)) for name in (*SIDES.values(), *TEST, "input.txt")}
+    absent = [name for name, found in files.items() if not found]
+    if absent:
+        return refuse(f"{data} has no {', '.join(absent)}")
+    found = {name: str(paths[0].resolve()) for name, paths in files.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [("recipe", "measure", "reached", "published", "minutes of training")]
+    try:
+        for train in (translation, language_model):
+            rows.append(train(folder, found, options))
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    finally:
+        show(rows, folder / "recipes.txt")
+    return 0
+
+
+def translation(folder: Path, files: dict[str, str], options: list[str]) -> tuple[str, ...]:
+    """English to German with 2.6 million parameters (Wu et al., 2021)."""
+    run, hypotheses = folder / "multi30k-en-de", folder / "test.hyp"
+    given = [part for side, name in SIDES.items() for part in (f"--{side}", files[name])]
+    recipe = ["--recipe", RECIPES / "multi30k-en-de-tiny.toml"]
+    minutes = xformer("train", *recipe, *given, "--out", run, *options)
+    search = ["--beam-size", "5", "--length-penalty", "1.0"]
+    xformer("translate", "--model", run, "--input", files[TEST[0]], "--output", hypotheses, *search)
+    scored = [sys.executable, "-m", "xformer", "score", "--reference", files[TEST[1]], "--hypothesis", hypotheses]
+    said = subprocess.run([*scored, "--lowercase", "--json"], cwd=ROOT, check=True, capture_output=True, text=True)
+    return "multi30k-en-de-tiny", "BLEU", f"{json.loads(said.stdout)['BLEU']['score']:.2f}", "41.02", f"{minutes:.1f}"
+
+
+def language_model(folder: Path, files: dict[str, str], options: list[str]) -> tuple[str, ...]:
+    """Tiny Shakespeare by characters, as nanoGPT has it for a GPU."""
+    run = folder / "tinyshakespeare"
+    recipe = ["--recipe", RECIPES / "tinyshakespeare-gpu.toml"]
+    minutes = xformer("train-lm", *recipe, "--text", files["input.txt"], "--out", run, *options)
+    lines = map(json.loads, (run / "log.jsonl").read_text(encoding="utf-8").splitlines())
+    best = min(line["loss"] for line in lines if line["event"] == "validation")
+    return "tinyshakespeare-gpu", "best validation loss", f"{best:.4f}", "1.4697", f"{minutes:.1f}"
+
+
+def xformer(*arguments: object) -> float:
+    """Run a command; returns how many minutes it took. Raises CalledProcessError where it fails."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-m", "xformer", *map(str, arguments)], cwd=ROOT, check=True)
+    return (time.monotonic() - began) / 60.0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
