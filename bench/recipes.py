@@ -1,8 +1,8 @@
 """Published results, trained anew: `python bench/recipes.py DIR DATA [options of xformer train]`.
 
-DATA holds, at any depth, train, val and test_2016_flickr of Multi30k (.en, .de) and tiny Shakespeare's input.txt. Runs
-go to DIR, which is to be new; what matters is printed last, in a short table. Without options, training is on CuPy in
-bfloat16; `--max-minutes 4` limits each training.
+DATA holds, at any depth, a folder with train, val and test_2016_flickr of Multi30k (.en, .de), and tiny Shakespeare's
+input.txt. Runs go to DIR, which is to be new; what matters is printed last, in a short table. Training is on CuPy in
+bfloat16 unless the options say otherwise; `--max-minutes 4` limits each.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ def main(arguments: list[str]) -> int:
     """Train both; the exit status is that of the first command that failed."""
     if len(arguments) < 2:
         return refuse("expected a folder for the runs, then the folder of the data")
-    folder, data, options = Path(arguments[0]).resolve(), Path(arguments[1]), arguments[2:] or ON_A_GPU
-    files = {name: sorted(data.rglob(name)) for name in (*SIDES.values(), *TEST, "input.txt")}
-    absent = [name for name, found in files.items() if not found]
-    if absent:
-        return refuse(f"{data} has no {', '.join(absent)}")
-    found = {name: str(paths[0].resolve()) for name, paths in files.items()}
+    folder, data = Path(arguments[0]).resolve(), Path(arguments[1]).resolve()
+    found = {}
+    for names in ((*SIDES.values(), *TEST), ("input.txt",)):
+        place = next((place for place in (data, *sorted(data.rglob("*/"))) if is_home(place, names)), None)
+        if place is None:
+            return refuse(f"no folder in {data} has {', '.join(names)}")
+        found |= {name: str(place / name) for name in names}
+    options = [*ON_A_GPU, *arguments[2:]]  # of two values of an option, the last one counts
     folder.mkdir(parents=True, exist_ok=True)
     rows = [("recipe", "measure", "reached", "published", "minutes of training")]
     try:
@@ -42,6 +44,11 @@ def main(arguments: list[str]) -> int:
     finally:
         show(rows, folder / "recipes.txt")
     return 0
+
+
+def is_home(folder: Path, names: tuple[str, ...]) -> bool:
+    """Whether a folder has all these files."""
+    return all((folder / name).is_file() for name in names)
 
 
 def translation(folder: Path, files: dict[str, str], options: list[str]) -> tuple[str, ...]:

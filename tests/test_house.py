@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "xformer").rglob("*.py"))
 
 # From the top of the house down: a file imports only from its own room and from rooms above it. The longest
-# name that fits wins, so `kernels` is here three times: the way to launch CUDA, the registry, which operations ask for
-# a kernel, and the kernels themselves, which know the operations. `__init__` is the public API, xformer/__init__.py.
+# name that fits wins, so `kernels` is here twice: the registry, which operations ask for a kernel, and the
+# kernels themselves, which know the operations. `__init__` is the public API, xformer/__init__.py.
 ROOMS = [
     "errors",
     "files",
@@ -30,7 +30,7 @@ ROOMS = [
     "host",
     "memory",
     "gaps",
-    "kernels.cupy_launch",
+    "cuda_launch",
     "random",
     "tree",
     "storage",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -60,11 +64,26 @@ def test_the_advice_comes_last():
 def test_what_a_process_could_have_is_what_is_free_and_what_it_holds(monkeypatch, limited):
     held, told = np.ones(2**24), []
     if limited:
-        size = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
+        size = os.sysconf("SC_PAGE_SIZE") * int(Path("/proc/self/statm").read_text().split()[0])
         monkeypatch.setattr(memory.resource, "getrlimit", lambda kind: (size, size))  # nothing is free
     with (
         pytest.raises(OutOfMemoryError, match=r"; \d+\.\d$"),
         enough_memory("it", lambda most: told.append(most) or str(most)),
     ):
         np.empty(2**50, dtype="uint8")
-    assert told[0] > held.nbytes
+    free = int(re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[1]) * 1024
+    assert told[0] > held.nbytes + (0 if limited else 0.8 * free)
+
+
+def test_what_a_process_could_have_on_a_gpu(monkeypatch):
+    """The pool's blocks that are in use count as held."""
+    pool = types.SimpleNamespace(free_bytes=lambda: 2.0, used_bytes=lambda: 4.0)
+    runtime = types.SimpleNamespace(memGetInfo=lambda: (1.0, 100.0))
+    cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime), get_default_memory_pool=lambda: pool)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    error = type("OutOfMemoryError", (MemoryError,), {"__module__": "cupy.cuda.memory"})
+    with (
+        pytest.raises(OutOfMemoryError, match=r"and 3 bytes is free on the GPU; 7\.0$"),
+        enough_memory("it", lambda most: str(most)),
+    ):
+        raise error("Out of memory allocating 1,024 bytes")

@@ -57,6 +57,19 @@ def test_the_files_are_those_that_safetensors_writes(path, metadata):
     headers = [json.loads(content[8:end]) for content, end in zip(contents, ends, strict=True)]
     assert headers[0] == headers[1]
     assert contents[0][ends[0] :] == contents[1][ends[1] :]
+    assert ends[0] % 8 == 0
+
+
+def test_numbers_in_the_other_byte_order_are_those_numbers(path):
+    save_arrays(path, {"a": np.asarray([1.0, 2.0, 3.0], ">f4")}, {})
+    assert load_arrays(path)[0]["a"].tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(("name", "metadata"), [("__metadata__", {}), ("a", {"step": 3}), ("a", {3: "step"})])
+def test_what_could_not_be_read_is_not_written(path, name, metadata):
+    with pytest.raises(CheckpointError, match="expected metadata of strings, and no array named '__metadata__'"):
+        save_arrays(path, {name: np.ones(3)}, metadata)
+    assert not path.exists()
 
 
 def test_saving_takes_no_memory_for_a_copy(path):

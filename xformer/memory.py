@@ -6,6 +6,7 @@ import contextlib
 import errno
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -76,7 +77,7 @@ def _place(error: BaseException) -> _Place:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0] if resource else -1
     with contextlib.suppress(OSError, AttributeError):
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()
-        size, resident, data = (4096.0 * int(pages[column]) for column in (0, 1, 5))
+        size, resident, data = (float(os.sysconf("SC_PAGE_SIZE")) * int(pages[column]) for column in (0, 1, 5))
         if limit >= 0:
             return _Place("under this process's limit (ulimit -v)", max(0.0, limit - size), data)
         told = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)

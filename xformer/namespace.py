@@ -178,6 +178,11 @@ def is_floating(dtype: DType) -> bool:
     return dtype_name(dtype) in _FLOATING
 
 
+def is_narrow(dtype: DType) -> bool:
+    """Tell whether a dtype is a floating type of 16 bits."""
+    return dtype_name(dtype) in ("float16", "bfloat16")
+
+
 def is_integer(dtype: DType) -> bool:
     """Tell whether a dtype is a signed or unsigned integer (bool is not)."""
     return dtype_name(dtype).startswith(("int", "uint"))
@@ -185,7 +190,7 @@ def is_integer(dtype: DType) -> bool:
 
 def accumulation_dtype(xp: Namespace, dtype: DType) -> DType:
     """The dtype that sums are kept in: float32 for float16 and bfloat16, else the dtype itself."""
-    return xp.float32 if dtype_name(dtype) in ("float16", "bfloat16") else dtype
+    return xp.float32 if is_narrow(dtype) else dtype
 
 
 def index_dtype(xp: Namespace) -> DType:

@@ -30,3 +30,6 @@ def matmul(x1: Any, x2: Any, /) -> Any:
     if (x1.ndim > 2 or x2.ndim > 2) and _is_bfloat16(x1) and _is_bfloat16(x2):
         return _standard.matmul(x1.astype("float32"), x2.astype("float32")).astype(x1.dtype)
     return _standard.matmul(x1, x2)
+
+
+operator_matmul = matmul  # what `@` of traced arrays does

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
+from xformer import cuda_launch
 from xformer.errors import ConfigError
-from xformer.kernels import cupy_launch
 from xformer.namespace import Array, Device, Namespace, base_namespace, from_host, library
 
 _SIXTEEN_BITS = 65536
@@ -114,7 +114,7 @@ class Rng:
         mask = xp.empty(shape, dtype=xp.bool)
         blocks = min(_MOST_BLOCKS, -(-mask.size // (_AT_ONCE * _THREADS)))
         words = (self.key >> 32 * place & 0xFFFFFFFF for place in range(4))
-        cupy_launch.launch("random.keep", ("bool",), blocks, _THREADS, mask, mask.size, accepted, *words)
+        cuda_launch.launch("random.keep", ("bool",), blocks, _THREADS, mask, mask.size, accepted, *words)
         return mask
 
     def _bits_jax(self, shape: tuple[int, ...], device: Device = None) -> Any:

@@ -28,15 +28,18 @@ from xformer.namespace import (
 # Our names of dtypes and those of safetensors.
 _CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32"}
 _NAMES = {code: name for name, code in _CODES.items()}
+_METADATA = "__metadata__"
 _CHECKSUM = "blake2b"  # the metadata entry that tells a damaged file from a whole one
 
 
 def save_arrays(path: str | os.PathLike[str], arrays: dict[str, Array], metadata: dict[str, str]) -> None:
     """Write named arrays of any library, atomically; a checksum goes with the metadata.
 
-    Raises CheckpointError when the file cannot be written, or an array has a dtype that has no place in it; a file
-    that was there before stays as it was.
+    Raises CheckpointError when the file cannot be written, or an array has a dtype, or a name, that has no place in it,
+    or metadata are no strings; a file that was there before stays as it was.
     """
+    if _METADATA in arrays or not all(isinstance(part, str) for item in metadata.items() for part in item):
+        raise CheckpointError(f"cannot write {path}: expected metadata of strings, and no array named {_METADATA!r}")
     packed = {name: _pack(path, name, array) for name, array in arrays.items()}
     # As other writers do it: the widest dtypes first, so that all data is aligned.
     ordered = sorted(packed.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
@@ -120,7 +123,7 @@ def _checksum(tensors: list[tuple[str, str, Any, Any]], metadata: dict[str, str]
 
 def _header(tensors: list[tuple[str, str, Any, Any]], metadata: dict[str, str]) -> bytes:
     """What comes before the data: its own length in 8 bytes, and as JSON the metadata and where each tensor is."""
-    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
+    header: dict[str, Any] = {_METADATA: dict(sorted(metadata.items()))}
     end = 0
     for name, dtype, shape, data in tensors:
         begin, end = end, end + len(data)
@@ -142,7 +145,7 @@ def _pack(path: str | os.PathLike[str], name: str, array: Array) -> Any:
         # Without ml_dtypes NumPy has no bfloat16; the file is then larger, and as exact.
         with contextlib.suppress(BackendError):
             host = host.astype(dtype_named(resolve("numpy"), "bfloat16"))
-    return host
+    return host.astype(host.dtype.newbyteorder("<"), copy=False)
 
 
 def _unpack(path: Path, name: str, code: str, shape: Any, data: Any) -> Any:

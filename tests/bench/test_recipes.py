@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.bench.conftest import BENCH
+
+
+def make_data(folder, *names):
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text("a\n")
 
 
 @pytest.fixture
@@ -16,11 +24,12 @@ def recipes():
 
 
 def test_absent_data_is_refused_in_one_line(recipes, tmp_path, capsys):
-    for name in ("train.en", "train.de", "val.en", "val.de", "test_2016_flickr.en"):
-        (tmp_path / "deep").mkdir(exist_ok=True)
-        (tmp_path / "deep" / name).write_text("a\n")
+    make_data(tmp_path / "deep", "train.en", "train.de", "val.en", "val.de", "test_2016_flickr.en")
+    make_data(tmp_path / "elsewhere", "test_2016_flickr.de", "input.txt")
     assert recipes.main([str(tmp_path / "runs"), str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"error: {tmp_path} has no test_2016_flickr.de, input.txt\n"
+    assert capsys.readouterr().err.startswith(
+        f"error: no folder in {tmp_path} has train.en, train.de, val.en, val.de, "
+    )
     assert not (tmp_path / "runs").exists()
 
 
@@ -29,6 +38,21 @@ def test_no_folders_are_refused_in_one_line(recipes, capsys):
     assert capsys.readouterr().err == "error: expected a folder for the runs, then the folder of the data\n"
 
 
-def test_the_recipes_are_there(recipes):
-    for name in ("multi30k-en-de-tiny", "tinyshakespeare-gpu"):
-        assert (recipes.RECIPES / f"{name}.toml").is_file()
+def test_what_is_run(recipes, tmp_path, monkeypatch, capsys):
+    """On a GPU unless it is told otherwise; the first command that fails ends it, and what there is is shown."""
+    commands = []
+
+    def run(command, **settings):
+        commands.append(list(map(str, command)))
+        raise subprocess.CalledProcessError(7, command)
+
+    names = [*recipes.SIDES.values(), *recipes.TEST]
+    make_data(tmp_path / "multi30k", *names)
+    make_data(tmp_path / "text", "input.txt")
+    monkeypatch.setattr(recipes.subprocess, "run", run)
+    assert recipes.main([str(tmp_path / "runs"), str(tmp_path), "--max-minutes", "4"]) == 7
+    (command,) = commands
+    assert command[-6:] == ["--backend", "cupy", "--precision", "bfloat16", "--max-minutes", "4"]
+    assert Path(command[command.index("--recipe") + 1]).is_file()
+    assert command[command.index("--source") + 1] == str(tmp_path / "multi30k" / "train.en")
+    assert capsys.readouterr().out.split()[:5] == ["recipe", "measure", "reached", "published", "minutes"]

@@ -226,8 +226,8 @@ def test_long_lines_are_counted_and_reported(refused, train_options, text, tmp_p
         (["--dtype", "float8"], "error: --dtype is 'float8'; expected 'float32' or 'float64'"),
         (["--precision", "bf16"], "error: --precision is 'bf16'; expected 'float32', 'bfloat16' or 'float16'"),
         (
-            ["--precision", "float32", "--dtype", "float64"],
-            "error: --precision is 'float32' and --dtype is 'float64'; ",
+            ["--precision", "bfloat16", "--dtype", "float64"],
+            "precision is 'bfloat16' and dtype 'float64'; mixed precision keeps the parameters in float32; leave one",
         ),
         (["--task", "poetry"], "error: --task is 'poetry'; xformer train is for translation or summarization"),
         (["--vocab-size", "10"], "vocab_size is 10; expected at least"),
@@ -277,7 +277,7 @@ def test_an_option_gives_a_schedule_its_end(xformer, train_options, text, tmp_pa
         (
             "precision = 'float16'",
             ["--dtype", "float64"],
-            "precision is 'float16' in {recipe} and --dtype is 'float64'; ",
+            "[training] of {recipe} with --dtype: precision is 'float16' and dtype 'float64'; ",
         ),
         (
             "[model]\npositions = 'learned'",

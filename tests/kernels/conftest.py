@@ -13,8 +13,8 @@ import pytest
 
 from tests.conftest import assert_close, library_or_skip
 from tests.kernels import cuda_on_host, fake_cublas
-from xformer import kernels, vjp
-from xformer.kernels import cupy_cublaslt, cupy_launch, cupy_plans, cupy_products, registry
+from xformer import cuda_launch, kernels, vjp
+from xformer.kernels import cupy_cublaslt, cupy_plans, cupy_products, registry
 from xformer.namespace import dtype_name, dtype_named, from_host, is_floating, resolve
 
 
@@ -129,8 +129,8 @@ def on_the_host(launcher: Any, cublaslt: Any, monkeypatch: pytest.MonkeyPatch) -
         if kernel.name == f"cupy.{kernel.operation}" and "attention" not in kernel.operation
     }
     monkeypatch.setattr(registry, "_KERNELS", ours)
-    monkeypatch.setattr(cupy_launch, "launch", launcher.launch)
-    monkeypatch.setattr(cupy_launch, "is_here", lambda array: True)
+    monkeypatch.setattr(cuda_launch, "launch", launcher.launch)
+    monkeypatch.setattr(cuda_launch, "is_here", lambda array: True)
     serve_products(cublaslt, monkeypatch)
     launcher.launched.clear()
     return Cuda(resolve("numpy"), launcher, monkeypatch)

@@ -1,4 +1,4 @@
-"""A launcher that runs the CUDA sources on the CPU, on NumPy arrays: it stands where CuPy's would (`cupy_launch`)."""
+"""A launcher that runs the CUDA sources on the CPU, on NumPy arrays: it stands where CuPy's would (`cuda_launch`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.kernels import cupy_launch
+from xformer import cuda_launch
 
 HEADER = Path(__file__).with_name("cuda_on_host.h")
 COMPILER = shutil.which("g++")
@@ -35,7 +35,7 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
 def instances(file: str) -> Iterator[str]:
     """All instances of the templates of a source, as C++ names them."""
     for function, combinations in INSTANCES[file].items():
-        yield from (cupy_launch.instance(function, dtypes) for dtypes in combinations)
+        yield from (cuda_launch.instance(function, dtypes) for dtypes in combinations)
 
 
 class Launcher:
@@ -51,7 +51,7 @@ class Launcher:
     def launch(self, kernel: str, dtypes: tuple[str, ...], blocks: int, threads: int, *arguments: Any) -> None:
         """Run a kernel to its end."""
         file, _, function = kernel.partition(".")
-        name = cupy_launch.instance(function, dtypes)
+        name = cuda_launch.instance(function, dtypes)
         places = list(instances(file))
         assert name in places, f"{name} is not among INSTANCES"
         assert blocks >= 0
@@ -76,7 +76,7 @@ class Launcher:
             for place, name in enumerate(instances(file))
         )
         code.write_text(
-            f'#include "{HEADER}"\n{cupy_launch.source(file)}\n'
+            f'#include "{HEADER}"\n{cuda_launch.source(file)}\n'
             'extern "C" int launch(int place, long long blocks, long long threads, bool backwards, void** arguments)\n'
             f"{{\n    switch (place) {{\n{calls}\n    }}\n    return 2;\n}}\n",
             encoding="utf-8",

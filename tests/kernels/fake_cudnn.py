@@ -144,7 +144,7 @@ class Graph:
                 or bias.dim[1] not in (1, heads)
                 or any(step % 8 for step in bias.stride[:-1])
             ),
-            causal == "BOTTOM_RIGHT" and (bias is not None or queries > keys),
+            causal == "BOTTOM_RIGHT" and (bias is not None or keep is not None or queries > keys),
             causal is not None and self.node.get("diagonal_band_right_bound") != 0,
             self.node["backward"] and queries == keys == 1,
             heads % key.dim[1] or value.dim[1] != key.dim[1],

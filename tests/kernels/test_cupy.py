@@ -10,8 +10,8 @@ import pytest
 from tests.conftest import library_or_skip
 from tests.kernels.cuda_cases import normal
 from tests.reference import small_model, translation_loss
-from xformer import Rng, kernels, namespace, training, value_and_grad
-from xformer.kernels import cupy_launch, registry
+from xformer import Rng, cuda_launch, kernels, namespace, training, value_and_grad
+from xformer.kernels import registry
 from xformer.namespace import dtype_named
 from xformer.ops import gelu, layer_norm, linear
 from xformer.training import AdamW, Batch, TokenPairs, clip_by_global_norm
@@ -124,7 +124,7 @@ def test_explain_says_that_our_kernel_serves(cuda, operation):
 
 @pytest.mark.parametrize("operation", CASES)
 def test_arrays_on_another_device_than_the_current_one_are_left_to_the_library(cuda_host, monkeypatch, operation):
-    monkeypatch.setattr(cupy_launch, "is_here", lambda array: False)
+    monkeypatch.setattr(cuda_launch, "is_here", lambda array: False)
     (kernel,) = registry._KERNELS[(operation, "numpy")]
     hosts, static = CASES[operation]
     assert kernel.supports(hosts, static) == "arrays are on cpu, which is not the current device"

@@ -118,6 +118,17 @@ def test_what_is_not_for_it(products, monkeypatch, why):
 
 
 @pytest.mark.gpu
+def test_nan_stays_visible_on_a_gpu():
+    cupy = library_or_skip("cupy")
+    rows, weight, bias = (cupy.asarray(each) for each in arrays(64, 32, 48))
+    rows[3, 5], rows[4, 5] = np.nan, np.inf
+    got = to_host(linear(rows, weight, bias, activation="relu"))
+    assert np.isnan(got[3]).all()
+    assert np.isinf(got[4]).any()
+    assert np.isfinite(got[5:]).all()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("sizes", [(64, 32, 48), (1, 512, 2048), (1000, 512, 8000), (7, 9, 11)], ids=str)

@@ -212,6 +212,9 @@ def test_results_lie_as_layers_merge_heads(cudnn):
         assert cupy_cudnn._lies_packed(array)
 
 
+KEEP = np.random.default_rng(5).random((2, 3, 4, 4)) < 0.5
+
+
 @pytest.mark.parametrize(
     ("arrays", "static", "reason"),
     [
@@ -224,6 +227,11 @@ def test_results_lie_as_layers_merge_heads(cudnn):
         (qkv(1, 4, dtype="float16"), {}, "one query"),
         (qkv(5, 4, dtype="float16"), {"causal": True}, "causal, with fewer keys than queries"),
         ([*qkv(3, 4, dtype="float16"), np.ones(4, bool)], {"causal": True}, "causal, with more keys than queries and"),
+        (
+            [*qkv(3, 4, dtype="float16"), None, None, KEEP[:, :, :3, :4]],
+            {"causal": True},
+            "causal, with more keys than",
+        ),
         ([*qkv(4, 4, dtype="float16"), None, np.ones(4, "float32")], {}, "dtypes float16 and float32 are mixed"),
         (
             [*qkv(4, 4, dtype="float16"), None, None, np.ones((2, 1, 4, 4), bool)],

@@ -143,6 +143,7 @@ def test_what_is_refused_here_is_refused_there(monkeypatch, cudnn, context):
     for spec in (
         forward._replace(**bottom_right),
         backward._replace(**bottom_right),
+        forward._replace(bias=None, dropped=True, **bottom_right),
         backward._replace(query=wide, key=wide, bias=None),
         forward._replace(query=odd, key=odd, bias=None),
         backward._replace(query=odd, key=odd, bias=None),

@@ -64,6 +64,14 @@ def test_a_product_is_added_to_what_there_is(cublas, dtype, sizes):
     np.testing.assert_allclose(out.astype("float64"), exact, rtol=0.0, atol=4 * TOLERANCES[dtype])
 
 
+def test_what_there_is_must_be_of_the_shape_and_in_order(cublas):
+    a, b = normal(3, 4), normal(4, 5)
+    for more in (normal(5), normal(3, 5, dtype="float32"), np.asfortranarray(normal(3, 5))):
+        with pytest.raises(ValueError, match=r"more is .*; expected \(3, 5\) float64 in C order"):
+            batched_product(a, b, more=more)
+    assert not cublas.calls
+
+
 # Matrices (2, 3, 4, 5) in other memory, and whether cuBLAS can read them there.
 MEMORY = {
     "packed": (normal(2, 3, 4, 5), True),

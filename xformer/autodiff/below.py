@@ -20,10 +20,8 @@ def function_below(base: Any, name: str) -> Any:
     """Find what `name` means in the namespace below a trace; an enclosing trace knows all names itself."""
     if trace_level(base):
         return getattr(base, name)
-    if name == "operator_matmul" and library(base) == "cupy":
-        return base.matmul  # its operator refuses stacks of bfloat16
     if name in _PYTHON_OPERATORS:
-        return _PYTHON_OPERATORS[name]
+        return getattr(base, name, _PYTHON_OPERATORS[name])
     if name in gaps.NAMES:
         return gaps.function(base, name)
     if name in _ITEM_FUNCTIONS:

@@ -76,17 +76,7 @@ class Request:
             table = tables.get(name, {})
             if given and isinstance(table, dict):
                 tables[name] = table | given
-        self._check_precision(tables.get("training"))
         return tables
-
-    def _check_precision(self, training: Any) -> None:
-        """Raise ConfigError where a precision is asked for beside float64, be it the default one."""
-        if isinstance(training, dict) and training.get("dtype") == "float64" and "precision" in training:
-            precision, dtype = (self.asked(key, training[key]) for key in ("precision", "dtype"))
-            raise ConfigError(
-                f"{precision} and {dtype}; precision says what parameters in float32 are computed in; "
-                "leave one of the two out"
-            )
 
     def check_task(self, task: Any) -> None:
         """Raise ConfigError for a task that the command does not train."""

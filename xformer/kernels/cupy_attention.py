@@ -46,7 +46,7 @@ def forward(
     save: bool,
 ) -> tuple[Array, Any]:
     """The output (..., queries, value_dim); kept are the arrays, the weights and the mask of dropout."""
-    xp, heads = array_namespace(query), key.shape[1] if len(key.shape) == 4 else 0
+    xp, heads = array_namespace(query), key.shape[-3] if len(key.shape) > 2 else 1
     query, key, value = _together(xp, query, for_all_heads(key, query), for_all_heads(value, query))
     scores = batched_product(query, _turned(key), alpha=scale, dtype=accumulation_dtype(xp, query.dtype))
     if bias is not None:
@@ -76,7 +76,7 @@ def vjp(g: Array, residuals: Any, needs: Any, *, causal: bool, scale: float, kee
         dscores = xp.astype(dbias, weights.dtype, copy=False)
         dquery = batched_product(dscores, key, alpha=scale) if needs[0] else None
         dkey = batched_product(_turned(dscores), query, alpha=scale) if needs[1] else None
-    dkey, dvalue = (x if x is None or heads in (0, x.shape[1]) else sum_groups(x, heads) for x in (dkey, dvalue))
+    dkey, dvalue = (None if x is None else sum_groups(x, heads) for x in (dkey, dvalue))
     return dquery, dkey, dvalue, None, dbias if needs[4] else None, None
 
 

@@ -40,8 +40,8 @@ def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
         return f"{queries} queries and {keys} keys: a plan of its own would not pay"
     if static["causal"] and queries > keys:
         return "causal, with fewer keys than queries"
-    if static["causal"] and queries < keys and (mask is not None or bias is not None):
-        return "causal, with more keys than queries and a mask or a bias"
+    if static["causal"] and queries < keys and any(x is not None for x in (mask, bias, keep)):
+        return "causal, with more keys than queries and a mask, a bias or dropout"
     return cupy_cudnn_plans.refusal(*_specs_of(arrays, static["causal"], static["scale"]))
 
 
@@ -90,13 +90,12 @@ def _forward(
         arrays["bias"], alive = _additive(mask, bias, query, spec.bias, causal)
     if spec.padded or (save and backward.padded):
         arrays |= _lengths(mask if spec.padded else None, query, key)
-    if keep is not None:
-        arrays |= _dropping(keep, keep_probability, query)
+    dropping = {} if keep is None else _dropping(keep, keep_probability, query)
     arrays["output"] = _empty(xp, (*query.shape[:3], value.shape[3]), query.dtype)
     if save:
         arrays["stats"] = xp.empty((*query.shape[:3], 1), dtype=xp.float32)
     # A derivative that cannot be built is to be known before, not after, the forward.
-    if (save and not cupy_cudnn_plans.ready(backward)) or not cupy_cudnn_plans.run(spec, arrays):
+    if (save and not cupy_cudnn_plans.ready(backward)) or not cupy_cudnn_plans.run(spec, arrays | dropping):
         settings: dict[str, Any] = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
         return cupy_attention.forward(*given, save=save, **settings)
     if alive is not None:
@@ -109,6 +108,8 @@ def _vjp(g: Array, residuals: Any, needs: Any, **static: Any) -> Any:
     if not isinstance(residuals, _Saved):
         return cupy_attention.vjp(g, residuals, needs, **static)
     xp, arrays, spec = array_namespace(g), dict(residuals.arrays), residuals.spec
+    if spec.dropped:
+        arrays |= _dropping(residuals.given[5], static["keep_probability"], residuals.given[0])
     g = g if residuals.alive is None else g * residuals.alive
     arrays["g"] = g if _lies_packed(g) else _copied(g)
     for name in ("query", "key", "value"):
@@ -128,6 +129,17 @@ def _vjp(g: Array, residuals: Any, needs: Any, **static: Any) -> Any:
 _Memory = tuple[tuple[int, ...], tuple[int, ...], bool]  # shape, strides in bytes, and whether its address is aligned
 
 
+class _Call(NamedTuple):
+    """What the arrays of a call say. masks: the shapes of mask and bias, or None."""
+
+    dtype: str
+    query: _Memory
+    key: _Memory
+    value: _Memory
+    masks: tuple[Any, Any]
+    dropped: bool
+
+
 def _memory(x: Array) -> _Memory:
     return x.shape, x.strides, cupy_products.pointer(x) % _ALIGNMENT == 0
 
@@ -136,19 +148,12 @@ def _specs_of(arrays: tuple[Any, ...], causal: bool, scale: float) -> tuple[Spec
     """The specs of a call: forward, forward with what the derivative needs, derivative."""
     query, key, value, mask, bias, keep = arrays
     shapes = None if mask is None else mask.shape, None if bias is None else bias.shape
-    memories = dtype_name(query.dtype), _memory(query), _memory(key), _memory(value)
-    return _specs(memories, shapes, keep is not None, causal, scale, cupy_cudnn_plans.repeatable())
+    call = _Call(dtype_name(query.dtype), _memory(query), _memory(key), _memory(value), shapes, keep is not None)
+    return _specs(call, causal, scale, cupy_cudnn_plans.repeatable())
 
 
 @functools.lru_cache(maxsize=4096)
-def _specs(
-    arrays: tuple[str, _Memory, _Memory, _Memory],
-    masks: tuple[Any, Any],
-    dropped: bool,
-    causal: bool,
-    scale: float,
-    repeatable: bool,
-) -> tuple[Spec, Spec, Spec]:
+def _specs(call: _Call, causal: bool, scale: float, repeatable: bool) -> tuple[Spec, Spec, Spec]:
     """From what distinguishes calls, since finding it all out anew takes longer than cuDNN does.
 
     Causal means that the last query sees the last key: the bottom right corner. A mask that is the same for all queries
@@ -156,7 +161,7 @@ def _specs(
     derivative leaves what is beyond the last whole tile unmasked, and makes NaN where a row's logsumexp is low (pytorch
     issue 196678, cudnn-frontend issue 160), unless lengths are given: those of all queries and keys will do.
     """
-    dtype, query, key, value = arrays
+    dtype, query, key, value, masks, dropped = call
     queries, keys = query[0][2], key[0][2]
     corner = ("top_left" if queries == keys else "bottom_right") if causal else ""
     bias = _additive_layout(*masks, query[0], key[0])
@@ -256,7 +261,7 @@ def _dropping(keep: Array, keep_probability: float, query: Array) -> dict[str, A
     """Which weights are kept, as numbers, and what those are multiplied by."""
     xp, kept = array_namespace(query), _rows(keep.shape, query)
     kept[...] = keep
-    numbers = {"scale": 1.0 / keep_probability, "inverse": keep_probability}
+    numbers = {"scale": 1.0 / keep_probability, "scale_inverse": keep_probability}
     return {"keep": kept} | {name: xp.full((1, 1, 1, 1), x, dtype=xp.float32) for name, x in numbers.items()}
 
 
@@ -266,11 +271,11 @@ def _lengths(mask: Array | None, query: Array, key: Array) -> dict[str, Array]:
     One at least: a row without keys would have no output, not even one to be multiplied by zero.
     """
     xp, batch, (queries, keys) = array_namespace(query), len(query), (query.shape[2], key.shape[2])
-    sizes = {"queries": queries, "keys": keys}
+    sizes = {"query_lengths": queries, "key_lengths": keys}
     lengths = {name: xp.full((batch, 1, 1, 1), size, dtype=xp.int32) for name, size in sizes.items()}
     if mask is not None:
         ends = xp.where(_four(mask), xp.arange(1, keys + 1, dtype=xp.int32), xp.ones((1,), dtype=xp.int32))
-        lengths["keys"][...] = xp.max(ends, axis=-1, keepdims=True)
+        lengths["key_lengths"][...] = xp.max(ends, axis=-1, keepdims=True)
     return lengths
 
 

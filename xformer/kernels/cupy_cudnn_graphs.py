@@ -50,11 +50,12 @@ def in_rows(batch: int, heads: int, queries: int, keys: int) -> Layout:
 def describe(cudnn: Any, spec: Spec, context: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Make the graph of a spec and its ports by name; `context` is what the graph is made for (a handle).
 
-    Forward: query, key, value, [bias], [queries, keys: lengths], [keep, scale, inverse: of dropout], output, [stats:
-    logsumexp of the scores]. Backward: those, of which output and stats are read, g, dquery, dkey, dvalue.
+    Forward: query, key, value, [bias], [query_lengths, key_lengths], [keep, scale, scale_inverse: of dropout], output,
+    [stats: logsumexp of the scores]. Backward: those, of which output and stats are read, g, dquery, dkey, dvalue.
     """
     kind, layouts = cudnn.data_type, _layouts(spec)
-    dtypes = dict.fromkeys(("queries", "keys"), kind.INT32) | dict.fromkeys(("scale", "inverse", "stats"), kind.FLOAT)
+    dtypes = {"query_lengths": kind.INT32, "key_lengths": kind.INT32}
+    dtypes |= dict.fromkeys(("scale", "scale_inverse", "stats"), kind.FLOAT)
     io = getattr(kind, DTYPES[spec.dtype])
     graph = cudnn.pygraph(io_data_type=io, intermediate_data_type=kind.FLOAT, compute_data_type=kind.FLOAT, **context)
     ports = {}
@@ -64,7 +65,7 @@ def describe(cudnn: Any, spec: Spec, context: dict[str, Any]) -> tuple[Any, dict
     settings = {_KEYWORDS[name]: port for name, port in ports.items() if name in _KEYWORDS}
     settings |= {"name": "attention", "attn_scale": spec.scale, **_masking(cudnn, spec)}
     if spec.dropped:
-        settings["dropout"] = tuple(ports[name] for name in ("keep", "scale", "inverse") if name in ports)
+        settings["dropout"] = tuple(ports[name] for name in ("keep", "scale", "scale_inverse") if name in ports)
     if spec.backward:
         made = graph.sdpa_backward(**settings, use_deterministic_algorithm=spec.repeatable)
         names = ["dquery", "dkey", "dvalue"]
@@ -82,9 +83,9 @@ def _read(spec: Spec) -> list[str]:
     """The ports that are read."""
     names = ["query", "key", "value"]
     names += ["bias"] if spec.bias else []
-    names += ["queries", "keys"] if spec.padded else []
+    names += ["query_lengths", "key_lengths"] if spec.padded else []
     names += ["keep", "scale"] if spec.dropped else []
-    names += ["inverse"] if spec.dropped and spec.backward else []
+    names += ["scale_inverse"] if spec.dropped and spec.backward else []
     return [*names, "output", "g", "stats"] if spec.backward else names
 
 
@@ -96,7 +97,7 @@ def _layouts(spec: Spec) -> dict[str, Layout]:
     number: Layout = (1, 1, 1, 1), (1, 1, 1, 1)
     layouts = {name: getattr(spec, name) for name in ("query", "key", "value", "bias")}
     layouts |= {"d" + name: packed(*getattr(spec, name)[0]) for name in ("query", "key", "value")}
-    layouts |= {"queries": lengths, "keys": lengths, "scale": number, "inverse": number}
+    layouts |= {"query_lengths": lengths, "key_lengths": lengths, "scale": number, "scale_inverse": number}
     layouts |= {"keep": in_rows(batch, heads, queries, keys), "output": output, "g": output}
     return layouts | {"stats": ((batch, heads, queries, 1), (heads * queries, queries, 1, 1))}
 
@@ -107,8 +108,8 @@ _KEYWORDS = {
     "key": "k",
     "value": "v",
     "bias": "bias",
-    "queries": "seq_len_q",
-    "keys": "seq_len_kv",
+    "query_lengths": "seq_len_q",
+    "key_lengths": "seq_len_kv",
     "output": "o",
     "g": "dO",
     "stats": "stats",

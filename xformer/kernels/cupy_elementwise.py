@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.kernels import cupy_launch
+from xformer import cuda_launch
 from xformer.kernels.cupy_support import contiguous, empty, flat_blocks, floats, names, row_blocks, wide
 from xformer.kernels.registry import Kernel, register
 from xformer.namespace import array_namespace, dtype_name
@@ -16,7 +16,7 @@ def _mapped(kernel: str, x: Any, *others: Any, settings: tuple[float, ...] = ())
     """A function of the elements of x and of other arrays; those are C-contiguous."""
     x = contiguous(x)
     y = empty(x)
-    cupy_launch.launch(f"elementwise.{kernel}", names(x), *flat_blocks(x), x, *others, y, x.size, *settings)
+    cuda_launch.launch(f"elementwise.{kernel}", names(x), *flat_blocks(x), x, *others, y, x.size, *settings)
     return y
 
 
@@ -74,7 +74,7 @@ def _embedding_forward(weight: Any, ids: Any, *, save: bool) -> tuple[Any, Any]:
     rows, n = weight.shape
     y = empty(weight, (*ids.shape, n))
     blocks = row_blocks(ids.size, weight)
-    cupy_launch.launch("embedding.gather", names(weight), *blocks, weight, ids, y, ids.size, rows, n)
+    cuda_launch.launch("embedding.gather", names(weight), *blocks, weight, ids, y, ids.size, rows, n)
     return y, (ids, weight)
 
 
@@ -92,8 +92,8 @@ def _embedding_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
         heads, tails = (empty(g, (pieces, n), wide(g)) for _ in range(2))
         pieced, joined = (g, order, ordered, dweight, heads, tails), (ordered, heads, tails, dweight)
         sizes = count, rows, n, _PIECE
-        cupy_launch.launch("embedding.scatter_pieces", names(g), *row_blocks(count, g), *pieced, *sizes)
-        cupy_launch.launch("embedding.scatter_join", names(g), *row_blocks(pieces - 1, g), *joined, *sizes)
+        cuda_launch.launch("embedding.scatter_pieces", names(g), *row_blocks(count, g), *pieced, *sizes)
+        cuda_launch.launch("embedding.scatter_join", names(g), *row_blocks(pieces - 1, g), *joined, *sizes)
     return dweight, None
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.kernels import cupy_cublaslt, cupy_launch
+from xformer import cuda_launch
+from xformer.kernels import cupy_cublaslt
 from xformer.kernels.cupy_elementwise import relu_forward, relu_vjp
 from xformer.kernels.cupy_products import batched_product
 from xformer.kernels.cupy_support import column_sums, contiguous, flat_blocks, floats, names
@@ -28,7 +29,7 @@ def _affine(rows: Any, weight: Any, bias: Any, *, relu: bool = False) -> Any:
         return y
     y = _product(rows, weight)
     if bias is not None:
-        cupy_launch.launch("columns.add_bias", names(y), *flat_blocks(y), y, contiguous(bias), y.size, len(bias))
+        cuda_launch.launch("columns.add_bias", names(y), *flat_blocks(y), y, contiguous(bias), y.size, len(bias))
     return relu_forward(y, save=False)[0] if relu else y
 
 

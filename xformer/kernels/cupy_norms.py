@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.kernels import cupy_launch
+from xformer import cuda_launch
 from xformer.kernels.cupy_support import (
     SUMMING_THREADS,
     column_blocks,
@@ -43,7 +43,7 @@ def _forward(x: Any, weight: Any, bias: Any, centred: int, epsilon: float, save:
     y = empty(x)
     means, inverses = (empty(x, (rows,), wide(x)) if save else None for _ in range(2))
     settings = rows, n, centred, float(epsilon)
-    cupy_launch.launch(
+    cuda_launch.launch(
         "norms.normalize", names(x, weight), *row_blocks(rows, x), x, weight, bias, y, means, inverses, *settings
     )
     return y, (x, weight, means, inverses)
@@ -57,13 +57,13 @@ def _vjp(g: Any, residuals: Any, centred: int, needs: tuple[bool, bool, bool]) -
     if needs[0]:
         dx = empty(x)
         arrays = g, x, weight, means, inverses, dx
-        cupy_launch.launch("norms.normalize_vjp", names(x, weight), *row_blocks(rows, x), *arrays, rows, n, centred)
+        cuda_launch.launch("norms.normalize_vjp", names(x, weight), *row_blocks(rows, x), *arrays, rows, n, centred)
     if needs[1] or needs[2]:
         blocks, chunks, chunk_rows = column_blocks(x, rows)
         dweight, dbias = (empty(x, (chunks, n), wide(x)) if needed else None for needed in (True, needs[2]))
         arrays = g, x, means, inverses, dweight, dbias
         launched = "norms.normalize_parameters_vjp", names(x), blocks, SUMMING_THREADS
-        cupy_launch.launch(*launched, *arrays, rows, n, chunk_rows)
+        cuda_launch.launch(*launched, *arrays, rows, n, chunk_rows)
         dweight, dbias = (None if sums is None else column_total(sums, weight.dtype) for sums in (dweight, dbias))
     return dx, dweight, dbias
 

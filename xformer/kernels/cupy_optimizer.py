@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from xformer.kernels import cupy_launch, cupy_products
+from xformer import cuda_launch
+from xformer.kernels import cupy_products
 from xformer.kernels.cupy_support import contiguous, empty, fits, flat_blocks, floats, names, unserved, wide
 from xformer.kernels.registry import Kernel, register
 from xformer.namespace import array_namespace, dtype_name
@@ -89,7 +90,7 @@ def _forward(
         columns = {name: [cupy_products.pointer(array) for array in column] for name, column in fields}
         columns |= {"sizes": [item[0].size for item in batch], "keeps": [item[4] for item in batch]}
         table, blocks = _table(_ROWS, columns)
-        cupy_launch.launch("optimizer.adam", dtypes, blocks, _THREADS, table, _SHARE, *settings)
+        cuda_launch.launch("optimizer.adam", dtypes, blocks, _THREADS, table, _SHARE, *settings)
     return tuple(array for parameter, _, *moments, _ in items for array in (parameter, *moments)), None
 
 
@@ -117,9 +118,9 @@ def _squared_norm_forward(*arrays: Any, save: bool) -> tuple[Any, Any]:
             "sizes": [item[0].size for item in batch],
         }
         table, blocks = _table(_ARRAYS, columns)
-        cupy_launch.launch("optimizer.squares", dtypes, blocks, _THREADS, table, sums[start:], _SHARE)
+        cuda_launch.launch("optimizer.squares", dtypes, blocks, _THREADS, table, sums[start:], _SHARE)
         start += blocks
-    cupy_launch.launch("optimizer.total", names(sums), 1, 1024, sums, norm, shares)
+    cuda_launch.launch("optimizer.total", names(sums), 1, 1024, sums, norm, shares)
     return norm, arrays
 
 
@@ -130,7 +131,7 @@ def _squared_norm_vjp(g: Any, arrays: Any, needs: Any) -> tuple[Any, ...]:
 def _doubled(x: Any, g: Any) -> Any:
     """2 g x, without reading g."""
     y, g = empty(x), contiguous(g, wide(x))
-    cupy_launch.launch("elementwise.doubled_by", names(x), *flat_blocks(x), x, g, y, x.size)
+    cuda_launch.launch("elementwise.doubled_by", names(x), *flat_blocks(x), x, g, y, x.size)
     return y
 
 

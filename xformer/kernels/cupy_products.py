@@ -61,6 +61,8 @@ def batched_product(
     shape, dtype = (*batch, m, n), a.dtype if dtype is None else dtype
     if (batch, k, a.dtype) != (b.shape[:-2], b.shape[-2], b.dtype):  # cuBLAS, which sees addresses, could not tell
         raise ValueError(f"operands {a.shape} {a.dtype} and {b.shape} {b.dtype}; expected (..., m, k) and (..., k, n)")
+    if more is not None and (more.shape != shape or more.dtype != dtype or not more.flags.c_contiguous):
+        raise ValueError(f"more is {more.shape} {more.dtype}; expected {shape} {dtype} in C order")
     if k == 0 or 0 in shape:
         return xp.zeros(shape, dtype=dtype) if more is None else more
     out = xp.empty(shape, dtype=dtype) if more is None else more

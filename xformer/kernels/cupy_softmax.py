@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.kernels import cupy_launch
+from xformer import cuda_launch
 from xformer.kernels.cupy_support import contiguous, empty, floats, names, row_blocks, row_count, wide
 from xformer.kernels.registry import Kernel, register
 from xformer.namespace import array_namespace, dtype_name
@@ -49,14 +49,14 @@ def _softmax_forward(x: Any, mask: Any, *, save: bool) -> tuple[Any, Any]:
     if x.size:
         mask, middle, inner, strides = (None, 1, 1, (0, 0, 0, 0)) if mask is None else _strided(mask, x.shape)
         sizes = rows, x.shape[-1], middle, inner
-        cupy_launch.launch("softmax.softmax", names(x), *row_blocks(rows, x), x, mask, y, *sizes, *strides)
+        cuda_launch.launch("softmax.softmax", names(x), *row_blocks(rows, x), x, mask, y, *sizes, *strides)
     return y, y
 
 
 def _softmax_vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
     g, rows = contiguous(g, y.dtype), row_count(y)
     dx = empty(y)
-    cupy_launch.launch("softmax.softmax_vjp", names(y), *row_blocks(rows, y), g, y, dx, rows, y.shape[-1])
+    cuda_launch.launch("softmax.softmax_vjp", names(y), *row_blocks(rows, y), g, y, dx, rows, y.shape[-1])
     return dx, None
 
 
@@ -74,7 +74,7 @@ def _cross_entropy_forward(
     losses, tops, log_totals = (empty(logits, labels.shape, wide(logits)) for _ in range(3))
     arrays = logits, labels, losses, tops, log_totals
     settings = rows, n, pad_id, float(label_smoothing), float(z_loss)
-    cupy_launch.launch("softmax.cross_entropy", names(logits), *row_blocks(rows, logits), *arrays, *settings)
+    cuda_launch.launch("softmax.cross_entropy", names(logits), *row_blocks(rows, logits), *arrays, *settings)
     return losses, (logits, labels, tops, log_totals)
 
 
@@ -86,7 +86,7 @@ def _cross_entropy_vjp(
     dlogits = empty(logits)
     arrays = g, logits, labels, tops, log_totals, dlogits
     settings = rows, n, pad_id, float(label_smoothing), float(z_loss)
-    cupy_launch.launch("softmax.cross_entropy_vjp", names(logits), *row_blocks(rows, logits), *arrays, *settings)
+    cuda_launch.launch("softmax.cross_entropy_vjp", names(logits), *row_blocks(rows, logits), *arrays, *settings)
     return dlogits, None
 
 

@@ -8,20 +8,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.kernels import cupy_launch
-from xformer.namespace import accumulation_dtype, array_namespace, dtype_name, is_floating
+from xformer import cuda_launch
+from xformer.namespace import accumulation_dtype, array_namespace, dtype_name, is_floating, is_narrow
 
 SUMMING_THREADS = 256  # of kernels that sum over rows: as many warps as cuda/common.cu says
 _BYTES_AT_ONCE = 16
 _MOST_BLOCKS = 2**20  # blocks go on with what more would have done
-_NARROW = ("float16", "bfloat16")
 
 
 def unserved(x: Any) -> str | None:
     """Why kernels do not take x, if so: it is not floating, or on another device."""
     if not is_floating(x.dtype):
         return f"dtype {dtype_name(x.dtype)} (kernels take floating ones)"
-    return None if cupy_launch.is_here(x) else f"arrays are on {x.device}, which is not the current device"
+    return None if cuda_launch.is_here(x) else f"arrays are on {x.device}, which is not the current device"
 
 
 def floats(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
@@ -38,7 +37,7 @@ def floats(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
 def fits(parameter: Any, x: Any) -> bool:
     """Whether a parameter has the dtype of x, or, x having 16 bits, float32."""
     dtype, of_x = dtype_name(parameter.dtype), dtype_name(x.dtype)
-    return dtype == of_x or (dtype == "float32" and of_x in _NARROW)
+    return dtype == of_x or (dtype == "float32" and is_narrow(x.dtype))
 
 
 def names(*arrays: Any) -> tuple[str, ...]:
@@ -118,4 +117,4 @@ def column_total(x: Any, dtype: Any) -> Any:
 
 def _sum_chunks(x: Any, sums: Any, blocks: int, chunk_rows: int) -> None:
     dtypes = names(x, sums)
-    cupy_launch.launch("columns.column_sums", dtypes, blocks, SUMMING_THREADS, x, sums, *x.shape, chunk_rows)
+    cuda_launch.launch("columns.column_sums", dtypes, blocks, SUMMING_THREADS, x, sums, *x.shape, chunk_rows)

@@ -30,6 +30,7 @@ from xformer.namespace import (
     device,
     dtype_name,
     is_floating,
+    is_narrow,
     library,
     to_host,
 )
@@ -85,22 +86,22 @@ def serves(operation: str, *arrays: Array) -> bool:
     name = library(base_namespace(array_namespace(*arrays)))
     if name not in _LOADED:
         _load(name)
-    return _mode() != "portable" and (operation, name) in _KERNELS
+    mode = _mode()
+    return any(not _off(kernel, mode) for kernel in _KERNELS.get((operation, name), ()))
 
 
 # A bfloat16 times a number is a float32 to them, and not all of their functions take it, or take 16 bits fast.
 _HALF_WAY = ("numpy", "cupy")
-_NARROW = ("float16", "bfloat16")
 
 
 def rounded_dtype(operation: str, xp: Namespace, arrays: tuple[Any, ...]) -> DType | None:
-    """The dtype that results of a portable definition are rounded to, computed in float32: the first of 16 bits.
+    """The dtype that results of a portable definition are rounded to, computed in float32: that of the first array.
 
     None where the definition takes the arrays as they are.
     """
-    if not OPERATIONS[operation] or library(xp) not in _HALF_WAY:
+    if not OPERATIONS[operation] or library(xp) not in _HALF_WAY or not any(map(_is_narrow, arrays)):
         return None
-    return next((array.dtype for array in arrays if _is_narrow(array)), None)
+    return arrays[0].dtype
 
 
 def widened(xp: Namespace, arrays: Sequence[Any]) -> tuple[Any, ...]:
@@ -109,7 +110,7 @@ def widened(xp: Namespace, arrays: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _is_narrow(array: Any) -> bool:
-    return array is not None and dtype_name(array.dtype) in _NARROW
+    return array is not None and is_narrow(array.dtype)
 
 
 def explain(operation: str, *arrays: Any, **static: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from xformer import gaps
 from xformer.autodiff import Implementation
 from xformer.errors import ShapeError
 from xformer.kernels import registry
@@ -48,7 +49,7 @@ def attention_weights(
     check_mask(mask, (*query.shape[:-1], key.shape[-2]))
     check_bias(bias, (*query.shape[:-1], key.shape[-2]))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return _weights(query, key, mask, bias, causal=causal, scale=scale)
+    return gaps.rounded(_weights(query, key, mask, bias, causal=causal, scale=scale), query)
 
 
 def _weights(query: Array, key: Array, mask: Array | None, bias: Array | None, *, causal: bool, scale: float) -> Array:
@@ -75,9 +76,9 @@ def _forward(
     keep_probability: float,
     save: bool,
 ) -> tuple[Array, Any]:
-    weights = _weights(query, key, mask, bias, causal=causal, scale=scale)
+    xp, weights = array_namespace(query, value), _weights(query, key, mask, bias, causal=causal, scale=scale)
     dropped = weights if keep is None else apply_keep(weights, keep, keep_probability)
-    return dropped @ value, (query, key, value, weights, keep)
+    return xp.matmul(dropped, value), (query, key, value, weights, keep)
 
 
 def _vjp(
@@ -87,13 +88,14 @@ def _vjp(
     query, key, value, weights, keep = residuals
     xp = array_namespace(g, query, key, value)
     dropped = weights if keep is None else apply_keep(weights, keep, keep_probability)
-    dvalue = xp.matrix_transpose(dropped) @ g
-    dweights = g @ xp.matrix_transpose(value)
+    dvalue = xp.matmul(xp.matrix_transpose(dropped), g)
+    dweights = xp.matmul(g, xp.matrix_transpose(value))
     if keep is not None:
         dweights = apply_keep(dweights, keep, keep_probability)
     dbias = softmax_cotangent(dweights, weights)  # a bias is added to the scores as they are
     dscores = dbias * scale
-    return dscores @ key, xp.matrix_transpose(dscores) @ query, dvalue, None, dbias, None
+    dkey = xp.matmul(xp.matrix_transpose(dscores), query)
+    return xp.matmul(dscores, key), dkey, dvalue, None, dbias, None
 
 
 _operation = Operation(Implementation("attention", _forward, _vjp), rounds_once=True)
@@ -185,7 +187,9 @@ def for_all_heads(x: Array, query: Array) -> Array:
 
 
 def sum_groups(x: Array, heads: int) -> Array:
-    """Sum the cotangents of repeated heads: (batch, query_heads, length, features) -> (batch, heads, ...)."""
+    """Sum the cotangents of repeated heads, if any: (batch, query_heads, length, features) -> (batch, heads, ...)."""
+    if len(x.shape) != 4 or x.shape[1] in (heads, 0):
+        return x
     batch, repeated, length, features = x.shape
     xp = array_namespace(x)
     groups = xp.reshape(x, (batch, heads, repeated // heads, length, features))

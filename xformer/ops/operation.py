@@ -20,35 +20,33 @@ class Operation(Primitive):
     def __init__(self, portable: Implementation, *, rounds_once: bool = False) -> None:
         super().__init__(portable)
         registry.OPERATIONS[self.name] = rounds_once
-        self._widened = _widened(self.name, self.choose)
-        self._reference = _widened(self.name, lambda xp, arrays, static: self.portable)
 
     def choose(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> Implementation:
         """Pick the kernel that supports the call, else the portable definition; in a trace always that."""
         kernel = None if trace_level(xp) else registry.find(self.name, xp, arrays, static)
         if kernel is None:
-            return self._unless_narrow(xp, arrays, self._widened)
+            return self._portable(xp, arrays, self.choose)
         if registry.check_wanted(kernel):
-            registry.check(kernel, self._unless_narrow(xp, arrays, self._reference), arrays, static)
+            reference = self._portable(xp, arrays, lambda xp, arrays, static: self.portable)
+            registry.check(kernel, reference, arrays, static)
         return Implementation(kernel.name, kernel.forward, kernel.vjp)
 
-    def _unless_narrow(self, xp: Any, arrays: tuple[Any, ...], widened: Implementation) -> Implementation:
-        return self.portable if registry.rounded_dtype(self.name, xp, arrays) is None else widened
+    def _portable(self, xp: Any, arrays: tuple[Any, ...], choose: Any) -> Implementation:
+        """The definition, or where that is to round once, what `choose` picks for float32, with a rounding after it."""
+        dtype = registry.rounded_dtype(self.name, xp, arrays)
+        if dtype is None:
+            return self.portable
+        return Implementation(self.name, functools.partial(_forward, _dtype=dtype, _choose=choose), _vjp)
 
 
-def _widened(name: str, choose: Any) -> Implementation:
-    """An implementation that hands float32 arrays to another, the one that `choose` picks for them."""
-    return Implementation(f"{name} in float32", functools.partial(_forward, _name=name, _choose=choose), _vjp)
-
-
-def _forward(*arrays: Any, save: bool, _name: str, _choose: Any, **static: Any) -> tuple[Any, Any]:
+def _forward(*arrays: Any, save: bool, _dtype: Any, _choose: Any, **static: Any) -> tuple[Any, Any]:
     xp = array_namespace(*arrays)
-    dtype, wide = registry.rounded_dtype(_name, xp, arrays), registry.widened(xp, arrays)
+    wide = registry.widened(xp, arrays)
     chosen = _choose(xp, wide, static)
     output, residuals = chosen.forward(*wide, save=save, **static)
     if isinstance(output, tuple):
-        return tuple(xp.astype(y, dtype) for y in output), (chosen, residuals)
-    return xp.astype(output, dtype), (chosen, residuals)
+        return tuple(xp.astype(y, _dtype) for y in output), (chosen, residuals)
+    return xp.astype(output, _dtype), (chosen, residuals)
 
 
 def _vjp(g: Any, residuals: Any, needs: Any, **static: Any) -> tuple[Any, ...]:

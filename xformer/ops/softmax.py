@@ -14,6 +14,8 @@ from xformer.ops.operation import Operation
 
 def _forward(x: Array, mask: Array | None, *, save: bool) -> tuple[Array, Any]:
     xp = array_namespace(x)
+    if x.shape[-1] == 0:  # no keys to attend to: a maximum of nothing is an error to most libraries
+        return x, x
     wide = xp.astype(x, accumulation_dtype(xp, x.dtype), copy=False)
     if mask is not None:
         wide = xp.where(mask, wide, -math.inf)

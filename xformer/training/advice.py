@@ -15,9 +15,10 @@ def more_careful(settings: LoopSettings) -> str:
     return f"by {peak} or more warmup_steps"
 
 
-def smaller_model(most: float | None = None) -> str:
+def smaller_model(settings: LoopSettings) -> str:
     """How to need less memory where no batch has a part in it."""
-    return 'take a smaller model, or optimizer = "adafactor", whose state is small'
+    state = ', or optimizer = "adafactor", whose state is small' if settings.optimizer.startswith("adam") else ""
+    return f"take a smaller model{state}"
 
 
 def less_memory(settings: LoopSettings, model: Any, state: Any, most: float | None) -> str:
@@ -31,7 +32,7 @@ def less_memory(settings: LoopSettings, model: Any, state: Any, most: float | No
     if most is None or not least:
         return batch
     taken = f"parameters, gradients and the optimizer's state alone take {in_units(least)} of {in_units(most)}"
-    return f"{taken}: {smaller_model() if least > most else batch}"
+    return f"{taken}: {smaller_model(settings) if least > most else batch}"
 
 
 def kept(saved_step: int | None) -> str:

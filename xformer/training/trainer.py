@@ -52,7 +52,7 @@ class Trainer:
         self.model, self.task, self.settings, self.directory = model, task, settings, directory
         self.report, self.enough = report, enough
         self.optimizer = settings.make_optimizer()
-        with enough_memory("the optimizer's state", advice.smaller_model):
+        with enough_memory("the optimizer's state", lambda most: advice.smaller_model(settings)):
             self.state = self.optimizer.initial(model)
         self.progress = Progress(loss_scale=LossScale.initial(settings.precision))
         self._saved_step: int | None = None

@@ -14,9 +14,8 @@ import pytest
 
 from tests.kernels import cuda_on_host
 from tests.kernels.cuda_cases import DTYPES, normal
-from xformer import vjp
+from xformer import cuda_launch, vjp
 from xformer.errors import BackendError
-from xformer.kernels import cupy_launch
 from xformer.kernels.cupy_support import column_total
 from xformer.namespace import dtype_named, resolve, to_host
 from xformer.ops import cross_entropy, layer_norm
@@ -30,8 +29,8 @@ def test_sources_compile_for_a_gpu(tmp_path, file):
         pytest.skip("nvcc is not installed")
     addresses = ", ".join(f"(void*)&{name}" for name in cuda_on_host.instances(file))
     code = tmp_path / f"{file}.cu"
-    code.write_text(f"{cupy_launch.source(file)}\nvoid* instances[] = {{{addresses}}};\n", encoding="utf-8")
-    options = ["-arch=sm_90", "-cubin", "--Werror", "all-warnings", *cupy_launch.OPTIONS]
+    code.write_text(f"{cuda_launch.source(file)}\nvoid* instances[] = {{{addresses}}};\n", encoding="utf-8")
+    options = ["-arch=sm_90", "-cubin", "--Werror", "all-warnings", *cuda_launch.OPTIONS]
     done = subprocess.run([NVCC, *options, "-o", str(code.with_suffix(".cubin")), str(code)], capture_output=True)
     assert not done.returncode, done.stderr.decode()
     names = code.with_suffix(".cubin").read_bytes()
@@ -50,10 +49,10 @@ def test_sources_compile_as_cupy_compiles_them(file):
     except (RuntimeError, ImportError, OSError) as reason:
         pytest.skip(f"no NVRTC: {reason}")
     names = list(cuda_on_host.instances(file))
-    program = nvrtc.createProgram(cupy_launch.source(file), f"{file}.cu", (), ())
+    program = nvrtc.createProgram(cuda_launch.source(file), f"{file}.cu", (), ())
     for name in names:
         nvrtc.addNameExpression(program, name)
-    options = [*cupy_launch.OPTIONS, "-arch=sm_90", "-ftz=true", "--device-as-default-execution-space"]
+    options = [*cuda_launch.OPTIONS, "-arch=sm_90", "-ftz=true", "--device-as-default-execution-space"]
     try:
         nvrtc.compileProgram(program, options)
     except nvrtc.NVRTCError:
@@ -63,18 +62,18 @@ def test_sources_compile_as_cupy_compiles_them(file):
 
 def test_all_kernels_are_tried():
     for file, functions in cuda_on_host.INSTANCES.items():
-        text = cupy_launch.source(file)
+        text = cuda_launch.source(file)
         assert set(re.findall(r"__global__ void (\w+)\(", text)) == set(functions)
         assert "#include" not in text
         assert "atomic" not in text
-    files = {path.stem for path in cupy_launch._SOURCES.glob("*.cu")}
+    files = {path.stem for path in cuda_launch._SOURCES.glob("*.cu")}
     assert files == {"common", *cuda_on_host.INSTANCES}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="cupy is installed")
 def test_without_cupy_a_launch_says_what_to_install():
     with pytest.raises(BackendError, match=r"^backend 'cupy' is not installed; run: pip install 'cupy-cuda13x"):
-        cupy_launch.launch("elementwise.relu", ("float32",), 1, 32)
+        cuda_launch.launch("elementwise.relu", ("float32",), 1, 32)
 
 
 def test_importing_the_kernels_imports_no_array_library_but_numpy():
@@ -144,6 +143,6 @@ def test_a_barrier_that_not_all_threads_reach_is_found(tmp_path, monkeypatch):
         pytest.skip("g++ is not installed")
     code = "template <typename T> __global__ void stuck(T* x) { if (threadIdx.x) { __syncthreads(); *x = 1; } }"
     monkeypatch.setitem(cuda_on_host.INSTANCES, "wrong", {"stuck": [("float",)]})
-    monkeypatch.setattr(cupy_launch, "source", lambda name: code)
+    monkeypatch.setattr(cuda_launch, "source", lambda name: code)
     with pytest.raises(AssertionError, match="stuck<float>: not all threads reach a barrier"):
         cuda_on_host.Launcher(tmp_path).launch("wrong.stuck", ("float",), 1, 64, np.zeros(1, np.float32))

@@ -1,4 +1,4 @@
-"""The seam between the CuPy kernels and CUDA: sources from `cuda/`, compiled when they are first needed.
+"""The seam between the CuPy kernels and CUDA: sources from `kernels/cuda/`, compiled when they are first needed.
 
 Everything else in these kernels is plain Python on arrays, so a launcher for another kind of array (the tests have one
 for NumPy's, which runs the sources on the CPU) needs to replace `launch`, `is_here` and `cupy_products.pointer` only.
@@ -12,7 +12,7 @@ from typing import Any
 
 from xformer.namespace import resolve
 
-_SOURCES = Path(__file__).with_name("cuda")
+_SOURCES = Path(__file__).parent / "kernels" / "cuda"
 OPTIONS = ("--std=c++17",)
 
 
