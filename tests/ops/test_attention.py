@@ -140,3 +140,18 @@ def test_as_one_operation_they_have_the_same_gradients():
 def test_keys_of_more_heads_than_divide_those_of_the_query_are_refused():
     with pytest.raises(ShapeError, match="query, key and value have shapes"):
         attention(normal(0, 2, 4, 3, 8), normal(1, 2, 3, 5, 8), normal(2, 2, 3, 5, 6))
+
+
+@pytest.mark.parametrize("mode", ["auto", "uncompiled", "portable"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_no_keys_are_as_if_all_were_forbidden(xp, mode, dtype, monkeypatch):
+    monkeypatch.setenv("XFORMER_KERNELS", mode)
+    arrays = [from_host(xp, normal(0, 2, 4, *shape), dtype=dtype) for shape in [(3, 8), (0, 8), (0, 6)]]
+    g = from_host(xp, normal(3, 2, 4, 3, 6), dtype=dtype)
+    output = attention(*arrays)
+    loss, gradients = value_and_grad(lambda arrays: weighted_sum(attention(*arrays), g))(arrays)
+    assert output.shape == (2, 4, 3, 6)
+    assert not to_host(output).any()
+    assert not to_host(loss).any()
+    assert [tuple(x.shape) for x in gradients] == [tuple(x.shape) for x in arrays]
+    assert not to_host(gradients[0]).any()

@@ -28,6 +28,8 @@ def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
         return "not (batch, heads, length, features)"
     if query.shape[:2] != key.shape[:2] or key.shape[:3] != value.shape[:3]:
         return "batch or heads are broadcast"
+    if key.shape[2] == 0:
+        return "no keys"
     if bias is not None and bias.dtype != query.dtype:
         return "the bias is of another dtype"
     return floats(arrays, static)

@@ -14,8 +14,6 @@ from xformer.ops.operation import Operation
 
 def _forward(x: Array, mask: Array | None, *, save: bool) -> tuple[Array, Any]:
     xp = array_namespace(x)
-    if x.shape[-1] == 0:  # no keys to attend to: a maximum of nothing is an error to most libraries
-        return x, x
     wide = xp.astype(x, accumulation_dtype(xp, x.dtype), copy=False)
     if mask is not None:
         wide = xp.where(mask, wide, -math.inf)
@@ -53,4 +51,6 @@ def softmax(x: Array, mask: Array | None = None, *, temperature: float = 1.0) ->
     """
     if not temperature > 0.0:
         raise ConfigError(f"temperature is {temperature}; expected more than 0")
+    if x.shape[-1] == 0:  # no keys to attend to; a maximum of nothing is an error to most libraries
+        return x
     return _operation(x if temperature == 1.0 else gaps.rounded(x / temperature, x), mask)
