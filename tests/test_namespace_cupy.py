@@ -165,6 +165,18 @@ def test_portable_operations(xp, operation, dtype):
         assert_near(slope, exact_slope, dtype, 2.0)
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, "int64"])
+@pytest.mark.parametrize("bounds", [{"min": -1}, {"max": 1}, {"min": -1, "max": 1}, {}])
+def test_clip_keeps_the_dtype_and_uses_no_mask(xp, dtype, bounds):
+    x = from_host(xp, np.asarray([-3.0, -1.0, 0.0, 2.0, 5.0]), dtype=dtype)
+    wanted = np.clip(exact(x), bounds.get("min", -np.inf), bounds.get("max", np.inf))
+    found = xp.clip(x, **bounds)
+    assert dtype_name(found.dtype) == dtype
+    np.testing.assert_array_equal(exact(found), wanted)
+    if dtype != "int64":
+        assert np.isnan(exact(xp.clip(from_host(xp, np.asarray([np.nan]), dtype=dtype), **bounds))).all()
+
+
 def test_weights_of_attention(xp):
     query, key = normal(xp, 2, 2, 5, 4), normal(xp, 2, 2, 6, 4, seed=1)
     wanted = attention_weights(exact(query), exact(key))
@@ -209,5 +221,9 @@ def test_a_model_with_a_copy_head_is_bfloat16_throughout(xp, activation, monkeyp
 def test_all_else_is_that_of_array_api_compat():
     pytest.importorskip("cupy", reason="its functions are compared; that needs no GPU")
     ours, theirs = resolve("cupy"), importlib.import_module("array_api_compat.cupy")
-    assert {name for name in theirs.__all__ if getattr(ours, name) is not getattr(theirs, name)} == {"matmul", "where"}
+    assert {name for name in theirs.__all__ if getattr(ours, name) is not getattr(theirs, name)} == {
+        "clip",
+        "matmul",
+        "where",
+    }
     assert resolve(theirs) is resolve(importlib.import_module("cupy")) is ours

@@ -1,4 +1,4 @@
-"""The standard on CuPy: array_api_compat's namespace, but for what CuPy 14.2 does to bfloat16.
+"""The standard on CuPy: array_api_compat's namespace, but for what CuPy 14.2 does to bfloat16, and for `clip`.
 
 Its `where` makes float32 of it, and its `matmul` of more than two axes refuses it. `a @ b` of plain arrays goes past
 any namespace: stacks of matrices are multiplied by `xp.matmul`.
@@ -33,3 +33,11 @@ def matmul(x1: Any, x2: Any, /) -> Any:
 
 
 operator_matmul = matmul  # what `@` of traced arrays does
+
+
+def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
+    """x between bounds, in its dtype; array_api_compat's assigns by a mask, which waits for the GPU."""
+    dtype = x.dtype
+    x = x if min is None else _standard.maximum(x, min)
+    x = x if max is None else _standard.minimum(x, max)
+    return x.astype(dtype, copy=False)
