@@ -156,6 +156,7 @@ def test_mixed_dtypes_are_left_to_others(cublas):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", MASKS)
 def test_on_the_gpu(dtype, kind):
