@@ -27,6 +27,8 @@ def main(arguments: list[str]) -> int:
     if len(arguments) < 2:
         return refuse("expected a folder for the runs, then the folder of the data")
     folder, data = Path(arguments[0]).resolve(), Path(arguments[1]).resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        return refuse(f"{folder} is not an empty folder; expected a new one for the runs")
     found = {}
     for names in ((*SIDES.values(), *TEST), ("input.txt",)):
         place = next((place for place in (data, *sorted(data.rglob("*/"))) if is_home(place, names)), None)
@@ -35,15 +37,15 @@ def main(arguments: list[str]) -> int:
         found |= {name: str(place / name) for name in names}
     options = [*ON_A_GPU, *arguments[2:]]  # of two values of an option, the last one counts
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [("recipe", "measure", "reached", "published", "minutes of training")]
+    rows, failed = [("recipe", "measure", "reached", "published", "minutes of training")], 0
     try:
         for train in (translation, language_model):
             rows.append(train(folder, found, options))
     except subprocess.CalledProcessError as error:
-        return error.returncode
-    finally:
+        failed = error.returncode
+    if rows[1:]:
         show(rows, folder / "recipes.txt")
-    return 0
+    return failed
 
 
 def is_home(folder: Path, names: tuple[str, ...]) -> bool:

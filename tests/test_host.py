@@ -71,6 +71,22 @@ def test_systems_without_confstr_are_left_alone(monkeypatch):
     assert host.keep_freed_memory() is False
 
 
+@pytest.mark.parametrize(("said", "default", "meant"), [("1", False, True), ("0", True, False), ("", True, True)])
+def test_switches(monkeypatch, said, default, meant):
+    monkeypatch.setenv("XFORMER_SOME", said)
+    host.environment.cache_clear()
+    assert host.switch("XFORMER_SOME", default) is meant
+
+
+def test_a_switch_is_one_or_zero(monkeypatch):
+    monkeypatch.setenv("XFORMER_SOME", "yes")
+    host.environment.cache_clear()
+    with pytest.raises(ConfigError, match=r"^XFORMER_SOME is 'yes'; expected 0 or 1$"):
+        host.switch("XFORMER_SOME")
+    monkeypatch.setenv("XFORMER_SOME", "1")
+    assert host.switch("XFORMER_SOME")
+
+
 def test_threads_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("XFORMER_NUM_THREADS", "3")
     assert host.num_threads() == 3

@@ -67,6 +67,15 @@ def environment(name: str, default: str = "") -> str:
     return os.environ.get(name, default).strip()
 
 
+def switch(name: str, default: bool = False) -> bool:
+    """A setting of the environment that is 1 or 0; raises ConfigError for anything else."""
+    said = environment(name)
+    if said not in ("", "0", "1"):
+        environment.cache_clear()  # once it is mended, it is read again
+        raise ConfigError(f"{name} is {said!r}; expected 0 or 1")
+    return said == "1" if said else default
+
+
 _said: list[int] = []  # what set_num_threads was told
 
 

@@ -39,7 +39,7 @@ def test_no_folders_are_refused_in_one_line(recipes, capsys):
 
 
 def test_what_is_run(recipes, tmp_path, monkeypatch, capsys):
-    """On a GPU unless it is told otherwise; the first command that fails ends it, and what there is is shown."""
+    """On a GPU unless it is told otherwise; the first command that fails ends it."""
     commands = []
 
     def run(command, **settings):
@@ -55,4 +55,12 @@ def test_what_is_run(recipes, tmp_path, monkeypatch, capsys):
     assert command[-6:] == ["--backend", "cupy", "--precision", "bfloat16", "--max-minutes", "4"]
     assert Path(command[command.index("--recipe") + 1]).is_file()
     assert command[command.index("--source") + 1] == str(tmp_path / "multi30k" / "train.en")
-    assert capsys.readouterr().out.split()[:5] == ["recipe", "measure", "reached", "published", "minutes"]
+    assert not capsys.readouterr().out
+
+
+def test_what_is_there_is_not_written_over(recipes, tmp_path, capsys):
+    make_data(tmp_path / "runs", "recipes.txt")
+    for folder in (tmp_path / "runs", tmp_path / "runs" / "recipes.txt"):
+        assert recipes.main([str(folder), str(tmp_path)]) == 2
+        assert capsys.readouterr().err == f"error: {folder} is not an empty folder; expected a new one for the runs\n"
+    assert (tmp_path / "runs" / "recipes.txt").read_text() == "a\n"

@@ -53,6 +53,9 @@ def test_a_start_leaves_a_whole_run(run, tokenizer):
     digest = hashlib.sha256((run.path / "tokenizer.json").read_bytes()).hexdigest()
     assert run.read_config() == {"kind": "train", "tokenizers": {"tokenizer.json": digest}}
     assert run.load_tokenizer("joint").encode("one") == tokenizer.encode("one")
+    with pytest.raises(ConfigError, match="holds a run that ended before anything was saved; remove it to begin anew"):
+        run.start({}, {"joint": tokenizer})
+    run.last.touch()
     with pytest.raises(ConfigError, match="holds another run; pass --resume"):
         run.start({}, {"joint": tokenizer})
 

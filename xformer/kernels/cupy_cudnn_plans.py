@@ -21,7 +21,7 @@ import time
 from typing import Any
 
 from xformer.errors import how_to_install
-from xformer.host import environment
+from xformer.host import switch
 from xformer.kernels import cupy_cudnn_store as store
 from xformer.kernels import cupy_products
 from xformer.kernels.cupy_cudnn_graphs import Spec, describe
@@ -57,7 +57,7 @@ def frontend() -> tuple[Any, str | None]:
 
 def repeatable() -> bool:
     """Whether the same calls are to give the same bits."""
-    return environment("XFORMER_DETERMINISTIC", "1") != "0"
+    return switch("XFORMER_DETERMINISTIC", default=True)
 
 
 def refusal(*specs: Spec) -> str | None:

@@ -12,7 +12,7 @@ import importlib
 import math
 from typing import Any, NamedTuple
 
-from xformer.host import environment
+from xformer.host import switch
 from xformer.namespace import Array, DType, array_namespace, dtype_name
 
 # cudaDataType, and cublasComputeType with the dtype of the scalars that goes with it.
@@ -24,7 +24,7 @@ _MOST = 2**31 - 1  # sizes and leading dimensions are C ints
 
 def tf32() -> bool:
     """Whether float32 products may round their operands to 10 bits of mantissa, which tensor cores multiply."""
-    return environment("XFORMER_TF32") == "1"
+    return switch("XFORMER_TF32")
 
 
 def pointer(array: Array) -> int:

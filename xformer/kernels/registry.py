@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from xformer.autodiff import Implementation
 from xformer.autodiff.sweep import fit
 from xformer.errors import BackendError, ConfigError, XformerError
-from xformer.host import environment, hold_libraries, lock_across_forks
+from xformer.host import environment, hold_libraries, lock_across_forks, switch
 from xformer.namespace import (
     Array,
     DType,
@@ -182,7 +182,7 @@ def _load(name: str) -> None:
 
 def check_wanted(kernel: Kernel) -> bool:
     """Tell whether XFORMER_CHECK asks for a comparison that was not made yet."""
-    return environment("XFORMER_CHECK") == "1" and kernel.name not in _CHECKED
+    return switch("XFORMER_CHECK") and kernel.name not in _CHECKED
 
 
 def check(kernel: Kernel, portable: Implementation, arrays: tuple[Any, ...], static: dict[str, Any]) -> None:

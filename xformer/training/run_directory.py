@@ -74,6 +74,11 @@ class RunDirectory:
                 raise CheckpointError(f"cannot make {self.path}: {parent} is not a directory that may be written to")
         elif not self.path.is_dir():
             raise ConfigError(f"{self.path} is a file; expected a directory for the run; choose a new --out")
+        elif self.config.exists() and not (self.last.exists() or self.model.exists()):
+            raise ConfigError(
+                f"{self.path} holds a run that ended before anything was saved; remove it to begin anew, pass --resume "
+                "to go on with the same settings, or choose a new --out"
+            )
         elif self.config.exists():
             raise ConfigError(f"{self.path} holds another run; pass --resume to go on with it, or choose a new --out")
         elif any(self.path.iterdir()):
