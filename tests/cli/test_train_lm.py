@@ -209,7 +209,7 @@ def test_a_validation_text_of_one_character(refused, options, tmp_path):
         (["--max-updates", 0], "error: --max-updates is 0"),
         (["--dtype", "float16"], "error: --dtype is 'float16'"),
         (["--precision", "half"], "error: --precision is 'half'; expected 'float32', 'bfloat16' or 'float16'"),
-        (["--precision", "float16", "--dtype", "float64"], "--precision is 'float16' and --dtype is 'float64'"),
+        (["--precision", "float16", "--dtype", "float64"], "precision is 'float16' and dtype 'float64'"),
         (["--backend", "numpi"], "backend 'numpi' is unknown"),
     ],
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import weakref
 from ctypes import c_int, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any, NamedTuple
@@ -19,7 +18,6 @@ from xformer.kernels.cupy_plans import Failures, Plans
 from xformer.kernels.cupy_support import contiguous
 from xformer.namespace import Array, array_namespace, dtype_name
 
-_VERSIONS = 13, 12
 _MOST_WORKSPACE = 32 << 20  # bytes, as much as cuBLAS takes on Hopper
 # cublasLtMatmulDescAttributes_t, cublasLtMatmulPreferenceAttributes_t, cublasLtEpilogue_t
 _TRANSPOSED, _EPILOGUE, _BIAS = (3, 4), 7, 8
@@ -72,13 +70,8 @@ _ONE_AND_ZERO = (ctypes.c_float * 2)(1.0, 0.0)
 def library() -> Any:
     """The functions of cuBLASLt, each returning its status; None where there is none beside CuPy's cuBLAS."""
     cupy_products.cublas()  # which loads it
-    for version in _VERSIONS:
-        try:
-            found = ctypes.CDLL(f"libcublasLt.so.{version}", mode=getattr(os, "RTLD_NOLOAD", 0) | os.RTLD_NOW)
-            return declared(found)
-        except (OSError, AttributeError):
-            continue
-    return None
+    found = cupy_products.loaded("cublasLt")
+    return None if found is None else declared(found)
 
 
 def declared(found: Any) -> Any:

@@ -13,21 +13,14 @@ from xformer.kernels.cupy_elementwise import relu_forward, relu_vjp
 from xformer.kernels.cupy_products import batched_product
 from xformer.kernels.cupy_support import column_sums, contiguous, flat_blocks, floats, names
 from xformer.kernels.registry import Kernel, register
-from xformer.namespace import array_namespace
 from xformer.ops.linear import as_rows
-
-
-def _product(a: Any, b: Any) -> Any:
-    """The product of two matrices, of their dtype; either may be a transposed view, which is not copied."""
-    y = a @ b
-    return y if y.dtype == a.dtype else array_namespace(y).astype(y, a.dtype)  # NumPy's of bfloat16 is float32
 
 
 def _affine(rows: Any, weight: Any, bias: Any, *, relu: bool = False) -> Any:
     y = None if bias is None else cupy_cublaslt.affine(rows, weight, bias, relu=relu)
     if y is not None:
         return y
-    y = _product(rows, weight)
+    y = batched_product(rows, weight)
     if bias is not None:
         cuda_launch.launch("columns.add_bias", names(y), *flat_blocks(y), y, contiguous(bias), y.size, len(bias))
     return relu_forward(y, save=False)[0] if relu else y
@@ -36,7 +29,7 @@ def _affine(rows: Any, weight: Any, bias: Any, *, relu: bool = False) -> Any:
 def _weight_cotangent(rows: Any, g_rows: Any, weight: Any) -> Any:
     """Of a weight given transposed (the tied output) in that memory order, in which the table's own is added to it."""
     transposed = weight.flags.f_contiguous and not weight.flags.c_contiguous
-    return _product(g_rows.T, rows).T if transposed else _product(rows.T, g_rows)
+    return batched_product(g_rows.T, rows).T if transposed else batched_product(rows.T, g_rows)
 
 
 # --- linear ----------------------------------------------------------------------------------------------------------
@@ -58,7 +51,7 @@ def _vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
     x, weight = residuals
     g_rows = as_rows(g)
     return (
-        _product(g_rows, weight.T).reshape(x.shape) if needs[0] else None,
+        batched_product(g_rows, weight.T).reshape(x.shape) if needs[0] else None,
         _weight_cotangent(as_rows(x), g_rows, weight) if needs[1] else None,
         column_sums(g_rows, weight.dtype) if needs[2] else None,
     )
@@ -108,7 +101,7 @@ def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any) -> tuple[Any, 
             continue
         g_rows = contiguous(g_heads.transpose(0, 2, 1, 3)).reshape(len(rows), weight.shape[1])
         if needs[0]:
-            dx = _product(g_rows, weight.T) if dx is None else batched_product(g_rows, weight.T, more=dx)
+            dx = batched_product(g_rows, weight.T, more=dx)
         if needs[1 + place]:
             dmaps[place] = _weight_cotangent(rows, g_rows, weight)
         if needs[1 + count + place]:

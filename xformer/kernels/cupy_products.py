@@ -1,24 +1,30 @@
 """Batched matrix products on CuPy.
 
 CuPy's own matmul of more than two axes turns float16 into float32, fails for bfloat16 and copies transposed operands
-(cupy issue 10317). Here cuBLAS is called directly, through the binding that CuPy has: sums are kept in float32
-(float64 for float64), and operands are read where they lie wherever one batch stride can say so.
+(cupy issue 10317), and what CuPy binds of cuBLAS refuses to be recorded as a CUDA graph. Here cuBLAS is called as C has
+it, with CuPy's handle: sums are kept in float32 (float64 for float64), and operands are read where they lie wherever
+one batch stride can say so.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import math
+import os
+from ctypes import c_int, c_int64, c_void_p
 from typing import Any, NamedTuple
 
 from xformer.host import switch
+from xformer.kernels import cupy_plans
 from xformer.namespace import Array, DType, array_namespace, dtype_name
 
 # cudaDataType, and cublasComputeType with the dtype of the scalars that goes with it.
 _DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 _COMPUTE_32F, _COMPUTE_64F, _COMPUTE_TF32 = 68, 70, 77
 _DEFAULT_ALGORITHM = -1  # tensor cores wherever the types allow them
+_VERSIONS = 13, 12
 _MOST = 2**31 - 1  # sizes and leading dimensions are C ints
 
 
@@ -33,9 +39,48 @@ def pointer(array: Array) -> int:
 
 
 def cublas() -> tuple[Any, int]:
-    """CuPy's binding of cuBLAS, whose calls take the current stream, and its handle for this thread and device."""
-    binding = importlib.import_module("cupy_backends.cuda.libs.cublas")
-    return binding, importlib.import_module("cupy").cuda.device.get_cublas_handle()
+    """cuBLAS, whose products take the current stream, and CuPy's handle for this thread and device."""
+    handle = importlib.import_module("cupy").cuda.device.get_cublas_handle()
+    return _binding(), handle
+
+
+@functools.cache
+def _binding() -> Any:
+    library = loaded("cublas")  # by the handle, of CuPy
+    return importlib.import_module("cupy_backends.cuda.libs.cublas") if library is None else _Direct(library)
+
+
+def loaded(name: str) -> Any:
+    """A library that CuPy has loaded, or None where it is not found by its name."""
+    for version in _VERSIONS:
+        try:
+            return ctypes.CDLL(f"lib{name}.so.{version}", mode=getattr(os, "RTLD_NOLOAD", 0) | os.RTLD_NOW)
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+class _Direct:
+    """The one function of cuBLAS, as CuPy names it, and as C has it."""
+
+    def __init__(self, library: Any) -> None:
+        self._set_stream, self._one, self._batch = (
+            getattr(library, f"cublas{name}") for name in ("SetStream_v2", "GemmEx", "GemmStridedBatchedEx")
+        )
+        self._set_stream.argtypes = c_void_p, c_void_p
+        sizes, operand, step = [c_int] * 5, [c_void_p, c_int, c_int], [c_int64]
+        self._one.argtypes = [c_void_p, *sizes, c_void_p, *operand * 2, c_void_p, *operand, c_int, c_int]
+        stepped = [*operand, *step]
+        self._batch.argtypes = [c_void_p, *sizes, c_void_p, *stepped * 2, c_void_p, *stepped, *[c_int] * 3]
+
+    def gemmStridedBatchedEx(self, handle: int, *given: Any) -> None:
+        status = self._set_stream(handle, cupy_plans.current()[1])
+        if not status and given[19] == 1:  # of one product, without steps
+            status = self._one(handle, *given[:9], *given[10:13], *given[14:18], *given[20:])
+        elif not status:
+            status = self._batch(handle, *given)
+        if status:
+            raise RuntimeError(f"cuBLAS returned status {status}")
 
 
 def data_type(dtype: DType) -> int:
