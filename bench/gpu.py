@@ -1,8 +1,9 @@
 """What a machine with a GPU is asked: `python bench/gpu.py tests DIR`, `python bench/gpu.py bench DIR`.
 
 Needs what `pip install -e '.[cli,cuda,cudnn]' pytest pytest-benchmark hypothesis` brings, and for `bench` torch; where
-they are, nothing is downloaded. Everything goes to DIR; what matters is printed last, in a short table. Arguments after
-DIR are handed to pytest. `python bench/gpu.py look`, which needs none of that, says whether there is a GPU.
+they are, nothing is downloaded. Everything goes to DIR; what matters is printed last, in a short table, also where the
+time (XFORMER_GPU_SECONDS, by default 500) ends before the work does. Arguments after DIR are handed to pytest.
+`python bench/gpu.py look`, which needs none of that, says whether there is a GPU.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ import importlib
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+_UNTIL = "XFORMER_GPU_UNTIL"
+# No test is to fail of what packages that the machine came with find old about each other.
+OLD = [f"-Wdefault::{kind}" for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")]
 
 
 def main(arguments: list[str]) -> int:
@@ -81,7 +87,9 @@ def no_driver() -> str | None:
 def run_tests(folder: Path, rest: list[str]) -> int:
     """Every test that computes on the GPU."""
     report = folder / "gpu-tests.xml"
-    code = pytest("tests", "-q", "-m", "gpu", "--no-header", "--tb=short", f"--junitxml={report}", *rest)
+    report.unlink(missing_ok=True)
+    told = "-q", "--no-header", "--tb=short", "--continue-on-collection-errors", f"--junitxml={report}"
+    code = pytest("tests", "-m", "gpu", *told, *rest)
     if report.exists():
         rows = outcomes(report)
         show([("file", "passed", "failed", "skipped"), *rows], folder / "gpu-tests.txt")
@@ -97,7 +105,25 @@ def run_bench(folder: Path, rest: list[str]) -> int:
 
 
 def pytest(*arguments: str) -> int:
-    return subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT, check=False).returncode
+    """Run pytest, with this file as a plugin; what does not heed the time is ended a minute later."""
+    seconds = float(os.environ.get("XFORMER_GPU_SECONDS", "500"))
+    path = os.pathsep.join(filter(None, (str(ROOT / "bench"), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, _UNTIL: str(time.time() + seconds)}
+    command = [sys.executable, "-m", "pytest", "-p", "gpu", *OLD, *arguments]
+    with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
+        for patience, last in ((seconds + 60, signal.SIGINT), (15, signal.SIGTERM)):
+            try:
+                return process.wait(patience)
+            except subprocess.TimeoutExpired:
+                process.send_signal(last)
+        process.kill()
+    return process.returncode
+
+
+def pytest_runtest_teardown(item: Any) -> None:
+    """For pytest: once the time is over, no further test begins, and what was found is reported."""
+    if time.time() > float(os.environ[_UNTIL]):
+        item.session.shouldstop = "the time is over"
 
 
 def outcomes(report: Path) -> list[tuple[str, ...]]:

@@ -37,7 +37,8 @@ class Recorder:
     def race(self, benchmark: Any, work: str, case: Case, entries: Sequence[Entry], turns: int) -> dict[str, Any]:
         """Race; pytest-benchmark's own figures are whole turns. Returns the result of the race."""
         run = self._run(work)
-        with racing(case, entries) as running:
+        on_gpu = self.product[0] == "cupy"  # where they do not take the processor from each other
+        with racing(case, entries, together=on_gpu) as running:
             benchmark.pedantic(running.turn, rounds=min(turns, self._most_turns or turns))
             result = running.result()
         benchmark.extra_info.update(result)

@@ -54,3 +54,14 @@ def test_a_machine_with_one_is_not(gpu, monkeypatch, capsys):
 def test_nox_looks_before_it_installs():
     session = (BENCH.parent / "noxfile.py").read_text().split("def on_gpu")[1].split("\ndef ")[0]
     assert 0 < session.index('"look"') < session.index("session.install")
+
+
+def test_when_the_time_is_over_what_was_found_is_reported(gpu, monkeypatch, tmp_path):
+    (tmp_path / "test_two.py").write_text("def test_one(): pass\ndef test_other(): pass\n")
+    (tmp_path / "test_broken.py").write_text("import a_module_that_there_is_not\n")
+    report = tmp_path / "report.xml"
+    told = "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors", f"--junitxml={report}"
+    monkeypatch.setenv("XFORMER_GPU_SECONDS", "0")
+    assert gpu.pytest(str(tmp_path), *told) == 2
+    *_, (name, *counts) = gpu.outcomes(report)
+    assert (name, *counts) == ("all", "1", "1", "0")

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +78,10 @@ def in_dtype(name: str, settings: dict[str, Any]) -> str:
 
 
 class Contender:
-    """One side, in a process of its own; raises BackendError, with the last line of its errors, where it ends."""
+    """One side, in a process of its own; raises BackendError, with the last line of its errors, where it ends.
+
+    Made, it begins to prepare itself; `wait` until it is ready.
+    """
 
     def __init__(self, entry: Entry, case: Case, threads: int) -> None:
         self.name = entry.name
@@ -93,6 +96,11 @@ class Contender:
             stderr=self._errors,
             text=True,
         )
+        self.facts: dict[str, Any] = {}
+        self.answer: list[Any] = []
+        self.agreement: float | None = None  # the share of its answer that is alike, where not all must be
+        self.seconds: list[float] = []
+        self.peak_bytes: int | None = None
         order = {
             "factory": entry.factory,
             "settings": {**case.settings, **entry.settings},
@@ -100,28 +108,29 @@ class Contender:
             "warm_up": case.warm_up,
             "least_seconds": _LEAST_SECONDS if len(case.tokens) == 1 else 0.0,
         }
-        try:
-            made = self._ask(order)
-        except BaseException:
-            self.close()
-            raise
-        self.facts: dict[str, Any] = made["facts"]
-        self.answer: list[Any] = made["answer"]
-        self.agreement: float | None = None  # the share of its answer that is alike, where not all must be
-        self.seconds: list[float] = []
-        self.peak_bytes: int | None = None
+        self._tell(order)
+
+    def wait(self) -> None:
+        """Until it has done the work for the first times."""
+        made = self._hear()
+        self.facts, self.answer = made["facts"], made["answer"]
 
     def step(self, number: int) -> float:
         """Do the work number `number`; returns its seconds."""
         time.sleep(_PAUSE_SECONDS)
-        seconds, self.peak_bytes = self._ask(number)
+        self._tell(number)
+        seconds, self.peak_bytes = self._hear()
         self.seconds.append(seconds)
         return float(seconds)
 
-    def close(self) -> None:
-        """End the process."""
+    def dismiss(self) -> None:
+        """Let the process end."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
+
+    def close(self) -> None:
+        """End the process."""
+        self.dismiss()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -130,9 +139,11 @@ class Contender:
         self._process.stdout.close()
         self._errors.close()
 
-    def _ask(self, question: Any) -> Any:
+    def _tell(self, what: Any) -> None:
         with contextlib.suppress(BrokenPipeError):  # then the answer is empty, and says why
-            print(json.dumps(question), file=self._process.stdin, flush=True)
+            print(json.dumps(what), file=self._process.stdin, flush=True)
+
+    def _hear(self) -> Any:
         line = self._process.stdout.readline()
         if not line:
             raise BackendError(f"{self.name} cannot take part: {self._last_words()}")
@@ -201,24 +212,33 @@ def quartiles(values: Sequence[float]) -> list[float]:
 
 
 @contextlib.contextmanager
-def racing(case: Case, entries: Sequence[Entry], threads: int | None = None) -> Iterator[Race]:
+def racing(
+    case: Case, entries: Sequence[Entry], threads: int | None = None, *, together: bool = False
+) -> Iterator[Race]:
     """Start all contenders of a case, see that they answer alike, and end them after the block.
 
-    threads: of each contender; default those that this process may use. Raises BackendError where one that is not
-    optional cannot start, or where none can; ConfigError where one answers differently.
+    threads: of each contender; default those that this process may use. together: start them all at once. Raises
+    BackendError where one that is not optional cannot start, or where none can; ConfigError where one answers
+    differently.
     """
     with contextlib.ExitStack() as stack:
         started: list[Contender] = []
         absent: dict[str, str] = {}
-        for entry in entries:
+
+        def begin(entry: Entry) -> Contender:
+            contender = Contender(entry, case, threads or num_threads())
+            stack.callback(contender.close)
+            return contender
+
+        begun: Iterable[Contender] = map(begin, entries)
+        for entry, contender in zip(entries, list(begun) if together else begun, strict=True):
             try:
-                contender = Contender(entry, case, threads or num_threads())
+                contender.wait()
             except BackendError as error:
                 if not entry.optional:
                     raise
                 absent[entry.name] = str(error)
                 continue
-            stack.callback(contender.close)
             started.append(contender)
             if entry.checked:
                 _check(case, started[0], contender)
@@ -227,6 +247,8 @@ def racing(case: Case, entries: Sequence[Entry], threads: int | None = None) -> 
         if not started:
             raise BackendError(f"{case.name}: no contender can start: {'; '.join(absent.values())}")
         yield Race(case, started, absent)
+        for contender in started:  # all at the same time
+            contender.dismiss()
 
 
 def _check(case: Case, first: Contender, other: Contender) -> None:
