@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import TOLERANCES, library_or_skip
 from tests.kernels.fake_cublas import DTYPES, HANDLE, Binding, dtype_named
-from xformer.kernels import cupy_products
+from xformer.kernels import cupy_plans, cupy_products
 from xformer.kernels.cupy_products import batched_product
 
 
@@ -131,6 +131,29 @@ def test_operands_that_do_not_fit_are_refused(cublas, other):
     with pytest.raises(ValueError, match=r"^operands \(2, 4, 3\) float64 and .*; expected"):
         batched_product(normal(2, 4, 3), other)
     assert not cublas.calls
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_library_is_called_as_c_has_it(monkeypatch, batch):
+    calls = {}
+
+    def function(name, status=0):
+        return lambda *given: calls.update({name: given}) or status
+
+    names = "cublasSetStream_v2", "cublasGemmEx", "cublasGemmStridedBatchedEx"
+    library = types.SimpleNamespace(**{name: function(name) for name in names})
+    monkeypatch.setattr(cupy_plans, "current", lambda: (0, 54321))
+    a, b, c = ("A", 14, 8, 80), ("B", 14, 9, 90), ("C", 0, 7, 70)  # address, type, leading dimension, step
+    given = 0, 1, 2, 3, 4, "alpha", *a, *b, "beta", *c, batch, 68, -1
+    cupy_products._Direct(library).gemmStridedBatchedEx(12345, *given)
+    assert calls.pop("cublasSetStream_v2") == (12345, 54321)
+    one = 0, 1, 2, 3, 4, "alpha", *a[:3], *b[:3], "beta", *c[:3], 68, -1
+    assert calls == ({names[1]: (12345, *one)} if batch == 1 else {names[2]: (12345, *given)})
+    for name, arguments in calls.items():
+        assert len(getattr(library, name).argtypes) == len(arguments)
+    setattr(library, names[1 if batch == 1 else 2], function("failing", 13))
+    with pytest.raises(RuntimeError, match="cuBLAS returned status 13"):
+        cupy_products._Direct(library).gemmStridedBatchedEx(12345, *given)
 
 
 @pytest.mark.gpu
