@@ -61,21 +61,19 @@ def loaded(name: str) -> Any:
 
 
 class _Direct:
-    """The one function of cuBLAS, as CuPy names it, and as C has it."""
+    """cuBLAS as C has it, its one function as CuPy names it."""
 
     def __init__(self, library: Any) -> None:
-        self._set_stream, self._one, self._batch = (
-            getattr(library, f"cublas{name}") for name in ("SetStream_v2", "GemmEx", "GemmStridedBatchedEx")
-        )
-        self._set_stream.argtypes = c_void_p, c_void_p
-        sizes, operand, step = [c_int] * 5, [c_void_p, c_int, c_int], [c_int64]
-        self._one.argtypes = [c_void_p, *sizes, c_void_p, *operand * 2, c_void_p, *operand, c_int, c_int]
-        stepped = [*operand, *step]
-        self._batch.argtypes = [c_void_p, *sizes, c_void_p, *stepped * 2, c_void_p, *stepped, *[c_int] * 3]
+        names = "SetStream_v2", "GemmEx", "GemmStridedBatchedEx"
+        self._set_stream, self._one, self._batch = (getattr(library, f"cublas{name}") for name in names)
+        sizes, matrix = [c_void_p, *[c_int] * 5, c_void_p], [c_void_p, c_int, c_int]
+        self._set_stream.argtypes = [c_void_p] * 2
+        self._one.argtypes = [*sizes, *matrix * 2, c_void_p, *matrix, c_int, c_int]
+        self._batch.argtypes = [*sizes, *[*matrix, c_int64] * 2, c_void_p, *matrix, c_int64, *[c_int] * 3]
 
     def gemmStridedBatchedEx(self, handle: int, *given: Any) -> None:
         status = self._set_stream(handle, cupy_plans.current()[1])
-        if not status and given[19] == 1:  # of one product, without steps
+        if not status and given[19] == 1:  # one product, without steps
             status = self._one(handle, *given[:9], *given[10:13], *given[14:18], *given[20:])
         elif not status:
             status = self._batch(handle, *given)
