@@ -7,11 +7,13 @@ import importlib
 import sys
 import types
 
+import numpy as np
 import pytest
 
 from tests.conftest import library_or_skip
 from xformer.kernels.recording import recorder
-from xformer.namespace import resolve
+from xformer.namespace import from_host, resolve, to_host
+from xformer.ops import linear
 
 
 class Stream:
@@ -120,3 +122,21 @@ def test_a_recording_does_the_same_again():
     for _ in range(7):
         again()
     assert total.get().tolist() == [7.0, 28.0, 63.0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_are_recorded(dtype):
+    """Which what CuPy binds of cuBLAS refuses; the warning about that would be an error here."""
+    xp = library_or_skip("cupy")
+    x, weight, bias = (from_host(xp, np.ones(shape), dtype=dtype) for shape in ((3, 8), (8, 8), (8,)))
+    found = xp.zeros_like(x)
+
+    def work():
+        found[...] = linear(linear(x, weight, bias), weight)
+
+    again = recorder(xp)(work)
+    for value in range(5):
+        x[...] = value
+        again()
+        assert to_host(found).tolist() == [[8.0 * (8.0 * value + 1.0)] * 8] * 3
