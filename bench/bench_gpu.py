@@ -48,7 +48,7 @@ def on_torch(name: str, factory: str, *, checked: bool = True, **settings: Any) 
 
 
 def train_tokens() -> int:
-    """As many as four contenders have room for beside each other: 65,536 on a GPU of more than 120 GB."""
+    """As many as all contenders have room for beside each other: 65,536 on a GPU of more than 120 GB."""
     total = importlib.import_module("cupy").cuda.runtime.memGetInfo()[1]
     return 4 * TOKENS if total > 120e9 else TOKENS
 
@@ -76,7 +76,7 @@ def test_train_step(benchmark: Any, recorder: Recorder) -> None:
     """In mixed precision; torch by autocast."""
     case = training.case({**MODEL, "batch": train_tokens() // MODEL["length"], "vocabulary": 32_000, "dtype": DTYPE})
     factory = "xformer.benchmarks.training:work"
-    entries = [ours(factory), ours(factory, repeatable=True), *torch_twice("peers.torch_training:work")]
+    entries = [ours(factory), *torch_twice("peers.torch_training:work")]
     recorder.race(benchmark, "train-step", case, entries, TURNS)
 
 
