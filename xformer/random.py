@@ -77,16 +77,14 @@ class Rng:
         """
         accepted = max(1, round(probability * _SIXTEEN_BITS)) if probability > 0.0 else 0
         base = base_namespace(xp)
-        draw = _BITS.get(library(base))
-        if library(base) == "cupy":
-            mask = self._kept_cupy(base, shape, accepted)
-        elif draw is None:
-            mask = from_host(base, self._bits_numpy(shape) < accepted, device=device)
-        else:
-            mask = draw(self, shape, device) < accepted
+        mask = _MASKS.get(library(base), Rng._mask)(self, base, shape, accepted, device)
         return mask, accepted / _SIXTEEN_BITS
 
-    def _bits_numpy(self, shape: tuple[int, ...], device: Device = None) -> Any:
+    def _mask(self, xp: Namespace, shape: tuple[int, ...], accepted: int, device: Device) -> Array:
+        """Drawn on the host: what a library has unless it is in the table below."""
+        return from_host(xp, self._bits(shape) < accepted, device=device)
+
+    def _bits(self, shape: tuple[int, ...]) -> Any:
         """Sixteen random bits an element; whole 64-bit words are drawn, four elements from each."""
         numpy = importlib.import_module("numpy")
         count = math.prod(shape)
@@ -96,16 +94,16 @@ class Rng:
         words = generator.integers(0, 2**64 - 1, -(-count // 4), dtype=numpy.uint64, endpoint=True)
         return words.view(numpy.uint16)[:count].reshape(shape)
 
-    def _bits_torch(self, shape: tuple[int, ...], device: Device = None) -> Any:
+    def _mask_torch(self, xp: Namespace, shape: tuple[int, ...], accepted: int, device: Device) -> Any:
         torch = importlib.import_module("torch")
         place = torch.device(device or "cpu")
         if place.type == "cpu":
             # torch's generator on the CPU takes no more than 32 bits of the key; NumPy's takes all.
-            return torch.from_numpy(self._bits_numpy(shape).astype("int32"))
+            return self._mask(xp, shape, accepted, device)
         generator = torch.Generator(device=place).manual_seed(self.key % 2**63)
-        return torch.randint(0, _SIXTEEN_BITS, shape, generator=generator, device=place, dtype=torch.int32)
+        return torch.randint(0, _SIXTEEN_BITS, shape, generator=generator, device=place, dtype=torch.int32) < accepted
 
-    def _kept_cupy(self, xp: Namespace, shape: tuple[int, ...], accepted: int) -> Any:
+    def _mask_cupy(self, xp: Namespace, shape: tuple[int, ...], accepted: int, device: Device) -> Any:
         """By a kernel that writes nothing but the mask.
 
         CuPy's generators begin with a state for each thread of the GPU, and draw integers that take four times as much
@@ -117,10 +115,10 @@ class Rng:
         cuda_launch.launch("random.keep", ("bool",), blocks, _THREADS, mask, mask.size, accepted, *words)
         return mask
 
-    def _bits_jax(self, shape: tuple[int, ...], device: Device = None) -> Any:
+    def _mask_jax(self, xp: Namespace, shape: tuple[int, ...], accepted: int, device: Device) -> Any:
         jax = importlib.import_module("jax")
         key = jax.random.fold_in(jax.random.key(self.key % 2**31), self.key // 2**31 % 2**31)
-        return jax.random.randint(key, shape, 0, _SIXTEEN_BITS, dtype="int32")
+        return jax.random.randint(key, shape, 0, _SIXTEEN_BITS, dtype="int32") < accepted
 
 
-_BITS = {"numpy": Rng._bits_numpy, "torch": Rng._bits_torch, "jax": Rng._bits_jax}
+_MASKS = {"torch": Rng._mask_torch, "cupy": Rng._mask_cupy, "jax": Rng._mask_jax}

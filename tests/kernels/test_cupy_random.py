@@ -59,7 +59,7 @@ def test_the_reference_gives_the_known_answers(counter, key, words):
 def test_masks_are_those_of_philox(cuda_host, shape, backwards):
     cuda_host.launcher.backwards = backwards
     try:
-        mask = Rng(KEY)._kept_cupy(resolve("numpy"), shape, 45875)
+        mask = Rng(KEY)._mask_cupy(resolve("numpy"), shape, 45875, None)
     finally:
         cuda_host.launcher.backwards = False
     np.testing.assert_array_equal(mask, expected(KEY, mask.size, 45875).reshape(shape))
@@ -67,7 +67,7 @@ def test_masks_are_those_of_philox(cuda_host, shape, backwards):
 
 def test_blocks_go_on_with_what_more_would_have_drawn(cuda_host, monkeypatch):
     monkeypatch.setattr("xformer.random._MOST_BLOCKS", 1)
-    mask = Rng(KEY)._kept_cupy(resolve("numpy"), (5000,), 30000)
+    mask = Rng(KEY)._mask_cupy(resolve("numpy"), (5000,), 30000, None)
     np.testing.assert_array_equal(mask, expected(KEY, 5000, 30000))
 
 

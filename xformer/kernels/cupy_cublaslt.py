@@ -89,15 +89,15 @@ def affine(rows: Array, weight: Array, bias: Array, *, relu: bool = False) -> Ar
     (m, k), n, kind = rows.shape, weight.shape[1], cupy_products.data_type(rows.dtype)
     if dtype_name(rows.dtype) == "float64" or 0 in (m, k, n) or library() is None:
         return None
-    out = array_namespace(rows).empty((m, n), dtype=rows.dtype)
     first, second = cupy_products.operand(weight), cupy_products.operand(rows)
-    addresses = tuple(map(cupy_products.pointer, (first.array, second.array, out, bias := contiguous(bias))))
     transposed, leading = (first.transposed, second.transposed), (first.leading, second.leading)
-    aligned = tuple(next(size for size in _ALIGNED if address % size == 0) for address in addresses)
     spec = Spec(kind, cupy_products.compute_type(kind), n, m, k, transposed, leading, relu)
     device, stream = cupy_plans.current()
     if _failures.get((spec, device)):
         return None
+    out, bias = array_namespace(rows).empty((m, n), dtype=rows.dtype), contiguous(bias)
+    addresses = tuple(map(cupy_products.pointer, (first.array, second.array, out, bias)))
+    aligned = tuple(next(size for size in _ALIGNED if address % size == 0) for address in addresses)
     try:
         plan: _Plan = _plans.find((spec, aligned, device), functools.partial(_Plan, spec, aligned))
         plan.run(addresses, stream)

@@ -71,11 +71,8 @@ def register(kernel: Kernel) -> None:
 
 def find(operation: str, xp: Namespace, arrays: tuple[Any, ...], static: dict[str, Any]) -> Kernel | None:
     """Return the kernel that serves a call on arrays of the library `xp`, or None for the portable code."""
-    name = library(xp)
-    if name not in _LOADED:
-        _load(name)
     mode = _mode()
-    for kernel in _KERNELS.get((operation, name), ()):
+    for kernel in _kernels_of(operation, library(xp)):
         if not _off(kernel, mode) and kernel.supports(arrays, static) is None:
             return kernel
     return None
@@ -83,11 +80,9 @@ def find(operation: str, xp: Namespace, arrays: tuple[Any, ...], static: dict[st
 
 def serves(operation: str, *arrays: Array) -> bool:
     """Whether the library of arrays has kernels for an operation, whatever they support."""
-    name = library(base_namespace(array_namespace(*arrays)))
-    if name not in _LOADED:
-        _load(name)
     mode = _mode()
-    return any(not _off(kernel, mode) for kernel in _KERNELS.get((operation, name), ()))
+    name = library(base_namespace(array_namespace(*arrays)))
+    return any(not _off(kernel, mode) for kernel in _kernels_of(operation, name))
 
 
 # A bfloat16 times a number is a float32 to them, and not all of their functions take it, or take 16 bits fast.
@@ -137,10 +132,8 @@ def explain(operation: str, *arrays: Any, **static: Any) -> str:
 
 def _explained(operation: str, arrays: tuple[Any, ...], static: dict[str, Any]) -> str:
     xp = base_namespace(array_namespace(*arrays))
-    if library(xp) not in _LOADED:
-        _load(library(xp))
     lines, served, mode = [], False, _mode()
-    for kernel in _KERNELS.get((operation, library(xp)), ()):
+    for kernel in _kernels_of(operation, library(xp)):
         reason = f"XFORMER_KERNELS={mode}" if _off(kernel, mode) else kernel.supports(arrays, static)
         if reason is None and not served:
             served = True
@@ -167,6 +160,13 @@ def _mode() -> str:
 def _off(kernel: Kernel, mode: str) -> bool:
     """Tell whether XFORMER_KERNELS switches a kernel off."""
     return mode == "portable" or (mode == "uncompiled" and kernel.compiled)
+
+
+def _kernels_of(operation: str, name: str) -> Sequence[Kernel]:
+    """The kernels that a library has for an operation, the one to ask first in front."""
+    if name not in _LOADED:
+        _load(name)
+    return _KERNELS.get((operation, name), ())
 
 
 def _load(name: str) -> None:

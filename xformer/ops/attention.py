@@ -153,8 +153,8 @@ def attention(
         return _operation(query, key, value, mask, bias, keep, **static)
     if query.shape[2] == 1 and keep is None and not any(_by_head(each) for each in (mask, bias)):
         # Heads that share keys are as good as queries that do; a last query of its own sees every key.
-        groups = _refold(query, 1, key.shape[1]), key, value, mask, bias, keep
-        return _refold(_operation(*groups, **static | {"causal": False}), 1, query.shape[1])
+        groups = _with_heads(query, key.shape[1]), key, value, mask, bias, keep
+        return _with_heads(_operation(*groups, **static | {"causal": False}), query.shape[1])
     if registry.serves("grouped_attention", query):
         return _grouped(query, key, value, mask, bias, keep, **static)
     return _operation(query, for_all_heads(key, query), for_all_heads(value, query), mask, bias, keep, **static)
@@ -169,11 +169,10 @@ def _by_head(x: Array | None) -> bool:
     return x is not None and len(x.shape) > 2 and x.shape[-3] > 1
 
 
-def _refold(x: Array, axis: int, size: int) -> Array:
-    """Move elements between an axis, which gets that size, and the next one."""
-    shape = [*x.shape]
-    shape[axis], shape[axis + 1] = size, shape[axis] * shape[axis + 1] // size
-    return array_namespace(x).reshape(x, tuple(shape))
+def _with_heads(x: Array, heads: int) -> Array:
+    """Have so many heads, of which the others' queries become queries: (batch, heads, queries, features)."""
+    batch, before, queries, features = x.shape
+    return array_namespace(x).reshape(x, (batch, heads, before * queries // heads, features))
 
 
 def for_all_heads(x: Array, query: Array) -> Array:
