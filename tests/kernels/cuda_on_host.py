@@ -21,6 +21,7 @@ COMPILER = shutil.which("g++")
 SAME = [("float32",), ("float64",), ("float16",), ("bfloat16",)]
 WIDE = [("float32",), ("float64",)]
 PAIRS = [*(dtypes * 2 for dtypes in SAME), ("float16", "float32"), ("bfloat16", "float32")]
+CASTS = [(*x, *y) for x in SAME for y in SAME if x != ("float64",) or y in WIDE]
 INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "norms": {"normalize": PAIRS, "normalize_vjp": PAIRS, "normalize_parameters_vjp": SAME},
     "columns": {"column_sums": [*PAIRS, ("float32", "float16"), ("float32", "bfloat16")], "add_bias": SAME},
@@ -28,7 +29,7 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "softmax": dict.fromkeys(("softmax", "softmax_vjp", "cross_entropy", "cross_entropy_vjp"), SAME),
     "embedding": dict.fromkeys(("gather", "scatter_pieces", "scatter_join"), SAME),
     "random": {"keep": [("bool",)]},
-    "optimizer": {"adam": PAIRS, "squares": SAME, "total": WIDE},
+    "optimizer": {"adam": PAIRS, "squares": SAME, "total": WIDE, "cast": CASTS},
 }
 
 

@@ -34,6 +34,7 @@ CASES = {
     "linear_relu": ((X, MATRIX, VECTOR), {}),
     "project_heads": ((X, MATRIX, MATRIX, VECTOR, VECTOR), {"heads": (2, 4)}),
     "squared_norm": ((X, VECTOR), {}),
+    "cast": ((X, VECTOR), {"dtype": "float32"}),
     "adam": (
         (VECTOR, VECTOR, VECTOR, VECTOR**2),
         {"step_size": 0.1, "beta1": 0.9, "beta2": 0.9, "second_scale": 1.0, "epsilon": 1e-9, "keep": (0.9,)},

@@ -1,4 +1,4 @@
-"""The optimizer's arithmetic on CuPy equals the portable definitions, and is done in place."""
+"""What is done with all parameters on CuPy equals the portable definitions, and Adam is done in place."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import pytest
 
 from tests.conftest import assert_close
 from tests.kernels.cuda_cases import DTYPES, normal
-from xformer import kernels
+from tests.kernels.cuda_on_host import CASTS
+from xformer import kernels, vjp
 from xformer.kernels import cupy_optimizer, registry
-from xformer.namespace import to_host
+from xformer.namespace import dtype_named, resolve, to_host
 from xformer.ops.adam import adam
+from xformer.ops.cast import cast
 from xformer.ops.squared_norm import squared_norm
 
 SHAPES = [(3, 5), (7,), (), (0, 4), (2, 5000), (64,)]
@@ -132,3 +134,41 @@ def test_arrays_of_several_dtypes(cuda):
     assert ": not cupy.squared_norm: dtypes float64 and narrower are mixed" in kernels.explain("squared_norm", *mixed)
     ints = cuda.array(np.ones(3, int))
     assert ": not cupy.squared_norm: dtype int64 (kernels take floating ones)" in kernels.explain("squared_norm", ints)
+
+
+# --- cast --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [112, 2], ids=["one launch", "several"])
+@pytest.mark.parametrize(("before", "after"), CASTS)
+def test_cast_has_the_bits_of_numpy(cuda, monkeypatch, before, after, most):
+    monkeypatch.setattr(cupy_optimizer, "_MOST_PAIRS", most)
+    special = np.array(
+        [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-41, 1e-7, 65519.0, 65520.0, 3e38, 1 + 2**-8, 1 + 3 * 2**-8]
+    )
+    shaped = [np.asarray(normal(*shape, seed=place)) for place, shape in enumerate([*SHAPES, (9000,)])]
+    host = resolve("numpy")
+    with np.errstate(over="ignore"):
+        hosts = [x.astype(dtype_named(host, before)) for x in (special, *shaped, shaped[4].T)]
+        expected = [x.astype(dtype_named(host, after)) for x in hosts]
+    arrays = [cuda.array(x) for x in hosts]
+    assert cuda.served("cast", *arrays, dtype=after)
+    for got, wanted in zip(cast(*arrays, dtype=after), expected, strict=True):
+        assert got.dtype == wanted.dtype
+        np.testing.assert_array_equal(to_host(got).astype("float64"), wanted.astype("float64"))
+
+
+def test_cotangents_of_a_cast_come_back(cuda):
+    arrays = [cuda.array(normal(*shape), "float32") for shape in [(3, 5), (7,), (2, 600)]]
+    outputs, pull = vjp(lambda *arrays: cast(*arrays, dtype="bfloat16")[::2], *arrays)
+    g = [cuda.array(normal(*output.shape, seed=9), "bfloat16") for output in outputs]
+    cotangents = pull(tuple(g))
+    assert all(got.dtype == x.dtype and got.shape == x.shape for got, x in zip(cotangents, arrays, strict=True))
+    for got, wanted in zip(cotangents[::2], g, strict=True):
+        np.testing.assert_array_equal(to_host(got), to_host(wanted).astype("float32"))
+    assert not to_host(cotangents[1]).any()
+
+
+def test_a_cast_that_rounds_twice_is_not_served(cuda):
+    x = cuda.array(normal(3), "float64")
+    assert ": not cupy.cast: float64 would be rounded" in kernels.explain("cast", x, dtype="float16")

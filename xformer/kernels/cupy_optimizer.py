@@ -1,4 +1,4 @@
-"""The optimizer's arithmetic on CuPy: many parameters in one launch, updated in place."""
+"""What is done with all parameters of a model on CuPy, many in one launch: Adam, in place, norms, other dtypes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from xformer import cuda_launch
 from xformer.kernels import cupy_products
 from xformer.kernels.cupy_support import contiguous, empty, fits, flat_blocks, floats, names, unserved, wide
 from xformer.kernels.registry import Kernel, register
-from xformer.namespace import array_namespace, dtype_name
+from xformer.namespace import array_namespace, dtype_name, dtype_named
 from xformer.ops.adam import Row, rows
 
 _SHARE = 8192  # elements that one block works on
 _THREADS = 256
 # The tables of cuda/optimizer.cu: with the other arguments, no more than the 4 KiB that a launch takes everywhere.
-_MOST_ROWS, _MOST_ARRAYS = 64, 128
+_MOST_ROWS, _MOST_ARRAYS, _MOST_PAIRS = 64, 128, 112
 _ROWS = np.dtype(
     [(name, np.uint64, _MOST_ROWS) for name in ("parameters", "gradients", "firsts", "seconds")]
     + [("sizes", np.int64, _MOST_ROWS), ("keeps", np.float64, _MOST_ROWS), ("ends", np.int64, _MOST_ROWS)]
 )
 _ARRAYS = np.dtype(
     [("at", np.uint64, _MOST_ARRAYS), ("sizes", np.int64, _MOST_ARRAYS), ("ends", np.int64, _MOST_ARRAYS)]
+)
+_PAIRS = np.dtype(
+    [(name, np.uint64, _MOST_PAIRS) for name in ("from", "to")]
+    + [(name, np.int64, _MOST_PAIRS) for name in ("sizes", "ends")]
 )
 
 
@@ -140,3 +144,32 @@ register(
         "cupy.squared_norm", "squared_norm", "cupy", _squared_norm_supports, _squared_norm_forward, _squared_norm_vjp
     )
 )
+
+# --- cast ------------------------------------------------------------------------------------------------------------
+
+
+def _cast_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    twice = dtype_name(arrays[0].dtype) == "float64" and static["dtype"] not in ("float64", "float32")
+    return floats(arrays, static) or ("float64 would be rounded to 16 bits in two steps" if twice else None)
+
+
+def _cast(arrays: Sequence[Any], dtype: Any) -> tuple[Any, ...]:
+    pairs = [(x := contiguous(array), empty(x, dtype=dtype)) for array in arrays]
+    for dtypes, batch in _batches(pairs, _MOST_PAIRS):
+        before, after = zip(*batch, strict=True)
+        columns = {"from": [*map(cupy_products.pointer, before)], "to": [*map(cupy_products.pointer, after)]}
+        table, blocks = _table(_PAIRS, columns | {"sizes": [x.size for x in before]})
+        cuda_launch.launch("optimizer.cast", dtypes, blocks, _THREADS, table, _SHARE)
+    return tuple(after for _, after in pairs)
+
+
+def _cast_forward(*arrays: Any, dtype: str, save: bool) -> tuple[Any, Any]:
+    return _cast(arrays, dtype_named(array_namespace(*arrays), dtype)), arrays[0].dtype
+
+
+def _cast_vjp(g: Any, before: Any, needs: Any, *, dtype: str) -> tuple[Any, ...]:
+    known = iter(_cast([each for each in g if each is not None], before))
+    return tuple(None if each is None else next(known) for each in g)
+
+
+register(Kernel("cupy.cast", "cast", "cupy", _cast_supports, _cast_forward, _cast_vjp))

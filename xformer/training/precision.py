@@ -14,6 +14,7 @@ from typing import Any
 
 from xformer.errors import BackendError, ConfigError
 from xformer.namespace import Array, array_namespace, device, dtype_name, dtype_named, library
+from xformer.ops.cast import cast
 from xformer.tree import flatten
 
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -58,7 +59,8 @@ def computed_in(precision: str, loss: Callable[..., Array]) -> Callable[..., Arr
 
 
 def _of_rounded(model: Any, batch: Any, rng: Any = None, *, loss: Callable[..., Array], precision: str) -> Array:
-    return loss(model.to(dtype=precision), batch, rng)
+    parameters, rebuild = flatten(model)
+    return loss(rebuild(cast(*parameters, dtype=precision)), batch, rng)
 
 
 def check_precision(precision: str, model: Any) -> None:

@@ -36,6 +36,7 @@ __device__ inline float widen(bool x) { return x ? 1.0f : 0.0f; }
 
 // Round to nearest, ties to even.
 __device__ inline void narrow(float x, float& to) { to = x; }
+__device__ inline void narrow(float x, double& to) { to = x; }
 __device__ inline void narrow(double x, float& to) { to = (float)x; }
 __device__ inline void narrow(double x, double& to) { to = x; }
 __device__ inline void narrow(float x, float16& to) { to.bits = float_to_half(x); }

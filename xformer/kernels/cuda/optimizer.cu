@@ -1,7 +1,7 @@
 // Many arrays in one launch: tables of addresses and sizes, given by value. Each array has blocks of its own, of `share`
 // elements each; `ends` are where they end.
 
-const int MOST_ROWS = 64, MOST_ARRAYS = 128;
+const int MOST_ROWS = 64, MOST_ARRAYS = 128, MOST_PAIRS = 112;
 
 struct Rows {
     unsigned long long parameters[MOST_ROWS], gradients[MOST_ROWS], firsts[MOST_ROWS], seconds[MOST_ROWS];
@@ -13,6 +13,11 @@ struct Rows {
 struct Arrays {
     unsigned long long at[MOST_ARRAYS];
     long long sizes[MOST_ARRAYS], ends[MOST_ARRAYS];
+};
+
+struct Pairs {
+    unsigned long long from[MOST_PAIRS], to[MOST_PAIRS];
+    long long sizes[MOST_PAIRS], ends[MOST_PAIRS];
 };
 
 // The array that this block works on, and the elements of it: from `start` to `stop`.
@@ -83,4 +88,19 @@ template <typename W> __global__ void total(const W* x, W* sum, long long size)
     for (long long i = threadIdx.x; i < size; i += blockDim.x) own += x[i];
     own = reduced<Sum>(own);
     if (threadIdx.x == 0) *sum = own;
+}
+
+template <typename T, typename U> __global__ void cast(const Pairs pairs, long long share)
+{
+    const int V = Pack<Wide<T>>::size;
+    const Share part(pairs.ends, pairs.sizes, share);
+    const T* x = reinterpret_cast<const T*>(pairs.from[part.array]);
+    U* y = reinterpret_cast<U*>(pairs.to[part.array]);
+    const bool is_aligned = aligned<V>(x, 0) && aligned<V>(y, 0);
+    for (long long i = part.start + (long long)threadIdx.x * V; i < part.stop; i += (long long)blockDim.x * V) {
+        const bool whole = is_aligned && part.stop - i >= V;
+        Wide<T> v[V];
+        load(x + i, part.stop - i, whole, v);
+        store(v, part.stop - i, whole, y + i);
+    }
 }
