@@ -16,17 +16,21 @@ from typing import Any
 _MOST_FAILURES = 1024
 
 
+@functools.cache
+def cuda() -> Any:
+    """CuPy's own access to CUDA."""
+    return importlib.import_module("cupy").cuda
+
+
 def current() -> tuple[int, int]:
     """The current device, and the address of its current stream."""
-    cuda = importlib.import_module("cupy").cuda
-    return cuda.runtime.getDevice(), cuda.get_current_stream().ptr
+    return cuda().runtime.getDevice(), cuda().get_current_stream().ptr
 
 
 @functools.cache
 def machine(device: int) -> tuple[str, int]:
     """The name of a device and its compute capability, 90 for 9.0."""
-    cuda = importlib.import_module("cupy").cuda
-    found = cuda.runtime.getDeviceProperties(device)
+    found = cuda().runtime.getDeviceProperties(device)
     return found["name"].decode(), 10 * found["major"] + found["minor"]
 
 

@@ -13,7 +13,7 @@ import functools
 import importlib
 import math
 import os
-from ctypes import c_int, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from typing import Any, NamedTuple
 
 from xformer.host import switch
@@ -40,8 +40,7 @@ def pointer(array: Array) -> int:
 
 def cublas() -> tuple[Any, int]:
     """cuBLAS, whose products take the current stream, and CuPy's handle for this thread and device."""
-    handle = importlib.import_module("cupy").cuda.device.get_cublas_handle()
-    return _binding(), handle
+    return _binding(), cupy_plans.cuda().device.get_cublas_handle()
 
 
 @functools.cache
@@ -112,14 +111,14 @@ def batched_product(
     first, second = operand(b), operand(a)
     kind, out_kind = data_type(a.dtype), data_type(dtype)
     compute = compute_type(kind)
-    scalars = _scalars(float(alpha), float(more is not None), compute)
+    factors = _factors(float(alpha), float(more is not None), compute)
     binding, handle = cublas()
     # cuBLAS counts rows along memory: a row-major product is to it the transposed one, (a b)' = b' a'.
     binding.gemmStridedBatchedEx(
-        *(handle, first.transposed, second.transposed, n, m, k, scalars.ctypes.data),
+        *(handle, first.transposed, second.transposed, n, m, k, factors.first),
         *(pointer(first.array), kind, first.leading, first.step),
         *(pointer(second.array), kind, second.leading, second.step),
-        *(scalars[1:].ctypes.data, pointer(out), out_kind, n, m * n, math.prod(batch), compute, _DEFAULT_ALGORITHM),
+        *(factors.second, pointer(out), out_kind, n, m * n, math.prod(batch), compute, _DEFAULT_ALGORITHM),
     )
     return out
 
@@ -135,23 +134,26 @@ class Operand(NamedTuple):
 
 def operand(x: Array) -> Operand:
     """Describe matrices (..., rows, columns), copied only where no description fits."""
-    found = _described(x)
+    found = _described(x.shape, x.strides, x.itemsize)
     if found is None:
-        found = _described(x.copy())
+        x = x.copy()
+        found = _described(x.shape, x.strides, x.itemsize)
     if found is None:
         raise ValueError(f"matrices of shape {tuple(x.shape)} are larger than cuBLAS takes; expected sides below 2**31")
-    return found
+    return Operand(x, *found)
 
 
-def _described(x: Array) -> Operand | None:
-    *strides, row, column = (stride // x.itemsize for stride in x.strides)
-    rows, columns = x.shape[-2:]
-    step = _one_step(x.shape[:-2], strides)
-    if step is None or any(stride % x.itemsize for stride in x.strides):
+@functools.lru_cache(maxsize=4096)
+def _described(shape: tuple[int, ...], in_bytes: tuple[int, ...], itemsize: int) -> tuple[int, int, int] | None:
+    """What an Operand says of an array."""
+    *strides, row, column = (stride // itemsize for stride in in_bytes)
+    rows, columns = shape[-2:]
+    step = _one_step(shape[:-2], strides)
+    if step is None or any(stride % itemsize for stride in in_bytes):
         return None
     for transposed, near, along, leading in ((0, column, columns, row), (1, row, rows, column)):
         if (near == 1 or along == 1) and along <= leading <= _MOST:
-            return Operand(x, transposed, leading, step)
+            return transposed, leading, step
     return None
 
 
@@ -168,8 +170,17 @@ def _one_step(shape: tuple[int, ...], strides: list[int]) -> int | None:
     return step or 0
 
 
+class _Factors(NamedTuple):
+    """Of a product and of what it is added to: the addresses on the host, where cuBLAS reads them during the call."""
+
+    kept: Any
+    first: int
+    second: int
+
+
 @functools.lru_cache(maxsize=64)
-def _scalars(alpha: float, beta: float, compute: int) -> Any:
-    """Both factors on the host, where cuBLAS reads them during the call."""
-    numpy = importlib.import_module("numpy")
-    return numpy.asarray([alpha, beta], dtype=numpy.float64 if compute == _COMPUTE_64F else numpy.float32)
+def _factors(alpha: float, beta: float, compute: int) -> _Factors:
+    kind = c_double if compute == _COMPUTE_64F else c_float
+    kept = (kind * 2)(alpha, beta)
+    first = ctypes.addressof(kept)
+    return _Factors(kept, first, first + ctypes.sizeof(kind))
