@@ -32,13 +32,13 @@ def work(settings: dict[str, Any]) -> Work:
     model = Translator(xf.Transformer(xf.TransformerConfig(**settings["model"]), xp="numpy", seed=0)).to(device)
     apply = torch.compile(model) if settings.get("compiled") else model
     criterion = nn.CrossEntropyLoss(ignore_index=0, label_smoothing=settings["label_smoothing"])
-    batches = functools.partial(make_batch, settings)
+    batches = [[ids.to(device) for ids in make_batch(settings, rows)] for rows in settings["batches"]]
 
     def make(**kind: bool) -> Callable[[int], float]:
         optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, betas=(0.9, 0.98), eps=1e-9, **kind)
 
         def step(number: int) -> float:
-            source, target, labels = (ids.to(device) for ids in batches(number))
+            source, target, labels = batches[number % len(batches)]
             with torch.autocast(device, dtype, enabled=dtype != torch.float32):  # parameters stay in float32
                 loss = criterion(apply(source, target).flatten(0, 1), labels.flatten())
             optimizer.zero_grad(set_to_none=True)
@@ -55,9 +55,8 @@ def work(settings: dict[str, Any]) -> Work:
     return Work(step, functools.partial(digest, settings), facts)
 
 
-def make_batch(settings: dict[str, Any], number: int) -> list[Any]:
+def make_batch(settings: dict[str, Any], rows: list[int]) -> list[Any]:
     """Source, the decoder's input and its labels, padded, as our own batches have them."""
-    rows = settings["batches"][number % len(settings["batches"])]
     source = [[*settings["source"][row], 2] for row in rows]
     target = [[1, *settings["target"][row]] for row in rows]
     labels = [[*settings["target"][row], 2] for row in rows]

@@ -49,7 +49,7 @@ def case(settings: dict[str, Any]) -> Case:
 
 
 def work(settings: dict[str, Any]) -> Work:
-    """Steps on the batches of a text, one after the other.
+    """Steps on the batches of a text, one after the other, which are made before.
 
     settings: model (a configuration), source and target (token ids), batches (rows of each), label_smoothing, max_norm
     (None: no clipping), backend.
@@ -65,13 +65,12 @@ def work(settings: dict[str, Any]) -> Work:
     objective = functools.partial(share_of_mean, loss=computed)
     gradient = ShardedGradient(objective, workers, processes=True)
     max_norm = math.inf if settings["max_norm"] is None else settings["max_norm"]
+    batches = [[Batch.make(pairs, part, xp=xp) for part in split_rows(rows, workers)] for rows in settings["batches"]]
 
     def step(number: int) -> float:
         nonlocal model, state
-        rows = settings["batches"][number % len(settings["batches"])]
-        shards = [Batch.make(pairs, part, xp=xp) for part in split_rows(rows, workers)]
         how: dict[str, Any] = {"gradient": gradient, "optimizer": optimizer, "learning_rate": LEARNING_RATE}
-        result = train_step(model, state, [shards], Rng(number), **how, max_norm=max_norm)
+        result = train_step(model, state, [batches[number % len(batches)]], Rng(number), **how, max_norm=max_norm)
         model, state = result.model, result.state
         return result.loss
 
