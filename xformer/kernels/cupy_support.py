@@ -52,10 +52,9 @@ def wide(x: Any) -> Any:
 
 def contiguous(x: Any, dtype: Any = None) -> Any:
     """All elements in C order, one after the other: x itself where it is so; in another dtype if one is given."""
-    xp = array_namespace(x)
     if dtype is not None and x.dtype != dtype:
-        x = xp.astype(x, dtype)
-    return x if x.flags.c_contiguous else xp.ascontiguousarray(x)
+        x = array_namespace(x).astype(x, dtype)
+    return x if x.flags.c_contiguous else array_namespace(x).ascontiguousarray(x)
 
 
 def empty(like: Any, shape: tuple[int, ...] | None = None, dtype: Any = None) -> Any:
