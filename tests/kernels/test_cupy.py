@@ -14,8 +14,9 @@ from xformer import Rng, cuda_launch, kernels, namespace, training, value_and_gr
 from xformer.kernels import registry
 from xformer.namespace import dtype_named
 from xformer.ops import gelu, layer_norm, linear
-from xformer.training import AdamW, Batch, TokenPairs, clip_by_global_norm
+from xformer.training import AdamW, Batch, TokenPairs
 from xformer.training.precision import computed_in
+from xformer.training.step import clip_factor, global_norm
 from xformer.tree import flatten
 
 ROWS, FEATURES, CLASSES = (3, 4), 8, 11
@@ -36,7 +37,7 @@ CASES = {
     "squared_norm": ((X, VECTOR), {}),
     "cast": ((X, VECTOR), {"dtype": "float32"}),
     "adam": (
-        (VECTOR, VECTOR, VECTOR, VECTOR**2),
+        (np.asarray(0.5), VECTOR, VECTOR, VECTOR, VECTOR**2),
         {"step_size": 0.1, "beta1": 0.9, "beta2": 0.9, "second_scale": 1.0, "epsilon": 1e-9, "keep": (0.9,)},
     ),
 }
@@ -99,7 +100,7 @@ def test_nothing_is_read_on_the_host_and_nothing_given_is_written(watching, oper
     arrays = [device_array(host, dtype_named(watching.xp, dtype)) for host in hosts]
     if operation == "adam":  # which works in place
         arrays = [
-            array.astype(dtype_named(watching.xp, "float32" if place > 1 else dtype))
+            array.astype(dtype_named(watching.xp, dtype if place in (1, 2) else "float32"))
             for place, array in enumerate(arrays)
         ]
     (kernel,) = registry._KERNELS[(operation, "numpy")]
@@ -153,9 +154,10 @@ def test_three_updates_of_a_model_are_those_of_the_portable_code(cuda_host, monk
         state = optimizer.initial(model)
         for step in range(3):
             loss, gradients = value_and_grad(translation_loss)(model, rng=Rng(step))
-            gradients, norm = clip_by_global_norm(gradients, 0.5)
-            model, state = optimizer.update(model, gradients, state, 0.01)
-            losses += [float(loss), norm]
+            norm = global_norm(gradients)
+            factor = clip_factor(loss, norm, 0.5, 1.0)
+            model, state = optimizer.update(model, gradients, state, 0.01, factor)
+            losses += [float(loss), float(norm)]
         return losses, flatten(model)[0]
 
     losses, arrays = updates()
@@ -181,7 +183,7 @@ extern "C" __global__ void spin(long long cycles)
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_step_does_not_wait_for_the_gpu(dtype):
-    """Forward, backward and update are all launched while the GPU still does something else."""
+    """Forward, backward, clipping and update are all launched while the GPU still does something else."""
     cupy = library_or_skip("cupy")
     spin, optimizer = cupy.RawModule(code=SPIN).get_function("spin"), AdamW()
     model = small_model(cupy, dtype="float32", d_model=64, num_heads=1, dropout=0.1)
@@ -191,7 +193,8 @@ def test_a_step_does_not_wait_for_the_gpu(dtype):
 
     def step(model, state, number):
         loss, gradients = value_and_grad(objective)(model, batch, Rng(number))
-        return optimizer.update(model, gradients, state, 0.01), loss
+        factor = clip_factor(loss, global_norm(gradients), 0.01, 1.0)
+        return optimizer.update(model, gradients, state, 0.01, factor), loss
 
     state = optimizer.initial(model)
     for number in range(5):  # compiles, and asks for memory, which fits better from step to step

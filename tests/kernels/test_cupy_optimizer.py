@@ -53,10 +53,11 @@ VALUES = [signed, signed, signed, positive]
 def test_adam(cuda, monkeypatch, dtype, weight_decay, most):
     monkeypatch.setattr(cupy_optimizer, "_MOST_ROWS", most)
     rows, hosts = rows_of(cuda, dtype)
-    assert cuda.served("adam", *(array for row in rows for array in row))
-    updated = adam(rows, **SETTINGS, weight_decay=weight_decay)
+    factor = None if weight_decay is None else cuda.array(np.asarray(0.375), wide(dtype))
+    assert cuda.served("adam", factor, *(array for row in rows for array in row))
+    updated = adam(rows, **SETTINGS, weight_decay=weight_decay, factor=factor)
     monkeypatch.setattr(registry, "_KERNELS", {})
-    expected = adam(hosts, **SETTINGS, weight_decay=weight_decay)
+    expected = adam(hosts, **SETTINGS, weight_decay=weight_decay, factor=None if factor is None else np.asarray(0.375))
     for row, got, wanted in zip(rows, updated, expected, strict=True):
         assert [got[0] is row[0], got[1] is row[2], got[2] is row[3]] == [True] * 3
         for array, want, each in zip(got, wanted, (dtype, wide(dtype), wide(dtype)), strict=True):
@@ -82,7 +83,7 @@ def test_adam_goes_on_from_what_it_updated(cuda, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_gradients_may_be_float32(cuda, monkeypatch, dtype):
     rows, hosts = rows_of(cuda, dtype, gradient="float32")
-    assert cuda.served("adam", *(array for row in rows for array in row))
+    assert cuda.served("adam", None, *(array for row in rows for array in row))
     updated = adam(rows, **SETTINGS)
     monkeypatch.setattr(registry, "_KERNELS", {})
     for got, wanted in zip(updated, adam(hosts, **SETTINGS), strict=True):
@@ -93,7 +94,7 @@ def test_parameters_in_column_order(cuda, monkeypatch):
     rows, hosts = rows_of(cuda, "float64", [(3, 5)])
     gradient = rows[0][1]
     rows = [tuple(array if array is gradient else cuda.xp.asfortranarray(array) for array in rows[0])]
-    assert cuda.served("adam", *rows[0])
+    assert cuda.served("adam", None, *rows[0])
     (got,) = adam(rows, **SETTINGS)
     monkeypatch.setattr(registry, "_KERNELS", {})
     (wanted,) = adam(hosts, **SETTINGS)
@@ -110,7 +111,16 @@ def test_what_is_not_served_is_said(cuda):
         ([narrow, narrow, narrow, good[3]], "moments of dtype float16 for a float16 parameter"),
         ([columns] * 4, "arrays are not contiguous, or differ in memory order"),
     ]:
-        assert f": not cupy.adam: {reason}" in kernels.explain("adam", *row)
+        assert f": not cupy.adam: {reason}" in kernels.explain("adam", None, *row)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_factor_that_is_no_number_changes_nothing(cuda, dtype):
+    rows, hosts = rows_of(cuda, dtype)
+    updated = adam(rows, **SETTINGS, weight_decay=[0.1] * len(rows), factor=cuda.array(np.asarray(np.nan), "float32"))
+    for (parameter, first, second), (before, _, *moments) in zip(updated, hosts, strict=True):
+        for array, wanted in zip((parameter, first, second), (before, *moments), strict=True):
+            np.testing.assert_array_equal(to_host(array).astype(np.float64), wanted)
 
 
 # --- squared_norm ------------------------------------------------------------------

@@ -327,7 +327,7 @@ def memory_orders(dtype):
 def test_adam_stays_equal_for_twenty_steps(monkeypatch, dtype, weight_decay, which):
     start = list(memory_orders(dtype))[which]
     zeros = np.zeros_like(start)
-    served_by_kernel("adam", start.copy("K"), start, zeros.copy("K"), zeros.copy("K"), keep=(1.0,))
+    served_by_kernel("adam", None, start.copy("K"), start, zeros.copy("K"), zeros.copy("K"), keep=(1.0,))
     ends = []
     for mode in (os.environ["XFORMER_KERNELS"], "portable"):
         monkeypatch.setenv("XFORMER_KERNELS", mode)
@@ -343,6 +343,7 @@ def test_adam_stays_equal_for_twenty_steps(monkeypatch, dtype, weight_decay, whi
                 beta2=0.98,
                 epsilon=1e-9,
                 weight_decay=[weight_decay],
+                factor=np.asarray(0.625) if weight_decay else None,
             )
         ends.append(arrays)
     for got, wanted in zip(*ends, strict=True):
@@ -353,11 +354,11 @@ def test_adam_stays_equal_for_twenty_steps(monkeypatch, dtype, weight_decay, whi
 def test_adam_works_in_place_only_where_it_may():
     parameter, zeros = normal(4, 3), np.zeros((4, 3))
     parameter.flags.writeable = False
-    assert "read-only" in kernels.explain("adam", parameter, zeros, zeros.copy(), zeros.copy())
+    assert "read-only" in kernels.explain("adam", None, parameter, zeros, zeros.copy(), zeros.copy())
     mixed = np.asfortranarray(zeros)
-    assert "memory order" in kernels.explain("adam", normal(4, 3), zeros, mixed, zeros.copy())
+    assert "memory order" in kernels.explain("adam", None, normal(4, 3), zeros, mixed, zeros.copy())
     every_other = np.zeros((4, 6))[:, ::2]
-    assert "contiguous" in kernels.explain("adam", every_other, zeros, zeros.copy(), zeros.copy())
+    assert "contiguous" in kernels.explain("adam", None, every_other, zeros, zeros.copy(), zeros.copy())
 
 
 def test_adam_takes_a_gradient_of_another_memory_order(monkeypatch):
@@ -365,7 +366,7 @@ def test_adam_takes_a_gradient_of_another_memory_order(monkeypatch):
     ends = []
     for given in (gradient, np.asfortranarray(gradient)):
         moments = np.zeros((4, 3)), np.zeros((4, 3))
-        served_by_kernel("adam", parameter.copy(), given, *moments, keep=(1.0,))
+        served_by_kernel("adam", None, parameter.copy(), given, *moments, keep=(1.0,))
         row = parameter.copy(), given, *moments
         ends.append(adam([row], learning_rate=0.1, step=1, beta1=0.9, beta2=0.98, epsilon=1e-9)[0])
     np.testing.assert_array_equal(ends[0], ends[1])
@@ -387,7 +388,7 @@ LEFT = {
     "embedding float16": ("embedding", (HALF, IDS), {}, "dtype float16"),
     "cross_entropy float16": ("cross_entropy", (HALF, IDS), {}, "dtype float16"),
     "squared_norm float16": ("squared_norm", (HALF,), {}, "dtype float16"),
-    "adam float16": ("adam", (HALF.copy(), HALF, SINGLE.copy(), SINGLE.copy()), {}, "dtype float16"),
+    "adam float16": ("adam", (None, HALF.copy(), HALF, SINGLE.copy(), SINGLE.copy()), {}, "dtype float16"),
     "attention of three axes": ("attention", (FOUR[0],) * 3 + (None,) * 3, ATTENTION, "not (batch, heads,"),
     "attention broadcast": ("attention", (np.ones((2, 1, 2, 3), "float32"), FOUR, FOUR, None, None, None), ATTENTION,
                             "batch or heads are broadcast"),

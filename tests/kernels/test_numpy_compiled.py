@@ -150,11 +150,12 @@ def test_adam_stays_equal_for_twenty_steps(monkeypatch, weight_decay, which):
         monkeypatch.setenv("XFORMER_KERNELS", mode)
         arrays = [start.copy("K"), np.zeros_like(start), np.zeros_like(start)]
         if mode == "auto":
-            served_by_numba("adam", arrays[0], start, *arrays[1:])
+            served_by_numba("adam", None, arrays[0], start, *arrays[1:])
         for step in range(1, 21):
             gradient = np.sin(step * start)
             gradient.flags.writeable = False
-            (arrays,) = adam([(arrays[0], gradient, *arrays[1:])], step=step, **settings)
+            factor = np.asarray(0.625, "float32") if weight_decay else None
+            (arrays,) = adam([(arrays[0], gradient, *arrays[1:])], step=step, **settings, factor=factor)
         ends.append(arrays)
     for got, wanted in zip(*ends, strict=True):
         assert_close(got, wanted)
@@ -171,14 +172,14 @@ LEFT = {
     "integers": ("relu", (np.arange(3),), "dtype int64 (compiled for float32)"),
     "a broadcast weight": ("layer_norm", (FOUR, FOUR[0, 0, 0, :1], None), "weight or bias is broadcast"),
     "a broadcast bias": ("layer_norm", (FOUR, FOUR[0, 0, 0], FOUR[0, 0, 0, :1]), "weight or bias is broadcast"),
-    "adam of several shapes": ("adam", (FOUR, FOUR, FOUR[:, :, :1], FOUR), "the arrays are of several shapes"),
+    "adam of several shapes": ("adam", (None, FOUR, FOUR, FOUR[:, :, :1], FOUR), "the arrays are of several shapes"),
     "broadcast dropout of attention": (
         "attention",
         (FOUR, FOUR, FOUR, None, None, np.ones((1, 1, 2, 1), dtype=bool)),
         "keep is broadcast",
     ),
     "broadcast dropout": ("dropout", (FOUR, FOUR[0] > 0), "keep is broadcast"),
-    "adam apart": ("adam", (FOUR[..., ::2],) * 4, "arrays are not contiguous"),
+    "adam apart": ("adam", (None, *(FOUR[..., ::2],) * 4), "arrays are not contiguous"),
     "attention apart": ("attention", (FOUR[0],) * 3 + (None,) * 3, "not (batch, heads, length, features)"),
 }
 

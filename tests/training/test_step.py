@@ -10,10 +10,10 @@ from xformer.errors import TrainingError
 from xformer.models import Transformer, TransformerConfig
 from xformer.namespace import to_host
 from xformer.random import Rng
-from xformer.training import Adam, Batch, TokenPairs, clip_by_global_norm, train_step, translation_loss
+from xformer.training import Adafactor, Adam, Batch, Sgd, TokenPairs, clip_by_global_norm, train_step, translation_loss
 from xformer.training.loss import share_of_mean
 from xformer.training.parallel import ShardedGradient
-from xformer.training.step import accumulate, check_finite
+from xformer.training.step import accumulate, clip_factor
 from xformer.tree import flatten
 
 CONFIG = TransformerConfig(
@@ -117,11 +117,31 @@ def test_clipping_scales_all_gradients_together(xp):
     assert untouched[0] is gradients[0]
 
 
-@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, math.inf)])
-def test_what_is_not_finite_is_refused(loss, norm):
-    with pytest.raises(TrainingError, match=f"the loss is {loss} and the gradient norm {norm}; lower"):
-        check_finite(loss, norm)
-    check_finite(1.0, 2.0)
+BAD = [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, math.inf)]
+
+
+@pytest.mark.parametrize(("loss", "element"), BAD)
+@pytest.mark.parametrize("optimizer", [Adam(), Sgd(), Adafactor()], ids=["adam", "sgd", "adafactor"])
+def test_what_is_not_finite_is_refused_and_changes_nothing(xp, optimizer, loss, element):
+    tree = [xp.asarray([[1.0, 2.0]]), xp.asarray([3.0])]
+    state = optimizer.initial(tree)
+
+    def gradient(model, shards, rngs):
+        return xp.asarray(loss), [xp.asarray([[0.0, element]]), xp.asarray([0.0])]
+
+    settings = {"gradient": gradient, "optimizer": optimizer, "learning_rate": 0.1, "max_norm": 1.0}
+    batch = Batch.make(PAIRS, [0], xp=xp)
+    with pytest.raises(TrainingError, match=f"the loss is {loss} and the gradient norm {abs(element)}; lower"):
+        train_step(tree, state, [[batch]], Rng(0), **settings)
+    assert [to_host(leaf).tolist() for leaf in tree] == [[[1.0, 2.0]], [3.0]]
+    assert all(not to_host(leaf).any() for leaf in flatten(state)[0])
+
+
+def test_the_factor_clips_and_takes_the_scale_of_the_loss_away(xp):
+    for norm, max_norm, wanted in [(4.0, 1.0, 0.25), (4.0, 4.0, 0.5), (4.0, math.inf, 0.5), (0.0, 1.0, 0.5)]:
+        assert float(clip_factor(xp.asarray(8.0), xp.asarray(norm), max_norm, 2.0)) == wanted
+    for loss, norm in BAD:
+        assert math.isnan(float(clip_factor(xp.asarray(loss), xp.asarray(norm), math.inf, 1.0)))
 
 
 def test_a_bad_loss_changes_nothing():

@@ -13,7 +13,7 @@ from xformer.kernels import cupy_products
 from xformer.kernels.cupy_support import contiguous, empty, fits, flat_blocks, floats, names, unserved, wide
 from xformer.kernels.registry import Kernel, register
 from xformer.namespace import array_namespace, dtype_name, dtype_named
-from xformer.ops.adam import Row, rows
+from xformer.ops.adam import Row, kept, rows
 
 _SHARE = 8192  # elements that one block works on
 _THREADS = 256
@@ -63,8 +63,8 @@ def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
             return f"a gradient of dtype {dtype_name(gradient.dtype)} for a {dtype_name(parameter.dtype)} parameter"
         if first.dtype != wide(parameter) or second.dtype != first.dtype:
             return f"moments of dtype {dtype_name(first.dtype)} for a {dtype_name(parameter.dtype)} parameter"
-        kept = parameter, first, second
-        if not any(all(array.flags[order] for array in kept) for order in ("C_CONTIGUOUS", "F_CONTIGUOUS")):
+        in_place = parameter, first, second
+        if not any(all(array.flags[order] for array in in_place) for order in ("C_CONTIGUOUS", "F_CONTIGUOUS")):
             return "arrays are not contiguous, or differ in memory order"
     return None
 
@@ -87,15 +87,16 @@ def _forward(
     keep: Sequence[float],
     save: bool,
 ) -> tuple[Any, Any]:
-    settings = float(step_size), float(beta1), float(beta2), float(second_scale), float(epsilon)
-    items = [(*_in_order(row), kept) for row, kept in zip(rows(arrays), keep, strict=True)]
+    factor, settings = arrays[0], (*map(float, (step_size, beta1, beta2, second_scale, epsilon)),)
+    items = [(*_in_order(row), remains) for row, remains in zip(rows(arrays), keep, strict=True)]
     for dtypes, batch in _batches(items, _MOST_ROWS):
         fields = zip(("parameters", "gradients", "firsts", "seconds"), zip(*batch, strict=True), strict=False)
         columns = {name: [cupy_products.pointer(array) for array in column] for name, column in fields}
         columns |= {"sizes": [item[0].size for item in batch], "keeps": [item[4] for item in batch]}
         table, blocks = _table(_ROWS, columns)
-        cuda_launch.launch("optimizer.adam", dtypes, blocks, _THREADS, table, _SHARE, *settings)
-    return tuple(array for parameter, _, *moments, _ in items for array in (parameter, *moments)), None
+        at = None if factor is None else contiguous(factor, wide(batch[0][0]))
+        cuda_launch.launch("optimizer.adam", dtypes, blocks, _THREADS, table, _SHARE, *settings, at)
+    return kept(arrays), None
 
 
 register(Kernel("cupy.adam", "adam", "cupy", _supports, _forward, None))

@@ -186,14 +186,15 @@ def dropout(x, keep, scale, y):
         y[i] = x[i] * scale if keep[i] else ZERO
 
 
-@loop(made(1), given(1), made(1), made(1), *[float64] * 6)
-def adam(p, g, m, v, step_size, beta1, beta2, second_scale, epsilon, keep):
-    """Update parameter and moments in place."""
+@loop(made(1), given(1), made(1), made(1), *[float64] * 7)
+def adam(p, g, m, v, step_size, beta1, beta2, second_scale, epsilon, keep, factor):
+    """Update parameter and moments in place, by the gradient times the factor."""
     keep1, take1, keep2, take2 = _f32(beta1), _f32(1.0 - beta1), _f32(beta2), _f32(1.0 - beta2)
     step, scale, least, kept = _f32(step_size), _f32(second_scale), _f32(epsilon), _f32(keep)
     for i in range(p.size):
-        m[i] = keep1 * m[i] + take1 * g[i]
-        v[i] = keep2 * v[i] + take2 * (g[i] * g[i])
+        gradient = _f32(factor) * g[i]
+        m[i] = keep1 * m[i] + take1 * gradient
+        v[i] = keep2 * v[i] + take2 * (gradient * gradient)
         p[i] = kept * p[i] - step * m[i] / (math.sqrt(v[i] * scale) + least)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from xformer.kernels.numpy_support import floats
 from xformer.kernels.registry import Kernel, register
-from xformer.ops.adam import Row, rows
+from xformer.ops.adam import Row, kept, read_factor, rows
 
 _BLOCK = 32768  # elements: five arrays of this size stay in a core's second-level cache
 
@@ -20,10 +20,10 @@ def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     for parameter, _, first, second in rows(arrays):
         if not (parameter.flags.writeable and first.flags.writeable and second.flags.writeable):
             return "an array is read-only"
-        kept = parameter, first, second
-        if not any(all(array.flags[order] for array in kept) for order in ("C_CONTIGUOUS", "F_CONTIGUOUS")):
+        in_place = parameter, first, second
+        if not any(all(array.flags[order] for array in in_place) for order in ("C_CONTIGUOUS", "F_CONTIGUOUS")):
             return "arrays are not contiguous, or differ in memory order"
-    return floats(arrays, static)
+    return floats(arrays[1:], static)
 
 
 def elements(row: Row) -> list[Any]:
@@ -33,11 +33,6 @@ def elements(row: Row) -> list[Any]:
     if not gradient.flags[f"{order}_CONTIGUOUS"]:
         gradient = gradient.copy(order)
     return [array.reshape(-1, order="A") for array in (parameter, gradient, first, second)]
-
-
-def updated(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What an update in place returns: of each row all but the gradient."""
-    return tuple(array for row in rows(arrays) for array in (row[0], row[2], row[3]))
 
 
 def _forward(
@@ -51,28 +46,30 @@ def _forward(
     save: bool,
 ) -> tuple[Any, Any]:
     """The scale s of the second moment leaves the root: a m / (sqrt(s v) + e) = a/sqrt(s) m / (sqrt(v) + e/sqrt(s))."""
-    root = math.sqrt(second_scale)
-    work = np.empty(min(_BLOCK, max(array.size for array in arrays)), arrays[0].dtype)
-    for row, kept in zip(rows(arrays), keep, strict=True):
+    root, factor = math.sqrt(second_scale), read_factor(arrays[0])
+    if factor is None:
+        return kept(arrays), None
+    work = np.empty(min(_BLOCK, max(array.size for array in arrays[1:])), arrays[1].dtype)
+    for row, remains in zip(rows(arrays), keep, strict=True):
         flat = elements(row)
         for start in range(0, flat[0].size, _BLOCK):
             p, g, m, v = (array[start : start + _BLOCK] for array in flat)
             t = work[: p.size]
-            np.multiply(g, 1.0 - beta1, out=t)
+            np.multiply(g, factor * (1.0 - beta1), out=t)
             m *= beta1
             m += t
             t *= g
-            t *= (1.0 - beta2) / (1.0 - beta1)
+            t *= factor * (1.0 - beta2) / (1.0 - beta1)
             v *= beta2
             v += t
             np.sqrt(v, out=t)
             t += epsilon / root
             np.divide(m, t, out=t)
             t *= step_size / root
-            if kept != 1.0:
-                p *= kept
+            if remains != 1.0:
+                p *= remains
             p -= t
-    return updated(arrays), None
+    return kept(arrays), None
 
 
 register(Kernel("numpy.adam", "adam", "numpy", supports, _forward, None))

@@ -1,5 +1,8 @@
 """Optimizers: `state = optimizer.initial(model)`, then `model, state = optimizer.update(...)` a step.
 
+An update counts the gradients `factor` times, a scalar array, and changes nothing where that is NaN: so a GPU clips,
+and keeps out what is not finite, without the host waiting for it. None is no factor.
+
 A state is a NamedTuple: the number of updates made so far, and trees like the model; where a tree has nothing to say
 of a parameter its leaf is None. That is all that saving and restoring it (run_directory.py) relies on.
 """
@@ -14,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from xformer.errors import ConfigError
 from xformer.namespace import Array
 from xformer.ops.adafactor import adafactor, zero_factors
-from xformer.ops.adam import adam, zero_moment
+from xformer.ops.adam import adam, read_factor, zero_moment
 from xformer.ops.sgd import sgd
 from xformer.tree import flatten, map_arrays
 
@@ -27,7 +30,9 @@ class Optimizer(Protocol):
     def initial(self, model: Any) -> Any:
         """The state before the first update."""
 
-    def update(self, model: Any, gradients: Any, state: Any, learning_rate: float) -> tuple[Any, Any]:
+    def update(
+        self, model: Any, gradients: Any, state: Any, learning_rate: float, factor: Array | None = None
+    ) -> tuple[Any, Any]:
         """Make one update; `model` and `state` are consumed (buffers may be written where the library allows)."""
 
 
@@ -51,7 +56,9 @@ class Adam:
         """The state before the first update: all moments zero."""
         return AdamState(0, map_arrays(zero_moment, model), map_arrays(zero_moment, model))
 
-    def update(self, model: Any, gradients: Any, state: AdamState, learning_rate: float) -> tuple[Any, AdamState]:
+    def update(
+        self, model: Any, gradients: Any, state: AdamState, learning_rate: float, factor: Array | None = None
+    ) -> tuple[Any, AdamState]:
         """Make one update; `model` and `state` are consumed (buffers may be written where the library allows)."""
         leaves, rebuild = flatten(model)
         moments = flatten(state.first)[0], flatten(state.second)[0]
@@ -63,6 +70,7 @@ class Adam:
             beta2=self.beta2,
             epsilon=self.epsilon,
             weight_decay=[self.decay(leaf) for leaf in leaves],
+            factor=factor,
         )
         parameters, first, second = _columns(updated, 3)
         return rebuild(parameters), AdamState(state.step + 1, rebuild(first), rebuild(second))
@@ -110,12 +118,17 @@ class Sgd:
         """The state before the first update: at rest."""
         return SgdState(0, map_arrays(zero_moment, model) if self.momentum else None)
 
-    def update(self, model: Any, gradients: Any, state: SgdState, learning_rate: float) -> tuple[Any, SgdState]:
+    def update(
+        self, model: Any, gradients: Any, state: SgdState, learning_rate: float, factor: Array | None = None
+    ) -> tuple[Any, SgdState]:
         """Make one update; `model` and `state` are consumed (buffers may be written where the library allows)."""
+        number = read_factor(factor)
+        if number is None:
+            return model, state
         leaves, rebuild = flatten(model)
         velocities = [None] * len(leaves) if state.velocity is None else flatten(state.velocity)[0]
         settings: Any = {"learning_rate": learning_rate, "momentum": self.momentum, "nesterov": self.nesterov}
-        rows = zip(leaves, flatten(gradients)[0], velocities, strict=True)
+        rows = zip(leaves, _times(gradients, number), velocities, strict=True)
         parameters, velocity = _columns([sgd(*row, **settings) for row in rows], 2)
         return rebuild(parameters), SgdState(state.step + 1, None if state.velocity is None else rebuild(velocity))
 
@@ -161,9 +174,12 @@ class Adafactor:
         return AdafactorState(0, *map(rebuild, _columns([zero_factors(leaf) for leaf in leaves], 3)))
 
     def update(
-        self, model: Any, gradients: Any, state: AdafactorState, learning_rate: float
+        self, model: Any, gradients: Any, state: AdafactorState, learning_rate: float, factor: Array | None = None
     ) -> tuple[Any, AdafactorState]:
         """Make one update; `model` and `state` are consumed (buffers may be written where the library allows)."""
+        number = read_factor(factor)
+        if number is None:
+            return model, state
         leaves, rebuild = flatten(model)
         step = state.step + 1
         settings = {
@@ -181,10 +197,16 @@ class Adafactor:
                 **settings,
                 keep=1.0 - learning_rate * _decay(leaf, self.weight_decay, self.decay_all),
             )
-            for leaf, gradient, factors in zip(leaves, flatten(gradients)[0], _factors(leaves, state), strict=True)
+            for leaf, gradient, factors in zip(leaves, _times(gradients, number), _factors(leaves, state), strict=True)
         ]
         parameters, *moments = _columns(updated, 4)
         return rebuild(parameters), AdafactorState(step, *map(rebuild, moments))
+
+
+def _times(gradients: Any, number: float) -> list[Array]:
+    """The leaves of a tree, so many times."""
+    leaves = flatten(gradients)[0]
+    return leaves if number == 1.0 else [number * leaf for leaf in leaves]
 
 
 def _factors(leaves: Sequence[Array], state: AdafactorState) -> Iterator[tuple[Any, Any, Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from xformer.errors import TrainingError
-from xformer.namespace import array_namespace
+from xformer.namespace import Array, array_namespace
 from xformer.ops.squared_norm import squared_norm
 from xformer.random import Rng
 from xformer.training.precision import UNSCALED, LossScale
@@ -45,17 +45,20 @@ def train_step(
     gradient: sums a function of (shard, tokens of the whole update), and its gradient, over the shards of a batch, as
     ShardedGradient(functools.partial(share_of_mean, loss=...), threads) does. scale: for float16 (see precision.py).
 
-    Raises TrainingError, before anything is updated, when the loss or the gradient is not finite, whatever the scale.
+    Raises TrainingError when the loss or the gradient is not finite, whatever the scale; nothing is updated then.
     """
     scaled_loss, gradients = accumulate(gradient, model, batches, rng, scale.value)
-    gradients, norm = clip_by_global_norm(gradients, max_norm, scale.value)
-    loss = float(scaled_loss) / scale.value
+    norm = global_norm(gradients)
+    factor = clip_factor(scaled_loss, norm, max_norm, scale.value)
+    new_model, new_state = optimizer.update(model, gradients, state, learning_rate, factor)
+    # Only here does the host wait for a GPU, which has all of the step to do by now.
+    loss, gradient_norm = float(scaled_loss) / scale.value, float(norm) / scale.value
+    if math.isfinite(loss) and math.isfinite(gradient_norm):
+        return StepResult(new_model, new_state, loss, gradient_norm, scale.grown())
     smaller = scale.halved()
-    if smaller and not is_finite(loss, norm):
-        return StepResult(model, state, loss, norm, smaller)
-    check_finite(loss, norm)
-    model, state = optimizer.update(model, gradients, state, learning_rate)
-    return StepResult(model, state, loss, norm, scale.grown())
+    if smaller is None:
+        raise TrainingError(f"the loss is {loss} and the gradient norm {gradient_norm}; lower the learning rate")
+    return StepResult(model, state, loss, gradient_norm, smaller)
 
 
 def accumulate(
@@ -75,31 +78,31 @@ def accumulate(
     return loss, gradients
 
 
-def global_norm(gradients: Any) -> float:
-    """The square root of the sum of the squares of all elements of a tree."""
-    return math.sqrt(float(squared_norm(*flatten(gradients)[0])))
+def global_norm(gradients: Any) -> Array:
+    """The square root of the sum of the squares of all elements of a tree, a scalar."""
+    squares = squared_norm(*flatten(gradients)[0])
+    return array_namespace(squares).sqrt(squares)
 
 
-def clip_by_global_norm(gradients: Any, max_norm: float, scale: float = 1.0) -> tuple[Any, float]:
-    """Scale all gradients down together when their norm is above `max_norm` (Pascanu et al., 2013).
+def clip_factor(loss: Array, norm: Array, max_norm: float, scale: float) -> Array:
+    """What gradients are to be multiplied by, so that their norm is at most `max_norm` (Pascanu et al., 2013).
 
-    scale: of the loss, and so of the gradients that are given. Returns the gradients and the norm that they had, both
-    without it.
+    scale: of the loss, the gradients and their norm, which the factor takes away. NaN where one of them is not finite.
     """
-    norm = global_norm(gradients) / scale
-    factor = (max_norm / norm if norm > max_norm else 1.0) / scale
-    return gradients if factor == 1.0 else map_arrays(lambda leaf: leaf * factor, gradients), norm
+    xp = array_namespace(norm)
+    is_finite = xp.logical_and(xp.isfinite(loss), xp.isfinite(norm))
+    factor, limit = xp.ones_like(norm), max_norm * scale
+    if math.isfinite(limit):
+        limit = limit * factor
+        factor = limit / xp.maximum(norm, limit)
+    return xp.where(is_finite, factor / scale, math.nan * factor)
 
 
-def is_finite(loss: float, norm: float) -> bool:
-    """Whether both are finite numbers."""
-    return math.isfinite(loss) and math.isfinite(norm)
-
-
-def check_finite(loss: float, norm: float) -> None:
-    """Raise TrainingError unless both are finite numbers."""
-    if not is_finite(loss, norm):
-        raise TrainingError(f"the loss is {loss} and the gradient norm {norm}; lower the learning rate")
+def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, float]:
+    """Scale all gradients down together when their norm is above `max_norm`; returns them and the norm they had."""
+    norm = global_norm(gradients)
+    factor = float(clip_factor(norm, norm, max_norm, 1.0))
+    return gradients if factor == 1.0 else map_arrays(lambda leaf: factor * leaf, gradients), float(norm)
 
 
 def not_finite(model: Any) -> str | None:

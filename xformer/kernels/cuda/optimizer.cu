@@ -32,11 +32,14 @@ struct Share {
     }
 };
 
+// The gradients count `factor` times, if there is one; where it is NaN nothing changes.
 template <typename T, typename G>
 __global__ void adam(const Rows rows, long long share, double step_size, double beta1, double beta2,
-                     double second_scale, double epsilon)
+                     double second_scale, double epsilon, const Wide<T>* factor)
 {
     typedef Wide<T> W;
+    const W of_gradient = factor ? *factor : W(1);
+    if (of_gradient != of_gradient) return;
     const int V = Pack<W>::size;
     const Share part(rows.ends, rows.sizes, share);
     T* parameter = reinterpret_cast<T*>(rows.parameters[part.array]);
@@ -55,6 +58,7 @@ __global__ void adam(const Rows rows, long long share, double step_size, double 
         load(first + i, left, whole, m);
         load(second + i, left, whole, v);
         for (int k = 0; k < V; ++k) {
+            g[k] *= of_gradient;
             m[k] = b1 * m[k] + c1 * g[k];
             v[k] = b2 * v[k] + c2 * (g[k] * g[k]);
             p[k] = keep * p[k] - (W)step_size * m[k] / (square_root(v[k] * (W)second_scale) + (W)epsilon);
