@@ -61,9 +61,9 @@ class Adam:
     ) -> tuple[Any, AdamState]:
         """Make one update; `model` and `state` are consumed (buffers may be written where the library allows)."""
         leaves, rebuild = flatten(model)
-        moments = flatten(state.first)[0], flatten(state.second)[0]
+        (first, with_first), (second, with_second) = flatten(state.first), flatten(state.second)
         updated = adam(
-            list(zip(leaves, flatten(gradients)[0], *moments, strict=True)),
+            list(zip(leaves, flatten(gradients)[0], first, second, strict=True)),
             learning_rate=learning_rate,
             step=state.step + 1,
             beta1=self.beta1,
@@ -73,7 +73,7 @@ class Adam:
             factor=factor,
         )
         parameters, first, second = _columns(updated, 3)
-        return rebuild(parameters), AdamState(state.step + 1, rebuild(first), rebuild(second))
+        return rebuild(parameters), AdamState(state.step + 1, with_first(first), with_second(second))
 
     def decay(self, parameter: Array) -> float:
         """The weight decay of a parameter: none."""
