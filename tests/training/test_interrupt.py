@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from xformer.training.interrupt import stop_on_signals
+from xformer.host import side_by_side
+from xformer.training.interrupt import Stopped, check_stop, stop_on_signals, until_stopped
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
@@ -15,6 +16,33 @@ def test_a_signal_is_remembered(name):
         os.kill(os.getpid(), getattr(signal, name))
         assert stop
         assert stop.signal_name == name
+
+
+def test_work_ends_after_the_item_under_way(caplog):
+    done = []
+
+    def work():
+        with stop_on_signals():
+            for item in until_stopped([1, 2, 3]):
+                if item == 2:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                done.append(item)
+
+    caplog.set_level("INFO", "xformer")
+    with pytest.raises(Stopped, match=r"^stopped by SIGTERM$"):
+        work()
+    assert done == [1, 2]
+    assert caplog.messages == ["stopping as soon as the state is saved; a second Ctrl-C ends at once"]
+    check_stop()  # nobody asks any more
+
+
+def test_threads_that_share_the_work_see_the_request(monkeypatch):
+    monkeypatch.setenv("XFORMER_NUM_THREADS", "2")
+    with stop_on_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        for place in (0, 1):
+            with pytest.raises(Stopped):
+                side_by_side(lambda item, place=place: check_stop() if item == place else None, [0, 1])
 
 
 def test_a_second_interrupt_is_not_waited_for():

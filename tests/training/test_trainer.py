@@ -23,6 +23,7 @@ from xformer.training import (
     Validation,
     average_models,
 )
+from xformer.training.interrupt import until_stopped
 from xformer.training.parallel import ShardedGradient
 from xformer.tree import flatten
 
@@ -195,6 +196,32 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(tmp_path, stop_at, dtype, cha
             for clock in ("minutes", "tokens_per_second"):
                 event.pop(clock, None)
     assert logs[0] == logs[1]
+
+
+@pytest.mark.parametrize("call", [1, 3, 4], ids=["in the middle", "the last", "of the mean"])
+def test_a_run_stopped_in_a_validation_makes_up_for_it(tmp_path, call):
+    settings = dataclasses.replace(SETTINGS, **EVERYTHING)
+    batches = []
+
+    def score(model):
+        for batch in until_stopped(range(5)):
+            batches.append(batch)
+            if len(batches) == 5 * call - 2:
+                os.kill(os.getpid(), signal.SIGINT)
+        return 0.0
+
+    stopped = make(tmp_path / "stopped", settings, bleu=score)
+    assert stopped.run() == "stopped by SIGINT"
+    assert len(batches) == 5 * call - 2
+    resumed = make(tmp_path / "stopped", settings, bleu=lambda model: 0.0)
+    resumed.resume()
+    assert resumed.done() is None
+    assert resumed.run() == "10 updates"
+    whole = make(tmp_path / "whole", settings, bleu=lambda model: 0.0)
+    whole.run()
+    assert bits(resumed) == bits(whole)
+    assert content(tmp_path / "stopped") == content(tmp_path / "whole")
+    assert dataclasses.replace(resumed.progress, minutes=0.0) == dataclasses.replace(whole.progress, minutes=0.0)
 
 
 def test_accumulated_batches_make_the_run_of_large_ones(tmp_path):

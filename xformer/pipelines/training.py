@@ -13,6 +13,7 @@ from xformer.pipelines.tokenizers import Tokenizers
 from xformer.text import ParallelCorpus, bleu, fit_lengths, rouge
 from xformer.text.extras import require
 from xformer.training.batches import TokenPairs
+from xformer.training.interrupt import until_stopped
 
 TASKS = {task.task: task for task in (Translator, Summarizer)}
 # What validation measures, by task.
@@ -97,7 +98,7 @@ class ValidationScore:
         # A model that writes to a length is measured at the lengths of the references.
         lengths = [max(1, len(ids)) for ids in pairs.target] if model.config.length_encoding else None
         self.outputs = [""] * len(pairs)
-        for batch in writer.batches_of_ids(pairs.source, GenerationRequest(desired_length=lengths)):
+        for batch in until_stopped(writer.batches_of_ids(pairs.source, GenerationRequest(desired_length=lengths))):
             for row, outputs in batch:
                 self.outputs[row] = outputs[0].text
         return self.measure(self.outputs, self.corpus.text.target)

@@ -1,15 +1,23 @@
-"""Ctrl-C as a request: the current update is finished and saved first."""
+"""Ctrl-C as a request: the update, or batch of a validation, under way is finished, and the state saved, first."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
 
 # Ctrl-C; the system or a scheduler; a terminal that was closed.
 _STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class Stopped(KeyboardInterrupt):
+    """The user has asked to stop, and work was left unfinished."""
 
 
 class StopRequest:
@@ -20,6 +28,24 @@ class StopRequest:
 
     def __bool__(self) -> bool:
         return self.signal_name is not None
+
+
+# Of the block that this code runs in; threads that share its work see the same.
+_REQUEST: ContextVar[StopRequest] = ContextVar("request")
+
+
+def check_stop() -> None:
+    """Raise Stopped, which says by what, when the user has asked to stop."""
+    request = _REQUEST.get(None)
+    if request:
+        raise Stopped(f"stopped by {request.signal_name}")
+
+
+def until_stopped(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield the items; after one during which the user asked to stop, raise Stopped."""
+    for item in items:
+        yield item
+        check_stop()
 
 
 @contextlib.contextmanager
@@ -38,13 +64,16 @@ def stop_on_signals() -> Iterator[StopRequest]:
         request.signal_name = signal.Signals(number).name
         if previous[signal.SIGINT] != signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        logging.getLogger("xformer").info("stopping as soon as the state is saved; a second Ctrl-C ends at once")
 
     previous = {number: signal.getsignal(number) for number in _STOPPING}
     for number, handler in previous.items():
         if handler != signal.SIG_IGN:
             signal.signal(number, remember)
+    outer = _REQUEST.set(request)
     try:
         yield request
     finally:
+        _REQUEST.reset(outer)
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -11,6 +11,7 @@ from xformer.namespace import Array, array_namespace, device
 from xformer.ops import cross_entropy
 from xformer.random import Rng
 from xformer.training.batches import Batch
+from xformer.training.interrupt import until_stopped
 from xformer.training.windows import Windows
 
 _NO_PADDING = -1  # no token has this id
@@ -50,10 +51,13 @@ def share_of_mean(model: Any, shard: tuple[Any, float], rng: Rng, *, loss: Calla
 
 
 def mean_loss(loss: Callable[..., Array], model: Any, batches: Sequence[Any], threads: int) -> float:
-    """The mean over the tokens of all batches, in nats, with so many batches worked on side by side."""
+    """The mean over the tokens of all batches, in nats, with so many batches worked on side by side.
+
+    Raises Stopped when the user asks to stop.
+    """
 
     def summed(batches: Sequence[Any]) -> float:
-        return sum((float(loss(model, batch)) for batch in batches), 0.0)
+        return sum((float(loss(model, batch)) for batch in until_stopped(batches)), 0.0)
 
     parts = side_by_side(summed, [batches[start::threads] for start in range(threads)])
     tokens: int = sum(batch.num_tokens for batch in batches)

@@ -18,7 +18,7 @@ from xformer.random import Rng
 from xformer.training import advice
 from xformer.training.checkpoints import Checkpoints, average_models
 from xformer.training.events import Average, Progress, Update, Validation
-from xformer.training.interrupt import StopRequest, stop_on_signals
+from xformer.training.interrupt import Stopped, check_stop, stop_on_signals
 from xformer.training.loss import mean_loss, share_of_mean
 from xformer.training.parallel import ShardedGradient, shards_for
 from xformer.training.precision import UNSCALED, LossScale, check_precision, computed_in
@@ -90,23 +90,24 @@ class Trainer:
         gradient = ShardedGradient(objective, workers, processes=True)
         limit = blas_threads(1 if self.shards > 1 else num_threads())
         began = time.monotonic() - 60.0 * self.progress.minutes
-        with limit, contextlib.closing(gradient), stop_on_signals() as stop, warnings.catch_warnings():
+        with limit, contextlib.closing(gradient), stop_on_signals(), warnings.catch_warnings():
             # Overflow shows in the loss, which is checked; a warning about it would come in the middle of a line.
             warnings.simplefilter("ignore", RuntimeWarning)
-            reason = self._train(gradient, began, stop)
-            if reason == _stopped(stop):
+            try:
+                reason = self._train(gradient, began)
+                if self.progress.step != self.progress.validated_step:
+                    self._validate(began)
+                else:
+                    self._save(began)  # the minutes since the last one
+                if self._average_is_due():
+                    self._average(began)
+            except Stopped as stopped:
                 self._save_unvalidated(began)
-                return reason
-            if self.progress.step != self.progress.validated_step:
-                self._validate(began)
-            else:
-                self._save(began)  # the minutes since the last one
-            if self._average_is_due():
-                self._average(began)
+                reason = str(stopped)
             return reason
 
-    def _train(self, gradient: ShardedGradient, began: float, stop: StopRequest) -> str:
-        """Make updates and validations until there is a reason to end."""
+    def _train(self, gradient: ShardedGradient, began: float) -> str:
+        """Make updates and validations until there is a reason to end; raises Stopped."""
         if self.finished(began) is None:
             self.directory.bring_back_best()  # an earlier end was made of averages, which have no part in going on
             self.progress = replace(self.progress, averaged_step=0, averaged_score=None)
@@ -114,9 +115,9 @@ class Trainer:
             self.rng.fold("batches"), skip=self.progress.step * self.settings.accumulate, shards=self.shards
         )
         while True:
-            reason = self.finished(began) or _stopped(stop)
-            if reason:
+            if reason := self.finished(began):
                 return reason
+            check_stop()
             # Before the next update rather than after the last one, so that a run which ended in between makes up
             # for the validation when it is resumed.
             if self.progress.step != self.progress.validated_step:
@@ -294,7 +295,3 @@ class Trainer:
 
     def _less_memory(self, most: float | None) -> str:
         return f"{advice.less_memory(self.settings, self.model, self.state, most)}; {advice.kept(self._saved_step)}"
-
-
-def _stopped(stop: StopRequest) -> str | None:
-    return f"stopped by {stop.signal_name}" if stop else None
