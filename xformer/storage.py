@@ -77,7 +77,7 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     except safetensors.SafetensorError as error:
         raise CheckpointError(
-            f"{path} is not a whole safetensors file ({error}); it is truncated or foreign"
+            f"{path} is not a whole safetensors file ({error}); it is truncated or foreign; use another copy"
         ) from error
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     metadata = dict(header.get("__metadata__") or {})

@@ -546,7 +546,9 @@ def test_resume_without_a_run(refused, tmp_path):
 
 
 def damage(path, how):
-    if how == "truncated":
+    if how == "empty":
+        path.write_bytes(b"")
+    elif how == "truncated":
         path.write_bytes(path.read_bytes()[:-20])
     elif how == "corrupted":
         content = bytearray(path.read_bytes())
@@ -578,6 +580,21 @@ def test_resume_refuses_damaged_files(refused, trained, tmp_path, file, how, xfo
     assert done.code == 2
     assert done.err.count("\n") == 1
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("how", ["empty", "truncated", "corrupted", "foreign"])
+def test_a_damaged_model_is_refused_and_a_removed_one_made_again(refused, trained, tmp_path, how, xformer):
+    shutil.copytree(trained, tmp_path / "run")
+    model = tmp_path / "run" / "model.safetensors"
+    damage(model, how)
+    error = refused("train", "--out", tmp_path / "run", "--resume", untouched=tmp_path)
+    assert f"error: {model} is " in error
+    assert "; use another copy, or remove it, so that the next validation makes a new one" in error
+    model.unlink()
+    done = xformer("train", "--out", tmp_path / "run", "--resume")
+    assert "the best model, after update 6, is in" in done.out
+    assert xformer("train", "--out", tmp_path / "run", "--resume", "--max-updates", 7).code == 0
+    assert load_arrays(model)[1]["format"] == "xformer"
 
 
 def test_resume_refuses_a_configuration_with_holes(refused, trained, tmp_path):
