@@ -46,6 +46,19 @@ def test_an_error_of_that_name(said):
     assert shortage(error).startswith("20.5 GiB was asked for" if said else "more was asked for than there is")
 
 
+def test_a_library_that_does_not_fit():
+    def load():
+        try:
+            raise OSError("libx.so: failed to map segment from shared object")
+        except OSError:
+            raise OSError("could not load libx.so")  # noqa: B904 - as llvmlite does
+
+    with pytest.raises(OSError, match="could not load") as caught:
+        load()
+    assert shortage(caught.value).startswith("more was asked for than there is (failed to map segment), and ")
+    assert "there is (can't start new thread), and" in shortage(RuntimeError("can't start new thread"))
+
+
 def test_other_errors_pass_through():
     assert shortage(RuntimeError("a pullback was used before")) is None
     with pytest.raises(RuntimeError, match="used before"), enough_memory("it", str):

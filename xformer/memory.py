@@ -18,8 +18,11 @@ from xformer.errors import OutOfMemoryError
 resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None  # not on Windows
 _UNITS = {"bytes": 0, "KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4, "PiB": 5}
 _AMOUNT = re.compile(rf"(\d[\d.,]*) ({'|'.join(_UNITS)})")
-# By torch on a CPU, by jax, and by CUDA and its libraries.
-_SAID = ("can't allocate memory", "RESOURCE_EXHAUSTED", "_STATUS_ALLOC_FAILED", "cudaErrorMemoryAllocation")
+# By torch on a CPU, by jax, by CUDA and its libraries, and by whoever starts a thread or loads a library.
+_SAID = (
+    "can't allocate memory", "RESOURCE_EXHAUSTED", "_STATUS_ALLOC_FAILED", "cudaErrorMemoryAllocation",
+    "can't start new thread", "failed to map segment",
+)  # fmt: skip
 
 
 class _Place(NamedTuple):
@@ -32,16 +35,17 @@ class _Place(NamedTuple):
 
 def shortage(error: BaseException) -> str | None:
     """What an error says of memory, as a phrase; None where it is about something else."""
-    text = str(error)
+    text = f"{error} {error.__context__}"  # llvmlite leaves the reason to the error before its own
+    said = next((words for words in _SAID if words in text), None)
     ran_out = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     ran_out = ran_out or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-    if not ran_out and not any(said in text for said in _SAID):
+    if not ran_out and said is None:
         return None
     found = _AMOUNT.search(text)
     place = _place(error)
     left = "" if place.free is None else f", and {in_units(place.free)} is free {place.name}"
     if found is None:
-        return f"more was asked for than there is{left}"
+        return f"more was asked for than there is{f' ({said})' if said else ''}{left}"
     return f"{in_units(float(found[1].replace(',', '')) * 1024 ** _UNITS[found[2]])} was asked for{left}"
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import re
 import signal
 
@@ -59,6 +60,7 @@ def test_a_wrong_call_is_one_line_that_says_where_to_look(refused, tmp_path, arg
     [
         (DataError("two\nlines"), 2, "error: two lines\n"),
         (OSError(13, "Permission denied", "place"), 2, "error: place: Permission denied\n"),
+        (OSError("cannot load libx.so"), 2, "error: cannot load libx.so\n"),
         (KeyboardInterrupt(), 128 + signal.SIGINT, ""),
     ],
 )
@@ -80,8 +82,7 @@ def test_running_out_of_memory_says_what_was_asked_for(capsys, monkeypatch, limi
     assert application._guarded(command)() == 2
     place = r"under this process's limit \(ulimit -v\)" if limited else "on this machine"
     assert re.fullmatch(
-        rf"error: out of memory: 256.0 PiB was asked for, and [\d.]+ [GM]iB is free {place}; take a smaller model, or "
-        r"lower batch_tokens or batch_size in the recipe\n",
+        rf"error: out of memory: 256.0 PiB was asked for, and [\d.]+ [GM]iB is free {place}; free some\n",
         capsys.readouterr().err,
     )
 
@@ -92,6 +93,27 @@ def test_memory_that_cannot_be_mapped_is_memory(capsys):
 
     assert application._guarded(command)() == 2
     assert capsys.readouterr().err.startswith("error: out of memory: more was asked for than there is")
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"batch_tokens": 4096}, "lower --batch-tokens"),
+        ({"recipe": None}, "lower batch_tokens or batch_size in the recipe, or its model"),
+    ],
+)
+def test_the_advice_is_for_the_command_that_ran(capsys, options, advice):
+    def command(**options):
+        raise MemoryError
+
+    assert application._guarded(command)(**options) == 2
+    assert capsys.readouterr().err.endswith(f"; {advice}\n")
+
+
+def test_what_advice_is_given_by_stays_an_option():
+    names = {command.callback.__name__: command.callback for command in application._application().registered_commands}
+    for name, option in (("translate", "batch_tokens"), ("generate", "batch_tokens"), ("train_lm", "recipe")):
+        assert option in inspect.signature(names[name]).parameters
 
 
 def test_a_command_without_an_answer_is_done():

@@ -7,7 +7,7 @@ import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
 import typer
@@ -96,13 +96,13 @@ def _guarded(command: Callable[..., int | None]) -> Callable[..., int]:
     @functools.wraps(command)
     def guarded(*arguments: Any, **options: Any) -> int:
         # Here already, because the library around the commands treats some errors in ways of its own.
-        return _code_of(lambda: command(*arguments, **options))
+        return _code_of(lambda: command(*arguments, **options), options)
 
     return guarded
 
 
-def _code_of(call: Callable[[], int | None]) -> int:
-    """Call something; returns its exit code, after printing any error as one line."""
+def _code_of(call: Callable[[], int | None], options: Collection[str] = ()) -> int:
+    """Call something that has these options; returns its exit code, after printing any error as one line."""
     try:
         code = call() or 0
         sys.stdout.flush()
@@ -115,12 +115,10 @@ def _code_of(call: Callable[[], int | None]) -> int:
     except BrokenPipeError:
         _drop_output()  # whoever read it has enough
         return 141
-    except (MemoryError, RuntimeError, OSError) as error:
+    except (MemoryError, RuntimeError, OSError, ImportError) as error:
         short = shortage(error)
         if short is not None:
-            return _fail(
-                f"out of memory: {short}; take a smaller model, or lower batch_tokens or batch_size in the recipe"
-            )
+            return _fail(f"out of memory: {short}; {_less_memory(options)}")
         if not isinstance(error, OSError):
             raise
         try:
@@ -129,8 +127,17 @@ def _code_of(call: Callable[[], int | None]) -> int:
             _drop_output()
         if error.filename:
             return _fail(f"{error.filename}: {error.strerror or error}")
+        if error.errno is None:  # not the system's: a library could not be loaded
+            return _fail(str(error))
         return _fail(f"cannot write the output: {error.strerror or error}; free space, or choose another place")
     return int(code)
+
+
+def _less_memory(options: Collection[str]) -> str:
+    """How a command with these options needs less memory."""
+    if "batch_tokens" in options:
+        return "lower --batch-tokens"
+    return "lower batch_tokens or batch_size in the recipe, or its model" if "recipe" in options else "free some"
 
 
 def _drop_output() -> None:
