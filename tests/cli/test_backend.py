@@ -32,17 +32,29 @@ def test_torch_keeps_to_the_number_of_threads(monkeypatch, before, setting, want
     monkeypatch.setattr(torch, "get_num_threads", lambda: before)
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
     backend.open_backend("torch")
-    assert set_to == [wanted]
+    assert set(set_to) == {wanted}
 
 
 def test_a_library_that_finds_no_device_says_so(monkeypatch):
     class NoDevice:
-        def zeros(self, size):
+        float32 = None
+
+        def zeros(self, size, dtype):
             raise RuntimeError("CUDA driver\nis insufficient")
 
     monkeypatch.setattr(backend, "resolve", lambda name: NoDevice())
     with pytest.raises(BackendError, match="'cupy' is installed but cannot compute here: CUDA driver is insufficient"):
         backend.open_backend("cupy")
+
+
+@pytest.mark.parametrize("name", ["XFORMER_KERNELS", "XFORMER_CHECK", "XFORMER_NUM_THREADS"])
+def test_a_wrong_setting_of_the_environment_is_refused_before_there_is_work(
+    refused, train_options, tmp_path, monkeypatch, name
+):
+    monkeypatch.setenv(name, "some")
+    assert f"error: {name} is 'some'; expected" in refused(
+        "train", *train_options, "--out", tmp_path / "run", untouched=tmp_path
+    )
 
 
 def test_an_unknown_library():

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from xformer.errors import BackendError
-from xformer.host import keep_freed_memory, num_threads
+from xformer.host import keep_freed_memory, num_threads, switch
+from xformer.kernels.registry import serves
 from xformer.namespace import BACKENDS, resolve
 from xformer.training.precision import check_precision
 
@@ -27,7 +28,8 @@ def open_backend(name: str, dtype: str | None = None, precision: str = "float32"
     """Return the namespace of a library and make the process ready to compute with it.
 
     dtype: what the model will be in, where that is known; precision: what it will be trained in.
-    Raises BackendError when the library is unknown, not installed, finds no device, or cannot compute in the precision.
+    Raises BackendError when the library is unknown, not installed, finds no device, or cannot compute in the precision;
+    ConfigError for what XFORMER_KERNELS, XFORMER_CHECK or XFORMER_NUM_THREADS cannot be.
     """
     xp = resolve(name)
     keep_freed_memory()
@@ -37,10 +39,13 @@ def open_backend(name: str, dtype: str | None = None, precision: str = "float32"
         torch = importlib.import_module("torch")
         torch.set_num_threads(min(num_threads(), torch.get_num_threads()))
     try:
-        xp.zeros(1)
+        array = xp.zeros(1, dtype=xp.float32)
     except (RuntimeError, OSError) as error:
         # The first array is where a library without a usable device gives up.
         reason = " ".join(str(error).split())
         raise BackendError(f"backend {name!r} is installed but cannot compute here: {reason}") from error
-    check_precision(precision, xp.zeros(1, dtype=xp.float32))
+    check_precision(precision, array)
+    serves("softmax", array)  # loads the kernels
+    switch("XFORMER_CHECK")
+    num_threads()
     return xp
