@@ -215,5 +215,13 @@ def test_check_looks_at_every_output_and_leaves_arguments_alone(monkeypatch):
 @pytest.mark.parametrize("arrays", [1, 3, 7])
 def test_questions_with_other_arguments_are_refused(arrays):
     x = np.ones((1, 1, 4, 4), "float32")
-    with raises_line(ConfigError, rf"attention was asked about with {arrays} arrays and .*xformer/ops/attention\.py"):
+    expected = "expected query, key, value, mask, bias, keep, causal, scale, keep_probability, with None for"
+    with raises_line(ConfigError, rf"attention was asked about with {arrays} arrays and causal; {expected}"):
         kernels.explain("attention", *[x] * arrays, causal=True)
+
+
+@pytest.mark.parametrize("settings", [{}, {"epsilon": 1e-5}, {"epsilon": 1e-5, "other": 1}])
+def test_kernels_are_not_asked_about_half_a_call(settings):
+    x = np.ones((2, 4), "float32")
+    with raises_line(ConfigError, "^layer_norm was asked about with .*; expected x, weight, bias, epsilon, with None"):
+        kernels.explain("layer_norm", *[x] * (3 if "other" in settings else 1), **settings)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -56,8 +57,8 @@ class Kernel(NamedTuple):
     compiled: bool = False
 
 
-# The names of all operations, and whether they round once; each enters its own when it is made.
-OPERATIONS: dict[str, bool] = {}
+# All operations by name; each enters itself when it is made.
+OPERATIONS: dict[str, Any] = {}
 _KERNELS: dict[tuple[str, str], list[Kernel]] = {}
 _LOADED: set[str] = set()
 _LOADING = lock_across_forks()
@@ -94,7 +95,7 @@ def rounded_dtype(operation: str, xp: Namespace, arrays: tuple[Any, ...]) -> DTy
 
     None where the definition takes the arrays as they are.
     """
-    if not OPERATIONS[operation] or library(xp) not in _HALF_WAY or not any(map(_is_narrow, arrays)):
+    if not OPERATIONS[operation].rounds_once or library(xp) not in _HALF_WAY or not any(map(_is_narrow, arrays)):
         return None
     return arrays[0].dtype
 
@@ -119,14 +120,17 @@ def explain(operation: str, *arrays: Any, **static: Any) -> str:
         near = difflib.get_close_matches(operation, OPERATIONS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known operations: {', '.join(sorted(OPERATIONS))}"
         raise ConfigError(f"unknown operation {operation!r}; {hint}")
+    taken = inspect.signature(OPERATIONS[operation].portable.forward)
+    settings = {name: None for name, parameter in taken.parameters.items() if parameter.kind is parameter.KEYWORD_ONLY}
     try:
+        taken.bind(*arrays, **settings | static)
         return _explained(operation, arrays, static)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         if isinstance(error, XformerError):
             raise
         raise ConfigError(
             f"{operation} was asked about with {len(arrays)} arrays and {', '.join(static) or 'no settings'}; expected "
-            f"what xformer/ops/{operation}.py gives its operation, with None for arrays that are absent"
+            f"{', '.join(name for name in taken.parameters if name != 'save')}, with None for arrays that are absent"
         ) from error
 
 

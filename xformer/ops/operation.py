@@ -19,7 +19,8 @@ class Operation(Primitive):
 
     def __init__(self, portable: Implementation, *, rounds_once: bool = False) -> None:
         super().__init__(portable)
-        registry.OPERATIONS[self.name] = rounds_once
+        self.rounds_once = rounds_once
+        registry.OPERATIONS[self.name] = self
 
     def choose(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> Implementation:
         """Pick the kernel that supports the call, else the portable definition; in a trace always that."""
