@@ -224,18 +224,18 @@ def test_long_lines_are_counted_and_reported(refused, train_options, text, tmp_p
     [
         (["--backend", "numpi"], "backend 'numpi' is unknown; expected one of numpy, cupy, torch"),
         (["--seed", "-1"], "error: --seed is -1; expected at least 0"),
-        (["--dtype", "float8"], "error: --dtype is 'float8'; expected 'float32' or 'float64'"),
-        (["--precision", "bf16"], "error: --precision is 'bf16'; expected 'float32', 'bfloat16' or 'float16'"),
+        (["--dtype", "float8"], "error: --dtype is 'float8'; expected one of 'float32', 'float64'"),
+        (["--precision", "bf16"], "error: --precision is 'bf16'; expected one of 'float32', 'bfloat16', 'float16'"),
         (
             ["--precision", "bfloat16", "--dtype", "float64"],
             "precision is 'bfloat16' and dtype 'float64'; mixed precision keeps the parameters in float32; leave one",
         ),
         (["--task", "poetry"], "error: --task is 'poetry'; xformer train is for translation or summarization"),
-        (["--vocab-size", "10"], "vocab_size is 10; expected at least"),
-        (["--vocab-size", "3"], "vocab_size is 3"),
+        (["--vocab-size", "10"], "error: [tokenizer]: vocab_size is 10; expected at least"),
+        (["--vocab-size", "3"], "error: [tokenizer]: vocab_size is 3"),
         (["--max-updates", "0"], "error: --max-updates is 0"),
         (["--max-minutes", "nan"], "error: --max-minutes is nan"),
-        (["--long-lines", "trim"], "error: --long-lines is 'trim'; expected 'error', 'drop' or 'cut'"),
+        (["--long-lines", "trim"], "error: --long-lines is 'trim'; expected one of 'error', 'drop', 'cut'"),
         (["--max-length", "0"], "error: --max-length is 0"),
     ],
 )

@@ -293,7 +293,9 @@ def test_a_state_without_a_scale_is_of_a_run_without_one(tmp_path):
 
 @pytest.mark.parametrize("precision", ["float64", "half", "bf16", "int8"])
 def test_there_are_three_precisions(precision):
-    with pytest.raises(ConfigError, match=f"precision is '{precision}'; expected 'float32', 'bfloat16' or 'float16'"):
+    with pytest.raises(
+        ConfigError, match=f"precision is '{precision}'; expected one of 'float32', 'bfloat16', 'float16'"
+    ):
         TrainingSettings(precision=precision)
 
 

@@ -80,6 +80,15 @@ def test_changed_settings():
         ({"training": {"max_norm": 0}}, r"\[training\] of here: max_norm is 0; expected more than 0"),
         ({"training": {"schedule": "step"}}, r"\[training\] of here: schedule is 'step'; expected one of"),
         ({"training": {"optimizer": "lion"}}, r"\[training\] of here: optimizer is 'lion'; expected one of"),
+        (
+            {"training": {"precision": 16}},
+            r"precision in \[training\] of here is 16; expected one of 'float32', 'bfloat16'",
+        ),
+        (
+            {"training": {"optimizer": []}},
+            r"optimizer in \[training\] of here is \[\]; expected one of 'adam', 'adamw'",
+        ),
+        ({"tokenizer": {"model": 3}}, r"model in \[tokenizer\] of here is 3; expected a value of type str"),
         ({"training": {"weight_decay": 0.1}}, r"weight_decay is 0.1; optimizer 'adam' has none"),
         ({"training": {"patience": 1.5}}, r"patience in \[training\] of here is 1.5; expected a value of type int"),
         (

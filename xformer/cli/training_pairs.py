@@ -17,6 +17,7 @@ from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationScore
 from xformer.text import ParallelCorpus, Tokenizer, read_parallel
 from xformer.training import Recipe, RunDirectory, TranslationTask
 from xformer.training.parallel import shards_for
+from xformer.training.recipe import mistakes_in
 
 # What a training pair is called, by task.
 _UNITS = {"translation": "sentence pair", "summarization": "document"}
@@ -48,7 +49,8 @@ class PreparedPairs(Prepared):
         names: of the four columns of text, for errors: train source, target, validation source, target.
         Raises DataError for text that does not fit the recipe, ConfigError for a vocabulary that does not.
         """
-        tokenizers = tokenizers or Tokenizers.train(train, recipe.tokenizer)
+        with mistakes_in("[tokenizer]"):
+            tokenizers = tokenizers or Tokenizers.train(train, recipe.tokenizer)
         settings = recipe.training
         encode = functools.partial(
             EncodedCorpus.encode,

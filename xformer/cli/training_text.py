@@ -18,6 +18,7 @@ from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.text import UNK_ID, Tokenizer, read_text
 from xformer.training import LanguageModelTask, Recipe, RunDirectory, TextTokenizerSettings
 from xformer.training.parallel import shards_for
+from xformer.training.recipe import mistakes_in
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class PreparedText(Prepared):
 
         Raises DataError for text that is too short, ConfigError for a vocabulary that does not fit the recipe.
         """
-        tokenizer = tokenizer or learn(train, recipe.tokenizer)
+        with mistakes_in("[tokenizer]"):
+            tokenizer = tokenizer or learn(train, recipe.tokenizer)
         ids = [np.asarray(tokenizer.encode_text(text), dtype=np.int64) for text in (train, valid)]
         config = LanguageModelConfig(vocab_size=tokenizer.vocab_size, **recipe.model)
         settings = recipe.training

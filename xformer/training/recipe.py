@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ from xformer.training.settings import (
     TextTokenizerSettings,
     TokenizerSettings,
     TrainingSettings,
+    check_setting,
 )
 
 _KINDS: dict[str, Any] = {"int": int, "float": int | float, "str": str, "bool": bool}
@@ -96,11 +99,9 @@ class Recipe:
         config = _check_model(kind, model, tables.get("tokenizer", {}), where)
         tokenizer = _settings(kind.tokenizer, tables.get("tokenizer", {}), f"[tokenizer] of {where}")
         training = _settings(kind.training, tables.get("training", {}), f"[training] of {where}")
-        try:
+        with mistakes_in(f"[training] of {where}"):
             schedule(training.schedule, **training.schedule_settings(config.d_model))
             _check_positions(config, training)
-        except ConfigError as error:
-            raise ConfigError(f"[training] of {where}: {error}") from error
         return cls(task, model, tokenizer, training)
 
     @classmethod
@@ -133,6 +134,15 @@ def read_tables(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ConfigError(f"recipe {path} is not valid TOML: {error}") from error
 
 
+@contextlib.contextmanager
+def mistakes_in(place: str) -> Iterator[None]:
+    """Name the place in the message of a ConfigError that is raised inside."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from error
+
+
 def _check_model(kind: TaskKind, model: dict[str, Any], tokenizer: dict[str, Any], where: str) -> ModelConfig:
     """The configuration that a table makes, with vocabularies of an arbitrary size; raises ConfigError."""
     for key in model:
@@ -140,14 +150,12 @@ def _check_model(kind: TaskKind, model: dict[str, Any], tokenizer: dict[str, Any
     sizes: dict[str, Any] = {name: 8 for name in kind.not_in_recipes if name.endswith("vocab_size")}
     if "share_embeddings" in kind.not_in_recipes:
         sizes["share_embeddings"] = bool(tokenizer.get("joint", True))
-    try:
+    with mistakes_in(f"[model] of {where}"):
         if model.get("num_decoder_layers") == 0:
             raise ConfigError("num_decoder_layers is 0; expected at least 1, to write text with")
         if model.get("copy") and sizes.get("share_embeddings") is False:
             raise ConfigError("copy is true: source tokens must be target tokens, too; set joint = true in [tokenizer]")
         return kind.model(**sizes, **model)
-    except ConfigError as error:
-        raise ConfigError(f"[model] of {where}: {error}") from error
 
 
 def _check_positions(config: ModelConfig, training: Any) -> None:
@@ -172,8 +180,8 @@ def _settings(kind: type[Any], values: dict[str, Any], where: str) -> Any:
             continue  # a recipe that was saved as JSON
         wanted = wanted.removesuffix(" | None")
         if not isinstance(value, _KINDS[wanted]) or (isinstance(value, bool) and wanted != "bool"):
+            if wanted == "str":
+                check_setting(key, value, f"{key} in {where}")  # names the choices, where there are some
             raise ConfigError(f"{key} in {where} is {value!r}; expected a value of type {wanted}")
-    try:
+    with mistakes_in(where):
         return kind(**values)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error

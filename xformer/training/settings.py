@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from xformer.errors import ConfigError
-from xformer.training.optimizers import Optimizer, make_optimizer
+from xformer.training.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from xformer.training.precision import PRECISIONS
-from xformer.training.schedules import schedule
+from xformer.training.schedules import SCHEDULES, schedule
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ class TokenizerSettings:
     language: str = "en"
 
     def __post_init__(self) -> None:
-        if self.language not in ("en", "de"):
-            raise ConfigError(f"language is {self.language!r}; expected 'en' or 'de'")
+        check_setting("language", self.language)
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,18 @@ _RANGES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
     (("z_loss", "weight_decay", "min_learning_rate"), lambda value: 0.0 <= value < math.inf, "at least 0"),
     (("label_smoothing", "beta1", "beta2", "momentum"), lambda value: 0.0 <= value < 1.0, "a number in [0, 1)"),
     (("valid_share",), lambda value: 0.0 < value < 1.0, "a number between 0 and 1"),
-    (("select_by",), lambda value: value in ("score", "loss"), "'score' or 'loss'"),
-    (("average",), lambda value: value in ("none", "last", "best"), "'none', 'last' or 'best'"),
-    (("long_lines",), lambda value: value in ("error", "drop", "cut"), "'error', 'drop' or 'cut'"),
-    (("dtype",), lambda value: value in ("float32", "float64"), "'float32' or 'float64'"),
-    (("precision",), lambda value: value in PRECISIONS, "'float32', 'bfloat16' or 'float16'"),
 ]  # fmt: skip
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "select_by": ("score", "loss"),
+    "average": ("none", "last", "best"),
+    "long_lines": ("error", "drop", "cut"),
+    "dtype": ("float32", "float64"),
+    "precision": PRECISIONS,
+    "language": ("en", "de"),
+}
+_RANGES += [((name,), some.__contains__, f"one of {', '.join(map(repr, some))}") for name, some in _CHOICES.items()]
 
 
 def check_setting(name: str, value: Any, called: str = "") -> None:
