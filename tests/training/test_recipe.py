@@ -89,6 +89,14 @@ def test_changed_settings():
             r"optimizer in \[training\] of here is \[\]; expected one of 'adam', 'adamw'",
         ),
         ({"tokenizer": {"model": 3}}, r"model in \[tokenizer\] of here is 3; expected a value of type str"),
+        (
+            {"training": {"optimizer": "sgd", "beta1": 0.5}},
+            r"\[training\] of here: beta1 is 0.5 and optimizer is 'sgd', so it has no effect; leave it out",
+        ),
+        (
+            {"training": {"optimizer": "adafactor", "epsilon": 1e-8}},
+            "epsilon is 1e-08 and optimizer is 'adafactor', so",
+        ),
         ({"training": {"weight_decay": 0.1}}, r"weight_decay is 0.1; optimizer 'adam' has none"),
         ({"training": {"patience": 1.5}}, r"patience in \[training\] of here is 1.5; expected a value of type int"),
         (

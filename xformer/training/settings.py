@@ -182,6 +182,8 @@ class LoopSettings:
             ("learning_rate_factor", self.learning_rate is not None, "learning_rate gives the peak"),
             ("momentum", self.optimizer != "sgd", f"optimizer is {self.optimizer!r}"),
         ]
+        adam = self.optimizer.startswith("adam")
+        unused += [(name, not adam, f"optimizer is {self.optimizer!r}") for name in ("beta1", "beta2", "epsilon")]
         for name, is_unused, reason in unused:
             if is_unused and getattr(self, name) != getattr(LoopSettings, name):
                 raise ConfigError(f"{name} is {getattr(self, name)!r} and {reason}, so it has no effect; leave it out")
