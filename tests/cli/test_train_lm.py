@@ -187,6 +187,7 @@ def test_each_command_goes_on_with_its_own_runs(refused, run, trained, tmp_path)
     [
         ("", "text is empty; expected UTF-8 text"),
         (b"one\nz\xe9ro\n", "text is not valid UTF-8: line 2"),
+        ("a", "the training text has 1 tokens; expected at least 13"),
         ("twelve char\n", "the training text has 10 tokens; expected at least 13"),
     ],
 )

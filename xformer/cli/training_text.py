@@ -110,12 +110,12 @@ def learn(text: str, settings: TextTokenizerSettings) -> Tokenizer:
 
 
 def split(text: str, valid_share: float) -> tuple[str, str]:
-    """Keep the end of a text for validation, as nanoGPT does: a share of its characters.
+    """Keep the end of a text for validation, as nanoGPT does: a share of its characters, but for the first one.
 
     >>> split("abcdefghij", 0.1)
     ('abcdefghi', 'j')
     """
-    place = int(len(text) * (1.0 - valid_share))
+    place = max(1, int(len(text) * (1.0 - valid_share)))
     return text[:place], text[place:]
 
 
