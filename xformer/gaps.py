@@ -63,8 +63,8 @@ def function(xp: Namespace, name: str) -> Callable[..., Any]:
     return _BY_LIBRARY.get((library(xp), name)) or _PORTABLE[name]
 
 
-def _widened(compute: Callable[..., Array]) -> Callable[..., Array]:
-    """Compute in float32 what is float16 or bfloat16, and round once, at the end."""
+def _rounded_once(compute: Callable[..., Array]) -> Callable[..., Array]:
+    """Widen float16 and bfloat16 to float32 first, and round once, at the end."""
 
     @functools.wraps(compute)
     def call(*arrays: Array) -> Array:
@@ -243,19 +243,19 @@ def _is_tied(x: Array, values: Array, k: int) -> bool:
 
 
 _PORTABLE: dict[str, Callable[..., Any]] = {
-    "erf": _widened(_erf_portable),
-    "scatter_add": _widened(_scatter_add_portable),
+    "erf": _rounded_once(_erf_portable),
+    "scatter_add": _rounded_once(_scatter_add_portable),
     "top_k": _top_k_portable,
 }
 _BY_LIBRARY: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy", "erf"): _widened(_erf_numpy),
-    ("cupy", "erf"): _widened(_erf_cupy),
+    ("numpy", "erf"): _rounded_once(_erf_numpy),
+    ("cupy", "erf"): _rounded_once(_erf_cupy),
     ("torch", "erf"): _erf_torch,
     ("jax", "erf"): _erf_jax,
-    ("numpy", "scatter_add"): _widened(_scatter_add_numpy),
-    ("cupy", "scatter_add"): _widened(_scatter_add_sorted),
-    ("torch", "scatter_add"): _widened(_scatter_add_torch),
-    ("jax", "scatter_add"): _widened(_scatter_add_jax),
+    ("numpy", "scatter_add"): _rounded_once(_scatter_add_numpy),
+    ("cupy", "scatter_add"): _rounded_once(_scatter_add_sorted),
+    ("torch", "scatter_add"): _rounded_once(_scatter_add_torch),
+    ("jax", "scatter_add"): _rounded_once(_scatter_add_jax),
     ("numpy", "top_k"): _top_k_numpy,
     ("torch", "top_k"): _top_k_torch,
     ("jax", "top_k"): _top_k_jax,

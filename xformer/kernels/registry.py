@@ -86,12 +86,12 @@ def serves(operation: str, *arrays: Array) -> bool:
     return any(not _off(kernel, mode) for kernel in _kernels_of(operation, name))
 
 
-# A bfloat16 times a number is a float32 to them, and not all of their functions take it, or take 16 bits fast.
+# They widen half-way: a bfloat16 times a number is a float32; nor do all functions take it, or take 16 bits fast.
 _HALF_WAY = ("numpy", "cupy")
 
 
 def rounded_dtype(operation: str, xp: Namespace, arrays: tuple[Any, ...]) -> DType | None:
-    """The dtype that results of a portable definition are rounded to, computed in float32: that of the first array.
+    """The dtype that a portable definition of widened arrays is rounded to, once: that of the first array.
 
     None where the definition takes the arrays as they are.
     """
@@ -101,7 +101,7 @@ def rounded_dtype(operation: str, xp: Namespace, arrays: tuple[Any, ...]) -> DTy
 
 
 def widened(xp: Namespace, arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """The same arrays, float32 in place of 16 bits; None stays None."""
+    """The same arrays, those of 16 bits widened to float32; None stays None."""
     return tuple(xp.astype(array, xp.float32) if _is_narrow(array) else array for array in arrays)
 
 

@@ -13,8 +13,8 @@ from xformer.namespace import array_namespace, trace_level
 class Operation(Primitive):
     """A primitive that looks for a kernel first (see kernels/registry.py).
 
-    rounds_once: whether arrays of 16 bits that no kernel takes become float32 first, where the library would widen
-    them half-way (see `registry.rounded_dtype`). What comes out is rounded; cotangents are rounded by the sweep.
+    rounds_once: whether arrays of 16 bits that no kernel takes are widened to float32 first, and what comes out is
+    rounded once, where the library would widen half-way (see `registry.rounded_dtype`); the sweep rounds cotangents.
     """
 
     def __init__(self, portable: Implementation, *, rounds_once: bool = False) -> None:
@@ -33,7 +33,7 @@ class Operation(Primitive):
         return Implementation(kernel.name, kernel.forward, kernel.vjp)
 
     def _portable(self, xp: Any, arrays: tuple[Any, ...], choose: Any) -> Implementation:
-        """The definition, or where that is to round once, what `choose` picks for float32, with a rounding after it."""
+        """The definition, or where that is to round once, what `choose` picks for widened arrays, and a rounding."""
         dtype = registry.rounded_dtype(self.name, xp, arrays)
         if dtype is None:
             return self.portable
