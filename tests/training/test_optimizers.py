@@ -174,6 +174,7 @@ def test_every_library_makes_the_same_updates(xp, optimizer, dtype):
             gradients = [from_host(space, np.sin(leaf + step), dtype=kind) for leaf in start().values()]
             factor = None if step == 1 else from_host(space, np.asarray(0.5 if step == 2 else np.nan))
             tree, state = optimizer.update(tree, gradients, state, 0.1, factor)
+        assert state.step == 3
         ends.append((tree, flatten(state[1:])[0]))
     for got, wanted in zip(ends[1][0], ends[0][0], strict=True):
         assert_close(got, wanted, xp=xp, dtype=dtype)

@@ -13,7 +13,7 @@ from xformer.kernels import cupy_products
 from xformer.kernels.cupy_support import contiguous, empty, fits, flat_blocks, floats, names, unserved, wide
 from xformer.kernels.registry import Kernel, register
 from xformer.namespace import array_namespace, dtype_name, dtype_named
-from xformer.ops.adam import Row, kept, rows
+from xformer.ops.adam import Row, rows, updated
 
 _SHARE = 8192  # elements that one block works on
 _THREADS = 256
@@ -56,7 +56,7 @@ def _table(dtype: Any, columns: dict[str, list[Any]]) -> tuple[Any, int]:
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    for parameter, gradient, first, second in rows(arrays):
+    for parameter, gradient, first, second in rows(arrays[1:]):
         if reason := unserved(parameter):
             return reason
         if not fits(gradient, parameter):
@@ -78,6 +78,7 @@ def _in_order(row: Row) -> tuple[Any, ...]:
 
 
 def _forward(
+    factor: Any,
     *arrays: Any,
     step_size: float,
     beta1: float,
@@ -87,8 +88,8 @@ def _forward(
     keep: Sequence[float],
     save: bool,
 ) -> tuple[Any, Any]:
-    factor, settings = arrays[0], (*map(float, (step_size, beta1, beta2, second_scale, epsilon)),)
-    items = [(*_in_order(row), remains) for row, remains in zip(rows(arrays), keep, strict=True)]
+    settings = float(step_size), float(beta1), float(beta2), float(second_scale), float(epsilon)
+    items = [(*_in_order(row), kept) for row, kept in zip(rows(arrays), keep, strict=True)]
     for dtypes, batch in _batches(items, _MOST_ROWS):
         fields = zip(("parameters", "gradients", "firsts", "seconds"), zip(*batch, strict=True), strict=False)
         columns = {name: [cupy_products.pointer(array) for array in column] for name, column in fields}
@@ -96,7 +97,7 @@ def _forward(
         table, blocks = _table(_ROWS, columns)
         at = None if factor is None else contiguous(factor, wide(batch[0][0]))
         cuda_launch.launch("optimizer.adam", dtypes, blocks, _THREADS, table, _SHARE, *settings, at)
-    return kept(arrays), None
+    return updated(arrays), None
 
 
 register(Kernel("cupy.adam", "adam", "cupy", _supports, _forward, None))

@@ -15,7 +15,7 @@ from xformer.kernels import numpy as numpy  # registers first, and so comes seco
 from xformer.kernels import numpy_gelu, numpy_optimizer
 from xformer.kernels.numpy_support import compiled, flat, loops, nothing
 from xformer.kernels.registry import Kernel, register
-from xformer.ops.adam import kept, read_factor, rows
+from xformer.ops.adam import rows, updated
 from xformer.ops.linear import as_rows
 
 
@@ -131,27 +131,27 @@ _LEAST_ELEMENTS = 200_000  # some 0.3 ms: what handing a part over must save
 
 
 def _adam_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    if any(len({array.shape for array in row}) > 1 for row in rows(arrays)):
+    if any(len({array.shape for array in row}) > 1 for row in rows(arrays[1:])):
         return "the arrays are of several shapes"
     return numpy_optimizer.supports(arrays, static) or compiled(arrays[1:], static)
 
 
-def _adam(*arrays: Any, keep: Any, save: bool, **settings: float) -> tuple[Any, Any]:
+def _adam(factor: Any, *arrays: Any, keep: Any, save: bool, **settings: float) -> tuple[Any, Any]:
     """Rows are spread over threads, large ones first, where they are worth it."""
     names = ("step_size", "beta1", "beta2", "second_scale", "epsilon")
-    numbers, factor = [settings[name] for name in names], read_factor(arrays[0])
-    if factor is None:
-        return kept(arrays), None
+    numbers, number = [settings[name] for name in names], numpy_optimizer.read(factor)
+    if number is None:
+        return updated(arrays), None
     of_rows = sorted(zip(rows(arrays), keep, strict=True), key=lambda each: -each[0][0].size)
 
     def update(each: Any) -> None:
-        loops().adam(*numpy_optimizer.elements(each[0]), *numbers, each[1], factor)
+        loops().adam(*numpy_optimizer.elements(each[0]), *numbers, each[1], number)
 
     if sum(row[0].size for row, _ in of_rows) < _LEAST_ELEMENTS:
         list(map(update, of_rows))
     else:
         side_by_side(update, of_rows)
-    return kept(arrays), None
+    return updated(arrays), None
 
 
 for _operation, _supports, _forward, _vjp in (

@@ -10,14 +10,14 @@ import numpy as np
 
 from xformer.kernels.numpy_support import floats
 from xformer.kernels.registry import Kernel, register
-from xformer.ops.adam import Row, kept, read_factor, rows
+from xformer.ops.adam import Row, rows, updated
 
 _BLOCK = 32768  # elements: five arrays of this size stay in a core's second-level cache
 
 
 def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     """None for arrays that can be updated in place, element by element, else the reason why not."""
-    for parameter, _, first, second in rows(arrays):
+    for parameter, _, first, second in rows(arrays[1:]):
         if not (parameter.flags.writeable and first.flags.writeable and second.flags.writeable):
             return "an array is read-only"
         in_place = parameter, first, second
@@ -35,7 +35,14 @@ def elements(row: Row) -> list[Any]:
     return [array.reshape(-1, order="A") for array in (parameter, gradient, first, second)]
 
 
+def read(factor: Any) -> float | None:
+    """The factor as a number, 1 if there is none; None where it is NaN, and nothing is to be done."""
+    number = 1.0 if factor is None else float(factor)
+    return None if math.isnan(number) else number
+
+
 def _forward(
+    factor: Any,
     *arrays: Any,
     step_size: float,
     beta1: float,
@@ -46,30 +53,30 @@ def _forward(
     save: bool,
 ) -> tuple[Any, Any]:
     """The scale s of the second moment leaves the root: a m / (sqrt(s v) + e) = a/sqrt(s) m / (sqrt(v) + e/sqrt(s))."""
-    root, factor = math.sqrt(second_scale), read_factor(arrays[0])
-    if factor is None:
-        return kept(arrays), None
-    work = np.empty(min(_BLOCK, max(array.size for array in arrays[1:])), arrays[1].dtype)
-    for row, remains in zip(rows(arrays), keep, strict=True):
+    root, number = math.sqrt(second_scale), read(factor)
+    if number is None:
+        return updated(arrays), None
+    work = np.empty(min(_BLOCK, max(array.size for array in arrays)), arrays[0].dtype)
+    for row, kept in zip(rows(arrays), keep, strict=True):
         flat = elements(row)
         for start in range(0, flat[0].size, _BLOCK):
             p, g, m, v = (array[start : start + _BLOCK] for array in flat)
             t = work[: p.size]
-            np.multiply(g, factor * (1.0 - beta1), out=t)
+            np.multiply(g, number * (1.0 - beta1), out=t)
             m *= beta1
             m += t
             t *= g
-            t *= factor * (1.0 - beta2) / (1.0 - beta1)
+            t *= number * (1.0 - beta2) / (1.0 - beta1)
             v *= beta2
             v += t
             np.sqrt(v, out=t)
             t += epsilon / root
             np.divide(m, t, out=t)
             t *= step_size / root
-            if remains != 1.0:
-                p *= remains
+            if kept != 1.0:
+                p *= kept
             p -= t
-    return kept(arrays), None
+    return updated(arrays), None
 
 
 register(Kernel("numpy.adam", "adam", "numpy", supports, _forward, None))

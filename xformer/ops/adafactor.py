@@ -11,6 +11,7 @@ from typing import Any
 
 from xformer.autodiff import Implementation
 from xformer.namespace import Array, accumulation_dtype, array_namespace, device
+from xformer.ops.factor import times, unless_nan
 from xformer.ops.operation import Operation
 
 
@@ -20,6 +21,7 @@ def _forward(
     row: Any,
     column: Any,
     second: Any,
+    factor: Array | None,
     *,
     step_size: float,
     beta2: float,
@@ -32,6 +34,7 @@ def _forward(
     xp = array_namespace(parameter, gradient)
     wide = accumulation_dtype(xp, parameter.dtype)
     p, g = (xp.astype(array, wide, copy=False) for array in (parameter, gradient))
+    g, given = times(g, factor), (parameter, row, column, second)
     epsilon = float(xp.finfo(wide).eps) if epsilon is None else epsilon
     squares = g * g
     if second is None:
@@ -44,7 +47,9 @@ def _forward(
     size = step_size / _at_least(_root_mean_square(update) / threshold, 1.0)
     if least_scale is not None:
         size = size * _at_least(_root_mean_square(p), least_scale)
-    return (xp.astype(keep * p - size * update, parameter.dtype, copy=False), row, column, second), None
+    updated = xp.astype(keep * p - size * update, parameter.dtype, copy=False), row, column, second
+    pairs = zip(given, updated, strict=True)
+    return tuple(None if new is None else unless_nan(factor, old, new) for old, new in pairs), None
 
 
 def _root_mean_square(x: Array) -> Array:
@@ -71,12 +76,14 @@ def adafactor(
     row: Array | None,
     column: Array | None,
     second: Array | None,
+    factor: Array | None = None,
     **settings: Any,
 ) -> tuple[Array, Array | None, Array | None, Array | None]:
     """Return the updated (parameter, row, column, second).
 
     row, column: factors of the second moment of a parameter (..., rows, columns), as (..., rows, 1) and
-    (..., 1, columns); second: the whole of it, where the factors are None. `settings`, all of them needed:
+    (..., 1, columns); second: the whole of it, where those are None; factor: of the gradient, as ops/factor.py has it.
+    `settings`, all of them needed:
 
     step_size: relative to the root mean square of the parameter, which counts as `least_scale` at least; absolute
     where least_scale is None
@@ -88,7 +95,7 @@ def adafactor(
     The arrays given may be overwritten: use only what is returned.
     """
     result: tuple[Array, Array | None, Array | None, Array | None] = _operation(
-        parameter, gradient, row, column, second, **settings
+        parameter, gradient, row, column, second, factor, **settings
     )
     return result
 

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from xformer.autodiff import Implementation
 from xformer.namespace import Array, accumulation_dtype, array_namespace
+from xformer.ops.factor import times, unless_nan
 from xformer.ops.operation import Operation
 
 Row = tuple[Array, Array, Array, Array]  # parameter, gradient, first and second moment
 
 
 def rows(arrays: Sequence[Array]) -> Iterator[Row]:
-    """The rows of what the operation is given: the factor of the gradients, then all arrays one after the other."""
-    return zip(*[iter(arrays[1:])] * 4, strict=True)
+    """The rows of what the operation is given after the factor: all arrays one after the other."""
+    return zip(*[iter(arrays)] * 4, strict=True)
 
 
-def kept(arrays: Sequence[Array]) -> tuple[Array, ...]:
-    """Of what the operation is given, what it gives back updated: of each row all but the gradient."""
+def updated(arrays: Sequence[Array]) -> tuple[Array, ...]:
+    """What an update in place returns: of each row all but the gradient."""
     return tuple(array for parameter, _, *moments in rows(arrays) for array in (parameter, *moments))
 
 
-def read_factor(factor: Array | None) -> float | None:
-    """The factor on the host, 1 if there is none; None for a NaN, which keeps everything as it is."""
-    number = 1.0 if factor is None else float(factor)
-    return None if math.isnan(number) else number
-
-
 def _forward(
+    factor: Array | None,
     *arrays: Array,
     step_size: float,
     beta1: float,
@@ -39,19 +34,17 @@ def _forward(
     keep: Sequence[float],
     save: bool,
 ) -> tuple[Any, Any]:
-    xp, factor = array_namespace(*arrays), read_factor(arrays[0])
-    if factor is None:
-        return kept(arrays), None
-    updated: list[Array] = []
-    for (parameter, gradient, first, second), remains in zip(rows(arrays), keep, strict=True):
-        g = xp.astype(gradient, first.dtype, copy=False)
-        g = g if factor == 1.0 else factor * g
-        first = beta1 * first + (1.0 - beta1) * g
-        second = beta2 * second + (1.0 - beta2) * (g * g)
+    xp = array_namespace(*arrays)
+    results: list[Array] = []
+    for (parameter, gradient, *moments), kept in zip(rows(arrays), keep, strict=True):
+        g = times(xp.astype(gradient, moments[0].dtype, copy=False), factor)
+        first = beta1 * moments[0] + (1.0 - beta1) * g
+        second = beta2 * moments[1] + (1.0 - beta2) * (g * g)
         change = step_size * first / (xp.sqrt(second * second_scale) + epsilon)
-        changed = remains * xp.astype(parameter, first.dtype, copy=False) - change
-        updated += xp.astype(changed, parameter.dtype, copy=False), first, second
-    return tuple(updated), None
+        changed = kept * xp.astype(parameter, first.dtype, copy=False) - change
+        new = xp.astype(changed, parameter.dtype, copy=False), first, second
+        results += (unless_nan(factor, *each) for each in zip((parameter, *moments), new, strict=True))
+    return tuple(results), None
 
 
 _operation = Operation(Implementation("adam", _forward, vjp=None))
@@ -72,13 +65,13 @@ def adam(
 
     Returns a row (parameter, first moment, second moment) for each. step counts from 1, for the bias correction;
     weight_decay, a number for each, first shrinks the parameter by learning_rate * weight_decay of itself, apart from
-    the moments (AdamW). factor: a scalar that the gradients are multiplied by; where it is NaN nothing changes, which a
-    GPU can decide without the host. The arrays given may be overwritten: a kernel may update them in place, so use only
-    what is returned. One row that a kernel cannot serve sends all of them to the portable code.
+    the moments (AdamW); factor: of the gradients, as ops/factor.py has it. The arrays given may be overwritten: a
+    kernel may update them in place, so use only what is returned. One row that a kernel cannot serve sends all of them
+    to the portable code.
     """
     if not parameters:
         return []
-    updated = _operation(
+    results = _operation(
         factor,
         *(array for row in parameters for array in row),
         step_size=learning_rate / (1.0 - beta1**step),
@@ -88,7 +81,7 @@ def adam(
         epsilon=epsilon,
         keep=tuple(1.0 - learning_rate * decay for decay in weight_decay or [0.0] * len(parameters)),
     )
-    return list(zip(*[iter(updated)] * 3, strict=True))
+    return list(zip(*[iter(results)] * 3, strict=True))
 
 
 def zero_moment(parameter: Array) -> Array:

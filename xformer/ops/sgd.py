@@ -6,6 +6,7 @@ from typing import Any
 
 from xformer.autodiff import Implementation
 from xformer.namespace import Array, accumulation_dtype, array_namespace
+from xformer.ops.factor import times, unless_nan
 from xformer.ops.operation import Operation
 
 
@@ -13,6 +14,7 @@ def _forward(
     parameter: Array,
     gradient: Array,
     velocity: Array | None,
+    factor: Array | None,
     *,
     learning_rate: float,
     momentum: float,
@@ -21,12 +23,13 @@ def _forward(
 ) -> tuple[Any, Any]:
     xp = array_namespace(parameter, gradient)
     wide = accumulation_dtype(xp, parameter.dtype)
-    change = xp.astype(gradient, wide, copy=False)
+    change = times(xp.astype(gradient, wide, copy=False), factor)
     if velocity is not None:
-        velocity = momentum * velocity + change
-        change = change + momentum * velocity if nesterov else velocity
-    updated = xp.astype(parameter, wide, copy=False) - learning_rate * change
-    return (xp.astype(updated, parameter.dtype, copy=False), velocity), None
+        moved = momentum * velocity + change
+        change = change + momentum * moved if nesterov else moved
+        velocity = unless_nan(factor, velocity, moved)
+    updated = xp.astype(xp.astype(parameter, wide, copy=False) - learning_rate * change, parameter.dtype, copy=False)
+    return (unless_nan(factor, parameter, updated), velocity), None
 
 
 _operation = Operation(Implementation("sgd", _forward, vjp=None))
@@ -36,6 +39,7 @@ def sgd(
     parameter: Array,
     gradient: Array,
     velocity: Array | None,
+    factor: Array | None = None,
     *,
     learning_rate: float,
     momentum: float = 0.0,
@@ -44,9 +48,10 @@ def sgd(
     """Return the updated (parameter, velocity), both of the parameter's shape; without a velocity, no momentum.
 
     The velocity becomes momentum * velocity + gradient, and the parameter follows it; with `nesterov`, it follows
-    where the velocity is going to be. The arrays given may be overwritten: use only what is returned.
+    where the velocity is going to be. factor: of the gradient, as ops/factor.py has it. The arrays given may be
+    overwritten: use only what is returned.
     """
     result: tuple[Array, Array | None] = _operation(
-        parameter, gradient, velocity, learning_rate=learning_rate, momentum=momentum, nesterov=nesterov
+        parameter, gradient, velocity, factor, learning_rate=learning_rate, momentum=momentum, nesterov=nesterov
     )
     return result

@@ -1,7 +1,8 @@
 """Optimizers: `state = optimizer.initial(model)`, then `model, state = optimizer.update(...)` a step.
 
-An update counts the gradients `factor` times, a scalar array, and changes nothing where that is NaN: so a GPU clips,
-and keeps out what is not finite, without the host waiting for it. None is no factor.
+An update counts the gradients `factor` times, a scalar array (None is no factor). Where that is NaN the arrays stay as
+they are, and only the number of updates goes on: a GPU so clips, and keeps out what is not finite, without the host,
+which goes on with the old state when it finds out.
 
 A state is a NamedTuple: the number of updates made so far, and trees like the model; where a tree has nothing to say
 of a parameter its leaf is None. That is all that saving and restoring it (run_directory.py) relies on.
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from xformer.errors import ConfigError
 from xformer.namespace import Array
 from xformer.ops.adafactor import adafactor, zero_factors
-from xformer.ops.adam import adam, read_factor, zero_moment
+from xformer.ops.adam import adam, zero_moment
 from xformer.ops.sgd import sgd
 from xformer.tree import flatten, map_arrays
 
@@ -122,14 +123,11 @@ class Sgd:
         self, model: Any, gradients: Any, state: SgdState, learning_rate: float, factor: Array | None = None
     ) -> tuple[Any, SgdState]:
         """Make one update; `model` and `state` are consumed (buffers may be written where the library allows)."""
-        number = read_factor(factor)
-        if number is None:
-            return model, state
         leaves, rebuild = flatten(model)
         velocities = [None] * len(leaves) if state.velocity is None else flatten(state.velocity)[0]
         settings: Any = {"learning_rate": learning_rate, "momentum": self.momentum, "nesterov": self.nesterov}
-        rows = zip(leaves, _times(gradients, number), velocities, strict=True)
-        parameters, velocity = _columns([sgd(*row, **settings) for row in rows], 2)
+        rows = zip(leaves, flatten(gradients)[0], velocities, strict=True)
+        parameters, velocity = _columns([sgd(*row, factor, **settings) for row in rows], 2)
         return rebuild(parameters), SgdState(state.step + 1, None if state.velocity is None else rebuild(velocity))
 
 
@@ -177,9 +175,6 @@ class Adafactor:
         self, model: Any, gradients: Any, state: AdafactorState, learning_rate: float, factor: Array | None = None
     ) -> tuple[Any, AdafactorState]:
         """Make one update; `model` and `state` are consumed (buffers may be written where the library allows)."""
-        number = read_factor(factor)
-        if number is None:
-            return model, state
         leaves, rebuild = flatten(model)
         step = state.step + 1
         settings = {
@@ -194,19 +189,14 @@ class Adafactor:
                 leaf,
                 gradient,
                 *factors,
+                factor,
                 **settings,
                 keep=1.0 - learning_rate * _decay(leaf, self.weight_decay, self.decay_all),
             )
-            for leaf, gradient, factors in zip(leaves, _times(gradients, number), _factors(leaves, state), strict=True)
+            for leaf, gradient, factors in zip(leaves, flatten(gradients)[0], _factors(leaves, state), strict=True)
         ]
         parameters, *moments = _columns(updated, 4)
         return rebuild(parameters), AdafactorState(step, *map(rebuild, moments))
-
-
-def _times(gradients: Any, number: float) -> list[Array]:
-    """The leaves of a tree, so many times."""
-    leaves = flatten(gradients)[0]
-    return leaves if number == 1.0 else [number * leaf for leaf in leaves]
 
 
 def _factors(leaves: Sequence[Array], state: AdafactorState) -> Iterator[tuple[Any, Any, Any]]:

@@ -51,7 +51,7 @@ def train_step(
     norm = global_norm(gradients)
     factor = clip_factor(scaled_loss, norm, max_norm, scale.value)
     new_model, new_state = optimizer.update(model, gradients, state, learning_rate, factor)
-    # Only here does the host wait for a GPU, which has all of the step to do by now.
+    # Only here must the host wait for a GPU, which has all of the step to do by now.
     loss, gradient_norm = float(scaled_loss) / scale.value, float(norm) / scale.value
     if math.isfinite(loss) and math.isfinite(gradient_norm):
         return StepResult(new_model, new_state, loss, gradient_norm, scale.grown())
@@ -89,17 +89,18 @@ def clip_factor(loss: Array, norm: Array, max_norm: float, scale: float) -> Arra
 
     scale: of the loss, the gradients and their norm, which the factor takes away. NaN where one of them is not finite.
     """
-    xp = array_namespace(norm)
+    xp, range_ = array_namespace(norm), array_namespace(norm).finfo(norm.dtype)
+    # A limit beyond the dtype's range, as infinity, would make 0 / 0 or inf / inf of norms that are fine.
+    limit = min(max(max_norm * scale, float(range_.smallest_normal)), float(range_.max)) * xp.ones_like(norm)
     is_finite = xp.logical_and(xp.isfinite(loss), xp.isfinite(norm))
-    factor, limit = xp.ones_like(norm), max_norm * scale
-    if math.isfinite(limit):
-        limit = limit * factor
-        factor = limit / xp.maximum(norm, limit)
-    return xp.where(is_finite, factor / scale, math.nan * factor)
+    return xp.where(is_finite, limit / xp.maximum(norm, limit) / scale, math.nan * limit)
 
 
 def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, float]:
-    """Scale all gradients down together when their norm is above `max_norm`; returns them and the norm they had."""
+    """Scale all gradients down together when their norm is above `max_norm`; returns them and the norm they had.
+
+    Where that is not finite all of them become NaN. `train_step` leaves the scaling to the update.
+    """
     norm = global_norm(gradients)
     factor = float(clip_factor(norm, norm, max_norm, 1.0))
     return gradients if factor == 1.0 else map_arrays(lambda leaf: factor * leaf, gradients), float(norm)
