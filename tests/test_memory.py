@@ -56,7 +56,19 @@ def test_a_library_that_does_not_fit():
     with pytest.raises(OSError, match="could not load") as caught:
         load()
     assert shortage(caught.value).startswith("more was asked for than there is (failed to map segment), and ")
-    assert "there is (can't start new thread), and" in shortage(RuntimeError("can't start new thread"))
+    assert "no thread could be started" in shortage(RuntimeError("can't start new thread"))
+
+
+def test_what_was_raised_before_is_another_matter():
+    def read():
+        try:
+            raise RuntimeError("RESOURCE_EXHAUSTED")
+        except RuntimeError:
+            Path("there is no such file").read_bytes()
+
+    with pytest.raises(FileNotFoundError) as caught:
+        read()
+    assert shortage(caught.value) is None
 
 
 def test_other_errors_pass_through():

@@ -18,11 +18,12 @@ from xformer.errors import OutOfMemoryError
 resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None  # not on Windows
 _UNITS = {"bytes": 0, "KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4, "PiB": 5}
 _AMOUNT = re.compile(rf"(\d[\d.,]*) ({'|'.join(_UNITS)})")
-# By torch on a CPU, by jax, by CUDA and its libraries, and by whoever starts a thread or loads a library.
+# By torch on a CPU, by jax, by CUDA and its libraries, and by who loads a library.
 _SAID = (
     "can't allocate memory", "RESOURCE_EXHAUSTED", "_STATUS_ALLOC_FAILED", "cudaErrorMemoryAllocation",
-    "can't start new thread", "failed to map segment",
+    "failed to map segment",
 )  # fmt: skip
+_NO_THREAD = "can't start new thread"
 
 
 class _Place(NamedTuple):
@@ -35,7 +36,11 @@ class _Place(NamedTuple):
 
 def shortage(error: BaseException) -> str | None:
     """What an error says of memory, as a phrase; None where it is about something else."""
-    text = f"{error} {error.__context__}"  # llvmlite leaves the reason to the error before its own
+    text = str(error)
+    if _NO_THREAD in text:
+        return "no thread could be started, for want of memory or by a limit on threads"
+    if isinstance(error, OSError) and error.errno is None:
+        text += f" {error.__context__}"  # llvmlite leaves the reason why it did not load to the error before its own
     said = next((words for words in _SAID if words in text), None)
     ran_out = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     ran_out = ran_out or (isinstance(error, OSError) and error.errno == errno.ENOMEM)

@@ -1,3 +1,6 @@
+import os
+import signal
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationScore
 from xformer.pipelines.text_to_text import Output, Result, TextToText
 from xformer.text import ParallelCorpus, bleu, rouge
 from xformer.training import TokenizerSettings
+from xformer.training.interrupt import Stopped, stop_on_signals
 
 CORPUS = ParallelCorpus(["a b", "a b c d", "b", "c"], ["A", "B", "A B C D E", "C"], line_numbers=[1, 3, 4, 6])
 WORDS = TokenizerSettings(vocab_size=30, model="words")
@@ -108,3 +112,16 @@ def test_validation_takes_texts_of_any_length():
     encoded = EncodedCorpus.encode(corpus, tokenizers, max_length=1200)
     score = ValidationScore(encoded, tokenizers, measure=lambda outputs, references: 1.0)
     assert score(make_model(tokenizers)) == 1.0
+
+
+def test_writing_for_a_validation_ends_after_the_batch_under_way():
+    corpus = ParallelCorpus(["a b"] * 300, ["A B"] * 300)
+    tokenizers = Tokenizers.train(corpus, WORDS)
+    measured = []
+    score = ValidationScore(EncodedCorpus.encode(corpus, tokenizers, max_length=9), tokenizers, measure=measured.append)
+    with stop_on_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Stopped):
+            score(make_model(tokenizers))
+    assert measured == []
+    assert "" in score.outputs

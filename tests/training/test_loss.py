@@ -1,3 +1,6 @@
+import os
+import signal
+
 import numpy as np
 import pytest
 
@@ -5,6 +8,8 @@ from tests.reference import small_language_model
 from xformer.models import Transformer, TransformerConfig
 from xformer.random import Rng
 from xformer.training import Batch, TokenPairs, Windows, language_model_loss, translation_loss
+from xformer.training.interrupt import Stopped, stop_on_signals
+from xformer.training.loss import mean_loss
 
 PAIRS = TokenPairs([[4, 5, 6], [7, 8]], [[5], [6, 7, 8]])
 
@@ -73,3 +78,19 @@ def test_the_loss_of_a_language_model_counts_every_position(label_smoothing, z_l
     losses = -(1.0 - label_smoothing) * picked - label_smoothing * logs.mean(axis=-1) + z_loss * log_partition**2
     found = language_model_loss(model, windows, label_smoothing=label_smoothing, z_loss=z_loss)
     assert float(found) == pytest.approx(float(losses.sum()), rel=1e-12)
+
+
+def test_a_mean_over_batches_ends_after_the_one_under_way():
+    asked = []
+
+    def loss(model, batch):
+        asked.append(batch)
+        if len(asked) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return 1.0
+
+    batches = [Batch.make(PAIRS, [0], xp=np)] * 4
+    with stop_on_signals(), pytest.raises(Stopped):
+        mean_loss(loss, None, batches, 1)
+    assert len(asked) == 2
+    assert mean_loss(lambda model, batch: 3.0, None, batches, 1) == 3.0 / batches[0].num_tokens

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close, library_or_skip
+from tests.reference import small_model
 from xformer import value_and_grad
 from xformer.errors import ConfigError
 from xformer.namespace import array_namespace, dtype_name, from_host, is_floating
@@ -256,6 +257,10 @@ def test_numpy_buffers_are_written_in_place():
     updated, new_state = optimizer.update(tree, gradient_of(tree, 5), state, 0.1)
     assert all(updated[name] is tree[name] for name in tree)
     assert all(new_state.second[name] is state.second[name] for name in tree)
+    model = small_model()
+    state = optimizer.initial(model)
+    again, after = optimizer.update(model, model, state, 0.1)
+    assert [again is model, after.first is state.first, after.second is state.second] == [True] * 3
 
 
 def test_read_only_parameters_are_replaced():

@@ -140,6 +140,10 @@ def test_what_is_not_finite_is_refused_and_changes_nothing(xp, optimizer, loss, 
 def test_the_factor_clips_and_takes_the_scale_of_the_loss_away(xp):
     for norm, max_norm, wanted in [(4.0, 1.0, 0.25), (4.0, 4.0, 0.5), (4.0, math.inf, 0.5), (0.0, 1.0, 0.5)]:
         assert float(clip_factor(xp.asarray(8.0), xp.asarray(norm), max_norm, 2.0)) == wanted
+    for max_norm in (0.0, 1e-46, 1e35, 1e39, math.inf):  # beyond what float32 holds, once the scale is in it
+        for norm in (0.0, 4.0):
+            factor = float(clip_factor(xp.asarray(8.0), xp.asarray(norm, dtype=xp.float32), max_norm, 2.0**16))
+            assert factor < 1e-30 if norm > max_norm else factor == 2.0**-16
     for loss, norm in BAD:
         assert math.isnan(float(clip_factor(xp.asarray(loss), xp.asarray(norm), math.inf, 1.0)))
 

@@ -362,6 +362,23 @@ def test_a_run_that_goes_on_forgets_the_mean(tmp_path, monkeypatch, last_mean):
     assert (best_of(tmp_path / "a") == mean) == (last_mean < 0.5)
 
 
+def test_a_removed_model_is_the_best_again_where_there_is_one(tmp_path, monkeypatch):
+    scored(monkeypatch, [0.5, 0.7, 0.6, 0.4, 0.9, 0.45])
+    settings = dataclasses.replace(SETTINGS, keep_checkpoints=2, average="last", max_updates=12, patience=9)
+    make(tmp_path, settings).run()  # which ends with a mean, the best one put aside
+    aside = bits_of(Transformer.load(tmp_path / "checkpoints" / "best.safetensors", xp=np))
+    (tmp_path / "model.safetensors").unlink()
+    again = make_again(tmp_path, settings)
+    assert best_of(tmp_path) == aside
+    assert (again.progress.best_score, again.progress.stale_validations, again.done()) == (-0.5, 2, None)
+    (tmp_path / "model.safetensors").unlink()
+    again = make_again(tmp_path, dataclasses.replace(settings, average="none"))
+    assert (again.progress.best_score, again.progress.stale_validations, again.done()) == (None, 0, None)
+    assert again.run() == "12 updates"
+    assert best_of(tmp_path) == bits_of(again.model)
+    assert again.progress.best_score == -0.9
+
+
 def test_a_mean_that_was_not_finished_is_made_up_for(tmp_path, monkeypatch):
     settings = dataclasses.replace(SETTINGS, keep_checkpoints=2, average="last")
     monkeypatch.setattr(Trainer, "_average", lambda self, began: None)

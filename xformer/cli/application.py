@@ -137,7 +137,11 @@ def _less_memory(options: Collection[str]) -> str:
     """How a command with these options needs less memory."""
     if "batch_tokens" in options:
         return "lower --batch-tokens"
-    return "lower batch_tokens or batch_size in the recipe, or its model" if "recipe" in options else "free some"
+    return (
+        "lower batch_tokens or batch_size in the recipe, or its model"
+        if "recipe" in options
+        else "end other programs, or raise the limit"
+    )
 
 
 def _drop_output() -> None:

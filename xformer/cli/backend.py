@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from xformer.errors import BackendError
-from xformer.host import keep_freed_memory, num_threads, switch
-from xformer.kernels.registry import serves
+from xformer.host import keep_freed_memory, num_threads
+from xformer.kernels.registry import load
 from xformer.namespace import BACKENDS, resolve
 from xformer.training.precision import check_precision
 
@@ -45,7 +45,6 @@ def open_backend(name: str, dtype: str | None = None, precision: str = "float32"
         reason = " ".join(str(error).split())
         raise BackendError(f"backend {name!r} is installed but cannot compute here: {reason}") from error
     check_precision(precision, array)
-    serves("softmax", array)  # loads the kernels
-    switch("XFORMER_CHECK")
+    load(xp)
     num_threads()
     return xp

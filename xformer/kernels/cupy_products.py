@@ -111,14 +111,14 @@ def batched_product(
     first, second = operand(b), operand(a)
     kind, out_kind = data_type(a.dtype), data_type(dtype)
     compute = compute_type(kind)
-    factors = _factors(float(alpha), float(more is not None), compute)
+    scalars = _scalars(float(alpha), float(more is not None), compute)
     binding, handle = cublas()
     # cuBLAS counts rows along memory: a row-major product is to it the transposed one, (a b)' = b' a'.
     binding.gemmStridedBatchedEx(
-        *(handle, first.transposed, second.transposed, n, m, k, factors.first),
+        *(handle, first.transposed, second.transposed, n, m, k, scalars.alpha),
         *(pointer(first.array), kind, first.leading, first.step),
         *(pointer(second.array), kind, second.leading, second.step),
-        *(factors.second, pointer(out), out_kind, n, m * n, math.prod(batch), compute, _DEFAULT_ALGORITHM),
+        *(scalars.beta, pointer(out), out_kind, n, m * n, math.prod(batch), compute, _DEFAULT_ALGORITHM),
     )
     return out
 
@@ -170,17 +170,17 @@ def _one_step(shape: tuple[int, ...], strides: list[int]) -> int | None:
     return step or 0
 
 
-class _Factors(NamedTuple):
-    """Of a product and of what it is added to: the addresses on the host, where cuBLAS reads them during the call."""
+class _Scalars(NamedTuple):
+    """Where cuBLAS reads alpha and beta on the host, during the call; the buffer they lie in."""
 
-    kept: Any
-    first: int
-    second: int
+    buffer: Any
+    alpha: int
+    beta: int
 
 
 @functools.lru_cache(maxsize=64)
-def _factors(alpha: float, beta: float, compute: int) -> _Factors:
+def _scalars(alpha: float, beta: float, compute: int) -> _Scalars:
     kind = c_double if compute == _COMPUTE_64F else c_float
-    kept = (kind * 2)(alpha, beta)
-    first = ctypes.addressof(kept)
-    return _Factors(kept, first, first + ctypes.sizeof(kind))
+    buffer = (kind * 2)(alpha, beta)
+    address = ctypes.addressof(buffer)
+    return _Scalars(buffer, address, address + ctypes.sizeof(kind))

@@ -166,6 +166,13 @@ def _off(kernel: Kernel, mode: str) -> bool:
     return mode == "portable" or (mode == "uncompiled" and kernel.compiled)
 
 
+def load(xp: Namespace) -> None:
+    """Load the kernels of a library; raises ConfigError for what XFORMER_KERNELS or XFORMER_CHECK cannot be."""
+    _mode()
+    switch("XFORMER_CHECK")
+    _kernels_of("", library(base_namespace(xp)))
+
+
 def _kernels_of(operation: str, name: str) -> Sequence[Kernel]:
     """The kernels that a library has for an operation, the one to ask first in front."""
     if name not in _LOADED:

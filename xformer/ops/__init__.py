@@ -1,7 +1,10 @@
 """The operations that layers are made of: portable definitions with their VJPs, replaceable by kernels."""
 
 from xformer.ops.activations import activation, gelu, gelu_tanh, relu, silu
+from xformer.ops.adafactor import adafactor
+from xformer.ops.adam import adam
 from xformer.ops.attention import attention, attention_weights
+from xformer.ops.cast import cast
 from xformer.ops.cross_entropy import cross_entropy
 from xformer.ops.dropout import dropout
 from xformer.ops.embedding import embedding
@@ -9,12 +12,17 @@ from xformer.ops.layer_norm import layer_norm
 from xformer.ops.linear import linear
 from xformer.ops.project_heads import project_heads
 from xformer.ops.rms_norm import rms_norm
+from xformer.ops.sgd import sgd
 from xformer.ops.softmax import softmax
+from xformer.ops.squared_norm import squared_norm
 
 __all__ = [
     "activation",
+    "adafactor",
+    "adam",
     "attention",
     "attention_weights",
+    "cast",
     "cross_entropy",
     "dropout",
     "embedding",
@@ -25,6 +33,8 @@ __all__ = [
     "project_heads",
     "relu",
     "rms_norm",
+    "sgd",
     "silu",
     "softmax",
+    "squared_norm",
 ]

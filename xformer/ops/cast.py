@@ -23,5 +23,5 @@ _operation = Operation(Implementation("cast", _forward, _vjp))
 
 
 def cast(*arrays: Array, dtype: str) -> tuple[Array, ...]:
-    """Round arrays of one floating dtype, of any shapes, to another one, as new arrays."""
-    return _operation(*arrays, dtype=dtype)  # type: ignore[no-any-return]
+    """Bring floating arrays, of any shapes, to one floating dtype, as new arrays."""
+    return _operation(*arrays, dtype=dtype) if arrays else ()

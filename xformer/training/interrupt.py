@@ -62,9 +62,11 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
     def remember(number: int, frame: Any) -> None:
         request.signal_name = signal.Signals(number).name
+        again = ""
         if previous[signal.SIGINT] != signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        logging.getLogger("xformer").info("stopping as soon as the state is saved; a second Ctrl-C ends at once")
+            again = "; a second Ctrl-C ends at once"
+        logging.getLogger("xformer").info(f"stopping as soon as the state is saved{again}")
 
     previous = {number: signal.getsignal(number) for number in _STOPPING}
     for number, handler in previous.items():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xformer.errors import BackendError, ConfigError
-from xformer.namespace import Array, array_namespace, device, dtype_name, dtype_named, library
+from xformer.namespace import Array, array_namespace, device, dtype_name, dtype_named, is_floating, library
 from xformer.ops.cast import cast
 from xformer.tree import flatten
 
@@ -59,8 +59,9 @@ def computed_in(precision: str, loss: Callable[..., Array]) -> Callable[..., Arr
 
 
 def _of_rounded(model: Any, batch: Any, rng: Any = None, *, loss: Callable[..., Array], precision: str) -> Array:
-    parameters, rebuild = flatten(model)
-    return loss(rebuild(cast(*parameters, dtype=precision)), batch, rng)
+    leaves, rebuild = flatten(model)
+    rounded = iter(cast(*(leaf for leaf in leaves if is_floating(leaf.dtype)), dtype=precision))
+    return loss(rebuild([next(rounded) if is_floating(leaf.dtype) else leaf for leaf in leaves]), batch, rng)
 
 
 def check_precision(precision: str, model: Any) -> None:

@@ -148,17 +148,16 @@ class RunDirectory:
         return config
 
     def check_resumable(self) -> None:
-        """Raise CheckpointError when there is a model but no state, so that starting again would overwrite it, or when
-        the model is damaged."""
+        """Raise CheckpointError for a model without a state, which a new start would overwrite, or a damaged one."""
         if self.model.exists() and not self.last.exists():
             raise CheckpointError(
                 f"{self.last} is missing, but {self.path} has a trained model; restore it to go on, or start a new run"
             )
-        try:
-            if self.model.exists():
-                load_arrays(self.model)
-        except CheckpointError as error:
-            raise CheckpointError(f"{error}, or remove it, so that the next validation makes a new one") from error
+        for model in filter(Path.exists, (self.model, self._aside)):
+            try:
+                load_arrays(model)
+            except CheckpointError as error:
+                raise CheckpointError(f"{error}, or remove it, so that the next validation makes a new one") from error
 
     def save_state(self, model: Any, state: Any, progress: dict[str, Any]) -> None:
         """Write model, optimizer state and progress to one file, atomically.

@@ -52,6 +52,16 @@ class TextTokenizerSettings:
             raise ConfigError("model 'words' forgets spaces and line ends; expected 'characters' or 'bpe'")
 
 
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "select_by": ("score", "loss"),
+    "average": ("none", "last", "best"),
+    "long_lines": ("error", "drop", "cut"),
+    "dtype": ("float32", "float64"),
+    "precision": PRECISIONS,
+    "language": ("en", "de"),
+}
 # Which values of the training settings are usable: names, a test (which None passes), and the test in words.
 _RANGES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
     (
@@ -69,18 +79,8 @@ _RANGES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
     (("z_loss", "weight_decay", "min_learning_rate"), lambda value: 0.0 <= value < math.inf, "at least 0"),
     (("label_smoothing", "beta1", "beta2", "momentum"), lambda value: 0.0 <= value < 1.0, "a number in [0, 1)"),
     (("valid_share",), lambda value: 0.0 < value < 1.0, "a number between 0 and 1"),
+    *(((name,), some.__contains__, f"one of {', '.join(map(repr, some))}") for name, some in _CHOICES.items()),
 ]  # fmt: skip
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "optimizer": OPTIMIZERS,
-    "schedule": SCHEDULES,
-    "select_by": ("score", "loss"),
-    "average": ("none", "last", "best"),
-    "long_lines": ("error", "drop", "cut"),
-    "dtype": ("float32", "float64"),
-    "precision": PRECISIONS,
-    "language": ("en", "de"),
-}
-_RANGES += [((name,), some.__contains__, f"one of {', '.join(map(repr, some))}") for name, some in _CHOICES.items()]
 
 
 def check_setting(name: str, value: Any, called: str = "") -> None:

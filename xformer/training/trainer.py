@@ -73,10 +73,11 @@ class Trainer:
             raise CheckpointError(f"{last} is not a state of this version of xformer: {error}") from error
         if (progress.loss_scale == UNSCALED) != (self.progress.loss_scale == UNSCALED):  # of another precision
             progress = replace(progress, loss_scale=self.progress.loss_scale)
-        if not self.directory.model.exists():  # removed: the next validation finds the best one
-            progress = replace(progress, validated_step=0, averaged_step=0, best_score=None, best_loss=None)
-        self.progress = progress
-        self._saved_step = progress.step
+        if not self.directory.model.exists():  # removed: the mean, or what the next validation is to find anew
+            progress = replace(progress, averaged_step=0, averaged_score=None)
+            if not self.directory.bring_back_best():
+                progress = replace(progress, validated_step=0, best_score=None, best_loss=None, stale_validations=0)
+        self.progress, self._saved_step = progress, progress.step
         self.directory.rewind_log(progress.step)
 
     def run(self) -> str:
