@@ -82,8 +82,8 @@ def test_running_out_of_memory_says_what_was_asked_for(capsys, monkeypatch, limi
     assert application._guarded(command)() == 2
     place = r"under this process's limit \(ulimit -v\)" if limited else "on this machine"
     assert re.fullmatch(
-        rf"error: out of memory: 256.0 PiB was asked for, and [\d.]+ [GM]iB is free {place}; end other programs, or raise "
-        r"the limit\n",
+        rf"error: out of memory: 256.0 PiB was asked for, and [\d.]+ [GM]iB is free {place}; end other programs, or "
+        r"raise the limit\n",
         capsys.readouterr().err,
     )
 
