@@ -29,6 +29,7 @@ Result = TypeVar("Result")
 ArraySpec = tuple[tuple[int, ...], Any]  # shape and dtype
 
 _MEBIBYTE = 1 << 20
+_MOST_THREADS = 4096  # far more than help anywhere; a run is cut into as many parts for good
 # Parameters of glibc's mallopt(3), from malloc.h.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 
@@ -83,10 +84,10 @@ def set_num_threads(count: int) -> None:
     """Compute on `count` threads from now on, in the whole process: xformer, NumPy's matrix products, and torch.
 
     A library that is not loaded yet follows with its first array. Matrix products take threadpoolctl; it warns where
-    that is absent. Raises ConfigError unless `count` is a positive whole number.
+    that is absent. Raises ConfigError unless `count` is a whole number from 1 to 4096.
     """
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ConfigError(f"set_num_threads got {count!r}; expected a whole number of at least 1")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_THREADS:
+        raise ConfigError(f"set_num_threads got {count!r}; expected a whole number from 1 to {_MOST_THREADS}")
     _said[:] = [count]
     hold_libraries()
     if importlib.util.find_spec("threadpoolctl") is None:
@@ -96,7 +97,7 @@ def set_num_threads(count: int) -> None:
 def num_threads() -> int:
     """How many threads may compute: what `set_num_threads` said, else XFORMER_NUM_THREADS, else the process's cores.
 
-    Raises ConfigError unless XFORMER_NUM_THREADS is a positive whole number.
+    Raises ConfigError unless XFORMER_NUM_THREADS is a whole number from 1 to 4096.
     """
     return _wish() or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
@@ -106,9 +107,9 @@ def _wish() -> int:
     setting = environment("XFORMER_NUM_THREADS")
     if _said or not setting:
         return sum(_said)
-    if not setting.isdecimal() or int(setting) < 1:
+    if not setting.isdecimal() or not 1 <= int(setting) <= _MOST_THREADS:
         environment.cache_clear()  # once it is mended, it is read again
-        raise ConfigError(f"XFORMER_NUM_THREADS is {setting!r}; expected a whole number of at least 1")
+        raise ConfigError(f"XFORMER_NUM_THREADS is {setting!r}; expected a whole number from 1 to {_MOST_THREADS}")
     return int(setting)
 
 

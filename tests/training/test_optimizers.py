@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from tests.conftest import assert_close, library_or_skip
-from tests.reference import small_model
+from tests.reference import raises_line, small_model
 from xformer import value_and_grad
 from xformer.errors import ConfigError
 from xformer.namespace import array_namespace, dtype_name, from_host, is_floating
@@ -282,3 +284,19 @@ def test_initial_moments_are_zero_and_apart():
     assert all((leaf == 0).all() and is_floating(leaf.dtype) for leaf in leaves)
     assert len({id(leaf) for leaf in leaves}) == len(leaves)
     assert array_namespace(*leaves).__name__ == "array_api_compat.numpy"
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (Adam, {"beta1": 1.0}, r"Adam: beta1 is 1.0; expected a number in \[0, 1\)"),
+        (Adam, {"beta2": "0.9"}, "Adam: beta2 is '0.9'; expected a number"),
+        (AdamW, {"weight_decay": -1.0}, "AdamW: weight_decay is -1.0; expected a finite number of at least 0"),
+        (AdamW, {"epsilon": math.nan}, "AdamW: epsilon is nan; expected a finite number"),
+        (Sgd, {"momentum": 1.0}, "Sgd: momentum is 1.0; expected a number in"),
+        (Adafactor, {"threshold": -0.1}, "Adafactor: threshold is -0.1; expected a finite number"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(kind, settings, message):
+    with raises_line(ConfigError, f"^{message}"):
+        kind(**settings)

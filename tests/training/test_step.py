@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close
-from tests.reference import without_jax
-from xformer.errors import TrainingError
+from tests.reference import raises_line, without_jax
+from xformer.errors import ConfigError, TrainingError
 from xformer.models import Transformer, TransformerConfig
 from xformer.namespace import to_host
 from xformer.random import Rng
@@ -140,7 +140,7 @@ def test_what_is_not_finite_is_refused_and_changes_nothing(xp, optimizer, loss, 
 def test_the_factor_clips_and_takes_the_scale_of_the_loss_away(xp):
     for norm, max_norm, wanted in [(4.0, 1.0, 0.25), (4.0, 4.0, 0.5), (4.0, math.inf, 0.5), (0.0, 1.0, 0.5)]:
         assert float(clip_factor(xp.asarray(8.0), xp.asarray(norm), max_norm, 2.0)) == wanted
-    for max_norm in (0.0, 1e-46, 1e35, 1e39, math.inf):  # beyond what float32 holds, once the scale is in it
+    for max_norm in (1e-46, 1e35, 1e39, math.inf):  # beyond what float32 holds, once the scale is in it
         for norm in (0.0, 4.0):
             factor = float(clip_factor(xp.asarray(8.0), xp.asarray(norm, dtype=xp.float32), max_norm, 2.0**16))
             assert factor < 1e-30 if norm > max_norm else factor == 2.0**-16
@@ -162,3 +162,16 @@ def test_a_bad_loss_changes_nothing():
         make(model, state, [[batch]], Rng(0), gradient=ShardedGradient(bad, 1))
     for one, other in zip(flatten(model)[0], before, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("max_norm", [0.0, -1.0, math.nan])
+def test_a_norm_that_cannot_be_is_refused(max_norm):
+    with raises_line(ConfigError, f"^max_norm is {max_norm}; expected more than 0"):
+        clip_by_global_norm([np.ones(2)], max_norm)
+    with raises_line(ConfigError, f"^max_norm is {max_norm}; expected more than 0"):
+        step(np, [[0]], max_norm=max_norm)
+
+
+def test_a_learning_rate_that_is_no_number_is_refused():
+    with raises_line(ConfigError, "^learning_rate is nan; expected a finite number"):
+        step(np, [[0]], learning_rate=math.nan)

@@ -117,7 +117,7 @@ def explain(operation: str, *arrays: Any, **static: Any) -> str:
     Raises ConfigError for an operation that there is not, and for arguments that are not its own.
     """
     if operation not in OPERATIONS:
-        near = difflib.get_close_matches(operation, OPERATIONS, n=1)
+        near = difflib.get_close_matches(str(operation), OPERATIONS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known operations: {', '.join(sorted(OPERATIONS))}"
         raise ConfigError(f"unknown operation {operation!r}; {hint}")
     taken = inspect.signature(OPERATIONS[operation].portable.forward)

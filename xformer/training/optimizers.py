@@ -53,6 +53,9 @@ class Adam:
     beta2: float = 0.98
     epsilon: float = 1e-9
 
+    def __post_init__(self) -> None:
+        _check(self, shares=("beta1", "beta2"), sizes=("epsilon", "weight_decay"))
+
     def initial(self, model: Any) -> AdamState:
         """The state before the first update: all moments zero."""
         return AdamState(0, map_arrays(zero_moment, model), map_arrays(zero_moment, model))
@@ -115,6 +118,9 @@ class Sgd:
     momentum: float = 0.9
     nesterov: bool = False
 
+    def __post_init__(self) -> None:
+        _check(self, shares=("momentum",))
+
     def initial(self, model: Any) -> SgdState:
         """The state before the first update: at rest."""
         return SgdState(0, map_arrays(zero_moment, model) if self.momentum else None)
@@ -166,6 +172,9 @@ class Adafactor:
     weight_decay: float = 0.0
     decay_all: bool = False
 
+    def __post_init__(self) -> None:
+        _check(self, sizes=("epsilon", "least_scale", "threshold", "weight_decay"))
+
     def initial(self, model: Any) -> AdafactorState:
         """The state before the first update: all means zero."""
         leaves, rebuild = flatten(model)
@@ -197,6 +206,15 @@ class Adafactor:
         ]
         parameters, *moments = _columns(updated, 4)
         return rebuild(parameters), AdafactorState(step, *map(rebuild, moments))
+
+
+def _check(optimizer: Any, shares: Sequence[str] = (), sizes: Sequence[str] = ()) -> None:
+    """Raise ConfigError for settings, of those that there are and not None, that are no shares or no sizes."""
+    for names, most, words in ((shares, 1.0, "a number in [0, 1)"), (sizes, math.inf, "a finite number of at least 0")):
+        for name in names:
+            value = getattr(optimizer, name, None)
+            if value is not None and not (isinstance(value, int | float) and 0.0 <= value < most):
+                raise ConfigError(f"{type(optimizer).__name__}: {name} is {value!r}; expected {words}")
 
 
 def _factors(leaves: Sequence[Array], state: AdafactorState) -> Iterator[tuple[Any, Any, Any]]:

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from xformer.errors import TrainingError
+from xformer.errors import ConfigError, TrainingError
 from xformer.namespace import Array, array_namespace
 from xformer.ops.squared_norm import squared_norm
 from xformer.random import Rng
@@ -45,8 +45,11 @@ def train_step(
     gradient: sums a function of (shard, tokens of the whole update), and its gradient, over the shards of a batch, as
     ShardedGradient(functools.partial(share_of_mean, loss=...), threads) does. scale: for float16 (see precision.py).
 
-    Raises TrainingError when the loss or the gradient is not finite, whatever the scale; nothing is updated then.
+    Raises ConfigError for a learning rate that is not finite or a max_norm that is not positive, TrainingError when the
+    loss or the gradient is not finite, whatever the scale; nothing is updated then.
     """
+    if not math.isfinite(learning_rate):
+        raise ConfigError(f"learning_rate is {learning_rate}; expected a finite number")
     scaled_loss, gradients = accumulate(gradient, model, batches, rng, scale.value)
     norm = global_norm(gradients)
     factor = clip_factor(scaled_loss, norm, max_norm, scale.value)
@@ -88,7 +91,10 @@ def clip_factor(loss: Array, norm: Array, max_norm: float, scale: float) -> Arra
     """What gradients are to be multiplied by, so that their norm is at most `max_norm` (Pascanu et al., 2013).
 
     scale: of the loss, the gradients and their norm, which the factor takes away. NaN where one of them is not finite.
+    Raises ConfigError unless max_norm is positive; infinity clips nothing.
     """
+    if not max_norm > 0.0:
+        raise ConfigError(f"max_norm is {max_norm}; expected more than 0 (math.inf: no clipping)")
     xp, range_ = array_namespace(norm), array_namespace(norm).finfo(norm.dtype)
     # A limit beyond the dtype's range, as infinity, would make 0 / 0 or inf / inf of norms that are fine.
     limit = min(max(max_norm * scale, float(range_.smallest_normal)), float(range_.max)) * xp.ones_like(norm)
@@ -99,7 +105,8 @@ def clip_factor(loss: Array, norm: Array, max_norm: float, scale: float) -> Arra
 def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, float]:
     """Scale all gradients down together when their norm is above `max_norm`; returns them and the norm they had.
 
-    Where that is not finite all of them become NaN. `train_step` leaves the scaling to the update.
+    Where that is not finite all of them become NaN. `train_step` leaves the scaling to the update. Raises ConfigError
+    unless max_norm is positive.
     """
     norm = global_norm(gradients)
     factor = float(clip_factor(norm, norm, max_norm, 1.0))

@@ -146,7 +146,7 @@ def serve(pipe: int, parameters: int, gradients: int) -> None:
         gc.freeze()  # what is here by now stays, so the collector need not look at it again
         while (item := connection.recv()) is not None:
             connection.send(_answer(differentiated, shared_model, item, shared_gradients))
-    except EOFError:
+    except (EOFError, ConnectionError):  # the owner is gone
         return
 
 
