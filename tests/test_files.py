@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from tests.reference import raises_line
-from xformer.errors import CheckpointError
-from xformer.files import atomic_write, read_json, write_json
+from xformer.errors import CheckpointError, ConfigError
+from xformer.files import atomic_write, check_apart, read_json, write_json
 
 
 def write(path, content):
@@ -122,3 +122,14 @@ def test_json_that_is_none_is_refused(tmp_path, content, message):
         (tmp_path / "a.json").write_bytes(content)
     with raises_line(CheckpointError, message):
         read_json(tmp_path / "a.json", "settings")
+
+
+def test_an_output_keeps_apart_from_what_is_read(tmp_path):
+    (tmp_path / "a").write_text("a")
+    (tmp_path / "b").hardlink_to(tmp_path / "a")
+    check_apart(tmp_path / "new", [tmp_path / "a", tmp_path / "new"], "--out")
+    check_apart("/dev/null", ["/dev/null"], "--out")
+    with raises_line(ConfigError, "--out .*b would replace .*a, which is read or belongs to the run; choose another"):
+        check_apart(tmp_path / "b", [tmp_path / "new", tmp_path / "a"], "--out")
+    with (tmp_path / "a").open() as file, raises_line(ConfigError, "would replace standard input"):
+        check_apart(tmp_path / "a", [file.fileno()], "--out")

@@ -5,18 +5,34 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from xformer.errors import CheckpointError
+from xformer.errors import CheckpointError, ConfigError
 
 
 def unwritable_parent(path: Path) -> Path | None:
     """The nearest thing above a path that exists, where nothing can be made in it; None where something can."""
     parent = next(parent for parent in path.absolute().parents if parent.exists())
     return None if parent.is_dir() and os.access(parent, os.W_OK) else parent
+
+
+def check_apart(output: str | os.PathLike[str], kept: Iterable[str | os.PathLike[str] | int], called: str) -> None:
+    """Raise ConfigError where an output would replace a file that is read or kept, under whatever name.
+
+    kept: files that need not exist, or descriptors; called: what the error calls the output, such as "--output".
+    """
+    for file in kept:
+        with contextlib.suppress(OSError):
+            found = os.stat(file)
+            if stat.S_ISREG(found.st_mode) and os.path.samestat(found, os.stat(output)):
+                name = "standard input" if isinstance(file, int) else file
+                raise ConfigError(
+                    f"{called} {output} would replace {name}, which is read or belongs to the run; choose another name"
+                )
 
 
 @contextlib.contextmanager

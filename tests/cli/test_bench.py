@@ -95,6 +95,8 @@ def test_a_case_that_fails_does_not_cost_the_others(xformer, monkeypatch):
         (["attention", "--beam", "3"], "--beam means nothing to attention; leave it out"),
         (["attention", "--out", "."], "cannot write .: it is not a regular file"),
         (["attention", "--plot", "/dev/null"], "cannot write /dev/null: it is not a regular file"),
+        (["attention", "--plot", "speed.pdf"], "--plot is speed.pdf; expected a name ending in .png"),
+        (["attention", "--out", "x.png", "--plot", "./x.png"], "--out and --plot are both x.png; choose another name"),
         (["attention", "--out", "/dev/null/y.json"], "/dev/null is not a directory that may be written to"),
     ],
 )

@@ -150,3 +150,9 @@ def test_runs_of_another_kind(refused, run, trained, tmp_path):
         error = refused(command, "--model", run, untouched=tmp_path, stdin=b"one\n")
         assert f"{run} holds a model for language_modelling; expected one for {task}" in error
     assert "holds no run" in refused("generate", "--model", tmp_path, untouched=tmp_path)
+
+
+def test_an_output_does_not_replace_the_prompts(refused, run, tmp_path):
+    (tmp_path / "prompts").write_text("a\n")
+    options = ("--model", run, "--input", tmp_path / "prompts", "--output", tmp_path / "prompts")
+    assert "would replace" in refused("generate", *options, untouched=tmp_path)

@@ -84,3 +84,13 @@ def test_parts_are_in_natural_order(xformer, trained, tmp_path):
     parts = list(json.loads(xformer("inspect", tmp_path / "run", "--json").out)["parameters"])
     assert [part for part in parts if part.startswith("encoder ")] == [f"encoder {i}" for i in (0, 1, 2, 9, 10, 11)]
     assert parts.index("decoder 0") < parts.index("encoder 0") < parts.index("source_embedding")
+
+
+def test_a_picture_replaces_nothing_of_the_run(refused, trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    model = tmp_path / "run" / "model.safetensors"
+    error = refused("inspect", tmp_path / "run", "--plot", model, untouched=tmp_path)
+    assert "expected a name ending in .png" in error
+    (tmp_path / "link.png").symlink_to(model)
+    error = refused("inspect", tmp_path / "run", "--plot", tmp_path / "link.png", untouched=tmp_path)
+    assert f"link.png would replace {model}" in error

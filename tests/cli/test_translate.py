@@ -270,3 +270,20 @@ def test_options_that_contradict_each_other(refused, trained, text, tmp_path, op
     error = refused("translate", "--model", trained, "--input", text / "test.en", "--output", tmp_path / "o", *options,
                     untouched=tmp_path)  # fmt: skip
     assert message in error
+
+
+@pytest.mark.parametrize("file", ["test.en", "link", "run/model.safetensors", "run/log.jsonl", "run/tokenizer.json"])
+def test_an_output_replaces_nothing_that_is_read(refused, trained, text, tmp_path, monkeypatch, file):
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.copy(text / "test.en", tmp_path)
+    (tmp_path / "link").symlink_to("test.en")
+    monkeypatch.setattr("xformer.cli.write.load", lambda *_: pytest.fail("work was started"))
+    options = ("--model", tmp_path / "run", "--input", tmp_path / "test.en", "--output", tmp_path / file)
+    assert f"--output {tmp_path / file} would replace " in refused("translate", *options, untouched=tmp_path)
+
+
+def test_an_output_may_lie_beside_the_files_of_a_run(xformer, trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    options = ("--model", tmp_path / "run", "--output", tmp_path / "run" / "out")
+    for _ in range(2):  # what is there already, too
+        assert xformer("translate", *options, stdin=b"seven\n").code == 0

@@ -26,6 +26,7 @@ from xformer.benchmarks.plan import AXES
 from xformer.benchmarks.race import DTYPES, dtype_of
 from xformer.benchmarks.report import machine_line
 from xformer.cli.console import make_console
+from xformer.cli.plots import check_picture
 from xformer.errors import BackendError, ConfigError
 from xformer.files import unwritable_parent, write_json
 from xformer.host import num_threads
@@ -52,7 +53,10 @@ def run_bench(request: Request, *, out: Path | None, plot: Path | None, as_json:
         if path is not None:
             check_writable(path)
     if plot is not None:
+        check_picture(plot, [])
         require("matplotlib")
+        if out is not None and os.path.realpath(out) == os.path.realpath(plot):
+            raise ConfigError(f"--out and --plot are both {out}; choose another name for one of them")
     turns = request.turns or kind.turns
     described = describe_machine(request.threads)
     with _progress(len(cases) * (turns + 1)) as advance:

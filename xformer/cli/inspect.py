@@ -30,10 +30,13 @@ def inspect(
     from xformer.cli.console import make_console
     from xformer.cli.report import collect, show
 
+    if plot is not None:
+        from xformer.cli.plots import check_picture, draw_curves
+        from xformer.training import RunDirectory
+
+        check_picture(plot, RunDirectory(directory).files())
     report = collect(directory)
     if plot is not None:
-        from xformer.cli.plots import draw_curves
-
         draw_curves(report["log"], plot)
     if as_json:
         print(json.dumps({name: value for name, value in report.items() if name != "log"}))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from xformer.errors import ConfigError
-from xformer.files import atomic_write
+from xformer.files import atomic_write, check_apart
 from xformer.text.extras import require
 
 _DOTS_PER_INCH = 150
@@ -73,6 +73,13 @@ def new_figure(width: float, height: float) -> Any:
     figure = require("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
     require("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
     return figure
+
+
+def check_picture(path: Path, kept: Iterable[Path]) -> None:
+    """Raise ConfigError for a `--plot` that is not the name of a PNG, or that would replace what is to be kept."""
+    if path.suffix.lower() != ".png":
+        raise ConfigError(f"--plot is {path}; expected a name ending in .png, since pictures are PNG files")
+    check_apart(path, kept, "--plot")
 
 
 def _label(token: str) -> str:

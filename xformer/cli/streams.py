@@ -7,12 +7,12 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from xformer.errors import CheckpointError, DataError
-from xformer.files import atomic_write
+from xformer.files import atomic_write, check_apart
 from xformer.text import iter_lines, read_lines
 
 STANDARD = "-"
@@ -141,6 +141,17 @@ class ArrivingLines:
             raise _unreadable(error) from error
         self._ended = not data
         self._buffer += data
+
+
+def check_output(name: str, source: str | None, kept: Iterable[Path]) -> None:
+    """Raise ConfigError where `--output` would replace the source, or what is to be kept."""
+    if name == STANDARD:
+        return
+    read: list[str | int] = [] if source is None else [source]
+    if source == STANDARD:
+        with contextlib.suppress(OSError, ValueError, DataError):  # closed, or replaced
+            read = [_standard_input().fileno()]
+    check_apart(name, [*read, *kept], "--output")
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ def write_lines(
     A stream is worked on as it comes; a file as a whole, so that nothing is written when its last line is bad.
     """
     request = GenerationRequest.of(**settings)
+    streams.check_output(output, source, RunDirectory(directory).files())
     writer = load(kind, directory, backend)
     if streams.is_terminal(source):
         make_console(stderr=True).print("type a line; Ctrl-D ends")

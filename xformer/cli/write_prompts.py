@@ -12,6 +12,7 @@ from xformer.cli.console import make_console
 from xformer.cli.write import load
 from xformer.errors import ConfigError
 from xformer.pipelines import Continuation, TextGenerator
+from xformer.training import RunDirectory
 
 _DASHES = "-" * 15
 
@@ -32,6 +33,7 @@ def write_prompts(
     """
     if given and source is not None:
         raise ConfigError("--prompt and --input are both given; expected one or the other: leave one out")
+    streams.check_output(output, source, RunDirectory(directory).files())
     writer = load(TextGenerator, directory, backend)
     writer.request(**settings)  # what contradicts itself is said before anything is read
     number = 0

@@ -39,6 +39,12 @@ class RunDirectory:
         """Where the tokenizer of a side ("source", "target" or "joint") is kept."""
         return self.path / ("tokenizer.json" if side == "joint" else f"{side}_tokenizer.json")
 
+    def files(self) -> list[Path]:
+        """What a run keeps, where it is there or not: no output may take its place."""
+        tokenizers = [self.tokenizer(side) for side in ("joint", "source", "target")]
+        models = [self.model, self.last, self.averaged, *self.checkpoints.glob("*.safetensors")]
+        return [self.config, self.log, *tokenizers, *models]
+
     def start(self, config: dict[str, Any], tokenizers: Mapping[str, Tokenizer]) -> None:
         """Claim the directory for a new run: write its tokenizers, by side, and then its configuration.
 
