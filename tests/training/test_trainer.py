@@ -392,6 +392,38 @@ def test_a_mean_that_was_not_finished_is_made_up_for(tmp_path, monkeypatch):
     assert again.done() == "10 updates"
 
 
+def test_the_mean_does_without_checkpoints_that_are_gone(tmp_path, monkeypatch):
+    settings = dataclasses.replace(SETTINGS, keep_checkpoints=3, average="last", max_updates=12)
+    monkeypatch.setattr(Trainer, "_average", lambda self, began: None)
+    make(tmp_path, settings).run()
+    monkeypatch.undo()
+    paths = [tmp_path / "checkpoints" / f"step-{step}.safetensors" for step in (4, 8, 12)]
+    whole = paths[0].read_bytes()
+    paths[0].write_bytes(whole[:-1])
+    with raises_line(CheckpointError, "step-4.safetensors .*, or remove it, so that the run goes on without it"):
+        make_again(tmp_path, settings)
+    paths[0].write_bytes(whole)
+    paths[1].unlink()
+    again = make_again(tmp_path, settings)
+    assert (again.lost, again.run()) == ([8], "12 updates")
+    mean = bits_of(average_models([paths[0], paths[2]], like=again.model))
+    assert bits_of(Transformer.load(tmp_path / "averaged.safetensors", xp=np)) == mean
+    lost, average = RunDirectory(tmp_path).read_log()[-2:]
+    assert (lost, average["updates"]) == ({"event": "lost", "step": 12, "checkpoints": [8]}, [4, 12])
+    assert make_again(tmp_path, settings).lost == []  # the state knows of it
+
+
+def test_without_any_checkpoint_there_is_no_mean(tmp_path, monkeypatch):
+    settings = dataclasses.replace(SETTINGS, keep_checkpoints=2, average="last")
+    monkeypatch.setattr(Trainer, "_average", lambda self, began: None)
+    make(tmp_path, settings).run()
+    monkeypatch.undo()
+    for path in (tmp_path / "checkpoints").iterdir():
+        path.unlink()
+    again = make_again(tmp_path, settings)
+    assert (again.lost, again.done()) == ([4, 8], "10 updates")
+
+
 def test_a_mean_that_is_not_finite_is_not_the_model(tmp_path, monkeypatch):
     scored(monkeypatch, [0.5, 0.7, 0.6, math.nan])
     trainer = make(tmp_path, dataclasses.replace(SETTINGS, keep_checkpoints=2, average="last", max_updates=12))

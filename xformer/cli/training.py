@@ -120,6 +120,8 @@ def train_run(
     if resume and run.last.exists():
         trainer.resume()
         console.print(f"going on after update {trainer.progress.step:,}")
+        if trainer.lost:
+            console.print(f"note: the checkpoints of updates {trainer.lost} are gone; the run goes on without them")
     elif resume:
         run.rewind_log(0)
         console.print("nothing had been saved yet; starting again from the first update")

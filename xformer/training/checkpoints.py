@@ -38,6 +38,19 @@ class Checkpoints:
             model.save(self.path(step))
         return chosen
 
+    def there(self, kept: Sequence[list[Any]]) -> tuple[list[list[Any]], list[int]]:
+        """Which of the list have their file, and the updates of those that have none.
+
+        Raises CheckpointError, before the work that it would spoil, for a file that is damaged.
+        """
+        found = [entry for entry in kept if self.path(entry[0]).exists()]
+        for step, _ in found:
+            try:
+                load_arrays(self.path(step))
+            except CheckpointError as error:
+                raise CheckpointError(f"{error}, or remove it, so that the run goes on without it") from error
+        return found, [entry[0] for entry in kept if entry not in found]
+
     def prune(self, kept: Sequence[list[Any]]) -> None:
         """Remove the files of all others. Call it once the list of those that stay is saved."""
         names = {self.path(step).name for step, _ in kept}

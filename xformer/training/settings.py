@@ -188,6 +188,16 @@ class LoopSettings:
             if is_unused and getattr(self, name) != getattr(LoopSettings, name):
                 raise ConfigError(f"{name} is {getattr(self, name)!r} and {reason}, so it has no effect; leave it out")
 
+    def end_of(self, step: int, minutes: float, stale_validations: int) -> str | None:
+        """Why a run that is so far has nothing left to do (None: it has)."""
+        if self.max_updates is not None and step >= self.max_updates:
+            return f"{self.max_updates} updates"
+        if self.max_minutes is not None and minutes >= self.max_minutes:
+            return f"{self.max_minutes:g} minutes"
+        if self.patience is not None and stale_validations >= self.patience:
+            return f"no better model in {self.patience} validation{'s' if self.patience > 1 else ''}"
+        return None
+
     @property
     def checkpoint_interval(self) -> int:
         """Updates between the models that are kept."""

@@ -55,6 +55,7 @@ class Trainer:
         with enough_memory("the optimizer's state", lambda most: advice.smaller_model(settings)):
             self.state = self.optimizer.initial(model)
         self.progress = Progress(loss_scale=LossScale.initial(settings.precision))
+        self.lost: list[int] = []
         self._saved_step: int | None = None
         self._saved_at = time.monotonic()
         self.rng = Rng(settings.seed).fold("training")
@@ -64,7 +65,10 @@ class Trainer:
         self.shards = settings.shards or shards_for(model, num_threads())
 
     def resume(self) -> None:
-        """Go on from the directory's last state; raises CheckpointError when it is not this run's."""
+        """Go on from the directory's last state; raises CheckpointError when it is not this run's.
+
+        `lost` names the updates whose checkpoints are gone: the mean does without them.
+        """
         self.model, self.state, values = self.directory.load_state(self.model, self.state)
         try:
             progress = Progress(**values)
@@ -77,8 +81,11 @@ class Trainer:
             progress = replace(progress, averaged_step=0, averaged_score=None)
             if not self.directory.bring_back_best():
                 progress = replace(progress, validated_step=0, best_score=None, best_loss=None, stale_validations=0)
-        self.progress, self._saved_step = progress, progress.step
+        there, self.lost = self.checkpoints.there(progress.checkpoints)
+        self.progress, self._saved_step = replace(progress, checkpoints=there), progress.step
         self.directory.rewind_log(progress.step)
+        if self.lost:
+            self._log({"event": "lost", "step": progress.step, "checkpoints": self.lost})
 
     def run(self) -> str:
         """Train until the end the settings name, or until Ctrl-C; returns why it ended.
@@ -138,16 +145,8 @@ class Trainer:
 
     def finished(self, began: float | None = None) -> str | None:
         """Why there is nothing left to do by the settings (None: there is); began: when the clock was at zero."""
-        updates, minutes = self.settings.max_updates, self.settings.max_minutes
-        if updates is not None and self.progress.step >= updates:
-            return f"{updates} updates"
-        so_far = self.progress.minutes if began is None else (time.monotonic() - began) / 60.0
-        if minutes is not None and so_far >= minutes:
-            return f"{minutes:g} minutes"
-        patience = self.settings.patience
-        if patience is not None and self.progress.stale_validations >= patience:
-            return f"no better model in {patience} validation{'s' if patience > 1 else ''}"
-        return None
+        minutes = self.progress.minutes if began is None else (time.monotonic() - began) / 60.0
+        return self.settings.end_of(self.progress.step, minutes, self.progress.stale_validations)
 
     def done(self) -> str | None:
         """Why there is nothing left to do at all, validation and averaging included (None: there is)."""
