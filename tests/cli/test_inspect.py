@@ -45,6 +45,13 @@ def test_curves(xformer, trained, tmp_path):
     assert str(tmp_path / "curves.png") in done.out
 
 
+def test_curves_know_the_smoothing_of_the_run(xformer, trained, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("xformer.cli.plots.draw_curves", lambda *_, **settings: drawn.append(settings))
+    assert xformer("inspect", trained, "--plot", tmp_path / "curves.png").code == 0
+    assert drawn == [{"label_smoothing": 0.1}]
+
+
 def test_a_run_that_has_no_model_yet(xformer, trained, tmp_path, refused):
     shutil.copytree(trained, tmp_path / "run")
     for file in ("model.safetensors", "last.safetensors", "log.jsonl"):

@@ -46,6 +46,13 @@ def test_curves_without_bleu(figure, tmp_path):
     assert losses.get_xlabel() == "update"
 
 
+def test_smoothed_labels_are_named_where_they_are_smoothed(figure, tmp_path):
+    for smoothing in (0.0, 0.1):
+        plots.draw_curves(LOG, tmp_path / "curves.png", label_smoothing=smoothing)
+    labels = [each.axes[0].lines[0].get_label() for each in figure]
+    assert labels == ["training", "training, with smoothed labels"]
+
+
 def test_nothing_to_draw(tmp_path):
     with pytest.raises(ConfigError, match="nothing to plot"):
         plots.draw_curves([], tmp_path / "curves.png")

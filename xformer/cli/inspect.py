@@ -37,7 +37,8 @@ def inspect(
         check_picture(plot, RunDirectory(directory).files())
     report = collect(directory)
     if plot is not None:
-        draw_curves(report["log"], plot)
+        training = report["config"].get("recipe", {}).get("training", {})
+        draw_curves(report["log"], plot, label_smoothing=training.get("label_smoothing", 0.0))
     if as_json:
         print(json.dumps({name: value for name, value in report.items() if name != "log"}))
         return

@@ -15,8 +15,10 @@ from xformer.text.extras import require
 _DOTS_PER_INCH = 150
 
 
-def draw_curves(log: Sequence[dict[str, Any]], path: Path) -> None:
+def draw_curves(log: Sequence[dict[str, Any]], path: Path, *, label_smoothing: float = 0.0) -> None:
     """Draw training loss, validation loss and score against updates, from the events of a log.
+
+    label_smoothing: of the training loss.
 
     Raises ConfigError when the log has nothing to draw, CheckpointError when the file cannot be written.
     """
@@ -27,7 +29,8 @@ def draw_curves(log: Sequence[dict[str, Any]], path: Path) -> None:
     scored = [event for event in validations if event.get("score") is not None]
     figure = new_figure(8, 5.5 if scored else 3.2)
     upper, *lower = figure.subplots(2 if scored else 1, 1, sharex=True, squeeze=False)[:, 0]
-    upper.plot(*_columns(updates, "loss"), color="tab:gray", linewidth=0.8, label="training, with smoothed labels")
+    label = "training, with smoothed labels" if label_smoothing else "training"
+    upper.plot(*_columns(updates, "loss"), color="tab:gray", linewidth=0.8, label=label)
     upper.plot(*_columns(validations, "loss"), color="tab:blue", marker="o", markersize=3, label="validation")
     upper.set_ylabel("loss (nats a token)")
     upper.legend(frameon=False)
