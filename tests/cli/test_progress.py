@@ -109,3 +109,9 @@ def test_a_terminal_gets_a_bar_with_the_last_validation():
     assert "validation after update 500" in text
     assert "update 501" in text
     assert "valid: perplexity 4.48, BLEU 21.50" in text
+
+
+def test_a_loss_gone_wrong_takes_no_more_room_than_others():
+    event = dataclasses.replace(VALIDATION, loss=7e21, perplexity=1e304)
+    assert "loss 7e+21  perplexity 1e+304  BLEU 21.50" in progress._validation_line(event)
+    assert "loss 1.5000  perplexity 4.48  BLEU" in progress._validation_line(VALIDATION)

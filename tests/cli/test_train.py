@@ -370,7 +370,8 @@ def test_a_loss_that_is_not_a_number_ends_the_run(xformer, train_options, text, 
     assert done.code == 2
     assert done.err.count("\n") == 1
     assert done.err.startswith("error: update 2: the loss is")
-    assert "lower the learning rate, by learning_rate_factor or more warmup_steps" in done.err
+    assert "lower the learning rate, by a smaller learning_rate_factor (it is " in done.err
+    assert " or more warmup_steps, in a new run (--resume keeps it); " in done.err
     assert "no state had been saved yet" in done.err
     assert not (tmp_path / "run" / "last.safetensors").exists()
 

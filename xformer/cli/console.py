@@ -41,6 +41,15 @@ def program() -> str:
     return "xformer"
 
 
+def short(value: float, decimals: int = 2) -> str:
+    """Say a figure that may be of any size: losses and perplexities after training went wrong.
+
+    >>> short(12.345), short(7e21)
+    ('12.35', '7e+21')
+    """
+    return f"{value:.{decimals}f}" if abs(value) < 1e6 else f"{value:.3g}"
+
+
 def plural(count: int, noun: str) -> str:
     """Say a count with its noun: "1 line", "2 lines"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

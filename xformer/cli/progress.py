@@ -10,6 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from xformer.cli.console import short
 from xformer.training.events import Average, Update, Validation
 from xformer.training.settings import LoopSettings
 
@@ -70,7 +71,7 @@ class TrainingProgress:
         self._loss = keep * self._loss + (1.0 - keep) * update.loss
         self._speed = keep * self._speed + (1.0 - keep) * update.tokens_per_second
         share, seconds_left = self._remaining(update)
-        text = f"update {update.step:,}  loss {self._loss:.3f}  {self._speed:,.0f} {self.unit}/s"
+        text = f"update {update.step:,}  loss {short(self._loss, 3)}  {self._speed:,.0f} {self.unit}/s"
         if seconds_left is not None:
             text += f"  {_duration(seconds_left)} left"
         if self._bar is not None:
@@ -96,7 +97,7 @@ class TrainingProgress:
 
 def _short(validation: Validation) -> str:
     score = "" if validation.score is None else f", {validation.metric} {validation.score:.2f}"
-    return f"valid: perplexity {validation.perplexity:.2f}{score}"
+    return f"valid: perplexity {short(validation.perplexity)}{score}"
 
 
 def _validation_line(validation: Validation) -> str:
@@ -105,8 +106,8 @@ def _validation_line(validation: Validation) -> str:
     averaged = f"mean of {len(validation.updates)} models: " if isinstance(validation, Average) else ""
     return (
         f"{averaged}validation after update {validation.step:,}  epoch {validation.epoch + 1}  "
-        f"{_duration(60.0 * validation.minutes)}  loss {validation.loss:.4f}  "
-        f"perplexity {validation.perplexity:.2f}{score}{best}"
+        f"{_duration(60.0 * validation.minutes)}  loss {short(validation.loss, 4)}  "
+        f"perplexity {short(validation.perplexity)}{score}{best}"
     )
 
 

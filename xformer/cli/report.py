@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from xformer.cli.console import plural
+from xformer.cli.console import plural, short
 from xformer.pipelines import Tokenizers
 from xformer.storage import load_arrays
 from xformer.training import RunDirectory
@@ -110,8 +110,8 @@ def _history(validations: list[dict[str, Any]]) -> Table | str:
         table.add_row(
             f"{event['step']:,}",
             f"{event['minutes']:.1f}",
-            f"{event['loss']:.4f}",
-            f"{event['perplexity']:.2f}",
+            short(event["loss"], 4),
+            short(event["perplexity"]),
             "" if score is None else f"{score:.2f}",
             _standing(event, latest_best),
         )

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 import xformer
-from xformer.cli.console import plural, program
+from xformer.cli.console import plural, program, short
 from xformer.cli.progress import TrainingProgress
 from xformer.text import Tokenizer
 from xformer.training import Recipe, RunDirectory, Task, Trainer, Validation
@@ -144,7 +144,7 @@ def say_end(task: str, outcome: Outcome, run: RunDirectory, console: Console) ->
         best, averaged = progress.best_score, progress.averaged_score
         name = f"the best model, after update {progress.best_step:,}," if averaged is None else "the averaged model"
         value = best if averaged is None else averaged
-        score = f"{outcome.trainer.task.metric} {value:.2f}" if by_score else f"loss {-value:.4f}"
+        score = f"{outcome.trainer.task.metric} {value:.2f}" if by_score else f"loss {short(-value, 4)}"
         console.print(f"{name} is in {run.path}: validation {score}")
     (train, use), place = _COMMANDS[task], shlex.quote(str(run.path))
     if outcome.code:

@@ -10,9 +10,10 @@ from xformer.tree import flatten
 
 
 def more_careful(settings: LoopSettings) -> str:
-    """How to lower the learning rate."""
+    """How to lower the learning rate, which a run that goes on cannot."""
     peak = "learning_rate_factor" if settings.learning_rate is None else "learning_rate"
-    return f"by {peak} or more warmup_steps"
+    value = getattr(settings, peak)
+    return f"by a smaller {peak} (it is {value:g}) or more warmup_steps, in a new run (--resume keeps it)"
 
 
 def smaller_model(settings: LoopSettings) -> str:
