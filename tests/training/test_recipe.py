@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,11 @@ def test_changed_settings():
         ({"training": {"seed": True}}, r"seed in \[training\] of here is True; expected a value of type int"),
         ({"training": {"seed": None}}, r"seed in \[training\] of here is None"),
         ({"training": {"batch_tokens": 1.5}}, r"batch_tokens in \[training\] of here is 1.5"),
-        ({"training": {"max_norm": 0}}, r"\[training\] of here: max_norm is 0; expected more than 0"),
+        ({"training": {"max_norm": 0}}, r"\[training\] of here: max_norm is 0; expected a finite number above 0"),
+        ({"training": {"max_norm": math.inf}}, r"max_norm is inf; expected a finite number above 0"),
+        ({"training": {"z_loss": math.inf}}, r"z_loss is inf; expected a finite number of at least 0"),
+        ({"d_model": 3}, r"'d_model' in here stands outside the tables; expected it under \[model\]"),
+        ({"task": "language_modelling", "context_length": 3}, r"'context_length' .* expected it under \[training\]"),
         ({"training": {"schedule": "step"}}, r"\[training\] of here: schedule is 'step'; expected one of"),
         ({"training": {"optimizer": "lion"}}, r"\[training\] of here: optimizer is 'lion'; expected one of"),
         (

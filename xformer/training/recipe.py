@@ -90,6 +90,7 @@ class Recipe:
             raise ConfigError(f"task in {where} is {task!r}; expected one of {', '.join(TASKS)}")
         kind = TASKS[task]
         for name, table in tables.items():
+            _check_place(name, kind, where)
             check_key(name, {"task", "model", "tokenizer", "training"}, where)
             if not isinstance(table, dict):
                 raise ConfigError(f"{name!r} in {where} is {table!r}; expected a table [{name}]")
@@ -156,6 +157,14 @@ def _check_model(kind: TaskKind, model: dict[str, Any], tokenizer: dict[str, Any
         if model.get("copy") and sizes.get("share_embeddings") is False:
             raise ConfigError("copy is true: source tokens must be target tokens, too; set joint = true in [tokenizer]")
         return kind.model(**sizes, **model)
+
+
+def _check_place(name: str, kind: TaskKind, where: str) -> None:
+    """Raise ConfigError for a key before the tables that belongs into one, or some, of them."""
+    kinds = {"model": kind.model, "tokenizer": kind.tokenizer, "training": kind.training}
+    homes = [f"[{table}]" for table, each in kinds.items() if name in {f.name for f in dataclasses.fields(each)}]
+    if homes and name not in kinds and name not in kind.not_in_recipes:
+        raise ConfigError(f"{name!r} in {where} stands outside the tables; expected it under {' or '.join(homes)}")
 
 
 def _check_positions(config: ModelConfig, training: Any) -> None:

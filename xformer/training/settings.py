@@ -74,9 +74,13 @@ _RANGES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
     (
         ("max_minutes", "save_every_minutes", "learning_rate_factor", "learning_rate", "max_norm", "epsilon"),
         lambda value: 0 < value < math.inf,
-        "more than 0",
+        "a finite number above 0",
     ),
-    (("z_loss", "weight_decay", "min_learning_rate"), lambda value: 0.0 <= value < math.inf, "at least 0"),
+    (
+        ("z_loss", "weight_decay", "min_learning_rate"),
+        lambda value: 0.0 <= value < math.inf,
+        "a finite number of at least 0",
+    ),
     (("label_smoothing", "beta1", "beta2", "momentum"), lambda value: 0.0 <= value < 1.0, "a number in [0, 1)"),
     (("valid_share",), lambda value: 0.0 < value < 1.0, "a number between 0 and 1"),
     *(((name,), some.__contains__, f"one of {', '.join(map(repr, some))}") for name, some in _CHOICES.items()),
