@@ -127,6 +127,8 @@ def test_other_libraries_write_too(xformer, run, backend):
         (["--beam-size", 2], "beam search has to see both at once"),
         (["--beam-size", 2, "--num-groups", 3], "num_groups 3 does not divide beam_size 2"),
         (["--topic", "東京"], "unknown topic words: '東京'"),
+        (["--prompt", "one", "--prompt", "\udcff"], "invalid value for '--prompt': expected UTF-8 text; see"),
+        (["--topic", "\udcff"], "invalid value for '--topic': expected UTF-8 text; see"),
         (["--coverage-penalty", 1], "no such option"),
         (["--backend", "numpi"], "backend 'numpi' is unknown"),
     ],

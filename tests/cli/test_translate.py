@@ -263,6 +263,7 @@ def test_alignments_name_the_tokens_they_link(xformer, trained, translator, text
         (["--topic", "東京"], "unknown topic words: '東京'"),
         (["--desired-length", 0], "'--desired-length'"),
         (["--desired-length", 5, "--max-length", 9], "a desired length and max_length are both given"),
+        (["--prefix", "\udcff"], "invalid value for '--prefix': expected UTF-8 text; see"),
         (["--prefix", "eins zwei drei vier", "--max-length", 2], "prefix"),
     ],
 )

@@ -17,6 +17,16 @@ def option(panel: str, what: str, **settings: Any) -> Any:
     return typer.Option(help=what, rich_help_panel=panel, **settings)
 
 
+def utf8(value: Any) -> Any:
+    """Pass on an option that is text, or several; raises BadParameter for bytes that are no text."""
+    for text in [value] if isinstance(value, str) else value or []:
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # Python keeps such bytes of a command line as lone surrogates
+            raise typer.BadParameter("expected UTF-8 text") from None
+    return value
+
+
 _WINS = "Where limits contradict each other for a sentence, the maximum wins."
 
 # Name, type with its help, default; the names are those of GenerationRequest and DecodingOptions.
@@ -112,13 +122,21 @@ _OPTIONS: list[tuple[str, Any, Any]] = [
         Annotated[float, option(LENGTH, "How far from --desired-length an output may be, as a fraction of it.")],
         0.1,
     ),
-    ("prefix", Annotated[str | None, option(STEER, "What every output begins with.", metavar="TEXT")], None),
+    (
+        "prefix",
+        Annotated[str | None, option(STEER, "What every output begins with.", metavar="TEXT", callback=utf8)],
+        None,
+    ),
     (
         "topics",
         Annotated[
             list[str] | None,
             typer.Option(
-                "--topic", help="A word or phrase to favour; may be repeated.", metavar="TEXT", rich_help_panel=STEER
+                "--topic",
+                help="A word or phrase to favour; may be repeated.",
+                metavar="TEXT",
+                rich_help_panel=STEER,
+                callback=utf8,
             ),
         ],
         None,

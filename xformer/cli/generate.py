@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from xformer.cli.backend import BackendOption
-from xformer.cli.decoding import LENGTH, SAMPLE, SEARCH, option, with_some_decoding_options
+from xformer.cli.decoding import LENGTH, SAMPLE, SEARCH, option, utf8, with_some_decoding_options
 
 HELP = """Continue prompts with the best model of a run of train-lm, and print prompt and continuation.
 
@@ -51,7 +51,13 @@ def generate(
     settings: dict[str, Any],
     prompt: Annotated[
         list[str] | None,
-        typer.Option("--prompt", metavar="TEXT", help="What to go on from; may be repeated.", rich_help_panel="Text"),
+        typer.Option(
+            "--prompt",
+            metavar="TEXT",
+            help="What to go on from; may be repeated.",
+            rich_help_panel="Text",
+            callback=utf8,
+        ),
     ] = None,
     source: Annotated[
         str | None,
