@@ -112,3 +112,11 @@ def test_what_a_process_could_have_on_a_gpu(monkeypatch):
         enough_memory("it", lambda most: str(most)),
     ):
         raise error("Out of memory allocating 1,024 bytes")
+
+
+def test_too_little_memory_to_see_how_much_there_is(monkeypatch):
+    def read_text(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(memory.Path, "read_text", read_text)
+    assert shortage(MemoryError()) == "more was asked for than there is"

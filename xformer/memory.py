@@ -84,7 +84,7 @@ def _place(error: BaseException) -> _Place:
     if name in ("cupy", "jax", "jaxlib") or "GPU" in text:
         return _Place("", None)
     limit = resource.getrlimit(resource.RLIMIT_AS)[0] if resource else -1
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError, MemoryError):
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()
         size, resident, data = (float(os.sysconf("SC_PAGE_SIZE")) * int(pages[column]) for column in (0, 1, 5))
         if limit >= 0:
