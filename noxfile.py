@@ -17,7 +17,7 @@ nox.options.error_on_external_run = True
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 TORCH = "torch==2.13.0"  # the one that parity tests and speed comparisons were made with
-WHEEL_LIMIT_BYTES = 370_000  # more than a tenth of it is for GPUs alone
+WHEEL_LIMIT_BYTES = 372_000  # more than a tenth of it is for GPUs alone
 # What every unpacker reads, in two hundredths less.
 RECOMPRESS = """
 import os, sys, zipfile, zopfli
