@@ -328,6 +328,8 @@ numpy_row("layer_norm", lambda xp, w: ops.layer_norm(np.arange(6.0).reshape(2, 3
 numpy_row("layer_norm", lambda xp, x: ops.layer_norm(x, np.ones(3), np.ones(3)), (2, 3))
 row("rms_norm", lambda xp, x, w: ops.rms_norm(x, w, epsilon=1e-3), (2, 3, 4), (4,))
 row("silu", lambda xp, x: ops.silu(x), (3, 4))
+row("squared_norm", lambda xp, x, y: ops.squared_norm(x * x, y), (3, 4), (2,))
+row("cast", lambda xp, x, y: xp.sum(ops.cast(x * x, y, dtype="float64")[0] ** 2) * y, (3, 4), (2,))
 row("linear", lambda xp, x, w, b: ops.linear(x, w, b), (2, 3, 4), (4, 5), (5,))
 row("linear", lambda xp, x, w: ops.linear(x, w), (3, 4), (4, 5))
 row("linear", lambda xp, x, w: ops.linear(x, w), (4,), (4, 5))

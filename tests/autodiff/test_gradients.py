@@ -29,7 +29,8 @@ def test_derivatives_match_differences(row: Row):
     check(row.function, row.inputs)
 
 
-KNOWN = {*RULES, *SEQUENCE_RULES, *COMPOSITES, *gaps.NAMES, *ops.__all__, "unstack"}
+UPDATES = {"adafactor", "adam", "sgd"}  # which have no derivative
+KNOWN = {*RULES, *SEQUENCE_RULES, *COMPOSITES, *gaps.NAMES, *ops.__all__, "unstack"} - UPDATES
 
 
 def test_every_rule_and_operation_has_a_row():
