@@ -7,6 +7,7 @@ for NumPy's, which runs the sources on the CPU) needs to replace `launch`, `is_h
 from __future__ import annotations
 
 import functools
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,13 @@ def launch(kernel: str, dtypes: tuple[str, ...], blocks: int, threads: int, *arg
 
 def is_here(array: Any) -> bool:
     """Whether an array lives on the current device, which is where a launch runs."""
-    return array.data.device_id == _runtime().getDevice()  # type: ignore[no-any-return]
+    return array.data.device_id == cuda().runtime.getDevice()  # type: ignore[no-any-return]
 
 
 @functools.cache
-def _runtime() -> Any:
-    return resolve("cupy").cuda.runtime
+def cuda() -> Any:
+    """CuPy's own access to CUDA."""
+    return importlib.import_module("cupy").cuda
 
 
 @functools.cache

@@ -80,12 +80,20 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
             f"{path} is not a whole safetensors file ({error}); it is truncated or foreign; use another copy"
         ) from error
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    metadata = dict(header.get("__metadata__") or {})
+    metadata = dict(header.get(_METADATA) or {})
     described = [(name, tensor["dtype"], tensor["shape"], tensor["data"]) for name, tensor in tensors]
     checksum = metadata.pop(_CHECKSUM, None)  # files from elsewhere have none
     if checksum is not None and checksum != _checksum(described, metadata):
         raise CheckpointError(f"{path} is damaged: its content does not match its checksum; use another copy")
     return {tensor[0]: _unpack(path, *tensor) for tensor in described}, metadata
+
+
+def check_whole(path: str | os.PathLike[str], *, without: str) -> None:
+    """Raise CheckpointError for a file that `load_arrays` refuses; without: what happens once it is removed."""
+    try:
+        load_arrays(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}, or remove it, so that {without}") from error
 
 
 def place(arrays: dict[str, Any], like: dict[str, Array]) -> dict[str, Array]:

@@ -13,13 +13,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from xformer.cuda_launch import cuda
+
 _MOST_FAILURES = 1024
-
-
-@functools.cache
-def cuda() -> Any:
-    """CuPy's own access to CUDA."""
-    return importlib.import_module("cupy").cuda
 
 
 def current() -> tuple[int, int]:

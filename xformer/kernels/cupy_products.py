@@ -16,6 +16,7 @@ import os
 from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from typing import Any, NamedTuple
 
+from xformer.cuda_launch import cuda
 from xformer.host import switch
 from xformer.kernels import cupy_plans
 from xformer.namespace import Array, DType, array_namespace, dtype_name
@@ -40,7 +41,7 @@ def pointer(array: Array) -> int:
 
 def cublas() -> tuple[Any, int]:
     """cuBLAS, whose products take the current stream, and CuPy's handle for this thread and device."""
-    return _binding(), cupy_plans.cuda().device.get_cublas_handle()
+    return _binding(), cuda().device.get_cublas_handle()
 
 
 @functools.cache

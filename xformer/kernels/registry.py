@@ -170,7 +170,7 @@ def load(xp: Namespace) -> None:
     """Load the kernels of a library; raises ConfigError for what XFORMER_KERNELS or XFORMER_CHECK cannot be."""
     _mode()
     switch("XFORMER_CHECK")
-    _kernels_of("", library(base_namespace(xp)))
+    _load(library(base_namespace(xp)))
 
 
 def _kernels_of(operation: str, name: str) -> Sequence[Kernel]:

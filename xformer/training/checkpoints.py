@@ -10,7 +10,7 @@ from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.namespace import to_host
-from xformer.storage import load_arrays, place
+from xformer.storage import check_whole, load_arrays, place
 from xformer.tree import Module, replace
 
 
@@ -45,10 +45,7 @@ class Checkpoints:
         """
         found = [entry for entry in kept if self.path(entry[0]).exists()]
         for step, _ in found:
-            try:
-                load_arrays(self.path(step))
-            except CheckpointError as error:
-                raise CheckpointError(f"{error}, or remove it, so that the run goes on without it") from error
+            check_whole(self.path(step), without="the run goes on without it")
         return found, [entry[0] for entry in kept if entry not in found]
 
     def prune(self, kept: Sequence[list[Any]]) -> None:

@@ -8,6 +8,7 @@ a `LossScale` keeps small cotangents from becoming zero.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -60,8 +61,10 @@ def computed_in(precision: str, loss: Callable[..., Array]) -> Callable[..., Arr
 
 def _of_rounded(model: Any, batch: Any, rng: Any = None, *, loss: Callable[..., Array], precision: str) -> Array:
     leaves, rebuild = flatten(model)
-    rounded = iter(cast(*(leaf for leaf in leaves if is_floating(leaf.dtype)), dtype=precision))
-    return loss(rebuild([next(rounded) if is_floating(leaf.dtype) else leaf for leaf in leaves]), batch, rng)
+    floating = [is_floating(leaf.dtype) for leaf in leaves]
+    rounded = iter(cast(*itertools.compress(leaves, floating), dtype=precision))
+    pairs = zip(leaves, floating, strict=True)
+    return loss(rebuild([next(rounded) if each else leaf for leaf, each in pairs]), batch, rng)
 
 
 def check_precision(precision: str, model: Any) -> None:

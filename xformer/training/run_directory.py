@@ -12,7 +12,7 @@ from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.files import atomic_write, read_json, unwritable_parent, write_json
-from xformer.storage import load_arrays, place, save_arrays
+from xformer.storage import check_whole, load_arrays, place, save_arrays
 from xformer.text import Tokenizer
 from xformer.tree import flatten
 
@@ -160,10 +160,7 @@ class RunDirectory:
                 f"{self.last} is missing, but {self.path} has a trained model; restore it to go on, or start a new run"
             )
         for model in filter(Path.exists, (self.model, self._aside)):
-            try:
-                load_arrays(model)
-            except CheckpointError as error:
-                raise CheckpointError(f"{error}, or remove it, so that the next validation makes a new one") from error
+            check_whole(model, without="the next validation makes a new one")
 
     def save_state(self, model: Any, state: Any, progress: dict[str, Any]) -> None:
         """Write model, optimizer state and progress to one file, atomically.

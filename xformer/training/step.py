@@ -95,9 +95,10 @@ def clip_factor(loss: Array, norm: Array, max_norm: float, scale: float) -> Arra
     """
     if not max_norm > 0.0:
         raise ConfigError(f"max_norm is {max_norm}; expected more than 0 (math.inf: no clipping)")
-    xp, range_ = array_namespace(norm), array_namespace(norm).finfo(norm.dtype)
+    xp = array_namespace(norm)
+    finite = xp.finfo(norm.dtype)
     # A limit beyond the dtype's range, as infinity, would make 0 / 0 or inf / inf of norms that are fine.
-    limit = min(max(max_norm * scale, float(range_.smallest_normal)), float(range_.max)) * xp.ones_like(norm)
+    limit = min(max(max_norm * scale, float(finite.smallest_normal)), float(finite.max)) * xp.ones_like(norm)
     is_finite = xp.logical_and(xp.isfinite(loss), xp.isfinite(norm))
     return xp.where(is_finite, limit / xp.maximum(norm, limit) / scale, math.nan * limit)
 
