@@ -59,11 +59,11 @@ def tests(session: nox.Session) -> None:
         install_if_possible(session, TORCH)
     # A module that needs an absent library (CuPy on a machine without a GPU) has no doctests to run here.
     # On all cores, a file at a time: what a file computes once for its tests is computed once.
-    side_by_side = ["--numprocesses", "auto", "--dist", "loadfile"]
+    parallel_map = ["--numprocesses", "auto", "--dist", "loadfile"]
     doctests = ["--doctest-modules", "--doctest-ignore-import-errors"]
     # pytest would leave half of it among the imported modules, and others would take that for CuPy's.
-    doctests += ["--ignore", "xformer/namespace_cupy.py"]
-    everything = [*side_by_side, *doctests, "xformer", "tests"]
+    doctests += ["--ignore", "xformer/backends/cupy_namespace.py"]
+    everything = [*parallel_map, *doctests, "xformer", "tests"]
     session.run("python", "-m", "pytest", "-q", *(session.posargs or everything), env=ONE_THREAD)
 
 
@@ -101,9 +101,9 @@ def cudnn_plans(session: nox.Session) -> None:
     """Have cuDNN build its plans for a GPU that need not be there; takes a C compiler and 450 MB of wheels."""
     session.install("-e", ".", *group("test"))
     session.install("--no-deps", *CUDNN)
-    stubs = session.run("python", "tests/kernels/stub_drivers.py", session.create_tmp(), silent=True)
+    stubs = session.run("python", "tests/kernels/cupy/stub_drivers.py", session.create_tmp(), silent=True)
     env = {**ONE_THREAD, "XFORMER_CUDNN_PLANS": "1", "LD_LIBRARY_PATH": str(stubs).strip()}
-    plans = "tests/kernels/test_cupy_cudnn_graphs.py"
+    plans = "tests/kernels/cupy/test_cudnn_graph.py"
     session.run("python", "-m", "pytest", "-q", plans, *session.posargs, env=env)
 
 

@@ -49,7 +49,7 @@ def synthetic(settings: dict[str, Any]) -> list[list[list[int]]]:
 def make_case(kind: str, turns: int) -> Case:
     """The recipe's model on as many random batches as turns need, as its training makes them."""
     from xformer import Rng
-    from xformer.training.batches import TokenPairs, plan_batches
+    from xformer.data.pairs import TokenPairs, plan_batches
 
     recipe = tomllib.loads(RECIPE.read_text(encoding="utf-8"))
     training, size = recipe["training"], recipe["tokenizer"]["vocab_size"]
@@ -67,7 +67,7 @@ def make_case(kind: str, turns: int) -> Case:
         "target": [target[row] for row in rows],
         "batches": [[rows[row] for row in batch] for batch in batches],
         "label_smoothing": training["label_smoothing"],
-        "max_norm": 1.0,
+        "max_grad_norm": 1.0,
     }
     tokens = [sum(len(target[row]) + 1 for row in batch) for batch in batches]
     return Case(f"Multi30k recipe, {kind} sentences", settings, tokens)

@@ -1,6 +1,6 @@
 """What the benchmarks of this folder share: races as pytest-benchmark tests, and their results in files.
 
-The mechanism, contenders that take turns, is that of `xformer bench` (xformer/benchmarks/race.py); here other
+The mechanism, contenders that take turns, is that of `xformer bench` (xformer/benchmarks/interleaved.py); here other
 libraries take part.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from xformer.benchmarks import Case, Entry, describe_machine, gemm_flops_per_second, make_run, racing, table
 from xformer.benchmarks.report import machine_line
-from xformer.files import write_json
+from xformer.io import write_json
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))  # contenders import `peers` and `baselines` from here
@@ -70,7 +70,7 @@ def xformer(factory: str, backends: Sequence[str] = ("numpy", "torch", "jax", "c
         Entry(f"xformer {name}", factory, {"backend": name}, optional=place > 0) for place, name in enumerate(backends)
     ]
     if importlib.util.find_spec("numba") is not None and backends[0] == "numpy":
-        plain = {"XFORMER_KERNELS": "uncompiled"}
+        plain = {"XFORMER_KERNELS": "no-jit"}
         entries.insert(1, replace(entries[0], name="xformer numpy, uncompiled", environment=plain))
     return entries
 

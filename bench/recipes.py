@@ -59,7 +59,7 @@ def translation(folder: Path, files: dict[str, str], options: list[str]) -> tupl
     given = [part for side, name in SIDES.items() for part in (f"--{side}", files[name])]
     recipe = ["--recipe", RECIPES / "multi30k-en-de-tiny.toml"]
     minutes = xformer("train", *recipe, *given, "--out", run, *options)
-    search = ["--beam-size", "5", "--length-penalty", "1.0"]
+    search = ["--num-beams", "5", "--length-penalty", "1.0"]
     xformer("translate", "--model", run, "--input", files[TEST[0]], "--output", hypotheses, *search)
     scored = [sys.executable, "-m", "xformer", "score", "--reference", files[TEST[1]], "--hypothesis", hypotheses]
     said = subprocess.run([*scored, "--lowercase", "--json"], cwd=ROOT, check=True, capture_output=True, text=True)

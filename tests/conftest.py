@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xformer.host import environment
-from xformer.namespace import array_namespace, dtype_name, library, resolve, to_host
+from xformer.backends import array_namespace, backend_name, dtype_name, resolve, to_host
+from xformer.environment import env_value
 
 # The largest difference that rounding explains, relative to the largest expected value (or to 1, if that is larger).
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-10}
@@ -48,7 +48,7 @@ def library_or_skip(name: str) -> Any:
 def _then_forget(change: Any) -> Any:
     def changed(*args: Any, **keywords: Any) -> None:
         change(*args, **keywords)
-        environment.cache_clear()
+        env_value.cache_clear()
 
     return changed
 
@@ -60,7 +60,7 @@ def monkeypatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
         monkeypatch.setattr(monkeypatch, name, _then_forget(getattr(monkeypatch, name)))
     yield monkeypatch
     monkeypatch.undo()
-    environment.cache_clear()
+    env_value.cache_clear()
 
 
 @pytest.fixture(params=LIBRARIES)
@@ -84,7 +84,7 @@ def assert_close(
     that `TOLERANCES` has for the dtype.
     """
     wanted = array_namespace(expected) if xp is None else xp
-    assert library(array_namespace(actual)) == library(wanted)
+    assert backend_name(array_namespace(actual)) == backend_name(wanted)
     host = to_host(expected) if hasattr(expected, "dtype") else np.asarray(expected)
     wanted_dtype = dtype or dtype_name(expected.dtype if hasattr(expected, "dtype") else host.dtype)
     assert dtype_name(actual.dtype) == wanted_dtype

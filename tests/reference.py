@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from xformer import Initializer, LanguageModel, LanguageModelConfig, Transformer, TransformerConfig, array_namespace
+from xformer.backends import from_host
 from xformer.models import ModelConfig
-from xformer.models.parts import Parts
-from xformer.namespace import from_host
+from xformer.models.builder import LayerFactory
 from xformer.ops import cross_entropy
 from xformer.tree import map_arrays
 
@@ -67,10 +67,10 @@ def small_language_model(xp: Any = "numpy", *, dtype: str = "float64", seed: int
     return LanguageModel(LanguageModelConfig(**{**shape, **settings}), xp=xp, seed=seed, dtype=dtype)
 
 
-def small_parts(xp: Any = "numpy", *, dtype: str = "float64", seed: int = 0, **settings: Any) -> Parts:
+def small_parts(xp: Any = "numpy", *, dtype: str = "float64", seed: int = 0, **settings: Any) -> LayerFactory:
     """What makes the layers of a small model."""
     config = ModelConfig(**{"d_model": 8, "num_heads": 2, "d_ff": 12, "dropout": 0.0, **settings})
-    return Parts(config, Initializer(xp, seed=seed, dtype=dtype))
+    return LayerFactory(config, Initializer(xp, seed=seed, dtype=dtype))
 
 
 def translation_loss(

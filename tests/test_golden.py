@@ -11,19 +11,19 @@ import pytest
 from tests.conftest import assert_close
 from tests.reference import small_parts, without_jax
 from xformer import Initializer, Transformer, TransformerConfig, cross_entropy, masks
+from xformer.backends import from_host
 from xformer.layers import (
     Embedding,
     FeedForward,
-    KeyValueStore,
+    InputEmbedding,
+    KVCache,
     LayerNorm,
     MaxScaledLayerNorm,
     Sinusoidal,
-    TokenInput,
     attention_from_projections,
     join_heads,
     sinusoidal,
 )
-from xformer.namespace import from_host
 from xformer.ops import attention, attention_weights, project_heads, softmax
 from xformer.tree import replace
 
@@ -33,7 +33,7 @@ pytestmark = without_jax
 
 def golden(name: str, xp: Any) -> dict[str, Any]:
     """The arrays of one file, in the library `xp`."""
-    with np.load(Path(__file__).parent / "data" / f"{name}.npz") as file:
+    with np.load(Path(__file__).parent / "golden" / f"{name}.npz") as file:
         return {key: from_host(xp, file[key]) for key in file}
 
 
@@ -61,7 +61,7 @@ def test_multi_head_attention(xp):
     layer = attention_from_projections(g["W_q"], g["W_k"], g["W_v"], g["W_o"], num_heads=int(g["num_heads"]))
     attend = xp.expand_dims(g["attend"], axis=1)
     # The reference system takes keys and values from two arrays; the layer attends to what it is handed in a store.
-    store = KeyValueStore(layer.keys_and_values(g["key"])[0], layer.keys_and_values(g["value"])[1])
+    store = KVCache(layer.keys_and_values(g["key"])[0], layer.keys_and_values(g["value"])[1])
     assert_close(layer.attend(g["query"], store, mask=attend), g["output"], tolerance=TOLERANCE)
     assert_close(layer.weights(g["query"], g["key"], mask=attend), g["weights"], tolerance=TOLERANCE)
 
@@ -207,7 +207,7 @@ def test_slides_embedding(xp, init):
     g = golden("slides", xp)
     table = with_weights(Embedding(30, 12, scale=False, init=init), weight=g["token_embedding"])
     norm = LayerNorm(12, epsilon=float(g["epsilon"]), init=init)
-    embed = TokenInput(positions=Sinusoidal(12), scale=True, norm=norm)
+    embed = InputEmbedding(positions=Sinusoidal(12), scale=True, norm=norm)
     assert_close(embed(table(g["ids"])), g["embedded"], tolerance=TOLERANCE)
 
 

@@ -8,8 +8,8 @@ import pytest
 from tests.conftest import assert_close
 from tests.reference import raises_line
 from xformer import masks
+from xformer.backends import from_host
 from xformer.errors import BackendError, ShapeError
-from xformer.namespace import from_host
 
 
 def test_padding(xp):

@@ -10,12 +10,12 @@ import pytest
 
 from tests.reference import raises_line
 from xformer import Rng
+from xformer.backends import array_namespace, backend_name, dtype_name, to_host
 from xformer.errors import ConfigError
-from xformer.namespace import array_namespace, dtype_name, library, to_host
 
 SHOW = """
 from xformer import Rng
-from xformer.namespace import resolve
+from xformer.backends import resolve
 rng = Rng(7).fold("dropout", 3)
 keep, probability = rng.split(2)[1].bernoulli(0.7, (40,), resolve("numpy"))
 print(rng.key, "".join(map(str, keep.astype(int))), probability, rng.permutation(5), rng.normal((1,)).tolist())
@@ -102,7 +102,7 @@ def test_host_draws_have_their_distributions():
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
 def test_bernoulli_draws_with_the_probability_it_says(xp, probability):
     mask, exact = Rng(0).bernoulli(probability, (3, 5001), xp)
-    assert library(array_namespace(mask)) == library(xp)
+    assert backend_name(array_namespace(mask)) == backend_name(xp)
     assert dtype_name(mask.dtype) == "bool"
     assert tuple(mask.shape) == (3, 5001)
     assert abs(exact - probability) <= 2.0**-17

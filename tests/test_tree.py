@@ -12,9 +12,9 @@ import pytest
 from tests.conftest import assert_close, library_or_skip
 from tests.reference import raises_line, small_model, without_jax
 from xformer import Initializer
+from xformer.backends import Array, array_namespace, backend_name, dtype_name, from_host
 from xformer.errors import BackendError, ConfigError, ShapeError
 from xformer.layers import Linear
-from xformer.namespace import Array, array_namespace, dtype_name, from_host, library
 from xformer.tree import Module, flatten, map_arrays, replace
 
 
@@ -144,7 +144,7 @@ def test_modules_can_be_copied_and_pickled():
 def test_to_another_library_and_back_is_the_identity(xp, dtype):
     model = small_model(dtype=dtype)
     there = model.to(xp)
-    assert {library(array_namespace(array)) for array in flatten(there)[0]} == {library(xp)}
+    assert {backend_name(array_namespace(array)) for array in flatten(there)[0]} == {backend_name(xp)}
     back = there.to("numpy")
     for array, expected in zip(flatten(back)[0], flatten(model)[0], strict=True):
         assert array.dtype == dtype
@@ -157,10 +157,10 @@ def test_modules_in_two_libraries_share_no_memory(xp):
     layer = Linear(32, 32, init=Initializer("numpy"))
     expected = layer.weight.copy()
     there = layer.to(xp)
-    back = there.to("numpy") if library(xp) != "numpy" else copy.deepcopy(there)
+    back = there.to("numpy") if backend_name(xp) != "numpy" else copy.deepcopy(there)
     back.weight[...] = 1.0  # also: it may be written to
     assert_close(there.weight, expected, xp=xp)
-    if library(xp) != "numpy":
+    if backend_name(xp) != "numpy":
         layer.weight[...] = 2.0
         assert_close(there.weight, expected, xp=xp)
 

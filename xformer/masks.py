@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from xformer.backends import Array, Device, array_namespace, dtype_name, is_integer, resolve
 from xformer.errors import ShapeError
-from xformer.namespace import Array, Device, array_namespace, dtype_name, is_integer, resolve
 from xformer.ops.attention import causal_mask, check_boolean
 
 

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 from xformer.errors import OutOfMemoryError
 
-resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None  # not on Windows
+resource: Any = (
+    importlib.import_module("resource") if importlib.util.find_spec("resource") else None
+)  # not on TextChunks
 _UNITS = {"bytes": 0, "KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4, "PiB": 5}
 _AMOUNT = re.compile(rf"(\d[\d.,]*) ({'|'.join(_UNITS)})")
 # By torch on a CPU, by jax, by CUDA and its libraries, and by who loads a library.

@@ -2,7 +2,7 @@
 
 An `Rng` is immutable. Independent streams come from `split` and `fold`, so a value depends on the seed and on the
 path to the place where it is drawn, never on what was drawn before. That makes training resumable to the bit
-(fold in the step number) and lets rematerialisation draw the same dropout again.
+(fold in the step number) and lets rematerialization draw the same dropout again.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-from xformer import cuda_launch
+from xformer.backends import Array, Device, Namespace, backend_name, base_namespace, from_host
 from xformer.errors import ConfigError
-from xformer.namespace import Array, Device, Namespace, base_namespace, from_host, library
+from xformer.kernels.cupy import launch as cuda_launch
 
 _SIXTEEN_BITS = 65536
 _THREADS, _AT_ONCE, _MOST_BLOCKS = 256, 8, 2**20  # of the kernel: a block's threads, elements that one draws, blocks
@@ -77,7 +77,7 @@ class Rng:
         """
         accepted = max(1, round(probability * _SIXTEEN_BITS)) if probability > 0.0 else 0
         base = base_namespace(xp)
-        mask = _MASKS.get(library(base), Rng._mask)(self, base, shape, accepted, device)
+        mask = _MASKS.get(backend_name(base), Rng._mask)(self, base, shape, accepted, device)
         return mask, accepted / _SIXTEEN_BITS
 
     def _mask(self, xp: Namespace, shape: tuple[int, ...], accepted: int, device: Device) -> Array:

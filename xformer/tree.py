@@ -14,8 +14,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, dataclass_transform
 
-from xformer.errors import ConfigError, ShapeError
-from xformer.namespace import (
+from xformer.backends import (
     Array,
     Device,
     DType,
@@ -30,6 +29,7 @@ from xformer.namespace import (
     resolve,
     to_host,
 )
+from xformer.errors import ConfigError, ShapeError
 
 _ARRAY_ANNOTATIONS = {"Array", "Array | None"}
 _BRANCHES = (tuple, list, dict)

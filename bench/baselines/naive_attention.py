@@ -12,7 +12,7 @@ import numpy as np
 
 from xformer.benchmarks import Work
 from xformer.benchmarks.attention import inputs
-from xformer.benchmarks.work import digest
+from xformer.benchmarks.workload import digest
 
 
 def softmax(scores: Any) -> Any:

@@ -13,9 +13,9 @@ from ctranslate2.converters import Converter
 from ctranslate2.specs import common_spec, transformer_spec
 from works.language_model_decoding import language_model
 
+from xformer.backends import resolve
 from xformer.benchmarks import Work, decoding
 from xformer.layers.positions import sinusoidal
-from xformer.namespace import resolve
 
 _LONGEST = 512
 _ACTIVATIONS = {"relu": common_spec.Activation.RELU, "gelu_tanh": common_spec.Activation.GELUTanh}
@@ -28,7 +28,7 @@ def work(settings: dict[str, Any]) -> Work:
     names = token_names(settings["vocabulary"])
     ids = {name: place for place, name in enumerate(names)}
     sources = [[names[token] for token in source] for source in decoding.sources(settings)]
-    how = {"beam_size": settings["beam"], "max_decoding_length": decoding.TOKENS, "length_penalty": 0.0}
+    how = {"num_beams": settings["beam"], "max_decoding_length": decoding.TOKENS, "length_penalty": 0.0}
 
     def step(number: int) -> list[list[int]]:
         return [[ids[name] for name in found.hypotheses[0]] for found in translator.translate_batch(sources, **how)]

@@ -11,10 +11,10 @@ from works.language_model_decoding import language_model
 
 from peers.torch_attention import load_linear
 from peers.torch_models import load_norm
-from peers.torch_support import placement, tensor
+from peers.torch_support import position_terms, tensor
+from xformer.backends import resolve
 from xformer.benchmarks import Work, decoding
 from xformer.layers.positions import sinusoidal
-from xformer.namespace import resolve
 
 _LONGEST = 512
 
@@ -23,7 +23,7 @@ logging.set_verbosity_error()
 
 def work(settings: dict[str, Any]) -> Work:
     """Translating; settings are those of xformer.benchmarks.decoding.work."""
-    model = marian(decoding.translator(settings, "numpy")).eval().to(**placement(settings))
+    model = marian(decoding.translator(settings, "numpy")).eval().to(**position_terms(settings))
     ids = torch.tensor(decoding.sources(settings)).to(model.device)
     how = {"num_beams": settings["beam"], "length_penalty": 0.0}
     if settings["beam"] == 1:
@@ -38,7 +38,7 @@ def work(settings: dict[str, Any]) -> Work:
 
 def continuing(settings: dict[str, Any]) -> Work:
     """Going on from prompts."""
-    model = gpt2(language_model(settings, "numpy")).eval().to(**placement(settings))
+    model = gpt2(language_model(settings, "numpy")).eval().to(**position_terms(settings))
     ids = torch.tensor(decoding.sources(settings)).to(model.device)
 
     def step(number: int) -> list[list[int]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from xformer.benchmarks import Work
-from xformer.host import blas_threads, num_threads
+from xformer.threads import blas_threads, num_threads
 
 _WARM_UP = 3
 
@@ -27,8 +27,8 @@ def ours(spec: dict[str, Any]) -> Work:
 
     import xformer as xf
     from xformer.training import AdamW, LanguageModelTask, train_step
-    from xformer.training.loss import share_of_mean
-    from xformer.training.parallel import ShardedGradient
+    from xformer.training.data_parallel import ShardedGradient
+    from xformer.training.loss import weighted_loss
 
     settings, shards = spec["training"], spec["shards"]
     model = xf.LanguageModel(xf.LanguageModelConfig(**spec["model"]), xp=np, seed=0)
@@ -36,8 +36,8 @@ def ours(spec: dict[str, Any]) -> Work:
     task = LanguageModelTask(model, text, text, **sizes)
     batches = task.batches(xf.Rng(0), skip=0, shards=shards)
     optimizer = AdamW(settings["beta1"], settings["beta2"], settings["epsilon"], settings["weight_decay"])
-    state = optimizer.initial(model)
-    gradient = ShardedGradient(functools.partial(share_of_mean, loss=task.loss), shards, processes=True)
+    state = optimizer.init(model)
+    gradient = ShardedGradient(functools.partial(weighted_loss, loss=task.loss), shards, processes=True)
 
     def step(number: int) -> float:
         nonlocal model, state
@@ -50,7 +50,7 @@ def ours(spec: dict[str, Any]) -> Work:
                 gradient=gradient,
                 optimizer=optimizer,
                 learning_rate=settings["learning_rate"],
-                max_norm=settings["max_norm"],
+                max_grad_norm=settings["max_grad_norm"],
             )
             model, state = result.model, result.state
         return result.loss
@@ -114,7 +114,7 @@ def torch_update(model: Any, optimizer: Any, text: Any, settings: dict[str, Any]
     loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), settings["max_norm"])
+    nn.utils.clip_grad_norm_(model.parameters(), settings["max_grad_norm"])
     optimizer.step()
     return float(loss.detach())
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import xformer as xf
-from peers.torch_support import placement, tensor, torch_work
+from peers.torch_support import position_terms, tensor, torch_work
 from xformer.benchmarks import Work
 from xformer.benchmarks.attention import ends, inputs
 
@@ -38,7 +38,7 @@ def layer(settings: dict[str, Any]) -> Work:
     features, heads = settings["heads"] * settings["head_dim"], settings["heads"]
     module = nn.MultiheadAttention(features, heads, batch_first=True).train(settings["backward"])
     load_attention(module, xf.MultiHeadAttention(features, heads, init=xf.Initializer("numpy")))
-    module = module.to(**placement(settings))
+    module = module.to(**position_terms(settings))
     blocked = None if given["mask"] is None else ~given["mask"][:, 0, 0, :]
     late = later(settings["length"]).to(given["x"].device) if settings["causal"] else None
     apply = torch.compile(module) if settings.get("compiled") else module
@@ -54,7 +54,7 @@ def layer(settings: dict[str, Any]) -> Work:
 
 def tensors(settings: dict[str, Any]) -> dict[str, Any]:
     """The inputs of the case."""
-    place = placement(settings)
+    place = position_terms(settings)
     found = {name: None if x is None else torch.from_numpy(x) for name, x in inputs(settings).items()}
     return {
         name: x if x is None else x.to(place["device"]) if x.dtype == torch.bool else x.to(**place)

@@ -11,7 +11,7 @@ from works.small_model import ids
 
 import xformer as xf
 from peers.torch_attention import later, load_attention, load_linear
-from peers.torch_support import placement, tensor, torch_work
+from peers.torch_support import position_terms, tensor, torch_work
 from xformer.benchmarks import Work, stacks
 
 _LONGEST = 512
@@ -24,7 +24,7 @@ def encoder(settings: dict[str, Any]) -> Work:
     module = nn.TransformerEncoder(layer, settings["layers"]).eval()
     for theirs, ours in zip(module.layers, stacks.encoder_layers(settings, "numpy"), strict=True):
         load_layer(theirs, ours)
-    place = placement(settings)
+    place = position_terms(settings)
     x = torch.from_numpy(stacks.features(settings)).to(**place)
     return torch_work(_compiled(module.to(**place), settings), [x])
 

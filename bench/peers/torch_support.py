@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from xformer.benchmarks import Work
-from xformer.benchmarks import work as ours
-from xformer.benchmarks.race import dtype_of
+from xformer.benchmarks import workload as ours
+from xformer.benchmarks.interleaved import dtype_of
 
 
 def torch_work(
@@ -52,8 +52,8 @@ def tensor(array: Any) -> Any:
     return torch.tensor(array)
 
 
-def placement(settings: dict[str, Any]) -> dict[str, Any]:
-    """Where tensors and modules go, and in which dtype: `.to(**placement(settings))`.
+def position_terms(settings: dict[str, Any]) -> dict[str, Any]:
+    """Where tensors and modules go, and in which dtype: `.to(**position_terms(settings))`.
 
     settings: device ("cuda", or nothing for the CPU), dtype.
     """

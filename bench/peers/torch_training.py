@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import xformer as xf
 from peers.torch_models import Translator
-from peers.torch_support import placement
+from peers.torch_support import position_terms
 from xformer.benchmarks import Work
 from xformer.benchmarks.training import LEARNING_RATE, digest
 
@@ -28,7 +28,7 @@ def work(settings: dict[str, Any]) -> Work:
     """Steps on the batches of a text; settings are those of xformer.benchmarks.training.work, and compiled."""
     warnings.simplefilter("ignore", UserWarning)  # nn.Transformer says that pre-norm has no nested tensors
     torch.manual_seed(0)
-    device, dtype = placement(settings).values()
+    device, dtype = position_terms(settings).values()
     model = Translator(xf.Transformer(xf.TransformerConfig(**settings["model"]), xp="numpy", seed=0)).to(device)
     apply = torch.compile(model) if settings.get("compiled") else model
     criterion = nn.CrossEntropyLoss(ignore_index=0, label_smoothing=settings["label_smoothing"])
@@ -43,8 +43,8 @@ def work(settings: dict[str, Any]) -> Work:
                 loss = criterion(apply(source, target).flatten(0, 1), labels.flatten())
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            if settings["max_norm"] is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), settings["max_norm"])
+            if settings["max_grad_norm"] is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), settings["max_grad_norm"])
             optimizer.step()
             return float(loss.detach())
 

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from xformer.benchmarks import Case, Library, Work
-from xformer.benchmarks.race import in_dtype
+from xformer.benchmarks.interleaved import in_dtype
 from xformer.ops import layer_norm
 
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer import gaps, ops
+from xformer import ops
+from xformer.backends import extra
 
 
 class Row(NamedTuple):
@@ -308,10 +309,10 @@ row("setitem", lambda xp, x: written(0)(xp, x, 1.5), (3, 2))
 
 # --- what the standard lacks -----------------------------------------------------------------------------------------
 
-row("erf", lambda xp, x: gaps.erf(x), (3, 4))
-row("scatter_add", lambda xp, x, u: gaps.scatter_add(x * x, xp.asarray([2, 0, 2, 1]), u * u), (3, 2), (4, 2))
-numpy_row("scatter_add", lambda xp, u: gaps.scatter_add(np.ones(3), np.asarray([2, 0, 2, 1]), u * u), (4,))
-numpy_row("scatter_add", lambda xp, x: gaps.scatter_add(x * x, np.asarray([2, 2]), np.ones((2, 2))), (3, 2))
+row("erf", lambda xp, x: extra.erf(x), (3, 4))
+row("scatter_add", lambda xp, x, u: extra.scatter_add(x * x, xp.asarray([2, 0, 2, 1]), u * u), (3, 2), (4, 2))
+numpy_row("scatter_add", lambda xp, u: extra.scatter_add(np.ones(3), np.asarray([2, 0, 2, 1]), u * u), (4,))
+numpy_row("scatter_add", lambda xp, x: extra.scatter_add(x * x, np.asarray([2, 2]), np.ones((2, 2))), (3, 2))
 
 # --- operations ------------------------------------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ import pytest
 
 from tests.autodiff.cases import ROWS, Row
 from tests.autodiff.gradcheck import check
-from xformer import gaps, ops
+from xformer import ops
 from xformer.autodiff import grad
-from xformer.autodiff.rule import COMPOSITES, NOT_DIFFERENTIABLE, RULES, SEQUENCE_RULES
-from xformer.namespace import array_namespace
+from xformer.autodiff.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, RULES, SEQUENCE_RULES
+from xformer.backends import array_namespace, extra
 
 array_api_strict = pytest.importorskip("array_api_strict", reason="it says which functions there are")
 
@@ -30,7 +30,7 @@ def test_derivatives_match_differences(row: Row):
 
 
 UPDATES = {"adafactor", "adam", "sgd"}  # which have no derivative
-KNOWN = {*RULES, *SEQUENCE_RULES, *COMPOSITES, *gaps.NAMES, *ops.__all__, "unstack"} - UPDATES
+KNOWN = {*RULES, *SEQUENCE_RULES, *DECOMPOSITIONS, *extra.NAMES, *ops.__all__, "unstack"} - UPDATES
 
 
 def test_every_rule_and_operation_has_a_row():
@@ -45,12 +45,12 @@ def test_every_function_of_the_standard_is_differentiable_or_known_to_be_constan
     functions = {name for name in array_api_strict.__all__ if not name.startswith("_")}
     functions = {name for name in functions if callable(getattr(array_api_strict, name))}
     types = {name for name in functions if isinstance(getattr(array_api_strict, name), type)}
-    covered = {*RULES, *SEQUENCE_RULES, *COMPOSITES, "unstack", *NOT_DIFFERENTIABLE}
+    covered = {*RULES, *SEQUENCE_RULES, *DECOMPOSITIONS, "unstack", *NOT_DIFFERENTIABLE}
     assert functions - types - covered == FROM_NUMBERS | WITHOUT_ARRAYS | COMPLEX
 
 
 def test_no_function_is_both_differentiable_and_constant():
-    assert NOT_DIFFERENTIABLE & {*RULES, *SEQUENCE_RULES, *COMPOSITES, "unstack"} == set()
+    assert NOT_DIFFERENTIABLE & {*RULES, *SEQUENCE_RULES, *DECOMPOSITIONS, "unstack"} == set()
 
 
 # --- where there is no derivative: what convention says ---------------------------------------------------------------

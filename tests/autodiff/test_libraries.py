@@ -15,10 +15,10 @@ import pytest
 from tests.autodiff.cases import ROWS, Row
 from tests.autodiff.gradcheck import directions
 from tests.conftest import assert_close, library_or_skip
-from xformer import gaps, ops
-from xformer.autodiff import checkpoint, grad, stop_gradient, value_and_grad, vjp
+from xformer import ops
+from xformer.autodiff import grad, remat, stop_gradient, value_and_grad, vjp
+from xformer.backends import array_namespace, backend_name, base_namespace, dtype_name, extra, from_host, to_host
 from xformer.errors import BackendError
-from xformer.namespace import array_namespace, base_namespace, dtype_name, from_host, library, to_host
 
 # --- a function that a Transformer is made of -------------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ def moved(xp: Any, dtype: str = "float64") -> tuple[dict[str, Any], Any, Any]:
 
 def compiled(xp: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """On jax, compile the function as a whole: operation by operation takes many times as long."""
-    return importlib.import_module("jax").jit(function) if library(xp) == "jax" else function
+    return importlib.import_module("jax").jit(function) if backend_name(xp) == "jax" else function
 
 
 EXPECTED = value_and_grad(loss)(parameters(), TOKENS, LABELS)
@@ -82,7 +82,7 @@ def test_value_and_gradients_are_those_of_numpy(xp, dtype):
 
 def test_checkpointed_gradients_are_those_of_numpy(xp):
     def remembered(p, tokens, labels):
-        losses = ops.cross_entropy(checkpoint(block)(p, tokens), labels, label_smoothing=0.1)
+        losses = ops.cross_entropy(remat(block)(p, tokens), labels, label_smoothing=0.1)
         return array_namespace(losses).sum(losses)
 
     value, gradients = compiled(xp, value_and_grad(remembered))(*moved(xp))
@@ -169,14 +169,14 @@ def test_every_rule_gives_the_derivatives_that_it_gives_on_numpy(xp, row):
         row.function(xp, *inputs)
         weighted(row)(inputs)
     except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError):
-        assert (library(xp), row.name) in LACKING
-        if (library(xp), row.name) != ("jax", "setitem"):
-            pytest.skip(LACKING[library(xp), row.name])
-    if library(xp) == "torch" and row.name.startswith("unique"):
+        assert (backend_name(xp), row.name) in LACKING
+        if (backend_name(xp), row.name) != ("jax", "setitem"):
+            pytest.skip(LACKING[backend_name(xp), row.name])
+    if backend_name(xp) == "torch" and row.name.startswith("unique"):
         with pytest.raises(NotImplementedError, match="not yet implemented for pytorch"):
             grad(weighted(row))(inputs)
         return
-    for function in (weighted(row), slope(row)) if library(xp) != "jax" else (weighted(row),):
+    for function in (weighted(row), slope(row)) if backend_name(xp) != "jax" else (weighted(row),):
         value, gradients = value_and_grad(function)(inputs)
         expected_value, expected = value_and_grad(function)(tuple(np.asarray(x) for x in row.inputs))
         assert_close(value, expected_value, xp=xp, dtype="float64")
@@ -211,7 +211,7 @@ def test_plain_arrays_mix_with_traced_ones_on_either_side(xp, name):
         return array_namespace(x).sum(MIXES[name](x, c))
 
     for function in (on_the_right, on_the_left):
-        if library(xp) == "array_api_strict" and function is on_the_left:
+        if backend_name(xp) == "array_api_strict" and function is on_the_left:
             # Its operators refuse every foreign array before Python can ask ours; functions and methods work.
             with pytest.raises(TypeError, match="Expected Array or Python scalar"):
                 grad(function)(from_host(xp, x), from_host(xp, c))
@@ -258,7 +258,7 @@ def test_an_outer_variable_may_enter_through_the_cotangent_alone(xp):
 
 
 def test_arrays_of_two_libraries_raise(xp):
-    other = library_or_skip("torch" if library(xp) == "numpy" else "numpy")
+    other = library_or_skip("torch" if backend_name(xp) == "numpy" else "numpy")
     foreign = other.asarray([1.0, 2.0], dtype=other.float64)
 
     def mixed(x):
@@ -329,10 +329,12 @@ def test_reading_and_writing_by_position_inside_jax_jit():
     def function(x):
         ns = array_namespace(x)
         index = ns.asarray(ids)
-        y = ns.take(x, index, axis=0) * x[index] + gaps.scatter_add(x * x, ns.asarray([0, 1, 0, 3]), x)
+        y = ns.take(x, index, axis=0) * x[index] + extra.scatter_add(x * x, ns.asarray([0, 1, 0, 3]), x)
         y = y + ns.take_along_axis(x, ns.argsort(x, axis=0), axis=0) + ns.sort(x, axis=0) + x[::-1, ...]
         return ns.sum(
-            ns.prod(y, axis=1) + ns.max(x, axis=1) * ns.cumulative_sum(x[:, 0]) + ns.sum(gaps.erf(ns.clip(x, 0.0, 1.0)))
+            ns.prod(y, axis=1)
+            + ns.max(x, axis=1) * ns.cumulative_sum(x[:, 0])
+            + ns.sum(extra.erf(ns.clip(x, 0.0, 1.0)))
         )
 
     x = np.random.default_rng(0).standard_normal((4, 3))
@@ -371,7 +373,7 @@ import jax
 import numpy as np
 from tests.autodiff.test_libraries import EXPECTED, loss, moved
 from xformer.autodiff import value_and_grad
-from xformer.namespace import resolve
+from xformer.backends import resolve
 
 value, gradients = jax.jit(value_and_grad(loss))(*moved(resolve("jax"), "float32"))
 for name, expected in EXPECTED[1].items():

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from xformer import ops
-from xformer.autodiff import Implementation, Primitive, checkpoint, grad, stop_gradient, value_and_grad, vjp
+from xformer.autodiff import Implementation, Primitive, grad, remat, stop_gradient, value_and_grad, vjp
 from xformer.autodiff.tracer import Tracer
+from xformer.backends import Array, array_namespace
 from xformer.errors import BackendError, ShapeError
-from xformer.namespace import Array, array_namespace
 from xformer.tree import Module
 
 
@@ -312,7 +312,7 @@ def plain(model: Stack, x: Any) -> Any:
 
 
 def remembered(model: Stack, x: Any) -> Any:
-    block = checkpoint(lambda layer, x, *, factor: array_namespace(x, layer.weight).tanh(layer(x)) * factor)
+    block = remat(lambda layer, x, *, factor: array_namespace(x, layer.weight).tanh(layer(x)) * factor)
     for layer in model.layers:
         x = block(layer, x, factor=1.5)
     return total(x * model.scale)
@@ -338,8 +338,8 @@ def test_checkpoint_has_second_derivatives():
 
 def test_checkpoint_nests_and_may_differentiate_inside():
     x = values(3)
-    inner = checkpoint(lambda x: x * x * x)
-    outer = checkpoint(lambda x: inner(x) * x + grad(lambda y: total(inner(y)))(x))
+    inner = remat(lambda x: x * x * x)
+    outer = remat(lambda x: inner(x) * x + grad(lambda y: total(inner(y)))(x))
     close(grad(lambda x: total(outer(x)))(x), 4 * x**3 + 6 * x)
 
 
@@ -351,7 +351,7 @@ def test_checkpoint_of_several_outputs_of_which_some_are_unused():
         return {"a": x * n, "order": xp.argsort(x), "b": (x * x, "note"), "c": xp.sum(x)}
 
     def function(x):
-        outputs = checkpoint(several)(x, np.asarray([1, 2, 3]))
+        outputs = remat(several)(x, np.asarray([1, 2, 3]))
         assert outputs["b"][1] == "note"
         return total(outputs["b"][0] * outputs["order"])
 
@@ -370,7 +370,7 @@ def test_checkpoint_computes_forward_again_and_keeps_only_inputs():
 
     gc.disable()
     try:
-        _, pullback = vjp(checkpoint(body), values(3))
+        _, pullback = vjp(remat(body), values(3))
         assert len(calls) == 1
         assert kept[0]() is None
         pullback(np.ones(3))
@@ -381,14 +381,14 @@ def test_checkpoint_computes_forward_again_and_keeps_only_inputs():
 
 def test_checkpoint_refuses_arrays_that_it_closes_over():
     with pytest.raises(RuntimeError, match=r"closes over a traced array; pass it to f as an argument"):
-        grad(lambda x: total(checkpoint(lambda y: y * x)(x * 2.0)))(values(3))
+        grad(lambda x: total(remat(lambda y: y * x)(x * 2.0)))(values(3))
 
 
 def test_checkpoint_of_constants_and_of_plain_arrays_is_the_function():
     x = values(3)
-    close(checkpoint(lambda x: x * 2.0)(x), 2.0 * x)
-    close(grad(lambda x: total(x * checkpoint(lambda n: n * 2)(array_namespace(x).argsort(x))))(x), 2 * np.argsort(x))
-    assert checkpoint(lambda text: text + "!")("no arrays") == "no arrays!"
+    close(remat(lambda x: x * 2.0)(x), 2.0 * x)
+    close(grad(lambda x: total(x * remat(lambda n: n * 2)(array_namespace(x).argsort(x))))(x), 2 * np.argsort(x))
+    assert remat(lambda text: text + "!")("no arrays") == "no arrays!"
 
 
 # --- primitives ------------------------------------------------------------------------------------------------------
@@ -507,7 +507,7 @@ def test_a_tracked_array_by_keyword_raises():
         lambda xp, c: xp.clip(c, 0.0, 1.0),
         lambda xp, c: c[1:],
         lambda xp, c: ops.relu(c),
-        lambda xp, c: checkpoint(lambda c: c * 2.0)(c),
+        lambda xp, c: remat(lambda c: c * 2.0)(c),
         lambda xp, c: stop_gradient(c),
     ],
 )

@@ -40,7 +40,7 @@ def test_outputs_are_those_of_torch(module, function, peer):
 @pytest.mark.parametrize("apart", [{}, {"share_embeddings": False, "tie_output": False}])
 def test_a_second_train_step_finds_the_same_loss(apart):
     settings = dict(training.case(SIZES).settings)
-    settings |= {"model": stacks.config(SIZES, **apart).to_dict(), "max_norm": 0.1}
+    settings |= {"model": stacks.config(SIZES, **apart).to_dict(), "max_grad_norm": 0.1}
     ours, facts = answer("xformer.benchmarks.training", "work", {**settings, "backend": "numpy"}, steps=2)
     theirs, their_facts = answer("peers.torch_training", "work", settings, steps=2)
     first, _ = answer("peers.torch_training", "work", settings)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from xformer.benchmarks import race
+from xformer.benchmarks import interleaved as race
 
 
 @pytest.fixture(autouse=True)

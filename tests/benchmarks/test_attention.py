@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import library_or_skip
 from xformer.benchmarks import WORKS, attention
-from xformer.benchmarks.work import digest
+from xformer.benchmarks.workload import digest
 
 SETTINGS = {"batch": 3, "heads": 2, "length": 6, "head_dim": 4, "backend": "numpy"}
 FLAGS = [

@@ -10,7 +10,7 @@ from xformer.errors import BackendError
 
 def test_numpy_is_opened_and_keeps_its_memory(monkeypatch):
     called = []
-    monkeypatch.setattr(backend, "keep_freed_memory", lambda: called.append(True))
+    monkeypatch.setattr(backend, "disable_malloc_trim", lambda: called.append(True))
     assert backend.open_backend("numpy").zeros(2).shape == (2,)
     assert called == [True]
 
@@ -47,7 +47,7 @@ def test_a_library_that_finds_no_device_says_so(monkeypatch):
         backend.open_backend("cupy")
 
 
-@pytest.mark.parametrize("name", ["XFORMER_KERNELS", "XFORMER_CHECK", "XFORMER_NUM_THREADS"])
+@pytest.mark.parametrize("name", ["XFORMER_KERNELS", "XFORMER_CHECK_KERNELS", "XFORMER_NUM_THREADS"])
 def test_a_wrong_setting_of_the_environment_is_refused_before_there_is_work(
     refused, train_options, tmp_path, monkeypatch, name
 ):

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from xformer.benchmarks import machine, race
+from xformer.benchmarks import interleaved as race
+from xformer.benchmarks import machine
 from xformer.cli import bench_run
 from xformer.errors import BackendError
 

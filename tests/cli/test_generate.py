@@ -11,7 +11,7 @@ from tests.cli.test_train_lm import RECIPE, TEXT
 from xformer.cli.generate import generate
 from xformer.cli.main import exit_code
 from xformer.pipelines import TextGenerator
-from xformer.pipelines.language_model import SETTINGS
+from xformer.pipelines.text_generation import SETTINGS
 
 PROMPTS = ["one hundred", "", "seven"]
 
@@ -77,9 +77,9 @@ def test_a_pipe_gives_what_a_file_gives(start_process, run, generator):
 
 
 def test_json(xformer, run, generator):
-    options = ["--prompt", "one", "--prompt", "two", "--n-best", 2, "--max-length", 15, "--json"]
+    options = ["--prompt", "one", "--prompt", "two", "--num-return-sequences", 2, "--max-length", 15, "--json"]
     lines = [json.loads(line) for line in xformer("generate", "--model", run, *options).out.splitlines()]
-    found = generator.continuations(["one", "two"], n_best=2, max_length=15)
+    found = generator.continuations(["one", "two"], num_return_sequences=2, max_length=15)
     assert lines == [
         {
             "line": row + 1,
@@ -94,7 +94,13 @@ def test_json(xformer, run, generator):
 
 
 def test_options_of_decoding_reach_the_search(xformer, run, generator):
-    settings = {"beam_size": 3, "n_best": 2, "max_length": 6, "no_repeat_ngram_size": 2, "repetition_penalty": 1.3}
+    settings = {
+        "num_beams": 3,
+        "num_return_sequences": 2,
+        "max_length": 6,
+        "no_repeat_ngram_size": 2,
+        "repetition_penalty": 1.3,
+    }
     options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
     done = xformer("generate", "--model", run, "--prompt", "one", *options)
     assert done.out == blocks(["one", "one"], generator(["one"], **settings)[0])
@@ -123,9 +129,9 @@ def test_other_libraries_write_too(xformer, run, backend):
         (["--input", "nowhere"], "cannot read nowhere"),
         (["--max-length", 0], "--max-length"),
         (["--temperature", 0], "temperature is 0.0; expected a number from 1e-06"),
-        (["--beam-size", 2, "--top-k", 3], "beam_size is 2 and a setting of sampling is given"),
-        (["--beam-size", 2], "beam search has to see both at once"),
-        (["--beam-size", 2, "--num-groups", 3], "num_groups 3 does not divide beam_size 2"),
+        (["--num-beams", 2, "--top-k", 3], "num_beams is 2 and a setting of sampling is given"),
+        (["--num-beams", 2], "beam search has to see both at once"),
+        (["--num-beams", 2, "--num-beam-groups", 3], "num_beam_groups 3 does not divide num_beams 2"),
         (["--topic", "東京"], "unknown topic words: '東京'"),
         (["--prompt", "one", "--prompt", "\udcff"], "invalid value for '--prompt': expected UTF-8 text; see"),
         (["--topic", "\udcff"], "invalid value for '--topic': expected UTF-8 text; see"),
@@ -147,10 +153,10 @@ def test_a_bad_prompt_at_the_end_of_a_file_leaves_nothing(refused, run, tmp_path
 
 def test_runs_of_another_kind(refused, run, trained, tmp_path):
     error = refused("generate", "--model", trained, untouched=tmp_path)
-    assert f"{trained} holds a model for translation; expected one for language_modelling" in error
+    assert f"{trained} holds a model for translation; expected one for language_modeling" in error
     for command, task in (("translate", "translation"), ("summarize", "summarization")):
         error = refused(command, "--model", run, untouched=tmp_path, stdin=b"one\n")
-        assert f"{run} holds a model for language_modelling; expected one for {task}" in error
+        assert f"{run} holds a model for language_modeling; expected one for {task}" in error
     assert "holds no run" in refused("generate", "--model", tmp_path, untouched=tmp_path)
 
 

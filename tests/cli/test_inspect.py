@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
+from xformer.io import load_arrays, save_arrays
 from xformer.models import Transformer
-from xformer.storage import load_arrays, save_arrays
 
 
 def test_everything_about_a_run(xformer, trained):

@@ -38,7 +38,7 @@ def test_the_run_knows_its_task(run):
     config = RunDirectory(run).read_config()
     assert config["task"] == "summarization"
     assert config["recipe"]["tokenizer"]["documents"] is True
-    assert config["recipe"]["training"]["long_lines"] == "cut"
+    assert config["recipe"]["training"]["truncation"] == "cut"
     assert config["counts"]["train_sources_cut"] > 0
     events = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert {event["metric"] for event in events if event["event"] == "validation"} == {"ROUGE"}
@@ -46,8 +46,8 @@ def test_the_run_knows_its_task(run):
 
 def test_one_summary_a_document(xformer, run, tmp_path):
     (tmp_path / "in").write_text("\n".join(DOCUMENTS) + "\n", encoding="utf-8")
-    done = xformer("summarize", "--model", run, "--input", tmp_path / "in", "--max-length", 6, "--beam-size", 2)
-    expected = Summarizer.from_pretrained(run)(DOCUMENTS, max_length=6, beam_size=2)
+    done = xformer("summarize", "--model", run, "--input", tmp_path / "in", "--max-length", 6, "--num-beams", 2)
+    expected = Summarizer.from_pretrained(run)(DOCUMENTS, max_length=6, num_beams=2)
     assert (done.code, done.out) == (0, "".join(f"{line}\n" for line in expected))
 
 

@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 
-from xformer.storage import load_arrays
+from xformer.io import load_arrays
 from xformer.text import Tokenizer
 from xformer.training import RunDirectory
 
@@ -145,7 +145,7 @@ def test_blank_pairs_are_left_out_and_counted(xformer, train_options, text, tmp_
 
 
 def test_long_pairs_can_be_dropped_and_are_counted(xformer, train_options, tmp_path):
-    options = ["--max-length", 8, "--long-lines", "drop"]
+    options = ["--max-length", 8, "--truncation", "drop"]
     done = xformer("train", *train_options, *options, "--out", tmp_path / "run")
     assert done.code == 0
     counts = RunDirectory(tmp_path / "run").read_config()["counts"]
@@ -216,7 +216,7 @@ def test_long_lines_are_counted_and_reported(refused, train_options, text, tmp_p
     changed = write(tmp_path / "long.en", "\n".join(lines))
     error = refused("train", *options_with(train_options, **{name: changed}, out=tmp_path / "run"), untouched=tmp_path)
     assert "long.en has 1 line of more than 256 tokens, the first on line 5" in error
-    assert "--long-lines drop" in error
+    assert "--truncation drop" in error
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_long_lines_are_counted_and_reported(refused, train_options, text, tmp_p
         (["--vocab-size", "3"], "error: [tokenizer]: vocab_size is 3"),
         (["--max-updates", "0"], "error: --max-updates is 0"),
         (["--max-minutes", "nan"], "error: --max-minutes is nan"),
-        (["--long-lines", "trim"], "error: --long-lines is 'trim'; expected one of 'error', 'drop', 'cut'"),
+        (["--truncation", "trim"], "error: --truncation is 'trim'; expected one of 'error', 'drop', 'cut'"),
         (["--max-length", "0"], "error: --max-length is 0"),
     ],
 )
@@ -303,11 +303,11 @@ def test_a_backend_that_is_not_installed_names_its_extra(refused, train_options,
     real = importlib.import_module
 
     def import_module(name):
-        if name == "xformer.namespace_cupy":
+        if name == "xformer.backends.cupy_namespace":
             raise ImportError(name)
         return real(name)
 
-    monkeypatch.setattr("xformer.namespace.importlib.import_module", import_module)
+    monkeypatch.setattr("xformer.backends.importlib.import_module", import_module)
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "cupy" else find_spec(name))
     error = refused("train", *train_options, "--backend", "cupy", "--out", tmp_path / "run", untouched=tmp_path)
@@ -334,7 +334,7 @@ def test_a_disk_that_is_full_at_the_start_leaves_nothing(refused, train_options,
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor)
 
-    monkeypatch.setattr("xformer.files.os.fsync", fsync)
+    monkeypatch.setattr("xformer.io.os.fsync", fsync)
     error = refused("train", *train_options, "--out", tmp_path / "run", untouched=tmp_path)
     assert "config.json: No space left on device" in error
 
@@ -353,7 +353,7 @@ def test_a_disk_that_gets_full_leaves_the_old_state(xformer, train_options, tmp_
         save_state(self, *arguments)
         full.append(True)
 
-    monkeypatch.setattr("xformer.files.os.fsync", fsync)
+    monkeypatch.setattr("xformer.io.os.fsync", fsync)
     monkeypatch.setattr(RunDirectory, "save_state", then_full)
     done = xformer("train", *train_options, "--out", tmp_path / "run")
     assert done.code == 2
@@ -378,7 +378,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run(xformer, train_options, text, 
 
 def test_a_loss_that_stops_being_a_number_leaves_the_last_good_state(xformer, train_options, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "xformer.training.trainer.schedule", lambda *name, **settings: lambda step: 1e-3 if step <= 5 else 1e35
+        "xformer.runs.trainer.schedule", lambda *name, **settings: lambda step: 1e-3 if step <= 5 else 1e35
     )
     done = xformer("train", *options_with(train_options, max_updates=20, out=tmp_path / "run"))
     assert done.code == 2
@@ -392,7 +392,7 @@ def test_a_loss_that_stops_being_a_number_leaves_the_last_good_state(xformer, tr
 def test_checkpoints_and_their_mean(xformer, train_options, text, tmp_path, monkeypatch):
     recipe = (text / "recipe.toml").read_text() + 'keep_checkpoints = 2\naverage = "last"\nselect_by = "loss"\n'
     path, losses = write(tmp_path / "average.toml", recipe), iter([3.0, 2.0, 1.0])
-    monkeypatch.setattr("xformer.training.trainer.Trainer.validation_loss", lambda self, model: next(losses))
+    monkeypatch.setattr("xformer.runs.trainer.Trainer.validation_loss", lambda self, model: next(losses))
     done = xformer("train", *options_with(train_options, recipe=path, max_updates=8, out=tmp_path / "run"))
     assert done.code == 0
     assert "mean of 2 models: validation after update 8" in done.out

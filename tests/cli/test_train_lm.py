@@ -12,14 +12,14 @@ import pytest
 
 from tests.cli.test_train import events, state, wait_for_state, write
 from xformer.cli.training_text import split
+from xformer.io import load_arrays
 from xformer.models import LanguageModel
-from xformer.storage import load_arrays
 from xformer.text import numbers_task
 from xformer.training import LanguageModelTask, RunDirectory
 
 TEXT = 2 * ("\n".join(numbers_task(num_train=118, num_valid=1, num_test=1, largest=9999).train.source) + "\n")
 RECIPE = """
-task = "language_modelling"
+task = "language_modeling"
 
 [model]
 d_model = 16
@@ -73,11 +73,11 @@ def test_a_run_leaves_its_files_and_says_what_is_next(xformer, options, tmp_path
 
 def test_the_configuration_is_what_was_really_used(run, tmp_path):
     config = json.loads((run / "config.json").read_text())
-    assert (config["kind"], config["task"], config["recipe"]["task"]) == ("train-lm", *["language_modelling"] * 2)
+    assert (config["kind"], config["task"], config["recipe"]["task"]) == ("train-lm", *["language_modeling"] * 2)
     training = config["recipe"]["training"]
     assert (training["context_length"], training["batch_size"], training["valid_share"]) == (12, 4, 0.1)
-    assert not {"batch_tokens", "max_length", "long_lines"} & training.keys()
-    assert (training["label_smoothing"], training["select_by"]) == (0.0, "loss")
+    assert not {"batch_tokens", "max_length", "truncation"} & training.keys()
+    assert (training["label_smoothing"], training["metric_for_best"]) == (0.0, "loss")
     assert config["recipe"]["tokenizer"]["model"] == "characters"
     digest = hashlib.sha256(TEXT.encode()).hexdigest()
     assert config["data"] == {"text": {"path": str(tmp_path / "text"), "sha256": digest}}
@@ -121,7 +121,7 @@ def test_byte_pairs(xformer, options, tmp_path):
 def test_inspect_shows_it(xformer, run):
     done = xformer("inspect", run)
     assert (done.code, done.err) == (0, "")
-    for words in ("a run of xformer train-lm (language_modelling)", "context_length", "layers 0", "train_characters"):
+    for words in ("a run of xformer train-lm (language_modeling)", "context_length", "layers 0", "train_characters"):
         assert words in done.out
     assert "\ntokenizer: characters, " in done.out
     report = json.loads(xformer("inspect", run, "--json").out)
@@ -228,7 +228,7 @@ def test_a_text_is_needed(refused, tmp_path):
     ("recipe", "message"),
     [
         ("[training]\nbatch_tokens = 3", "unknown key 'batch_tokens' in [training] of {}"),
-        ("[training]\nlong_lines = 'cut'", "unknown key 'long_lines'"),
+        ("[training]\nlong_lines = 'cut'", "unknown key 'truncation'"),
         ("[training]\nbatch_size = 0", "batch_size is 0; expected at least 1"),
         ("[training]\ncontext_length = 0", "context_length is 0; expected at least 1"),
         ("[training]\nselect_by = 'score'", "a language model has its loss alone"),
@@ -238,9 +238,9 @@ def test_a_text_is_needed(refused, tmp_path):
         ("[model]\nnum_encoder_layers = 2", "unknown key 'num_encoder_layers' in [model] of {}"),
         ("[model]\nvocab_size = 2", "unknown key 'vocab_size'"),
         ("[model]\npositions = 'learned'\nmax_positions = 64", "context_length is 128; expected at most"),
-        ("task = 'translation'", "task is 'translation' in {}; xformer train-lm is for language_modelling; use: "),
-        ("task = [1]", "task is [1] in {}; xformer train-lm is for language_modelling"),
-        ("task = 'poetry'", "task is 'poetry' in {}; xformer train-lm is for language_modelling"),
+        ("task = 'translation'", "task is 'translation' in {}; xformer train-lm is for language_modeling; use: "),
+        ("task = [1]", "task is [1] in {}; xformer train-lm is for language_modeling"),
+        ("task = 'poetry'", "task is 'poetry' in {}; xformer train-lm is for language_modeling"),
     ],
 )
 def test_bad_recipes(refused, options, tmp_path, recipe, message):

@@ -206,7 +206,7 @@ def test_a_full_disk_leaves_the_old_output(refused, trained, tmp_path, monkeypat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     (tmp_path / "out").write_text("old")
-    monkeypatch.setattr("xformer.files.os.fsync", fsync)
+    monkeypatch.setattr("xformer.io.os.fsync", fsync)
     options = ["--model", trained, "--output", tmp_path / "out"]
     assert "No space left" in refused("translate", *options, untouched=tmp_path, stdin=b"one\n")
 
@@ -225,17 +225,17 @@ def test_devices_and_links_stay_what_they_are(xformer, trained, translator, tmp_
 
 
 def test_options_of_decoding_reach_the_search(xformer, trained, translator, text):
-    settings = {"beam_size": 3, "length_penalty": 0.6, "max_length": 8, "no_repeat_ngram_size": 2, "prefix": "zwei"}
+    settings = {"num_beams": 3, "length_penalty": 0.6, "max_length": 8, "no_repeat_ngram_size": 2, "prefix": "zwei"}
     options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
     done = xformer("translate", "--model", trained, "--input", text / "test.en", *options, "--topic", "hundert")
     assert (done.code, done.out) == (0, expected(translator, read(text / "test.en"), topics=["hundert"], **settings))
 
 
 def test_n_best_lists_are_lines_of_json(xformer, trained, translator, text):
-    options = ["--beam-size", 3, "--n-best", 2, "--max-length", 6]
+    options = ["--num-beams", 3, "--num-return-sequences", 2, "--max-length", 6]
     done = xformer("translate", "--model", trained, "--input", text / "test.en", *options)
     lines = [json.loads(line) for line in done.out.splitlines()]
-    found = translator.outputs(read(text / "test.en"), beam_size=3, n_best=2, max_length=6)
+    found = translator.outputs(read(text / "test.en"), num_beams=3, num_return_sequences=2, max_length=6)
     assert [(line["line"], line["rank"], line["text"]) for line in lines] == [
         (row + 1, rank + 1, output.text) for row, each in enumerate(found) for rank, output in enumerate(each)
     ]
@@ -257,9 +257,9 @@ def test_alignments_name_the_tokens_they_link(xformer, trained, translator, text
     ("options", "message"),
     [
         (["--min-length", 9, "--max-length", 8], "min_length 9 is above max_length 8"),
-        (["--beam-size", 4, "--num-groups", 3], "num_groups 3 does not divide beam_size 4"),
-        (["--n-best", 2], "n_best 2 is above beam_size 1"),
-        (["--beam-size", 2, "--temperature", 1.0], "beam_size is 2 and a setting of sampling is given"),
+        (["--num-beams", 4, "--num-beam-groups", 3], "num_beam_groups 3 does not divide num_beams 4"),
+        (["--num-return-sequences", 2], "num_return_sequences 2 is above num_beams 1"),
+        (["--num-beams", 2, "--temperature", 1.0], "num_beams is 2 and a setting of sampling is given"),
         (["--topic", "東京"], "unknown topic words: '東京'"),
         (["--desired-length", 0], "'--desired-length'"),
         (["--desired-length", 5, "--max-length", 9], "a desired length and max_length are both given"),

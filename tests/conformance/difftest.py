@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from xformer.autodiff.backward import fit
 from xformer.autodiff.namespace import DiffNamespace
-from xformer.autodiff.sweep import fit
 from xformer.autodiff.tracer import Tracer
-from xformer.namespace import dtype_name, is_floating, resolve
+from xformer.backends import dtype_name, is_floating, resolve
 
 # The file in which the number of derivatives that were run is left for run.py.
 COUNT_FILE = os.environ.get("XFORMER_CONFORMANCE_COUNT")

@@ -93,14 +93,25 @@ def greedy(model, source, limit, **rules):
         tokens, total = [*tokens, best], total + found[best]
 
 
-def beam(model, source, size, *, limit, n_best=1, alpha=0.0, keep_greedy=True, **rules):
+def beam(model, source, size, *, limit, num_return_sequences=1, alpha=0.0, keep_greedy=True, **rules):
     """Beam search for one sentence, until every hypothesis is at the limit: [(score, tokens)], best first."""
     return diverse_beam(
-        model, source, size, 1, 0.0, limit=limit, n_best=n_best, alpha=alpha, keep_greedy=keep_greedy, **rules
+        model,
+        source,
+        size,
+        1,
+        0.0,
+        limit=limit,
+        num_return_sequences=num_return_sequences,
+        alpha=alpha,
+        keep_greedy=keep_greedy,
+        **rules,
     )
 
 
-def diverse_beam(model, source, size, groups, strength, *, limit, n_best=1, alpha=0.0, keep_greedy=True, **rules):
+def diverse_beam(
+    model, source, size, groups, strength, *, limit, num_return_sequences=1, alpha=0.0, keep_greedy=True, **rules
+):
     """Beam search in groups, each of which avoids what earlier ones chose at the same step."""
     share = size // groups
     live = [[(0.0, [], keep_greedy and number == 0)] for number in range(groups)]
@@ -117,11 +128,13 @@ def diverse_beam(model, source, size, groups, strength, *, limit, n_best=1, alph
                 taken += [tokens[-1] for _, tokens, _ in live[number]]
     if not any(finished):
         distinct = {tuple(tokens): (total / lp(len(tokens), alpha), tokens) for total, tokens, _ in cut}
-        return best(distinct.values())[:n_best]
+        return best(distinct.values())[:num_return_sequences]
     chosen = []
     for group in finished:
-        chosen += [found for found in best(group)[:n_best] if found[1] not in [tokens for _, tokens in chosen]][:share]
-    return best(chosen)[:n_best]
+        chosen += [
+            found for found in best(group)[:num_return_sequences] if found[1] not in [tokens for _, tokens in chosen]
+        ][:share]
+    return best(chosen)[:num_return_sequences]
 
 
 def step(model, source, live, size, tax, rules):

@@ -10,11 +10,11 @@ from tests.conftest import library_or_skip
 from tests.generation import definitions
 from tests.generation.definitions import SEEDS, SOURCES, Models, lively_model, padded, rescored
 from tests.reference import without_jax
+from xformer.backends import from_host
 from xformer.generation import DecodingOptions, decode, greedy
 from xformer.generation.beam import search_beams
 from xformer.generation.group import Group
 from xformer.generation.hypothesis import Hypothesis
-from xformer.namespace import from_host
 from xformer.tree import replace
 
 few = settings(max_examples=20, deadline=None)
@@ -36,7 +36,7 @@ def model(models):
 
 def beam(model, rows, size, **settings):
     settings = {"max_length": LIMIT, **settings}
-    return decode(model, padded(rows), DecodingOptions(beam_size=size, **settings))
+    return decode(model, padded(rows), DecodingOptions(num_beams=size, **settings))
 
 
 def pairs(hypotheses):
@@ -58,10 +58,20 @@ def test_the_models_are_worth_a_test(models):
 @few
 @given(seed=st.integers(0, 3), rows=sources, size=st.integers(2, 6), alpha=alphas, keep=st.booleans(), data=st.data())
 def test_a_batch_with_a_cache_gives_what_the_definition_gives(models, seed, rows, size, alpha, keep, data):
-    n_best = data.draw(st.integers(1, size))
-    found = beam(models[seed], rows, size, n_best=n_best, length_penalty=alpha, keep_greedy=keep)
+    num_return_sequences = data.draw(st.integers(1, size))
+    found = beam(
+        models[seed], rows, size, num_return_sequences=num_return_sequences, length_penalty=alpha, keep_greedy=keep
+    )
     for row, hypotheses in zip(rows, found, strict=True):
-        expected = definitions.beam(models[seed], row, size, limit=LIMIT, n_best=n_best, alpha=alpha, keep_greedy=keep)
+        expected = definitions.beam(
+            models[seed],
+            row,
+            size,
+            limit=LIMIT,
+            num_return_sequences=num_return_sequences,
+            alpha=alpha,
+            keep_greedy=keep,
+        )
         assert [hypothesis.tokens for hypothesis in hypotheses] == [tokens for _, tokens in expected]
         np.testing.assert_allclose(
             [hypothesis.score for hypothesis in hypotheses], [score for score, _ in expected], atol=1e-9
@@ -91,7 +101,7 @@ def test_a_wide_beam_finds_the_best_of_all_outputs(alpha, seed):
         for tokens, total in definitions.every_output(model, SOURCES[0], limit, 6)
     )
     # At the last step 27 hypotheses have 4 ways to go on.
-    found = beam(model, SOURCES[:1], 108, n_best=40, length_penalty=alpha, max_length=limit)[0]
+    found = beam(model, SOURCES[:1], 108, num_return_sequences=40, length_penalty=alpha, max_length=limit)[0]
     assert [hypothesis.tokens for hypothesis in found] == [tokens for _, tokens in scored]
     np.testing.assert_allclose([-hypothesis.score for hypothesis in found], [score for score, _ in scored], atol=1e-9)
 
@@ -105,7 +115,7 @@ def test_a_beam_of_one_is_greedy_search(models, seed, rows, alpha, limit):
     model, options = models[seed], DecodingOptions(max_length=limit, length_penalty=alpha)
     expected = decode(model, padded(rows), options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("xformer.generation.decode"), "search_stepwise", search_beams)
+        patch.setattr(importlib.import_module("xformer.generation.generate"), "search_stepwise", search_beams)
         found = decode(model, padded(rows), options)
     assert [pairs(one) for one in found] == [pairs(one) for one in expected]
     np.testing.assert_allclose([one[0].score for one in found], [one[0].score for one in expected], atol=1e-9)
@@ -121,7 +131,7 @@ def test_a_beam_of_one_is_greedy_search(models, seed, rows, alpha, limit):
        extra=st.integers(0, 3), data=st.data())  # fmt: skip
 def test_the_batch_its_order_and_its_padding_change_nothing(models, seed, rows, size, alpha, extra, data):
     model = models[seed]
-    options = DecodingOptions(beam_size=size, n_best=2, length_penalty=alpha, max_length=LIMIT)
+    options = DecodingOptions(num_beams=size, num_return_sequences=2, length_penalty=alpha, max_length=LIMIT)
     single = [decode(model, [row], options)[0] for row in rows]
     order = data.draw(st.permutations(range(len(rows))))
     for left in (False, True):
@@ -132,7 +142,7 @@ def test_the_batch_its_order_and_its_padding_change_nothing(models, seed, rows, 
 @few
 @given(seed=st.integers(0, 3), rows=sources, size=st.integers(2, 6), alpha=alphas, limit=st.integers(1, 9))
 def test_scores_are_those_of_teacher_forcing(models, seed, rows, size, alpha, limit):
-    found = beam(models[seed], rows, size, n_best=size, length_penalty=alpha, max_length=limit)
+    found = beam(models[seed], rows, size, num_return_sequences=size, length_penalty=alpha, max_length=limit)
     for row, hypotheses in zip(rows, found, strict=True):
         for hypothesis in hypotheses:
             total = rescored(models[seed], row, hypothesis.tokens, finished=hypothesis.finished)
@@ -146,7 +156,7 @@ def test_scores_are_those_of_teacher_forcing(models, seed, rows, size, alpha, li
        beta=st.sampled_from([0.0, 0.3]), data=st.data())  # fmt: skip
 def test_stopping_early_changes_nothing(models, seed, rows, size, groups, alpha, beta, data):
     size *= groups
-    settings = {"n_best": data.draw(st.integers(1, size)), "length_penalty": alpha, "num_groups": groups,
+    settings = {"num_return_sequences": data.draw(st.integers(1, size)), "length_penalty": alpha, "num_beam_groups": groups,
                 "coverage_penalty": beta}  # fmt: skip
     early = beam(models[seed], rows, size, **settings)
     with pytest.MonkeyPatch.context() as patch:
@@ -157,13 +167,13 @@ def test_stopping_early_changes_nothing(models, seed, rows, size, groups, alpha,
         np.testing.assert_allclose([h.score for h in one], [h.score for h in two], atol=1e-9)
 
 
-@pytest.mark.parametrize(("seed", "n_best"), [(0, 1), (8, 2), (17, 2), (31, 1)])
-def test_stopping_early_waits_for_long_outputs(seed, n_best, monkeypatch):
-    """Here an output that is behind comes out ahead, since a length penalty this strong favours long ones."""
+@pytest.mark.parametrize(("seed", "num_return_sequences"), [(0, 1), (8, 2), (17, 2), (31, 1)])
+def test_stopping_early_waits_for_long_outputs(seed, num_return_sequences, monkeypatch):
+    """Here an output that is behind comes out ahead, since a length penalty this strong favors long ones."""
     model = lively_model(seed)
-    early = beam(model, SOURCES, 2, n_best=n_best, length_penalty=2.0)
+    early = beam(model, SOURCES, 2, num_return_sequences=num_return_sequences, length_penalty=2.0)
     monkeypatch.setattr(Group, "needs_more", property(lambda group: bool(group.live)))
-    late = beam(model, SOURCES, 2, n_best=n_best, length_penalty=2.0)
+    late = beam(model, SOURCES, 2, num_return_sequences=num_return_sequences, length_penalty=2.0)
     assert [pairs(found) for found in early] == [pairs(found) for found in late]
 
 
@@ -187,7 +197,7 @@ def test_stopping_early_saves_steps(model, monkeypatch):
 def test_a_beam_is_never_worse_than_greedy_search(models, seed, rows, size, alpha, limit, beta, groups):
     settings = {"length_penalty": alpha, "coverage_penalty": beta, "max_length": limit}
     plain = decode(models[seed], padded(rows), DecodingOptions(**settings))
-    found = beam(models[seed], rows, size * groups, num_groups=groups, **settings)
+    found = beam(models[seed], rows, size * groups, num_beam_groups=groups, **settings)
     for (expected,), (hypothesis,) in zip(plain, found, strict=True):
         assert (hypothesis.finished, hypothesis.score + 1e-9) >= (expected.finished, expected.score)
 
@@ -205,7 +215,9 @@ def test_without_its_place_the_greedy_hypothesis_can_be_lost():
 @given(seed=st.integers(0, 3), rows=sources, size=st.sampled_from([2, 4, 6]), alpha=alphas,
        groups=st.sampled_from([1, 2]))  # fmt: skip
 def test_n_best_lists_are_sorted_and_distinct(models, seed, rows, size, alpha, groups):
-    for hypotheses in beam(models[seed], rows, size, n_best=size, length_penalty=alpha, num_groups=groups):
+    for hypotheses in beam(
+        models[seed], rows, size, num_return_sequences=size, length_penalty=alpha, num_beam_groups=groups
+    ):
         scores = [hypothesis.score for hypothesis in hypotheses]
         assert scores == sorted(scores, reverse=True)
         assert len({tuple(hypothesis.tokens) for hypothesis in hypotheses}) == len(hypotheses)
@@ -215,7 +227,7 @@ def test_n_best_lists_are_sorted_and_distinct(models, seed, rows, size, alpha, g
 
 
 def test_n_best_begins_with_the_best(model):
-    assert [found[:1] for found in beam(model, SOURCES, 4, n_best=4)] == beam(model, SOURCES, 4)
+    assert [found[:1] for found in beam(model, SOURCES, 4, num_return_sequences=4)] == beam(model, SOURCES, 4)
 
 
 SCHEMES = {
@@ -232,12 +244,12 @@ SCHEMES = {
 def test_every_scheme_of_positions_decodes_as_the_definition_says(scheme):
     model = lively_model(**SCHEMES[scheme])
     plain = greedy(model, padded(SOURCES, left=True), max_length=6)
-    found = beam(model, SOURCES, 3, max_length=6, n_best=2)
-    left = decode(model, padded(SOURCES, left=True), DecodingOptions(beam_size=3, max_length=6, n_best=2))
+    found = beam(model, SOURCES, 3, max_length=6, num_return_sequences=2)
+    left = decode(model, padded(SOURCES, left=True), DecodingOptions(num_beams=3, max_length=6, num_return_sequences=2))
     assert [pairs(one) for one in left] == [pairs(one) for one in found]
     for row, hypotheses, tokens in zip(SOURCES, found, plain, strict=True):
         assert definitions.greedy(model, row, 6)[0] == tokens
-        expected = definitions.beam(model, row, 3, limit=6, n_best=2)
+        expected = definitions.beam(model, row, 3, limit=6, num_return_sequences=2)
         assert [hypothesis.tokens for hypothesis in hypotheses] == [tokens for _, tokens in expected]
 
 
@@ -247,8 +259,8 @@ def test_every_scheme_of_positions_decodes_as_the_definition_says(scheme):
 def test_groups_differ_from_one_beam_and_the_first_is_a_beam_of_its_size(models):
     differs = False
     for model in models:
-        plain, small = (beam(model, SOURCES, size, n_best=size) for size in (6, 2))
-        diverse = beam(model, SOURCES, 6, n_best=6, num_groups=3, diversity_strength=1.0)
+        plain, small = (beam(model, SOURCES, size, num_return_sequences=size) for size in (6, 2))
+        diverse = beam(model, SOURCES, 6, num_return_sequences=6, num_beam_groups=3, diversity_penalty=1.0)
         for one, two, three in zip(plain, small, diverse, strict=True):
             if two[0].finished:
                 assert {tuple(h.tokens) for h in two} <= {tuple(h.tokens) for h in three}
@@ -258,7 +270,7 @@ def test_groups_differ_from_one_beam_and_the_first_is_a_beam_of_its_size(models)
 
 def test_groups_are_more_diverse_when_told_to_be():
     def openings(strength):
-        options = {"n_best": 6, "num_groups": 6, "diversity_strength": strength, "max_length": 4}
+        options = {"num_return_sequences": 6, "num_beam_groups": 6, "diversity_penalty": strength, "max_length": 4}
         return sum(len({tuple(h.tokens[:2]) for h in found}) for found in beam(endless(), SOURCES, 6, **options))
 
     assert openings(0.01) < openings(1.0) < openings(20.0) == 6 * len(SOURCES)
@@ -285,30 +297,32 @@ def test_groups_of_one_by_the_formula(model):
         found = decode(
             model,
             [row],
-            DecodingOptions(beam_size=3, n_best=3, num_groups=3, diversity_strength=strength, max_length=4),
+            DecodingOptions(
+                num_beams=3, num_return_sequences=3, num_beam_groups=3, diversity_penalty=strength, max_length=4
+            ),
         )[0]
         assert {tuple(hypothesis.tokens) for hypothesis in found} == expected
 
 
 @few
-@given(seed=st.integers(0, 3), rows=sources, shape=st.sampled_from([(4, 2), (6, 3), (6, 2)]), n_best=st.integers(1, 4),
+@given(seed=st.integers(0, 3), rows=sources, shape=st.sampled_from([(4, 2), (6, 3), (6, 2)]), num_return_sequences=st.integers(1, 4),
        strength=st.sampled_from([0.2, 1.0, 5.0]), alpha=st.sampled_from([0.0, 1.0]))  # fmt: skip
-def test_groups_are_what_the_definition_says(models, seed, rows, shape, n_best, strength, alpha):
+def test_groups_are_what_the_definition_says(models, seed, rows, shape, num_return_sequences, strength, alpha):
     size, groups = shape
     found = beam(
-        models[seed], rows, size, num_groups=groups, diversity_strength=strength, n_best=n_best, length_penalty=alpha,
+        models[seed], rows, size, num_beam_groups=groups, diversity_penalty=strength, num_return_sequences=num_return_sequences, length_penalty=alpha,
         max_length=5,
     )  # fmt: skip
     for row, hypotheses in zip(rows, found, strict=True):
         expected = definitions.diverse_beam(
-            models[seed], row, size, groups, strength, limit=5, n_best=n_best, alpha=alpha
+            models[seed], row, size, groups, strength, limit=5, num_return_sequences=num_return_sequences, alpha=alpha
         )
         assert [hypothesis.tokens for hypothesis in hypotheses] == [tokens for _, tokens in expected]
 
 
 def test_diversity_does_not_enter_the_scores(model):
     for row, hypotheses in zip(
-        SOURCES, beam(model, SOURCES, 4, n_best=4, num_groups=4, diversity_strength=2.0), strict=True
+        SOURCES, beam(model, SOURCES, 4, num_return_sequences=4, num_beam_groups=4, diversity_penalty=2.0), strict=True
     ):
         for hypothesis in hypotheses:
             total = rescored(model, row, hypothesis.tokens, finished=hypothesis.finished)
@@ -328,8 +342,8 @@ def coverage(model, source, tokens, finished):
 def test_coverage_is_the_formula_and_chooses(models, alpha):
     changed = False
     for model in models:
-        plain = beam(model, SOURCES, 5, n_best=5, length_penalty=alpha)
-        covering = beam(model, SOURCES, 5, n_best=5, length_penalty=alpha, coverage_penalty=2.0)
+        plain = beam(model, SOURCES, 5, num_return_sequences=5, length_penalty=alpha)
+        covering = beam(model, SOURCES, 5, num_return_sequences=5, length_penalty=alpha, coverage_penalty=2.0)
         for row, one, two in zip(SOURCES, plain, covering, strict=True):
             changed |= pairs(one) != pairs(two)
             for found in two:
@@ -343,7 +357,7 @@ def test_coverage_is_the_formula_and_chooses(models, alpha):
 
 def test_coverage_of_a_model_that_sees_lengths_is_that_of_the_length_it_was_told():
     model, row, told = lively_model(length_encoding=True), SOURCES[0], 6
-    options = DecodingOptions(beam_size=4, n_best=4, coverage_penalty=1.0, length_tolerance=0.5)
+    options = DecodingOptions(num_beams=4, num_return_sequences=4, coverage_penalty=1.0, length_tolerance=0.5)
     (found,) = decode(model, padded([row]), options, desired_lengths=[told])
     assert any(len(one.tokens) != told for one in found)
     for one in found:
@@ -354,7 +368,7 @@ def test_coverage_of_a_model_that_sees_lengths_is_that_of_the_length_it_was_told
 
 
 def test_coverage_counts_no_padding(model):
-    options = DecodingOptions(beam_size=3, n_best=3, coverage_penalty=0.5, max_length=LIMIT)
+    options = DecodingOptions(num_beams=3, num_return_sequences=3, coverage_penalty=0.5, max_length=LIMIT)
     alone = decode(model, [SOURCES[1]], options)[0]
     among = decode(model, padded(SOURCES, left=True), options)[1]
     assert pairs(alone) == pairs(among)
@@ -372,7 +386,7 @@ def endless():
 
 
 def test_what_did_not_end_is_returned_only_if_nothing_did(model):
-    found = beam(endless(), SOURCES, 4, n_best=3, max_length=5)
+    found = beam(endless(), SOURCES, 4, num_return_sequences=3, max_length=5)
     for row, hypotheses in zip(SOURCES, found, strict=True):
         assert len(hypotheses) == 3
         for hypothesis in hypotheses:
@@ -380,16 +394,21 @@ def test_what_did_not_end_is_returned_only_if_nothing_did(model):
             assert not hypothesis.finished
             expected = rescored(endless(), row, hypothesis.tokens, finished=False)
             assert hypothesis.log_probability == pytest.approx(expected, abs=1e-9)
-    mixed = [h for size in (2, 3, 4) for found in beam(model, SOURCES, size, n_best=size, max_length=2) for h in found]
+    mixed = [
+        h
+        for size in (2, 3, 4)
+        for found in beam(model, SOURCES, size, num_return_sequences=size, max_length=2)
+        for h in found
+    ]
     assert {h.finished for h in mixed} == {True, False}
 
 
 def test_an_output_may_end_right_at_the_limit(models):
     for model in models:
         for row in SOURCES:
-            full = decode(model, [row], DecodingOptions(beam_size=3, max_length=LIMIT))[0][0]
+            full = decode(model, [row], DecodingOptions(num_beams=3, max_length=LIMIT))[0][0]
             if full.finished and full.tokens:
-                exact = decode(model, [row], DecodingOptions(max_length=len(full.tokens), beam_size=3))[0][0]
+                exact = decode(model, [row], DecodingOptions(max_length=len(full.tokens), num_beams=3))[0][0]
                 assert exact.finished
                 assert exact.score >= full.score - 1e-9
 
@@ -423,7 +442,7 @@ def test_what_belongs_to_the_sentence_is_never_repeated(model, monkeypatch):
 @without_jax
 def test_every_library_finds_the_same(model, xp):
     options = DecodingOptions(
-        beam_size=4, n_best=2, num_groups=2, length_penalty=0.6, coverage_penalty=0.2, no_repeat_ngram_size=2,
+        num_beams=4, num_return_sequences=2, num_beam_groups=2, length_penalty=0.6, coverage_penalty=0.2, no_repeat_ngram_size=2,
         repetition_penalty=1.2, min_length=2, max_length=6,
     )  # fmt: skip
     expected = decode(model, padded(SOURCES), options)
@@ -433,13 +452,13 @@ def test_every_library_finds_the_same(model, xp):
 
 def test_jax_finds_the_same(model):
     xp = library_or_skip("jax")  # it compiles every length
-    options = DecodingOptions(beam_size=3, n_best=2, length_penalty=0.6, max_length=2)
+    options = DecodingOptions(num_beams=3, num_return_sequences=2, length_penalty=0.6, max_length=2)
     expected = decode(model, padded(SOURCES[:2]), options)
     found = decode(model.to(xp), padded(SOURCES[:2]), options)
     assert [pairs(one) for one in found] == [pairs(one) for one in expected]
 
 
 def test_a_beam_wider_than_the_vocabulary(model):
-    for found in beam(model, SOURCES, 40, n_best=40, max_length=2):
+    for found in beam(model, SOURCES, 40, num_return_sequences=40, max_length=2):
         assert len(found) == len({tuple(hypothesis.tokens) for hypothesis in found})
         assert all(isinstance(hypothesis, Hypothesis) and hypothesis.score > -math.inf for hypothesis in found)

@@ -4,8 +4,8 @@ import numpy as np
 
 from tests.generation.definitions import log_softmax
 from tests.reference import normal
+from xformer.backends import from_host
 from xformer.generation.candidates import Candidate, continuations, ranked
-from xformer.namespace import from_host
 
 LOGITS = normal(0, 3, 7)
 

@@ -1,120 +1,376 @@
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.generation.definitions import log_softmax
-from tests.reference import normal, raises_line
+from tests.conftest import library_or_skip
+from tests.generation.definitions import SEEDS, SOURCES, Models, lively_model, padded, rescored
+from tests.reference import raises_line, small_model
 from xformer.errors import ConfigError, DataError
-from xformer.generation import DecodingOptions, generate
-from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.generation import DecodingOptions, decode, greedy
 from xformer.random import Rng
-from xformer.tree import map_arrays
 
-PROMPTS = [[1, 5, 6], [1, 7], [1, 8, 9, 10, 3]]
-OPTIONS = {
-    "greedy": DecodingOptions(max_length=6),
-    "beam": DecodingOptions(max_length=6, beam_size=3, length_penalty=0.6),
-    "sampling": DecodingOptions(max_length=6, temperature=1.0),
+few = settings(max_examples=15, deadline=None)
+METHODS = {
+    "greedy": {},
+    "beam": {"num_beams": 4},
+    "groups": {"num_beams": 4, "num_beam_groups": 2},
+    "groups of one": {"num_beams": 4, "num_beam_groups": 4},
+    "sampling": {"temperature": 1.0},
 }
+methods = st.sampled_from(sorted(METHODS))
 
 
-@pytest.fixture(scope="module", params=["sinusoidal", "rotary", "alibi"])
-def model(request):
-    config = LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=12, num_layers=2, positions=request.param)
-    model = LanguageModel(config, xp="numpy", seed=1, dtype="float64")
-    return map_arrays(lambda array: array * 1.5 + 0.1 * normal(array.size, *array.shape), model)
+@pytest.fixture(scope="module")
+def models():
+    return Models(lively_model(seed) for seed in SEEDS[:3])
 
 
-def continued(model, prompt, limit, special=True):
-    """The definition of greedy search, without a cache."""
-    tokens, total = list(prompt), 0.0
-    while True:
-        everywhere = np.ones((1, 1, 1, len(tokens)), dtype=bool)
-        logits = np.array(model([tokens], mask=everywhere)[0, -1])
-        if special:
-            logits[:2] = -np.inf
-        found = log_softmax(logits)
-        best = int(found.argmax())
-        if special and best == 2:
-            return tokens[len(prompt) :], total + found[2], True
-        if len(tokens) == len(prompt) + limit:
-            return tokens[len(prompt) :], total, False
-        tokens, total = [*tokens, best], total + found[best]
+@pytest.fixture(scope="module")
+def model(models):
+    return models[0]
 
 
-def test_prompts_of_different_lengths_are_continued(model):
-    found = generate(model, PROMPTS, OPTIONS["greedy"])
-    for prompt, (hypothesis,) in zip(PROMPTS, found, strict=True):
-        tokens, total, finished = continued(model, prompt, 6)
-        assert (hypothesis.tokens, hypothesis.finished) == (tokens, finished)
-        assert hypothesis.log_probability == pytest.approx(total, abs=1e-9)
+def run(model, rows, method="greedy", *, max_length=8, rng=None, **settings):
+    """Decode with one of the methods; keywords of decode go there, others into the options."""
+    own = {key: settings.pop(key) for key in ("prefix", "topics", "desired_lengths", "length_of", "told_lengths",
+                                               "sentence_numbers", "never") if key in settings}  # fmt: skip
+    limit = {} if max_length is None else {"max_length": max_length}
+    options = DecodingOptions(**METHODS[method], **limit, **settings)
+    return decode(model, padded(rows), options, rng=rng or Rng(5), **own)
 
 
-@pytest.mark.parametrize("method", OPTIONS)
-def test_the_batch_changes_nothing(model, method):
-    together = generate(model, PROMPTS, OPTIONS[method], rng=Rng(0))
-    for number, prompt in enumerate(PROMPTS):
-        (single,) = generate(model, [prompt], OPTIONS[method], rng=Rng(0), prompt_numbers=[number])
-        assert [h.tokens for h in single] == [h.tokens for h in together[number]]
-        np.testing.assert_allclose([h.score for h in single], [h.score for h in together[number]], atol=1e-9)
+def tokens(found):
+    return [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
 
 
-def test_scores_count_the_continuation_alone(model):
-    for hypotheses in generate(
-        model, PROMPTS, DecodingOptions(max_length=6, beam_size=3, n_best=3, length_penalty=1.0)
-    ):
+def test_greedy_is_what_it_does_without_options(model):
+    found = decode(model, padded(SOURCES))
+    limits = [2 * (len(row) - 1) + 20 for row in SOURCES]
+    assert [one[0].tokens for one in found] == greedy(model, padded(SOURCES), max_length=limits)
+
+
+# --- Lengths ----------------------------------------------------------------------------------------------------------
+
+
+@few
+@given(seed=st.integers(0, 2), method=methods, minimum=st.integers(0, 5), more=st.integers(0, 4))
+def test_lengths_are_kept(models, seed, method, minimum, more):
+    maximum = max(1, minimum + more)
+    for hypotheses in run(models[seed], SOURCES, method, min_length=minimum, max_length=maximum):
         for hypothesis in hypotheses:
-            length = len(hypothesis.tokens) + hypothesis.finished
-            assert hypothesis.score == pytest.approx(hypothesis.log_probability * 6 / (5 + length), abs=1e-12)
+            assert minimum <= len(hypothesis.tokens) <= maximum
+            assert hypothesis.finished or len(hypothesis.tokens) == maximum
 
 
-def test_all_tokens_may_be_ordinary(model, monkeypatch):
-    found = generate(model, [[0], [1, 2]], OPTIONS["greedy"], special_tokens=False)
-    for prompt, (hypothesis,) in zip([[0], [1, 2]], found, strict=True):
-        assert hypothesis.tokens == continued(model, prompt, 6, special=False)[0]
-        assert len(hypothesis.tokens) == 6
-        assert not hypothesis.finished
-    steps, step = [], LanguageModel.step
-    monkeypatch.setattr(
-        LanguageModel, "step", lambda self, tokens, cache: steps.append(len(tokens)) or step(self, tokens, cache)
-    )
-    assert generate(model, [[0], [1, 2]], OPTIONS["greedy"], special_tokens=False) == found
-    assert steps == [2] * 6 + [1]  # a step a token: six that follow one, and the second prompt's other token
-    wide = generate(model, [[0], [1, 2]], OPTIONS["beam"], special_tokens=False)
-    assert all(one[0].score >= two[0].score - 1e-9 for one, two in zip(
-        wide, generate(model, [[0], [1, 2]], DecodingOptions(max_length=6, length_penalty=0.6), special_tokens=False),
-        strict=True))  # fmt: skip
+@pytest.mark.parametrize("method", METHODS)
+def test_ratios_are_kept(models, method):
+    for model in models:
+        found = run(model, SOURCES, method, max_length=None, min_length_ratio=0.5, max_length_ratio=1.5)
+        for row, (hypothesis, *_) in zip(SOURCES, found, strict=True):
+            words = len(row) - 1
+            assert np.ceil(0.5 * words) <= len(hypothesis.tokens) <= max(1, int(1.5 * words))
 
 
-def test_topics_and_blocks(model):
-    found = generate(model, PROMPTS, DecodingOptions(max_length=6, topic_strength=60.0), topics=[[[[11, 12]]]] * 3)
-    assert all(one[0].tokens[:2] == [11, 12] for one in found)
-    for prompt, (hypothesis,) in zip(
-        PROMPTS, generate(model, PROMPTS, DecodingOptions(max_length=6, no_repeat_ngram_size=1)), strict=True
+@pytest.mark.parametrize("desired", [1, 3, 6, 10])
+def test_a_beam_keeps_to_desired_lengths_and_ends(models, desired):
+    for model in models:
+        for hypotheses in run(model, SOURCES, "beam", max_length=None, desired_lengths=[desired] * 5):
+            assert hypotheses[0].finished
+            assert abs(len(hypotheses[0].tokens) - desired) <= 0.1 * desired
+        for hypotheses in run(model, SOURCES, "groups", max_length=None, length_tolerance=0.5,
+                              desired_lengths=[desired] * 5):  # fmt: skip
+            assert hypotheses[0].finished
+            assert abs(len(hypotheses[0].tokens) - desired) <= 0.5 * desired
+
+
+def test_desired_lengths_keep_scores_honest(model):
+    for row, (hypothesis, *_) in zip(
+        SOURCES,
+        run(model, SOURCES, "beam", max_length=None, desired_lengths=[2] * 5, length_tolerance=1.0),
+        strict=True,
     ):
-        assert len({*prompt, *hypothesis.tokens}) == len(prompt) + len(hypothesis.tokens)
+        # The minimum is one token: the end is forbidden in the first place alone.
+        logits = np.array(model([row], [[1]])[0, -1])
+        missing = np.log(1 - np.exp(logits[2]) / np.exp(logits[2:]).sum())
+        assert hypothesis.log_probability == pytest.approx(rescored(model, row, hypothesis.tokens) - missing, abs=1e-9)
+
+
+def evens(tokens):
+    """A length that only every other token adds to, as words that are written in pieces."""
+    return sum(token % 2 == 0 for token in tokens)
+
+
+@pytest.mark.parametrize("method", ["beam", "groups", "groups of one", "sampling"])
+@pytest.mark.parametrize("desired", [1, 2, 5])
+def test_lengths_in_another_unit_are_kept(models, method, desired):
+    for model in models:
+        found = run(model, SOURCES, method, max_length=None, desired_lengths=[desired] * 5, length_of=evens)
+        for hypothesis, *_ in found:
+            assert evens(hypothesis.tokens) <= desired + 0.1 * desired
+            if method != "sampling":  # a sample may be cut
+                assert hypothesis.finished
+                assert evens(hypothesis.tokens) >= desired - 0.1 * desired
+        if method != "sampling":
+            alone = [run(model, [row], method, max_length=None, desired_lengths=[desired], length_of=evens)[0]
+                     for row in SOURCES]  # fmt: skip
+            assert tokens(found) == tokens(alone)
+
+
+def test_groups_of_one_keep_to_desired_lengths(models):
+    for model in models:
+        for hypothesis, *_ in run(model, SOURCES, "groups of one", max_length=None, desired_lengths=[6] * 5):
+            assert (len(hypothesis.tokens), hypothesis.finished) == (6, True)
+
+
+def test_a_prefix_may_not_be_longer_than_the_output_in_any_unit(model):
+    prefix, lengths = [[4, 6, 8], [4], [5], [], [7]], [2] * 5
+    with raises_line(ConfigError, "prefix 1 is 3 long, the output at most 2"):
+        run(model, SOURCES, "beam", max_length=None, prefix=prefix, desired_lengths=lengths, length_of=evens)
+    prefix[0] = [5, 4, 7, 9, 5, 8, 5]
+    found = run(model, SOURCES, "beam", max_length=None, prefix=prefix, desired_lengths=lengths, length_of=evens)
+    for (hypothesis, *_), begun in zip(found, prefix, strict=True):
+        assert hypothesis.tokens[: len(begun)] == begun
+        assert (evens(hypothesis.tokens), hypothesis.finished) == (2, True)
+
+
+def test_a_length_encoding_may_be_told_another_length():
+    model = lively_model(length_encoding=True)
+    free = run(model, SOURCES, "beam", max_length=9, told_lengths=[4] * 5)
+    other = run(model, SOURCES, "beam", max_length=9, told_lengths=[9] * 5)
+    assert tokens(free) != tokens(other)
+
+
+def test_a_model_with_a_length_encoding_is_told_the_length():
+    model = lively_model(length_encoding=True)
+    found = run(model, SOURCES, "beam", max_length=None, desired_lengths=[4, 5, 6, 7, 8])
+    assert [len(one[0].tokens) for one in found] == [4, 5, 6, 7, 8]
+    single = [run(model, [row], "beam", max_length=None, desired_lengths=[n])[0]
+              for row, n in zip(SOURCES, [4, 5, 6, 7, 8], strict=True)]  # fmt: skip
+    assert tokens(found) == tokens(single)
+    with raises_line(ConfigError, "this model has a length encoding; expected desired_lengths"):
+        run(model, SOURCES)
+
+
+def test_learned_positions_are_a_limit():
+    model = lively_model(max_positions=6)
+    for hypotheses in run(model, SOURCES[1:4], "beam", max_length=None, min_length=5):
+        assert len(hypotheses[0].tokens) == 5
+
+
+def test_wishes_beyond_the_learned_positions_are_refused():
+    model = lively_model(max_positions=6)
+    with raises_line(ConfigError, "6 tokens are wanted, a prompt included; this model has learned positions for 5"):
+        run(model, SOURCES, "beam", max_length=None, min_length=6)
+
+
+def test_tokens_may_be_forbidden(models):
+    usual = {token for hypotheses in run(models[0], SOURCES) for token in hypotheses[0].tokens}
+    banned = sorted(usual)[:2]
+    for method in ("greedy", "beam"):
+        for hypotheses in run(models[0], SOURCES, method, never=banned):
+            assert not set(hypotheses[0].tokens) & set(banned)
+
+
+# --- Prefixes ---------------------------------------------------------------------------------------------------------
+
+
+@few
+@given(seed=st.integers(0, 2), method=methods, data=st.data())
+def test_outputs_begin_with_their_prefixes(models, seed, method, data):
+    prefixes = data.draw(st.lists(st.lists(st.integers(3, 12), max_size=4), min_size=5, max_size=5))
+    found = run(models[seed], SOURCES, method, prefix=prefixes)
+    for row, prefix, hypotheses in zip(SOURCES, prefixes, found, strict=True):
+        (single,) = run(models[seed], [row], method, prefix=[prefix],
+                        sentence_numbers=[SOURCES.index(row)])  # fmt: skip
+        assert tokens([hypotheses]) == tokens([single])
+        for hypothesis in hypotheses:
+            assert hypothesis.tokens[: len(prefix)] == prefix
+            whole = rescored(models[seed], row, hypothesis.tokens, finished=hypothesis.finished)
+            given_part = rescored(models[seed], row, prefix, finished=False)
+            assert hypothesis.log_probability == pytest.approx(whole - given_part, abs=1e-9)
+
+
+def test_the_own_greedy_beginning_changes_nothing(model):
+    whole = greedy(model, padded(SOURCES), max_length=8)
+    prefixes = [row[: min(2, len(row))] for row in whole]
+    assert [one[0].tokens for one in run(model, SOURCES, prefix=prefixes)] == whole
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_prefix_as_long_as_the_limit(model, method):
+    for hypotheses in run(model, SOURCES, method, max_length=2, prefix=[[3, 4]] * 5):
+        assert hypotheses[0].tokens == [3, 4]
+
+
+def test_bad_prefixes(model):
+    with raises_line(ConfigError, "prefix 2 has 3 tokens, the output at most 2; shorten it, or allow longer outputs"):
+        run(model, SOURCES[:2], max_length=2, prefix=[[], [3, 4, 5]])
+    with raises_line(DataError, "prefix has 1 entries for 5 sentences"):
+        run(model, SOURCES, prefix=[[3]])
+    with raises_line(DataError, "prefix 1 has the token id 13; expected 0 to 12"):
+        run(model, SOURCES[:1], prefix=[[13]])
+    with raises_line(DataError, "prefix 1 has eos_id 2"):
+        run(model, SOURCES[:1], prefix=[[3, 2]])
+
+
+def test_errors_name_a_prefix_by_the_number_of_its_sentence(model):
+    with raises_line(ConfigError, "prefix 8 has 3 tokens, the output at most 2"):
+        run(model, SOURCES[:2], max_length=2, prefix=[[], [3, 4, 5]], sentence_numbers=[4, 7])
+    prefix, settings = [[], [4, 6, 8]], {"desired_lengths": [2, 2], "length_of": evens}
+    with raises_line(ConfigError, "prefix 8 is 3 long, the output at most 2"):
+        run(model, SOURCES[:2], max_length=None, prefix=prefix, sentence_numbers=[4, 7], **settings)
+    for token in (13, 2):
+        with raises_line(DataError, "prefix 8 has"):
+            run(model, SOURCES[:2], prefix=[[], [token]], sentence_numbers=[4, 7])
+
+
+# --- Repetitions, topics ----------------------------------------------------------------------------------------------
+
+
+@few
+@given(seed=st.integers(0, 2), method=methods, size=st.integers(1, 3))
+def test_no_ngram_comes_twice(models, seed, method, size):
+    for hypotheses in run(models[seed], SOURCES, method, max_length=10, no_repeat_ngram_size=size, min_length=6):
+        for hypothesis in hypotheses:
+            ngrams = [tuple(hypothesis.tokens[i : i + size]) for i in range(len(hypothesis.tokens) - size + 1)]
+            assert len(ngrams) == len(set(ngrams))
+
+
+def contains(row, phrase):
+    return any(row[i : i + len(phrase)] == phrase for i in range(len(row)))
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam", "sampling"])
+def test_a_topic_of_several_tokens_is_favoured(models, method):
+    phrases = [[11, 6, 4], [9, 12]]
+
+    def count(strength):
+        found = [
+            hypotheses[0].tokens
+            for model in models
+            for hypotheses in run(
+                model,
+                SOURCES,
+                method,
+                max_length=10,
+                topic_strength=strength,
+                topics=[[[phrase] for phrase in phrases]] * 5,
+            )
+        ]
+        return sum(contains(row, phrase) for row in found for phrase in phrases)
+
+    assert count(0.0) < count(3.0) <= count(12.0)
+    assert count(12.0) > 20  # of 30
+
+
+def test_a_strong_topic_is_said_once(model):
+    for hypotheses in run(model, SOURCES, topics=[[[[7, 8]]]] * 5, topic_strength=100.0):
+        row = hypotheses[0].tokens
+        assert sum(row[i : i + 2] == [7, 8] for i in range(len(row))) == 1
+        assert row[:2] == [7, 8]
+
+
+def test_topics_belong_to_sentences(model):
+    alone = run(model, SOURCES, "beam")
+    some = run(model, SOURCES, "beam", topics=[[], [[[7, 8]]], [], [], []], topic_strength=50.0)
+    assert [a == b for a, b in zip(tokens(alone), tokens(some), strict=True)] == [True, False, True, True, True]
+
+
+# --- Sampling ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_tokens(model):
+    first, second = (run(model, SOURCES, "sampling", rng=Rng(7)) for _ in range(2))
+    assert first == second
+    assert tokens(first) != tokens(run(model, SOURCES, "sampling", rng=Rng(8)))
+
+
+@few
+@given(seed=st.integers(0, 2), order=st.permutations(range(5)), num_return_sequences=st.integers(1, 3))
+def test_samples_do_not_depend_on_the_batch(models, seed, order, num_return_sequences):
+    whole = run(models[seed], SOURCES, "sampling", num_return_sequences=num_return_sequences)
+    shuffled = run(
+        models[seed],
+        [SOURCES[i] for i in order],
+        "sampling",
+        num_return_sequences=num_return_sequences,
+        sentence_numbers=order,
+    )
+    assert tokens(shuffled) == [tokens(whole)[i] for i in order]
+    single = run(
+        models[seed], [SOURCES[3]], "sampling", num_return_sequences=num_return_sequences, sentence_numbers=[3]
+    )
+    assert tokens(single) == [tokens(whole)[3]]
+
+
+def test_a_longer_limit_only_goes_on(model):
+    short, long = (run(model, SOURCES, "sampling", max_length=limit) for limit in (3, 8))
+    assert [one[0].tokens[:3] for one in long] == [one[0].tokens for one in short]
+
+
+def test_several_samples_are_independent_and_sorted(model):
+    (found,) = run(model, SOURCES[:1], "sampling", num_return_sequences=30)
+    assert len(found) == 30
+    assert len({tuple(hypothesis.tokens) for hypothesis in found}) > 5
+    assert [(not h.finished, -h.score) for h in found] == sorted((not h.finished, -h.score) for h in found)
+    for hypothesis in found:
+        expected = rescored(model, SOURCES[0], hypothesis.tokens, finished=hypothesis.finished)
+        assert hypothesis.log_probability == pytest.approx(expected, abs=1e-9)
+
+
+def test_narrow_sampling_is_greedy_search(model):
+    expected = tokens(run(model, SOURCES))
+    for narrow in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}, {"temperature": 1e-6}):
+        found = decode(model, padded(SOURCES), DecodingOptions(max_length=8, **narrow), rng=Rng(0))
+        assert tokens(found) == expected
+
+
+def test_first_tokens_are_drawn_as_the_model_says(model):
+    """Chi-square over 3000 samples of one token; 45 is beyond the 99.99th percentile for 10 degrees of freedom."""
+    (found,) = run(model, SOURCES[:1], "sampling", max_length=1, num_return_sequences=3000)
+    first = [hypothesis.tokens[0] if hypothesis.tokens else 2 for hypothesis in found]
+    logits = np.array(model([SOURCES[0]], [[1]])[0, -1])
+    logits[:2] = -np.inf
+    expected = 3000 * np.exp(logits) / np.exp(logits).sum()
+    counts = np.bincount(first, minlength=13)
+    common = expected > 5
+    assert counts[:2].sum() == 0
+    assert ((counts - expected)[common] ** 2 / expected[common]).sum() < 45
+
+
+@pytest.mark.parametrize("library", ["torch", "jax", "array_api_strict"])
+def test_every_library_samples_alike(model, library):
+    xp = library_or_skip(library)
+    options = DecodingOptions(top_k=5, top_p=0.9, min_p=0.05, temperature=1.2, num_return_sequences=2, max_length=2)
+    expected = decode(model, padded(SOURCES[:2]), options, rng=Rng(1))
+    assert tokens(decode(model.to(xp), padded(SOURCES[:2]), options, rng=Rng(1))) == tokens(expected)
+
+
+# --- Bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_batch(model):
+    for method in METHODS.values():
+        assert decode(model, np.zeros((0, 3), dtype="int64"), DecodingOptions(**method), rng=Rng(0)) == []
 
 
 def test_bad_arguments(model):
-    with raises_line(DataError, "prompt 2 is empty; expected at least one token, e.g. bos_id"):
-        generate(model, [[1], []])
-    with raises_line(DataError, "prompt 1 has the token id 13; expected 0 to 12"):
-        generate(model, [[13]])
-    with raises_line(ConfigError, "coverage_penalty needs a source to cover"):
-        generate(model, [[1]], DecodingOptions(beam_size=2, coverage_penalty=0.1))
-    with raises_line(ConfigError, "rng is None"):
-        generate(model, [[1]], DecodingOptions(top_k=2))
-    assert generate(model, []) == []
+    with raises_line(ConfigError, r"sampling was asked for and rng is None; .*rng=Rng\(0\)"):
+        decode(model, padded(SOURCES), DecodingOptions(temperature=1.0))
+    for method in ("greedy", "sampling"):
+        with raises_line(ConfigError, "got 2 sentence numbers for 5 sentences"):
+            run(model, SOURCES, method, sentence_numbers=[0, 1])
+    with raises_line(ConfigError, "desired length of sentence 1 is 0"):
+        run(model, SOURCES[:1], max_length=None, desired_lengths=[0])
+    with raises_line(ConfigError, "a desired length and max_length are both given"):
+        run(model, SOURCES[:1], desired_lengths=[3])
+    with raises_line(DataError, "topics has 1 entries for 5 sentences"):
+        run(model, SOURCES, topics=[[]])
+    with raises_line(DataError, "source ids range from 4 to 11"):
+        decode(model, [[4, 11]])
 
 
-def test_learned_positions_bound_prompt_and_continuation():
-    config = LanguageModelConfig(
-        vocab_size=13, d_model=8, num_heads=2, d_ff=12, num_layers=1, positions="learned", max_positions=6
-    )
-    model = LanguageModel(config, xp="numpy", seed=1, dtype="float64")
-    found = generate(
-        model, PROMPTS[:2], DecodingOptions(max_length=9, temperature=1.0), rng=Rng(0), special_tokens=False
-    )
-    assert [len(one[0].tokens) for one in found] == [2, 3]
-    for settings in ({}, {"temperature": 1.0}, {"beam_size": 2, "length_penalty": 1.0}):
-        with raises_line(ConfigError, "tokens are wanted, a prompt included; this model has learned positions for 5"):
-            generate(model, [PROMPTS[0], [1] * 6], DecodingOptions(**settings), rng=Rng(0))
+def test_a_model_without_a_decoder():
+    with raises_line(ConfigError, "this model has no decoder"):
+        decode(small_model(num_decoder_layers=0), [[4, 2]])

@@ -11,8 +11,10 @@ def hypothesis(score, *tokens):
     return Hypothesis(list(tokens), score, score, True)
 
 
-def group(size, *live, limit=9, n_best=1, alpha=0.0, fits=None):
-    return Group(size, limit, fits or (lambda tokens: True), limit + 1, alpha, list(live), Finished(n_best))
+def group(size, *live, limit=9, num_return_sequences=1, alpha=0.0, fits=None):
+    return Group(
+        size, limit, fits or (lambda tokens: True), limit + 1, alpha, list(live), Finished(num_return_sequences)
+    )
 
 
 def test_the_best_finished_are_kept_and_of_equal_ones_the_first():

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from tests.generation.definitions import log_softmax
 from tests.reference import normal
-from xformer.generation.options import DecodingOptions
+from xformer.backends import from_host, to_host
+from xformer.generation.config import DecodingOptions
 from xformer.generation.sampling import draw, keep_min_p, keep_top_k, keep_top_p, truncate, uniform_streams
-from xformer.namespace import from_host, to_host
 from xformer.random import Rng
 
 PROBABILITIES = np.asarray([0.05, 0.4, 0.0, 0.25, 0.2, 0.1])

@@ -12,16 +12,20 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close, library_or_skip
-from tests.kernels import cuda_on_host, fake_cublas
-from xformer import cuda_launch, kernels, vjp
-from xformer.kernels import cupy_cublaslt, cupy_plans, cupy_products, registry
-from xformer.namespace import dtype_name, dtype_named, from_host, is_floating, resolve
+from tests.kernels.cupy import cuda_on_host, fake_cublas
+from xformer import kernels, vjp
+from xformer.backends import dtype_name, dtype_named, from_host, is_floating, resolve
+from xformer.kernels import registry
+from xformer.kernels.cupy import cublas as cupy_products
+from xformer.kernels.cupy import cublaslt as cupy_cublaslt
+from xformer.kernels.cupy import launch as cuda_launch
+from xformer.kernels.cupy import plans as cupy_plans
 
 
 @pytest.fixture
-def uncompiled(monkeypatch):
+def no_jit(monkeypatch):
     """Have the kernels of the library alone serve, where numba is installed, too."""
-    monkeypatch.setenv("XFORMER_KERNELS", "uncompiled")
+    monkeypatch.setenv("XFORMER_KERNELS", "no-jit")
 
 
 # --- CUDA kernels, on a GPU or on the CPU ----------------------------------------------------------------------------
@@ -101,7 +105,7 @@ def cublaslt(tmp_path_factory):
     if cuda_on_host.COMPILER is None:
         pytest.skip("g++ is not installed")
     built = tmp_path_factory.mktemp("cublaslt") / "libcublasLt.so"
-    code = Path(__file__).with_name("fake_cublaslt.cpp")
+    code = Path(__file__).parent / "cupy" / "fake_cublaslt.cpp"
     options = ["-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-o", str(built)]
     subprocess.run([cuda_on_host.COMPILER, *options, str(code)], check=True)
     return cupy_cublaslt.declared(ctypes.CDLL(str(built)))

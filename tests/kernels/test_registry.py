@@ -9,9 +9,9 @@ import pytest
 
 from tests.reference import raises_line
 from xformer import kernels
+from xformer.backends import dtype_named, resolve
 from xformer.errors import BackendError, ConfigError
 from xformer.kernels import Kernel, registry
-from xformer.namespace import dtype_named, resolve
 from xformer.ops import attention, dropout, relu
 from xformer.ops.adam import adam
 
@@ -24,7 +24,7 @@ def own_registry(monkeypatch):
     monkeypatch.setattr(registry, "_KERNELS", ours)
     monkeypatch.setattr(registry, "_CHECKED", set())
     monkeypatch.delenv("XFORMER_KERNELS", raising=False)
-    monkeypatch.delenv("XFORMER_CHECK", raising=False)
+    monkeypatch.delenv("XFORMER_CHECK_KERNELS", raising=False)
 
 
 def small(arrays, static):
@@ -85,12 +85,12 @@ def test_portable_switches_all_kernels_off(monkeypatch):
 
 
 def test_uncompiled_switches_off_what_needs_a_compiler(monkeypatch):
-    kernels.register(Kernel("test.relu", "relu", "numpy", small, seven, None, compiled=True))
+    kernels.register(Kernel("test.relu", "relu", "numpy", small, seven, None, priority=30, kind="jit"))
     np.testing.assert_array_equal(relu(np.ones(4)), np.full(4, 7.0))
-    monkeypatch.setenv("XFORMER_KERNELS", "uncompiled")
+    monkeypatch.setenv("XFORMER_KERNELS", "no-jit")
     np.testing.assert_array_equal(relu(np.ones(4)), np.ones(4))
     assert kernels.explain("relu", np.ones(4)).splitlines() == [
-        "relu on numpy: not test.relu: XFORMER_KERNELS=uncompiled",
+        "relu on numpy: not test.relu: XFORMER_KERNELS=no-jit",
         "relu on numpy: served by numpy.relu",
     ]
 
@@ -106,7 +106,7 @@ def test_an_unknown_mode_is_refused(monkeypatch, call):
 def test_check_raises_where_a_kernel_is_wrong(monkeypatch, wrong):
     register(wrong)
     relu(np.ones(4))
-    monkeypatch.setenv("XFORMER_CHECK", "1")
+    monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
     with pytest.raises(BackendError, match=r"^kernel test\.relu differs from the portable relu by \S+ \(relative\)"):
         relu(np.ones(4))
 
@@ -125,7 +125,7 @@ def test_check_accepts_rounding_and_looks_once(monkeypatch):
     calls = []
     forward, vjp = nearly(calls)
     register(forward, vjp=vjp)
-    monkeypatch.setenv("XFORMER_CHECK", "1")
+    monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
     relu(np.ones(4))
     relu(np.ones(4))
     assert calls == [False, True, False, False]  # output and derivative are checked, then two calls are served
@@ -141,14 +141,14 @@ def test_check_accepts_rounding_and_looks_once(monkeypatch):
 )
 def test_check_raises_where_a_derivative_is_wrong(monkeypatch, wrong):
     register(nearly([])[0], vjp=wrong)
-    monkeypatch.setenv("XFORMER_CHECK", "1")
+    monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
     with pytest.raises(BackendError, match=r"^kernel test\.relu differs from the derivative of the portable relu by"):
         relu(np.asarray([1.0, -1.0, 2.0, 0.0]))
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [("float16", 4e-3), ("bfloat16", 3e-2), ("float32", 1e-4)])
 def test_check_knows_how_coarse_a_dtype_is(monkeypatch, dtype, rounding):
-    monkeypatch.setenv("XFORMER_CHECK", "1")
+    monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
     x = np.asarray([1.0, 3.0], "float32").astype(dtype_named(resolve("numpy"), dtype))
     for size, refused in [(0.5, False), (2.0, True)]:
         registry._CHECKED.clear()
@@ -159,7 +159,7 @@ def test_check_knows_how_coarse_a_dtype_is(monkeypatch, dtype, rounding):
 
 @pytest.mark.parametrize("odd", [np.inf, -np.inf, np.nan])
 def test_check_accepts_infinity_and_nan_where_they_belong(monkeypatch, odd):
-    monkeypatch.setenv("XFORMER_CHECK", "1")
+    monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
     dropout(np.asarray([1.0, odd, odd]), np.asarray([True, True, False]), 0.5)
     registry._CHECKED.clear()
     right = registry._KERNELS["dropout", "numpy"][0]
@@ -178,14 +178,14 @@ def test_check_asks_for_the_derivative_of_floating_arrays_alone(monkeypatch):
         return right.vjp(g, residuals, needs, **static)
 
     kernels.register(right._replace(name="test.dropout", vjp=vjp))
-    monkeypatch.setenv("XFORMER_CHECK", "1")
+    monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
     dropout(np.ones((2, 3)), np.eye(2, 3) > 0, 0.5)
     assert asked == [(True, False)]
 
 
 def test_check_takes_rounding_for_zero(monkeypatch):
     """With a single key the weights are ones, and the scores have no derivative: each way leaves its own rounding."""
-    monkeypatch.setenv("XFORMER_CHECK", "1")
+    monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
     rng = np.random.default_rng(0)
     for length in range(1, 9):
         registry._CHECKED.clear()
@@ -194,7 +194,7 @@ def test_check_takes_rounding_for_zero(monkeypatch):
 
 
 def test_check_looks_at_every_output_and_leaves_arguments_alone(monkeypatch):
-    monkeypatch.setenv("XFORMER_CHECK", "1")
+    monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
     settings = {"learning_rate": 0.1, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9}
     arrays = [np.ones((2, 3)), np.ones((2, 3)), np.zeros((2, 3)), np.zeros((2, 3))]
     ((parameter, first, _),) = adam([arrays], step=1, **settings)  # the kernel works in place: once, not twice

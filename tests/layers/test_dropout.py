@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.conftest import assert_close
 from tests.reference import normal, raises_line, weighted_sum
 from xformer import Rng, value_and_grad
+from xformer.backends import from_host, to_host
 from xformer.errors import ConfigError
 from xformer.layers import Dropout
-from xformer.namespace import from_host, to_host
 
 
 def test_without_an_rng_nothing_happens(xp):

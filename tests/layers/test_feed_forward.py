@@ -8,9 +8,9 @@ import pytest
 from tests.conftest import assert_close
 from tests.reference import normal, raises_line
 from xformer import Initializer
+from xformer.backends import from_host
 from xformer.errors import ConfigError
 from xformer.layers import FeedForward, GatedFeedForward
-from xformer.namespace import from_host
 from xformer.ops import activation
 
 

@@ -8,10 +8,10 @@ import pytest
 from tests.conftest import assert_close, library_or_skip
 from tests.reference import normal, raises_line, weighted_sum
 from xformer import Initializer, value_and_grad
+from xformer.backends import dtype_name, from_host, to_host
 from xformer.errors import ConfigError
 from xformer.layers import LayerNorm, MaxScaledLayerNorm, RMSNorm
 from xformer.layers.normalization import norm_named
-from xformer.namespace import dtype_name, from_host, to_host
 from xformer.tree import replace
 
 

@@ -11,7 +11,7 @@ from tests.conftest import assert_close
 from tests.reference import normal, raises_line
 from xformer import Initializer
 from xformer.errors import ConfigError, ShapeError
-from xformer.layers import Alibi, LearnedPositions, RelativeBias, Rotary, Sinusoidal, remaining_length, sinusoidal
+from xformer.layers import ALiBi, LearnedPositions, RelativeBias, Rotary, Sinusoidal, remaining_length, sinusoidal
 
 
 @pytest.mark.parametrize("d_model", [1, 7, 8])
@@ -92,28 +92,28 @@ def test_rotary_needs_pairs_of_features():
 
 
 def test_alibi_has_the_slopes_of_the_paper():
-    assert Alibi(8).slopes == [2.0**-i for i in range(1, 9)]
-    assert Alibi(2).slopes == [2.0**-4, 2.0**-8]
+    assert ALiBi(8).slopes == [2.0**-i for i in range(1, 9)]
+    assert ALiBi(2).slopes == [2.0**-4, 2.0**-8]
     # Twelve heads: the slopes of eight, and every second one of sixteen.
-    assert Alibi(12).slopes == pytest.approx([2.0**-i for i in range(1, 9)] + [2.0 ** -(i / 2) for i in (1, 3, 5, 7)])
+    assert ALiBi(12).slopes == pytest.approx([2.0**-i for i in range(1, 9)] + [2.0 ** -(i / 2) for i in (1, 3, 5, 7)])
 
 
 def test_alibi_grows_with_the_distance(xp):
-    bias = Alibi(2).place(2, 4, xp.zeros((1,), dtype=xp.float32)).bias
+    bias = ALiBi(2).place(2, 4, xp.zeros((1,), dtype=xp.float32)).bias
     distance = np.asarray([[2, 1, 0, 1], [3, 2, 1, 0]])
     expected = -np.asarray([2.0**-4, 2.0**-8])[:, None, None] * distance
     assert_close(bias, expected.astype("float32"), xp=xp)
 
 
-@pytest.mark.parametrize("two_sided", [True, False])
-def test_relative_buckets_are_those_of_t5(two_sided):
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_relative_buckets_are_those_of_t5(bidirectional):
     """The definition, in floats as T5 has it, distance by distance."""
-    layer = RelativeBias(2, two_sided=two_sided, init=Initializer("numpy", dtype="float64"))
+    layer = RelativeBias(2, bidirectional=bidirectional, init=Initializer("numpy", dtype="float64"))
     bias = layer.place(300, 300, layer.weight).bias
     for query in (0, 150, 299):
         for key in range(300):
             distance, buckets, first = key - query, 32, 0
-            if two_sided:
+            if bidirectional:
                 buckets, first = 16, 16 * (distance > 0)
                 distance = abs(distance)
             else:
@@ -128,7 +128,7 @@ def test_relative_buckets_are_those_of_t5(two_sided):
 
 
 def test_relative_bias_of_late_queries_is_a_part_of_the_whole():
-    layer = RelativeBias(2, two_sided=False, init=Initializer("numpy", dtype="float64"))
+    layer = RelativeBias(2, bidirectional=False, init=Initializer("numpy", dtype="float64"))
     whole = layer.place(9, 9, layer.weight).bias
     assert_close(layer.place(2, 9, layer.weight).bias, whole[:, 7:])
 

@@ -9,10 +9,10 @@ import pytest
 
 import xformer
 from tests.conftest import library_or_skip
-from xformer import host
+from xformer import threads as host
+from xformer.backends import to_host
 from xformer.generation import DecodingOptions, decode
-from xformer.kernels import numpy_attention_tiled as tiled
-from xformer.namespace import to_host
+from xformer.kernels.numpy import flash_attention as tiled
 from xformer.tree import flatten
 
 CONFIG = xformer.TransformerConfig(source_vocab_size=40, target_vocab_size=40, d_model=16, num_heads=2, d_ff=32,
@@ -43,7 +43,7 @@ def at_once(functions):
 @pytest.fixture
 def three_threads(monkeypatch):
     """Spread over three threads, though there be fewer cores, in a pool that has fewer than the callers ask for."""
-    monkeypatch.setattr(host, "_said", [3])
+    monkeypatch.setattr(host, "_explicit", [3])
     monkeypatch.setattr(host, "_workers", [])
     monkeypatch.setattr(host, "_MOST_WORKERS", 2)
     with host.blas_threads(2):
@@ -69,23 +69,25 @@ def work(model, number):
         to_host(value),
         *map(to_host, flatten(gradients)[0]),
         [[h.tokens for h in found] for found in decode(model, short, DecodingOptions(max_length=6))],
-        [[h.score for h in found] for found in decode(model, short, DecodingOptions(beam_size=2, max_length=6))],
+        [[h.score for h in found] for found in decode(model, short, DecodingOptions(num_beams=2, max_length=6))],
     ]
 
 
-@pytest.mark.parametrize(("name", "kernels"), [("numpy", "uncompiled"), ("numpy", "auto"), ("torch", "auto")])
+@pytest.mark.parametrize(("name", "kernels"), [("numpy", "no-jit"), ("numpy", "auto"), ("torch", "auto")])
 def test_many_threads_compute_what_one_does(three_threads, monkeypatch, name, kernels):
     monkeypatch.setenv("XFORMER_KERNELS", kernels)
     model = xformer.Transformer(CONFIG, xp=library_or_skip(name), seed=0)
     spread = []
-    monkeypatch.setattr(tiled, "spread", lambda *work: spread.append(threading.get_ident()) or host.spread(*work))
+    monkeypatch.setattr(
+        tiled, "parallel_for", lambda *work: spread.append(threading.get_ident()) or host.parallel_for(*work)
+    )
     alone = [work(model, number) for number in range(CALLERS)]
     together = at_once([lambda number=number: work(model, number) for number in range(CALLERS)])
     for mine, expected in zip(together, alone, strict=True):
         assert len(mine) == len(expected)
         for got, wanted in zip(mine, expected, strict=True):
             np.testing.assert_array_equal(got, wanted)
-    if kernels == "uncompiled":
+    if kernels == "no-jit":
         assert len(set(spread)) == CALLERS + 1
 
 

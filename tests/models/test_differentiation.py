@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import assert_close, library_or_skip
 from tests.reference import KINDS, SOURCE, TARGET, model_of_kind, small_model, translation_loss, without_jax
 from xformer import value_and_grad
-from xformer.namespace import from_host
+from xformer.backends import from_host
 from xformer.tree import flatten, map_arrays
 
 

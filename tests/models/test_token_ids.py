@@ -7,9 +7,9 @@ import pytest
 
 from tests.conftest import assert_close, library_or_skip
 from tests.reference import SOURCE, TARGET, raises_line, small_model, without_jax
+from xformer.backends import from_host, index_dtype
 from xformer.errors import BackendError, DataError, ShapeError
 from xformer.models.token_ids import as_token_ids
-from xformer.namespace import from_host, index_dtype
 
 
 @without_jax

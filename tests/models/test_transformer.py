@@ -19,9 +19,9 @@ from tests.reference import (
     without_jax,
 )
 from xformer import Rng, Transformer, TransformerConfig, array_namespace, value_and_grad
+from xformer.backends import backend_name, dtype_name, from_host
 from xformer.errors import BackendError, ConfigError, ShapeError
 from xformer.layers import FeedForward, Linear
-from xformer.namespace import dtype_name, from_host, library
 from xformer.tree import flatten, map_arrays, replace
 
 
@@ -320,4 +320,4 @@ def test_unknown_and_missing_libraries():
 def test_a_dtype_may_be_named_or_be_that_of_another_library(xp, dtype):
     model = small_model(xp, dtype=dtype, num_encoder_layers=0, num_decoder_layers=0)
     assert dtype_name(model.source_embedding.weight.dtype) == "float64"
-    assert library(xp) in type(model.source_embedding.weight).__module__
+    assert backend_name(xp) in type(model.source_embedding.weight).__module__

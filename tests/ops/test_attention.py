@@ -8,8 +8,8 @@ import pytest
 from tests.conftest import assert_close, library_or_skip
 from tests.reference import normal, raises_line, weighted_sum
 from xformer import value_and_grad
+from xformer.backends import from_host, to_host
 from xformer.errors import BackendError, ShapeError
-from xformer.namespace import from_host, to_host
 from xformer.ops import attention, attention_weights, softmax
 from xformer.ops.attention import _grouped
 
@@ -142,7 +142,7 @@ def test_keys_of_more_heads_than_divide_those_of_the_query_are_refused():
         attention(normal(0, 2, 4, 3, 8), normal(1, 2, 3, 5, 8), normal(2, 2, 3, 5, 6))
 
 
-@pytest.mark.parametrize("mode", ["auto", "uncompiled", "portable"])
+@pytest.mark.parametrize("mode", ["auto", "no-jit", "portable"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_no_keys_are_as_if_all_were_forbidden(xp, mode, dtype, monkeypatch):
     monkeypatch.setenv("XFORMER_KERNELS", mode)

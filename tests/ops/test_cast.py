@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from xformer import value_and_grad
-from xformer.namespace import Array, array_namespace, dtype_name, from_host, to_host
+from xformer.backends import Array, array_namespace, dtype_name, from_host, to_host
 from xformer.ops import cast
-from xformer.training.precision import computed_in
+from xformer.training.precision import autocast
 from xformer.tree import Module
 
 
@@ -45,6 +45,6 @@ class Counted(Module):
 
 def test_integers_of_a_model_stay_what_they_are():
     model = Counted(np.asarray([1.0, 2.0], "float32"), np.asarray([70_001]))
-    seen = computed_in("float16", lambda model, batch, rng: model)(model, None)
+    seen = autocast("float16", lambda model, batch, rng: model)(model, None)
     assert [seen.weight.dtype.name, seen.counts.dtype.name] == ["float16", "int64"]
     assert seen.counts.tolist() == [70_001]

@@ -7,8 +7,8 @@ import pytest
 
 from tests.conftest import assert_close
 from xformer import grad, value_and_grad
+from xformer.backends import array_namespace
 from xformer.errors import ConfigError
-from xformer.namespace import array_namespace
 from xformer.ops import activation, linear
 from xformer.ops.linear import _with_relu
 

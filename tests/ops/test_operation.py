@@ -7,8 +7,8 @@ from tests.conftest import library_or_skip
 from tests.reference import weighted_sum
 from xformer import kernels
 from xformer.autodiff import grad, vjp
+from xformer.backends import dtype_named
 from xformer.kernels import registry
-from xformer.namespace import dtype_named
 from xformer.ops import attention, dropout, gelu, gelu_tanh, linear, project_heads, relu, silu, softmax
 from xformer.ops.activations import _gelu
 
@@ -18,7 +18,7 @@ ATTENTION = {"causal": False, "scale": 1.0, "keep_probability": 1.0}
 
 @pytest.fixture(params=SPACING)
 def dtype(request, monkeypatch):
-    monkeypatch.setenv("XFORMER_KERNELS", "uncompiled")
+    monkeypatch.setenv("XFORMER_KERNELS", "no-jit")
     if request.param == "bfloat16":
         pytest.importorskip("ml_dtypes", reason="NumPy knows bfloat16 through ml_dtypes")
     return np.dtype(dtype_named(library_or_skip("numpy"), request.param))
@@ -46,7 +46,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("kernels_are", ["uncompiled", "portable"])
+@pytest.mark.parametrize("kernels_are", ["no-jit", "portable"])
 @pytest.mark.parametrize("case", CASES)
 def test_results_and_derivatives_are_those_of_float64_but_for_one_rounding(case, dtype, kernels_are, monkeypatch):
     monkeypatch.setenv("XFORMER_KERNELS", kernels_are)
@@ -114,7 +114,7 @@ def test_second_derivatives_are_rounded_too(dtype):
 
 def test_a_check_compares_with_what_is_rounded_once(dtype, monkeypatch):
     """Else a kernel that rounds, as it should, would differ from what is left in float32."""
-    monkeypatch.setenv("XFORMER_CHECK", "1")
+    monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
     x, calls = normal(dtype, 4, 5), []
 
     def forward(x, *, save):

@@ -10,8 +10,8 @@ import pytest
 from tests.conftest import assert_close
 from tests.reference import normal, raises_line, weighted_sum, without_jax
 from xformer import value_and_grad
+from xformer.backends import from_host
 from xformer.errors import ConfigError
-from xformer.namespace import from_host
 from xformer.ops import softmax
 
 SCORES = 3.0 * normal(0, 2, 4, 7)

@@ -74,7 +74,7 @@ def test_batches_come_by_length_and_hold_every_row_once(translator):
 @pytest.mark.parametrize("finished", [True, False])
 def test_what_reaches_the_limit_is_marked(translator, monkeypatch, finished):
     found = Hypothesis([7, 8], -1.5, -0.5, finished)
-    monkeypatch.setattr("xformer.pipelines.text_to_text.decode", lambda *a, **k: [[found]])
+    monkeypatch.setattr("xformer.pipelines.seq2seq.decode", lambda *a, **k: [[found]])
     ((output,),) = translator.outputs(LINES[:1])
     assert output == (translator.tokenizers.target.decode([7, 8]), [7, 8], -1.5, -0.5, finished, None)
 
@@ -89,7 +89,7 @@ def test_cores_share_the_batches(translator, monkeypatch):
 def test_products_have_one_thread_each(translator, monkeypatch):
     held = []
     monkeypatch.setattr(
-        "xformer.pipelines.text_to_text.blas_threads", lambda count: held.append(count) or contextlib.nullcontext()
+        "xformer.pipelines.seq2seq.blas_threads", lambda count: held.append(count) or contextlib.nullcontext()
     )
     for threads in ("1", "3"):
         monkeypatch.setenv("XFORMER_NUM_THREADS", threads)
@@ -98,7 +98,7 @@ def test_products_have_one_thread_each(translator, monkeypatch):
 
 
 def test_long_sentences_are_refused_before_anything_is_translated(translator, monkeypatch):
-    monkeypatch.setattr("xformer.pipelines.text_to_text.decode", lambda *a, **k: pytest.fail("translated"))
+    monkeypatch.setattr("xformer.pipelines.seq2seq.decode", lambda *a, **k: pytest.fail("translated"))
     with pytest.raises(DataError, match=r"text 2 has \d+ tokens; expected at most 8"):
         translator([LINES[0][:3], "one " * 9], max_source_length=8)
     with pytest.raises(DataError, match=r"file line 12 has"):

@@ -212,7 +212,7 @@ def test_check_lengths_counts_the_long_lines():
         check_lengths(encoded, 3, "train.de")
     assert str(caught.value) == (
         "train.de has 2 lines of more than 3 tokens, the first on line 2 (7 tokens); raise the limit with "
-        "--max-length, or leave such lines out with --long-lines drop"
+        "--max-length, or leave such lines out with --truncation drop"
     )
     with pytest.raises(DataError, match=r"has 1 line of more than 7 tokens, the first on line 4 \(9 tokens\)"):
         check_lengths(encoded, 7, "train.de")
@@ -281,30 +281,30 @@ def test_fit_lengths_refuses_unless_told_otherwise():
 
 
 def test_fit_lengths_drops():
-    assert fit_lengths(LONG_SOURCE, TARGETS, 3, long_lines="drop") == ([1, 2], [[5], [9, 8, 7]], [[6, 7], [8]], 1, 0)
+    assert fit_lengths(LONG_SOURCE, TARGETS, 3, truncation="drop") == ([1, 2], [[5], [9, 8, 7]], [[6, 7], [8]], 1, 0)
     with pytest.raises(DataError, match="all 3 lines have more than 1 tokens"):
-        fit_lengths(LONG_SOURCE, [[5, 5]] * 3, 1, long_lines="drop")
+        fit_lengths(LONG_SOURCE, [[5, 5]] * 3, 1, truncation="drop")
 
 
 def test_fit_lengths_cuts_the_end_of_sources():
-    fitted = fit_lengths(LONG_SOURCE, TARGETS, 2, long_lines="cut")
+    fitted = fit_lengths(LONG_SOURCE, TARGETS, 2, truncation="cut")
     assert fitted == ([0, 1, 2], [[5, 6], [5], [9, 8]], TARGETS, 0, 2)
     assert LONG_SOURCE[0] == [5, 6, 7, 8]
 
 
 def test_fit_lengths_never_cuts_a_target():
     with pytest.raises(DataError, match=r"^target has 1 line of more than 1 tokens, the first on line 2"):
-        fit_lengths(LONG_SOURCE, TARGETS, 1, long_lines="cut")
+        fit_lengths(LONG_SOURCE, TARGETS, 1, truncation="cut")
 
 
 def test_fit_lengths_checks_its_settings():
-    with pytest.raises(ConfigError, match=r"^long_lines is 'trim'; expected one of: error, drop, cut$"):
-        fit_lengths(LONG_SOURCE, TARGETS, 2, long_lines="trim")
+    with pytest.raises(ConfigError, match=r"^truncation is 'trim'; expected one of: error, drop, cut$"):
+        fit_lengths(LONG_SOURCE, TARGETS, 2, truncation="trim")
     for way in LONG_LINES:
         with pytest.raises(ConfigError, match="the limit is 0 tokens"):
-            fit_lengths(LONG_SOURCE, TARGETS, 0, long_lines=way)
+            fit_lengths(LONG_SOURCE, TARGETS, 0, truncation=way)
         with pytest.raises(DataError, match="source has 3 lines and target 1"):
-            fit_lengths(LONG_SOURCE, [[5]], 9, long_lines=way)
+            fit_lengths(LONG_SOURCE, [[5]], 9, truncation=way)
 
 
 # --- Whole texts ---------------------------------------------------------------------------------

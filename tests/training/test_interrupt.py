@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from xformer.host import side_by_side
+from xformer.threads import parallel_map
 from xformer.training.interrupt import Stopped, check_stop, stop_on_signals, until_stopped
 
 
@@ -42,7 +42,7 @@ def test_threads_that_share_the_work_see_the_request(monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         for place in (0, 1):
             with pytest.raises(Stopped):
-                side_by_side(lambda item, place=place: check_stop() if item == place else None, [0, 1])
+                parallel_map(lambda item, place=place: check_stop() if item == place else None, [0, 1])
 
 
 def test_a_second_interrupt_is_not_waited_for():

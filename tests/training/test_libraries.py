@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tests.conftest import library_or_skip
+from xformer.backends import to_host
 from xformer.generation import greedy
 from xformer.models import Transformer, TransformerConfig
-from xformer.namespace import to_host
 from xformer.random import Rng
 from xformer.training import Adam, Batch, TokenPairs, train_step, translation_loss
-from xformer.training.loss import share_of_mean
-from xformer.training.parallel import ShardedGradient
+from xformer.training.data_parallel import ShardedGradient
+from xformer.training.loss import weighted_loss
 
 UPDATES = 50
 RNG = np.random.default_rng(0)
@@ -39,12 +39,12 @@ def trained(name, dtype):
     xp = library_or_skip(name)
     model = Transformer(CONFIG, xp=xp, seed=0, dtype=dtype)
     optimizer = Adam()
-    state, losses = optimizer.initial(model), []
-    objective = functools.partial(share_of_mean, loss=functools.partial(translation_loss, label_smoothing=0.1))
+    state, losses = optimizer.init(model), []
+    objective = functools.partial(weighted_loss, loss=functools.partial(translation_loss, label_smoothing=0.1))
     gradient = ShardedGradient(objective, 1)
     for step in range(UPDATES):
         batch = Batch.make(PAIRS, list(range(step % 4 * 16, step % 4 * 16 + 16)), xp=xp)
-        how = {"gradient": gradient, "optimizer": optimizer, "learning_rate": 2e-3, "max_norm": 1.0}
+        how = {"gradient": gradient, "optimizer": optimizer, "learning_rate": 2e-3, "max_grad_norm": 1.0}
         result = train_step(model, state, [[batch]], Rng(step), **how)
         model, state = result.model, result.state
         losses.append(result.loss)

@@ -7,7 +7,7 @@ import pytest
 from tests.reference import small_language_model
 from xformer.models import Transformer, TransformerConfig
 from xformer.random import Rng
-from xformer.training import Batch, TokenPairs, Windows, language_model_loss, translation_loss
+from xformer.training import Batch, TextChunks, TokenPairs, language_model_loss, translation_loss
 from xformer.training.interrupt import Stopped, stop_on_signals
 from xformer.training.loss import mean_loss
 
@@ -70,7 +70,7 @@ def test_the_z_loss_is_added_for_what_is_not_padding():
 def test_the_loss_of_a_language_model_counts_every_position(label_smoothing, z_loss):
     """Padding is a token like all others: text has none."""
     text = np.asarray([3, 0, 0, 5, 12, 0, 7, 1, 2])
-    model, windows = small_language_model(), Windows.make(text, [0, 4], 4, xp=np)
+    model, windows = small_language_model(), TextChunks.make(text, [0, 4], 4, xp=np)
     logits = model(windows.tokens, mask=np.ones((1, 1, 4, 4), dtype=bool))
     log_partition = np.log(np.exp(logits).sum(axis=-1))
     logs = logits - log_partition[..., None]

@@ -11,29 +11,29 @@ import pytest
 from tests.conftest import library_or_skip
 from tests.reference import KINDS, small_language_model, small_model
 from xformer.autodiff import value_and_grad
+from xformer.backends import array_namespace, dtype_name, to_host
 from xformer.errors import BackendError, ConfigError, TrainingError
-from xformer.namespace import array_namespace, dtype_name, to_host
+from xformer.io import load_arrays
 from xformer.ops import linear, project_heads
 from xformer.ops.softmax import softmax_cotangent
 from xformer.random import Rng
-from xformer.storage import load_arrays
 from xformer.training import (
     Adam,
     Batch,
     RunDirectory,
+    TextChunks,
     TokenPairs,
     Trainer,
     TrainingSettings,
     TranslationTask,
     Update,
-    Windows,
     language_model_loss,
     train_step,
     translation_loss,
 )
-from xformer.training.loss import share_of_mean
-from xformer.training.parallel import ShardedGradient
-from xformer.training.precision import PRECISIONS, UNSCALED, LossScale, check_precision, computed_in
+from xformer.training.data_parallel import ShardedGradient
+from xformer.training.loss import weighted_loss
+from xformer.training.precision import PRECISIONS, UNSCALED, GradScaler, autocast, check_precision
 from xformer.tree import flatten, map_arrays
 
 # Of one length each, since jax compiles for every shape.
@@ -47,7 +47,7 @@ TEXT = [4 + (place * place) % 7 for place in range(60)]
 EVERYWHERE = [(name, dtype) for name in ("numpy", "torch", "jax") for dtype in HALVES]
 
 
-def library(name, dtype):
+def backend_name(name, dtype):
     """The namespace of a library, where it or a package that is here has the dtype."""
     if (name, dtype) == ("numpy", "bfloat16"):
         pytest.importorskip("ml_dtypes", reason="NumPy knows bfloat16 through ml_dtypes")
@@ -66,11 +66,17 @@ def language_model(xp):
 def steps(xp, precision, count, *, scale=None, loss=language_model_loss, model=None):
     """Updates on one batch: all that train_step returned."""
     model = language_model(xp) if model is None else model
-    batch, optimizer = Windows.make(TEXT, list(range(0, 48, 6)), 6, xp=xp), Adam()
-    gradient = ShardedGradient(functools.partial(share_of_mean, loss=computed_in(precision, loss)), 1)
-    scale, state, results = scale or LossScale.initial(precision), optimizer.initial(model), []
+    batch, optimizer = TextChunks.make(TEXT, list(range(0, 48, 6)), 6, xp=xp), Adam()
+    gradient = ShardedGradient(functools.partial(weighted_loss, loss=autocast(precision, loss)), 1)
+    scale, state, results = scale or GradScaler.init(precision), optimizer.init(model), []
     for number in range(count):
-        how = {"gradient": gradient, "optimizer": optimizer, "learning_rate": 5e-3, "max_norm": 1.0, "scale": scale}
+        how = {
+            "gradient": gradient,
+            "optimizer": optimizer,
+            "learning_rate": 5e-3,
+            "max_grad_norm": 1.0,
+            "scale": scale,
+        }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # as the trainer does
             results.append(train_step(model, state, [[batch]], Rng(number), **how))
@@ -92,7 +98,7 @@ def curve():
 
 @pytest.mark.parametrize(("name", "precision"), EVERYWHERE)
 def test_the_loss_falls_as_in_float32(name, precision):
-    results = steps(library(name, precision), precision, 50)
+    results = steps(backend_name(name, precision), precision, 50)
     assert curve()[-1] < 0.6 * curve()[0]
     tolerance = {"bfloat16": 0.05, "float16": 0.01}[precision]
     np.testing.assert_allclose([result.loss for result in results], curve(), rtol=tolerance)
@@ -106,13 +112,13 @@ def test_the_loss_falls_as_in_float32(name, precision):
 @pytest.mark.parametrize("name", ["torch", "numpy"])
 def test_gradients_are_those_of_float64_but_for_rounding(name, kind, precision):
     """At parameters that both have; an activation without a kink, which rounding would take gradients across."""
-    xp = library(name, precision)
+    xp = backend_name(name, precision)
     library_or_skip("torch")  # rounds to both
     model = rounded(small_model(**{"activation": "gelu", "d_model": 32, "d_ff": 48, **KINDS[kind]}), precision)
     exact, wanted = value_and_grad(translation_loss)(
         model.to(dtype="float64"), Batch.make(PAIRS, list(range(8)), xp=library_or_skip("numpy"))
     )
-    loss, found = value_and_grad(computed_in(precision, translation_loss))(
+    loss, found = value_and_grad(autocast(precision, translation_loss))(
         model.to(xp), Batch.make(PAIRS, list(range(8)), xp=xp)
     )
     assert float(loss) == pytest.approx(float(exact), rel=SPACING[precision])
@@ -123,11 +129,11 @@ def test_gradients_are_those_of_float64_but_for_rounding(name, kind, precision):
 
 
 def test_parameters_that_nothing_is_rounded_of_are_passed_on():
-    assert computed_in("float32", translation_loss) is translation_loss
+    assert autocast("float32", translation_loss) is translation_loss
 
 
 def test_a_power_of_two_changes_no_bits():
-    plain, scaled = (steps(np, "float32", 3, scale=scale)[-1] for scale in (UNSCALED, LossScale(2.0**16)))
+    plain, scaled = (steps(np, "float32", 3, scale=scale)[-1] for scale in (UNSCALED, GradScaler(2.0**16)))
     assert (plain.loss, plain.gradient_norm) == (scaled.loss, scaled.gradient_norm)
     for one, other in zip(leaves(plain.model), leaves(scaled.model), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -150,11 +156,11 @@ def test_overflow_skips_the_update_and_halves_the_scale(name):
     xp = library_or_skip(name)
     model = language_model(xp)
     before = leaves(model)
-    results = steps(xp, "float16", 12, scale=LossScale(2.0**22, updates=7), model=model)
+    results = steps(xp, "float16", 12, scale=GradScaler(2.0**22, updates=7), model=model)
     skipped = [result for result in results if not math.isfinite(result.gradient_norm)]
     assert 1 <= len(skipped) < 10
     assert results[: len(skipped)] == skipped
-    assert [result.scale for result in skipped] == [LossScale(2.0 ** (21 - number)) for number in range(len(skipped))]
+    assert [result.scale for result in skipped] == [GradScaler(2.0 ** (21 - number)) for number in range(len(skipped))]
     for result in skipped:
         assert math.isfinite(result.loss)
         assert result.state.step == 0
@@ -169,40 +175,40 @@ def test_overflow_skips_the_update_and_halves_the_scale(name):
 
 def test_a_skipped_update_leaves_every_bit():
     model, state = small_model("numpy", dtype="float32"), Adam()
-    state = state.initial(model)
+    state = state.init(model)
     before = leaves((model, state.first, state.second))
 
     def overflowing(model, shards, rngs):
         return np.float32(1.0), map_arrays(lambda leaf: leaf * np.float32(np.inf), model)
 
-    how = {"gradient": overflowing, "optimizer": Adam(), "learning_rate": 1.0, "max_norm": 1.0}
+    how = {"gradient": overflowing, "optimizer": Adam(), "learning_rate": 1.0, "max_grad_norm": 1.0}
     batches = [[Batch.make(PAIRS, [0], xp=library_or_skip("numpy"))]]
     with np.errstate(invalid="ignore"):
-        result = train_step(model, state, batches, Rng(0), **how, scale=LossScale(4.0))
-        assert result.scale == LossScale(2.0)
+        result = train_step(model, state, batches, Rng(0), **how, scale=GradScaler(4.0))
+        assert result.scale == GradScaler(2.0)
         assert result.model is model
         assert result.state is state
         for one, other in zip(leaves((model, state.first, state.second)), before, strict=True):
             np.testing.assert_array_equal(one, other)
-        for scale in (UNSCALED, LossScale(2.0)):  # where less would not help
+        for scale in (UNSCALED, GradScaler(2.0)):  # where less would not help
             with pytest.raises(TrainingError, match="gradient norm nan; lower the learning rate"):
                 train_step(model, state, batches, Rng(0), **how, scale=scale)
 
 
 def test_the_scale_grows_and_shrinks_in_powers_of_two():
-    scale = LossScale.initial("float16")
-    assert scale == LossScale(2.0**16, 0)
+    scale = GradScaler.init("float16")
+    assert scale == GradScaler(2.0**16, 0)
     for _ in range(2000):
         assert scale.value == 2.0**16
         scale = scale.grown()
-    assert scale == LossScale(2.0**17, 0)
-    assert LossScale(2.0**24, 1999).grown().value == 2.0**24
-    assert LossScale(8.0, 1999).halved() == LossScale(4.0)
-    assert LossScale(2.0).halved() is None
+    assert scale == GradScaler(2.0**17, 0)
+    assert GradScaler(2.0**24, 1999).grown().value == 2.0**24
+    assert GradScaler(8.0, 1999).halved() == GradScaler(4.0)
+    assert GradScaler(2.0).halved() is None
     for precision in ("float32", "bfloat16"):
-        assert LossScale.initial(precision) == UNSCALED
+        assert GradScaler.init(precision) == UNSCALED
     assert UNSCALED.halved() is None
-    assert LossScale(1.0, 1999).grown().value == 1.0
+    assert GradScaler(1.0, 1999).grown().value == 1.0
 
 
 def test_cotangents_of_many_rows_are_summed_in_float32():
@@ -320,4 +326,4 @@ def test_what_a_library_lacks_is_said(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("name", "precision"), EVERYWHERE)
 def test_what_a_library_has_is_let_through(name, precision):
-    check_precision(precision, small_model(library(name, precision), dtype="float32"))
+    check_precision(precision, small_model(backend_name(name, precision), dtype="float32"))

@@ -17,7 +17,7 @@ def test_inverse_square_root_is_the_paper_s():
 
 
 def test_inverse_square_root_reproduces_the_figures_of_the_reference():
-    with np.load(Path(__file__).parents[1] / "data" / "slides.npz") as golden:
+    with np.load(Path(__file__).parents[1] / "golden" / "slides.npz") as golden:
         steps, expected, warmup = golden["schedule_steps"], golden["schedule_lr"], int(golden["warmup_steps"])
     rate = inverse_square_root(1.0, 1, warmup)
     np.testing.assert_allclose([rate(int(step)) for step in steps], expected, rtol=1e-12)

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from xformer.backends import array_namespace
 from xformer.errors import TrainingError
-from xformer.host import can_share_memory
-from xformer.namespace import array_namespace
-from xformer.training.worker import Team
+from xformer.shared_memory import can_share_memory
+from xformer.training.worker import WorkerPool
 
 pytestmark = pytest.mark.skipif(not can_share_memory(), reason="the system cannot share anonymous memory")
 
@@ -57,7 +57,7 @@ def is_alive(pid):
 
 @pytest.fixture
 def team():
-    made = Team(product, model(), 1)
+    made = WorkerPool(product, model(), 1)
     yield made
     made.close()
 
@@ -94,7 +94,7 @@ def test_a_dead_worker_is_reported(team):
 
 
 def test_a_worker_that_dies_at_work_is_reported():
-    team = Team(leave, model(), 1)
+    team = WorkerPool(leave, model(), 1)
     with pytest.raises(TrainingError, match=r"^a worker process ended with code 3"):
         answer(team, 2.0)
     team.close()
@@ -102,7 +102,7 @@ def test_a_worker_that_dies_at_work_is_reported():
 
 def test_a_function_that_the_worker_cannot_find_is_reported(capfd):
     function = type("Elsewhere", (), {"__module__": "no_such_module", "__call__": product, "__reduce__": unfindable})()
-    team = Team(function, model(), 1)
+    team = WorkerPool(function, model(), 1)
     with pytest.raises(TrainingError, match=r"^a worker process ended with code 1; its last words are above"):
         answer(team, 2.0)
     assert "No module named 'no_such_module'" in capfd.readouterr().err
@@ -114,7 +114,7 @@ def unfindable(self):
 
 
 def test_workers_end_with_the_team():
-    team = Team(product, model(), 2)
+    team = WorkerPool(product, model(), 2)
     running = pids(team)
     assert all(map(is_alive, running))
     team.close()
@@ -122,7 +122,7 @@ def test_workers_end_with_the_team():
 
 
 def test_workers_end_when_the_team_is_forgotten():
-    team = Team(product, model(), 1)
+    team = WorkerPool(product, model(), 1)
     running = pids(team)
     del team
     gc.collect()
@@ -133,14 +133,14 @@ def test_workers_end_when_the_team_is_forgotten():
 FORKS = """
 import os, sys, warnings
 from tests.training.test_worker import answer, model, product
-from xformer.training.worker import Team
+from xformer.training.worker import WorkerPool
 warnings.simplefilter("ignore", DeprecationWarning)
-team, ended = Team(product, model(), 1), Team(product, model(), 1)
+team, ended = WorkerPool(product, model(), 1), WorkerPool(product, model(), 1)
 read, write = os.pipe()
 other = os.fork()
 if other == 0:
     os.close(write)
-    own = Team(product, model(), 1)
+    own = WorkerPool(product, model(), 1)
     good = not team.fits(model(), 1) and own.fits(model(), 1) and float(answer(own, 2.0)[0]) == 13.0
     os.read(read, 1)  # until the other process ends
     sys.exit(0 if good else 1)
@@ -164,6 +164,6 @@ def test_forked_processes_leave_the_team_alone():
 
 def test_workers_close_their_descriptors():
     before = len(os.listdir("/proc/self/fd"))
-    Team(product, model(), 2).close()
+    WorkerPool(product, model(), 2).close()
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before

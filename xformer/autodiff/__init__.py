@@ -2,18 +2,18 @@
 
 from xformer.autodiff import rules as rules
 from xformer.autodiff.primitive import Implementation, Primitive
-from xformer.autodiff.rule import composite, define, define_sequence, not_differentiable
-from xformer.autodiff.transforms import checkpoint, grad, stop_gradient, value_and_grad, vjp
+from xformer.autodiff.rule import decomposition, defvjp, defvjp_sequence, not_differentiable
+from xformer.autodiff.transforms import grad, remat, stop_gradient, value_and_grad, vjp
 
 __all__ = [
     "Implementation",
     "Primitive",
-    "checkpoint",
-    "composite",
-    "define",
-    "define_sequence",
+    "decomposition",
+    "defvjp",
+    "defvjp_sequence",
     "grad",
     "not_differentiable",
+    "remat",
     "stop_gradient",
     "value_and_grad",
     "vjp",

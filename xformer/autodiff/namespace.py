@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from xformer.autodiff.below import function_below
-from xformer.autodiff.recorders import recorder, sequence_recorder, unstack_recorder, without_rule
+from xformer.autodiff.base_functions import function_below
+from xformer.autodiff.record import recorder, sequence_recorder, unstack_recorder, without_rule
 from xformer.autodiff.rule import RULES, SEQUENCE_RULES, Pull, Record
 from xformer.autodiff.tracer import InnerArray, Tracer
-from xformer.namespace import array_namespace, dtype_name, is_floating, library, trace_level
+from xformer.backends import array_namespace, backend_name, dtype_name, is_floating, trace_level
 
 _ACTIVE: ContextVar[DiffNamespace | None] = ContextVar("active_trace", default=None)
 
@@ -84,19 +84,19 @@ class DiffNamespace:
 
     def leaf(self, value: Any) -> Tracer:
         """Make an array a differentiable input of the trace; integers and booleans become constants."""
-        return self.record(self.lower(value), None, (), None)
+        return self.record(self.unwrap(value), None, (), None)
 
-    def lift(self, value: Any) -> Any:
+    def wrap(self, value: Any) -> Any:
         """Wrap arrays (also inside tuples and lists) as constants of the trace; leave everything else."""
         if type(value) is Tracer and value._namespace is self:
             return value
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(self.lift, value))
+            return type(value)(*map(self.wrap, value))
         if isinstance(value, (tuple, list)):
-            return type(value)(map(self.lift, value))
-        return Tracer(self.lower(value), self, -1) if _is_array(value) else value
+            return type(value)(map(self.wrap, value))
+        return Tracer(self.unwrap(value), self, -1) if _is_array(value) else value
 
-    def lower(self, value: Any) -> Any:
+    def unwrap(self, value: Any) -> Any:
         """What a value is below the trace: own arrays are unwrapped (also inside tuples and lists).
 
         Raises InnerArray for an array of an inner trace (see `innermost`), RuntimeError for one of an ended trace.
@@ -105,15 +105,15 @@ class DiffNamespace:
         if kind is Tracer:
             trace = value._namespace
             if trace.is_closed:
-                trace.__getattr__("lower")
+                trace.__getattr__("unwrap")
             if trace is self:
                 return value._value
             if trace.trace_level > self.trace_level:
                 raise InnerArray(trace)
         elif kind is tuple or kind is list:
-            return kind([self.lower(item) for item in value])
+            return kind([self.unwrap(item) for item in value])
         # A constant. An enclosing trace has its own arrays, and rules may count on seeing no others.
-        return self.base.lift(value) if self.trace_level > 1 else value
+        return self.base.wrap(value) if self.trace_level > 1 else value
 
     def position(self, value: Any) -> int:
         """Where on the tape `value` was made; -1 for constants and everything that is not of this trace."""
@@ -201,6 +201,10 @@ def base_for(arrays: Sequence[Any]) -> Any:
     """
     base = array_namespace(*arrays)
     enclosing = _ACTIVE.get()
-    if enclosing is not None and library(enclosing) == library(base) and enclosing.trace_level > trace_level(base):
+    if (
+        enclosing is not None
+        and backend_name(enclosing) == backend_name(base)
+        and enclosing.trace_level > trace_level(base)
+    ):
         return enclosing
     return base

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from xformer.namespace import array_namespace, trace_level
+from xformer.backends import array_namespace, trace_level
 
 
 class Implementation(NamedTuple):
@@ -32,7 +32,7 @@ class Primitive:
         self.name = portable.name
         self.portable = portable
 
-    def choose(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> Implementation:
+    def select(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> Implementation:
         """Pick the implementation for arrays of `xp`; in a trace, one that is differentiable itself."""
         return self.portable
 
@@ -40,12 +40,12 @@ class Primitive:
         """Compute the operation; under a trace, leave one record for all of it."""
         xp = array_namespace(*arrays)
         if trace_level(xp) == 0:
-            return self.choose(xp, arrays, static).forward(*arrays, save=False, **static)[0]
-        values = tuple(xp.lower(array) for array in arrays)
+            return self.select(xp, arrays, static).forward(*arrays, save=False, **static)[0]
+        values = tuple(xp.unwrap(array) for array in arrays)
         parents = tuple(xp.position(array) for array in arrays)
         if max(parents) < 0:
-            return xp.lift(self(*values, **static))
-        chosen = self.choose(xp.base, values, static)
+            return xp.wrap(self(*values, **static))
+        chosen = self.select(xp.base, values, static)
         if chosen.vjp is None:  # before anything is computed, since such operations may work in place
             raise NotImplementedError(f"{self.name} has no derivative; call it outside the differentiated function")
         output, residuals = chosen.forward(*values, save=True, **static)

@@ -1,8 +1,8 @@
 """How a derivative is written down: a formula whose parameter names say what it needs.
 
-    define("multiply", lambda g, b: g * b, lambda g, a: g * a)
-    define("exp", lambda g, y: g * y)
-    define("sum", sum_vjp)          # def sum_vjp(xp, g, x_shape, *, axis=None, ...)
+    defvjp("multiply", lambda g, b: g * b, lambda g, a: g * a)
+    defvjp("exp", lambda g, y: g * y)
+    defvjp("sum", sum_vjp)          # def sum_vjp(xp, g, x_shape, *, axis=None, ...)
 
 A formula maps the cotangent `g` of the output to the cotangent of one input. Its first parameters are, in this order:
 
@@ -99,16 +99,16 @@ def _pull_both(first: Step, second: Step) -> Pull:
 
 RULES: dict[str, Rule] = {}
 SEQUENCE_RULES: dict[str, Formula] = {}
-COMPOSITES: dict[str, Formula] = {}
+DECOMPOSITIONS: dict[str, Formula] = {}
 NOT_DIFFERENTIABLE: set[str] = set()
 
 
-def define(name: str, *formulas: Formula, positions: Sequence[int] | None = None) -> None:
+def defvjp(name: str, *formulas: Formula, positions: Sequence[int] | None = None) -> None:
     """Register the derivative of the function `name`: one formula for each differentiable input (at most two)."""
     RULES[name] = Rule(formulas, positions or range(len(formulas)))
 
 
-def define_sequence(name: str) -> Callable[[Formula], Formula]:
+def defvjp_sequence(name: str) -> Callable[[Formula], Formula]:
     """Register the derivative of a function of a list of arrays; the formula returns one cotangent for each."""
 
     def register(formula: Formula) -> Formula:
@@ -118,14 +118,14 @@ def define_sequence(name: str) -> Callable[[Formula], Formula]:
     return register
 
 
-def composite(name: str) -> Callable[[Formula], Formula]:
+def decomposition(name: str) -> Callable[[Formula], Formula]:
     """Register a function `f(xp, ...)` written in other functions of `xp`, which carry the derivative.
 
     It serves tracked arrays only; on constants the library's own function is called.
     """
 
     def register(function: Formula) -> Formula:
-        COMPOSITES[name] = function
+        DECOMPOSITIONS[name] = function
         return function
 
     return register

@@ -6,11 +6,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from xformer.autodiff.backward import backward, unbroadcast
 from xformer.autodiff.namespace import DiffNamespace, active, base_for, tracing
-from xformer.autodiff.sweep import backward, fit
 from xformer.autodiff.tracer import Tracer
+from xformer.backends import array_namespace, dtype_name, is_floating, trace_level
 from xformer.errors import ShapeError
-from xformer.namespace import array_namespace, dtype_name, is_floating, trace_level
 from xformer.tree import flatten, is_array, map_arrays
 
 
@@ -36,8 +36,8 @@ def value_and_grad(function: Callable[..., Any], *, has_aux: bool = False) -> Ca
             result = function(rebuild(traced), *args, **keywords)
             value, extra = result if has_aux else (result, None)
             _check_scalar(value)
-            lowered = map_arrays(trace.lower, (value, extra) if has_aux else value)
-        return lowered, rebuild(_pull_back(trace, [value], None, traced))
+            unwrapped = map_arrays(trace.unwrap, (value, extra) if has_aux else value)
+        return unwrapped, rebuild(_pull_back(trace, [value], None, traced))
 
     return differentiated
 
@@ -63,7 +63,7 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
     with tracing(base_for(leaves)) as trace:
         traced = [trace.leaf(leaf) for leaf in leaves]
         result = function(*rebuild(traced))
-        lowered = map_arrays(trace.lower, result)
+        unwrapped = map_arrays(trace.unwrap, result)
     pending = [(flatten(result)[0], traced)]
 
     def pullback(cotangent: Any) -> tuple[Any, ...]:
@@ -77,13 +77,13 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
         pending.clear()
         return rebuild(_pull_back(trace, outputs, seeds, inputs))  # type: ignore[no-any-return]
 
-    return lowered, pullback
+    return unwrapped, pullback
 
 
-def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
+def remat(function: Callable[..., Any]) -> Callable[..., Any]:
     """Trade time for memory: keep only the inputs, and compute `function` again in the backward pass.
 
-    (Rematerialisation; Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost".) Everything that is
+    (Rematerialization; Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost".) Everything that is
     differentiated must come in as an argument (a Module is one). Random draws repeat, since an Rng is a value.
 
     The returned function raises RuntimeError when `function` used another array of the trace.
@@ -100,15 +100,15 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
             args, keywords = rebuild(arrays)
             return function(*args, **keywords)
 
-        values = [trace.lower(leaf) for leaf in leaves]
+        values = [trace.unwrap(leaf) for leaf in leaves]
         with active(trace.base):
             result = run(values)
         outputs, rebuild_result = flatten(result)
         if any(_belongs(output, trace) for output in outputs):
-            raise RuntimeError("checkpoint(f) closes over a traced array; pass it to f as an argument")
+            raise RuntimeError("remat(f) closes over a traced array; pass it to f as an argument")
         parents = [trace.position(leaf) for leaf in leaves]
         if max(parents) < 0:
-            return map_arrays(trace.lift, result)
+            return map_arrays(trace.wrap, result)
         return rebuild_result(trace.record_several(outputs, _recompute, parents, (run, values, parents)))
 
     return remembered
@@ -119,7 +119,7 @@ def _recompute(xp: Any, cotangents: Any, saved: Any) -> Any:
     run, values, parents = saved
     with tracing(xp) as trace:
         traced = [
-            trace.lift(value) if parent < 0 else trace.leaf(value)
+            trace.wrap(value) if parent < 0 else trace.leaf(value)
             for value, parent in zip(values, parents, strict=True)
         ]
         outputs = flatten(run(traced))[0]
@@ -147,7 +147,7 @@ def _pull_back(trace: DiffNamespace, outputs: list[Any], seeds: list[Any] | None
         index = trace.position(output)
         if index < 0 or (seeds and seed is None):
             continue
-        cotangent = xp.ones_like(output._value) if seed is None else fit(xp, seed, *trace.tape[index][3:])
+        cotangent = xp.ones_like(output._value) if seed is None else unbroadcast(xp, seed, *trace.tape[index][3:])
         known = by_position.get(index)
         by_position[index] = cotangent if known is None else known + cotangent
     leaves = sum(leaf._index >= 0 for leaf in traced)

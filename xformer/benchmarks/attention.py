@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from xformer.autodiff import vjp
-from xformer.benchmarks.race import Case, in_dtype
-from xformer.benchmarks.work import Library, Work, digest
+from xformer.benchmarks.interleaved import Case, in_dtype
+from xformer.benchmarks.workload import Library, Work, digest
 from xformer.layers import Initializer, MultiHeadAttention
 from xformer.ops import attention
 

@@ -13,8 +13,8 @@ import itertools
 from typing import Any
 
 from xformer.benchmarks import stacks
-from xformer.benchmarks.race import Case, in_dtype
-from xformer.benchmarks.work import Library, Work
+from xformer.benchmarks.interleaved import Case, in_dtype
+from xformer.benchmarks.workload import Library, Work
 from xformer.generation import DecodingOptions, decode
 from xformer.models import Transformer
 from xformer.tree import replace
@@ -65,6 +65,6 @@ def work(settings: dict[str, Any]) -> Work:
     """Translating by xformer, on the library that settings["backend"] names."""
     library = Library.of(settings)
     model = translator(settings, library.xp, library.dtype)
-    options = DecodingOptions(beam_size=settings["beam"], max_length=TOKENS, keep_greedy=False)
+    options = DecodingOptions(num_beams=settings["beam"], max_length=TOKENS, keep_greedy=False)
     search = functools.partial(decode, model, sources(settings), options)
     return Work(lambda number: [found[0].tokens for found in search()], digest, {"parameters": model.parameter_count()})

@@ -13,9 +13,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from xformer.benchmarks.race import Case, Entry, racing
-from xformer.benchmarks.work import Library, Work
-from xformer.host import num_threads
+from xformer.benchmarks.interleaved import Case, Entry, racing
+from xformer.benchmarks.workload import Library, Work
+from xformer.threads import num_threads
 
 _PACKAGES = ("numpy", "torch", "jax", "cupy", "nvidia-cudnn-cu13", "numba", "ctranslate2", "transformers")
 _GEMM_SIZE, _GEMM_TURNS = 2048, 5

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xformer.benchmarks import attention, decoding, stacks, training
-from xformer.benchmarks.race import Case, Entry
+from xformer.benchmarks.interleaved import Case, Entry
 
 AXES = ("batch", "length", "heads", "head_dim")
 

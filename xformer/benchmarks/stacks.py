@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from xformer.benchmarks.race import Case, in_dtype
-from xformer.benchmarks.work import Library, Work
+from xformer.benchmarks.interleaved import Case, in_dtype
+from xformer.benchmarks.workload import Library, Work
 from xformer.layers import EncoderLayer, Initializer
 from xformer.models import TransformerConfig
-from xformer.models.parts import Parts
+from xformer.models.builder import LayerFactory
 
 FIRST_ID = 4  # below are padding, start, end and unknown tokens
 
@@ -64,7 +64,9 @@ def sentences(batch: int, length: int, vocabulary: int, *, seed: int = 0) -> lis
 
 def encoder_layers(settings: dict[str, Any], xp: Any, dtype: str = "float32") -> tuple[EncoderLayer, ...]:
     """The layers of the stack, post-norm with ReLU, as in the paper."""
-    parts = Parts(config({**settings, "vocabulary": FIRST_ID}, norm_position="post"), Initializer(xp, dtype=dtype))
+    parts = LayerFactory(
+        config({**settings, "vocabulary": FIRST_ID}, norm_position="post"), Initializer(xp, dtype=dtype)
+    )
     return tuple(parts.encoder_layer() for _ in range(settings["layers"]))
 
 

@@ -8,16 +8,16 @@ import math
 from typing import Any
 
 from xformer.benchmarks import stacks
-from xformer.benchmarks.race import Case, dtype_of, in_dtype
-from xformer.benchmarks.work import Library, Work
-from xformer.host import blas_threads, num_threads
+from xformer.benchmarks.interleaved import Case, dtype_of, in_dtype
+from xformer.benchmarks.workload import Library, Work
+from xformer.data.pairs import Batch, TokenPairs, split_rows
 from xformer.models import Transformer, TransformerConfig
 from xformer.random import Rng
-from xformer.training.batches import Batch, TokenPairs, split_rows
-from xformer.training.loss import share_of_mean, translation_loss
+from xformer.threads import blas_threads, num_threads
+from xformer.training.data_parallel import ShardedGradient, shards_for
+from xformer.training.loss import translation_loss, weighted_loss
 from xformer.training.optimizers import Adam
-from xformer.training.parallel import ShardedGradient, shards_for
-from xformer.training.precision import computed_in
+from xformer.training.precision import autocast
 from xformer.training.step import train_step
 
 LEARNING_RATE = 1e-4
@@ -42,7 +42,7 @@ def case(settings: dict[str, Any]) -> Case:
         "target": stacks.sentences(*sizes, seed=1),
         "batches": [list(range(settings["batch"]))],
         "label_smoothing": 0.0,
-        "max_norm": None,
+        "max_grad_norm": None,
     }
     flops = 3 * stacks.model_flops(config, tokens, settings["length"])
     return Case(in_dtype(name, settings), {**settings, **text}, (tokens,), flops)
@@ -51,26 +51,28 @@ def case(settings: dict[str, Any]) -> Case:
 def work(settings: dict[str, Any]) -> Work:
     """Steps on the batches of a text, one after the other, which are made before.
 
-    settings: model (a configuration), source and target (token ids), batches (rows of each), label_smoothing, max_norm
+    settings: model (a configuration), source and target (token ids), batches (rows of each), label_smoothing, max_grad_norm
     (None: no clipping), backend.
     """
     xp = Library(settings["backend"]).xp
     model = Transformer(TransformerConfig(**settings["model"]), xp=xp, seed=0)
     workers = shards_for(model, num_threads())
     optimizer = Adam()
-    state = optimizer.initial(model)
+    state = optimizer.init(model)
     pairs = TokenPairs(settings["source"], settings["target"])
     smoothed = functools.partial(translation_loss, label_smoothing=settings["label_smoothing"])
-    computed = computed_in(dtype_of(settings), smoothed)
-    objective = functools.partial(share_of_mean, loss=computed)
+    computed = autocast(dtype_of(settings), smoothed)
+    objective = functools.partial(weighted_loss, loss=computed)
     gradient = ShardedGradient(objective, workers, processes=True)
-    max_norm = math.inf if settings["max_norm"] is None else settings["max_norm"]
+    max_grad_norm = math.inf if settings["max_grad_norm"] is None else settings["max_grad_norm"]
     batches = [[Batch.make(pairs, part, xp=xp) for part in split_rows(rows, workers)] for rows in settings["batches"]]
 
     def step(number: int) -> float:
         nonlocal model, state
         how: dict[str, Any] = {"gradient": gradient, "optimizer": optimizer, "learning_rate": LEARNING_RATE}
-        result = train_step(model, state, [batches[number % len(batches)]], Rng(number), **how, max_norm=max_norm)
+        result = train_step(
+            model, state, [batches[number % len(batches)]], Rng(number), **how, max_grad_norm=max_grad_norm
+        )
         model, state = result.model, result.state
         return result.loss
 

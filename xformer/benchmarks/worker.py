@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from xformer.benchmarks.work import Work
+from xformer.benchmarks.workload import Work
 from xformer.errors import XformerError
-from xformer.host import keep_freed_memory
+from xformer.threads import disable_malloc_trim
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -35,7 +35,7 @@ def main() -> None:
     order = json.loads(sys.stdin.readline())
     _go_first()
     _keep_to(order["threads"])
-    keep_freed_memory()
+    disable_malloc_trim()
     module, _, function = order["factory"].partition(":")
     work: Work = getattr(importlib.import_module(module), function)(order["settings"])
     with work.around():

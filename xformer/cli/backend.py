@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from xformer.backends import BACKENDS, resolve
 from xformer.errors import BackendError
-from xformer.host import keep_freed_memory, num_threads
 from xformer.kernels.registry import load
-from xformer.namespace import BACKENDS, resolve
+from xformer.threads import disable_malloc_trim, num_threads
 from xformer.training.precision import check_precision
 
 BackendOption = Annotated[
@@ -29,10 +29,10 @@ def open_backend(name: str, dtype: str | None = None, precision: str = "float32"
 
     dtype: what the model will be in, where that is known; precision: what it will be trained in.
     Raises BackendError when the library is unknown, not installed, finds no device, or cannot compute in the precision;
-    ConfigError for what XFORMER_KERNELS, XFORMER_CHECK or XFORMER_NUM_THREADS cannot be.
+    ConfigError for what XFORMER_KERNELS, XFORMER_CHECK_KERNELS or XFORMER_NUM_THREADS cannot be.
     """
     xp = resolve(name)
-    keep_freed_memory()
+    disable_malloc_trim()
     if name == "jax" and dtype == "float64":
         importlib.import_module("jax").config.update("jax_enable_x64", True)
     if name == "torch":

@@ -11,7 +11,7 @@ from xformer.cli.plots import new_figure, save
 def draw_throughput(run: dict[str, Any], path: Path) -> None:
     """Draw the tokens a second of a run of benchmarks (xformer.benchmarks.make_run) against length and batch size.
 
-    A contender has one colour; what else varies makes curves of its own. Raises CheckpointError when the file cannot
+    A contender has one color; what else varies makes curves of its own. Raises CheckpointError when the file cannot
     be written.
     """
     panels = [x for x in ("length", "batch") if len({each["sizes"][x] for each in run["results"]}) > 1] or ["length"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xformer.backends import dtype_named, resolve
 from xformer.benchmarks import (
     WORKS,
     Case,
@@ -22,16 +23,15 @@ from xformer.benchmarks import (
     racing,
     table,
 )
+from xformer.benchmarks.interleaved import DTYPES, dtype_of
 from xformer.benchmarks.plan import AXES
-from xformer.benchmarks.race import DTYPES, dtype_of
 from xformer.benchmarks.report import machine_line
 from xformer.cli.console import make_console
 from xformer.cli.plots import check_picture
 from xformer.errors import BackendError, ConfigError
-from xformer.files import unwritable_parent, write_json
-from xformer.host import num_threads
-from xformer.namespace import dtype_named, resolve
+from xformer.io import unwritable_parent, write_json
 from xformer.text.extras import require
+from xformer.threads import num_threads
 
 
 @dataclass(frozen=True)

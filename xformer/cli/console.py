@@ -22,7 +22,7 @@ class _Console(Console):
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console on stdout or stderr; text is printed as it is, without markup or colours of rich's choosing."""
+    """A console on stdout or stderr; text is printed as it is, without markup or colors of rich's choosing."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _WIDTH_WITHOUT_TERMINAL
     return _Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True, width=width)

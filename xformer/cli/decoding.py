@@ -31,25 +31,29 @@ _WINS = "Where limits contradict each other for a sentence, the maximum wins."
 
 # Name, type with its help, default; the names are those of GenerationRequest and DecodingOptions.
 _OPTIONS: list[tuple[str, Any, Any]] = [
-    ("beam_size", Annotated[int, option(SEARCH, "Hypotheses kept at each step; 1 is greedy search.", min=1)], 1),
-    ("n_best", Annotated[int, option(SEARCH, "Outputs for each line; above 1 with scores (see above).", min=1)], 1),
+    ("num_beams", Annotated[int, option(SEARCH, "Hypotheses kept at each step; 1 is greedy search.", min=1)], 1),
+    (
+        "num_return_sequences",
+        Annotated[int, option(SEARCH, "Outputs for each line; above 1 with scores (see above).", min=1)],
+        1,
+    ),
     (
         "length_penalty",
-        Annotated[float, option(SEARCH, "alpha of Wu et al. (2016): above 0 favours longer outputs.")],
+        Annotated[float, option(SEARCH, "alpha of Wu et al. (2016): above 0 favors longer outputs.")],
         0.0,
     ),
     (
         "coverage_penalty",
-        Annotated[float, option(SEARCH, "beta of Wu et al. (2016): favours outputs that attend to all of the source.")],
+        Annotated[float, option(SEARCH, "beta of Wu et al. (2016): favors outputs that attend to all of the source.")],
         0.0,
     ),
     (
-        "num_groups",
+        "num_beam_groups",
         Annotated[int, option(SEARCH, "Diverse beam search (Vijayakumar et al., 2016): groups, dividing the beam.")],
         1,
     ),
     (
-        "diversity_strength",
+        "diversity_penalty",
         Annotated[float | None, option(SEARCH, "What a token costs that an earlier group took (default 0.5).")],
         None,
     ),
@@ -133,7 +137,7 @@ _OPTIONS: list[tuple[str, Any, Any]] = [
             list[str] | None,
             typer.Option(
                 "--topic",
-                help="A word or phrase to favour; may be repeated.",
+                help="A word or phrase to favor; may be repeated.",
                 metavar="TEXT",
                 rich_help_panel=STEER,
                 callback=utf8,
@@ -141,7 +145,7 @@ _OPTIONS: list[tuple[str, Any, Any]] = [
         ],
         None,
     ),
-    ("topic_strength", Annotated[float, option(STEER, "How much to favour topics, in logits.")], 2.0),
+    ("topic_strength", Annotated[float, option(STEER, "How much to favor topics, in logits.")], 2.0),
     ("no_repeat_ngram_size", Annotated[int, option(STEER, "No n-gram of this size comes twice (0: any may).")], 0),
     (
         "repetition_penalty",

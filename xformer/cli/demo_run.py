@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.console import Console
 
+from xformer.backends import to_host
 from xformer.cli.backend import open_backend
 from xformer.cli.console import make_console, program
 from xformer.cli.plots import draw_attention
 from xformer.cli.training import train_run
 from xformer.cli.training_pairs import PreparedPairs
 from xformer.errors import CheckpointError, ConfigError
-from xformer.namespace import to_host
 from xformer.pipelines import Translator, ValidationScore
 from xformer.text import DemoTask, copy_task, exact_match, numbers_task, reverse_task
 from xformer.text import bleu as word_bleu

@@ -15,27 +15,31 @@ HELP = """Continue prompts with the best model of a run of train-lm, and print p
 \b
 A sample         xformer generate --model run
 From a prompt    xformer generate --model run --prompt "ROMEO:" --seed 1
-Three of each    xformer generate --model run --prompt "ROMEO:" --prompt "JULIET:" --n-best 3
+Three of each    xformer generate --model run --prompt "ROMEO:" --prompt "JULIET:" --num-return-sequences 3
 Prompts, one a line, as lines of JSON
                  xformer generate --model run --input prompts.txt --json --output out.jsonl
 
 Without a prompt the text begins after a line end, and so it does for an empty line of the input. Texts are sampled \
-with temperature 0.8 from the 200 most probable tokens; any option of sampling, or --beam-size, replaces that, and \
+with temperature 0.8 from the 200 most probable tokens; any option of sampling, or --num-beams, replaces that, and \
 --top-k 1 takes the most probable token each time. Several texts are parted by a line of dashes. The model sees as \
 many tokens as it was trained on (context_length): a text that outgrows them goes on from its later half.
 """
 # Those of translate that mean something without a source and without an end, and what differs.
 _NAMES = (
-    "beam_size", "n_best", "num_groups", "diversity_strength", "keep_greedy", "max_length", "topics", "topic_strength",
+    "num_beams", "num_return_sequences", "num_beam_groups", "diversity_penalty", "keep_greedy", "max_length", "topics", "topic_strength",
     "no_repeat_ngram_size", "repetition_penalty", "temperature", "top_k", "top_p", "min_p", "seed", "batch_tokens",
 )  # fmt: skip
 _INSTEAD: list[tuple[str, Any, Any]] = [
     (
-        "beam_size",
+        "num_beams",
         Annotated[int, option(SEARCH, "Above 1: beam search, within what the model sees at once.", min=1)],
         1,
     ),
-    ("n_best", Annotated[int, option(SEARCH, "Texts for each prompt, the most probable first.", min=1)], 1),
+    (
+        "num_return_sequences",
+        Annotated[int, option(SEARCH, "Texts for each prompt, the most probable first.", min=1)],
+        1,
+    ),
     ("max_length", Annotated[int, option(LENGTH, "Tokens to write.", min=1)], 500),
     (
         "temperature",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from xformer.errors import ConfigError
-from xformer.files import atomic_write, check_apart
+from xformer.io import atomic_write, check_no_overwrite
 from xformer.text.extras import require
 
 _DOTS_PER_INCH = 150
@@ -82,7 +82,7 @@ def check_picture(path: Path, kept: Iterable[Path]) -> None:
     """Raise ConfigError for a `--plot` that is not the name of a PNG, or that would replace what is to be kept."""
     if path.suffix.lower() != ".png":
         raise ConfigError(f"--plot is {path}; expected a name ending in .png, since pictures are PNG files")
-    check_apart(path, kept, "--plot")
+    check_no_overwrite(path, kept, "--plot")
 
 
 def _label(token: str) -> str:

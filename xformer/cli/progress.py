@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from xformer.cli.console import short
+from xformer.runs.config import LoopSettings
 from xformer.training.events import Average, Update, Validation
-from xformer.training.settings import LoopSettings
 
 _SECONDS_BETWEEN_LINES = 10.0
 _SMOOTHING = 0.9  # of the figures shown, so that they can be read

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from xformer.cli.console import plural, short
+from xformer.io import load_arrays
 from xformer.pipelines import Tokenizers
-from xformer.storage import load_arrays
 from xformer.training import RunDirectory
 
 _MOST_ROWS = 20  # of the table of validations
@@ -51,7 +51,7 @@ def show(report: dict[str, Any], console: Console) -> None:
         console.print("no model yet: the run has not reached its first validation")
     for side, facts in report["tokenizers"].items():
         case = "lower-cased" if facts["lowercase"] else "cased"
-        side = "" if config.get("task") == "language_modelling" else f"{side} "
+        side = "" if config.get("task") == "language_modeling" else f"{side} "
         console.print(f"{side}tokenizer: {facts['model']}, {plural(facts['vocab_size'], 'token')}, {case}")
     console.print(_history(report["validations"]))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from xformer.errors import CheckpointError, DataError
-from xformer.files import atomic_write, check_apart
+from xformer.io import atomic_write, check_no_overwrite
 from xformer.text import iter_lines, read_lines
 
 STANDARD = "-"
@@ -151,7 +151,7 @@ def check_output(name: str, source: str | None, kept: Iterable[Path]) -> None:
     if source == STANDARD:
         with contextlib.suppress(OSError, ValueError, DataError):  # closed, or replaced
             read = [_standard_input().fileno()]
-    check_apart(name, [*read, *kept], "--output")
+    check_no_overwrite(name, [*read, *kept], "--output")
 
 
 @contextlib.contextmanager

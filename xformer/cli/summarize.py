@@ -15,7 +15,7 @@ HELP = """Summarise documents with the best model of a run: one document a line 
 \b
 A file          xformer summarize --model run --input test.abstract --output titles
 Ten words each  xformer summarize --model run --input test.abstract \\
-                  --beam-size 5 --desired-length 10 --length-unit words
+                  --num-beams 5 --desired-length 10 --length-unit words
 About something xformer summarize --model run --input test.abstract --topic "machine translation"
 
 The model comes from: xformer train --task summarization. Everything else is as with translate.

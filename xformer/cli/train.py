@@ -22,7 +22,7 @@ from xformer.cli.train_options import (
 )
 
 HELP = """Train a translator on parallel text: two files, line n of one translating line n of the other. Or a \
-summariser, with --task summarization: documents, one a line, and their summaries.
+summarizer, with --task summarization: documents, one a line, and their summaries.
 
 Learns the vocabulary, trains with validation at intervals, and keeps in DIR the best model (model.safetensors), \
 the last state (last.safetensors), the tokenizers, what the run was told (config.json) and log.jsonl. Everything is \
@@ -87,7 +87,7 @@ def train(
             help="Most tokens of a sentence or document (default: the recipe's, or 256).", rich_help_panel=SETTINGS
         ),
     ] = None,
-    long_lines: Annotated[
+    truncation: Annotated[
         str | None,
         typer.Option(
             metavar="error|drop|cut",
@@ -102,7 +102,8 @@ def train(
     backend: BackendOption = None,
 ) -> int:
     """Train a translator on parallel text, or go on with a run."""
-    from xformer.cli.train_request import Request, go_on, start
+    from xformer.cli.train_request import Request, start
+    from xformer.cli.train_request import resume as resume_run
     from xformer.cli.training_pairs import PAIRS
 
     request = Request(
@@ -117,7 +118,7 @@ def train(
                 "max_minutes": max_minutes,
                 "max_updates": max_updates,
                 "max_length": max_length,
-                "long_lines": long_lines,
+                "truncation": truncation,
                 "seed": seed,
                 "dtype": dtype,
                 "precision": precision,
@@ -125,4 +126,4 @@ def train(
         },
         backend=backend,
     )
-    return go_on(request) if resume else start(request)
+    return resume_run(request) if resume else start(request)

@@ -43,7 +43,7 @@ The last tenth of the text is kept for validation (--valid-share), unless there 
 The loss is in nats a token; perplexity is its exponential.
 
 \b
-A recipe has task = "language_modelling" and three tables; options on the command line win over it:
+A recipe has task = "language_modeling" and three tables; options on the command line win over it:
   \\[model]      d_model, num_heads, d_ff, num_layers, positions, dropout, ...
   \\[tokenizer]  model = "characters" | "bpe", vocab_size, ...
   \\[training]   context_length, batch_size, learning_rate, schedule, optimizer, ...
@@ -74,7 +74,8 @@ def train_lm(
     backend: BackendOption = None,
 ) -> int:
     """Train a language model on plain text, or go on with a run."""
-    from xformer.cli.train_request import Request, go_on, start
+    from xformer.cli.train_request import Request, start
+    from xformer.cli.train_request import resume as resume_run
     from xformer.cli.training_text import TEXT
 
     if valid_text is not None and valid_share is not None:
@@ -89,4 +90,4 @@ def train_lm(
         changes={"training": {**limits, **numbers, "seed": seed, "valid_share": valid_share}},
         backend=backend,
     )
-    return go_on(request) if resume else start(request)
+    return resume_run(request) if resume else start(request)

@@ -12,11 +12,11 @@ from typing import Any
 from xformer.cli.console import make_console, program
 from xformer.cli.training import Prepared, command_for, say_end, train_run
 from xformer.errors import CheckpointError, ConfigError, DataError
-from xformer.files import write_json
+from xformer.io import write_json
+from xformer.runs.config import check_setting
+from xformer.runs.recipe import TASKS, read_tables
+from xformer.runs.run_directory import sha256
 from xformer.training import Recipe, RunDirectory
-from xformer.training.recipe import TASKS, read_tables
-from xformer.training.run_directory import sha256
-from xformer.training.settings import check_setting
 
 DEFAULT_MINUTES = 30.0
 _LIMITS = ("max_minutes", "max_updates")
@@ -114,7 +114,7 @@ def start(request: Request) -> int:
         return _train(prepared, run, resume=False)
 
 
-def go_on(request: Request) -> int:
+def resume(request: Request) -> int:
     """Check that nothing but the end of the run has changed, and train on; returns the exit code."""
     run = RunDirectory(request.out)
     run.read_config()

@@ -22,7 +22,7 @@ _SIGNALS = {"stopped by SIGHUP": 129, "stopped by SIGINT": 130, "stopped by SIGT
 _COMMANDS = {
     "translation": ("train", "translate --model {run} --input FILE --output FILE"),
     "summarization": ("train", "summarize --model {run} --input FILE --output FILE"),
-    "language_modelling": ("train-lm", "generate --model {run}"),
+    "language_modeling": ("train-lm", "generate --model {run}"),
 }
 
 
@@ -140,7 +140,7 @@ def say_end(task: str, outcome: Outcome, run: RunDirectory, console: Console) ->
     if progress.best_score is None:
         console.print(f"the model is in {run.path}; it was not validated yet")
     else:
-        by_score = outcome.trainer.settings.select_by == "score"
+        by_score = outcome.trainer.settings.metric_for_best == "score"
         best, averaged = progress.best_score, progress.averaged_score
         name = f"the best model, after update {progress.best_step:,}," if averaged is None else "the averaged model"
         value = best if averaged is None else averaged

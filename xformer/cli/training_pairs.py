@@ -12,12 +12,12 @@ from xformer.cli.backend import open_backend
 from xformer.cli.console import plural
 from xformer.cli.train_request import Work
 from xformer.cli.training import Prepared
-from xformer.host import num_threads
 from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationScore
+from xformer.runs.recipe import error_context
 from xformer.text import ParallelCorpus, Tokenizer, read_parallel
+from xformer.threads import num_threads
 from xformer.training import Recipe, RunDirectory, TranslationTask
-from xformer.training.parallel import shards_for
-from xformer.training.recipe import mistakes_in
+from xformer.training.data_parallel import shards_for
 
 # What a training pair is called, by task.
 _UNITS = {"translation": "sentence pair", "summarization": "document"}
@@ -49,14 +49,14 @@ class PreparedPairs(Prepared):
         names: of the four columns of text, for errors: train source, target, validation source, target.
         Raises DataError for text that does not fit the recipe, ConfigError for a vocabulary that does not.
         """
-        with mistakes_in("[tokenizer]"):
+        with error_context("[tokenizer]"):
             tokenizers = tokenizers or Tokenizers.train(train, recipe.tokenizer)
         settings = recipe.training
         encode = functools.partial(
             EncodedCorpus.encode,
             tokenizers=tokenizers,
             max_length=settings.max_length,
-            long_lines=settings.long_lines,
+            truncation=settings.truncation,
         )
         encoded, encoded_valid = encode(train, names=names[:2]), encode(valid, names=names[2:])
         model = tokenizers.make_model(recipe, xp)

@@ -13,12 +13,12 @@ from xformer.cli.backend import open_backend
 from xformer.cli.console import plural
 from xformer.cli.train_request import Work
 from xformer.cli.training import Prepared
-from xformer.host import num_threads
 from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.runs.recipe import error_context
 from xformer.text import UNK_ID, Tokenizer, read_text
+from xformer.threads import num_threads
 from xformer.training import LanguageModelTask, Recipe, RunDirectory, TextTokenizerSettings
-from xformer.training.parallel import shards_for
-from xformer.training.recipe import mistakes_in
+from xformer.training.data_parallel import shards_for
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PreparedText(Prepared):
 
         Raises DataError for text that is too short, ConfigError for a vocabulary that does not fit the recipe.
         """
-        with mistakes_in("[tokenizer]"):
+        with error_context("[tokenizer]"):
             tokenizer = tokenizer or learn(train, recipe.tokenizer)
         ids = [np.asarray(tokenizer.encode_text(text), dtype=np.int64) for text in (train, valid)]
         config = LanguageModelConfig(vocab_size=tokenizer.vocab_size, **recipe.model)
@@ -130,4 +130,4 @@ def _prepare(recipe: Recipe, backend: str, files: Mapping[str, Path], run: RunDi
     return PreparedText.make(recipe, train, valid, xp=xp, backend=backend, tokenizer=tokenizer)
 
 
-TEXT = Work("train-lm", ("language_modelling",), ("text",), ("valid_text",), _prepare)
+TEXT = Work("train-lm", ("language_modeling",), ("text",), ("valid_text",), _prepare)

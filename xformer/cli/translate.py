@@ -15,12 +15,12 @@ HELP = """Translate text with the best model of a run: one line in, one line out
 \b
 A file     xformer translate --model run --input test.de --output out.en
 Better     xformer translate --model run --input test.de --output out.en \\
-             --beam-size 5 --length-penalty 0.6
+             --num-beams 5 --length-penalty 0.6
 A pipe     head -3 test.de | xformer translate --model run
 By hand    xformer translate --model run
 
 A line that you type, or that a slow pipe brings, is translated at once. Blank lines stay blank. An output file \
-appears when it is whole. With --n-best above 1, and with --align, each output is a line of JSON: the number of \
+appears when it is whole. With --num-return-sequences above 1, and with --align, each output is a line of JSON: the number of \
 its source line, its rank, its score, its text, and the alignment of its tokens.
 """
 

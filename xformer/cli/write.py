@@ -38,7 +38,7 @@ def write_lines(
     if not streams.is_stream(source):
         chunks = list(chunks)
         total = sum(1 for encoded in chunks for ids in encoded if ids)
-    num_unfinished, done, plain = 0, 0, request.decoding.n_best == 1 and not request.align
+    num_unfinished, done, plain = 0, 0, request.decoding.num_return_sequences == 1 and not request.align
     with streams.open_output(output) as write, _progress(output, total) as advance:
         for encoded in chunks:
             results: list[list[Output]] = [[] for _ in encoded]
@@ -56,7 +56,7 @@ def write_lines(
             "as in training"
         )
     if num_unfinished:
-        remedy = "--max-length" if request.desired_length is None else "--beam-size, --length-tolerance"
+        remedy = "--max-length" if request.desired_length is None else "--num-beams, --length-tolerance"
         make_console(stderr=True).print(
             f"note: {plural(num_unfinished, 'output')} reached the length limit and may lack an end ({remedy})"
         )

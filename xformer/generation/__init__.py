@@ -1,11 +1,11 @@
 """Decoding: from a trained model to tokens."""
 
 from xformer.generation.alignment import alignments
-from xformer.generation.decode import decode, generate
+from xformer.generation.config import DecodingOptions
+from xformer.generation.generate import decode, generate
 from xformer.generation.greedy import greedy
 from xformer.generation.hypothesis import Hypothesis, length_penalty
 from xformer.generation.lengths import default_limit
-from xformer.generation.options import DecodingOptions
 
 __all__ = [
     "DecodingOptions",

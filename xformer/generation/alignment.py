@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from xformer.backends import array_namespace, to_host
 from xformer.errors import ConfigError, DataError
 from xformer.models import Transformer
 from xformer.models.token_ids import ids_of, pad
-from xformer.namespace import array_namespace, to_host
 
 
 def alignments(

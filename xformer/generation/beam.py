@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from xformer.generation.candidates import Candidate, Continuations, continuations, ranked
 from xformer.generation.group import Finished, Group, Live
 from xformer.generation.hypothesis import Hypothesis, best_first
-from xformer.generation.processors import process
+from xformer.generation.logits_processors import process
 from xformer.generation.scoring import Path, score, score_bound
 from xformer.generation.task import DecodingTask
 
@@ -46,9 +46,9 @@ class SentenceBeam:
                 alpha=options.length_penalty,
                 # Diversity does not touch the first group, so greedy search lives there.
                 live=[Live(begun, 0.0, sentence, greedy=options.keep_greedy and number == 0)],
-                finished=Finished(options.n_best),
+                finished=Finished(options.num_return_sequences),
             )
-            for number in range(options.num_groups)
+            for number in range(options.num_beam_groups)
         ]
 
     @property
@@ -89,7 +89,7 @@ class SentenceBeam:
 
         Each group gives its share of the beam, as far as no earlier one found the same.
         """
-        n_best = self.task.options.n_best
+        num_return_sequences = self.task.options.num_return_sequences
         chosen: dict[tuple[int, ...], Hypothesis] = {}
         for group in self.groups:
             new = [found for found in group.finished.hypotheses if tuple(found.tokens) not in chosen]
@@ -101,18 +101,18 @@ class SentenceBeam:
                 for live in group.cut
             ]
             chosen = {tuple(found.tokens): found for found in score(self.task, paths)}
-        return best_first(list(chosen.values()))[:n_best]
+        return best_first(list(chosen.values()))[:num_return_sequences]
 
 
 def search_beams(task: DecodingTask) -> list[list[Hypothesis]]:
-    """Keep the beam_size most probable hypotheses at each step; the n best that ended, of each sentence."""
+    """Keep the num_beams most probable hypotheses at each step; the n best that ended, of each sentence."""
     options = task.options
     beams = [SentenceBeam(task, sentence) for sentence in range(task.sentences)]
     cache, logits = task.start()
     active, rows = beams, _first_rows(beams)
     while True:
         logits = process(task, logits, [live.tokens for live, _ in rows], [sentence for _, sentence in rows])
-        others = options.beam_size - options.group_size  # tokens that earlier groups may have taken
+        others = options.num_beams - options.group_size  # tokens that earlier groups may have taken
         found = continuations(logits, 2 * options.group_size + others, task.eos_id)
         wanted = 2 + others if task.measured is None else 2 * options.group_size + others
         _enter(task, _advance(active, found, wanted * options.group_size))
@@ -121,7 +121,7 @@ def search_beams(task: DecodingTask) -> list[list[Hypothesis]]:
             return [beam.results() for beam in beams]
         staying = going if len(going) < len(active) else None
         active = [active[place] for place in going]
-        rows = [row for beam in active for row in _rows(beam, options.beam_size)]
+        rows = [row for beam in active for row in _rows(beam, options.num_beams)]
         parents = [live.row for live, _ in rows]
         if parents != list(range(logits.shape[0])):
             cache.select(parents, staying)

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from xformer import gaps
-from xformer.generation.processors import log_sum_exp
-from xformer.namespace import Array, array_namespace, resolve, to_host
+from xformer.backends import Array, array_namespace, extra, resolve, to_host
+from xformer.generation.logits_processors import log_sum_exp
 
 
 class Candidate(NamedTuple):
@@ -33,7 +32,7 @@ class Continuations(NamedTuple):
 def continuations(logits: Array, count: int, eos_id: int | None) -> Continuations:
     """Read the `count` best tokens of each row of logits (rows, vocabulary)."""
     xp = array_namespace(logits)
-    values, tokens = gaps.top_k(logits, min(count, int(logits.shape[-1])))
+    values, tokens = extra.top_k(logits, min(count, int(logits.shape[-1])))
     normalizer = log_sum_exp(logits)
     ends = None if eos_id is None else logits[:, eos_id : eos_id + 1] - normalizer
     gains = values - normalizer if ends is None else xp.concat([values - normalizer, ends], axis=-1)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from xformer.errors import ConfigError
+from xformer.generation.config import DecodingOptions
+from xformer.generation.greedy_sampling import search_stepwise
 from xformer.generation.lengths import LengthRange
-from xformer.generation.options import DecodingOptions
-from xformer.generation.stepwise import search_stepwise
 from xformer.generation.task import DecodingTask
 from xformer.models import Transformer
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from xformer.errors import ConfigError
-from xformer.generation.options import DecodingOptions
+from xformer.generation.config import DecodingOptions
 
 # Room for the tokens of one unit. The search ends by the units; this ends words that never end.
 _TOKENS_A_UNIT = 12

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from xformer import gaps
-from xformer.generation.options import DecodingOptions
-from xformer.namespace import Array, array_namespace, device, from_host
+from xformer.backends import Array, array_namespace, device, extra, from_host
+from xformer.generation.config import DecodingOptions
 from xformer.ops import softmax
 from xformer.random import Rng
 
@@ -28,7 +27,7 @@ def truncate(logits: Array, options: DecodingOptions) -> Array:
 
 def keep_top_k(logits: Array, k: int) -> Array:
     """Keep the k largest logits of each row, and what equals the smallest of them."""
-    values, _ = gaps.top_k(logits, min(k, int(logits.shape[-1])))
+    values, _ = extra.top_k(logits, min(k, int(logits.shape[-1])))
     return array_namespace(logits).where(logits >= values[:, -1:], logits, -math.inf)
 
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from xformer.backends import Array, array_namespace, device, from_host, to_host
 from xformer.generation.hypothesis import Hypothesis, length_penalty
 from xformer.generation.task import DecodingTask
 from xformer.models.token_ids import pad
-from xformer.namespace import Array, array_namespace, device, from_host, to_host
 
 _LEAST_ATTENTION = 1e-30  # a weight that underflowed; its logarithm is finite
 

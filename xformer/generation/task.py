@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from xformer.backends import Array, Namespace, array_namespace, base_namespace, device, from_host, index_dtype
 from xformer.errors import ConfigError, DataError
+from xformer.generation.config import DecodingOptions
 from xformer.generation.lengths import LengthRange, MeasuredLengths
-from xformer.generation.options import DecodingOptions
 from xformer.generation.topic import Tokens, TopicFocus
-from xformer.namespace import Array, Namespace, array_namespace, base_namespace, device, from_host, index_dtype
 
 
 @dataclass
@@ -24,7 +24,7 @@ class DecodingTask:
     prefixes: tokens that each output begins with
     ranges: how many tokens each output may have
     measured: how long, where that is wanted in another unit
-    foci: what each output should favour
+    foci: what each output should favor
     end_anywhere: within its range, a hypothesis may end whatever its rank (see beam.py)
     uniforms: for sampling, each sentence's and sample's random numbers in [0, 1), one for each position
     source: ids (sentences, source length), for models that have one; lengths: what a length encoding was told

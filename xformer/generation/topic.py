@@ -1,4 +1,4 @@
-"""Topic focus: words and phrases that the output should favour."""
+"""Topic focus: words and phrases that the output should favor."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ BEGIN, CONTINUE = 1.0, 2.0
 
 @dataclass(frozen=True)
 class TopicFocus:
-    """The phrases that one output should favour.
+    """The phrases that one output should favor.
 
-    phrases: each a list of alternative tokenisations, each a list of token ids; to have any one of them is to have
+    phrases: each a list of alternative tokenizations, each a list of token ids; to have any one of them is to have
     the phrase. Tokens are all that is looked at: a phrase counts as written although more tokens may make a longer word
     of its last one.
     """
@@ -38,7 +38,7 @@ class TopicFocus:
         return cls(tuple(tuple(tuple(map(int, tokens)) for tokens in phrase) for phrase in phrases))
 
     def wanted(self, history: Tokens) -> dict[int, float]:
-        """The tokens to favour after `history`, with their weights.
+        """The tokens to favor after `history`, with their weights.
 
         A phrase that is there already has no say. A token that begins a phrase weighs 1. Where the history ends with
         the beginning of a phrase, the token that continues it weighs 2: half a word helps nobody, and having begun is
@@ -81,5 +81,5 @@ def topic_foci(topics: Sequence[Sequence[Phrase]] | None, sentences: int, vocab_
 
 
 def weights_of_rows(foci: Sequence[TopicFocus], histories: Sequence[Tokens], sentences: Sequence[int]) -> list[Any]:
-    """What each row favours: `TopicFocus.wanted` of its sentence and history."""
+    """What each row favors: `TopicFocus.wanted` of its sentence and history."""
     return [foci[sentence].wanted(history) for history, sentence in zip(histories, sentences, strict=True)]

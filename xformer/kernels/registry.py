@@ -4,7 +4,7 @@ An operation (`ops/`) is defined by portable Array API code. A kernel replaces f
 library, where it says that it supports the arrays; everywhere else the portable code runs.
 
 `XFORMER_KERNELS=portable` switches all kernels off, `uncompiled` those made by a compiler that is an extra of its own;
-`XFORMER_CHECK=1` compares the first call of every kernel, and the derivative at that place, with the portable code and
+`XFORMER_CHECK_KERNELS=1` compares the first call of every kernel, and the derivative at that place, with the portable code and
 raises on a mismatch. Both are read when they are first needed.
 """
 
@@ -19,22 +19,23 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from xformer.autodiff import Implementation
-from xformer.autodiff.sweep import fit
-from xformer.errors import BackendError, ConfigError, XformerError
-from xformer.host import environment, hold_libraries, lock_across_forks, switch
-from xformer.namespace import (
+from xformer.autodiff.backward import unbroadcast
+from xformer.backends import (
     Array,
     DType,
     Namespace,
     array_namespace,
+    backend_name,
     base_namespace,
     device,
     dtype_name,
     is_floating,
-    is_narrow,
-    library,
+    is_half_precision,
     to_host,
 )
+from xformer.environment import env_flag, env_value
+from xformer.errors import BackendError, ConfigError, XformerError
+from xformer.threads import apply_thread_limits, fork_safe_lock
 
 
 class Kernel(NamedTuple):
@@ -43,70 +44,83 @@ class Kernel(NamedTuple):
     supports(arrays, static) -> None when it can serve the call, else the reason why not, as a phrase.
     forward(*arrays, save, **static) -> (output, residuals)
     vjp(g, residuals, needs, **static) -> one cotangent for each array; None where the operation has no derivative
-    tolerance: the largest relative difference from the portable code that XFORMER_CHECK accepts (float32 and float64)
-    compiled: whether it needs a compiler beside its library
+    priority: of several kernels that support a call, the one with the highest priority runs
+    kind: a class of kernels that XFORMER_KERNELS can switch off: "jit" or "cudnn"; empty for all others
+    tolerance: the largest relative difference from the portable code that XFORMER_CHECK_KERNELS accepts (float32 and
+        float64)
     """
 
     name: str
     operation: str
-    library: str
+    backend: str
     supports: Callable[[tuple[Any, ...], dict[str, Any]], str | None]
     forward: Callable[..., tuple[Any, Any]]
     vjp: Callable[..., tuple[Any, ...]] | None
+    priority: int = 0
+    kind: str = ""
     tolerance: float = 1e-4
-    compiled: bool = False
 
 
 # All operations by name; each enters itself when it is made.
 OPERATIONS: dict[str, Any] = {}
 _KERNELS: dict[tuple[str, str], list[Kernel]] = {}
+# By backend: the packages of its kernels, and the module that each of them requires.
+_PACKAGES = {"numpy": (("numpy", "numpy"), ("numba", "numba")), "cupy": (("cupy", "cupy"),)}
 _LOADED: set[str] = set()
-_LOADING = lock_across_forks()
+_LOADING = fork_safe_lock()
 _CHECKED: set[str] = set()
 
 
 def register(kernel: Kernel) -> None:
-    """Add a kernel; of several that support a call, the one registered last serves it."""
-    _KERNELS.setdefault((kernel.operation, kernel.library), []).insert(0, kernel)
+    """Add a kernel; raises ConfigError where another one of the same operation and backend has its priority."""
+    kernels = _KERNELS.setdefault((kernel.operation, kernel.backend), [])
+    for other in kernels:
+        if other.priority == kernel.priority and other.name != kernel.name:
+            raise ConfigError(f"kernels {other.name} and {kernel.name} have the same priority, {kernel.priority}")
+    kernels[:] = sorted([*(k for k in kernels if k.name != kernel.name), kernel], key=lambda k: -k.priority)
 
 
-def find(operation: str, xp: Namespace, arrays: tuple[Any, ...], static: dict[str, Any]) -> Kernel | None:
+def select(operation: str, xp: Namespace, arrays: tuple[Any, ...], static: dict[str, Any]) -> Kernel | None:
     """Return the kernel that serves a call on arrays of the library `xp`, or None for the portable code."""
     mode = _mode()
-    for kernel in _kernels_of(operation, library(xp)):
+    for kernel in _kernels_of(operation, backend_name(xp)):
         if not _off(kernel, mode) and kernel.supports(arrays, static) is None:
             return kernel
     return None
 
 
-def serves(operation: str, *arrays: Array) -> bool:
+def has_kernel(operation: str, *arrays: Array) -> bool:
     """Whether the library of arrays has kernels for an operation, whatever they support."""
     mode = _mode()
-    name = library(base_namespace(array_namespace(*arrays)))
+    name = backend_name(base_namespace(array_namespace(*arrays)))
     return any(not _off(kernel, mode) for kernel in _kernels_of(operation, name))
 
 
 # They widen half-way: a bfloat16 times a number is a float32; nor do all functions take it, or take 16 bits fast.
-_HALF_WAY = ("numpy", "cupy")
+_NEEDS_UPCAST = ("numpy", "cupy")
 
 
-def rounded_dtype(operation: str, xp: Namespace, arrays: tuple[Any, ...]) -> DType | None:
-    """The dtype that a portable definition of widened arrays is rounded to, once: that of the first array.
+def result_dtype(operation: str, xp: Namespace, arrays: tuple[Any, ...]) -> DType | None:
+    """The dtype that a portable definition of upcast arrays is rounded to, once: that of the first array.
 
     None where the definition takes the arrays as they are.
     """
-    if not OPERATIONS[operation].rounds_once or library(xp) not in _HALF_WAY or not any(map(_is_narrow, arrays)):
+    if (
+        not OPERATIONS[operation].compute_in_float32
+        or backend_name(xp) not in _NEEDS_UPCAST
+        or not any(map(_is_half_precision, arrays))
+    ):
         return None
     return arrays[0].dtype
 
 
-def widened(xp: Namespace, arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """The same arrays, those of 16 bits widened to float32; None stays None."""
-    return tuple(xp.astype(array, xp.float32) if _is_narrow(array) else array for array in arrays)
+def upcast(xp: Namespace, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """The same arrays, those of 16 bits upcast to float32; None stays None."""
+    return tuple(xp.astype(array, xp.float32) if _is_half_precision(array) else array for array in arrays)
 
 
-def _is_narrow(array: Any) -> bool:
-    return array is not None and is_narrow(array.dtype)
+def _is_half_precision(array: Any) -> bool:
+    return array is not None and is_half_precision(array.dtype)
 
 
 def explain(operation: str, *arrays: Any, **static: Any) -> str:
@@ -137,40 +151,44 @@ def explain(operation: str, *arrays: Any, **static: Any) -> str:
 def _explained(operation: str, arrays: tuple[Any, ...], static: dict[str, Any]) -> str:
     xp = base_namespace(array_namespace(*arrays))
     lines, served, mode = [], False, _mode()
-    for kernel in _kernels_of(operation, library(xp)):
+    for kernel in _kernels_of(operation, backend_name(xp)):
         reason = f"XFORMER_KERNELS={mode}" if _off(kernel, mode) else kernel.supports(arrays, static)
         if reason is None and not served:
             served = True
-            lines.append(f"{operation} on {library(xp)}: served by {kernel.name}")
+            lines.append(f"{operation} on {backend_name(xp)}: served by {kernel.name}")
         else:
-            lines.append(f"{operation} on {library(xp)}: not {kernel.name}: {reason or 'another kernel comes first'}")
-    dtype = None if served else rounded_dtype(operation, xp, arrays)
+            lines.append(
+                f"{operation} on {backend_name(xp)}: not {kernel.name}: {reason or 'another kernel comes first'}"
+            )
+    dtype = None if served else result_dtype(operation, xp, arrays)
     if dtype is not None:
-        lines.append(f"{operation} on {library(xp)}: in float32, and rounded once to {dtype_name(dtype)}")
-        lines.append(_explained(operation, widened(xp, arrays), static))
+        lines.append(f"{operation} on {backend_name(xp)}: in float32, and rounded once to {dtype_name(dtype)}")
+        lines.append(_explained(operation, upcast(xp, arrays), static))
     elif not served:
-        lines.append(f"{operation} on {library(xp)}: served by the portable definition")
+        lines.append(f"{operation} on {backend_name(xp)}: served by the portable definition")
     return "\n".join(lines)
 
 
 def _mode() -> str:
-    mode = environment("XFORMER_KERNELS", "auto")
-    if mode not in ("auto", "uncompiled", "portable"):
-        environment.cache_clear()  # once it is mended, it is read again
-        raise ConfigError(f"XFORMER_KERNELS is {mode!r}; expected 'auto', 'uncompiled' or 'portable'")
+    mode = env_value("XFORMER_KERNELS", "auto")
+    if mode not in ("auto", "portable") and not set(mode.split(",")) <= {"no-jit", "no-cudnn"}:
+        env_value.cache_clear()  # so that a corrected value is read
+        raise ConfigError(
+            f"XFORMER_KERNELS is {mode!r}; expected 'auto', 'portable', 'no-jit', 'no-cudnn' or 'no-jit,no-cudnn'"
+        )
     return mode
 
 
 def _off(kernel: Kernel, mode: str) -> bool:
-    """Tell whether XFORMER_KERNELS switches a kernel off."""
-    return mode == "portable" or (mode == "uncompiled" and kernel.compiled)
+    """Return whether XFORMER_KERNELS switches a kernel off."""
+    return mode == "portable" or (kernel.kind != "" and f"no-{kernel.kind}" in mode.split(","))
 
 
 def load(xp: Namespace) -> None:
-    """Load the kernels of a library; raises ConfigError for what XFORMER_KERNELS or XFORMER_CHECK cannot be."""
+    """Load the kernels of a library; raises ConfigError for what XFORMER_KERNELS or XFORMER_CHECK_KERNELS cannot be."""
     _mode()
-    switch("XFORMER_CHECK")
-    _load(library(base_namespace(xp)))
+    env_flag("XFORMER_CHECK_KERNELS")
+    _load(backend_name(base_namespace(xp)))
 
 
 def _kernels_of(operation: str, name: str) -> Sequence[Kernel]:
@@ -184,16 +202,16 @@ def _load(name: str) -> None:
     """Import the kernels of a library the first time one of its arrays is seen; not every library has any."""
     # Threads that see their first array at the same time all wait: a few portable operations would change the bits.
     with _LOADING:
-        module = f"xformer.kernels.{name}"
-        if name not in _LOADED and importlib.util.find_spec(module) is not None:
-            importlib.import_module(module)
-        hold_libraries()
+        for package, requirement in _PACKAGES.get(name, ()) if name not in _LOADED else ():
+            if importlib.util.find_spec(requirement) is not None:
+                importlib.import_module(f"xformer.kernels.{package}")
+        apply_thread_limits()
         _LOADED.add(name)
 
 
-def check_wanted(kernel: Kernel) -> bool:
-    """Tell whether XFORMER_CHECK asks for a comparison that was not made yet."""
-    return switch("XFORMER_CHECK") and kernel.name not in _CHECKED
+def should_check(kernel: Kernel) -> bool:
+    """Tell whether XFORMER_CHECK_KERNELS asks for a comparison that was not made yet."""
+    return env_flag("XFORMER_CHECK_KERNELS") and kernel.name not in _CHECKED
 
 
 def check(kernel: Kernel, portable: Implementation, arrays: tuple[Any, ...], static: dict[str, Any]) -> None:
@@ -229,7 +247,7 @@ def _pull_back(vjp: Any, output: Any, residuals: Any, arrays: tuple[Any, ...], s
     with importlib.import_module("numpy").errstate(all="ignore"):  # the call itself may need no derivative
         cotangents = vjp(g if several else g[0], residuals, needs, **static)
     return [
-        xp.zeros_like(array) if cotangent is None else fit(xp, cotangent, tuple(array.shape), array.dtype)
+        xp.zeros_like(array) if cotangent is None else unbroadcast(xp, cotangent, tuple(array.shape), array.dtype)
         for array, cotangent, needed in zip(arrays, cotangents, needs, strict=True)
         if needed
     ]

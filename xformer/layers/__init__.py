@@ -1,18 +1,19 @@
 """Layers: frozen modules of plain forward code on the Array API."""
 
 from xformer.layers.attention import MultiHeadAttention
-from xformer.layers.cache import FixedStore, KeyValueStore, LayerCache
-from xformer.layers.copying import CopyHead
 from xformer.layers.decoder import DecoderLayer
 from xformer.layers.dropout import Dropout
-from xformer.layers.embedding import Embedding, TokenInput
+from xformer.layers.embedding import Embedding, InputEmbedding
 from xformer.layers.encoder import EncoderLayer
 from xformer.layers.feed_forward import FeedForward, GatedFeedForward
+from xformer.layers.import_weights import attention_from_projections, join_heads, split_fused
 from xformer.layers.initializer import Initializer
+from xformer.layers.kv_cache import KVCache, LayerCache, StaticKVCache
 from xformer.layers.linear import Linear
 from xformer.layers.normalization import LayerNorm, MaxScaledLayerNorm, RMSNorm
+from xformer.layers.pointer_generator import CopyHead
 from xformer.layers.positions import (
-    Alibi,
+    ALiBi,
     LearnedPositions,
     RelativeBias,
     Rotary,
@@ -20,21 +21,20 @@ from xformer.layers.positions import (
     remaining_length,
     sinusoidal,
 )
-from xformer.layers.projections import attention_from_projections, join_heads, split_fused
 from xformer.layers.residual import PostNorm, PreNorm
 
 __all__ = [
-    "Alibi",
+    "ALiBi",
     "CopyHead",
     "DecoderLayer",
     "Dropout",
     "Embedding",
     "EncoderLayer",
     "FeedForward",
-    "FixedStore",
     "GatedFeedForward",
     "Initializer",
-    "KeyValueStore",
+    "InputEmbedding",
+    "KVCache",
     "LayerCache",
     "LayerNorm",
     "LearnedPositions",
@@ -47,7 +47,7 @@ __all__ = [
     "RelativeBias",
     "Rotary",
     "Sinusoidal",
-    "TokenInput",
+    "StaticKVCache",
     "attention_from_projections",
     "join_heads",
     "remaining_length",

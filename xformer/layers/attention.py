@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from xformer import masks
+from xformer.backends import Array, array_namespace, device
 from xformer.errors import ConfigError, ShapeError
-from xformer.layers.cache import KeyValueStore
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Initializer
+from xformer.layers.kv_cache import KVCache
 from xformer.layers.linear import Linear
 from xformer.layers.positions import Rotation
-from xformer.namespace import Array, array_namespace, device
 from xformer.ops import attention, attention_weights, project_heads
 from xformer.ops.attention import check_mask
 from xformer.ops.project_heads import Projection
@@ -75,7 +75,7 @@ class MultiHeadAttention(Module):
         rotation: Rotation | None = None,
         causal: bool = False,
         rng: Rng | None = None,
-        store: KeyValueStore | None = None,
+        store: KVCache | None = None,
     ) -> Array:
         """Attend from x to memory (default: x itself).
 
@@ -93,10 +93,10 @@ class MultiHeadAttention(Module):
         )  # (batch, heads, queries, head_dim)
         return self.output(merge_heads(heads))
 
-    def attend(self, x: Array, store: KeyValueStore, *, mask: Array | None = None) -> Array:
+    def attend(self, x: Array, store: KVCache, *, mask: Array | None = None) -> Array:
         """Attend to keys and values computed before (decoding: those of the memory).
 
-        x: (rows, queries, d_model). The store may hold fewer rows, each serving as many neighbouring rows of x: the
+        x: (rows, queries, d_model). The store may hold fewer rows, each serving as many neighboring rows of x: the
         hypotheses of a sentence share its memory. mask: broadcastable to (stored rows, heads, queries, keys).
         Returns (rows, queries, d_model).
         """
@@ -104,7 +104,7 @@ class MultiHeadAttention(Module):
         if key is None or store.value is None:
             raise ShapeError("the store is empty; fill it first with the keys_and_values of the memory")
         xp = array_namespace(x)
-        # To attention, the queries of neighbouring rows are just more queries of one sentence.
+        # To attention, the queries of neighboring rows are just more queries of one sentence.
         together = xp.reshape(x, (key.shape[0], rows // max(1, key.shape[0]) * queries, d_model))
         (query,) = project_heads(together, self._query)
         heads = attention(query, key, store.value, mask)
@@ -144,7 +144,7 @@ class MultiHeadAttention(Module):
         memory: Array | None,
         mask: Array | None,
         rotation: Rotation | None,
-        store: KeyValueStore | None = None,
+        store: KVCache | None = None,
     ) -> tuple[Array, Array, Array, Array | None]:
         """Query, key and value in heads, and the mask with the window in it."""
         if memory is None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from xformer.backends import Array
 from xformer.layers.attention import MultiHeadAttention
-from xformer.layers.cache import LayerCache
 from xformer.layers.feed_forward import FeedForward, GatedFeedForward
+from xformer.layers.kv_cache import LayerCache
 from xformer.layers.positions import Rotation
 from xformer.layers.residual import Residual
-from xformer.namespace import Array
 from xformer.random import Rng
 from xformer.tree import Module
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from xformer.backends import Array, array_namespace, device
 from xformer.errors import ConfigError
-from xformer.namespace import Array, array_namespace, device
 from xformer.ops.dropout import dropout
 from xformer.random import Rng
 from xformer.tree import Module

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-from xformer import gaps
+from xformer.backends import Array, array_namespace, device, extra, is_floating
 from xformer.errors import ShapeError
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Initializer
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import LearnedPositions, Sinusoidal
-from xformer.namespace import Array, array_namespace, device, is_floating
 from xformer.ops.embedding import embedding
 from xformer.ops.linear import linear
 from xformer.random import Rng
@@ -37,14 +36,14 @@ class Embedding(Module):
         Rows need not be one-hot: they are mixed as they say, which lets a gradient flow back to them.
         """
         vectors = linear(ids, self.weight) if is_floating(ids.dtype) else embedding(self.weight, ids)
-        return gaps.rounded(vectors * math.sqrt(self.weight.shape[1]), vectors) if self.scale else vectors
+        return extra.cast_like(vectors * math.sqrt(self.weight.shape[1]), vectors) if self.scale else vectors
 
     def unembed(self, x: Array) -> Array:
         """Logits of every token, by the same table (Press and Wolf, 2017): (..., d_model) -> (..., vocab_size)."""
         return linear(x, array_namespace(self.weight).matrix_transpose(self.weight))
 
 
-class TokenInput(Module):
+class InputEmbedding(Module):
     """What becomes of token vectors before the first layer: positions, scale, norm, dropout, in this order.
 
     scale: multiply vectors and positions, once added, by sqrt(d_model); usually the table scales vectors alone.
@@ -86,7 +85,7 @@ class TokenInput(Module):
         elif self.positions is not None:
             x = self.positions(x, positions, start=start)
         if self.scale:
-            x = gaps.rounded(x * math.sqrt(x.shape[-1]), x)
+            x = extra.cast_like(x * math.sqrt(x.shape[-1]), x)
         if self.norm is not None:
             x = self.norm(x)
         return self.dropout(x, rng)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from xformer.backends import Array
 from xformer.layers.attention import MultiHeadAttention
-from xformer.layers.cache import KeyValueStore
 from xformer.layers.feed_forward import FeedForward, GatedFeedForward
+from xformer.layers.kv_cache import KVCache
 from xformer.layers.positions import Rotation
 from xformer.layers.residual import Residual
-from xformer.namespace import Array
 from xformer.random import Rng
 from xformer.tree import Module
 
@@ -29,7 +29,7 @@ class EncoderLayer(Module):
         rotation: Rotation | None = None,
         causal: bool = False,
         rng: Rng | None = None,
-        store: KeyValueStore | None = None,
+        store: KVCache | None = None,
     ) -> Array:
         """Encode one layer; arguments other than x go to its self-attention.
 

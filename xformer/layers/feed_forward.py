@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from xformer.backends import Array
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Initializer
 from xformer.layers.linear import Linear
-from xformer.namespace import Array
 from xformer.ops import activation as activation_named
 from xformer.random import Rng
 from xformer.tree import Module

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.namespace import Array, Device, DType, default_float, from_host, resolve
+from xformer.backends import Array, Device, DType, default_float, from_host, resolve
 from xformer.random import Rng
 
 

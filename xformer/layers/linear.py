@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from xformer.backends import Array
 from xformer.layers.initializer import Initializer
-from xformer.namespace import Array
 from xformer.ops.linear import linear
 from xformer.tree import Module
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from xformer.backends import Array, array_namespace
 from xformer.errors import ConfigError
 from xformer.layers.initializer import Initializer
-from xformer.namespace import Array, array_namespace
 from xformer.ops.layer_norm import layer_norm
 from xformer.ops.rms_norm import rms_norm
 from xformer.tree import Module

@@ -1,7 +1,7 @@
 """Where a token stands in its sentence, told to the model in one of five ways.
 
 Absolute schemes add a vector to each token's embedding: `Sinusoidal`, `LearnedPositions`. Relative ones act inside
-self-attention: `Rotary` turns queries and keys, `Alibi` and `RelativeBias` add a bias to the scores. Positions count
+self-attention: `Rotary` turns queries and keys, `ALiBi` and `RelativeBias` add a bias to the scores. Positions count
 from 0; a relative scheme sees differences only, so any start will do.
 """
 
@@ -11,9 +11,7 @@ import functools
 import math
 from typing import NamedTuple, Protocol
 
-from xformer.errors import ConfigError, ShapeError
-from xformer.layers.initializer import Initializer
-from xformer.namespace import (
+from xformer.backends import (
     Array,
     Device,
     DType,
@@ -25,6 +23,8 @@ from xformer.namespace import (
     from_host,
     resolve,
 )
+from xformer.errors import ConfigError, ShapeError
+from xformer.layers.initializer import Initializer
 from xformer.ops.embedding import embedding
 from xformer.tree import Module
 
@@ -133,7 +133,7 @@ class Rotation(NamedTuple):
         return xp.concat(turned, axis=-1)
 
 
-class Placement(NamedTuple):
+class PositionTerms(NamedTuple):
     """What a relative scheme hands to self-attention: a rotation of queries and keys, or a bias for the scores."""
 
     rotation: Rotation | None = None
@@ -143,20 +143,20 @@ class Placement(NamedTuple):
 class RelativePositions(Protocol):
     """A relative scheme."""
 
-    def place(self, queries: int, keys: int, like: Array) -> Placement:
+    def place(self, queries: int, keys: int, like: Array) -> PositionTerms:
         """For that many queries, of which the last stands at the last of the keys, in the dtype of `like`."""
         ...
 
 
-def placement(positions: RelativePositions | None, queries: int, keys: int, like: Array) -> Placement:
+def position_terms(positions: RelativePositions | None, queries: int, keys: int, like: Array) -> PositionTerms:
     """What a scheme hands to self-attention: nothing, where there is none."""
-    return Placement() if positions is None else positions.place(queries, keys, like)
+    return PositionTerms() if positions is None else positions.place(queries, keys, like)
 
 
 class Rotary(Module):
     """Rotary position embedding (Su et al., 2021): the score of a query and a key depends on their distance.
 
-    Features are paired half with half, as in GPT-NeoX and Llama, not neighbour with neighbour, as in the paper; the
+    Features are paired half with half, as in GPT-NeoX and Llama, not neighbor with neighbor, as in the paper; the
     two differ by a permutation of the features.
     """
 
@@ -169,9 +169,9 @@ class Rotary(Module):
         self.head_dim = head_dim
         self.base = base
 
-    def place(self, queries: int, keys: int, like: Array) -> Placement:
+    def place(self, queries: int, keys: int, like: Array) -> PositionTerms:
         """The rotation of the last `queries` of the positions 0 .. keys - 1."""
-        return Placement(rotation=self.rotation(queries, start=keys - queries, like=like))
+        return PositionTerms(rotation=self.rotation(queries, start=keys - queries, like=like))
 
     def rotation(self, length: int, *, start: int = 0, like: Array) -> Rotation:
         """The angles of the positions start .. start + length - 1, in the library and dtype of `like`."""
@@ -183,7 +183,7 @@ class Rotary(Module):
         return Rotation(*(from_host(xp, f(angle), dtype=like.dtype, device=place) for f in (host.cos, host.sin)))
 
 
-class Alibi(Module):
+class ALiBi(Module):
     """A penalty on the scores that grows with the distance, at a slope of each head's own (Press et al., 2022).
 
     Where later keys are visible too (in an encoder) the penalty is the same to both sides.
@@ -202,39 +202,39 @@ class Alibi(Module):
         between = [2.0 ** (-4.0 * i / whole) for i in range(1, 2 * whole + 1, 2)]
         return slopes + between[: self.num_heads - whole]
 
-    def place(self, queries: int, keys: int, like: Array) -> Placement:
+    def place(self, queries: int, keys: int, like: Array) -> PositionTerms:
         """What to add to the scores: (heads, queries, keys)."""
         host = resolve("numpy")
         distance = abs(_distances(queries, keys))
         bias = -host.asarray(self.slopes, dtype=host.float64)[:, None, None] * distance
         xp = base_namespace(array_namespace(like))
-        return Placement(bias=from_host(xp, bias, dtype=like.dtype, device=device(like)))
+        return PositionTerms(bias=from_host(xp, bias, dtype=like.dtype, device=device(like)))
 
 
 class RelativeBias(Module):
     """A learned bias for each head and each bucket of distances (Raffel et al., 2020, section 2.1; T5).
 
     Half of the buckets hold one distance each, the others ever more of them, up to max_distance and beyond.
-    two_sided: keys after the query have buckets of their own (in an encoder).
+    bidirectional: keys after the query have buckets of their own (in an encoder).
     """
 
     weight: Array
-    two_sided: bool
+    bidirectional: bool
     max_distance: int
 
     def __init__(
-        self, num_heads: int, *, two_sided: bool, num_buckets: int = 32, max_distance: int = 128, init: Initializer
+        self, num_heads: int, *, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128, init: Initializer
     ):
         self.weight = init.normal((num_buckets, num_heads), num_heads**-0.5)
-        self.two_sided = two_sided
+        self.bidirectional = bidirectional
         self.max_distance = max_distance
 
-    def place(self, queries: int, keys: int, like: Array) -> Placement:
+    def place(self, queries: int, keys: int, like: Array) -> PositionTerms:
         """What to add to the scores: (heads, queries, keys)."""
-        buckets = _buckets(_distances(queries, keys), self.weight.shape[0], self.max_distance, self.two_sided)
+        buckets = _buckets(_distances(queries, keys), self.weight.shape[0], self.max_distance, self.bidirectional)
         xp = array_namespace(self.weight)
         ids = from_host(base_namespace(xp), buckets, device=device(self.weight))
-        return Placement(bias=xp.permute_dims(embedding(self.weight, ids), (2, 0, 1)))
+        return PositionTerms(bias=xp.permute_dims(embedding(self.weight, ids), (2, 0, 1)))
 
 
 def _distances(queries: int, keys: int) -> Array:
@@ -243,11 +243,11 @@ def _distances(queries: int, keys: int) -> Array:
     return host.arange(keys)[None, :] - host.arange(keys - queries, keys)[:, None]
 
 
-def _buckets(distance: Array, num_buckets: int, max_distance: int, two_sided: bool) -> Array:
+def _buckets(distance: Array, num_buckets: int, max_distance: int, bidirectional: bool) -> Array:
     """The bucket of each distance, as T5 counts them: (queries, keys) integers on the host."""
     host = resolve("numpy")
     first = host.zeros_like(distance)
-    if two_sided:
+    if bidirectional:
         num_buckets //= 2
         first = host.where(distance > 0, num_buckets, 0)
         distance = abs(distance)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from xformer.backends import Array
 from xformer.layers.dropout import Dropout
 from xformer.layers.normalization import Norm
-from xformer.namespace import Array
 from xformer.random import Rng
 from xformer.tree import Module
 

@@ -1,16 +1,16 @@
 """Models: whole networks from one configuration."""
 
+from xformer.models.base import BaseModel
 from xformer.models.cache import DecodingCache
 from xformer.models.config import LanguageModelConfig, ModelConfig, TransformerConfig
 from xformer.models.language_model import LanguageModel
-from xformer.models.saving import Model
 from xformer.models.transformer import Transformer
 
 __all__ = [
+    "BaseModel",
     "DecodingCache",
     "LanguageModel",
     "LanguageModelConfig",
-    "Model",
     "ModelConfig",
     "Transformer",
     "TransformerConfig",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from xformer.backends import Array, array_namespace, device, from_host
 from xformer.errors import ShapeError
-from xformer.layers import FixedStore, KeyValueStore, LayerCache, TokenInput
-from xformer.layers.cache import assign
-from xformer.layers.positions import Placement, RelativePositions, Rotation, placement
-from xformer.namespace import Array, array_namespace, device, from_host
+from xformer.layers import InputEmbedding, KVCache, LayerCache, StaticKVCache
+from xformer.layers.kv_cache import assign
+from xformer.layers.positions import PositionTerms, RelativePositions, Rotation, position_terms
 
 
 @dataclass
@@ -31,12 +31,12 @@ class Memory:
 class DecodingCache:
     """Keys and values of all layers, and the memory; `model.begin` makes it, `model.step` fills it.
 
-    length: how many tokens each row has so far (in a FixedCache: had at first). Rows are hypotheses, grouped by
+    length: how many tokens each row has so far (in a StaticCache: had at first). Rows are hypotheses, grouped by
     sentence, as many for each.
     """
 
     def __init__(self, num_layers: int, *, like: Array, memory: Memory | None = None) -> None:
-        self.layers = [LayerCache(KeyValueStore(), KeyValueStore()) for _ in range(num_layers)]
+        self.layers = [LayerCache(KVCache(), KVCache()) for _ in range(num_layers)]
         self.memory = memory
         self.length = 0
         self._like = like
@@ -46,13 +46,13 @@ class DecodingCache:
         """Which of the tokens that are kept count: None, all of them."""
         return None
 
-    def token_input(self, layer: TokenInput, x: Array) -> Array:
+    def token_input(self, layer: InputEmbedding, x: Array) -> Array:
         """Token vectors (rows, new tokens, d_model) with what their positions add."""
         return layer(x, start=self.length)
 
-    def placement(self, positions: RelativePositions | None, new: int, like: Array) -> Placement:
+    def position_terms(self, positions: RelativePositions | None, new: int, like: Array) -> PositionTerms:
         """What a relative scheme says of so many new tokens."""
-        return placement(positions, new, self.length + new, like)
+        return position_terms(positions, new, self.length + new, like)
 
     def numbers(self, new: int, like: Array) -> Array:
         """The positions of so many new tokens, integers of the dtype of `like`."""
@@ -90,25 +90,27 @@ class DecodingCache:
         return from_host(array_namespace(self._like), list(numbers), dtype="int64", device=device(self._like))
 
 
-class FixedCache(DecodingCache):
+class StaticCache(DecodingCache):
     """A cache with room for a fixed number of tokens, which takes them one by one in steps of one and the same shape.
 
     What changes from step to step is in arrays, in place where they can be written: a step may be recorded once and
     repeated (CUDA graphs), or compiled. place: how many tokens there are, (1,) integers.
     """
 
-    def __init__(self, cache: DecodingCache, room: int, layer: TokenInput, positions: RelativePositions | None) -> None:
+    def __init__(
+        self, cache: DecodingCache, room: int, layer: InputEmbedding, positions: RelativePositions | None
+    ) -> None:
         like = cache._like
         xp, on = array_namespace(like), device(like)
         self.memory, self.length, self._like = cache.memory, cache.length, like
         self.place = xp.asarray([cache.length], dtype=xp.int64, device=on)
-        self._stores = [FixedStore(kept.self_attention, room, self.place) for kept in cache.layers]
+        self._stores = [StaticKVCache(kept.self_attention, room, self.place) for kept in cache.layers]
         self.layers = [
             LayerCache(store, kept.cross_attention) for store, kept in zip(self._stores, cache.layers, strict=True)
         ]
         self._offsets = layer.offsets(room, like)
         self._first = cache.length  # what comes before has its place
-        self._placement = placement(positions, room - cache.length, room, like)
+        self._placement = position_terms(positions, room - cache.length, room, like)
         self._here = xp.arange(room, dtype=xp.int64, device=on)
 
     @property
@@ -116,14 +118,14 @@ class FixedCache(DecodingCache):
         """True for the tokens there are, the new one included: (1, room), of which attention makes what it needs."""
         return array_namespace(self.place).expand_dims(self._here <= self.place, axis=0)
 
-    def token_input(self, layer: TokenInput, x: Array) -> Array:
+    def token_input(self, layer: InputEmbedding, x: Array) -> Array:
         """Token vectors of one token with what its position adds."""
         return layer(x, offsets=self._offsets if self._offsets is None else self._row(self._offsets, 0))
 
-    def placement(self, positions: RelativePositions | None, new: int, like: Array) -> Placement:
+    def position_terms(self, positions: RelativePositions | None, new: int, like: Array) -> PositionTerms:
         """What a relative scheme says of one new token."""
         rotation, bias = self._placement
-        return Placement(
+        return PositionTerms(
             None if rotation is None else Rotation(*(self._row(angle, 0, self._first) for angle in rotation)),
             None if bias is None else self._row(bias, 1, self._first),
         )

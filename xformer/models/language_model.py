@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from xformer import masks
-from xformer.autodiff import checkpoint
+from xformer.autodiff import remat
+from xformer.backends import Array, Device, DType
 from xformer.errors import ConfigError
-from xformer.layers import Embedding, EncoderLayer, Initializer, Linear, TokenInput
+from xformer.layers import Embedding, EncoderLayer, Initializer, InputEmbedding, Linear
 from xformer.layers.normalization import Norm
-from xformer.layers.positions import RelativePositions, placement
-from xformer.models.cache import DecodingCache, FixedCache
+from xformer.layers.positions import RelativePositions, position_terms
+from xformer.models.base import BaseModel
+from xformer.models.builder import LayerFactory
+from xformer.models.cache import DecodingCache, StaticCache
 from xformer.models.config import LanguageModelConfig
-from xformer.models.parts import Parts
-from xformer.models.saving import Model
 from xformer.models.token_ids import as_token_ids, ids_of, positions_of
-from xformer.namespace import Array, Device, DType
 from xformer.random import Rng
 
 
-class LanguageModel(Model):
+class LanguageModel(BaseModel):
     """Predict each token from those before it.
 
     >>> import numpy as np
@@ -36,7 +36,7 @@ class LanguageModel(Model):
     norm: Norm | None
     output: Linear | None
     output_bias: Array | None
-    input: TokenInput
+    input: InputEmbedding
     positions: RelativePositions | None
     config: LanguageModelConfig
 
@@ -51,14 +51,14 @@ class LanguageModel(Model):
     ):
         """Make a model with fresh parameters; arguments are those of Transformer."""
         init = Initializer(xp, seed=seed, dtype=dtype, device=device)
-        parts = Parts(config, init)
+        parts = LayerFactory(config, init)
         self.embedding = parts.embedding(config.vocab_size)
         self.layers = tuple(parts.encoder_layer() for _ in range(config.num_layers))
         self.norm = parts.final_norm()
         self.output = None if config.tie_output else Linear(config.d_model, config.vocab_size, bias=False, init=init)
         self.output_bias = init.zeros((config.vocab_size,)) if config.output_bias else None
         self.input = parts.token_input()
-        self.positions = parts.relative_positions(two_sided=False)
+        self.positions = parts.relative_positions(bidirectional=False)
         self.config = config
 
     @property
@@ -83,9 +83,9 @@ class LanguageModel(Model):
         if mask is None:
             mask, positions = masks.padding(ids, self.config.pad_id), positions_of(ids, self.config.pad_id)
         x = self.input(self.embedding(tokens), positions, rng=input_rng)
-        place = placement(self.positions, ids.shape[1], ids.shape[1], x)
+        place = position_terms(self.positions, ids.shape[1], ids.shape[1], x)
         for layer, layer_rng in zip(self.layers, layer_rngs, strict=True):
-            run = checkpoint(EncoderLayer.__call__) if self.config.rematerialize else EncoderLayer.__call__
+            run = remat(EncoderLayer.__call__) if self.config.rematerialize else EncoderLayer.__call__
             x = run(layer, x, mask=mask, bias=place.bias, rotation=place.rotation, causal=True, rng=layer_rng)
         return self._logits(x)
 
@@ -102,15 +102,15 @@ class LanguageModel(Model):
         """
         new = tokens.shape[1]
         x = cache.token_input(self.input, self.embedding(tokens))
-        where: dict[str, Any] = {**cache.placement(self.positions, new, x)._asdict(), "mask": cache.mask}
+        where: dict[str, Any] = {**cache.position_terms(self.positions, new, x)._asdict(), "mask": cache.mask}
         for layer, kept in zip(self.layers, cache.layers, strict=True):
             x = layer(x, **where, causal=True, store=kept.self_attention)
         cache.advance(new)
         return self._logits(x[:, -1:, :])[:, 0, :]
 
-    def fix(self, cache: DecodingCache, room: int) -> FixedCache:
+    def fix(self, cache: DecodingCache, room: int) -> StaticCache:
         """What a cache holds, with room for so many tokens, for steps of one token that are all alike."""
-        return FixedCache(cache, room, self.input, self.positions)
+        return StaticCache(cache, room, self.input, self.positions)
 
     def token_ids(self, data: Any) -> Array:
         """Check ids and bring them to the model's library."""

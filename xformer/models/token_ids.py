@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from xformer.errors import BackendError, DataError, ShapeError
-from xformer.namespace import (
+from xformer.backends import (
     Array,
     array_namespace,
+    backend_name,
     base_namespace,
     device,
     dtype_name,
     from_host,
     index_dtype,
     is_floating,
+    is_host_accessible,
     is_integer,
-    is_readable_on_host,
-    library,
     resolve,
     same_device,
 )
+from xformer.errors import BackendError, DataError, ShapeError
 from xformer.tree import is_array
 
 
@@ -37,17 +37,17 @@ def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
     home = base_namespace(array_namespace(like))
     if is_array(data) and is_floating(data.dtype) and tuple(data.shape[2:]) == (vocab_size,):
         return _one_hot(data, name, like)
-    if is_array(data) and library(array_namespace(data)) == library(home):
+    if is_array(data) and backend_name(array_namespace(data)) == backend_name(home):
         ids = data
         _check_kind(ids, name)
         same_device((like, ids))
         ids = _signed(ids)
-        if is_readable_on_host(ids):
+        if is_host_accessible(ids):
             _check_range(ids, name, vocab_size)
         return ids
-    if is_array(data) and library(array_namespace(data)) != "numpy":
+    if is_array(data) and backend_name(array_namespace(data)) != "numpy":
         raise BackendError(
-            f"{name} is an array of {library(array_namespace(data))}, the model lives in {library(home)}; "
+            f"{name} is an array of {backend_name(array_namespace(data))}, the model lives in {backend_name(home)}; "
             "pass that library's array, a NumPy array or nested lists"
         )
     host = from_host(resolve("numpy"), data)
@@ -59,11 +59,13 @@ def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
 def _one_hot(rows: Array, name: str, like: Array) -> Array:
     """One-hot rows in the library, dtype and place of `like`; they may be traced, to be differentiated."""
     xp = array_namespace(rows)
-    if library(xp) == library(array_namespace(like)):
+    if backend_name(xp) == backend_name(array_namespace(like)):
         same_device((like, rows))
         return xp.astype(rows, like.dtype, copy=False)
-    if library(xp) != "numpy":
-        raise BackendError(f"{name} is an array of {library(xp)}, the model lives in {library(array_namespace(like))}")
+    if backend_name(xp) != "numpy":
+        raise BackendError(
+            f"{name} is an array of {backend_name(xp)}, the model lives in {backend_name(array_namespace(like))}"
+        )
     return from_host(base_namespace(array_namespace(like)), rows, dtype=like.dtype, device=device(like))
 
 

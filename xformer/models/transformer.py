@@ -6,21 +6,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xformer import masks
-from xformer.autodiff import checkpoint
+from xformer.autodiff import remat
+from xformer.backends import Array, Device, DType, array_namespace
 from xformer.errors import ConfigError, ShapeError
-from xformer.layers import CopyHead, DecoderLayer, Embedding, EncoderLayer, Initializer, Linear, TokenInput
+from xformer.layers import CopyHead, DecoderLayer, Embedding, EncoderLayer, Initializer, InputEmbedding, Linear
 from xformer.layers.normalization import Norm
-from xformer.layers.positions import RelativePositions, placement, remaining_length
-from xformer.models.cache import DecodingCache, FixedCache, Memory, check_memory
+from xformer.layers.positions import RelativePositions, position_terms, remaining_length
+from xformer.models.base import BaseModel
+from xformer.models.builder import LayerFactory
+from xformer.models.cache import DecodingCache, Memory, StaticCache, check_memory
 from xformer.models.config import TransformerConfig
-from xformer.models.parts import Parts
-from xformer.models.saving import Model
 from xformer.models.token_ids import as_lengths, as_token_ids, check_rows, ids_of, positions_of
-from xformer.namespace import Array, Device, DType, array_namespace
 from xformer.random import Rng
 
 
-class Transformer(Model):
+class Transformer(BaseModel):
     """Encode a source sentence into a memory, and decode target tokens from it.
 
     >>> import numpy as np
@@ -48,8 +48,8 @@ class Transformer(Model):
     decoder_norm: Norm | None
     output: Linear | None
     output_bias: Array | None
-    encoder_input: TokenInput
-    decoder_input: TokenInput
+    encoder_input: InputEmbedding
+    decoder_input: InputEmbedding
     encoder_positions: RelativePositions | None
     decoder_positions: RelativePositions | None
     copy_head: CopyHead | None
@@ -70,7 +70,7 @@ class Transformer(Model):
         library; dtype: of the parameters, default float32; device: as the library names it.
         """
         init = Initializer(xp, seed=seed, dtype=dtype, device=device)
-        parts, c = Parts(config, init), config
+        parts, c = LayerFactory(config, init), config
         decodes = c.num_decoder_layers > 0
         self.source_embedding = parts.embedding(c.source_vocab_size)
         self.target_embedding = parts.embedding(c.target_vocab_size) if decodes and not c.share_embeddings else None
@@ -83,8 +83,8 @@ class Transformer(Model):
         self.output_bias = init.zeros((c.target_vocab_size,)) if decodes and c.output_bias else None
         self.encoder_input = parts.token_input()
         self.decoder_input = parts.token_input()
-        self.encoder_positions = parts.relative_positions(two_sided=True)
-        self.decoder_positions = parts.relative_positions(two_sided=False) if decodes else None
+        self.encoder_positions = parts.relative_positions(bidirectional=True)
+        self.decoder_positions = parts.relative_positions(bidirectional=False) if decodes else None
         self.copy_head = CopyHead(c.d_model, init=init) if decodes and c.copy else None
         self.config = config
 
@@ -151,7 +151,7 @@ class Transformer(Model):
         mask = masks.padding(ids, self.config.pad_id)
         x = self.source_embedding(source)
         x = self.encoder_input(x, positions_of(ids, self.config.pad_id), rng=input_rng)
-        place = placement(self.encoder_positions, ids.shape[1], ids.shape[1], x)
+        place = position_terms(self.encoder_positions, ids.shape[1], ids.shape[1], x)
         for layer, layer_rng in zip(self.encoder, layer_rngs, strict=True):
             x = self._run(layer)(x, mask=mask, bias=place.bias, rotation=place.rotation, rng=layer_rng)
         return x if self.encoder_norm is None else self.encoder_norm(x)
@@ -172,7 +172,7 @@ class Transformer(Model):
         mask = masks.padding(ids, pad_id)
         memory_mask = None if source is None else masks.padding(source, pad_id)
         x = self._target_input(target, lengths, rng=input_rng)
-        place = placement(self.decoder_positions, ids.shape[1], ids.shape[1], x)
+        place = position_terms(self.decoder_positions, ids.shape[1], ids.shape[1], x)
         where: dict[str, Any] = {"mask": mask, "memory_mask": memory_mask, "causal": causal, **place._asdict()}
         for layer, layer_rng in zip(self.decoder, layer_rngs, strict=True):
             x = self._run(layer)(x, memory, **where, rng=layer_rng)
@@ -182,7 +182,7 @@ class Transformer(Model):
         """The layer as a function, which forgets what it computed where the configuration says so."""
         if not self.config.rematerialize:
             return layer
-        run = checkpoint(type(layer).__call__)
+        run = remat(type(layer).__call__)
         return lambda *args, **keywords: run(layer, *args, **keywords)
 
     # --- Token by token: decoding -------------------------------------------------------------------------------------
@@ -220,15 +220,15 @@ class Transformer(Model):
             lengths = array_namespace(tokens).repeat(memory.lengths, rows // memory.lengths.shape[0])
             x = x + remaining_length(lengths[:, None] - cache.numbers(new, lengths), self.config.d_model, x.dtype)
         x = cache.token_input(self.decoder_input, x)
-        where: dict[str, Any] = {**cache.placement(self.decoder_positions, new, x)._asdict(), "mask": cache.mask}
+        where: dict[str, Any] = {**cache.position_terms(self.decoder_positions, new, x)._asdict(), "mask": cache.mask}
         for layer, kept in zip(self.decoder, cache.layers, strict=True):
             x = layer.step(x, kept, memory_mask=memory.mask, **where)
         cache.advance(new)
         return self._logits(x[:, -1:, :], memory)[:, 0, :]
 
-    def fix(self, cache: DecodingCache, room: int) -> FixedCache:
+    def fix(self, cache: DecodingCache, room: int) -> StaticCache:
         """What a cache holds, with room for so many tokens, for steps of one token that are all alike."""
-        return FixedCache(cache, room, self.decoder_input, self.decoder_positions)
+        return StaticCache(cache, room, self.decoder_input, self.decoder_positions)
 
     def cross_attention_weights(self, source: Any, target: Any, *, lengths: Any = None) -> list[Array]:
         """How each target token attends to the source, to look at: per layer (batch, heads, target, source).
@@ -240,14 +240,14 @@ class Transformer(Model):
         lengths = self._lengths(lengths, target.shape[0])
         mask, memory_mask = (masks.padding(ids, self.config.pad_id) for ids in (target, source))
         x = self._target_input(target, lengths)
-        place = placement(self.decoder_positions, target.shape[1], target.shape[1], x)
+        place = position_terms(self.decoder_positions, target.shape[1], target.shape[1], x)
         where: dict[str, Any] = {"mask": mask, "memory_mask": memory_mask, **place._asdict()}
         for layer in self.decoder:
             found.append(layer.cross_attention_weights(x, memory, **where))
             x = layer(x, memory, **where)
         return found
 
-    # --- Parts of the above -------------------------------------------------------------------------------------------
+    # --- LayerFactory of the above -------------------------------------------------------------------------------------------
 
     def source_ids(self, data: Any) -> Array:
         """Check source ids and bring them to the model's library."""

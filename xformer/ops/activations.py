@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from xformer import gaps
 from xformer.autodiff import Implementation
+from xformer.backends import Array, array_namespace, extra
 from xformer.errors import ConfigError
-from xformer.namespace import Array, array_namespace
 from xformer.ops.operation import Operation
 
 
@@ -40,7 +39,7 @@ _FLAT = 40.0  # the normal distribution's tail beyond it is zero in float64
 def _gelu_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
     xp = array_namespace(x)
     tailed = xp.where(x < -_FLAT, xp.zeros_like(x), x)  # minus infinity times zero would be NaN
-    return 0.5 * tailed * (1.0 + gaps.erf(x * math.sqrt(0.5))), x
+    return 0.5 * tailed * (1.0 + extra.erf(x * math.sqrt(0.5))), x
 
 
 def _gelu_vjp(g: Array, x: Any, needs: Any) -> tuple[Any, ...]:
@@ -48,10 +47,10 @@ def _gelu_vjp(g: Array, x: Any, needs: Any) -> tuple[Any, ...]:
     xp = array_namespace(g, x)
     near = xp.where(xp.abs(x) < _FLAT, x, xp.zeros_like(x))  # infinity times zero would be NaN
     density = xp.exp(-0.5 * near * near) * (1.0 / math.sqrt(2.0 * math.pi))
-    return (g * (0.5 * (1.0 + gaps.erf(x * math.sqrt(0.5))) + near * density),)
+    return (g * (0.5 * (1.0 + extra.erf(x * math.sqrt(0.5))) + near * density),)
 
 
-_gelu = Operation(Implementation("gelu", _gelu_forward, _gelu_vjp), rounds_once=True)
+_gelu = Operation(Implementation("gelu", _gelu_forward, _gelu_vjp), compute_in_float32=True)
 
 
 def gelu(x: Array) -> Array:
@@ -62,14 +61,14 @@ def gelu(x: Array) -> Array:
 def gelu_tanh(x: Array) -> Array:
     """The tanh approximation of GELU (Hendrycks and Gimpel, 2016, section 2)."""
     xp = array_namespace(x)
-    return gaps.rounded(0.5 * x * (1.0 + xp.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x))), x)
+    return extra.cast_like(0.5 * x * (1.0 + xp.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x))), x)
 
 
 def silu(x: Array) -> Array:
     """x times the logistic function of x (Elfwing et al., 2018), also known as swish."""
     xp = array_namespace(x)
     # 1 / (1 + exp(-x)) through tanh, which overflows nowhere.
-    return gaps.rounded(0.5 * x * (1.0 + xp.tanh(0.5 * x)), x)
+    return extra.cast_like(0.5 * x * (1.0 + xp.tanh(0.5 * x)), x)
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

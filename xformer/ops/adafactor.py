@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from xformer.autodiff import Implementation
-from xformer.namespace import Array, accumulation_dtype, array_namespace, device
+from xformer.backends import Array, accumulation_dtype, array_namespace, device
 from xformer.ops.factor import times, unless_nan
 from xformer.ops.operation import Operation
 
@@ -26,7 +26,7 @@ def _forward(
     step_size: float,
     beta2: float,
     epsilon: float | None,
-    least_scale: float | None,
+    min_scale: float | None,
     threshold: float,
     keep: float,
     save: bool,
@@ -45,8 +45,8 @@ def _forward(
         estimate = second = beta2 * second + (1.0 - beta2) * squares
     update = g / xp.sqrt(_at_least(estimate, epsilon * epsilon))
     size = step_size / _at_least(_root_mean_square(update) / threshold, 1.0)
-    if least_scale is not None:
-        size = size * _at_least(_root_mean_square(p), least_scale)
+    if min_scale is not None:
+        size = size * _at_least(_root_mean_square(p), min_scale)
     updated = xp.astype(keep * p - size * update, parameter.dtype, copy=False), row, column, second
     pairs = zip(given, updated, strict=True)
     return tuple(None if new is None else unless_nan(factor, old, new) for old, new in pairs), None
@@ -85,8 +85,8 @@ def adafactor(
     (..., 1, columns); second: the whole of it, where those are None; factor: of the gradient, as ops/factor.py has it.
     `settings`, all of them needed:
 
-    step_size: relative to the root mean square of the parameter, which counts as `least_scale` at least; absolute
-    where least_scale is None
+    step_size: relative to the root mean square of the parameter, which counts as `min_scale` at least; absolute
+    where min_scale is None
     beta2: of the second moment's running mean
     epsilon: lower bound of the root of the second moment (None: the dtype's precision)
     threshold: updates whose root mean square is larger are scaled down to it (section 6 of the paper)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from xformer.autodiff import Implementation
-from xformer.namespace import Array, accumulation_dtype, array_namespace
+from xformer.backends import Array, accumulation_dtype, array_namespace
 from xformer.ops.factor import times, unless_nan
 from xformer.ops.operation import Operation
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer import gaps
 from xformer.autodiff import Implementation
-from xformer.errors import ShapeError
-from xformer.kernels import registry
-from xformer.namespace import (
+from xformer.backends import (
     Array,
     Device,
     Namespace,
@@ -17,8 +14,11 @@ from xformer.namespace import (
     array_namespace,
     device,
     dtype_name,
+    extra,
     same_device,
 )
+from xformer.errors import ShapeError
+from xformer.kernels import registry
 from xformer.ops.dropout import apply_keep
 from xformer.ops.operation import Operation
 from xformer.ops.softmax import softmax, softmax_cotangent
@@ -45,11 +45,11 @@ def attention_weights(
     Shapes, mask and bias are those of `attention`; rows that may attend nowhere are zero.
     """
     check_shapes(query, key, key)
-    key = for_all_heads(key, query)
+    key = repeat_kv(key, query)
     check_mask(mask, (*query.shape[:-1], key.shape[-2]))
     check_bias(bias, (*query.shape[:-1], key.shape[-2]))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return gaps.rounded(_weights(query, key, mask, bias, causal=causal, scale=scale), query)
+    return extra.cast_like(_weights(query, key, mask, bias, causal=causal, scale=scale), query)
 
 
 def _weights(query: Array, key: Array, mask: Array | None, bias: Array | None, *, causal: bool, scale: float) -> Array:
@@ -98,22 +98,22 @@ def _vjp(
     return xp.matmul(dscores, key), dkey, dvalue, None, dbias, None
 
 
-_operation = Operation(Implementation("attention", _forward, _vjp), rounds_once=True)
+_operation = Operation(Implementation("attention", _forward, _vjp), compute_in_float32=True)
 
 
 def _grouped_forward(query: Array, key: Array, value: Array, *others: Array | None, **static: Any) -> tuple[Array, Any]:
-    output, residuals = _forward(query, for_all_heads(key, query), for_all_heads(value, query), *others, **static)
+    output, residuals = _forward(query, repeat_kv(key, query), repeat_kv(value, query), *others, **static)
     return output, (residuals, key.shape[1])
 
 
 def _grouped_vjp(g: Array, residuals: Any, needs: Any, **static: Any) -> tuple[Any, ...]:
     inner, heads = residuals
     dquery, dkey, dvalue, *others = _vjp(g, inner, needs, **static)
-    return dquery, sum_groups(dkey, heads), sum_groups(dvalue, heads), *others
+    return dquery, sum_kv_groups(dkey, heads), sum_kv_groups(dvalue, heads), *others
 
 
 # For libraries with a kernel that reads each head of keys once, however many heads of the query it serves.
-_grouped = Operation(Implementation("grouped_attention", _grouped_forward, _grouped_vjp), rounds_once=True)
+_grouped = Operation(Implementation("grouped_attention", _grouped_forward, _grouped_vjp), compute_in_float32=True)
 
 
 def attention(
@@ -132,7 +132,7 @@ def attention(
 
     query: (batch, heads, queries, head_dim); key: (batch, heads, keys, head_dim);
     value: (batch, heads, keys, value_dim). Key and value may have fewer heads, each then serving as many
-    neighbouring heads of the query (Ainslie et al., 2023; one head: Shazeer, 2019).
+    neighboring heads of the query (Ainslie et al., 2023; one head: Shazeer, 2019).
     mask: boolean, True = may attend, broadcastable to (batch, heads, queries, keys). A query that may attend
     nowhere gets zeros, and zero gradients.
     bias: added to the scaled scores, broadcastable to (batch, heads, queries, keys), of the query's dtype.
@@ -155,9 +155,9 @@ def attention(
         # Heads that share keys are as good as queries that do; a last query of its own sees every key.
         groups = _with_heads(query, key.shape[1]), key, value, mask, bias, keep
         return _with_heads(_operation(*groups, **static | {"causal": False}), query.shape[1])
-    if registry.serves("grouped_attention", query):
+    if registry.has_kernel("grouped_attention", query):
         return _grouped(query, key, value, mask, bias, keep, **static)
-    return _operation(query, for_all_heads(key, query), for_all_heads(value, query), mask, bias, keep, **static)
+    return _operation(query, repeat_kv(key, query), repeat_kv(value, query), mask, bias, keep, **static)
 
 
 def _in_groups(query: Array, key: Array) -> bool:
@@ -175,7 +175,7 @@ def _with_heads(x: Array, heads: int) -> Array:
     return array_namespace(x).reshape(x, (batch, heads, before * queries // heads, features))
 
 
-def for_all_heads(x: Array, query: Array) -> Array:
+def repeat_kv(x: Array, query: Array) -> Array:
     """Repeat the heads of keys or values that serve several heads of the query."""
     if not _in_groups(query, x):
         return x
@@ -185,7 +185,7 @@ def for_all_heads(x: Array, query: Array) -> Array:
     return xp.reshape(repeated, (batch, heads * group, length, features))
 
 
-def sum_groups(x: Array, heads: int) -> Array:
+def sum_kv_groups(x: Array, heads: int) -> Array:
     """Sum the cotangents of repeated heads, if any: (batch, query_heads, length, features) -> (batch, heads, ...)."""
     if len(x.shape) != 4 or x.shape[1] in (heads, 0):
         return x

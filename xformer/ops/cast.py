@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.autodiff import Implementation
-from xformer.namespace import Array, array_namespace, dtype_named
+from xformer.backends import Array, array_namespace, dtype_named
 from xformer.ops.operation import Operation
 
 

@@ -7,17 +7,17 @@ import math
 from typing import Any
 
 from xformer.autodiff import Implementation
-from xformer.errors import ConfigError, DataError, ShapeError
-from xformer.namespace import (
+from xformer.backends import (
     Array,
     accumulation_dtype,
     array_namespace,
     device,
     dtype_name,
     index_dtype,
+    is_host_accessible,
     is_integer,
-    is_readable_on_host,
 )
+from xformer.errors import ConfigError, DataError, ShapeError
 from xformer.ops.operation import Operation
 
 
@@ -109,7 +109,7 @@ def cross_entropy(
 
 
 def _check_range(labels: Array, classes: int, pad_id: int) -> None:
-    if not is_readable_on_host(labels) or 0 in labels.shape:
+    if not is_host_accessible(labels) or 0 in labels.shape:
         return
     xp = array_namespace(labels)
     lowest, highest = int(xp.min(labels)), int(xp.max(labels))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer import gaps
 from xformer.autodiff import Implementation
-from xformer.namespace import Array, array_namespace
+from xformer.backends import Array, array_namespace, extra
 from xformer.ops.operation import Operation
 
 
 def apply_keep(x: Array, keep: Array, keep_probability: float) -> Array:
     """Zero what is not kept and scale the rest, so that the expectation stays the same."""
     xp = array_namespace(x)
-    return xp.where(keep, gaps.rounded(x * (1.0 / keep_probability), x), xp.zeros_like(x))
+    return xp.where(keep, extra.cast_like(x * (1.0 / keep_probability), x), xp.zeros_like(x))
 
 
 def _forward(x: Array, keep: Array, *, keep_probability: float, save: bool) -> tuple[Array, Any]:

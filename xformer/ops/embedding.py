@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer import gaps
 from xformer.autodiff import Implementation
-from xformer.namespace import Array, array_namespace
+from xformer.backends import Array, array_namespace, extra
 from xformer.ops.operation import Operation
 
 
@@ -23,7 +22,7 @@ def _vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
     count = math.prod(ids.shape)
     rows = xp.reshape(g, (count, weight.shape[1]))
     zeros = xp.zeros_like(weight)
-    return gaps.scatter_add(zeros, xp.reshape(ids, (count,)), rows), None
+    return extra.scatter_add(zeros, xp.reshape(ids, (count,)), rows), None
 
 
 _operation = Operation(Implementation("embedding", _forward, _vjp))

@@ -5,7 +5,7 @@ So a GPU can clip, and keep out what is not finite, while the host has yet to fi
 
 from __future__ import annotations
 
-from xformer.namespace import Array, array_namespace
+from xformer.backends import Array, array_namespace
 
 
 def times(gradient: Array, factor: Array | None) -> Array:

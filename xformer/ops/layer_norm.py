@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.autodiff import Implementation
-from xformer.namespace import Array, accumulation_dtype, array_namespace
+from xformer.backends import Array, accumulation_dtype, array_namespace
 from xformer.ops.operation import Operation
 
 

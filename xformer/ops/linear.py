@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from xformer.autodiff import Implementation
+from xformer.backends import Array, accumulation_dtype, array_namespace
 from xformer.errors import ShapeError
 from xformer.kernels import registry
-from xformer.namespace import Array, accumulation_dtype, array_namespace
 from xformer.ops.activations import activation as activation_named
 from xformer.ops.activations import relu_forward, relu_vjp
 from xformer.ops.operation import Operation
@@ -38,7 +38,7 @@ def _vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
     return dx, dweight, dbias
 
 
-_operation = Operation(Implementation("linear", _forward, _vjp), rounds_once=True)
+_operation = Operation(Implementation("linear", _forward, _vjp), compute_in_float32=True)
 
 
 def _relu_forward(x: Array, weight: Array, bias: Array | None, *, save: bool) -> tuple[Array, Any]:
@@ -52,7 +52,7 @@ def _relu_vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
 
 
 # For libraries in which one kernel does both; elsewhere each has its own.
-_with_relu = Operation(Implementation("linear_relu", _relu_forward, _relu_vjp), rounds_once=True)
+_with_relu = Operation(Implementation("linear_relu", _relu_forward, _relu_vjp), compute_in_float32=True)
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None, *, activation: str | None = None) -> Array:
@@ -62,7 +62,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None, *, activation: st
     Returns (..., out_features). Raises ShapeError when the features do not match.
     """
     check_features(x, weight)
-    if activation == "relu" and registry.serves("linear_relu", x):
+    if activation == "relu" and registry.has_kernel("linear_relu", x):
         return _with_relu(x, weight, bias)
     y = _operation(x, weight, bias)
     return y if activation is None else activation_named(activation)(y)

@@ -6,35 +6,35 @@ import functools
 from typing import Any
 
 from xformer.autodiff import Implementation, Primitive
+from xformer.backends import array_namespace, trace_level
 from xformer.kernels import registry
-from xformer.namespace import array_namespace, trace_level
 
 
 class Operation(Primitive):
     """A primitive that looks for a kernel first (see kernels/registry.py).
 
-    rounds_once: whether arrays of 16 bits that no kernel takes are widened to float32 first, and what comes out is
-    rounded once, where the library would widen half-way (see `registry.rounded_dtype`); the sweep rounds cotangents.
+    compute_in_float32: whether arrays of 16 bits that no kernel takes are upcast to float32 first, and what comes out is
+    rounded once, where the library would widen half-way (see `registry.result_dtype`); the sweep rounds cotangents.
     """
 
-    def __init__(self, portable: Implementation, *, rounds_once: bool = False) -> None:
+    def __init__(self, portable: Implementation, *, compute_in_float32: bool = False) -> None:
         super().__init__(portable)
-        self.rounds_once = rounds_once
+        self.compute_in_float32 = compute_in_float32
         registry.OPERATIONS[self.name] = self
 
-    def choose(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> Implementation:
+    def select(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> Implementation:
         """Pick the kernel that supports the call, else the portable definition; in a trace always that."""
-        kernel = None if trace_level(xp) else registry.find(self.name, xp, arrays, static)
+        kernel = None if trace_level(xp) else registry.select(self.name, xp, arrays, static)
         if kernel is None:
-            return self._portable(xp, arrays, self.choose)
-        if registry.check_wanted(kernel):
+            return self._portable(xp, arrays, self.select)
+        if registry.should_check(kernel):
             reference = self._portable(xp, arrays, lambda xp, arrays, static: self.portable)
             registry.check(kernel, reference, arrays, static)
         return Implementation(kernel.name, kernel.forward, kernel.vjp)
 
     def _portable(self, xp: Any, arrays: tuple[Any, ...], choose: Any) -> Implementation:
-        """The definition, or where that is to round once, what `choose` picks for widened arrays, and a rounding."""
-        dtype = registry.rounded_dtype(self.name, xp, arrays)
+        """The definition, or where that is to round once, what `choose` picks for upcast arrays, and a rounding."""
+        dtype = registry.result_dtype(self.name, xp, arrays)
         if dtype is None:
             return self.portable
         return Implementation(self.name, functools.partial(_forward, _dtype=dtype, _choose=choose), _vjp)
@@ -42,7 +42,7 @@ class Operation(Primitive):
 
 def _forward(*arrays: Any, save: bool, _dtype: Any, _choose: Any, **static: Any) -> tuple[Any, Any]:
     xp = array_namespace(*arrays)
-    wide = registry.widened(xp, arrays)
+    wide = registry.upcast(xp, arrays)
     chosen = _choose(xp, wide, static)
     output, residuals = chosen.forward(*wide, save=save, **static)
     if isinstance(output, tuple):
@@ -53,5 +53,5 @@ def _forward(*arrays: Any, save: bool, _dtype: Any, _choose: Any, **static: Any)
 def _vjp(g: Any, residuals: Any, needs: Any, **static: Any) -> tuple[Any, ...]:
     chosen, kept = residuals
     several = g if isinstance(g, list | tuple) else (g,)
-    wide = registry.widened(array_namespace(*several), several)
+    wide = registry.upcast(array_namespace(*several), several)
     return chosen.vjp(list(wide) if several is g else wide[0], kept, needs, **static)  # type: ignore[no-any-return]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from xformer.autodiff import Implementation
+from xformer.backends import Array, accumulation_dtype, array_namespace
 from xformer.errors import ShapeError
-from xformer.namespace import Array, accumulation_dtype, array_namespace
 from xformer.ops.linear import as_rows, check_features
 from xformer.ops.operation import Operation
 
@@ -46,7 +46,7 @@ def _vjp(g: Sequence[Array | None], residuals: Any, needs: Any, *, heads: tuple[
     return (None if dx is None else xp.reshape(dx, x.shape), *dweights, *dbiases)
 
 
-_operation = Operation(Implementation("project_heads", _forward, _vjp), rounds_once=True)
+_operation = Operation(Implementation("project_heads", _forward, _vjp), compute_in_float32=True)
 
 
 def project_heads(x: Array, *projections: Projection) -> tuple[Array, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.autodiff import Implementation
-from xformer.namespace import Array, array_namespace
+from xformer.backends import Array, array_namespace
 from xformer.ops.layer_norm import widened_rows
 from xformer.ops.operation import Operation
 

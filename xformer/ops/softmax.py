@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer import gaps
 from xformer.autodiff import Implementation
+from xformer.backends import Array, accumulation_dtype, array_namespace, extra
 from xformer.errors import ConfigError
-from xformer.namespace import Array, accumulation_dtype, array_namespace
 from xformer.ops.operation import Operation
 
 
@@ -53,4 +52,4 @@ def softmax(x: Array, mask: Array | None = None, *, temperature: float = 1.0) ->
         raise ConfigError(f"temperature is {temperature}; expected more than 0")
     if x.shape[-1] == 0:  # no keys to attend to; a maximum of nothing is an error to most libraries
         return x
-    return _operation(x if temperature == 1.0 else gaps.rounded(x / temperature, x), mask)
+    return _operation(x if temperature == 1.0 else extra.cast_like(x / temperature, x), mask)

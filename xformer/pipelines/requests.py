@@ -23,7 +23,7 @@ class GenerationRequest:
 
     decoding: how to search (DecodingOptions)
     prefix: what the output begins with
-    topics: words and phrases to favour: a list for all texts, or a list of lists
+    topics: words and phrases to favor: a list for all texts, or a list of lists
     desired_length: of the output, in length_unit "tokens" or "words"; outputs keep to it within
     decoding.length_tolerance, or as near as the model can; greedy search becomes a beam of 4 for it
     align: also say which source token each output token attends to most (Output.alignment)
@@ -64,7 +64,7 @@ class GenerationRequest:
             self._check_unused()
         if lengths and self.decoding.method == "greedy":
             # Greedy search meets a length by chance; a beam has hypotheses of many lengths to choose from.
-            object.__setattr__(self, "decoding", dataclasses.replace(self.decoding, beam_size=BEAM_FOR_LENGTHS))
+            object.__setattr__(self, "decoding", dataclasses.replace(self.decoding, num_beams=BEAM_FOR_LENGTHS))
 
     def _check_unused(self) -> None:
         """Raise ConfigError for settings that say how to keep to a length where none is given."""

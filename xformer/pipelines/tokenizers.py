@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from xformer.data.pairs import TokenPairs
 from xformer.models import Transformer, TransformerConfig
+from xformer.runs.config import TokenizerSettings
+from xformer.runs.recipe import Recipe
+from xformer.runs.run_directory import RunDirectory
 from xformer.text import ParallelCorpus, Tokenizer, split_sentences
-from xformer.training.batches import TokenPairs
-from xformer.training.recipe import Recipe
-from xformer.training.run_directory import RunDirectory
-from xformer.training.settings import TokenizerSettings
 
 
 class Tokenizers(NamedTuple):

@@ -197,7 +197,7 @@ def check_lengths(
     raise DataError(
         f"{name} has {lines} of more than {limit} tokens, the first on line {number} "
         f"({len(encoded[first])} tokens); raise the limit with --max-length, or leave such lines out with "
-        "--long-lines drop"
+        "--truncation drop"
     )
 
 
@@ -235,13 +235,13 @@ def fit_lengths(
     target: Sequence[list[int]],
     limit: int,
     *,
-    long_lines: str = "error",
+    truncation: str = "error",
     names: Sequence[PathName] = ("source", "target"),
     line_numbers: Sequence[int] = (),
 ) -> FittedPairs:
     """Make encoded pairs meet a limit of tokens a line, special ids not counted, in the way that was asked for.
 
-    long_lines: "error" refuses longer lines (`check_lengths`); "drop" leaves pairs out (`drop_long`); "cut" keeps the
+    truncation: "error" refuses longer lines (`check_lengths`); "drop" leaves pairs out (`drop_long`); "cut" keeps the
         first `limit` tokens of a source, for documents whose beginning says what matters, and refuses long targets.
     names: of the two sides, for errors. line_numbers: as in ParallelCorpus.
 
@@ -249,18 +249,18 @@ def fit_lengths(
     way.
     """
     _check_limit(limit)
-    if long_lines not in LONG_LINES:
-        raise ConfigError(f"long_lines is {long_lines!r}; expected one of: {', '.join(LONG_LINES)}")
+    if truncation not in LONG_LINES:
+        raise ConfigError(f"truncation is {truncation!r}; expected one of: {', '.join(LONG_LINES)}")
     if len(source) != len(target):
         raise DataError(f"source has {len(source)} lines and target {len(target)}; expected one target for each source")
     rows, num_dropped, num_cut = list(range(len(source))), 0, 0
-    if long_lines == "error":
+    if truncation == "error":
         check_lengths(source, limit, names[0], line_numbers)
-    if long_lines == "drop":
+    if truncation == "drop":
         rows, num_dropped = drop_long(limit, source, target)
     else:
         check_lengths(target, limit, names[1], line_numbers)
-    if long_lines == "cut":
+    if truncation == "cut":
         num_cut = sum(len(ids) > limit for ids in source)
         source = [ids[:limit] for ids in source]
     return FittedPairs(rows, [source[row] for row in rows], [target[row] for row in rows], num_dropped, num_cut)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from xformer.errors import CheckpointError, ConfigError, DataError
-from xformer.files import atomic_write, read_json
+from xformer.io import atomic_write, read_json
 from xformer.text.extras import require
 from xformer.text.tokenizer_models import (
     EOS_ID,

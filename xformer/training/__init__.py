@@ -1,26 +1,27 @@
 """Training: batches, the objective, optimizers, schedules, the step and the loop around it."""
 
-from xformer.training.batches import Batch, TokenPairs
-from xformer.training.checkpoints import average_models
-from xformer.training.events import Average, Progress, Update, Validation
-from xformer.training.loss import language_model_loss, translation_loss
-from xformer.training.optimizers import Adafactor, Adam, AdamW, Optimizer, Sgd
-from xformer.training.recipe import Recipe
-from xformer.training.run_directory import RunDirectory
-from xformer.training.schedules import constant, cosine, inverse_square_root, linear
-from xformer.training.settings import (
+from xformer.data.pairs import Batch, TokenPairs
+from xformer.data.windows import TextChunks
+from xformer.runs.checkpoints import average_models
+from xformer.runs.config import (
     LanguageModelSettings,
     LoopSettings,
     TextTokenizerSettings,
     TokenizerSettings,
     TrainingSettings,
 )
+from xformer.runs.recipe import Recipe
+from xformer.runs.run_directory import RunDirectory
+from xformer.runs.tasks import LanguageModelTask, Task, TranslationTask
+from xformer.runs.trainer import Trainer
+from xformer.training.events import Average, Progress, Update, Validation
+from xformer.training.loss import language_model_loss, translation_loss
+from xformer.training.optimizers import SGD, Adafactor, Adam, AdamW, Optimizer
+from xformer.training.schedules import constant, cosine, inverse_square_root, linear
 from xformer.training.step import clip_by_global_norm, train_step
-from xformer.training.tasks import LanguageModelTask, Task, TranslationTask
-from xformer.training.trainer import Trainer
-from xformer.training.windows import Windows
 
 __all__ = [
+    "SGD",
     "Adafactor",
     "Adam",
     "AdamW",
@@ -33,8 +34,8 @@ __all__ = [
     "Progress",
     "Recipe",
     "RunDirectory",
-    "Sgd",
     "Task",
+    "TextChunks",
     "TextTokenizerSettings",
     "TokenPairs",
     "TokenizerSettings",
@@ -43,7 +44,6 @@ __all__ = [
     "TranslationTask",
     "Update",
     "Validation",
-    "Windows",
     "average_models",
     "clip_by_global_norm",
     "constant",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.memory import in_units
-from xformer.training.settings import LoopSettings
+from xformer.runs.config import LoopSettings
 from xformer.tree import flatten
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from xformer.training.precision import UNSCALED, LossScale
+from xformer.training.precision import UNSCALED, GradScaler
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Progress:
     checkpoints: list[list[Any]] = field(default_factory=list)
     averaged_step: int = 0
     averaged_score: float | None = None
-    loss_scale: LossScale = UNSCALED
+    loss_scale: GradScaler = UNSCALED
 
     def __post_init__(self) -> None:
         if isinstance(self.loss_scale, dict):  # as it was saved
-            object.__setattr__(self, "loss_scale", LossScale(**self.loss_scale))
+            object.__setattr__(self, "loss_scale", GradScaler(**self.loss_scale))
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from xformer.host import side_by_side
+from xformer.backends import Array, array_namespace, device
+from xformer.data.pairs import Batch
+from xformer.data.windows import TextChunks
 from xformer.models import LanguageModel, Transformer
-from xformer.namespace import Array, array_namespace, device
 from xformer.ops import cross_entropy
 from xformer.random import Rng
-from xformer.training.batches import Batch
+from xformer.threads import parallel_map
 from xformer.training.interrupt import until_stopped
-from xformer.training.windows import Windows
 
 _NO_PADDING = -1  # no token has this id
 
@@ -31,7 +31,12 @@ def translation_loss(
 
 
 def language_model_loss(
-    model: LanguageModel, windows: Windows, rng: Rng | None = None, *, label_smoothing: float = 0.0, z_loss: float = 0.0
+    model: LanguageModel,
+    windows: TextChunks,
+    rng: Rng | None = None,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> Array:
     """Sum of the cross-entropies of all positions, in nats: a scalar. There is no padding: pad_id is a token too."""
     xp = array_namespace(windows.tokens)
@@ -41,7 +46,7 @@ def language_model_loss(
     return array_namespace(losses).sum(losses)
 
 
-def share_of_mean(model: Any, shard: tuple[Any, float], rng: Rng, *, loss: Callable[..., Array]) -> Array:
+def weighted_loss(model: Any, shard: tuple[Any, float], rng: Rng, *, loss: Callable[..., Array]) -> Array:
     """The part that a shard, given with the number of tokens of the whole update, has in the update's mean loss.
 
     A number of tokens that was divided by a scale makes that the scale of the loss.
@@ -59,6 +64,6 @@ def mean_loss(loss: Callable[..., Array], model: Any, batches: Sequence[Any], th
     def summed(batches: Sequence[Any]) -> float:
         return sum((float(loss(model, batch)) for batch in until_stopped(batches)), 0.0)
 
-    parts = side_by_side(summed, [batches[start::threads] for start in range(threads)])
+    parts = parallel_map(summed, [batches[start::threads] for start in range(threads)])
     tokens: int = sum(batch.num_tokens for batch in batches)
     return sum(parts) / max(1, tokens)

@@ -1,4 +1,4 @@
-"""Optimizers: `state = optimizer.initial(model)`, then `model, state = optimizer.update(...)` a step.
+"""Optimizers: `state = optimizer.init(model)`, then `model, state = optimizer.update(...)` a step.
 
 An update counts the gradients `factor` times, a scalar array (None is no factor). Where that is NaN the arrays stay as
 they are, and only the number of updates goes on: a GPU so clips, and keeps out what is not finite, without the host,
@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from xformer.backends import Array
 from xformer.errors import ConfigError
-from xformer.namespace import Array
 from xformer.ops.adafactor import adafactor, zero_factors
 from xformer.ops.adam import adam, zero_moment
 from xformer.ops.sgd import sgd
@@ -28,7 +28,7 @@ OPTIMIZERS = ("adam", "adamw", "adafactor", "sgd")
 class Optimizer(Protocol):
     """What training asks of an optimizer."""
 
-    def initial(self, model: Any) -> Any:
+    def init(self, model: Any) -> Any:
         """The state before the first update."""
 
     def update(
@@ -56,7 +56,7 @@ class Adam:
     def __post_init__(self) -> None:
         _check(self, shares=("beta1", "beta2"), sizes=("epsilon", "weight_decay"))
 
-    def initial(self, model: Any) -> AdamState:
+    def init(self, model: Any) -> AdamState:
         """The state before the first update: all moments zero."""
         return AdamState(0, map_arrays(zero_moment, model), map_arrays(zero_moment, model))
 
@@ -101,7 +101,7 @@ class AdamW(Adam):
         return _decay(parameter, self.weight_decay, self.decay_all)
 
 
-class SgdState(NamedTuple):
+class SGDState(NamedTuple):
     """Updates made so far, and the velocity of each parameter (a tree like the model; None without momentum)."""
 
     step: int
@@ -109,7 +109,7 @@ class SgdState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sgd:
+class SGD:
     """Stochastic gradient descent with momentum, as torch.optim.SGD has it (without dampening and weight decay).
 
     nesterov: take the gradient's momentum where the velocity is going to be (Sutskever et al., 2013).
@@ -121,20 +121,20 @@ class Sgd:
     def __post_init__(self) -> None:
         _check(self, shares=("momentum",))
 
-    def initial(self, model: Any) -> SgdState:
+    def init(self, model: Any) -> SGDState:
         """The state before the first update: at rest."""
-        return SgdState(0, map_arrays(zero_moment, model) if self.momentum else None)
+        return SGDState(0, map_arrays(zero_moment, model) if self.momentum else None)
 
     def update(
-        self, model: Any, gradients: Any, state: SgdState, learning_rate: float, factor: Array | None = None
-    ) -> tuple[Any, SgdState]:
+        self, model: Any, gradients: Any, state: SGDState, learning_rate: float, factor: Array | None = None
+    ) -> tuple[Any, SGDState]:
         """Make one update; `model` and `state` are consumed (buffers may be written where the library allows)."""
         leaves, rebuild = flatten(model)
         velocities = [None] * len(leaves) if state.velocity is None else flatten(state.velocity)[0]
         settings: Any = {"learning_rate": learning_rate, "momentum": self.momentum, "nesterov": self.nesterov}
         rows = zip(leaves, flatten(gradients)[0], velocities, strict=True)
         parameters, velocity = _columns([sgd(*row, factor, **settings) for row in rows], 2)
-        return rebuild(parameters), SgdState(state.step + 1, None if state.velocity is None else rebuild(velocity))
+        return rebuild(parameters), SGDState(state.step + 1, None if state.velocity is None else rebuild(velocity))
 
 
 class AdafactorState(NamedTuple):
@@ -156,7 +156,7 @@ class Adafactor:
 
     beta2_decay: at update t the running means forget all but 1 - t ** beta2_decay
     epsilon: lower bound of the second moment's root (None: the dtype's precision)
-    least_scale: the size that a parameter counts as at least
+    min_scale: the size that a parameter counts as at least
     threshold: the root mean square that an update may have before it is scaled
     scale_parameter: False makes the learning rate absolute
     relative_step: the learning rate is at most 1 / sqrt(t); False leaves it to the schedule alone
@@ -165,7 +165,7 @@ class Adafactor:
 
     beta2_decay: float = -0.8
     epsilon: float | None = None
-    least_scale: float = 1e-3
+    min_scale: float = 1e-3
     threshold: float = 1.0
     scale_parameter: bool = True
     relative_step: bool = True
@@ -173,9 +173,9 @@ class Adafactor:
     decay_all: bool = False
 
     def __post_init__(self) -> None:
-        _check(self, sizes=("epsilon", "least_scale", "threshold", "weight_decay"))
+        _check(self, sizes=("epsilon", "min_scale", "threshold", "weight_decay"))
 
-    def initial(self, model: Any) -> AdafactorState:
+    def init(self, model: Any) -> AdafactorState:
         """The state before the first update: all means zero."""
         leaves, rebuild = flatten(model)
         return AdafactorState(0, *map(rebuild, _columns([zero_factors(leaf) for leaf in leaves], 3)))
@@ -190,7 +190,7 @@ class Adafactor:
             "step_size": min(learning_rate, 1.0 / math.sqrt(step)) if self.relative_step else learning_rate,
             "beta2": 1.0 - math.pow(step, self.beta2_decay),
             "epsilon": self.epsilon,
-            "least_scale": self.least_scale if self.scale_parameter else None,
+            "min_scale": self.min_scale if self.scale_parameter else None,
             "threshold": self.threshold,
         }
         updated = [
@@ -249,4 +249,4 @@ def make_optimizer(
         return Adafactor(**decay)
     if weight_decay:
         raise ConfigError(f"weight_decay is {weight_decay}; optimizer {name!r} has none; choose 'adamw' or 'adafactor'")
-    return Adam(beta1, beta2, epsilon) if name == "adam" else Sgd(momentum)
+    return Adam(beta1, beta2, epsilon) if name == "adam" else SGD(momentum)

@@ -1,8 +1,8 @@
 """Mixed precision (Micikevicius et al., 2018): forward and backward in 16 bits, parameters and their updates in 32.
 
-A loss `computed_in` another precision rounds the parameters first. Rounding is thus part of what is differentiated,
+A loss `autocast` another precision rounds the parameters first. Rounding is thus part of what is differentiated,
 and its derivative brings the gradients back to float32. bfloat16 has the range of float32; float16 has not, and there
-a `LossScale` keeps small cotangents from becoming zero.
+a `GradScaler` keeps small cotangents from becoming zero.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from xformer.backends import Array, array_namespace, backend_name, device, dtype_name, dtype_named, is_floating
 from xformer.errors import BackendError, ConfigError
-from xformer.namespace import Array, array_namespace, device, dtype_name, dtype_named, is_floating, library
 from xformer.ops.cast import cast
 from xformer.tree import flatten
 
@@ -24,7 +24,7 @@ _UPDATES_TO_GROW = 2000
 
 
 @dataclass(frozen=True)
-class LossScale:
+class GradScaler:
     """What the loss is multiplied by before it is differentiated (section 3.2 of the paper).
 
     value: a power of two, so that scaling changes no bits of what stays in range; 1, which stays as it is, is none.
@@ -35,26 +35,26 @@ class LossScale:
     updates: int = 0
 
     @classmethod
-    def initial(cls, precision: str) -> LossScale:
+    def init(cls, precision: str) -> GradScaler:
         """What training in a precision begins with."""
         return cls(_FIRST_SCALE if precision == "float16" else 1.0)
 
-    def grown(self) -> LossScale:
+    def grown(self) -> GradScaler:
         """The scale after one more update: doubled after every 2000 of them, up to 2^24."""
         if self.value == 1.0:
             return self
         grows = self.updates + 1 == _UPDATES_TO_GROW and self.value < _LARGEST_SCALE
-        return LossScale(2.0 * self.value) if grows else LossScale(self.value, self.updates + 1)
+        return GradScaler(2.0 * self.value) if grows else GradScaler(self.value, self.updates + 1)
 
-    def halved(self) -> LossScale | None:
+    def halved(self) -> GradScaler | None:
         """The scale after a gradient that was too large for it; None where that cannot have been the reason."""
-        return LossScale(0.5 * self.value) if self.value > 2.0 else None
+        return GradScaler(0.5 * self.value) if self.value > 2.0 else None
 
 
-UNSCALED = LossScale()
+UNSCALED = GradScaler()
 
 
-def computed_in(precision: str, loss: Callable[..., Array]) -> Callable[..., Array]:
+def autocast(precision: str, loss: Callable[..., Array]) -> Callable[..., Array]:
     """The same loss, (model, batch, rng=None) -> scalar, of a model whose parameters are rounded to a precision."""
     return loss if precision == "float32" else functools.partial(_of_rounded, loss=loss, precision=precision)
 
@@ -88,6 +88,6 @@ def check_precision(precision: str, model: Any) -> None:
     except Exception as error:  # each library has errors of its own
         reason = " ".join(str(error).split())
         raise BackendError(
-            f"precision is {precision!r}, in which {library(xp)} cannot compute here ({reason}); choose another "
+            f"precision is {precision!r}, in which {backend_name(xp)} cannot compute here ({reason}); choose another "
             "precision or backend"
         ) from error

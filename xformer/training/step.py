@@ -7,11 +7,11 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from xformer.backends import Array, array_namespace
 from xformer.errors import ConfigError, TrainingError
-from xformer.namespace import Array, array_namespace
 from xformer.ops.squared_norm import squared_norm
 from xformer.random import Rng
-from xformer.training.precision import UNSCALED, LossScale
+from xformer.training.precision import UNSCALED, GradScaler
 from xformer.tree import flatten, map_arrays
 
 GradientFunction = Callable[[Any, Sequence[Any], Sequence[Rng]], tuple[Any, Any]]
@@ -25,7 +25,7 @@ class StepResult(NamedTuple):
     state: Any
     loss: float
     gradient_norm: float
-    scale: LossScale = UNSCALED
+    scale: GradScaler = UNSCALED
 
 
 def train_step(
@@ -37,22 +37,22 @@ def train_step(
     gradient: GradientFunction,
     optimizer: Any,
     learning_rate: float,
-    max_norm: float,
-    scale: LossScale = UNSCALED,
+    max_grad_norm: float,
+    scale: GradScaler = UNSCALED,
 ) -> StepResult:
     """Make one update from one or several batches, each given in shards; `model` and `state` are consumed.
 
     gradient: sums a function of (shard, tokens of the whole update), and its gradient, over the shards of a batch, as
-    ShardedGradient(functools.partial(share_of_mean, loss=...), threads) does. scale: for float16 (see precision.py).
+    ShardedGradient(functools.partial(weighted_loss, loss=...), threads) does. scale: for float16 (see precision.py).
 
-    Raises ConfigError for a learning rate that is not finite or a max_norm that is not positive, TrainingError when the
+    Raises ConfigError for a learning rate that is not finite or a max_grad_norm that is not positive, TrainingError when the
     loss or the gradient is not finite, whatever the scale; nothing is updated then.
     """
     if not math.isfinite(learning_rate):
         raise ConfigError(f"learning_rate is {learning_rate}; expected a finite number")
     scaled_loss, gradients = accumulate(gradient, model, batches, rng, scale.value)
     norm = global_norm(gradients)
-    factor = clip_factor(scaled_loss, norm, max_norm, scale.value)
+    factor = clip_factor(scaled_loss, norm, max_grad_norm, scale.value)
     new_model, new_state = optimizer.update(model, gradients, state, learning_rate, factor)
     # Only here must the host wait for a GPU, which has all of the step to do by now.
     loss, gradient_norm = float(scaled_loss) / scale.value, float(norm) / scale.value
@@ -87,30 +87,30 @@ def global_norm(gradients: Any) -> Array:
     return array_namespace(squares).sqrt(squares)
 
 
-def clip_factor(loss: Array, norm: Array, max_norm: float, scale: float) -> Array:
-    """What gradients are to be multiplied by, so that their norm is at most `max_norm` (Pascanu et al., 2013).
+def clip_factor(loss: Array, norm: Array, max_grad_norm: float, scale: float) -> Array:
+    """What gradients are to be multiplied by, so that their norm is at most `max_grad_norm` (Pascanu et al., 2013).
 
     scale: of the loss, the gradients and their norm, which the factor takes away. NaN where one of them is not finite.
-    Raises ConfigError unless max_norm is positive; infinity clips nothing.
+    Raises ConfigError unless max_grad_norm is positive; infinity clips nothing.
     """
-    if not max_norm > 0.0:
-        raise ConfigError(f"max_norm is {max_norm}; expected more than 0 (math.inf: no clipping)")
+    if not max_grad_norm > 0.0:
+        raise ConfigError(f"max_grad_norm is {max_grad_norm}; expected more than 0 (math.inf: no clipping)")
     xp = array_namespace(norm)
     finite = xp.finfo(norm.dtype)
     # A limit beyond the dtype's range, as infinity, would make 0 / 0 or inf / inf of norms that are fine.
-    limit = min(max(max_norm * scale, float(finite.smallest_normal)), float(finite.max)) * xp.ones_like(norm)
+    limit = min(max(max_grad_norm * scale, float(finite.smallest_normal)), float(finite.max)) * xp.ones_like(norm)
     is_finite = xp.logical_and(xp.isfinite(loss), xp.isfinite(norm))
     return xp.where(is_finite, limit / xp.maximum(norm, limit) / scale, math.nan * limit)
 
 
-def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, float]:
-    """Scale all gradients down together when their norm is above `max_norm`; returns them and the norm they had.
+def clip_by_global_norm(gradients: Any, max_grad_norm: float) -> tuple[Any, float]:
+    """Scale all gradients down together when their norm is above `max_grad_norm`; returns them and the norm they had.
 
     Where that is not finite all of them become NaN. `train_step` leaves the scaling to the update. Raises ConfigError
-    unless max_norm is positive.
+    unless max_grad_norm is positive.
     """
     norm = global_norm(gradients)
-    factor = float(clip_factor(norm, norm, max_norm, 1.0))
+    factor = float(clip_factor(norm, norm, max_grad_norm, 1.0))
     return gradients if factor == 1.0 else map_arrays(lambda leaf: factor * leaf, gradients), float(norm)
 
 

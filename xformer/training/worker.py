@@ -19,7 +19,8 @@ from typing import Any
 
 from xformer.autodiff import value_and_grad
 from xformer.errors import TrainingError
-from xformer.host import ArraySpec, SharedArrays, keep_freed_memory
+from xformer.shared_memory import ArraySpec, SharedArrays
+from xformer.threads import disable_malloc_trim
 from xformer.tree import flatten
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from xformer.training import worker; worker.serve({descriptors})"
@@ -29,7 +30,7 @@ _ONE_THREAD = dict.fromkeys(
 )
 
 
-class Team:
+class WorkerPool:
     """Workers that see the parameters of one model.
 
     function: (model, shard, rng) -> scalar, importable by name. size: how many workers there are, beside the owner.
@@ -132,7 +133,7 @@ def _end(connection: Any, process: subprocess.Popen[bytes], owner: int) -> None:
 
 def serve(pipe: int, parameters: int, gradients: int) -> None:
     """The worker's own side: answer until the owner says None or is gone. The numbers are descriptors it inherited."""
-    keep_freed_memory()
+    disable_malloc_trim()
     warnings.simplefilter("ignore", RuntimeWarning)  # the owner looks for values that are not finite
     connection = Connection(pipe)
     try:

@@ -5,51 +5,51 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.autodiff.rule import composite, define
-from xformer.namespace import device
+from xformer.autodiff.rule import decomposition, defvjp
+from xformer.backends import device
 
 # Functions of one array: g times dy/dx.
-define("negative", lambda g: -g)
-define("positive", lambda g: g)
-define("conj", lambda g: g)
-define("real", lambda g: g)
-define("abs", lambda xp, g, x: g * xp.sign(x))
-define("square", lambda g, x: g * (2.0 * x))
-define("sqrt", lambda g, y: g * (0.5 / y))
-define("reciprocal", lambda g, y: -g * y * y)
-define("exp", lambda g, y: g * y)
-define("expm1", lambda g, y: g * (y + 1.0))
-define("log", lambda g, x: g / x)
-define("log1p", lambda g, x: g / (x + 1.0))
-define("log2", lambda g, x: g / (x * math.log(2.0)))
-define("log10", lambda g, x: g / (x * math.log(10.0)))
-define("sin", lambda xp, g, x: g * xp.cos(x))
-define("cos", lambda xp, g, x: -g * xp.sin(x))
-define("tan", lambda g, y: g * (1.0 + y * y))
-define("asin", lambda xp, g, x: g / xp.sqrt(1.0 - x * x))
-define("acos", lambda xp, g, x: -g / xp.sqrt(1.0 - x * x))
-define("atan", lambda g, x: g / (1.0 + x * x))
-define("sinh", lambda xp, g, x: g * xp.cosh(x))
-define("cosh", lambda xp, g, x: g * xp.sinh(x))
-define("tanh", lambda g, y: g * (1.0 - y * y))
-define("asinh", lambda xp, g, x: g / xp.sqrt(x * x + 1.0))
-define("acosh", lambda xp, g, x: g / xp.sqrt(x * x - 1.0))
-define("atanh", lambda g, x: g / (1.0 - x * x))
-define("erf", lambda xp, g, x: g * (2.0 / math.sqrt(math.pi)) * xp.exp(-x * x))
+defvjp("negative", lambda g: -g)
+defvjp("positive", lambda g: g)
+defvjp("conj", lambda g: g)
+defvjp("real", lambda g: g)
+defvjp("abs", lambda xp, g, x: g * xp.sign(x))
+defvjp("square", lambda g, x: g * (2.0 * x))
+defvjp("sqrt", lambda g, y: g * (0.5 / y))
+defvjp("reciprocal", lambda g, y: -g * y * y)
+defvjp("exp", lambda g, y: g * y)
+defvjp("expm1", lambda g, y: g * (y + 1.0))
+defvjp("log", lambda g, x: g / x)
+defvjp("log1p", lambda g, x: g / (x + 1.0))
+defvjp("log2", lambda g, x: g / (x * math.log(2.0)))
+defvjp("log10", lambda g, x: g / (x * math.log(10.0)))
+defvjp("sin", lambda xp, g, x: g * xp.cos(x))
+defvjp("cos", lambda xp, g, x: -g * xp.sin(x))
+defvjp("tan", lambda g, y: g * (1.0 + y * y))
+defvjp("asin", lambda xp, g, x: g / xp.sqrt(1.0 - x * x))
+defvjp("acos", lambda xp, g, x: -g / xp.sqrt(1.0 - x * x))
+defvjp("atan", lambda g, x: g / (1.0 + x * x))
+defvjp("sinh", lambda xp, g, x: g * xp.cosh(x))
+defvjp("cosh", lambda xp, g, x: g * xp.sinh(x))
+defvjp("tanh", lambda g, y: g * (1.0 - y * y))
+defvjp("asinh", lambda xp, g, x: g / xp.sqrt(x * x + 1.0))
+defvjp("acosh", lambda xp, g, x: g / xp.sqrt(x * x - 1.0))
+defvjp("atanh", lambda g, x: g / (1.0 - x * x))
+defvjp("erf", lambda xp, g, x: g * (2.0 / math.sqrt(math.pi)) * xp.exp(-x * x))
 
 # Functions of two arrays: one formula for each.
-define("add", lambda g: g, lambda g: g)
-define("subtract", lambda g: g, lambda g: -g)
-define("multiply", lambda g, b: g * b, lambda g, a: g * a)
-define("divide", lambda g, b: g / b, lambda g, b, y: -g * y / b)
-define("remainder", lambda g: g, lambda xp, g, a, b: -g * xp.floor(a / b))
-define(
+defvjp("add", lambda g: g, lambda g: g)
+defvjp("subtract", lambda g: g, lambda g: -g)
+defvjp("multiply", lambda g, b: g * b, lambda g, a: g * a)
+defvjp("divide", lambda g, b: g / b, lambda g, b, y: -g * y / b)
+defvjp("remainder", lambda g: g, lambda xp, g, a, b: -g * xp.floor(a / b))
+defvjp(
     "atan2",
     lambda g, a, b: g * b / (a * a + b * b),
     lambda g, a, b: -g * a / (a * a + b * b),
 )
-define("hypot", lambda g, a, y: g * a / y, lambda g, b, y: g * b / y)
-define(
+defvjp("hypot", lambda g, a, y: g * a / y, lambda g, b, y: g * b / y)
+defvjp(
     "logaddexp",
     lambda xp, g, a, y: g * xp.exp(a - y),
     lambda xp, g, b, y: g * xp.exp(b - y),
@@ -75,7 +75,7 @@ def _pow_exponent(xp: Any, g: Any, a: Any, y: Any) -> Any:
     return g * y * xp.log(xp.where(a > 0, a, 1.0))
 
 
-define("pow", _pow_base, _pow_exponent)
+defvjp("pow", _pow_base, _pow_exponent)
 
 
 def _wins(xp: Any, g: Any, mine: Any, other: Any, y: Any) -> Any:
@@ -85,7 +85,7 @@ def _wins(xp: Any, g: Any, mine: Any, other: Any, y: Any) -> Any:
 
 
 for _name in ("maximum", "minimum"):
-    define(
+    defvjp(
         _name,
         lambda xp, g, a, b, y: _wins(xp, g, a, b, y),
         lambda xp, g, a, b, y: _wins(xp, g, b, a, y),
@@ -96,11 +96,11 @@ def _copysign(xp: Any, g: Any, a: Any, y: Any) -> Any:
     return g * xp.sign(a) * xp.sign(y)
 
 
-define("copysign", _copysign, lambda xp, g: xp.zeros_like(g))
-define("nextafter", lambda g: g, lambda xp, g: xp.zeros_like(g))
+defvjp("copysign", _copysign, lambda xp, g: xp.zeros_like(g))
+defvjp("nextafter", lambda g: g, lambda xp, g: xp.zeros_like(g))
 
 # where(condition, a, b): each side gets the cotangent where it was chosen.
-define(
+defvjp(
     "where",
     lambda xp, g, condition: xp.where(condition, g, 0.0),
     lambda xp, g, condition: xp.where(condition, 0.0, g),
@@ -108,7 +108,7 @@ define(
 )
 
 
-@composite("clip")
+@decomposition("clip")
 def _clip(xp: Any, x: Any, /, min: Any = None, max: Any = None) -> Any:
     """clip in terms of maximum and minimum, so that bounds may be traced as well."""
     for bound, choose in ((min, xp.maximum), (max, xp.minimum)):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer import gaps
-from xformer.autodiff.below import set_item
-from xformer.autodiff.rule import composite, define
-from xformer.namespace import device, is_integer
+from xformer.autodiff.base_functions import set_item
+from xformer.autodiff.rule import decomposition, defvjp
+from xformer.backends import device, extra, is_integer
 from xformer.tree import is_array
 
 
@@ -19,7 +18,7 @@ def _take(xp: Any, g: Any, x_shape: Any, indices: Any, *, axis: int | None = Non
     rest = tuple(x_shape[:axis]) + tuple(x_shape[axis + 1 :])
     indices = xp.where(indices < 0, indices + x_shape[axis], indices)
     zeros = xp.zeros((x_shape[axis], *rest), dtype=g.dtype, device=device(g))
-    return xp.moveaxis(gaps.scatter_add(zeros, indices, g), 0, axis)
+    return xp.moveaxis(extra.scatter_add(zeros, indices, g), 0, axis)
 
 
 def _take_along_axis(xp: Any, g: Any, x_shape: Any, indices: Any, *, axis: int = -1) -> Any:
@@ -34,7 +33,7 @@ def _take_along_axis(xp: Any, g: Any, x_shape: Any, indices: Any, *, axis: int =
     )
     flat = xp.reshape(xp.broadcast_to(row * x_shape[axis] + indices, g.shape), (-1,))
     zeros = xp.zeros((math.prod(x_shape),), dtype=g.dtype, device=device(g))
-    total = gaps.scatter_add(zeros, flat, xp.reshape(g, (-1,)))
+    total = extra.scatter_add(zeros, flat, xp.reshape(g, (-1,)))
     return xp.moveaxis(xp.reshape(total, moved_shape), -1, axis)
 
 
@@ -67,7 +66,7 @@ def _get_items(xp: Any, g: Any, x_shape: Any, keys: tuple[Any, ...]) -> Any:
     leading, rest = math.prod(x_shape[: len(keys)]), tuple(x_shape[len(keys) :])
     zeros = xp.zeros((leading, *rest), dtype=g.dtype, device=device(g))
     updates = xp.reshape(g, (math.prod(position.shape), *rest))
-    return xp.reshape(gaps.scatter_add(zeros, xp.reshape(position, (-1,)), updates), x_shape)
+    return xp.reshape(extra.scatter_add(zeros, xp.reshape(position, (-1,)), updates), x_shape)
 
 
 def _set_old(xp: Any, g: Any, key: Any) -> Any:
@@ -75,31 +74,31 @@ def _set_old(xp: Any, g: Any, key: Any) -> Any:
     return set_item(xp, g, 0.0, key)
 
 
-define("take", _take)
-define("take_along_axis", _take_along_axis)
-define("getitem", _get_item)
-define("setitem", _set_old, lambda g, key: g[key])
+defvjp("take", _take)
+defvjp("take_along_axis", _take_along_axis)
+defvjp("getitem", _get_item)
+defvjp("setitem", _set_old, lambda g, key: g[key])
 # scatter_add(target, indices, updates)
-define("scatter_add", lambda g, indices: g, lambda xp, g, indices: xp.take(g, indices, axis=0), positions=(0, 2))
+defvjp("scatter_add", lambda g, indices: g, lambda xp, g, indices: xp.take(g, indices, axis=0), positions=(0, 2))
 
 
 def _unique(name: str) -> None:
     """unique_values and its kin: find the values below the trace, then read them from where they stand first."""
 
-    @composite(name)
+    @decomposition(name)
     def unique(xp: Any, x: Any, /) -> Any:
-        indices = xp.base.unique_all(xp.lower(x)).indices
+        indices = xp.base.unique_all(xp.unwrap(x)).indices
         values = xp.take(xp.reshape(x, (-1,)), indices, axis=0)
         if name == "unique_values":
             return values
-        return xp.lift(getattr(xp.base, name)(xp.lower(x)))._replace(values=values)
+        return xp.wrap(getattr(xp.base, name)(xp.unwrap(x)))._replace(values=values)
 
 
 for _name in ("unique_all", "unique_counts", "unique_inverse", "unique_values"):
     _unique(_name)
 
 
-@composite("sort")
+@decomposition("sort")
 def _sort(xp: Any, x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Any:
     order = xp.argsort(x, axis=axis, descending=descending, stable=stable)
     return xp.take_along_axis(x, order, axis=axis)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.autodiff.rule import composite, define
+from xformer.autodiff.rule import decomposition, defvjp
 
 
 def _rows(xp: Any, x: Any) -> Any:
@@ -34,16 +34,16 @@ def _matmul_second(xp: Any, g: Any, a: Any, b_shape: Any) -> Any:
     return xp.matmul(xp.matrix_transpose(a), g)
 
 
-define("matmul", _matmul_first, _matmul_second)
-define("matrix_transpose", lambda xp, g: xp.matrix_transpose(g))
-define(
+defvjp("matmul", _matmul_first, _matmul_second)
+defvjp("matrix_transpose", lambda xp, g: xp.matrix_transpose(g))
+defvjp(
     "vecdot",
     lambda xp, g, b, *, axis=-1: xp.expand_dims(g, axis=axis) * b,
     lambda xp, g, a, *, axis=-1: xp.expand_dims(g, axis=axis) * a,
 )
 
 
-@composite("tensordot")
+@decomposition("tensordot")
 def _tensordot(xp: Any, x1: Any, x2: Any, /, *, axes: Any = 2) -> Any:
     """tensordot as one matmul of reshaped operands."""
     if isinstance(axes, int):

@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.autodiff.rule import composite, define, define_sequence
-from xformer.namespace import device as device_of
+from xformer.autodiff.rule import decomposition, defvjp, defvjp_sequence
+from xformer.backends import device as device_of
 
 # A pure change of shape is undone by the reverse change.
-define("reshape", lambda xp, g, x_shape, shape=None, *, copy=None: xp.reshape(g, x_shape))
-define("expand_dims", lambda xp, g, x_shape, *args, axis=0: xp.reshape(g, x_shape))
-define("squeeze", lambda xp, g, x_shape, axis=None: xp.reshape(g, x_shape))
-define("broadcast_to", lambda g, shape=None: g)
-define("flip", lambda xp, g, *, axis=None: xp.flip(g, axis=axis))
-define("moveaxis", lambda xp, g, source, destination: xp.moveaxis(g, destination, source))
-define("to_device", lambda g, device=None, *, stream=None: g)
-define("tril", lambda xp, g, *, k=0: xp.tril(g, k=k))
-define("triu", lambda xp, g, *, k=0: xp.triu(g, k=k))
+defvjp("reshape", lambda xp, g, x_shape, shape=None, *, copy=None: xp.reshape(g, x_shape))
+defvjp("expand_dims", lambda xp, g, x_shape, *args, axis=0: xp.reshape(g, x_shape))
+defvjp("squeeze", lambda xp, g, x_shape, axis=None: xp.reshape(g, x_shape))
+defvjp("broadcast_to", lambda g, shape=None: g)
+defvjp("flip", lambda xp, g, *, axis=None: xp.flip(g, axis=axis))
+defvjp("moveaxis", lambda xp, g, source, destination: xp.moveaxis(g, destination, source))
+defvjp("to_device", lambda g, device=None, *, stream=None: g)
+defvjp("tril", lambda xp, g, *, k=0: xp.tril(g, k=k))
+defvjp("triu", lambda xp, g, *, k=0: xp.triu(g, k=k))
 
 # The sweep casts a cotangent to the dtype of what it belongs to.
-define("astype", lambda g, dtype=None, *, copy=True, device=None: g)
-define("asarray", lambda g, *, dtype=None, device=None, copy=None: g)
-define("from_dlpack", lambda g, *, device=None, copy=None: g)
+defvjp("astype", lambda g, dtype=None, *, copy=True, device=None: g)
+defvjp("asarray", lambda g, *, dtype=None, device=None, copy=None: g)
+defvjp("from_dlpack", lambda g, *, device=None, copy=None: g)
 
 
 def _permute_dims(xp: Any, g: Any, axes: Any = None) -> Any:
@@ -55,13 +55,13 @@ def _repeat(xp: Any, g: Any, x_shape: Any, repeats: Any = 1, *, axis: Any = None
     return xp.sum(xp.reshape(g, split), axis=axis + 1, dtype=g.dtype)
 
 
-define("permute_dims", _permute_dims)
-define("roll", _roll)
-define("tile", _tile)
-define("repeat", _repeat)
+defvjp("permute_dims", _permute_dims)
+defvjp("roll", _roll)
+defvjp("tile", _tile)
+defvjp("repeat", _repeat)
 
 
-@define_sequence("concat")
+@defvjp_sequence("concat")
 def _concat(xp: Any, g: Any, shapes: Any, *, axis: int | None = 0) -> list[Any]:
     if axis is None:
         shapes_flat, axis = [(math.prod(shape),) for shape in shapes], 0
@@ -76,26 +76,26 @@ def _concat(xp: Any, g: Any, shapes: Any, *, axis: int | None = 0) -> list[Any]:
     return pieces
 
 
-@define_sequence("stack")
+@defvjp_sequence("stack")
 def _stack(xp: Any, g: Any, shapes: Any, *, axis: int = 0) -> list[Any]:
     return list(xp.unstack(g, axis=axis))
 
 
-@composite("full_like")
+@decomposition("full_like")
 def _full_like(xp: Any, x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Any:
     """Only shape and dtype of `x` matter, so `x` may be tracked; a tracked fill value raises, as in `full`."""
     return xp.full(x.shape, fill_value, dtype=dtype or x.dtype, device=device or device_of(x))
 
 
-@composite("broadcast_arrays")
+@decomposition("broadcast_arrays")
 def _broadcast_arrays(xp: Any, *arrays: Any) -> list[Any]:
-    shapes = [tuple(shape) for shape in (array.shape for array in xp.base.broadcast_arrays(*map(xp.lower, arrays)))]
+    shapes = [tuple(shape) for shape in (array.shape for array in xp.base.broadcast_arrays(*map(xp.unwrap, arrays)))]
     return [xp.broadcast_to(array, shape) for array, shape in zip(arrays, shapes, strict=True)]
 
 
-@composite("meshgrid")
+@decomposition("meshgrid")
 def _meshgrid(xp: Any, *arrays: Any, indexing: str = "xy") -> list[Any]:
-    values = xp.base.meshgrid(*map(xp.lower, arrays), indexing=indexing)
+    values = xp.base.meshgrid(*map(xp.unwrap, arrays), indexing=indexing)
     grids = []
     for position, (array, value) in enumerate(zip(arrays, values, strict=True)):
         axis = position
@@ -106,7 +106,7 @@ def _meshgrid(xp: Any, *arrays: Any, indexing: str = "xy") -> list[Any]:
     return grids
 
 
-@composite("diff")
+@decomposition("diff")
 def _diff(xp: Any, x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Any:
     parts = [part for part in (prepend, x, append) if part is not None]
     x = xp.concat(parts, axis=axis) if len(parts) > 1 else x

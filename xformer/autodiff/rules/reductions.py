@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.autodiff.rule import composite, define
-from xformer.namespace import device
+from xformer.autodiff.rule import decomposition, defvjp
+from xformer.backends import device
 
 
 def _axes(shape: tuple[int, ...], axis: Any) -> tuple[int, ...]:
@@ -41,10 +41,10 @@ def _extreme(xp: Any, g: Any, x: Any, y: Any, *, axis: Any = None, keepdims: boo
     return share * _restore(xp, g, x.shape, axis, keepdims)
 
 
-define("sum", _sum)
-define("mean", _mean)
-define("max", _extreme)
-define("min", _extreme)
+defvjp("sum", _sum)
+defvjp("mean", _mean)
+defvjp("max", _extreme)
+defvjp("min", _extreme)
 
 
 def _prod(xp: Any, g: Any, x: Any, *, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Any:
@@ -67,7 +67,7 @@ def _prod(xp: Any, g: Any, x: Any, *, axis: Any = None, keepdims: bool = False, 
     return xp.permute_dims(product, inverse) * _restore(xp, g, shape, axis, keepdims)
 
 
-define("prod", _prod)
+defvjp("prod", _prod)
 
 
 def _cumulative_sum(
@@ -80,10 +80,10 @@ def _cumulative_sum(
     return xp.flip(xp.cumulative_sum(xp.flip(g, axis=axis), axis=axis, dtype=g.dtype), axis=axis)
 
 
-define("cumulative_sum", _cumulative_sum)
+defvjp("cumulative_sum", _cumulative_sum)
 
 
-@composite("cumulative_prod")
+@decomposition("cumulative_prod")
 def _cumulative_prod(xp: Any, x: Any, /, *, axis: Any = None, dtype: Any = None, include_initial: bool = False) -> Any:
     """One product after the other: right with zeros, too."""
     axis = 0 if axis is None else axis % x.ndim
@@ -96,7 +96,7 @@ def _cumulative_prod(xp: Any, x: Any, /, *, axis: Any = None, dtype: Any = None,
     return xp.stack(products, axis=axis) if products else x
 
 
-@composite("var")
+@decomposition("var")
 def _var(xp: Any, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
     """Variance from deviations: no cancellation, unlike the mean of squares."""
     count = math.prod(x.shape[i] for i in _axes(tuple(x.shape), axis))
@@ -106,6 +106,6 @@ def _var(xp: Any, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepd
     return total / degrees
 
 
-@composite("std")
+@decomposition("std")
 def _std(xp: Any, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
     return xp.sqrt(xp.var(x, axis=axis, correction=correction, keepdims=keepdims))

@@ -1,0 +1,228 @@
+"""Finding libraries, and the facts about them that the standard leaves out."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.conftest import assert_close, library_or_skip
+from tests.reference import raises_line
+from xformer.backends import (
+    BACKENDS,
+    accumulation_dtype,
+    array_namespace,
+    backend_name,
+    default_float,
+    device,
+    dtype_name,
+    dtype_named,
+    from_host,
+    index_dtype,
+    is_floating,
+    is_host_accessible,
+    is_integer,
+    resolve,
+    same_device,
+    to_host,
+)
+from xformer.errors import BackendError, DataError
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_library_may_be_a_module_its_twin_or_a_name(name):
+    expected = library_or_skip(name)
+    assert resolve(name) is expected
+    assert resolve(importlib.import_module(name)) is expected
+    assert resolve(expected) is expected
+    assert backend_name(expected) == name
+    assert array_namespace(expected.ones(3)) is expected
+
+
+def test_unknown_libraries():
+    for bad in ("tensorflow", "", "Numpy"):
+        with raises_line(
+            BackendError, f"backend {bad!r} is unknown; expected one of numpy, cupy, torch, jax, array_api"
+        ):
+            resolve(bad)
+    for bad in (None, 3, sys, object()):
+        with raises_line(
+            BackendError, "xp is .*; expected one of numpy, cupy, torch, jax, array_api_strict, as a module"
+        ):
+            resolve(bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("cupy", r"pip install 'cupy-cuda13x\[ctk\]' ml_dtypes"),
+        ("torch", "pip install torch"),
+        ("jax", "pip install jax"),
+        ("array_api_strict", "pip install array-api-strict"),
+    ],
+)
+def test_libraries_that_are_not_installed(monkeypatch, name, how):
+    def missing(module):
+        raise ModuleNotFoundError(f"No module named {module!r}")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with raises_line(BackendError, f"backend '{name}' is not installed; run: {how}$"):
+        resolve(name)
+
+
+def test_a_library_that_is_installed_but_broken(monkeypatch):
+    def broken(module):
+        raise ImportError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    with raises_line(BackendError, "backend 'cupy' is installed but does not import: libcuda.so.1"):
+        resolve("cupy")
+
+
+def test_array_namespace_of_several(xp):
+    ones = xp.ones(2)
+    assert array_namespace(None, 1.0, ones, True, ones) is xp
+
+
+def test_array_namespace_of_numpy_numbers():
+    numpy = resolve("numpy")
+    assert array_namespace(np.float32(1.0)) is numpy
+    assert array_namespace(np.sum(np.ones(3))) is numpy  # a numpy.float64, which is a Python float as well
+    torch = library_or_skip("torch")
+    assert array_namespace(torch.ones(2), np.float64(2.0)) is torch
+
+
+def test_array_namespace_without_arrays():
+    with raises_line(BackendError, r"no array among the arguments \(float, NoneType\); expected at least one"):
+        array_namespace(1.0, None)
+    with raises_line(BackendError, r"got a builtins\.list; expected an array of numpy, cupy"):
+        array_namespace([1.0])
+    with raises_line(BackendError, r"got a builtins\.str"):
+        array_namespace(np.ones(2), "x")
+
+
+def test_arrays_of_two_libraries():
+    torch = library_or_skip("torch")
+    with raises_line(BackendError, r"arrays of numpy and torch were mixed; move one over, e\.g\. model\.to\(xp\)"):
+        array_namespace(np.ones(2), torch.ones(2))
+
+
+def test_dtypes_have_one_name_everywhere(xp):
+    for name in ("float32", "float64", "int32", "int64", "bool"):
+        dtype = dtype_named(xp, name)
+        assert dtype_name(dtype) == dtype_name(xp.zeros(1, dtype=dtype).dtype) == name
+        assert is_floating(dtype) == name.startswith("float")
+        assert is_integer(dtype) == name.startswith("int")
+
+
+def test_a_dtype_of_another_library_stands_for_its_name(xp):
+    for foreign in (np.float32, np.dtype("float32"), "float32"):
+        assert xp.ones(1, dtype=dtype_named(xp, foreign)).dtype == xp.ones(1, dtype=xp.float32).dtype
+    torch = library_or_skip("torch")
+    assert dtype_named(resolve("numpy"), torch.float32) is np.float32
+
+
+def test_dtypes_that_are_not_there():
+    with raises_line(BackendError, "numpy has no dtype 'float31'; expected e.g. 'float32' or 'float64'"):
+        dtype_named(resolve("numpy"), "float31")
+    with raises_line(BackendError, "dtype is bool; parameters need a floating dtype"):
+        default_float(resolve("numpy"), "bool")
+
+
+def test_half_precision_is_summed_in_single():
+    torch = library_or_skip("torch")
+    names = {
+        name: dtype_name(accumulation_dtype(torch, getattr(torch, name))) for name in ("bfloat16", "float16", "float64")
+    }
+    assert names == {"bfloat16": "float32", "float16": "float32", "float64": "float64"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "bool"])
+def test_from_the_host_and_back(xp, dtype):
+    host = np.asarray([[0, 1, 2], [3, 4, 5]]).astype(dtype)
+    for data in (host, host.T.copy().T, host[:, ::2], np.asarray(3).astype(dtype)):
+        there = from_host(xp, data)
+        assert array_namespace(there) is xp
+        back = to_host(there)
+        assert back.dtype == data.dtype
+        np.testing.assert_array_equal(back, data)
+    frozen = host.copy()
+    frozen.flags.writeable = False
+    assert_close(from_host(xp, frozen), host, xp=xp)
+    assert dtype_name(from_host(xp, host, dtype="float32").dtype) == "float32"
+
+
+def test_lists_from_the_host(xp):
+    assert_close(from_host(xp, [[1, 2], [3, 4]]), np.asarray([[1, 2], [3, 4]]), xp=xp)
+    with raises_line(DataError, "rows differ in length; expected a rectangle, pad the shorter rows with pad_id"):
+        from_host(xp, [[1, 2], [3]])
+
+
+def test_devices_that_are_not_there(xp):
+    with raises_line(BackendError, "cannot place data on device 'moon'"):
+        from_host(xp, [1.0], device="moon")
+
+
+def test_arrays_on_two_devices():
+    strict = library_or_skip("array_api_strict")
+    here, there = strict.ones(2), strict.ones(2, device=strict.Device("device1"))
+    same_device((here, here))
+    with raises_line(BackendError, "arrays on different devices were mixed: .*; move one over with model.to"):
+        same_device((here, there))
+
+
+def test_what_can_be_read_without_waiting(xp):
+    assert is_host_accessible(xp.ones(2)) == (backend_name(xp) != "cupy")
+
+
+def test_what_cannot_be_read():
+    torch = library_or_skip("torch")
+    assert not is_host_accessible(torch.ones(2, device="meta"))
+    library_or_skip("jax")
+    jax = importlib.import_module("jax")
+    seen = []
+
+    def watched(x):
+        seen.append((is_host_accessible(x), device(x)))
+        return x
+
+    jax.jit(watched)(jax.numpy.ones(2))
+    assert seen == [(False, None)]
+
+
+def test_jax_as_it_is_without_64_bits():
+    """In a process of its own, since the other tests switch 64 bits on."""
+    library_or_skip("jax")
+    script = """
+import warnings
+warnings.simplefilter("error")
+import jax.numpy as jnp, numpy as np
+from tests.reference import SMALL, SOURCE
+from xformer import Transformer, TransformerConfig
+from xformer.errors import BackendError
+model = Transformer(TransformerConfig(**{**SMALL, "num_encoder_layers": 0, "num_decoder_layers": 0}), xp=jnp)
+print(*(model.source_ids(ids).dtype for ids in (SOURCE, SOURCE.astype("uint8"), jnp.asarray(SOURCE.astype("int16")))))
+for make in (lambda: Transformer(model.config, xp=jnp, dtype="float64"),
+             lambda: Transformer(model.config, xp=np, dtype="float64").to(jnp)):
+    try:
+        print(make().source_embedding.weight.dtype)
+    except BackendError as error:
+        print(error)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)}
+    )
+    assert result.stderr == ""
+    first, *errors = result.stdout.splitlines()
+    assert first == "int32 int32 int32"
+    assert errors == ["jax keeps float64 switched off; run jax.config.update('jax_enable_x64', True) first"] * 2
+
+
+def test_index_dtype(xp):
+    assert dtype_name(index_dtype(xp)) == "int64"

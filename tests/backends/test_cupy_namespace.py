@@ -1,0 +1,229 @@
+"""Our namespace of CuPy: bfloat16 stays bfloat16, and is multiplied in stacks, as it is and under differentiation."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import library_or_skip
+from tests.reference import weighted_sum
+from xformer import Transformer, TransformerConfig, backends, cross_entropy, grad, value_and_grad, vjp
+from xformer.backends import array_namespace, backend_name, dtype_name, extra, from_host, is_floating, resolve, to_host
+from xformer.ops import attention, attention_weights, dropout, gelu, linear, relu
+from xformer.ops.operation import Operation
+
+SOURCE = Path(backends.__file__).with_name("cupy_namespace.py")
+
+
+# --- a stand-in that does to bfloat16 what CuPy does -----------------------------------------------------------------
+
+
+class Array(np.ndarray):
+    """On the host, where CuPy's are not; a bfloat16 times a number is a float32 to NumPy, too."""
+
+    def get(self):
+        return np.asarray(self)
+
+    def __matmul__(self, other):
+        """CuPy's: stacks may be of float16, and of all that is wider, and have that dtype."""
+        dtype = np.promote_types(self.dtype, other.dtype)
+        if dtype.name == "bfloat16" and max(self.ndim, other.ndim) > 2:
+            raise TypeError("a stack of bfloat16")
+        wide = np.result_type(dtype, np.float32)
+        return np.matmul(self.astype(wide), other.astype(wide)).astype(dtype)
+
+
+def _where(condition, x1, x2):
+    """CuPy's has no loop for bfloat16 and takes the next, of float32."""
+    chosen = np.where(condition, x1, x2)
+    return chosen.astype(np.float32) if dtype_name(chosen.dtype) == "bfloat16" else chosen
+
+
+def _viewed(function):
+    @functools.wraps(function)
+    def call(*arguments, **keywords):
+        y = function(*arguments, **keywords)
+        return np.asarray(y).view(Array) if isinstance(y, np.ndarray | np.generic) else y
+
+    return call
+
+
+def stand_in(monkeypatch):
+    """Our namespace on top of one of such arrays."""
+    names = vars(library_or_skip("numpy")) | {"where": _where, "matmul": lambda a, b: a @ b}
+    below = types.ModuleType("array_api_compat.cupy")
+    functions = {name: _viewed(x) for name, x in names.items() if callable(x) and not isinstance(x, type)}
+    below.__dict__.update(names | functions)
+    monkeypatch.setitem(sys.modules, "array_api_compat.cupy", below)
+    monkeypatch.setattr(importlib.import_module("array_api_compat"), "cupy", below, raising=False)
+    spec = importlib.util.spec_from_file_location("xformer.backends.cupy_namespace", SOURCE)
+    ours = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(ours)
+    monkeypatch.setitem(backends._NAMESPACE_OF_TYPE, Array, ours)
+    monkeypatch.setitem(extra._BY_LIBRARY, ("cupy", "erf"), extra._BY_LIBRARY["numpy", "erf"])
+    monkeypatch.setitem(sys.modules, "xformer.backends.cupy_namespace", ours)
+    return ours
+
+
+@pytest.fixture(params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
+def xp(request, monkeypatch):
+    pytest.importorskip("ml_dtypes", reason="bfloat16 on the host")
+    monkeypatch.setenv("XFORMER_KERNELS", "portable")
+    return library_or_skip("cupy") if request.param == "gpu" else stand_in(monkeypatch)
+
+
+# --- tests -----------------------------------------------------------------------------------------------------------
+
+DTYPES = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-20}
+
+
+def normal(xp, *shape, seed=0, dtype="bfloat16"):
+    return from_host(xp, np.random.default_rng(seed).normal(size=shape).astype("float32"), dtype=dtype)
+
+
+def exact(x):
+    return to_host(x).astype("float64")
+
+
+def assert_near(found, wanted, dtype, roundings=1.0):
+    assert dtype_name(found.dtype) == dtype
+    assert backend_name(array_namespace(found)) == "cupy"
+    error = np.abs(exact(found) - wanted).max(initial=0.0)
+    assert error <= roundings * DTYPES[dtype] * max(1.0, np.abs(wanted).max(initial=0.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shapes", [((3, 4, 5), (3, 5, 6)), ((2, 3, 4, 5), (5, 6)), ((4, 5), (5, 6)), ((2, 4, 5), (5,))]
+)
+def test_products_of_stacks_and_their_derivatives(xp, shapes, dtype):
+    a, b = (normal(xp, *shape, seed=len(shape), dtype=dtype) for shape in shapes)
+    y, pull = vjp(lambda a, b: a @ b, a, b)
+    wanted, wanted_pull = vjp(lambda a, b: a @ b, exact(a), exact(b))
+    for found in (y, xp.matmul(a, b)):
+        assert_near(found, wanted, dtype)
+    for found, slope in zip(pull(y), wanted_pull(exact(y)), strict=True):
+        assert_near(found, slope, dtype, 2.0)
+
+
+def test_second_derivatives_of_products(xp):
+    a, b = normal(xp, 2, 3, 4), normal(xp, 2, 4, 3, seed=1)
+
+    def slope(a, b):
+        return weighted_sum(grad(lambda a: weighted_sum((a @ b) @ a, a @ b @ a))(a), a)
+
+    wanted = grad(slope)(exact(a), exact(b))
+    assert_near(grad(slope)(a, b), wanted, "bfloat16", 8.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_where_keeps_the_dtype(xp, dtype):
+    x = normal(xp, 3, 4, dtype=dtype)
+    host, zero = exact(x), xp.zeros_like(x)
+    for found, wanted in (
+        (xp.where(x > 0, x, zero), np.maximum(host, 0.0)),
+        (xp.where(x > 0, 0.0, x), np.minimum(host, 0.0)),
+        (xp.where(x > 0, x, 1.0), np.where(host > 0, host, 1.0)),
+        (vjp(lambda x: array_namespace(x).where(x > 0, x, zero), x)[0], np.maximum(host, 0.0)),
+    ):
+        assert_near(found, wanted, dtype, 0.0)
+
+
+def test_where_of_other_dtypes_is_the_library_s_own(xp):
+    x = normal(xp, 3)
+    assert dtype_name(xp.where(x > 0, x, xp.astype(x, xp.float32)).dtype) == "float32"
+    assert dtype_name(xp.where(x > 0, xp.astype(x, xp.int32), xp.asarray([1, 2, 3])).dtype) == "int64"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operation", ["relu", "gelu", "dropout", "attention", "grouped attention", "linear"])
+def test_portable_operations(xp, operation, dtype):
+    keep = np.random.default_rng(3).random((2, 2, 5, 4)) < 0.8
+
+    def apply(x, y):
+        kept = from_host(array_namespace(x), keep)
+        if operation == "linear":
+            return linear(x, y[0, 0, :4, :], y[0, 0, 4, :], activation="relu")
+        if operation == "grouped attention":
+            return attention(x, y[:, :1, ...], y[:, :1, ...], kept[..., :1])
+        if operation == "attention":
+            return attention(x, y, y, kept[..., :1], causal=True)
+        return dropout(x, kept, 0.8) if operation == "dropout" else {"relu": relu, "gelu": gelu}[operation](x)
+
+    x, y = normal(xp, 2, 2, 5, 4, dtype=dtype), normal(xp, 2, 2, 5, 4, seed=1, dtype=dtype)
+    found, pull = vjp(apply, x, y)
+    wanted, wanted_pull = vjp(apply, exact(x), exact(y))
+    assert_near(found, wanted, dtype)
+    for slope, exact_slope in zip(pull(found), wanted_pull(exact(found)), strict=True):
+        assert_near(slope, exact_slope, dtype, 2.0)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "int64"])
+@pytest.mark.parametrize("bounds", [{"min": -1}, {"max": 1}, {"min": -1, "max": 1}, {}])
+def test_clip_keeps_the_dtype_and_uses_no_mask(xp, dtype, bounds):
+    x = from_host(xp, np.asarray([-3.0, -1.0, 0.0, 2.0, 5.0]), dtype=dtype)
+    wanted = np.clip(exact(x), bounds.get("min", -np.inf), bounds.get("max", np.inf))
+    found = xp.clip(x, **bounds)
+    assert dtype_name(found.dtype) == dtype
+    np.testing.assert_array_equal(exact(found), wanted)
+    if dtype != "int64":
+        assert np.isnan(exact(xp.clip(from_host(xp, np.asarray([np.nan]), dtype=dtype), **bounds))).all()
+
+
+def test_weights_of_attention(xp):
+    query, key = normal(xp, 2, 2, 5, 4), normal(xp, 2, 2, 6, 4, seed=1)
+    wanted = attention_weights(exact(query), exact(key))
+    np.testing.assert_allclose(exact(attention_weights(query, key)), wanted, atol=DTYPES["bfloat16"])
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_a_model_with_a_copy_head_is_bfloat16_throughout(xp, activation, monkeypatch):
+    sizes = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    config = TransformerConfig(
+        source_vocab_size=9, target_vocab_size=9, share_embeddings=True, copy=True, activation=activation, **sizes
+    )
+    source, target = np.asarray([[4, 5, 4, 2, 0], [6, 7, 2, 0, 0]]), np.asarray([[1, 4, 5], [1, 6, 0]])
+    model = Transformer(config, xp="numpy", seed=0, dtype="bfloat16")
+
+    mixed, choose = [], Operation.choose
+
+    def choose_and_look(self, xp, arrays, static):
+        found = {dtype_name(array.dtype) for array in arrays if array is not None and is_floating(array.dtype)}
+        mixed.extend([(self.name, found)] if len(found) > 1 else [])
+        return choose(self, xp, arrays, static)
+
+    monkeypatch.setattr(Operation, "choose", choose_and_look)
+
+    def loss(model, xp):
+        logits = model(from_host(xp, source), from_host(xp, target))
+        assert dtype_name(logits.dtype) in ("bfloat16", "float64")
+        return array_namespace(logits).mean(cross_entropy(logits, from_host(xp, target)))
+
+    value, gradients = value_and_grad(loss)(model.to(xp), xp)
+    assert not mixed
+    numpy = library_or_skip("numpy")
+    wanted, exact_gradients = value_and_grad(loss)(model.to(numpy, dtype="float64"), numpy)
+    np.testing.assert_allclose(exact(value), wanted, rtol=0.02)
+    exact_slopes = dict(exact_gradients.named_parameters())
+    largest = max(np.abs(slope).max() for slope in exact_slopes.values())
+    for name, slope in gradients.named_parameters():
+        assert dtype_name(slope.dtype) == "bfloat16", name
+        np.testing.assert_allclose(exact(slope), exact_slopes[name], atol=0.05 * largest, err_msg=name)
+
+
+def test_all_else_is_that_of_array_api_compat():
+    pytest.importorskip("cupy", reason="its functions are compared; that needs no GPU")
+    ours, theirs = resolve("cupy"), importlib.import_module("array_api_compat.cupy")
+    assert {name for name in theirs.__all__ if getattr(ours, name) is not getattr(theirs, name)} == {
+        "clip",
+        "matmul",
+        "where",
+    }
+    assert resolve(theirs) is resolve(importlib.import_module("cupy")) is ours

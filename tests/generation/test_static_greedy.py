@@ -1,0 +1,121 @@
+"""Steps of one shape find what steps that grow find: the same tokens, with the same scores."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from tests.generation.definitions import SOURCES, lively_model, padded
+from tests.reference import small_language_model
+from xformer.generation import DecodingOptions, decode, generate
+from xformer.generation.greedy_sampling import search_stepwise
+from xformer.generation.lengths import LengthRange
+from xformer.generation.static_greedy import can_be_fixed, search_fixed
+
+entrance = importlib.import_module("xformer.generation.generate")  # the function has the name of its module
+POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
+PROMPTS = [[3, 4, 5], [6, 7, 8]]
+
+
+def both(monkeypatch, call, record=lambda step: step):
+    """What a call finds by either search; and the reason where steps cannot be alike."""
+    found = []
+    for run in (search_stepwise, lambda task: search_fixed(task, record)):
+        monkeypatch.setattr(entrance, "search", run)
+        found.append(call())
+    return found
+
+
+def assert_alike(grown, fixed):
+    assert [[one.tokens for one in row] for row in fixed] == [[one.tokens for one in row] for row in grown]
+    for ours, theirs in zip(fixed, grown, strict=True):
+        assert [one.finished for one in ours] == [one.finished for one in theirs]
+        assert [one.score for one in ours] == pytest.approx([one.score for one in theirs], rel=1e-9)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_translations(monkeypatch, positions):
+    model = lively_model(1, positions=positions)
+    grown, fixed = both(monkeypatch, lambda: decode(model, padded(SOURCES), DecodingOptions(min_length=2)))
+    assert len({len(row[0].tokens) for row in grown}) > 1
+    assert_alike(grown, fixed)
+
+
+def test_on_every_library(monkeypatch, xp):
+    model = lively_model(2).to(xp)
+    assert_alike(*both(monkeypatch, lambda: decode(model, padded(SOURCES), DecodingOptions(max_length=9))))
+
+
+@pytest.mark.parametrize("special_tokens", [True, False])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_continuations(monkeypatch, positions, special_tokens):
+    model = small_language_model(positions=positions, seed=3)
+    options = DecodingOptions(max_length=20)
+    assert_alike(*both(monkeypatch, lambda: generate(model, PROMPTS, options, special_tokens=special_tokens)))
+
+
+def test_limits_of_their_own_and_a_prefix(monkeypatch):
+    model = lively_model(3)
+    options = DecodingOptions(max_length_ratio=1.5, min_length_ratio=0.5)
+    assert_alike(*both(monkeypatch, lambda: decode(model, padded(SOURCES), options, prefix=[[5]] * len(SOURCES))))
+
+
+def test_the_search_ends_soon_after_all_sentences_did(monkeypatch):
+    steps = []
+
+    def record(step):
+        def counted():
+            steps.append(1)
+            step()
+
+        return counted
+
+    model = lively_model(1)
+    grown, fixed = both(monkeypatch, lambda: decode(model, padded(SOURCES), DecodingOptions(max_length=300)), record)
+    assert_alike(grown, fixed)
+    longest = max(len(row[0].tokens) for row in grown)
+    assert longest < 200
+    assert len(steps) <= longest + 16
+
+
+def test_sentences_at_their_limits_keep_nobody_waiting(monkeypatch):
+    model, steps = lively_model(3, positions="sinusoidal"), []
+    search = entrance.search
+
+    def with_limits(task):
+        task.ranges[:] = [LengthRange(0, maximum) for maximum in (300, 3)]  # the first ends after 2 tokens
+        return search_fixed(task, lambda step: lambda: (steps.append(1), step())[1])
+
+    monkeypatch.setattr(entrance, "search", with_limits)
+    found = decode(model, padded(SOURCES[:2]), DecodingOptions(max_length=300))
+    assert [(len(row[0].tokens), row[0].finished) for row in found] == [(2, True), (3, False)]
+    assert len(steps) < 20
+    del steps[:]
+    monkeypatch.setattr(entrance, "search", lambda task: search_fixed(task, lambda step: (steps.append(1), step)[1]))
+    assert len(generate(small_language_model(), PROMPTS, DecodingOptions(max_length=1), special_tokens=False)) == 2
+    assert steps == []  # no token comes after the only one
+    monkeypatch.setattr(entrance, "search", search)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fixed"),
+    [
+        ({}, True),
+        ({"prefix": [[5, 6], [6, 5], [5, 5]]}, True),
+        ({"num_beams": 2}, False),
+        ({"repetition_penalty": 1.5}, False),
+        ({"no_repeat_ngram_size": 2}, False),
+        ({"topics": [[[[5]]], [], []]}, False),
+        ({"prefix": [[5], [5, 6], [5]]}, False),
+        ({"window": 3}, False),
+    ],
+    ids=str,
+)
+def test_what_can_be_alike(monkeypatch, settings, fixed):
+    tasks, search = [], entrance.search
+    monkeypatch.setattr(entrance, "search", lambda task: tasks.append(task) or search(task))
+    kind = {name: settings.pop(name) for name in ("window",) if name in settings}
+    own = {name: settings.pop(name) for name in ("prefix", "topics") if name in settings}
+    decode(lively_model(1, **kind), padded(SOURCES[:3]), DecodingOptions(max_length=5, **settings), **own)
+    assert can_be_fixed(tasks[0]) is fixed

@@ -1,0 +1,144 @@
+"""Linear maps by cuBLASLt: what it is told equals what is meant, whatever the memory, and what it refuses is served."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+from tests.conftest import TOLERANCES, library_or_skip
+from tests.kernels.conftest import serve_products
+from tests.kernels.cupy.cuda_cases import normal
+from tests.kernels.cupy.fake_cublas import dtype_named
+from xformer.backends import to_host
+from xformer.kernels.cupy import cublaslt as cupy_cublaslt
+from xformer.kernels.cupy.cublaslt import affine
+from xformer.ops import linear
+
+REFUSED = 13  # columns, to the stand-in
+NARROW = ["float32", "float16", "bfloat16"]
+
+
+@pytest.fixture
+def products(cublaslt, monkeypatch):
+    serve_products(cublaslt, monkeypatch)
+    return cublaslt
+
+
+def arrays(m, k, n, dtype="float32"):
+    return [normal(*shape, seed=seed).astype(dtype_named(dtype)) for seed, shape in enumerate([(m, k), (k, n), (n,)])]
+
+
+def assert_affine(rows, weight, bias, *, relu=False):
+    got = affine(rows, weight, bias, relu=relu)
+    exact = rows.astype("float64") @ weight.astype("float64") + bias.astype("float64")
+    exact = np.maximum(exact, 0.0) if relu else exact
+    assert got.dtype == rows.dtype
+    assert got.flags.c_contiguous
+    tolerance = TOLERANCES[rows.dtype.name] * max(1.0, np.max(np.abs(exact)))
+    np.testing.assert_allclose(got.astype("float64"), exact, rtol=0.0, atol=tolerance)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("sizes", [(3, 4, 5), (1, 4, 5), (3, 1, 5), (3, 4, 1), (17, 40, 24)], ids=str)
+def test_any_size_and_dtype(products, sizes, dtype, relu):
+    assert_affine(*arrays(*sizes, dtype), relu=relu)
+
+
+def test_any_memory(products):
+    rows, weight, bias = arrays(6, 8, 10)
+    assert_affine(rows, np.asfortranarray(weight), bias)
+    assert_affine(np.asfortranarray(rows), weight, bias)
+    assert_affine(np.repeat(rows, 2, axis=0)[::2], np.tile(weight, 2)[:, :10], np.repeat(bias, 2)[::2])
+    assert_affine(np.repeat(rows, 2, axis=1)[:, ::2], weight, bias)  # no leading dimension says this: it is copied
+    memory = np.empty(rows.size + 1, np.float32)
+    moved = memory[1:].reshape(rows.shape)
+    moved[...] = rows
+    assert_affine(moved, weight, bias)  # at an address of another alignment
+
+
+def test_a_plan_is_made_once_for_a_shape(products, monkeypatch):
+    monkeypatch.setattr(cupy_cublaslt, "_ALIGNED", (2,))
+    rows, weight, bias = arrays(6, 40, 10)
+    outputs = [affine(rows, weight, each) for each in (bias, bias, bias.copy())]
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+    assert_affine(rows, weight, bias + 1.0)  # the address of the bias is told anew
+    assert len(list(cupy_cublaslt._plans)) == 1
+
+
+def test_descriptors_are_given_back(products, monkeypatch):
+    gc.collect()
+    before = products.alive_descriptors()
+    cupy_cublaslt._plans.most = 2
+    monkeypatch.setattr(cupy_cublaslt, "_ALIGNED", (2,))
+    for m in range(1, 6):
+        affine(*arrays(m, 4, 5))
+    gc.collect()
+    assert products.alive_descriptors() - before == 2 * 5
+
+
+def test_every_thread_has_plans_of_its_own(products):
+    inputs, outputs = arrays(3, 4, 5), []
+    thread = threading.Thread(target=lambda: outputs.append((affine(*inputs), len(list(cupy_cublaslt._plans)))))
+    thread.start()
+    thread.join()
+    np.testing.assert_array_equal(outputs[0][0], affine(*inputs))
+    assert outputs[0][1] == len(list(cupy_cublaslt._plans)) == 1
+
+
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_what_is_refused_is_told_once_and_served(cuda_host, activation):
+    rows, weight, bias = arrays(3, 4, REFUSED)
+    with pytest.warns(
+        RuntimeWarning, match=r"cuBLASLt failed for \(3, 4\) by \(4, 13\), float32; the bias takes a pass"
+    ):
+        got = linear(rows, weight, bias, activation=activation)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(linear(rows, weight, bias, activation=activation), got)
+    wanted = rows @ weight + bias
+    np.testing.assert_allclose(got, np.maximum(wanted, 0.0) if activation else wanted, rtol=1e-5, atol=1e-6)
+    assert "columns.add_bias<float32>" in cuda_host.launcher.launched
+
+
+def test_a_bias_takes_no_launch(cuda_host):
+    linear(*arrays(3, 4, 5), activation="relu")
+    assert not cuda_host.launcher.launched
+
+
+@pytest.mark.parametrize("why", ["float64", "empty", "no library"])
+def test_what_is_not_for_it(products, monkeypatch, why):
+    if why == "no library":
+        monkeypatch.setattr(cupy_cublaslt, "library", lambda: None)
+    assert affine(*arrays(0 if why == "empty" else 3, 4, 5, "float64" if why == "float64" else "float32")) is None
+
+
+@pytest.mark.gpu
+def test_nan_stays_visible_on_a_gpu():
+    cupy = library_or_skip("cupy")
+    rows, weight, bias = (cupy.asarray(each) for each in arrays(64, 32, 48))
+    rows[3, 5], rows[4, 5] = np.nan, np.inf
+    got = to_host(linear(rows, weight, bias, activation="relu"))
+    assert np.isnan(got[3]).all()
+    assert np.isinf(got[4]).any()
+    assert np.isfinite(got[5:]).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:cuBLASLt failed")
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("sizes", [(64, 32, 48), (1, 512, 2048), (1000, 512, 8000), (7, 9, 11)], ids=str)
+def test_on_a_gpu(sizes, dtype, relu):
+    cupy = library_or_skip("cupy")
+    rows, weight, bias = (cupy.asarray(each) for each in arrays(*sizes, dtype))
+    if sizes != (7, 9, 11):  # which may be refused
+        assert affine(rows, weight, bias, relu=relu) is not None
+    got = to_host(linear(rows, weight, bias, activation="relu" if relu else None)).astype("float64")
+    exact = to_host(rows).astype("float64") @ to_host(weight).astype("float64") + to_host(bias).astype("float64")
+    exact = np.maximum(exact, 0.0) if relu else exact
+    np.testing.assert_allclose(got, exact, rtol=0.0, atol=2.0 * TOLERANCES[dtype] * max(1.0, np.max(np.abs(exact))))

@@ -1,0 +1,484 @@
+"""Fused attention equals the portable definition, on a cuDNN that knows tensors by address, shape and strides alone."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import math
+import os
+import threading
+import types
+import warnings
+
+import numpy as np
+import pytest
+
+from tests.conftest import TOLERANCES, library_or_skip
+from tests.kernels.cupy import fake_cudnn
+from tests.kernels.cupy.test_attention import MASKS, assert_same, heads, make_mask, normal, pulled, serve_numpy
+from xformer import kernels, vjp
+from xformer.backends import to_host
+from xformer.kernels.cupy import cudnn_attention as cupy_cudnn
+from xformer.kernels.cupy import cudnn_plans as cupy_cudnn_plans
+from xformer.kernels.cupy import cudnn_store as cupy_cudnn_store
+from xformer.kernels.cupy import plans as cupy_plans
+from xformer.ops import attention
+
+PLAIN = {"causal": False, "scale": 0.3, "keep_probability": 1.0}
+
+
+OPERATIONS = ["attention", "grouped_attention"]
+
+
+@pytest.fixture
+def cudnn(monkeypatch, tmp_path):
+    """Have NumPy arrays served by fused attention, and by batched products where it declines."""
+    names = [f"{library}.{operation}" for operation in OPERATIONS for library in ("cudnn", "cupy")]
+    serve_numpy(monkeypatch, *names)
+    monkeypatch.setattr(cupy_cudnn, "_empty", functools.partial(unwritten, cupy_cudnn._empty))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # what tests write need not outlast a power cut
+    module = fake_cudnn.Module()
+    monkeypatch.setattr(cupy_cudnn_plans, "frontend", lambda: (module, None))
+    monkeypatch.setattr(cupy_cudnn_plans, "current", lambda: (0, fake_cudnn.STREAM))
+    monkeypatch.setattr(cupy_cudnn_plans, "machine", lambda device: ("NVIDIA H200", 90))
+    monkeypatch.setattr(cupy_cudnn_plans, "workspace", lambda size: aligned(np.empty(max(size, 1), np.uint8)))
+    monkeypatch.setattr(cupy_cudnn_plans, "_failures", cupy_plans.Failures())
+    monkeypatch.setattr(cupy_cudnn_plans, "_began", [])
+    monkeypatch.setattr(cupy_cudnn_plans, "_took", [])
+    monkeypatch.setattr(cupy_cudnn, "_LEAST_SCORES", 1)
+    forget(monkeypatch)
+    return module
+
+
+def unwritten(make, *like):
+    """What nobody may read."""
+    made = make(*like)
+    made[...] = np.nan
+    return made
+
+
+def forget(monkeypatch):
+    """Be a thread that has no plans yet."""
+    monkeypatch.setattr(cupy_cudnn_plans, "_mine", threading.local())
+    monkeypatch.setattr(cupy_cudnn_plans, "_plans", cupy_plans.Plans(256))
+
+
+def aligned(x):
+    """A copy at an address that is a multiple of 16 bytes, as all of CuPy's are."""
+    memory = np.empty(x.nbytes + 16, np.uint8)
+    start = -memory.ctypes.data % 16
+    place = memory[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+    place[...] = x
+    return place
+
+
+def qkv(queries, keys, features=8, width=16, dtype="bfloat16", batch=2, count=3):
+    shapes = (queries, features), (keys, features), (keys, width)
+    return [heads(batch, count, *shape, seed, dtype) for seed, shape in enumerate(shapes)]
+
+
+def explained(*arrays, **static):
+    return kernels.explain("attention", *arrays, *[None] * (6 - len(arrays)), **{**PLAIN, **static})
+
+
+@pytest.mark.parametrize("lengths", [(5, 5), (4, 7), (7, 4), (2, 1), (16, 16)], ids=str)
+@pytest.mark.parametrize(("causal", "kind"), list(itertools.product([False, True], MASKS)))
+def test_masks(monkeypatch, cudnn, lengths, causal, kind):
+    (queries, keys), dtype = lengths, "bfloat16" if lengths[0] > 4 else "float16"
+    arrays, mask = qkv(*lengths, dtype=dtype), make_mask(kind, 2, 3, *lengths)
+    assert_same(monkeypatch, lambda *qkv: attention(*qkv, mask, causal=causal), *arrays, tolerance=0.03)
+    fused = not causal or queries == keys or (queries < keys and kind is None)
+    assert cudnn.executed == ([("forward", "private")] * 2 + [("backward", "private")]) * fused
+    assert ("served by cudnn.attention" in explained(*arrays, mask, causal=causal)) == fused
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding_is_told_as_lengths(monkeypatch, cudnn, causal):
+    """So that no tile of keys beyond them is computed; a sentence may have holes, too, or be empty."""
+    lengths, forward = [], fake_cudnn._forward
+
+    def noted(node, arrays):
+        lengths.append(arrays["seq_len_kv"].flatten())
+        forward(node, arrays)
+
+    monkeypatch.setattr(fake_cudnn, "_forward", noted)
+    mask = np.ones((4, 1, 1, 6), bool)
+    mask[1, ..., 4:], mask[2, ..., [1, 5]], mask[3] = False, False, False
+    assert_same(monkeypatch, lambda *qkv: attention(*qkv, mask, causal=causal), *qkv(6, 6, batch=4), tolerance=0.03)
+    np.testing.assert_array_equal(lengths, [[6, 4, 5, 1]] * 2)
+
+
+@pytest.mark.parametrize("kind", [None, "padding", "heads"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_dropout(monkeypatch, cudnn, kind, dtype):
+    arrays, mask = qkv(5, 7, dtype=dtype), make_mask(kind, 2, 3, 5, 7)
+    keep = np.random.default_rng(3).random((2, 3, 5, 7)) < 0.7
+    dropped = functools.partial(attention, mask=mask, keep=keep, keep_probability=0.7)
+    assert_same(monkeypatch, lambda *qkv: dropped(*qkv), *arrays, tolerance=0.03)
+    assert ("backward", "private") in cudnn.executed
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+@pytest.mark.parametrize(("causal", "kind"), [(True, None), (False, "padding"), (False, "heads")])
+def test_heads_that_share_keys(monkeypatch, cudnn, shared, causal, kind):
+    query, mask = qkv(6, 6, count=4)[0], make_mask(kind, 2, 4, 6, 6)
+    arrays = query, *qkv(6, 6, count=shared)[1:]
+    assert_same(monkeypatch, lambda *qkv: attention(*qkv, mask, causal=causal), *arrays, tolerance=0.04)
+    assert cudnn.executed == [("forward", "private")] * 2 + [("backward", "private")]
+    cudnn.refuses = "not today"
+    forget(monkeypatch)
+    with pytest.warns(RuntimeWarning, match="cuDNN failed for attention"):
+        assert_same(monkeypatch, lambda *qkv: attention(*qkv, mask, causal=causal, scale=0.3), *arrays, tolerance=0.04)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 6, 6), (1, 3, 6, 6), (3, 1, 6), (1, 6), (2, 1, 1, 6), ()], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", [None, "padding", "heads"])
+def test_a_bias(monkeypatch, cudnn, shape, causal, kind):
+    arrays, mask = qkv(6, 6), make_mask(kind, 2, 3, 6, 6)
+    bias = np.asarray(normal(*shape, seed=4, dtype="bfloat16"))
+    assert_same(monkeypatch, lambda *qkv: attention(*qkv, mask, bias, causal=causal), *arrays)
+    assert ("backward", "private") in cudnn.executed
+
+
+def test_the_gradient_of_a_bias_comes_from_batched_products(monkeypatch, cudnn):
+    bias = normal(1, 3, 6, 6, seed=4, dtype="bfloat16")
+    assert_same(monkeypatch, lambda *all_: attention(*all_[:3], None, all_[3]), *qkv(6, 6), bias)
+    assert {which for which, _ in cudnn.executed} == {"forward"}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_bias_that_closes_rows(cudnn, causal):
+    arrays, bias = qkv(6, 6), normal(1, 1, 6, 6, seed=4, dtype="bfloat16")
+    bias[:, :, 2] = -np.inf
+    output, dquery, *others = pulled(lambda *qkv: attention(*qkv, None, bias, causal=causal), *arrays)
+    assert not output[:, :, 2].any()
+    assert not dquery[:, :, 2].any()
+    assert all(np.isfinite(array.astype("float32")).all() for array in (output, dquery, *others))
+    assert cudnn.executed == [("forward", "private"), ("backward", "private")]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_of_closed_rows_are_of_ordinary_size(causal):
+    """Only what forbids something is low: with a row of low scores, the derivative's exponents would be rounded."""
+    query, mask = qkv(5, 5)[0], make_mask("heads", 2, 3, 5, 5)
+    mask[0, 1, 3, :4] = False  # what is left of this row, a causal mask closes
+    layout = cupy_cudnn._additive_layout(mask.shape, None, query.shape, query.shape)
+    added, alive = cupy_cudnn._additive(mask, None, query, layout, causal)
+    seen = mask & np.tril(np.ones((5, 5), bool)) if causal else mask
+    closed = ~seen.any(axis=-1, keepdims=True)
+    assert closed.sum() >= 6 + causal
+    np.testing.assert_array_equal(alive, ~closed)
+    np.testing.assert_array_equal(added < 0, ~mask & ~closed)
+    assert layout == (added.shape, tuple(stride // added.itemsize for stride in added.strides))
+
+
+@pytest.mark.parametrize("length", [64, 128, 130])
+def test_scores_far_below_zero_keep_gradients_finite(monkeypatch, cudnn, length):
+    """Where cuDNN makes NaN unless it is told the lengths."""
+    arrays, mask = qkv(length, length, batch=1, count=1), np.arange(length) < length - 3
+    low = np.asarray(normal(1, 1, 1, 1, dtype="bfloat16") * 0 - 120).astype(arrays[0].dtype)
+    assert_same(monkeypatch, lambda *qkv: attention(*qkv, mask, low), *arrays)
+    assert ("backward", "private") in cudnn.executed
+
+
+MEMORY = {
+    "packed by heads": lambda x: aligned(np.ascontiguousarray(x)),
+    "beside others": lambda x: aligned(np.concatenate([x, x, x], axis=-1))[..., :8],
+    "in a longer cache": lambda x: aligned(np.concatenate([x, x], axis=2))[:, :, : x.shape[2]],
+    "off the grid": lambda x: aligned(np.concatenate([x[..., :1], x, x[..., :7]], axis=-1))[..., 1:9],
+    "rows off the grid": lambda x: aligned(np.concatenate([x, x[..., :4]], axis=-1))[..., :8],
+    "every other feature": lambda x: aligned(np.repeat(x, 2, axis=-1))[..., ::2],
+    "backwards": lambda x: aligned(np.ascontiguousarray(x[:, :, ::-1]))[:, :, ::-1],
+    "one sentence for all": lambda x: np.broadcast_to(aligned(np.ascontiguousarray(x[:1])), x.shape),
+}
+
+
+@pytest.mark.parametrize("memory", MEMORY)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_any_memory(monkeypatch, cudnn, memory, batch):
+    arrays = [MEMORY[memory](x) for x in qkv(6, 6, width=8, batch=batch)]
+    copies = memory in ("off the grid", "rows off the grid", "every other feature", "backwards")
+    assert [cupy_cudnn._readable(x) is x for x in arrays] == [not (copies or (batch == 2 and "one" in memory))] * 3
+    assert_same(monkeypatch, attention, *arrays)
+    output, pull = vjp(attention, *arrays)
+    for cotangent in pull(np.broadcast_to(output[:, :, ::-1], output.shape)):
+        assert np.isfinite(cotangent.astype("float32")).all()
+    assert ("backward", "private") in cudnn.executed
+
+
+def test_results_lie_as_layers_merge_heads(cudnn):
+    output, pull = vjp(attention, *qkv(6, 5, width=24))
+    for array in (output, *pull(output)):
+        assert cupy_cudnn._lies_packed(array)
+
+
+KEEP = np.random.default_rng(5).random((2, 3, 4, 4)) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("arrays", "static", "reason"),
+    [
+        (qkv(4, 4, dtype="float32"), {}, "dtype float32 (made for float16, bfloat16)"),
+        ([x[0] for x in qkv(4, 4, dtype="float16")], {}, "not (batch, heads, length, features)"),
+        ([*qkv(4, 4, dtype="float16")[:2], qkv(4, 4, dtype="float16")[2][:1]], {}, "batch or heads are broadcast"),
+        ([x[:0] for x in qkv(4, 4, dtype="float16")], {}, "nothing to attend to"),
+        (qkv(4, 4, 12, 16, dtype="float16"), {}, "heads of 12 and 16 features"),
+        (qkv(4, 4, 264, 16, dtype="float16"), {}, "heads of 264 and 16 features"),
+        (qkv(1, 4, dtype="float16"), {}, "one query"),
+        (qkv(5, 4, dtype="float16"), {"causal": True}, "causal, with fewer keys than queries"),
+        ([*qkv(3, 4, dtype="float16"), np.ones(4, bool)], {"causal": True}, "causal, with more keys than queries and"),
+        (
+            [*qkv(3, 4, dtype="float16"), None, None, KEEP[:, :, :3, :4]],
+            {"causal": True},
+            "causal, with more keys than",
+        ),
+        ([*qkv(4, 4, dtype="float16"), None, np.ones(4, "float32")], {}, "dtypes float16 and float32 are mixed"),
+        (
+            [*qkv(4, 4, dtype="float16"), None, None, np.ones((2, 1, 4, 4), bool)],
+            {},
+            "the mask of dropout is broadcast",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_left_to_others_and_why(monkeypatch, cudnn, arrays, static, reason):
+    assert f"not cudnn.attention: {reason}" in explained(*arrays, **static)
+    if "mixed" not in reason and "broadcast" not in reason:
+        given = dict(zip(("mask", "bias", "keep"), arrays[3:], strict=False))
+        given = {name: value for name, value in given.items() if value is not None}
+        assert_same(monkeypatch, functools.partial(attention, **given, **static), *arrays[:3])
+    assert not cudnn.executed
+
+
+def test_an_absent_frontend_is_named_with_what_to_install(monkeypatch, cudnn):
+    reason = "the cuDNN frontend is not installed; run: pip install nvidia-cudnn-frontend nvidia-cudnn-cu13"
+    monkeypatch.setattr(cupy_cudnn_plans, "frontend", lambda: (None, reason))
+    assert f"not cudnn.attention: {reason}" in explained(*qkv(4, 4))
+    assert_same(monkeypatch, attention, *qkv(4, 4))
+
+
+def test_the_frontend_is_loaded_after_what_it_does_not_find_itself(monkeypatch):
+    """The real function, on modules that say in which order they were used."""
+    used, version = [], [91900]
+
+    def load(name):
+        used.append(name)
+        if name == "cudart":  # it may be the system's
+            raise RuntimeError("not found among the wheels")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "run: pip install nvidia-cudnn-frontend nvidia-cudnn-cu13" in cupy_cudnn_plans.frontend.__wrapped__()[1]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    module = types.SimpleNamespace(backend_version=lambda: used.append("cudnn") or version[0])
+    modules = {"cuda.pathfinder": types.SimpleNamespace(load_nvidia_dynamic_lib=load), "cudnn": module}
+    monkeypatch.setattr(cupy_cudnn_plans.importlib, "import_module", modules.__getitem__)
+    assert cupy_cudnn_plans.frontend.__wrapped__() == (module, None)
+    assert used == ["cudart", "nvrtc", "cudnn"]
+    version[0] = 91801
+    assert cupy_cudnn_plans.frontend.__wrapped__()[1] == "cuDNN 91801 is older than 91900"
+    del module.backend_version  # half installed
+    assert "cannot be used: " in cupy_cudnn_plans.frontend.__wrapped__()[1]
+
+
+def test_an_old_gpu_is_left_to_others(monkeypatch, cudnn):
+    monkeypatch.setattr(cupy_cudnn_plans, "machine", lambda device: ("Tesla V100", 70))
+    assert "not cudnn.attention: Tesla V100 has compute capability 7.0; at least 8.0" in explained(*qkv(4, 4))
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+def test_plans_are_built_once_for_a_shape_and_a_memory(monkeypatch, cudnn):
+    for _ in range(2):
+        assert_same(monkeypatch, attention, *qkv(6, 6))
+    assert cudnn.built == 3  # forward, forward with what the derivative needs, derivative
+    attention(*(np.ascontiguousarray(x) for x in qkv(6, 6)))
+    attention(*qkv(6, 6), causal=True)
+    attention(*qkv(6, 6), scale=0.1)
+    attention(*qkv(6, 6, dtype="float16"))
+    assert cudnn.built == 7
+    # In what has one element, strides make no difference.
+    attention(*qkv(6, 6, batch=1))
+    attention(*(np.lib.stride_tricks.as_strided(x, strides=(2048, *x.strides[1:])) for x in qkv(6, 6, batch=1)))
+    assert cudnn.built == 8
+    assert len(cudnn.handles) == 1
+
+
+def test_plans_used_longest_ago_are_dropped(monkeypatch, cudnn):
+    cupy_cudnn_plans._plans.most = 2
+    monkeypatch.setattr(cupy_cudnn_store, "load", lambda purpose: None)
+    for length in (2, 3, 2, 4, 2):
+        attention(*qkv(length, length))
+    assert cudnn.built == 3
+    attention(*qkv(3, 3))
+    assert cudnn.built == 4
+
+
+def test_every_thread_has_plans_and_a_handle_of_its_own(cudnn):
+    arrays, made = qkv(6, 6), []
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: made.append(attention(*arrays)))
+        thread.start()
+        thread.join()
+    np.testing.assert_array_equal(made[0], made[1])
+    assert len(cudnn.handles) == 2
+    assert (cudnn.built, cudnn.restored) == (1, 1)
+
+
+def test_plans_are_found_on_disk(monkeypatch, cudnn):
+    wanted = pulled(attention, *qkv(6, 6))
+    assert len(list(cupy_cudnn_store.folder().glob("*.plan"))) == cudnn.built == 2
+    forget(monkeypatch)
+    for got, expected in zip(pulled(attention, *qkv(6, 6)), wanted, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert (cudnn.built, cudnn.restored) == (2, 2)
+    cudnn.version += 1  # another cuDNN builds its own
+    forget(monkeypatch)
+    pulled(attention, *qkv(6, 6))
+    assert (cudnn.built, cudnn.restored) == (4, 2)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"[]\n", b"\xff\n", "cut", "changed", "for another", "foreign"])
+def test_a_damaged_file_is_replaced(monkeypatch, cudnn, damage):
+    attention(*qkv(6, 6))
+    (path,) = cupy_cudnn_store.folder().glob("*.plan")
+    whole = path.read_bytes()
+    if damage == "foreign":  # whole, but nothing that cuDNN could read
+        (spec, device) = next(iter(cupy_cudnn_plans._plans))
+        cupy_cudnn_store.save(cupy_cudnn_plans.purpose(spec, device), {}, b"no plan")
+    else:
+        changed = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
+        path.write_bytes(
+            {"cut": whole[:-1], "changed": changed, "for another": whole.replace(b"H200", b"H100")}.get(damage, damage)
+            if isinstance(damage, str)
+            else damage
+        )
+    forget(monkeypatch)
+    attention(*qkv(6, 6))
+    assert (cudnn.built, cudnn.restored) == (2, 0)
+    assert path.read_bytes() == whole
+
+
+def test_the_disk_holds_only_so_many(monkeypatch, cudnn):
+    monkeypatch.setattr(cupy_cudnn_store, "_MOST_FILES", 3)
+    for length in range(2, 8):
+        attention(*qkv(length, length))
+    assert len(list(cupy_cudnn_store.folder().iterdir())) == 3
+
+
+def test_a_place_that_cannot_be_written_to_is_no_reason_to_stop(monkeypatch, cudnn, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert_same(monkeypatch, attention, *qkv(6, 6))
+    assert ("backward", "private") in cudnn.executed
+
+
+def test_what_cannot_be_built_is_said_once_and_left_to_others(monkeypatch, cudnn):
+    cudnn.refuses = "No valid engine configs"
+    with pytest.warns(RuntimeWarning, match="cuDNN failed for attention backward .*No valid engine configs"):
+        vjp(attention, *qkv(6, 6))
+    cudnn.refuses = None
+    assert_same(monkeypatch, attention, *qkv(6, 6))
+    assert "not cudnn.attention: cuDNN does not take this: No valid engine configs" in explained(
+        *qkv(6, 6), scale=1.0 / math.sqrt(8)
+    )
+    assert not cudnn.executed
+
+
+def test_a_derivative_that_fails_is_computed_all_the_same(monkeypatch, cudnn):
+    arrays = qkv(6, 6)
+    wanted = pulled(attention, *arrays)
+    output, pull = vjp(attention, *arrays)
+    monkeypatch.setattr(fake_cudnn, "_backward", lambda node, arrays: 1 / None)
+    with pytest.warns(RuntimeWarning, match="cuDNN failed for attention backward"):
+        got = pull(normal(*output.shape, seed=9).astype(output.dtype))
+    for made, expected in zip(got, wanted[1:], strict=True):
+        np.testing.assert_allclose(made.astype("float32"), expected.astype("float32"), atol=0.03)
+
+
+@pytest.mark.parametrize("private", [False, "other arguments"])
+def test_without_the_private_way_in_the_public_one_serves(monkeypatch, cudnn, private):
+    cudnn.private = private
+    assert_same(monkeypatch, attention, *qkv(6, 6))
+    assert cudnn.executed == [("forward", "public"), ("forward", "public"), ("backward", "public")]
+
+
+def test_the_same_calls_take_the_same_way_and_are_summed_in_order(monkeypatch, cudnn):
+    monkeypatch.setattr(cupy_cudnn_plans, "_began", [0.0])
+    monkeypatch.setattr(cupy_cudnn_plans, "_took", [1e9])
+    pulled(attention, *qkv(6, 6))
+    assert cudnn.built == 3 - 1  # forward with what the derivative needs, and the derivative
+    assert {spec.backward: spec.repeatable for spec, _ in cupy_cudnn_plans._plans} == {False: False, True: True}
+
+
+def test_building_takes_no_more_than_a_share_of_the_time(monkeypatch, cudnn):
+    monkeypatch.setenv("XFORMER_DETERMINISTIC", "0")
+    clock = [100.0]
+    monkeypatch.setattr(cupy_cudnn_plans.time, "monotonic", lambda: clock[0])
+    build = fake_cudnn.Graph.build
+    monkeypatch.setattr(
+        fake_cudnn.Graph, "build", lambda self, modes: (build(self, modes), clock.append(clock.pop() + 20))
+    )
+    for length in (2, 3, 4, 5):  # the second ends after 40 seconds of building, in 40
+        attention(*qkv(length, length))
+    assert cudnn.built == 2
+    clock[0] = 190.0
+    attention(*qkv(4, 4))
+    assert cudnn.built == 2
+    clock[0] = 201.0
+    attention(*qkv(4, 4))
+    assert cudnn.built == 3
+
+
+def test_no_warning_is_given_for_what_works(cudnn):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pulled(attention, *qkv(6, 6))
+
+
+def agree_on_the_gpu(*arrays, operation="attention", **given):
+    """Output and cotangents on a GPU, and in float64 on the host."""
+    cupy = library_or_skip("cupy")
+    if cupy_cudnn_plans.frontend()[1] is not None:
+        pytest.skip(cupy_cudnn_plans.frontend()[1])
+    wanted = pulled(functools.partial(attention, **given), *(array.astype("float64") for array in arrays))
+    here = [*map(cupy.asarray, arrays)]
+    given = {name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in given.items()}
+    masks = [given.get(name) for name in ("mask", "bias", "keep")]
+    static = {**PLAIN, **{name: given[name] for name in ("causal", "keep_probability") if name in given}}
+    said = kernels.explain(operation, *here, *masks, **static)
+    assert f"served by cudnn.{operation}" in said
+    output, pull = vjp(functools.partial(attention, **given), *here)
+    g = normal(*output.shape, seed=9).astype(output.dtype)
+    for made, exact in zip([output, *pull(cupy.asarray(g))], wanted, strict=True):
+        limit = TOLERANCES["bfloat16"] * max(1.0, float(np.max(np.abs(exact))))
+        np.testing.assert_allclose(to_host(made).astype("float64"), exact, rtol=0, atol=limit)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [64, 100, 128])
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_on_the_gpu(length, kind, causal):
+    mask = make_mask(kind, 2, 3, length, length)
+    agree_on_the_gpu(*qkv(length, length, 64, 64), mask=mask, causal=causal)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [(64, 64), (100, 77), (128, 256)], ids=str)
+@pytest.mark.parametrize("kind", [None, "padding"])
+def test_dropout_on_the_gpu(lengths, kind):
+    keep, mask = np.random.default_rng(3).random((2, 3, *lengths)) < 0.8, make_mask(kind, 2, 3, *lengths)
+    agree_on_the_gpu(*qkv(*lengths, 64, 64), mask=mask, keep=keep, keep_probability=0.8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shared", [1, 2])
+@pytest.mark.parametrize("kind", [None, "padding"])
+def test_shared_keys_on_the_gpu(shared, kind):
+    arrays = qkv(100, 100, 64, 64, count=4)[0], *qkv(100, 100, 64, 64, count=shared)[1:]
+    mask = make_mask(kind, 2, 4, 100, 100)
+    agree_on_the_gpu(*arrays, operation="grouped_attention", mask=mask, causal=True)

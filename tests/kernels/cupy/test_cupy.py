@@ -1,0 +1,214 @@
+"""What all CuPy kernels have in common: they serve, nothing waits for the GPU, nothing given is written."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+
+import numpy as np
+import pytest
+
+from tests.conftest import library_or_skip
+from tests.kernels.cupy.cuda_cases import normal
+from tests.reference import small_model, translation_loss
+from xformer import Rng, backends, kernels, training, value_and_grad
+from xformer.backends import dtype_named
+from xformer.kernels import registry
+from xformer.kernels.cupy import launch as cuda_launch
+from xformer.ops import gelu, layer_norm, linear
+from xformer.training import AdamW, Batch, TokenPairs
+from xformer.training.data_parallel import ShardedGradient
+from xformer.training.loss import weighted_loss
+from xformer.training.precision import autocast
+from xformer.training.step import clip_factor, global_norm, train_step
+from xformer.tree import flatten
+
+ROWS, FEATURES, CLASSES = (3, 4), 8, 11
+X, MATRIX, VECTOR = normal(*ROWS, FEATURES), normal(FEATURES, FEATURES, seed=1), normal(FEATURES, seed=2)
+IDS, KEEP = np.arange(12).reshape(ROWS) % CLASSES, X > 0
+CASES = {
+    "layer_norm": ((X, VECTOR, VECTOR), {"epsilon": 1e-5}),
+    "rms_norm": ((X, VECTOR), {"epsilon": 1e-5}),
+    "relu": ((X,), {}),
+    "gelu": ((X,), {}),
+    "dropout": ((X, KEEP), {"keep_probability": 0.5}),
+    "embedding": ((normal(CLASSES, FEATURES), IDS), {}),
+    "softmax": ((X, KEEP[:, :1]), {}),
+    "cross_entropy": ((normal(*ROWS, CLASSES), IDS), {"pad_id": 0, "label_smoothing": 0.1, "z_loss": 0.1}),
+    "linear": ((X, MATRIX, VECTOR), {}),
+    "linear_relu": ((X, MATRIX, VECTOR), {}),
+    "project_heads": ((X, MATRIX, MATRIX, VECTOR, VECTOR), {"heads": (2, 4)}),
+    "squared_norm": ((X, VECTOR), {}),
+    "cast": ((X, VECTOR), {"dtype": "float32"}),
+    "adam": (
+        (np.asarray(0.5), VECTOR, VECTOR, VECTOR, VECTOR**2),
+        {"step_size": 0.1, "beta1": 0.9, "beta2": 0.9, "second_scale": 1.0, "epsilon": 1e-9, "keep": (0.9,)},
+    ),
+}
+
+
+class Watched(np.ndarray):
+    """An array that would have to wait for a GPU if it were read."""
+
+    def _read(self, *_, **__):
+        raise AssertionError("a value is read on the host")
+
+    __float__ = __int__ = __index__ = __bool__ = __iter__ = __contains__ = __array_function__ = _read
+    item = tolist = tobytes = _read
+
+
+class Namespace:
+    """NumPy's functions for arrays that are watched."""
+
+    def __init__(self, xp):
+        self._xp = xp
+
+    def __getattr__(self, name):
+        found = getattr(self._xp, name)
+        if isinstance(found, type) or not callable(found):
+            return found
+        return lambda *arguments, **settings: found(*map(plain, arguments), **settings).view(Watched)
+
+
+def plain(x):
+    return x.view(np.ndarray) if isinstance(x, Watched) else x
+
+
+def device_array(host, dtype):
+    """A watched array that must not be written."""
+    array = (host.astype(dtype) if host.dtype.kind == "f" else host.copy()).view(Watched)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.fixture
+def watching(cuda_host, monkeypatch):
+    monkeypatch.setitem(backends._NAMESPACE_OF_TYPE, Watched, Namespace(cuda_host.xp))
+    return cuda_host
+
+
+def test_there_is_a_case_for_every_kernel(cuda_host):
+    assert {operation for operation, _ in registry._KERNELS} == set(CASES)
+
+
+def test_what_is_watched_cannot_be_read(watching):
+    for read in (float, int, bool, list, np.sum, Watched.item, Watched.tolist):
+        with pytest.raises(AssertionError, match="a value is read on the host"):
+            read(device_array(np.ones(1), "float32"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("operation", CASES)
+def test_nothing_is_read_on_the_host_and_nothing_given_is_written(watching, operation, dtype):
+    hosts, static = CASES[operation]
+    arrays = [device_array(host, dtype_named(watching.xp, dtype)) for host in hosts]
+    if operation == "adam":  # which works in place
+        arrays = [
+            array.astype(dtype_named(watching.xp, dtype if place in (1, 2) else "float32"))
+            for place, array in enumerate(arrays)
+        ]
+    (kernel,) = registry._KERNELS[(operation, "numpy")]
+    assert kernel.supports(tuple(arrays), static) is None
+    output, residuals = kernel.forward(*arrays, save=True, **static)
+    if kernel.vjp is not None:
+        several = isinstance(output, tuple)
+        g = [device_array(np.ones(each.shape), each.dtype) for each in (output if several else (output,))]
+        needs = tuple(array.dtype.kind != "b" and array.dtype != IDS.dtype for array in arrays)
+        cotangents = kernel.vjp(g if several else g[0], residuals, needs, **static)
+        assert [cotangent is not None for cotangent in cotangents] == list(needs)
+    assert watching.launcher.launched
+
+
+@pytest.mark.parametrize("operation", CASES)
+def test_explain_says_that_our_kernel_serves(cuda, operation):
+    importlib.import_module("xformer.training")  # an operation is known once it is imported
+    hosts, static = CASES[operation]
+    name = "numpy" if cuda.launcher else "cupy"
+    said = kernels.explain(operation, *(cuda.array(host, "float64") for host in hosts), **static)
+    assert f"{operation} on {name}: served by cupy.{operation}" in said.splitlines()
+
+
+@pytest.mark.parametrize("operation", CASES)
+def test_arrays_on_another_device_than_the_current_one_are_left_to_the_library(cuda_host, monkeypatch, operation):
+    monkeypatch.setattr(cuda_launch, "is_here", lambda array: False)
+    (kernel,) = registry._KERNELS[(operation, "numpy")]
+    hosts, static = CASES[operation]
+    assert kernel.supports(hosts, static) == "arrays are on cpu, which is not the current device"
+
+
+def test_the_kernels_agree_with_what_the_check_of_all_kernels_asks_for(cuda, monkeypatch):
+    """Also at the narrow dtypes, whose rounding is far larger than float32's."""
+    monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
+    monkeypatch.setattr(registry, "_CHECKED", set())
+    for dtype in ("float32", "float64", "float16"):
+        registry._CHECKED.clear()
+        x, weight, bias = (cuda.array(host, dtype) for host in (X, MATRIX, VECTOR))
+        for output in (layer_norm(x, bias, bias), gelu(x), linear(x, weight, bias)):
+            assert output.shape == x.shape
+        assert {"cupy.layer_norm", "cupy.gelu", "cupy.linear"} <= registry._CHECKED
+
+
+@pytest.mark.parametrize("settings", [{"activation": "relu"}, {"activation": "gelu", "norm": "rms"}])
+def test_three_updates_of_a_model_are_those_of_the_portable_code(cuda_host, monkeypatch, settings):
+    """Dropout, tied embeddings, smoothed labels and clipping included; attention is the portable one."""
+
+    def updates():
+        # A small epsilon would make as much of rounding as of gradients: some biases have the derivative zero.
+        model, optimizer, losses = small_model(dropout=0.1, **settings), AdamW(epsilon=1e-3), []
+        state = optimizer.init(model)
+        for step in range(3):
+            loss, gradients = value_and_grad(translation_loss)(model, rng=Rng(step))
+            norm = global_norm(gradients)
+            factor = clip_factor(loss, norm, 0.5, 1.0)
+            model, state = optimizer.update(model, gradients, state, 0.01, factor)
+            losses += [float(loss), float(norm)]
+        return losses, flatten(model)[0]
+
+    losses, arrays = updates()
+    launched = {name.split("<")[0] for name in cuda_host.launcher.launched}
+    monkeypatch.setattr(registry, "_KERNELS", {})
+    wanted, wanted_arrays = updates()
+    np.testing.assert_allclose(losses, wanted, rtol=1e-12)
+    for array, want in zip(arrays, wanted_arrays, strict=True):
+        np.testing.assert_allclose(array, want, rtol=0, atol=1e-10)
+    assert launched >= {"norms.normalize_parameters_vjp", "optimizer.adam", "softmax.cross_entropy_vjp"}
+    assert launched >= {f"elementwise.{settings['activation']}_vjp", "elementwise.dropout", "embedding.scatter_pieces"}
+
+
+SPIN = """
+extern "C" __global__ void spin(long long cycles)
+{
+    const long long start = clock64();
+    while (clock64() - start < cycles) {}
+}
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_does_not_wait_for_the_gpu(dtype):
+    """Forward, backward, clipping and update are all launched while the GPU still does something else."""
+    cupy = library_or_skip("cupy")
+    spin, busy, waited = cupy.RawModule(code=SPIN).get_function("spin"), cupy.cuda.Event(), []
+
+    class Watched(AdamW):
+        def update(self, *given):
+            updated = super().update(*given)
+            waited.append(busy.done)
+            return updated
+
+    model = small_model(cupy, dtype="float32", d_model=64, num_heads=1, dropout=0.1)
+    rows = [[5, 4, 7, 2], [3, 10, 2]]
+    batch = Batch.make(TokenPairs(rows, rows), [0, 1], xp=cupy)
+    loss, optimizer = autocast(dtype, training.translation_loss), Watched()
+    gradient = ShardedGradient(functools.partial(weighted_loss, loss=loss), 1)
+    state = optimizer.init(model)
+    for number in range(6):  # compiles, and asks for memory, which fits better from step to step
+        if number == 5:
+            cupy.cuda.Device().synchronize()
+            spin((1,), (1,), (5_000_000_000,))  # some seconds
+        busy.record()
+        settings = {"gradient": gradient, "optimizer": optimizer, "learning_rate": 0.01, "max_grad_norm": 0.01}
+        result = train_step(model, state, [[batch]], Rng(number), **settings)
+        model, state = result.model, result.state
+    assert not waited[5]

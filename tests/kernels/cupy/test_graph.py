@@ -1,0 +1,142 @@
+"""When work is done, recorded and repeated; on a GPU that is asked for real, else on a stand-in that keeps a diary."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from tests.conftest import library_or_skip
+from xformer.backends import from_host, resolve, to_host
+from xformer.backends.graphs import recorder
+from xformer.ops import linear
+
+
+class Stream:
+    """A stream that can capture: what is done meanwhile is written down, and the graph does it."""
+
+    def __init__(self, diary, broken=False):
+        self.diary, self.broken, self.capturing = diary, broken, False
+
+    def __enter__(self):
+        self.diary.append("in")
+
+    def __exit__(self, *error):
+        self.diary.append("out")
+
+    def record(self):
+        return "event"
+
+    def wait_event(self, event):
+        assert event == "event"
+
+    def begin_capture(self):
+        self.capturing = True
+
+    def end_capture(self):
+        self.capturing = False
+        if self.broken:
+            raise RuntimeError("cudaErrorStreamCaptureInvalidated")
+        return types.SimpleNamespace(launch=lambda stream: self.diary.append("launch"))
+
+
+@pytest.fixture
+def diary():
+    return []
+
+
+@pytest.fixture(params=[False, True], ids=["sound", "broken"])
+def record(request, diary, monkeypatch):
+    """`record` on a stand-in for CuPy."""
+    stream = Stream(diary, request.param)
+    cuda = types.SimpleNamespace(
+        MemoryPool=lambda: types.SimpleNamespace(malloc=None),
+        Stream=lambda non_blocking: stream,
+        get_current_stream=lambda: Stream([]),
+        using_allocator=lambda malloc: contextlib.nullcontext(),
+    )
+    fake = types.ModuleType("cupy")
+    fake.cuda = cuda
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.delitem(sys.modules, "xformer.kernels.cupy.graph", raising=False)
+    yield importlib.import_module("xformer.kernels.cupy.graph").record, stream
+    sys.modules.pop("xformer.kernels.cupy.graph", None)
+
+
+def test_twice_as_it_is_then_recorded(record, diary):
+    make, stream = record
+    again = make(lambda: diary.append("captured" if stream.capturing else "done"))
+    for _ in range(2):
+        again()
+    assert [entry for entry in diary if entry not in ("in", "out")] == ["done", "done"]
+    if stream.broken:
+        with pytest.warns(UserWarning, match=r"could not be recorded as a CUDA graph.*cudaErrorStreamCapture"):
+            again()
+        again()
+        expected = ["captured", "done", "done"]
+    else:
+        again()
+        again()
+        expected = ["captured", "launch", "launch"]
+    assert [entry for entry in diary if entry not in ("in", "out")][2:] == expected
+    assert diary.count("in") == diary.count("out") == 4
+
+
+@pytest.mark.parametrize("record", [False], indirect=True, ids=["sound"])
+def test_work_that_cannot_be_recorded_goes_on_as_it_is(record, diary):
+    make, stream = record
+
+    def work():
+        if stream.capturing:
+            raise RuntimeError("a copy to the host")
+        diary.append("done")
+
+    again = make(work)
+    again()
+    again()
+    with pytest.warns(UserWarning, match="a copy to the host"):
+        again()
+    again()
+    assert diary.count("done") == 4
+    assert not stream.capturing
+
+
+@pytest.mark.parametrize("name", ["numpy", "array_api_strict"])
+def test_other_libraries_record_nothing(name):
+    assert recorder(resolve(name)) is None
+
+
+@pytest.mark.gpu
+def test_a_recording_does_the_same_again():
+    xp = library_or_skip("cupy")
+    total, steps = xp.zeros(3), xp.asarray([1.0, 2.0, 3.0])
+
+    def work():
+        total[...] = total + steps * steps
+
+    again = recorder(xp)(work)
+    for _ in range(7):
+        again()
+    assert total.get().tolist() == [7.0, 28.0, 63.0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_are_recorded(dtype):
+    """Which what CuPy binds of cuBLAS refuses; the warning about that would be an error here."""
+    xp = library_or_skip("cupy")
+    x, weight, bias = (from_host(xp, np.ones(shape), dtype=dtype) for shape in ((3, 8), (8, 8), (8,)))
+    found = xp.zeros_like(x)
+
+    def work():
+        found[...] = linear(linear(x, weight, bias), weight)
+
+    again = recorder(xp)(work)
+    for value in range(5):
+        x[...] = value
+        again()
+        assert to_host(found).tolist() == [[8.0 * (8.0 * value + 1.0)] * 8] * 3

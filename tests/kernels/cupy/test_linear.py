@@ -1,0 +1,104 @@
+"""Linear maps on CuPy equal the portable definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.kernels.cupy.cuda_cases import DTYPES, LAYOUTS, normal
+from xformer import kernels, vjp
+from xformer.backends import array_namespace, to_host
+from xformer.ops import linear, project_heads
+
+SHAPES = [(3, 5, 7), (7,), (4, 7), (0, 5, 7), (2, 40, 7), (3, 0)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("width", [9, 16])
+def test_linear(cuda, dtype, shape, width):
+    x, weight, bias = normal(*shape), normal(shape[-1], width, seed=1), normal(width, seed=2)
+    assert cuda.served("linear", *(cuda.array(array, dtype) for array in (x, weight, bias)))
+    cuda.agree(linear, x, weight, bias, dtype=dtype)
+    cuda.agree(linear, x, weight, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 5, 7), (0, 5, 7), (2, 40, 7)], ids=str)
+def test_linear_with_relu(cuda, dtype, shape):
+    x, weight, bias = normal(*shape), normal(shape[-1], 16, seed=1), normal(16, seed=2)
+    assert cuda.served("linear_relu", *(cuda.array(array, dtype) for array in (x, weight, bias)))
+    cuda.agree(lambda *arrays: linear(*arrays, activation="relu"), x, weight, bias, dtype=dtype)
+    cuda.agree(lambda *arrays: linear(*arrays, activation="relu"), x, weight, dtype=dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layouts(cuda, layout, dtype):
+    x, weight, bias = normal(6, 16), normal(16, 8, seed=1), normal(8, seed=2)
+    cuda.agree(linear, x, weight, bias, dtype=dtype, layout=LAYOUTS[layout])
+    cuda.agree(lambda weight, x: linear(x, weight), weight, x, dtype=dtype, layout=LAYOUTS[layout])
+    cuda.agree(lambda bias, x, weight: linear(x, weight, bias), bias, x, weight, dtype=dtype, layout=LAYOUTS[layout])
+
+
+def test_a_transposed_weight_has_its_gradient_in_its_own_order(cuda):
+    table, x = cuda.array(normal(9, 7)), cuda.array(normal(5, 7))
+    (dtable,) = vjp(lambda table: linear(x, array_namespace(table).matrix_transpose(table)), table)[1](
+        cuda.array(normal(5, 9, seed=3))
+    )
+    assert dtable.flags.c_contiguous
+    np.testing.assert_allclose(to_host(dtable), normal(5, 9, seed=3).T @ normal(5, 7), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biases", [(True, True, True), (False, False, False), (True, False, True)], ids=str)
+@pytest.mark.parametrize("rows", [(3, 17), (0, 5), (3, 0)], ids=str)
+def test_project_heads(cuda, dtype, biases, rows):
+    heads, widths = (2, 1, 2), (8, 4, 6)
+    x = normal(*rows, 5)
+    weights = [normal(5, width, seed=place) for place, width in enumerate(widths)]
+    own_biases = [normal(width, seed=width) for width, has in zip(widths, biases, strict=True) if has]
+
+    def function(x, *maps):
+        rest = iter(maps[3:])
+        maps = [(maps[i], next(rest) if biases[i] else None, heads[i]) for i in range(3)]
+        xp = array_namespace(x)
+        return xp.concat([xp.reshape(each, (-1,)) for each in project_heads(x, *maps)])
+
+    padded = iter(own_biases)
+    arrays = [*weights, *(next(padded) if has else None for has in biases)]
+    on_device = [None if array is None else cuda.array(array, dtype) for array in (x, *arrays)]
+    assert cuda.served("project_heads", *on_device, heads=heads)
+    cuda.agree(function, x, *weights, *own_biases, dtype=dtype)
+
+
+def test_heads_of_which_one_is_not_used(cuda):
+    cuda.agree(
+        lambda x, v, w: project_heads(x, (v, None, 2), (w, None, 3))[1],
+        normal(2, 20, 4),
+        normal(4, 6, seed=1),
+        normal(4, 6, seed=2),
+        dtype="float32",
+    )
+
+
+def test_gradients_of_only_some_inputs(cuda):
+    x, weight, bias = (cuda.array(array) for array in (normal(2, 3, 4), normal(4, 6, seed=1), normal(6, seed=2)))
+    whole = vjp(lambda *arrays: project_heads(arrays[0], (*arrays[1:], 2))[0], x, weight, bias)
+    g = cuda.xp.ones_like(whole[0])
+    parts = [
+        vjp(lambda x: project_heads(x, (weight, bias, 2))[0], x),
+        vjp(lambda weight: project_heads(x, (weight, bias, 2))[0], weight),
+        vjp(lambda bias: project_heads(x, (weight, bias, 2))[0], bias),
+    ]
+    for (_, pull), wanted in zip(parts, whole[1](g), strict=True):
+        np.testing.assert_array_equal(to_host(pull(g)[0]), to_host(wanted))
+
+
+def test_what_is_not_served_is_said(cuda):
+    x, weight = cuda.array(np.ones((2, 3)), "float32"), cuda.array(np.ones((3, 4)), "float16")
+    one = cuda.array(np.ones(1), "float32")
+    assert ": not cupy.linear: dtypes float32 and float16 are mixed" in kernels.explain("linear", x, weight, None)
+    assert ": not cupy.linear: the bias is broadcast" in kernels.explain("linear", x, x.T, one)
+    said = kernels.explain("project_heads", cuda.xp.stack([x]), x.T, one, heads=(1,))
+    assert ": not cupy.project_heads: a bias is broadcast" in said

@@ -1,0 +1,143 @@
+"""Softmax and cross-entropy on CuPy equal the portable definitions."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from tests.kernels.cupy.cuda_cases import DTYPES, LAYOUTS, normal
+from xformer import kernels, vjp
+from xformer.backends import to_host
+from xformer.kernels import registry
+from xformer.ops import cross_entropy, softmax
+
+MASKS = {
+    "none": None,
+    "keys of a sentence": (2, 1, 1, 11),
+    "queries and keys": (5, 11),
+    "queries": (1, 1, 5, 1),
+    "full": (2, 3, 5, 11),
+    "heads": (3, 1, 11),
+    "one": (1,),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mask", MASKS)
+def test_softmax(cuda, dtype, mask):
+    shape = MASKS[mask]
+    allowed = None if shape is None else np.random.default_rng(5).random(shape) < 0.6
+    scores = normal(2, 3, 5, 11)
+    assert cuda.served("softmax", cuda.array(scores, dtype), None if shape is None else cuda.array(allowed))
+    cuda.agree(softmax, *([scores] if shape is None else [scores, allowed]), dtype=dtype)
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 1), (4, 700), (0, 5), (2, 2, 2, 2, 2, 3)], ids=str)
+def test_softmax_of_rows_of_any_length(cuda, shape):
+    cuda.agree(softmax, 30.0 * normal(*shape), dtype="float32")
+
+
+def test_a_mask_with_strides_of_its_own_on_more_axes_than_kernels_know(cuda):
+    x, mask = normal(2, 2, 2, 2, 2, 3), np.random.default_rng(6).random((2, 1, 2, 1, 2, 1)) < 0.5
+    got = to_host(softmax(cuda.array(x), cuda.array(mask)))
+    np.testing.assert_allclose(got, softmax_by_hand(x, mask), rtol=1e-12)
+    swapped = np.random.default_rng(6).random((3, 2)) < 0.5
+    got = to_host(softmax(cuda.array(x), cuda.array(swapped).T))
+    np.testing.assert_allclose(got, softmax_by_hand(x, swapped.T), rtol=1e-12)
+
+
+def softmax_by_hand(x, mask):
+    powers = np.where(mask, np.exp(x), 0.0)
+    total = powers.sum(axis=-1, keepdims=True)
+    return np.divide(powers, total, out=np.zeros_like(powers), where=total > 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_masked_entirely_are_zero_and_so_are_their_gradients(cuda, dtype):
+    x, mask = normal(4, 9), np.ones((4, 9), bool)
+    mask[1] = False
+    x[2] = -np.inf
+    y, pull = vjp(lambda x: softmax(x, cuda.array(mask)), cuda.array(x, dtype))
+    (dx,) = pull(cuda.array(normal(4, 9, seed=1), dtype))
+    np.testing.assert_array_equal(to_host(y).any(axis=-1), [True, False, False, True])
+    np.testing.assert_array_equal(to_host(dx).any(axis=-1), [True, False, False, True])
+
+
+def test_masks_that_are_not_served(cuda):
+    x, mask = cuda.array(normal(1, 3)), cuda.array(np.ones((4, 3), bool))
+    for wrong, reason in [
+        (mask, "the mask has elements that the scores have not"),
+        (cuda.array(np.ones((1, 3), np.int64)), "a mask of dtype int64 (kernels take bool)"),
+    ]:
+        assert f": not cupy.softmax: {reason}" in kernels.explain("softmax", x, wrong)
+    assert tuple(softmax(x, mask).shape) == (4, 3)
+
+
+# --- cross_entropy ------------------------------------------------------------------
+
+LABELS = {
+    "some padding": [[3, 0, 12, 5], [1, 7, 0, 0]],
+    "all padding": [[0, 0, 0, 0], [0, 0, 0, 0]],
+    "no padding": [[3, 1, 12, 5], [1, 7, 1, 2]],
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("labels", LABELS)
+@pytest.mark.parametrize(("label_smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.0), (0.1, 0.01)])
+@pytest.mark.parametrize("scale", [1.0, 300.0], ids=["usual", "would overflow"])
+def test_cross_entropy(cuda, dtype, labels, label_smoothing, z_loss, scale):
+    settings = {"label_smoothing": label_smoothing, "z_loss": z_loss}
+    logits, ids = scale * normal(2, 4, 13), np.asarray(LABELS[labels])
+    assert cuda.served("cross_entropy", cuda.array(logits, dtype), cuda.array(ids), pad_id=0, **settings)
+    cuda.agree(functools.partial(cross_entropy, **settings), logits, ids, dtype=dtype)
+    outside = np.where(ids == 0, -100, ids)
+    cuda.agree(functools.partial(cross_entropy, pad_id=-100, **settings), logits, outside, dtype=dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layouts(cuda, layout, dtype):
+    labels = np.asarray([1, 0, 15, 3, 3])
+    cuda.agree(cross_entropy, normal(5, 16), labels, dtype=dtype, layout=LAYOUTS[layout])
+    cuda.agree(softmax, normal(5, 16), dtype=dtype, layout=LAYOUTS[layout])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_vocabularies_and_no_tokens(cuda, dtype):
+    labels = np.random.default_rng(4).integers(0, 3001, 6)
+    loss = functools.partial(cross_entropy, label_smoothing=0.1, z_loss=0.1)
+    cuda.agree(loss, normal(6, 3001), labels, dtype=dtype)
+    cuda.agree(loss, normal(0, 5, 7), labels[:0].reshape(0, 5), dtype=dtype)
+
+
+def test_losses_of_16_bits_are_float32_and_their_gradients_16_bits(cuda):
+    output, pull = vjp(lambda x: cross_entropy(x, cuda.array([1, 2])), cuda.array(normal(2, 5), "bfloat16"))
+    assert str(output.dtype) == "float32"
+    assert str(pull(cuda.xp.ones_like(output))[0].dtype) == "bfloat16"
+
+
+def test_odd_logits(cuda):
+    """Padded rows may hold anything; a logit of minus infinity has no probability."""
+    logits = normal(3, 5)
+    logits[0], logits[1, 2] = np.nan, -np.inf
+    loss, pull = vjp(lambda x: cross_entropy(x, cuda.array([0, 1, 3])), cuda.array(logits, "float32"))
+    (dlogits,) = pull(cuda.xp.ones_like(loss))
+    assert to_host(loss)[0] == 0
+    assert np.isfinite(to_host(loss)).all()
+    assert not to_host(dlogits)[0].any()
+    assert np.isfinite(to_host(dlogits)).all()
+    assert to_host(dlogits)[1, 2] == 0
+
+
+def test_a_label_that_is_no_class_is_seen(cuda):
+    """Where reading labels would mean waiting, nothing checks them before the kernel does."""
+    logits, labels = cuda.array(normal(4, 5), "float32"), cuda.array([-1, 5, 1, 0])
+    kernel = registry.select("cross_entropy", cuda.xp, (logits, labels), {})
+    settings = {"pad_id": 0, "label_smoothing": 0.0, "z_loss": 0.0}
+    loss, residuals = kernel.forward(logits, labels, save=True, **settings)
+    dlogits, _ = kernel.vjp(cuda.xp.ones_like(loss), residuals, (True, False), **settings)
+    assert np.isnan(to_host(loss)).tolist() == [True, True, False, False]
+    assert np.isnan(to_host(dlogits)).all(axis=-1).tolist() == [True, True, False, False]

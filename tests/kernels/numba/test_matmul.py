@@ -1,0 +1,122 @@
+"""Compiled products equal NumPy's: matrices of all layouts, parts of tiles and of blocks, one thread and several."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.kernels.numba.test_thread_pool import awake, helped
+from tests.kernels.numpy.test_rowwise import assert_same, normal
+from xformer import kernels
+from xformer.ops import linear
+from xformer.ops.project_heads import project_heads
+
+pytest.importorskip("numba")
+
+from xformer.kernels.numba import matmul as compiled
+from xformer.kernels.numba import thread_pool as thread_pool
+
+LAYOUTS = {"rows": lambda x: x, "columns": lambda x: np.asfortranarray(x), "a part": lambda x: np.tile(x, (2, 2))}
+
+
+@pytest.fixture(autouse=True)
+def served(monkeypatch):
+    """Have these kernels serve, whatever the environment asks for, and however small the matrices are."""
+    monkeypatch.setenv("XFORMER_KERNELS", "auto")
+    monkeypatch.setattr(compiled, "_LEAST", 1)
+    monkeypatch.setattr(thread_pool, "_PART", 1)
+
+
+def single(*shape, seed=0):
+    return normal(*shape, seed=seed).astype("float32")
+
+
+def laid_out(layout, x):
+    return LAYOUTS[layout](x)[: x.shape[0], : x.shape[1]]
+
+
+@pytest.mark.parametrize("left", LAYOUTS)
+@pytest.mark.parametrize("right", LAYOUTS)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (2, 40, 47),
+        (5, 300, 95),
+        (40, 513, 48),
+        (8, 300, 500),
+        (43, 70, 1600),
+        (95, 32, 145),
+        (96, 32, 32),
+        (97, 47, 95),
+        (391, 257, 49),
+        (385, 600, 32),
+    ],
+    ids=str,
+)
+def test_products(left, right, shape):
+    rows, depth, columns = shape
+    a, b = laid_out(left, single(rows, depth)), laid_out(right, single(depth, columns, seed=1))
+    expected = a.astype("float64") @ b.astype("float64")
+    np.testing.assert_allclose(compiled._affine(a, b, None), expected, rtol=0.0, atol=3e-6 * depth)
+    bias = single(2 * columns, seed=2)[::2]
+    np.testing.assert_allclose(compiled._affine(a, b, bias), expected + bias, rtol=0.0, atol=3e-6 * depth)
+
+
+@pytest.mark.parametrize("shape", [(0, 40, 40), (40, 0, 40), (40, 40, 0), (1, 40, 40), (40, 1, 40)], ids=str)
+def test_products_of_a_row_or_none(shape):
+    rows, depth, columns = shape
+    a, b = single(rows, depth), single(depth, columns, seed=1)
+    np.testing.assert_array_equal(compiled._affine(a, b, None), a @ b)
+
+
+@pytest.mark.parametrize("shape", [(500, 64, 100), (100, 64, 500), (9, 64, 500)], ids=str)
+def test_threads_give_the_bits_of_one(monkeypatch, shape):
+    rows, depth, columns = shape
+    a, b, results = single(rows, depth), single(depth, columns, seed=1), []
+    for threads in (1, 2, 5):
+        monkeypatch.setenv("XFORMER_NUM_THREADS", str(threads))
+        shared = []
+        for _ in range(2000 if threads > 1 else 1):
+            awake(threads - 1)
+            results.append(compiled._affine(a, b, None))
+            shared.append(threads > 1 and helped())
+            if shared[-1]:
+                break
+        assert any(shared) == (threads > 1)
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
+def test_what_is_not_finite_stays_visible():
+    a, b = single(100, 40), single(40, 40, seed=1)
+    a[3, 5], a[7, 1] = np.nan, np.inf
+    product = compiled._affine(a, b, None)
+    assert np.isnan(product[3]).all()
+    assert not np.isfinite(product[7]).any()
+    assert np.isfinite(np.delete(product, [3, 7], axis=0)).all()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_linear(monkeypatch, bias, transposed):
+    x, weight = single(9, 11, 40), single(40, 72, seed=1)
+    weight = np.asfortranarray(weight) if transposed else weight
+    arrays = x, weight, single(72, seed=2) if bias else None
+    assert "served by numba.linear" in kernels.explain("linear", *arrays)
+    assert_same(monkeypatch, lambda *given: linear(*given), *[array for array in arrays if array is not None])
+
+
+def test_project_heads(monkeypatch):
+    x, maps = single(9, 11, 40), [single(40, 48, seed=seed) for seed in (1, 2)]
+    assert "served by numba.project_heads" in kernels.explain("project_heads", x, *maps, None, None, heads=(4, 3))
+
+    def project(x, *maps):
+        first, second = project_heads(x, (maps[0], None, 4), (maps[1], None, 3))
+        return linear(first, second[0, 0, :, :12].mT)  # of both outputs
+
+    assert_same(monkeypatch, project, x, *maps)
+
+
+def test_a_single_row_is_left_to_numpy():
+    row, weight = single(1, 8), single(8, 8)
+    assert "not numba.linear: at most a single row" in kernels.explain("linear", row, weight, None)

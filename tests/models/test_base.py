@@ -1,0 +1,141 @@
+"""A saved model comes back the same, in any library; a file that is none is refused in one line."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+import numpy as np
+import pytest
+
+from tests.conftest import assert_close, library_or_skip
+from tests.reference import KINDS, SOURCE, TARGET, model_of_kind, raises_line, small_model
+from xformer import Transformer
+from xformer.backends import dtype_name, resolve, to_host
+from xformer.errors import BackendError, CheckpointError
+from xformer.io import load_arrays, save_arrays
+from xformer.tree import flatten
+
+SETTINGS = {"norm_position": "post", "output_bias": True, "tie_output": False, "num_encoder_layers": 1, "dropout": 0.2}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.safetensors"
+
+
+def dtypes(model):
+    return {dtype_name(array.dtype) for array in flatten(model)[0]}
+
+
+def test_save_and_load_are_the_identity(xp, path):
+    model = small_model(xp, **SETTINGS)
+    model.save(path)
+    expected = dict(small_model(**SETTINGS).named_parameters())
+    for namespace in (xp, resolve("numpy")):
+        loaded = Transformer.load(path, xp=namespace)
+        assert loaded.config == model.config
+        assert dict(loaded.named_parameters()).keys() == expected.keys()
+        for name, array in loaded.named_parameters():
+            assert_close(array, expected[name], xp=namespace, tolerance=0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_comes_back_the_same(path, kind):
+    model = model_of_kind(kind)
+    model.save(path)
+    loaded = Transformer.load(path, xp="numpy")
+    assert loaded.config == model.config
+    expected, found = (dict(each.named_parameters()) for each in (model, loaded))
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        assert_close(array, expected[name], tolerance=0.0)
+    assert_close(loaded(SOURCE, TARGET), model(SOURCE, TARGET), tolerance=0.0)
+
+
+def test_the_dtype_is_kept_unless_another_is_wanted(path):
+    small_model(dtype="float64").save(path)
+    assert dtypes(Transformer.load(path, xp="numpy")) == {"float64"}
+    assert dtypes(Transformer.load(path, xp="numpy", dtype="float32")) == {"float32"}
+
+
+def test_bfloat16_is_kept_where_the_library_has_it(path):
+    torch = library_or_skip("torch")
+    model = small_model(torch, dtype="bfloat16")
+    model.save(path)
+    loaded = Transformer.load(path, xp=torch)
+    assert dtypes(loaded) == {"bfloat16"}
+    assert_close(loaded(SOURCE, TARGET), model(SOURCE, TARGET), tolerance=0.0)
+    host = Transformer.load(path, xp="numpy")
+    assert dtypes(host) == {"float32"}
+    for array, expected in zip(flatten(host)[0], flatten(model)[0], strict=True):
+        assert_close(array, to_host(expected), tolerance=0.0)
+    assert dtypes(Transformer.load(path, xp=torch, dtype="float64")) == {"float64"}
+
+
+def test_a_disk_that_is_full_leaves_the_old_model(path, monkeypatch):
+    first = small_model(seed=1)
+    first.save(path)
+
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with raises_line(CheckpointError, r"cannot write .*: No space left on device; .*saved there before is intact"):
+        small_model(seed=2).save(path)
+    monkeypatch.undo()
+    assert_close(Transformer.load(path, xp="numpy")(SOURCE, TARGET), first(SOURCE, TARGET), tolerance=0.0)
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_files_that_hold_no_model(path):
+    with raises_line(CheckpointError, r"cannot read .*model\.safetensors: No such file or directory"):
+        Transformer.load(path, xp="numpy")
+    path.write_bytes(b"")
+    with raises_line(CheckpointError, "is not a whole safetensors file"):
+        Transformer.load(path, xp="numpy")
+    save_arrays(path, {"weight": np.zeros(3)}, {"format": "pt"})
+    with raises_line(CheckpointError, "is a safetensors file, but not an xformer model: it has no configuration"):
+        Transformer.load(path, xp="numpy")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda arrays, config: arrays.pop("encoder_norm.bias"), r"missing \['encoder_norm\.bias'\]"),
+        (lambda arrays, config: arrays.update(extra=np.zeros(3)), r"unknown \['extra'\]"),
+        (
+            lambda arrays, config: arrays.update({"encoder_norm.bias": np.zeros(3)}),
+            r"encoder_norm\.bias has shape \(3,\)",
+        ),
+        (lambda arrays, config: config.update(d_ff=11), r"has shape \(8, 12\); expected \(8, 11\)"),
+        (lambda arrays, config: config.update(num_heads=3), "d_model 8 is not divisible by num_heads 3"),
+        (lambda arrays, config: config.update(d_model=None), "d_model is None"),
+        (lambda arrays, config: config.update(rotary=True), "unknown key 'rotary' in the model configuration"),
+        (lambda arrays, config: config.clear(), "the model configuration lacks source_vocab_size"),
+    ],
+)
+def test_arrays_and_configuration_that_do_not_fit(path, change, message):
+    small_model().save(path)
+    arrays, metadata = load_arrays(path)
+    config = json.loads(metadata["config"])
+    change(arrays, config)
+    save_arrays(path, arrays, {**metadata, "config": json.dumps(config)})
+    with raises_line(CheckpointError, rf"does not hold the model that its configuration describes: .*{message}"):
+        Transformer.load(path, xp="numpy")
+
+
+@pytest.mark.parametrize("config", ["[1]", "null", "{", "3"])
+def test_configurations_that_are_none(path, config):
+    save_arrays(path, {}, {"format": "xformer", "config": config})
+    with raises_line(CheckpointError, "does not hold the model that its configuration describes"):
+        Transformer.load(path, xp="numpy")
+
+
+def test_a_library_or_dtype_that_is_not_there_is_no_fault_of_the_file(path):
+    small_model().save(path)
+    with raises_line(BackendError, "backend 'tensorflow' is unknown"):
+        Transformer.load(path, xp="tensorflow")
+    with raises_line(BackendError, "numpy has no dtype 'float12'"):
+        Transformer.load(path, xp="numpy", dtype="float12")

@@ -1,0 +1,86 @@
+"""Checks of the project as a whole: public names, versions, paths. Import layers are checked by `nox -s lint`."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "xformer").rglob("*.py"))
+
+# What tells where a file was written rather than what it does. Split, so that this file passes its own test.
+MACHINE_PATHS = ["/" + "work/", "/" + "root/", "/" + "home/"]
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in SOURCES}
+PACKAGES = sorted(name for name, path in MODULES.items() if path.name == "__init__.py")
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def test_one_version_everywhere():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = re.findall(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    changelog = re.findall(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert citation == [project["version"]]
+    assert changelog[0] == project["version"]
+    assert importlib.import_module("xformer").__version__ == project["version"]
+
+
+def public_names(package: str) -> tuple[set[str], set[str]]:
+    """What a package's __init__ defines or imports from xformer without underscore; and its own submodules.
+
+    A submodule may be imported just to be loaded, so whether to offer its name is open.
+    """
+    names: set[str] = set()
+    submodules: set[str] = set()
+    for node in parse(MODULES[package]).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom) and node.module == package:
+            submodules.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "xformer":
+            names.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names.update(target.id for target in targets if isinstance(target, ast.Name))
+    return {name for name in names if not name.startswith("_")}, submodules
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_all_names_what_a_package_offers(package):
+    exported = getattr(importlib.import_module(package), "__all__", [])
+    names, submodules = public_names(package)
+    assert len(exported) == len(set(exported))
+    assert set(exported) - {"__version__"} - submodules == names
+
+
+def test_no_file_names_a_place_on_the_machine_it_was_written_on():
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if listing.returncode:
+        pytest.skip("not a git checkout: nothing says which files belong to the project")
+    found = []
+    for name in listing.stdout.splitlines():
+        if not (ROOT / name).is_file():
+            continue
+        content = (ROOT / name).read_bytes()
+        found += [f"{name}: {place}" for place in MACHINE_PATHS if place.encode() in content]
+    assert found == []

@@ -1,0 +1,1 @@
+"""Token ids in batches: sentence pairs and windows of text."""

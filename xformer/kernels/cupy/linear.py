@@ -1,0 +1,112 @@
+"""Linear maps on CuPy: products of matrices, never of stacks, which CuPy would widen or refuse.
+
+A bias, and ReLU after it, are cuBLASLt's where it serves, else a pass over memory each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.kernels.cupy import cublaslt as cupy_cublaslt
+from xformer.kernels.cupy import launch as cuda_launch
+from xformer.kernels.cupy.cublas import batched_product
+from xformer.kernels.cupy.elementwise import relu_forward, relu_vjp
+from xformer.kernels.cupy.support import column_sums, contiguous, flat_blocks, floats, names
+from xformer.kernels.registry import Kernel, register
+from xformer.ops.linear import as_rows
+
+
+def _affine(rows: Any, weight: Any, bias: Any, *, relu: bool = False) -> Any:
+    y = None if bias is None else cupy_cublaslt.affine(rows, weight, bias, relu=relu)
+    if y is not None:
+        return y
+    y = batched_product(rows, weight)
+    if bias is not None:
+        cuda_launch.launch("columns.add_bias", names(y), *flat_blocks(y), y, contiguous(bias), y.size, len(bias))
+    return relu_forward(y, save=False)[0] if relu else y
+
+
+def _weight_cotangent(rows: Any, g_rows: Any, weight: Any) -> Any:
+    """Of a weight given transposed (the tied output) in that memory order, in which the table's own is added to it."""
+    transposed = weight.flags.f_contiguous and not weight.flags.c_contiguous
+    return batched_product(g_rows.T, rows).T if transposed else batched_product(rows.T, g_rows)
+
+
+# --- linear ----------------------------------------------------------------------------------------------------------
+
+
+def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    bias = arrays[2]
+    if bias is not None and bias.shape != arrays[1].shape[1:]:
+        return "the bias is broadcast"
+    return floats(arrays, static)
+
+
+def _forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
+    y = _affine(as_rows(x), weight, bias)
+    return y.reshape(*x.shape[:-1], weight.shape[1]), (x, weight)
+
+
+def _vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
+    x, weight = residuals
+    g_rows = as_rows(g)
+    return (
+        batched_product(g_rows, weight.T).reshape(x.shape) if needs[0] else None,
+        _weight_cotangent(as_rows(x), g_rows, weight) if needs[1] else None,
+        column_sums(g_rows, weight.dtype) if needs[2] else None,
+    )
+
+
+def _relu_forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
+    y = _affine(as_rows(x), weight, bias, relu=True).reshape(*x.shape[:-1], weight.shape[1])
+    return y, (x, weight, y)
+
+
+def _relu_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
+    x, weight, y = residuals
+    return _vjp(relu_vjp(g, y, needs)[0], (x, weight), needs)
+
+
+register(Kernel("cupy.linear", "linear", "cupy", _supports, _forward, _vjp))
+register(Kernel("cupy.linear_relu", "linear_relu", "cupy", _supports, _relu_forward, _relu_vjp))
+
+# --- project_heads ---------------------------------------------------------------------------------------------------
+
+
+def _heads_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    count = len(static["heads"])
+    maps = zip(arrays[1 : 1 + count], arrays[1 + count :], strict=True)
+    if any(bias is not None and bias.shape != weight.shape[1:] for weight, bias in maps):
+        return "a bias is broadcast"
+    return floats(arrays, static)
+
+
+def _heads_forward(x: Any, *maps: Any, heads: Any, save: bool) -> tuple[Any, Any]:
+    """The heads are views of a product's rows."""
+    weights, biases, rows = maps[: len(heads)], maps[len(heads) :], as_rows(x)
+    outputs = []
+    for weight, bias, count in zip(weights, biases, heads, strict=True):
+        y = _affine(rows, weight, bias)
+        outputs.append(y.reshape(*x.shape[:2], count, weight.shape[1] // count).transpose(0, 2, 1, 3))
+    return tuple(outputs), (x, weights)
+
+
+def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any) -> tuple[Any, ...]:
+    """The cotangents of x add up; an output that nothing depends on has none."""
+    x, weights = residuals
+    count, rows, dx = len(heads), as_rows(x), None
+    dmaps: list[Any] = [None] * (2 * count)
+    for place, (g_heads, weight) in enumerate(zip(g, weights, strict=True)):
+        if g_heads is None:
+            continue
+        g_rows = contiguous(g_heads.transpose(0, 2, 1, 3)).reshape(len(rows), weight.shape[1])
+        if needs[0]:
+            dx = batched_product(g_rows, weight.T, more=dx)
+        if needs[1 + place]:
+            dmaps[place] = _weight_cotangent(rows, g_rows, weight)
+        if needs[1 + count + place]:
+            dmaps[count + place] = column_sums(g_rows, weight.dtype)
+    return None if dx is None else dx.reshape(x.shape), *dmaps
+
+
+register(Kernel("cupy.project_heads", "project_heads", "cupy", _heads_supports, _heads_forward, _heads_vjp))

@@ -1,0 +1,94 @@
+"""The optimizer's arithmetic on NumPy, in place and in blocks that stay in the cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from xformer.kernels.numpy.support import floats
+from xformer.kernels.registry import Kernel, register
+from xformer.ops.adam import Row, rows, updated
+
+_BLOCK = 32768  # elements: five arrays of this size stay in a core's second-level cache
+
+
+def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    """None for arrays that can be updated in place, element by element, else the reason why not."""
+    for parameter, _, first, second in rows(arrays[1:]):
+        if not (parameter.flags.writeable and first.flags.writeable and second.flags.writeable):
+            return "an array is read-only"
+        in_place = parameter, first, second
+        if not any(all(array.flags[order] for array in in_place) for order in ("C_CONTIGUOUS", "F_CONTIGUOUS")):
+            return "arrays are not contiguous, or differ in memory order"
+    return floats(arrays[1:], static)
+
+
+def elements(row: Row) -> list[Any]:
+    """The elements of the arrays of a row, in the memory order of the parameter."""
+    parameter, gradient, first, second = row
+    order: Any = "C" if parameter.flags.c_contiguous else "F"
+    if not gradient.flags[f"{order}_CONTIGUOUS"]:
+        gradient = gradient.copy(order)
+    return [array.reshape(-1, order="A") for array in (parameter, gradient, first, second)]
+
+
+def read(factor: Any) -> float | None:
+    """The factor as a number, 1 if there is none; None where it is NaN, and nothing is to be done."""
+    number = 1.0 if factor is None else float(factor)
+    return None if math.isnan(number) else number
+
+
+def _forward(
+    factor: Any,
+    *arrays: Any,
+    step_size: float,
+    beta1: float,
+    beta2: float,
+    second_scale: float,
+    epsilon: float,
+    keep: Sequence[float],
+    save: bool,
+) -> tuple[Any, Any]:
+    """The scale s of the second moment leaves the root: a m / (sqrt(s v) + e) = a/sqrt(s) m / (sqrt(v) + e/sqrt(s))."""
+    root, number = math.sqrt(second_scale), read(factor)
+    if number is None:
+        return updated(arrays), None
+    work = np.empty(min(_BLOCK, max(array.size for array in arrays)), arrays[0].dtype)
+    for row, kept in zip(rows(arrays), keep, strict=True):
+        flat = elements(row)
+        for start in range(0, flat[0].size, _BLOCK):
+            p, g, m, v = (array[start : start + _BLOCK] for array in flat)
+            t = work[: p.size]
+            np.multiply(g, number * (1.0 - beta1), out=t)
+            m *= beta1
+            m += t
+            t *= g
+            t *= number * (1.0 - beta2) / (1.0 - beta1)
+            v *= beta2
+            v += t
+            np.sqrt(v, out=t)
+            t += epsilon / root
+            np.divide(m, t, out=t)
+            t *= step_size / root
+            if kept != 1.0:
+                p *= kept
+            p -= t
+    return updated(arrays), None
+
+
+register(Kernel("numpy.adam", "adam", "numpy", supports, _forward, None))
+
+
+def _squared_norm_forward(*arrays: Any, save: bool) -> tuple[Any, Any]:
+    flat = (x.reshape(-1, order="A") for x in arrays)
+    return np.asarray(sum(float(np.vdot(x, x)) for x in flat), arrays[0].dtype), arrays
+
+
+def _squared_norm_vjp(g: Any, arrays: Any, needs: Any) -> tuple[Any, ...]:
+    return tuple(x * (2.0 * g) for x in arrays)
+
+
+register(Kernel("numpy.squared_norm", "squared_norm", "numpy", floats, _squared_norm_forward, _squared_norm_vjp))
