@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import re
+
+import pytest
+
+from tests.reference import raises_line
+from xformer.config import Config, check_keys, field_names, option, options_of
+from xformer.errors import ConfigError
+
+
+class Base(Config):
+    size: int = option(3, "Number of features.", at_least=1)
+    rate: float = option(0.1, "Dropout probability.", at_least=0, below=1)
+    mode: str = option("a", "Kind of norm.", choices=("a", "b"))
+    limit: int | None = option(None, "Most tokens.", at_least=1, panel="Limits")
+    flag: bool = option(False, "A switch.")
+
+
+class Derived(Base):
+    depth: int = option(help="Number of layers.", at_least=1)
+
+
+def test_values_are_kept():
+    config = Derived(depth=2, limit=7)
+    assert config.to_dict() == {"size": 3, "rate": 0.1, "mode": "a", "limit": 7, "flag": False, "depth": 2}
+    assert Derived.from_dict(config.to_dict()) == config
+    assert dataclasses.replace(config, size=5).size == 5
+    assert copy.deepcopy(config) == config
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"size": 0}, "size is 0; expected at least 1"),
+        ({"size": True}, "size is True; expected at least 1"),
+        ({"size": 1.5}, "size is 1.5; expected at least 1"),
+        ({"rate": 1.0}, "rate is 1.0; expected a number in [0, 1)"),
+        ({"rate": float("nan")}, "rate is nan; expected a number in [0, 1)"),
+        ({"rate": "much"}, "rate is 'much'; expected a number in [0, 1)"),
+        ({"mode": "c"}, "mode is 'c'; expected one of 'a', 'b'"),
+        ({"limit": 0}, "limit is 0; expected at least 1"),
+        ({"flag": 1}, "flag is 1; expected true or false"),
+        ({"sizes": 1}, "unknown key 'sizes' in Base; did you mean 'size'?"),
+        ({"zzz": 1}, "unknown key 'zzz' in Base; expected one of flag, limit, mode, rate, size"),
+    ],
+)
+def test_invalid_values_are_refused(values, message):
+    with raises_line(ConfigError, re.escape(message)):
+        Base(**values)
+
+
+def test_required_fields_and_positional_arguments():
+    with raises_line(ConfigError, re.escape("Derived requires depth")):
+        Derived()
+    with raises_line(ConfigError, re.escape("Base takes keyword arguments only, e.g. Base(size=...)")):
+        Base(3)
+
+
+def test_a_source_is_named():
+    with raises_line(ConfigError, re.escape("[model] of r.toml: size is 0; expected at least 1")):
+        Base.from_dict({"size": 0}, "[model] of r.toml")
+    with raises_line(ConfigError, re.escape("unknown key 'siez' in [model] of r.toml; did you mean 'size'?")):
+        Base.from_dict({"siez": 0}, "[model] of r.toml")
+    with raises_line(ConfigError, re.escape("[model] is a list; expected a table of names and values")):
+        Base.from_dict([], "[model]")
+    check_keys(["size"], field_names(Base), "anything")
+
+
+def test_options_can_be_listed():
+    options = {name: (kind, field.metadata["help"]) for name, kind, field in options_of(Base)}
+    assert options["limit"] == ("int", "Most tokens.")
+    assert options["rate"] == ("float", "Dropout probability.")

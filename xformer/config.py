@@ -1,0 +1,189 @@
+"""Configurations: frozen dataclasses whose fields carry their help text, range and choices.
+
+`option` declares a field. `Config` checks every value when a configuration is made. The options of the command line and
+the tables of the reference documentation are generated from the same metadata.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Self, dataclass_transform
+
+from xformer.errors import ConfigError
+
+_TYPES: dict[str, tuple[Any, str]] = {
+    "int": (int, "an integer"),
+    "float": ((int, float), "a number"),
+    "bool": (bool, "true or false"),
+    "str": (str, "a string"),
+}
+_BOUNDS = {
+    "at_least": "at least {}",
+    "above": "a number above {}",
+    "at_most": "at most {}",
+    "below": "a number below {}",
+}
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    help: str = "",
+    *,
+    choices: Collection[str] | None = None,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    panel: str = "",
+) -> Any:
+    """Declare a field of a `Config`.
+
+    Args:
+        default: Default value. A field without one is required.
+        help: Description, one sentence; shown by `--help` and in the reference.
+        choices: Values that a string may have.
+        at_least: Smallest value.
+        above: Exclusive lower bound.
+        at_most: Largest value.
+        below: Exclusive upper bound.
+        panel: Heading under which `--help` lists the option.
+    """
+    bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    metadata = {"help": help, "panel": panel, "choices": choices, "bounds": bounds}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+class _ConfigType(type):
+    """Checks the names of the arguments before `__init__` does, so that an error suggests the nearest field."""
+
+    def __call__(cls, *args: Any, **values: Any) -> Any:
+        names = field_names(cls)
+        if args:
+            raise ConfigError(f"{cls.__name__} takes keyword arguments only, e.g. {cls.__name__}({names[0]}=...)")
+        _check_names(cls, values, cls.__name__)
+        return super().__call__(**values)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option, dataclasses.field))
+class Config(metaclass=_ConfigType):
+    """Base class of configurations: subclasses become frozen, keyword-only dataclasses whose values are checked.
+
+    Raises:
+        ConfigError: For an unknown field (with the nearest known one) or an invalid value, naming the field.
+    """
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        dataclass(frozen=True, kw_only=True)(cls)
+
+    def __post_init__(self) -> None:
+        for field in _fields(type(self)):
+            check_value(field, getattr(self, field.name))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a JSON-serializable dictionary."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    @classmethod
+    def from_dict(cls, values: Any, name: str = "") -> Self:
+        """Make a configuration from a dictionary.
+
+        Args:
+            values: Values by field name.
+            name: Name of the source in errors, e.g. "[training] of recipe.toml".
+
+        Raises:
+            ConfigError: For unknown or missing keys and invalid values.
+        """
+        name = name or cls.__name__
+        if not isinstance(values, dict):
+            raise ConfigError(f"{name} is a {type(values).__name__}; expected a table of names and values")
+        _check_names(cls, values, name)
+        try:
+            return cls(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from error
+
+
+def field_names(config: Any) -> list[str]:
+    """Return the names of a configuration's fields, in order."""
+    return [field.name for field in _fields(config)]
+
+
+def options_of(config: type[Config]) -> Iterator[tuple[str, str, dataclasses.Field[Any]]]:
+    """Yield (name, type without None, field) for the fields of a configuration, in order."""
+    for field in _fields(config):
+        yield field.name, _type_name(field).removesuffix(" | None"), field
+
+
+def check_keys(keys: Collection[str], known: Collection[str], name: str) -> None:
+    """Raise ConfigError for the first unknown key, suggesting the nearest known one."""
+    for key in keys:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(sorted(known))}"
+            raise ConfigError(f"unknown key {key!r} in {name}; {hint}")
+
+
+def _check_names(config: Any, values: dict[str, Any], name: str) -> None:
+    check_keys(values, field_names(config), name)
+    missing = [f.name for f in _fields(config) if f.default is dataclasses.MISSING and f.name not in values]
+    if missing:
+        raise ConfigError(f"{name} requires {', '.join(missing)}")
+
+
+def check_value(field: dataclasses.Field[Any], value: Any, name: str = "") -> None:
+    """Raise ConfigError unless a value fits the type, the choices and the bounds of a field.
+
+    Args:
+        field: A field that `option` declared.
+        value: The value.
+        name: Name of the value in the error; default the field's.
+    """
+    annotation, metadata = _type_name(field), field.metadata
+    if value is None and annotation.endswith("| None"):
+        return
+    kind, words = _TYPES.get(annotation.removesuffix(" | None"), (object, ""))
+    expected = _expected(metadata) or words
+    has_type = isinstance(value, kind) and (not isinstance(value, bool) or kind in (bool, object))
+    if not has_type or not _is_valid(value, metadata):
+        raise ConfigError(f"{name or field.name} is {value!r}; expected {expected}")
+
+
+def _type_name(field: dataclasses.Field[Any]) -> str:
+    return field.type.__name__ if isinstance(field.type, type) else str(field.type)
+
+
+def _is_valid(value: Any, metadata: Any) -> bool:
+    choices = metadata.get("choices")
+    if choices is not None and value not in choices:
+        return False
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    at_least, above, at_most, below = (metadata.get("bounds", {}).get(name) for name in _BOUNDS)
+    return (
+        (at_least is None or value >= at_least)
+        and (above is None or value > above)
+        and (at_most is None or value <= at_most)
+        and (below is None or value < below)
+    )
+
+
+def _expected(metadata: Any) -> str:
+    """Describe the valid values, e.g. "a number in [0, 1)" or "one of 'bpe', 'words'"."""
+    if metadata.get("choices") is not None:
+        return f"one of {', '.join(map(repr, metadata['choices']))}"
+    bounds = {name: bound for name, bound in metadata.get("bounds", {}).items() if bound is not None}
+    if len(bounds) == 2:
+        (low_name, low), (high_name, high) = bounds.items()
+        left, right = "[" if low_name == "at_least" else "(", "]" if high_name == "at_most" else ")"
+        return f"a number in {left}{low:g}, {high:g}{right}"
+    return "".join(_BOUNDS[name].format(f"{bound:g}") for name, bound in bounds.items())
+
+
+def _fields(config: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(config)
