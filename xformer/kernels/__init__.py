@@ -1,6 +1,6 @@
-"""Fast replacements of operations, one module a library, behind one seam (`registry`).
+"""Fast implementations of operations, one package per library, and the registry that selects them.
 
-`xformer.kernels.explain(...)` says which path serves a call and why the others do not.
+`explain(lambda: model(x))` lists which implementation runs each operation, and why other kernels do not.
 """
 
 from xformer.kernels.registry import Kernel, explain, register

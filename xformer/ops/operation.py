@@ -1,8 +1,9 @@
-"""An operation: a portable definition with its VJP, and a name under which kernels may replace it."""
+"""Operations: portable definitions with a VJP, which kernels may replace."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from xformer.autodiff import Implementation, Primitive
@@ -11,19 +12,25 @@ from xformer.kernels import registry
 
 
 class Operation(Primitive):
-    """A primitive that looks for a kernel first (see kernels/registry.py).
-
-    compute_in_float32: whether arrays of 16 bits that no kernel takes are upcast to float32 first, and what comes out is
-    rounded once, where the library would widen half-way (see `registry.result_dtype`); the sweep rounds cotangents.
-    """
+    """A primitive whose calls run a kernel, if one supports them (see README.md in this folder)."""
 
     def __init__(self, portable: Implementation, *, compute_in_float32: bool = False) -> None:
+        """Register the operation under the name of its portable definition.
+
+        Args:
+            portable: The definition in the Array API, with its VJP.
+            compute_in_float32: Whether float16 and bfloat16 arrays that no kernel takes are computed in float32, and
+                the output rounded once, on libraries that would otherwise change the dtype midway.
+        """
         super().__init__(portable)
         self.compute_in_float32 = compute_in_float32
         registry.OPERATIONS[self.name] = self
 
     def select(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> Implementation:
-        """Pick the kernel that supports the call, else the portable definition; in a trace always that."""
+        """Return the kernel with the highest priority that supports the call, else the portable definition.
+
+        Arrays of an outer trace always get the portable definition, which can be differentiated again.
+        """
         kernel = None if trace_level(xp) else registry.select(self.name, xp, arrays, static)
         if kernel is None:
             return self._portable(xp, arrays, self.select)
@@ -32,26 +39,27 @@ class Operation(Primitive):
             registry.check(kernel, reference, arrays, static)
         return Implementation(kernel.name, kernel.forward, kernel.vjp)
 
-    def _portable(self, xp: Any, arrays: tuple[Any, ...], choose: Any) -> Implementation:
-        """The definition, or where that is to round once, what `choose` picks for upcast arrays, and a rounding."""
+    def _portable(self, xp: Any, arrays: tuple[Any, ...], select: Callable[..., Implementation]) -> Implementation:
+        """Return the definition, or, for half precision, what `select` returns for upcast arrays and a rounding."""
         dtype = registry.result_dtype(self.name, xp, arrays)
         if dtype is None:
             return self.portable
-        return Implementation(self.name, functools.partial(_forward, _dtype=dtype, _choose=choose), _vjp)
+        return Implementation(self.name, functools.partial(_upcast_forward, _dtype=dtype, _select=select), _upcast_vjp)
 
 
-def _forward(*arrays: Any, save: bool, _dtype: Any, _choose: Any, **static: Any) -> tuple[Any, Any]:
+def _upcast_forward(*arrays: Any, save: bool, _dtype: Any, _select: Any, **static: Any) -> tuple[Any, Any]:
     xp = array_namespace(*arrays)
-    wide = registry.upcast(xp, arrays)
-    chosen = _choose(xp, wide, static)
-    output, residuals = chosen.forward(*wide, save=save, **static)
+    arrays = registry.upcast(xp, arrays)
+    selected = _select(xp, arrays, static)
+    output, residuals = selected.forward(*arrays, save=save, **static)
     if isinstance(output, tuple):
-        return tuple(xp.astype(y, _dtype) for y in output), (chosen, residuals)
-    return xp.astype(output, _dtype), (chosen, residuals)
+        return tuple(xp.astype(y, _dtype) for y in output), (selected, residuals)
+    return xp.astype(output, _dtype), (selected, residuals)
 
 
-def _vjp(g: Any, residuals: Any, needs: Any, **static: Any) -> tuple[Any, ...]:
-    chosen, kept = residuals
-    several = g if isinstance(g, list | tuple) else (g,)
-    wide = registry.upcast(array_namespace(*several), several)
-    return chosen.vjp(list(wide) if several is g else wide[0], kept, needs, **static)  # type: ignore[no-any-return]
+def _upcast_vjp(g: Any, residuals: Any, needs: Any, **static: Any) -> tuple[Any, ...]:
+    selected, residuals = residuals
+    cotangents = g if isinstance(g, list | tuple) else (g,)
+    upcast = registry.upcast(array_namespace(*cotangents), cotangents)
+    g = list(upcast) if cotangents is g else upcast[0]
+    return selected.vjp(g, residuals, needs, **static)  # type: ignore[no-any-return]

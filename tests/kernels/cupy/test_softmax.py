@@ -71,7 +71,7 @@ def test_masks_that_are_not_served(cuda):
         (mask, "the mask has elements that the scores have not"),
         (cuda.array(np.ones((1, 3), np.int64)), "a mask of dtype int64 (kernels take bool)"),
     ]:
-        assert f": not cupy.softmax: {reason}" in kernels.explain("softmax", x, wrong)
+        assert f"  not cupy.softmax: {reason}" in kernels.explain("softmax", x, wrong)
     assert tuple(softmax(x, mask).shape) == (4, 3)
 
 

@@ -38,7 +38,7 @@ def single(*shape, seed=0):
 
 def served_by_numba(operation, *arrays, **static):
     lines = kernels.explain(operation, *arrays, **static).splitlines()
-    assert f"{operation} on numpy: served by numba.{operation}" in lines
+    assert f"{operation} on numpy: numba.{operation}" in lines
 
 
 # --- elementwise and norms ------------------------------------------------------------------
@@ -181,7 +181,7 @@ LEFT = {
 def test_explain_says_why_not(case):
     operation, arrays, reason = LEFT[case]
     (line,) = (line for line in kernels.explain(operation, *arrays).splitlines() if "numba." in line)
-    assert line.startswith(f"{operation} on numpy: not numba.{operation}: ")
+    assert line.startswith(f"  not numba.{operation}: ")
     assert reason in line
 
 
@@ -201,7 +201,7 @@ import numpy as np
 from xformer.kernels import explain
 from xformer.ops import relu
 relu(np.ones(3, "float32"))
-assert "served by numpy.relu" in explain("relu", np.ones(3, "float32"))
+assert ": numpy.relu" in explain("relu", np.ones(3, "float32"))
 assert "numba" not in sys.modules
 """
 

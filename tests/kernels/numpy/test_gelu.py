@@ -57,7 +57,7 @@ def test_infinity_and_nan():
 
 
 def test_it_serves_float32_alone():
-    assert kernels.explain("gelu", np.ones(3, "float32")).endswith("served by numpy.gelu")
+    assert kernels.explain("gelu", np.ones(3, "float32")).startswith("gelu on numpy: numpy.gelu\n")
     assert "dtype float64 (the polynomial has" in kernels.explain("gelu", np.ones(3))
 
 

@@ -58,7 +58,7 @@ def assert_same(monkeypatch, function, *arrays):
 
 def served_by_kernel(operation, *arrays, **static):
     lines = kernels.explain(operation, *arrays, **static).splitlines()
-    assert f"{operation} on numpy: served by numpy.{operation}" in lines
+    assert f"{operation} on numpy: numpy.{operation}" in lines
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -399,10 +399,10 @@ LEFT = {
 @pytest.mark.parametrize("case", LEFT)
 def test_explain_says_why_not(case):
     operation, arrays, static, reason = LEFT[case]
-    *others, served = kernels.explain(operation, *arrays, **static).splitlines()
-    (refused,) = (line for line in others if line.startswith(f"{operation} on numpy: not numpy.{operation}: "))
-    assert reason in refused
-    assert served == f"{operation} on numpy: served by the portable definition"
+    first, *lines = kernels.explain(operation, *arrays, **static).splitlines()
+    (line,) = (line for line in lines if line.startswith(f"  not numpy.{operation}: "))
+    assert reason in line
+    assert first == f"{operation} on numpy: portable definition"
 
 
 def test_what_is_left_to_the_portable_code_still_works():

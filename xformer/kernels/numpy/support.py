@@ -68,7 +68,7 @@ def loops() -> Any:
 
 @functools.cache
 def loops_of(part: str) -> Any:
-    """Import the compiled loops of one part: "gemm", "thread_pool_loops", "attention_forward" or "attention_backward"."""
+    """Import a module of compiled loops."""
     return importlib.import_module(f"xformer.kernels.numba.{part}")
 
 
