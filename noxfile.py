@@ -1,10 +1,9 @@
-"""Development sessions. `nox -l` lists them; `nox -s tests -- tests/ops -x` hands arguments on."""
+"""Development sessions: `nox -l` lists them, arguments after `--` go to the tool that a session runs."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import zipfile
 from pathlib import Path
 
 import nox
@@ -16,63 +15,60 @@ nox.options.error_on_external_run = True
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
-TORCH = "torch==2.13.0"  # the one that parity tests and speed comparisons were made with
-WHEEL_LIMIT_BYTES = 372_000  # more than a tenth of it is for GPUs alone
-# What every unpacker reads, in two hundredths less.
-RECOMPRESS = """
-import os, sys, zipfile, zopfli
-(wheel,) = sys.argv[1:]
-with zipfile.ZipFile(wheel) as given, zopfli.ZipFile(wheel + ".small", "w", zipfile.ZIP_DEFLATED) as made:
-    for info in given.infolist():
-        made.writestr(info, given.read(info))
-os.replace(wheel + ".small", wheel)
-"""
-PEERS = ["ctranslate2>=4.8", "transformers>=5"]  # decode the same models; only the benchmarks know them
-BENCH_RUN = ".benchmarks/run"  # what the last run of the benchmarks measured
-# cuDNN as torch 2.11 has it, its frontend, and what compiles its plans, without what the frontend asks for beside them.
+TORCH = "torch==2.13.0"  # the version that parity tests and published benchmarks were run with
+BASELINES = ["ctranslate2>=4.8", "transformers>=5"]  # decode the same models, for benchmarks only
+BENCH_RUN = ".benchmarks/run"  # the JSON files of the last benchmark run
+# cuDNN in the version that torch 2.11 has, its frontend, and the compiler for its plans, without further dependencies.
 CUDNN = ["nvidia-cudnn-frontend==1.32.*", "nvidia-cudnn-cu13==9.19.*", "nvidia-cuda-nvrtc==13.0.*"]
 CUDNN += ["nvidia-cuda-runtime==13.0.*", "cuda-pathfinder>=1.3"]
-# Tests multiply small matrices, where a thread pool costs more than it gains.
+# Tests multiply small matrices, for which a thread pool costs more than it gains.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def group(name: str) -> list[str]:
-    """The requirements of a dependency group of pyproject.toml."""
+    """Return the requirements of a dependency group in pyproject.toml."""
     return nox.project.dependency_groups(PYPROJECT, name)
 
 
-def install_if_possible(session: nox.Session, *requirements: str) -> None:
-    """Install a library to compare or compile with; where it has no wheel, go on without it."""
+def install_if_available(session: nox.Session, *requirements: str) -> None:
+    """Install optional libraries; continue without them if they have no wheel for this machine."""
     try:
         session.install(*requirements)
     except CommandFailed:
-        session.warn(f"{' '.join(requirements)} cannot be installed here; the tests that need it are skipped")
+        session.warn(f"{' '.join(requirements)} cannot be installed here; tests that need it are skipped")
+
+
+def with_paths(session: nox.Session, *default: str) -> list[str]:
+    """Return the session's arguments, with default paths if none of them names a file or directory."""
+    paths = [argument for argument in session.posargs if argument and Path(argument.split("::")[0]).exists()]
+    return [*session.posargs, *([] if paths else default)]
 
 
 @nox.session(reuse_venv=True)
 def tests(session: nox.Session) -> None:
-    """Run tests and doctests on NumPy, JAX and torch (XFORMER_TEST_TORCH=0 leaves torch out)."""
+    """Run tests and doctests; `-- -m ""` includes the slow ones, XFORMER_TEST_TORCH=0 omits torch."""
     session.install("-e", ".[cli]", *group("test"))
-    install_if_possible(session, *EXTRAS["numba"])
-    install_if_possible(session, *EXTRAS["jax"])
+    install_if_available(session, *EXTRAS["numba"])
+    install_if_available(session, *EXTRAS["jax"])
     if os.environ.get("XFORMER_TEST_TORCH", "1") != "0":
-        install_if_possible(session, TORCH)
-    # A module that needs an absent library (CuPy on a machine without a GPU) has no doctests to run here.
-    # On all cores, a file at a time: what a file computes once for its tests is computed once.
-    parallel_map = ["--numprocesses", "auto", "--dist", "loadfile"]
+        install_if_available(session, TORCH)
+    # One file per worker at a time, so that module-scoped fixtures are computed once.
+    parallel = ["--numprocesses", "auto", "--dist", "loadfile"]
+    # Doctests of a module whose array library is missing (CuPy without a GPU) are ignored.
     doctests = ["--doctest-modules", "--doctest-ignore-import-errors"]
-    # pytest would leave half of it among the imported modules, and others would take that for CuPy's.
+    # pytest would leave this module half imported, and other tests would use it.
     doctests += ["--ignore", "xformer/backends/cupy_namespace.py"]
-    everything = [*parallel_map, *doctests, "xformer", "tests"]
-    session.run("python", "-m", "pytest", "-q", *(session.posargs or everything), env=ONE_THREAD)
+    arguments = with_paths(session, "xformer", "tests")
+    session.run("python", "-m", "pytest", "-q", *parallel, *doctests, *arguments, env=ONE_THREAD)
 
 
 @nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
-    """Check style and formatting with ruff."""
-    session.install(*group("lint"))
+    """Check style and formatting with ruff, and the import layers with import-linter."""
+    session.install("-e", ".", *group("lint"))
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
+    session.run("lint-imports", "--no-cache")
 
 
 @nox.session(reuse_venv=True)
@@ -84,7 +80,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def strict(session: nox.Session) -> None:
-    """Run the models on array_api_strict, boolean indexing and data-dependent shapes off."""
+    """Run the models on array_api_strict without boolean indexing and data-dependent shapes."""
     session.install("-e", ".[cli]", *group("test"))
     session.run("python", "-m", "pytest", "-q", "-m", "strict", *session.posargs, env=ONE_THREAD)
 
@@ -98,7 +94,7 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def cudnn_plans(session: nox.Session) -> None:
-    """Have cuDNN build its plans for a GPU that need not be there; takes a C compiler and 450 MB of wheels."""
+    """Build cuDNN plans without a GPU; needs a C compiler and downloads 450 MB of wheels."""
     session.install("-e", ".", *group("test"))
     session.install("--no-deps", *CUDNN)
     stubs = session.run("python", "tests/kernels/cupy/stub_drivers.py", session.create_tmp(), silent=True)
@@ -116,72 +112,54 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def bench(session: nox.Session) -> None:
-    """Measure speed and memory against other libraries, hours long; `-- --quick` takes minutes, `-- bench/FILE` one."""
+    """Compare speed and memory with other libraries (hours); `-- --quick` takes minutes, `-- bench/FILE` runs one."""
     session.install("-e", ".[cli,bench]", TORCH)
-    install_if_possible(session, *EXTRAS["numba"])
-    install_if_possible(session, *EXTRAS["jax"])
-    install_if_possible(session, *PEERS)
+    install_if_available(session, *EXTRAS["numba"])
+    install_if_available(session, *EXTRAS["jax"])
+    install_if_available(session, *BASELINES)
     shutil.rmtree(BENCH_RUN, ignore_errors=True)
-    chosen = [] if any(argument.startswith("bench/") for argument in session.posargs) else ["bench"]
-    session.run("python", "-m", "pytest", "--benchmark-only", "--results", BENCH_RUN, *chosen, *session.posargs)
-    # A quick run shows that everything works; its figures are no result.
-    place = BENCH_RUN if "--quick" in session.posargs else "bench/results"
-    session.run("python", "bench/report.py", BENCH_RUN, "--results", place)
+    arguments = with_paths(session, "bench")
+    session.run("python", "-m", "pytest", "--benchmark-only", "--results", BENCH_RUN, *arguments)
+    # A quick run only checks that everything works; its figures are not published.
+    results = BENCH_RUN if "--quick" in session.posargs else "bench/results"
+    session.run("python", "bench/report.py", BENCH_RUN, "--results", results)
 
 
 @nox.session(reuse_venv=True)
 def gpu_tests(session: nox.Session) -> None:
-    """On a machine with an NVIDIA GPU: every test that computes on it; `-- DIR` takes the results."""
-    on_gpu(session, "tests")
+    """Run the tests that need an NVIDIA GPU; `-- DIR` receives the results."""
+    run_on_gpu(session, "tests")
 
 
 @nox.session(reuse_venv=True)
 def gpu_bench(session: nox.Session) -> None:
-    """On a machine with an NVIDIA GPU: xformer on CuPy against torch; `-- DIR` takes the results."""
-    on_gpu(session, "bench")
+    """Compare xformer on CuPy with torch on an NVIDIA GPU; `-- DIR` receives the results."""
+    run_on_gpu(session, "bench")
 
 
-def on_gpu(session: nox.Session, what: str) -> None:
-    """Ask the machine (bench/gpu.py); where something is missing, it says so in one line."""
-    session.run("python", "bench/gpu.py", "look")  # before a gigabyte of wheels
+def run_on_gpu(session: nox.Session, suite: str) -> None:
+    """Check that the machine has a GPU, install the CUDA packages, then run bench/gpu.py."""
+    session.run("python", "bench/gpu.py", "check")  # before downloading a gigabyte of wheels
     session.install("-e", ".[cli,cuda,cudnn,bench]", *group("test"))
-    if what == "bench":
-        install_if_possible(session, "torch", *PEERS)
-    session.run("python", "bench/gpu.py", what, *(session.posargs or [BENCH_RUN]))
+    if suite == "bench":
+        install_if_available(session, "torch", *BASELINES)
+    session.run("python", "bench/gpu.py", suite, *(session.posargs or [BENCH_RUN]))
 
 
 @nox.session(reuse_venv=True)
 def docs(session: nox.Session) -> None:
-    """Build docs/ into site/, warnings as errors; `nox -s docs -- serve` shows it while you write."""
-    session.install(*EXTRAS["docs"])
+    """Build the documentation into site/ with warnings as errors; `-- serve` shows it while you write."""
+    session.install("-e", ".[docs]")
     session.run("mkdocs", *(session.posargs or ["build", "--strict"]))
 
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Build wheel and sdist into dist/; check size, contents and that the bare wheel imports."""
+    """Build wheel and sdist into dist/, check their metadata, and import the wheel with the core requirements only."""
     shutil.rmtree("dist", ignore_errors=True)
-    session.install("build", "zopflipy")
+    session.install("build", "twine")
     session.run("python", "-m", "build", "--outdir", "dist")
-    (wheel,) = Path("dist").glob("*.whl")
-    session.run("python", "-c", RECOMPRESS, str(wheel))
-    check_wheel(session, wheel)
-    session.install(str(wheel))
-    # -I keeps the checkout off the path, so this is the wheel, with the core requirements alone.
+    session.run("python", "-m", "twine", "check", "--strict", *map(str, Path("dist").iterdir()))
+    session.install(*map(str, Path("dist").glob("*.whl")))
+    # -I keeps the checkout off the path, so that this imports the wheel.
     session.run("python", "-I", "-c", "import xformer; print('imported xformer', xformer.__version__)")
-
-
-def check_wheel(session: nox.Session, wheel: Path) -> None:
-    """Fail the session when the wheel is too large, lacks a file or carries what is not the library."""
-    size = wheel.stat().st_size
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-    metadata = f"xformer-{PYPROJECT['project']['version']}.dist-info/"
-    strays = [name for name in names if not name.startswith(("xformer/", metadata))]
-    wanted = ["xformer/__init__.py", "xformer/py.typed", f"{metadata}licenses/LICENSE"]
-    missing = [name for name in wanted if name not in names]
-    if size >= WHEEL_LIMIT_BYTES:
-        session.error(f"{wheel} has {size} bytes; expected fewer than {WHEEL_LIMIT_BYTES}")
-    if strays or missing:
-        session.error(f"{wheel} carries {strays} beside the library and lacks {missing}; expected neither")
-    session.log(f"{wheel}: {size} bytes, {len(names)} files")

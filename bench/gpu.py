@@ -3,7 +3,7 @@
 Needs what `pip install -e '.[cli,cuda,cudnn]' pytest pytest-benchmark hypothesis` brings, and for `bench` torch; where
 they are, nothing is downloaded. Everything goes to DIR; what matters is printed last, in a short table, also where the
 time (XFORMER_GPU_SECONDS, by default 500) ends before the work does. Arguments after DIR are handed to pytest.
-`python bench/gpu.py look`, which needs none of that, says whether there is a GPU.
+`python bench/gpu.py check` needs none of that and reports whether there is a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OLD = [f"-Wdefault::{kind}" for kind in ("DeprecationWarning", "PendingDeprecati
 
 def main(arguments: list[str]) -> int:
     """Run the tests or the benchmarks; the exit status is pytest's, 2 where there is nothing to run on."""
-    if arguments == ["look"]:
+    if arguments == ["check"]:
         return refuse(no_driver())
     if len(arguments) < 2 or arguments[0] not in ("tests", "bench"):
         given = " ".join(arguments) or "no arguments"

@@ -1,7 +1,8 @@
-"""What tests of every room share: the `xp` fixture, and a comparison that looks at more than values.
+"""Shared fixtures: `xp`, which runs a test on every array library, and `assert_close`.
 
-`xp` runs a test on every array library that is installed here, as the namespace that `resolve(name)` gives. On
-array_api_strict, boolean indexing and data-dependent shapes are off, so a test that passes needs neither.
+`xp` is the namespace that `resolve(name)` returns for each installed library. array_api_strict runs without boolean
+indexing and data-dependent shapes, so a test that passes needs neither. Compiling for JAX dominates the time of tests
+on small arrays, so outside of the core directories (see `JAX_BY_DEFAULT`) tests on JAX are marked slow.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 import importlib.util
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,13 @@ import pytest
 from xformer.backends import array_namespace, backend_name, dtype_name, resolve, to_host
 from xformer.environment import env_value
 
-# The largest difference that rounding explains, relative to the largest expected value (or to 1, if that is larger).
+# Largest difference explained by rounding, relative to the largest expected value (or to 1 if that is larger).
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-10}
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore, and tests send
+# Directories whose tests run on JAX by default; elsewhere they are slow tests.
+JAX_BY_DEFAULT = ("autodiff", "backends", "ops")
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send SIGINT, which background jobs of a shell ignore
 
 LIBRARIES = [
     pytest.param("numpy", id="numpy"),
@@ -33,19 +38,29 @@ LIBRARIES = [
 
 
 def library_or_skip(name: str) -> Any:
-    """The standard namespace of a library; skips the test, with the reason, where it cannot be used."""
+    """Return the Array API namespace of a library; skip the test if the library cannot be used."""
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     if name == "cupy" and not importlib.import_module("cupy").cuda.is_available():
         pytest.skip("cupy finds no GPU")
     if name == "jax":
-        # Without this, jax turns every float64 into float32. It cannot be undone within a process, so all tests
-        # run with it; what users without it see is tested in a process of its own.
+        # Without this, JAX turns every float64 into float32. It cannot be undone within a process, so all tests run
+        # with it; JAX without it is tested in a separate process.
         importlib.import_module("jax").config.update("jax_enable_x64", True)
     return resolve(name)
 
 
-def _then_forget(change: Any) -> Any:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests on JAX as slow, except those in the directories of `JAX_BY_DEFAULT`."""
+    core = tuple(Path(__file__).parent / name for name in JAX_BY_DEFAULT)
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        runs_on_jax = any(isinstance(value, str) and value == "jax" for value in parameters)
+        if runs_on_jax and not any(item.path.is_relative_to(folder) for folder in core):
+            item.add_marker(pytest.mark.slow)
+
+
+def _clear_cache_after(change: Any) -> Any:
     def changed(*args: Any, **keywords: Any) -> None:
         change(*args, **keywords)
         env_value.cache_clear()
@@ -55,9 +70,9 @@ def _then_forget(change: Any) -> Any:
 
 @pytest.fixture
 def monkeypatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """pytest's own, but what it changes in the environment is seen by code that reads a setting only once."""
+    """Extend pytest's fixture: changes of the environment also reach settings that are read once and cached."""
     for name in ("setenv", "delenv"):
-        monkeypatch.setattr(monkeypatch, name, _then_forget(getattr(monkeypatch, name)))
+        monkeypatch.setattr(monkeypatch, name, _clear_cache_after(getattr(monkeypatch, name)))
     yield monkeypatch
     monkeypatch.undo()
     env_value.cache_clear()
@@ -65,7 +80,7 @@ def monkeypatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
 
 @pytest.fixture(params=LIBRARIES)
 def xp(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """An array library's namespace, one after the other."""
+    """Run the test with the namespace of each array library."""
     namespace = library_or_skip(request.param)
     if request.param != "array_api_strict":
         yield namespace
@@ -79,17 +94,20 @@ def assert_close(
 ) -> None:
     """Check values, shape, dtype and library of an array.
 
-    expected: an array of the library that `actual` must be of; or, with `xp` saying which that is, anything that
-    NumPy can hold. dtype: the name of the expected dtype, if not that of `expected`. tolerance: in place of the one
-    that `TOLERANCES` has for the dtype.
+    Args:
+        actual: The array to check.
+        expected: An array of the library that `actual` must belong to; with `xp`, anything that NumPy can convert.
+        xp: The namespace that `actual` must belong to, if it is not that of `expected`.
+        dtype: The name of the expected dtype, if it is not that of `expected`.
+        tolerance: Replaces the tolerance that `TOLERANCES` has for the dtype.
     """
-    wanted = array_namespace(expected) if xp is None else xp
-    assert backend_name(array_namespace(actual)) == backend_name(wanted)
+    namespace = array_namespace(expected) if xp is None else xp
+    assert backend_name(array_namespace(actual)) == backend_name(namespace)
     host = to_host(expected) if hasattr(expected, "dtype") else np.asarray(expected)
-    wanted_dtype = dtype or dtype_name(expected.dtype if hasattr(expected, "dtype") else host.dtype)
-    assert dtype_name(actual.dtype) == wanted_dtype
+    expected_dtype = dtype or dtype_name(expected.dtype if hasattr(expected, "dtype") else host.dtype)
+    assert dtype_name(actual.dtype) == expected_dtype
     assert tuple(actual.shape) == host.shape
     if tolerance is None:
-        tolerance = TOLERANCES.get(wanted_dtype, 0.0)
+        tolerance = TOLERANCES.get(expected_dtype, 0.0)
     largest = np.max(np.abs(np.where(np.isfinite(host), host, 0)), initial=1.0)
     np.testing.assert_allclose(to_host(actual), host, rtol=0.0, atol=tolerance * largest)

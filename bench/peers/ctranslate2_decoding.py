@@ -28,7 +28,7 @@ def work(settings: dict[str, Any]) -> Work:
     names = token_names(settings["vocabulary"])
     ids = {name: place for place, name in enumerate(names)}
     sources = [[names[token] for token in source] for source in decoding.sources(settings)]
-    how = {"num_beams": settings["beam"], "max_decoding_length": decoding.TOKENS, "length_penalty": 0.0}
+    how = {"beam_size": settings["beam"], "max_decoding_length": decoding.TOKENS, "length_penalty": 0.0}
 
     def step(number: int) -> list[list[int]]:
         return [[ids[name] for name in found.hypotheses[0]] for found in translator.translate_batch(sources, **how)]

@@ -41,19 +41,19 @@ def test_a_machine_without_a_gpu_is_refused_in_one_line(gpu, monkeypatch, capsys
         return made
 
     monkeypatch.setattr(ctypes, "CDLL", load)
-    assert gpu.main(["look"]) == 2
+    assert gpu.main(["check"]) == 2
     assert capsys.readouterr().err == f"error: {message}\n"
 
 
 def test_a_machine_with_one_is_not(gpu, monkeypatch, capsys):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver(1))
-    assert gpu.main(["look"]) == 0
+    assert gpu.main(["check"]) == 0
     assert capsys.readouterr() == ("", "")
 
 
 def test_nox_looks_before_it_installs():
-    session = (BENCH.parent / "noxfile.py").read_text().split("def on_gpu")[1].split("\ndef ")[0]
-    assert 0 < session.index('"look"') < session.index("session.install")
+    session = (BENCH.parent / "noxfile.py").read_text().split("def run_on_gpu")[1].split("\ndef ")[0]
+    assert 0 < session.index('"check"') < session.index("session.install")
 
 
 def test_when_the_time_is_over_what_was_found_is_reported(gpu, monkeypatch, tmp_path):
