@@ -179,9 +179,9 @@ def test_stopping_early_waits_for_long_outputs(seed, num_return_sequences, monke
 
 def test_stopping_early_saves_steps(model, monkeypatch):
     steps = []
-    step = type(model).step
+    step = type(model).decode_step
     monkeypatch.setattr(
-        type(model), "step", lambda self, tokens, cache: steps.append(len(tokens)) or step(self, tokens, cache)
+        type(model), "decode_step", lambda self, tokens, cache: steps.append(len(tokens)) or step(self, tokens, cache)
     )
     beam(model, SOURCES[4:], 3, max_length=30)
     assert len(steps) < 6
@@ -418,9 +418,9 @@ def test_an_output_may_end_right_at_the_limit(models):
 
 def test_finished_sentences_leave_the_batch(model, monkeypatch):
     sizes = []
-    step = type(model).step
+    step = type(model).decode_step
     monkeypatch.setattr(
-        type(model), "step", lambda self, tokens, cache: sizes.append(len(tokens)) or step(self, tokens, cache)
+        type(model), "decode_step", lambda self, tokens, cache: sizes.append(len(tokens)) or step(self, tokens, cache)
     )
     beam(model, SOURCES, 3, max_length=20)
     assert sizes[0] == len(SOURCES)
@@ -431,8 +431,10 @@ def test_finished_sentences_leave_the_batch(model, monkeypatch):
 
 
 def test_what_belongs_to_the_sentence_is_never_repeated(model, monkeypatch):
-    begin, caches = type(model).begin, []
-    monkeypatch.setattr(type(model), "begin", lambda self, *a, **k: caches.append(begin(self, *a, **k)) or caches[-1])
+    prefill, caches = type(model).prefill, []
+    monkeypatch.setattr(
+        type(model), "prefill", lambda self, *a, **k: caches.append(prefill(self, *a, **k)) or caches[-1]
+    )
     beam(model, SOURCES, 4, max_length=3)
     (cache,) = caches
     assert cache.layers[0].cross_attention.key.shape[0] <= len(SOURCES)

@@ -73,9 +73,9 @@ def test_all_tokens_may_be_ordinary(model, monkeypatch):
         assert hypothesis.tokens == continued(model, prompt, 6, special=False)[0]
         assert len(hypothesis.tokens) == 6
         assert not hypothesis.finished
-    steps, step = [], LanguageModel.step
+    steps, step = [], LanguageModel.decode_step
     monkeypatch.setattr(
-        LanguageModel, "step", lambda self, tokens, cache: steps.append(len(tokens)) or step(self, tokens, cache)
+        LanguageModel, "decode_step", lambda self, tokens, cache: steps.append(len(tokens)) or step(self, tokens, cache)
     )
     assert generate(model, [[0], [1, 2]], OPTIONS["greedy"], special_tokens=False) == found
     assert steps == [2] * 6 + [1]  # a step a token: six that follow one, and the second prompt's other token

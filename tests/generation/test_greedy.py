@@ -45,9 +45,9 @@ def test_it_needs_no_boolean_indexing_and_no_data_dependent_shapes(model):
 def test_finished_sentences_leave_the_batch(model, monkeypatch):
     lengths = [len(row) for row in greedy(model, padded(SOURCES), max_length=12)]
     sizes = []
-    step = Transformer.step
+    step = Transformer.decode_step
     monkeypatch.setattr(
-        Transformer, "step", lambda self, tokens, cache: sizes.append(len(tokens)) or step(self, tokens, cache)
+        Transformer, "decode_step", lambda self, tokens, cache: sizes.append(len(tokens)) or step(self, tokens, cache)
     )
     greedy(model, padded(SOURCES), max_length=12)
     # A sentence at the limit has one step more, which says whether it ends there.

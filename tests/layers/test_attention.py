@@ -224,7 +224,7 @@ def test_a_store_grows_and_is_reordered_as_arrays_would_be(xp):
     for start in range(5, 40):
         store.append(key[:, :, start : start + 1, :], value[:, :, start : start + 1, :])
     assert_close(store.key, key, tolerance=0.0)
-    store.select(rows)
+    store.reorder(rows)
     both = store.append(key[:, :, :2, :], value[:, :, :2, :])
     for got, whole in zip(both, (key, value), strict=True):
         expected = xp.concat([xp.take(whole, rows, axis=0), whole[:, :, :2, :]], axis=2)
@@ -244,11 +244,11 @@ def test_rows_of_a_store_move_as_if_all_were_selected(xp, tokens):
     assert those_that_move.is_own == (
         tokens > 0 and backend_name(xp) in ("numpy", "cupy")
     )  # what was given is not moved
-    all_of_them.select(rows)
+    all_of_them.reorder(rows)
     if those_that_move.is_own:
         those_that_move.move(*moved)
     else:
-        those_that_move.select(rows)
+        those_that_move.reorder(rows)
     assert_close(those_that_move.key, all_of_them.key, tolerance=0.0)
     assert_close(those_that_move.value, all_of_them.value, tolerance=0.0)
     assert_close(given, key[:, :, :5, :], tolerance=0.0)  # it was not written

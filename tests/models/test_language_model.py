@@ -100,13 +100,13 @@ def test_loss_and_gradients_of_a_training_step_equal_those_of_torch():
 def test_steps_with_a_cache_give_what_the_whole_gives(xp, settings):
     model = small_language_model(xp, **settings)
     tokens = xp.asarray(TOKENS[:, :3])
-    whole, cache = model(tokens), model.begin(2)
+    whole, cache = model(tokens), model.init_cache(2)
     for start, stop in ((0, 2), (2, 3)):
-        assert_close(model.step(tokens[:, start:stop], cache), whole[:, stop - 1, :])
-    cache.select([1, 0, 1])
+        assert_close(model.decode_step(tokens[:, start:stop], cache), whole[:, stop - 1, :])
+    cache.reorder([1, 0, 1])
     again = xp.take(tokens, xp.asarray([1, 0, 1]), axis=0)
     longer = xp.concat([again, again[:, :1]], axis=1)
-    assert_close(model.step(longer[:, 3:], cache), model(longer)[:, 3, :])
+    assert_close(model.decode_step(longer[:, 3:], cache), model(longer)[:, 3, :])
 
 
 @pytest.mark.parametrize("settings", KINDS)
@@ -149,5 +149,5 @@ def test_what_it_refuses():
     model = small_language_model()
     with raises_line(DataError, "token ids range from 3 to 13; expected 0 to 12"):
         model([[3, 13]])
-    with raises_line(ConfigError, "rows is 0; expected at least 1"):
-        model.begin(0)
+    with raises_line(ConfigError, "batch_size is 0; expected at least 1"):
+        model.init_cache(0)

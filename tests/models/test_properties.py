@@ -92,10 +92,10 @@ def test_steps_with_a_cache_give_what_the_whole_gives(model, pair, cuts, padding
     whole = model([source], [target])[0]
     bounds = sorted({cut for cut in cuts if cut < len(target)} | {len(target)})
     lengths = [len(target)] if model.config.length_encoding else None
-    cache = model.begin([[0] * padding + source], lengths=lengths)
+    cache = model.prefill([[0] * padding + source], lengths=lengths)
     start = 0
     for stop in bounds:
-        logits = model.step(np.asarray([target[start:stop]]), cache)
+        logits = model.decode_step(np.asarray([target[start:stop]]), cache)
         np.testing.assert_allclose(logits[0], whole[stop - 1], **TOLERANCE)
         start = stop
 
@@ -107,12 +107,12 @@ def test_steps_with_a_cache_give_what_the_whole_gives(model, pair, cuts, padding
 def test_hypotheses_of_a_batch_are_like_single_ones(model, sources, tokens):
     """Rows are expanded, reordered and dropped with their sentences, and stay what they would be alone."""
     encoded = model.config.length_encoding
-    cache = model.begin(padded(sources), lengths=[9] * len(sources) if encoded else None)
-    model.step(np.full((len(sources), 1), 1), cache)
-    cache.select([0, 0, 1, 1], None if len(sources) == 2 else [0, 1])
-    model.step(np.asarray([tokens[0], tokens[1], tokens[2], tokens[3]]), cache)
-    cache.select([3, 2], [1])
-    logits = model.step(np.asarray([tokens[4], tokens[5]]), cache)
+    cache = model.prefill(padded(sources), lengths=[9] * len(sources) if encoded else None)
+    model.decode_step(np.full((len(sources), 1), 1), cache)
+    cache.reorder([0, 0, 1, 1], None if len(sources) == 2 else [0, 1])
+    model.decode_step(np.asarray([tokens[0], tokens[1], tokens[2], tokens[3]]), cache)
+    cache.reorder([3, 2], [1])
+    logits = model.decode_step(np.asarray([tokens[4], tokens[5]]), cache)
     for row, history in enumerate(([1, *tokens[3], *tokens[4]], [1, *tokens[2], *tokens[5]])):
         lengths = [9] if encoded else None
         memory = model.encode([sources[1]])

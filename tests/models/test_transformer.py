@@ -58,7 +58,7 @@ def test_an_encoder_alone_has_no_parts_of_a_decoder(tmp_path):
     with raises_line(ConfigError, "this model has no decoder"):
         model(SOURCE, TARGET)
     with raises_line(ConfigError, "this model has no decoder"):
-        model.begin(SOURCE)
+        model.prefill(SOURCE)
 
 
 def test_depths_and_vocabularies_may_differ():
@@ -97,10 +97,10 @@ def test_rematerialization_computes_layers_again_and_changes_no_gradient(monkeyp
 
 def test_lengths_are_for_models_that_see_them():
     with raises_line(ConfigError, "this model has no length encoding"):
-        small_model().begin(SOURCE, lengths=[3, 4])
+        small_model().prefill(SOURCE, lengths=[3, 4])
     model = small_model(length_encoding=True)
     with raises_line(ConfigError, "this model has a length encoding; give the lengths"):
-        model.begin(SOURCE)
+        model.prefill(SOURCE)
     memory = model.encode(SOURCE)
     seen = model.decode(TARGET, memory, source=SOURCE, lengths=[4, 2])
     assert_close(seen, model(SOURCE, TARGET))  # as long as the target is
@@ -131,11 +131,11 @@ def test_decoding_projects_the_memory_for_the_copy_head_once(xp, monkeypatch):
         return project(self, *given)
 
     monkeypatch.setattr(Linear, "__call__", noted)
-    cache = model.begin(SOURCE)
+    cache = model.prefill(SOURCE)
     target = np.asarray([[1, 7, 3, 5], [1, 4, 9, 6]])
-    found = [model.step(from_host(xp, target[:, [column]]), cache) for column in range(3)]
-    cache.select([1, 1], [1])
-    shared = model.step(from_host(xp, target[[1, 0], 3:]), cache)
+    found = [model.decode_step(from_host(xp, target[:, [column]]), cache) for column in range(3)]
+    cache.reorder([1, 1], [1])
+    shared = model.decode_step(from_host(xp, target[[1, 0], 3:]), cache)
     assert sum(projected) == 1
     for logits, given in zip(found, seen[:3], strict=True):
         assert_close(logits, call(model.copy_head, *given[:5])[:, 0, :], tolerance=0.0)

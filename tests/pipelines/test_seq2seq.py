@@ -100,11 +100,11 @@ def test_a_length_encoding_needs_to_know_how_long_words_are():
 
 
 def test_a_model_that_sees_lengths_is_told_one_anyway(monkeypatch):
-    told, begin = [], Transformer.begin
+    told, prefill = [], Transformer.prefill
     monkeypatch.setattr(
         Transformer,
-        "begin",
-        lambda self, source, lengths: (told.extend(lengths), begin(self, source, lengths=lengths))[1],
+        "prefill",
+        lambda self, source, lengths: (told.extend(lengths), prefill(self, source, lengths=lengths))[1],
     )
     make(length_encoding=True, mean_length=6.4)(LINES)
     assert told == [7] * 5  # the usual length and the end

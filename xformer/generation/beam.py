@@ -124,7 +124,7 @@ def search_beams(task: DecodingTask) -> list[list[Hypothesis]]:
         rows = [row for beam in active for row in _rows(beam, options.num_beams)]
         parents = [live.row for live, _ in rows]
         if parents != list(range(logits.shape[0])):
-            cache.select(parents, staying)
+            cache.reorder(parents, staying)
         for place, (live, _) in enumerate(rows):
             live.row = place
         logits = task.step([[live.tokens[-1]] for live, _ in rows], cache)

@@ -81,7 +81,7 @@ def decode(
         DecodingTask(
             model=model,
             options=options,
-            begin=lambda: model.begin(source, lengths=lengths),
+            begin=lambda: model.prefill(source, lengths=lengths),
             first=[model.config.bos_id],
             prefixes=check_prefixes(prefix, ranges, model, numbers, measured),
             ranges=ranges,
@@ -129,7 +129,7 @@ def generate(
         DecodingTask(
             model=model,
             options=options,
-            begin=lambda: model.begin(len(given)),
+            begin=lambda: model.init_cache(len(given)),
             first=[],
             prefixes=given,
             ranges=ranges,

@@ -58,7 +58,7 @@ def search_stepwise(task: DecodingTask) -> list[list[Hypothesis]]:
     cache, logits = task.start()
     if samples > 1:
         rows = [sentence for sentence in range(task.sentences) for _ in range(samples)]
-        cache.select(rows)
+        cache.reorder(rows)
         logits = task.take(logits, rows)
     active = list(walks)
     while True:
@@ -68,7 +68,7 @@ def search_stepwise(task: DecodingTask) -> list[list[Hypothesis]]:
             break
         if len(going) < len(active):
             rows = [place * samples + sample for place in going for sample in range(samples)]
-            cache.select(rows, going)
+            cache.reorder(rows, going)
             active, tokens = [active[place] for place in going], [tokens[row] for row in rows]
         logits = task.step([[token] for token in tokens], cache)
     return [best_first(score(task, [walk.path for walk in group])) for group in walks]

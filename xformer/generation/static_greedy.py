@@ -48,11 +48,11 @@ def search_fixed(task: DecodingTask, record: Callable[[Step], Step]) -> list[lis
     # Where outputs can end, the token after the last one that is allowed shows whether they would.
     limits = [limits.maximum - task.lead + int(task.eos_id is not None) for limits in task.ranges]
     most = max(1, *limits)
-    state = _State(task, task.model.fix(cache, cache.length + most - 1), limits)
+    state = _State(task, task.model.to_static(cache, cache.length + most - 1), limits)
     state.choose(logits)
 
     def step() -> None:
-        state.choose(task.model.step(state.token, state.cache))
+        state.choose(task.model.decode_step(state.token, state.cache))
 
     again = record(step) if most > 1 else step
     for number in range(1, most):

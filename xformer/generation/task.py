@@ -84,7 +84,7 @@ class DecodingTask:
 
     def step(self, tokens: list[list[int]], cache: Any) -> Array:
         """Append tokens (rows, n) to the cache; the logits of the next one (rows, vocabulary)."""
-        return self.model.step(self.place(tokens, index_dtype(self.xp)), cache)
+        return self.model.decode_step(self.place(tokens, index_dtype(self.xp)), cache)
 
     def may_end(self, sentence: int, tokens: Tokens) -> bool:
         """Whether an output is long enough."""

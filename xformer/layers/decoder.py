@@ -73,7 +73,7 @@ class DecoderLayer(Module):
         self.cross_attention_residual(x, look)
         return found[0]
 
-    def step(
+    def decode_step(
         self,
         x: Array,
         cache: LayerCache,

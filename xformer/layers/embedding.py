@@ -73,15 +73,15 @@ class InputEmbedding(Module):
         positions: Array | None = None,
         *,
         start: int = 0,
-        offsets: Array | None = None,
+        position_embeddings: Array | None = None,
         rng: Rng | None = None,
     ) -> Array:
-        """x: token vectors (batch, length, d_model), at `positions` (batch, length) or from `start` on; offsets: what
-        those positions add, where it is known. Returns the same shape."""
+        """x: token vectors (batch, length, d_model), at `positions` (batch, length) or from `start` on;
+        position_embeddings: what those positions add, if it is known. Returns the same shape."""
         if len(x.shape) != 3:
             raise ShapeError(f"token vectors have shape {tuple(x.shape)}; expected (batch, length, d_model)")
-        if offsets is not None:
-            x = x + offsets
+        if position_embeddings is not None:
+            x = x + position_embeddings
         elif self.positions is not None:
             x = self.positions(x, positions, start=start)
         if self.scale:
@@ -90,7 +90,7 @@ class InputEmbedding(Module):
             x = self.norm(x)
         return self.dropout(x, rng)
 
-    def offsets(self, length: int, like: Array) -> Array | None:
+    def position_embeddings(self, length: int, like: Array) -> Array | None:
         """What the first so many positions add to token vectors, (length, d_model); None where they add nothing.
 
         like: an array (..., d_model) of the library, dtype and device.

@@ -54,7 +54,7 @@ class KVCache:
         self._length += int(key.shape[2])
         return self._so_far(self._key), self._so_far(self._value)
 
-    def select(self, rows: Array) -> None:
+    def reorder(self, rows: Array) -> None:
         """Let row i from now on be what row rows[i] was (integers, in any order, repeats allowed)."""
         if self._key is not None and self._value is not None:
             xp = array_namespace(self._key)
@@ -96,16 +96,16 @@ def _joined(kept: Array, length: int, new: Array) -> Array:
 class StaticKVCache(KVCache):
     """A store whose arrays never change their shape: new tokens go where an array says.
 
-    store: what there is so far. room: how many tokens there may be. place: the number of the next one, (1,) integers;
-    its owner moves it on. Beyond it, what is kept means nothing.
+    store: what there is so far. max_length: how many tokens there may be. place: the number of the next one, (1,)
+    integers; its owner moves it on. Beyond it, what is kept means nothing.
     """
 
-    def __init__(self, store: KVCache, room: int, place: Array) -> None:
+    def __init__(self, store: KVCache, max_length: int, place: Array) -> None:
         if store.key is None or store.value is None:
             raise ShapeError("the store is empty; fill it first with the tokens that the output begins with")
-        super().__init__(_roomy(store.key, room), _roomy(store.value, room))
+        super().__init__(_with_capacity(store.key, max_length), _with_capacity(store.value, max_length))
         self.place = place
-        self._here = array_namespace(place).arange(room, device=device(place))
+        self._here = array_namespace(place).arange(max_length, device=device(place))
 
     def append(self, key: Array, value: Array) -> tuple[Array, Array]:
         """Put those of one new token in its place; return all that there is room for."""
@@ -120,10 +120,10 @@ class StaticKVCache(KVCache):
         return xp.where(xp.reshape(self._here == self.place, (1, 1, kept.shape[2], 1)), new, kept)
 
 
-def _roomy(kept: Array, room: int) -> Array:
+def _with_capacity(kept: Array, max_length: int) -> Array:
     """A copy with zeros up to so many tokens."""
     xp, (rows, heads, length, features) = array_namespace(kept), kept.shape
-    rest = xp.zeros((rows, heads, room - length, features), dtype=kept.dtype, device=device(kept))
+    rest = xp.zeros((rows, heads, max_length - length, features), dtype=kept.dtype, device=device(kept))
     return xp.concat([kept, rest], axis=2)
 
 

@@ -101,7 +101,7 @@ class LayerFactory:
         c = self.config
         return Embedding(vocab_size, c.d_model, scale=c.scale_embeddings and not c.scale_positions, init=self.init)
 
-    def token_input(self) -> InputEmbedding:
+    def input_embedding(self) -> InputEmbedding:
         """What becomes of token vectors before the first layer."""
         c = self.config
         positions: Sinusoidal | LearnedPositions | None = None

@@ -22,14 +22,14 @@ class Memory:
     lengths: Array | None  # (sentences,): tokens of the output that is wanted, eos included
     copy_key: Array | None = None  # (sentences, keys, d_model): of the copy head
 
-    def select(self, sentences: Array) -> None:
+    def reorder(self, sentences: Array) -> None:
         """Keep only these sentences."""
         for name, x in vars(self).items():
             setattr(self, name, None if x is None else array_namespace(x).take(x, sentences, axis=0))
 
 
 class DecodingCache:
-    """Keys and values of all layers, and the memory; `model.begin` makes it, `model.step` fills it.
+    """Keys and values of all layers, and the memory; `model.prefill` or `init_cache` makes it, `decode_step` fills it.
 
     length: how many tokens each row has so far (in a StaticCache: had at first). Rows are hypotheses, grouped by
     sentence, as many for each.
@@ -46,7 +46,7 @@ class DecodingCache:
         """Which of the tokens that are kept count: None, all of them."""
         return None
 
-    def token_input(self, layer: InputEmbedding, x: Array) -> Array:
+    def embed(self, layer: InputEmbedding, x: Array) -> Array:
         """Token vectors (rows, new tokens, d_model) with what their positions add."""
         return layer(x, start=self.length)
 
@@ -63,7 +63,7 @@ class DecodingCache:
         """So many tokens are in all stores now."""
         self.length += new
 
-    def select(self, rows: Sequence[int], sentences: Sequence[int] | None = None) -> None:
+    def reorder(self, rows: Sequence[int], sentences: Sequence[int] | None = None) -> None:
         """Let row i from now on go on from what row rows[i] was: any order, repeats allowed.
 
         sentences: which ones stay (None: all of them); what is kept once a sentence is never repeated.
@@ -78,49 +78,49 @@ class DecodingCache:
         else:
             places = self._place(rows)
             for store in stores:
-                store.select(places)
+                store.reorder(places)
         if sentences is not None:
             staying = self._place(sentences)
             for layer in self.layers:
-                layer.cross_attention.select(staying)
+                layer.cross_attention.reorder(staying)
             if self.memory is not None:
-                self.memory.select(staying)
+                self.memory.reorder(staying)
 
     def _place(self, numbers: Sequence[int]) -> Array:
         return from_host(array_namespace(self._like), list(numbers), dtype="int64", device=device(self._like))
 
 
 class StaticCache(DecodingCache):
-    """A cache with room for a fixed number of tokens, which takes them one by one in steps of one and the same shape.
+    """A cache of fixed shape for at most max_length tokens, filled one token per step.
 
     What changes from step to step is in arrays, in place where they can be written: a step may be recorded once and
     repeated (CUDA graphs), or compiled. place: how many tokens there are, (1,) integers.
     """
 
     def __init__(
-        self, cache: DecodingCache, room: int, layer: InputEmbedding, positions: RelativePositions | None
+        self, cache: DecodingCache, max_length: int, layer: InputEmbedding, positions: RelativePositions | None
     ) -> None:
         like = cache._like
         xp, on = array_namespace(like), device(like)
         self.memory, self.length, self._like = cache.memory, cache.length, like
         self.place = xp.asarray([cache.length], dtype=xp.int64, device=on)
-        self._stores = [StaticKVCache(kept.self_attention, room, self.place) for kept in cache.layers]
+        self._stores = [StaticKVCache(kept.self_attention, max_length, self.place) for kept in cache.layers]
         self.layers = [
             LayerCache(store, kept.cross_attention) for store, kept in zip(self._stores, cache.layers, strict=True)
         ]
-        self._offsets = layer.offsets(room, like)
+        self._offsets = layer.position_embeddings(max_length, like)
         self._first = cache.length  # what comes before has its place
-        self._placement = position_terms(positions, room - cache.length, room, like)
-        self._here = xp.arange(room, dtype=xp.int64, device=on)
+        self._placement = position_terms(positions, max_length - cache.length, max_length, like)
+        self._here = xp.arange(max_length, dtype=xp.int64, device=on)
 
     @property
     def mask(self) -> Array:
-        """True for the tokens there are, the new one included: (1, room), of which attention makes what it needs."""
+        """True for the tokens so far, the new one included: (1, max_length)."""
         return array_namespace(self.place).expand_dims(self._here <= self.place, axis=0)
 
-    def token_input(self, layer: InputEmbedding, x: Array) -> Array:
+    def embed(self, layer: InputEmbedding, x: Array) -> Array:
         """Token vectors of one token with what its position adds."""
-        return layer(x, offsets=self._offsets if self._offsets is None else self._row(self._offsets, 0))
+        return layer(x, position_embeddings=self._offsets if self._offsets is None else self._row(self._offsets, 0))
 
     def position_terms(self, positions: RelativePositions | None, new: int, like: Array) -> PositionTerms:
         """What a relative scheme says of one new token."""

@@ -57,7 +57,7 @@ class LanguageModel(BaseModel):
         self.norm = parts.final_norm()
         self.output = None if config.tie_output else Linear(config.d_model, config.vocab_size, bias=False, init=init)
         self.output_bias = init.zeros((config.vocab_size,)) if config.output_bias else None
-        self.input = parts.token_input()
+        self.input = parts.input_embedding()
         self.positions = parts.relative_positions(bidirectional=False)
         self.config = config
 
@@ -89,28 +89,28 @@ class LanguageModel(BaseModel):
             x = run(layer, x, mask=mask, bias=place.bias, rotation=place.rotation, causal=True, rng=layer_rng)
         return self._logits(x)
 
-    def begin(self, rows: int) -> DecodingCache:
-        """An empty cache for so many rows, to be filled by `step`; raises ConfigError for less than one row."""
-        if rows < 1:
-            raise ConfigError(f"rows is {rows}; expected at least 1")
+    def init_cache(self, batch_size: int) -> DecodingCache:
+        """An empty cache for so many rows, to be filled by `decode_step`; raises ConfigError for less than one row."""
+        if batch_size < 1:
+            raise ConfigError(f"batch_size is {batch_size}; expected at least 1")
         return DecodingCache(len(self.layers), like=self.embedding.weight)
 
-    def step(self, tokens: Array, cache: DecodingCache) -> Array:
+    def decode_step(self, tokens: Array, cache: DecodingCache) -> Array:
         """Logits of the next token: (rows, vocab_size).
 
         tokens: ids (rows, new tokens) in the model's library, which are trusted and not padded; they join the cache.
         """
         new = tokens.shape[1]
-        x = cache.token_input(self.input, self.embedding(tokens))
+        x = cache.embed(self.input, self.embedding(tokens))
         where: dict[str, Any] = {**cache.position_terms(self.positions, new, x)._asdict(), "mask": cache.mask}
         for layer, kept in zip(self.layers, cache.layers, strict=True):
             x = layer(x, **where, causal=True, store=kept.self_attention)
         cache.advance(new)
         return self._logits(x[:, -1:, :])[:, 0, :]
 
-    def fix(self, cache: DecodingCache, room: int) -> StaticCache:
-        """What a cache holds, with room for so many tokens, for steps of one token that are all alike."""
-        return StaticCache(cache, room, self.input, self.positions)
+    def to_static(self, cache: DecodingCache, max_length: int) -> StaticCache:
+        """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes."""
+        return StaticCache(cache, max_length, self.input, self.positions)
 
     def token_ids(self, data: Any) -> Array:
         """Check ids and bring them to the model's library."""

@@ -81,8 +81,8 @@ class Transformer(BaseModel):
         untied = decodes and not c.tie_output
         self.output = Linear(c.d_model, c.target_vocab_size, bias=False, init=init) if untied else None
         self.output_bias = init.zeros((c.target_vocab_size,)) if decodes and c.output_bias else None
-        self.encoder_input = parts.token_input()
-        self.decoder_input = parts.token_input()
+        self.encoder_input = parts.input_embedding()
+        self.decoder_input = parts.input_embedding()
         self.encoder_positions = parts.relative_positions(bidirectional=True)
         self.decoder_positions = parts.relative_positions(bidirectional=False) if decodes else None
         self.copy_head = CopyHead(c.d_model, init=init) if decodes and c.copy else None
@@ -187,8 +187,8 @@ class Transformer(BaseModel):
 
     # --- Token by token: decoding -------------------------------------------------------------------------------------
 
-    def begin(self, source: Any, *, lengths: Sequence[int] | None = None) -> DecodingCache:
-        """Encode sentences, to be decoded by `step`.
+    def prefill(self, source: Any, *, lengths: Sequence[int] | None = None) -> DecodingCache:
+        """Encode sentences, to be decoded by `decode_step`.
 
         source: ids (sentences, source length); lengths: tokens of the output that is wanted of each, eos included, for
         models with a length encoding. Raises ConfigError for a model that has no decoder, or needs lengths.
@@ -207,28 +207,28 @@ class Transformer(BaseModel):
             kept.cross_attention.append(*layer.cross_attention.keys_and_values(states))
         return cache
 
-    def step(self, tokens: Array, cache: DecodingCache) -> Array:
+    def decode_step(self, tokens: Array, cache: DecodingCache) -> Array:
         """Logits of the next token: (rows, target_vocab_size).
 
         tokens: ids (rows, new tokens) in the model's library, which are trusted; they join the cache.
         """
         memory, (rows, new) = cache.memory, tokens.shape
         if memory is None:
-            raise ConfigError("the cache has no memory; expected one that begin() of this model made")
+            raise ConfigError("the cache has no memory; expected one that prefill() of this model made")
         x = self._target_table()(tokens)
         if memory.lengths is not None:
             lengths = array_namespace(tokens).repeat(memory.lengths, rows // memory.lengths.shape[0])
             x = x + remaining_length(lengths[:, None] - cache.numbers(new, lengths), self.config.d_model, x.dtype)
-        x = cache.token_input(self.decoder_input, x)
+        x = cache.embed(self.decoder_input, x)
         where: dict[str, Any] = {**cache.position_terms(self.decoder_positions, new, x)._asdict(), "mask": cache.mask}
         for layer, kept in zip(self.decoder, cache.layers, strict=True):
-            x = layer.step(x, kept, memory_mask=memory.mask, **where)
+            x = layer.decode_step(x, kept, memory_mask=memory.mask, **where)
         cache.advance(new)
         return self._logits(x[:, -1:, :], memory)[:, 0, :]
 
-    def fix(self, cache: DecodingCache, room: int) -> StaticCache:
-        """What a cache holds, with room for so many tokens, for steps of one token that are all alike."""
-        return StaticCache(cache, room, self.decoder_input, self.decoder_positions)
+    def to_static(self, cache: DecodingCache, max_length: int) -> StaticCache:
+        """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes."""
+        return StaticCache(cache, max_length, self.decoder_input, self.decoder_positions)
 
     def cross_attention_weights(self, source: Any, target: Any, *, lengths: Any = None) -> list[Array]:
         """How each target token attends to the source, to look at: per layer (batch, heads, target, source).
@@ -247,7 +247,7 @@ class Transformer(BaseModel):
             x = layer(x, memory, **where)
         return found
 
-    # --- LayerFactory of the above -------------------------------------------------------------------------------------------
+    # --- Parts of the above -------------------------------------------------------------------------------------------
 
     def source_ids(self, data: Any) -> Array:
         """Check source ids and bring them to the model's library."""

@@ -265,12 +265,12 @@ class _TextAlone:
     def __init__(self, model: LanguageModel) -> None:
         self.model, self.vocab_size = model, model.vocab_size
         self.config: LanguageModelConfig = model.config
-        self.begin, self.named_parameters = model.begin, model.named_parameters
+        self.init_cache, self.named_parameters = model.init_cache, model.named_parameters
         weight = model.embedding.weight
         special = [token < len(SPECIAL_TOKENS) for token in range(model.vocab_size)]
         self._special = from_host(array_namespace(weight), special, device=device(weight))
 
-    def step(self, tokens: Array, cache: DecodingCache) -> Array:
+    def decode_step(self, tokens: Array, cache: DecodingCache) -> Array:
         """Logits of the next token."""
-        logits = self.model.step(tokens, cache)
+        logits = self.model.decode_step(tokens, cache)
         return array_namespace(logits).where(self._special, -float("inf"), logits)
