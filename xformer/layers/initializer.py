@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from xformer.backends import Array, Device, DType, default_float, from_host, resolve
 from xformer.random import Rng
 
@@ -45,8 +47,8 @@ class Initializer:
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
         """All zeros, for biases."""
-        return self._array(resolve("numpy").zeros(shape))
+        return self._array(np.zeros(shape))
 
     def ones(self, shape: tuple[int, ...]) -> Array:
         """All ones, for the weights of norms."""
-        return self._array(resolve("numpy").ones(shape))
+        return self._array(np.ones(shape))

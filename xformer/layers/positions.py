@@ -11,6 +11,8 @@ import functools
 import math
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from xformer.backends import (
     Array,
     Device,
@@ -21,7 +23,6 @@ from xformer.backends import (
     device,
     dtype_name,
     from_host,
-    resolve,
 )
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers.initializer import Initializer
@@ -37,14 +38,13 @@ _FEWEST_ROWS = 64
 @functools.lru_cache(maxsize=16)
 def _table(length: int, d_model: int, dtype: str) -> Array:
     """The table on the host, computed in float64 and rounded once."""
-    host = resolve("numpy")
-    position = host.reshape(host.arange(length, dtype=host.float64), (length, 1))
-    even = host.arange(0, d_model, 2, dtype=host.float64)
+    position = np.reshape(np.arange(length, dtype=np.float64), (length, 1))
+    even = np.arange(0, d_model, 2, dtype=np.float64)
     angle = position / 10000.0 ** (even / d_model)
-    table = host.empty((length, d_model), dtype=host.float64)
-    table[:, 0::2] = host.sin(angle)
-    table[:, 1::2] = host.cos(angle)[:, : d_model // 2]  # an odd d_model has one sine more than cosines
-    table = host.astype(table, getattr(host, dtype))
+    table = np.empty((length, d_model), dtype=np.float64)
+    table[:, 0::2] = np.sin(angle)
+    table[:, 1::2] = np.cos(angle)[:, : d_model // 2]  # an odd d_model has one sine more than cosines
+    table = table.astype(dtype)
     table.flags.writeable = False  # every caller gets a view of it
     return table
 
@@ -175,12 +175,11 @@ class Rotary(Module):
 
     def rotation(self, length: int, *, start: int = 0, like: Array) -> Rotation:
         """The angles of the positions start .. start + length - 1, in the library and dtype of `like`."""
-        host = resolve("numpy")
-        frequency = self.base ** (-host.arange(0, self.head_dim, 2, dtype=host.float64) / self.head_dim)
-        angle = host.arange(start, start + length, dtype=host.float64)[:, None] * frequency
+        frequency = self.base ** (-np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim)
+        angle = np.arange(start, start + length, dtype=np.float64)[:, None] * frequency
         xp = base_namespace(array_namespace(like))
         place = device(like)
-        return Rotation(*(from_host(xp, f(angle), dtype=like.dtype, device=place) for f in (host.cos, host.sin)))
+        return Rotation(*(from_host(xp, f(angle), dtype=like.dtype, device=place) for f in (np.cos, np.sin)))
 
 
 class ALiBi(Module):
@@ -204,9 +203,8 @@ class ALiBi(Module):
 
     def place(self, queries: int, keys: int, like: Array) -> PositionTerms:
         """What to add to the scores: (heads, queries, keys)."""
-        host = resolve("numpy")
         distance = abs(_distances(queries, keys))
-        bias = -host.asarray(self.slopes, dtype=host.float64)[:, None, None] * distance
+        bias = -np.asarray(self.slopes, dtype=np.float64)[:, None, None] * distance
         xp = base_namespace(array_namespace(like))
         return PositionTerms(bias=from_host(xp, bias, dtype=like.dtype, device=device(like)))
 
@@ -239,22 +237,20 @@ class RelativeBias(Module):
 
 def _distances(queries: int, keys: int) -> Array:
     """Key position minus query position, on the host: (queries, keys)."""
-    host = resolve("numpy")
-    return host.arange(keys)[None, :] - host.arange(keys - queries, keys)[:, None]
+    return np.arange(keys)[None, :] - np.arange(keys - queries, keys)[:, None]
 
 
 def _buckets(distance: Array, num_buckets: int, max_distance: int, bidirectional: bool) -> Array:
     """The bucket of each distance, as T5 counts them: (queries, keys) integers on the host."""
-    host = resolve("numpy")
-    first = host.zeros_like(distance)
+    first = np.zeros_like(distance)
     if bidirectional:
         num_buckets //= 2
-        first = host.where(distance > 0, num_buckets, 0)
+        first = np.where(distance > 0, num_buckets, 0)
         distance = abs(distance)
     else:
-        distance = host.maximum(-distance, 0)
+        distance = np.maximum(-distance, 0)
     exact = num_buckets // 2
-    growth = host.log(host.maximum(distance, 1) / exact) / math.log(max_distance / exact)
+    growth = np.log(np.maximum(distance, 1) / exact) / math.log(max_distance / exact)
     # The tiny addition undoes rounding where a distance is exactly a bucket's first.
-    far = exact + host.astype(growth * (num_buckets - exact) + 1e-9, host.int64)
-    return first + host.where(distance < exact, distance, host.minimum(far, num_buckets - 1))
+    far = exact + (growth * (num_buckets - exact) + 1e-9).astype(np.int64)
+    return first + np.where(distance < exact, distance, np.minimum(far, num_buckets - 1))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from xformer.backends import (
     Array,
     array_namespace,
@@ -17,7 +19,6 @@ from xformer.backends import (
     is_floating,
     is_host_accessible,
     is_integer,
-    resolve,
     same_device,
 )
 from xformer.errors import BackendError, DataError, ShapeError
@@ -50,7 +51,7 @@ def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
             f"{name} is an array of {backend_name(array_namespace(data))}, the model lives in {backend_name(home)}; "
             "pass that library's array, a NumPy array or nested lists"
         )
-    host = from_host(resolve("numpy"), data)
+    host = from_host(np, data)
     _check_kind(host, name)
     _check_range(host, name, vocab_size)
     return from_host(home, _signed(host), device=device(like))
