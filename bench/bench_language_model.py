@@ -32,7 +32,7 @@ SHARDS = (1, 2)
 
 def texts() -> tuple[list[int], list[int], int]:
     """The training and the validation text as token ids, and the size of the vocabulary."""
-    from xformer.cli.training_text import learn, split
+    from xformer.cli.train_lm import split, train_tokenizer
     from xformer.text import read_text
     from xformer.training import Recipe
 
@@ -43,7 +43,7 @@ def texts() -> tuple[list[int], list[int], int]:
         return ids[10_000:], ids[:10_000], 69
     recipe = Recipe.from_toml(RECIPE)
     train, valid = split(read_text(DATA / "input.txt"), recipe.training.valid_share)
-    tokenizer = learn(train, recipe.tokenizer)
+    tokenizer = train_tokenizer(train, recipe.tokenizer)
     return tokenizer.encode_text(train), tokenizer.encode_text(valid), tokenizer.vocab_size
 
 

@@ -6,14 +6,17 @@ import io
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from xformer.cli.main import exit_code
+from xformer.io import load_arrays
 from xformer.text import numbers_task
+from xformer.training import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -93,6 +96,31 @@ def contents(directory: Path) -> dict[str, bytes | None]:
         str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
         for path in sorted(directory.rglob("*"))
     }
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in RunDirectory(run).read_log() if event["event"] == kind]
+
+
+def state(run: Path) -> dict[str, bytes]:
+    """Model and optimizer state of the last saved state, as bytes."""
+    return {name: array.tobytes() for name, array in load_arrays(run / "last.safetensors")[0].items()}
+
+
+def wait_for_state(process: subprocess.Popen[bytes], run: Path) -> None:
+    """Wait until a run in another process has saved its state."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        if (run / "last.safetensors").exists():
+            return
+        time.sleep(0.01)
+    pytest.fail("training did not start")
 
 
 @pytest.fixture

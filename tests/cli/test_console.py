@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import dataclasses
+import io
 import shutil
 import sys
 
 import pytest
+from rich.console import Console
 
-from xformer.cli.console import make_console, plural, program
+from xformer.cli import _console
+from xformer.cli._console import TrainingProgress, make_console, plural, program
+from xformer.training import Average, TrainingSettings, Update, Validation
 
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """An xformer program below the working directory, as an environment has it."""
+    """An xformer program below the working directory, as in a virtual environment."""
     monkeypatch.delenv("NOX_CURRENT_SESSION", raising=False)
     monkeypatch.chdir(tmp_path)
     path = tmp_path / ".nox" / "demo" / "bin" / "xformer"
@@ -25,13 +30,13 @@ def test_the_program_on_the_path_is_called_by_its_name(installed, monkeypatch):
     assert program() == "xformer"
 
 
-def test_in_a_nox_session_the_path_is_told(installed, monkeypatch):
+def test_in_a_nox_session_the_path_is_used(installed, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: str(installed))
     monkeypatch.setenv("NOX_CURRENT_SESSION", "demo")
     assert program() == ".nox/demo/bin/xformer"
 
 
-def test_off_the_path_the_path_is_told(installed, monkeypatch):
+def test_a_program_off_the_path_is_called_by_its_path(installed, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert program() == ".nox/demo/bin/xformer"
 
@@ -51,3 +56,114 @@ def test_text_is_printed_as_it_is(capsys):
 
 def test_plural():
     assert [plural(count, "line") for count in (0, 1, 2, 1234)] == ["0 lines", "1 line", "2 lines", "1,234 lines"]
+
+
+# --- Progress of training ---
+
+
+def update(step, *, loss=2.0, minutes=0.5, speed=1000.0):
+    return Update(
+        step=step,
+        epoch=0,
+        loss=loss,
+        gradient_norm=1.0,
+        learning_rate=1e-3,
+        tokens=100,
+        tokens_per_second=speed,
+        minutes=minutes,
+    )
+
+
+VALIDATION = Validation(
+    step=500, epoch=2, loss=1.5, perplexity=4.4817, score=21.5, metric="BLEU", best=True, minutes=61.5
+)
+
+
+class Clock:
+    """A clock that is advanced by hand."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr(_console.time, "monotonic", lambda: self.now)
+
+
+def shown(settings, events, *, terminal=False, first_step=0, clock=None, seconds=0.0):
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=160, highlight=False)
+    with TrainingProgress(console, settings, first_step) as show:
+        for event in events:
+            if clock is not None:
+                clock.now += seconds
+            show(event)
+    return stream.getvalue()
+
+
+def test_without_a_terminal_there_is_a_line_every_ten_seconds(monkeypatch):
+    clock = Clock(monkeypatch)
+    events = [update(step) for step in range(1, 11)]
+    lines = shown(TrainingSettings(max_updates=20), events, clock=clock, seconds=3.0).splitlines()
+    assert lines == [
+        "update 4  loss 2.000  1,000 target tokens/s  0:48 left",
+        "update 8  loss 2.000  1,000 target tokens/s  0:36 left",
+    ]
+
+
+def test_a_validation_is_a_line():
+    line = shown(TrainingSettings(), [VALIDATION])
+    assert line == (
+        "validation after update 500  epoch 3  1:01:30  loss 1.5000  perplexity 4.48  BLEU 21.50  (best so far)\n"
+    )
+
+
+def test_the_validation_of_an_average_is_named():
+    average = Average(**dataclasses.asdict(VALIDATION), updates=[400, 450, 500])
+    assert shown(TrainingSettings(), [average]).startswith(
+        "average of 3 checkpoints: validation after update 500  epoch 3  "
+    )
+
+
+def test_a_validation_without_bleu():
+    line = shown(TrainingSettings(), [Validation(7, 0, 1.5, 4.4817, None, None, False, 0.1)])
+    assert line == "validation after update 7  epoch 1  0:06  loss 1.5000  perplexity 4.48\n"
+
+
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        ({"max_updates": 100, "max_minutes": 10.0}, "1:30 left"),  # 10 updates in 10 seconds: 90 to go
+        ({"max_updates": 10_000, "max_minutes": 1.0}, "0:30 left"),
+        ({"max_minutes": 1.0}, "0:30 left"),
+        ({}, "tokens/s\n"),
+    ],
+)
+def test_the_first_limit_decides_the_time_left(monkeypatch, limits, left):
+    clock = Clock(monkeypatch)
+    assert left in shown(TrainingSettings(**limits), [update(10)], clock=clock, seconds=10.0)
+
+
+def test_a_resumed_run_counts_its_own_updates(monkeypatch):
+    clock = Clock(monkeypatch)
+    line = shown(TrainingSettings(max_updates=120), [update(110)], clock=clock, seconds=10.0, first_step=100)
+    assert "0:10 left" in line
+
+
+def test_numbers_are_smoothed(monkeypatch):
+    clock = Clock(monkeypatch)
+    events = [update(1, loss=4.0, speed=500.0), update(2, loss=2.0, speed=1500.0)]
+    line = shown(TrainingSettings(), events, clock=clock, seconds=9.0)
+    assert "loss 3.000  1,000 target tokens/s" in line
+
+
+def test_a_terminal_gets_a_bar_with_the_last_validation():
+    settings = TrainingSettings(max_updates=1000)
+    text = shown(settings, [update(1), VALIDATION, update(501)], terminal=True)
+    assert "━" in text
+    assert "validation after update 500" in text
+    assert "update 501" in text
+    assert "valid: perplexity 4.48, BLEU 21.50" in text
+
+
+def test_a_huge_loss_is_printed_in_short():
+    event = dataclasses.replace(VALIDATION, loss=7e21, perplexity=1e304)
+    assert "loss 7e+21  perplexity 1e+304  BLEU 21.50" in _console.describe_validation(event)
+    assert "loss 1.5000  perplexity 4.48  BLEU" in _console.describe_validation(VALIDATION)

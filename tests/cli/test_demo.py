@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from xformer.cli import demo_run
+from xformer.cli import demo
 from xformer.models import TransformerConfig
 from xformer.text import numbers_task, reverse_task
 from xformer.training import RunDirectory
@@ -23,18 +23,18 @@ def small(monkeypatch):
     tasks |= {"reverse": functools.partial(reverse_task, **sizes)}
     training = {"batch_tokens": 256, "max_updates": 4, "validate_every": 2}
     demos = {
-        name: dataclasses.replace(demo_run.DEMOS[name], task=task, model=TINY, training=training)
+        name: dataclasses.replace(demo.DEMOS[name], task=task, model=TINY, training=training)
         for name, task in tasks.items()
     }
-    monkeypatch.setattr(demo_run, "DEMOS", demos)
+    monkeypatch.setattr(demo, "DEMOS", demos)
 
 
 def test_the_demo_from_text_to_picture(xformer, tmp_path):
     done = xformer("demo", "--out", tmp_path / "demo", "--seed", 3)
     assert (done.code, done.err) == (0, "")
     assert "English number words to German" in done.out
-    assert "8 sources that were never in training: 0.0 % exactly right, BLEU " in done.out
-    assert "(of characters: a line is one word)" in done.out
+    assert "8 unseen sources: 0.0 % exactly right, BLEU " in done.out
+    assert "(of characters, since each line is one word)" in done.out
     assert done.out.count("  wrong  ") == 6
     assert f"translate --model {tmp_path / 'demo'}" in done.out
     assert "train --source train.de" in done.out
@@ -59,12 +59,12 @@ def test_the_result_is_a_run_like_any_other(xformer, tmp_path):
 
 
 def test_a_perfect_validation_ends_training(xformer, tmp_path, monkeypatch):
-    class Perfect(demo_run.ValidationScore):
+    class Perfect(demo.ValidationScore):
         def __call__(self, model):
             self.outputs = list(self.corpus.text.target)
             return 100.0
 
-    monkeypatch.setattr(demo_run, "ValidationScore", Perfect)
+    monkeypatch.setattr(demo, "ValidationScore", Perfect)
     done = xformer("demo", "--out", tmp_path / "demo")
     assert "ended after update 2: the goal is reached" in done.out
 
@@ -76,7 +76,7 @@ def test_an_earlier_demo_is_replaced(xformer, tmp_path):
 
 
 def test_a_stopped_demo_says_so(xformer, tmp_path, monkeypatch):
-    monkeypatch.setattr("xformer.cli.training.Trainer.run", lambda self: "stopped by SIGINT")
+    monkeypatch.setattr("xformer.cli._training.Trainer.run", lambda self: "stopped by SIGINT")
     done = xformer("demo", "--out", tmp_path / "demo")
     assert done.code == 128 + signal.SIGINT
     assert "start it again" in done.out
@@ -114,10 +114,10 @@ def test_bad_input_leaves_an_earlier_demo(refused, xformer, tmp_path):
 @pytest.mark.parametrize("name", ["numbers", "reverse", "copy"])
 def test_the_recipes_of_the_demo_are_recipes(name, monkeypatch):
     monkeypatch.undo()
-    demo = demo_run.DEMOS[name]
-    recipe = demo.recipe(demo.task(num_train=1000), None, 7)
+    chosen = demo.DEMOS[name]
+    recipe = chosen.recipe(chosen.task(num_train=1000), None, 7)
     assert recipe.training.seed == 7
-    assert recipe.training.max_minutes == demo.seconds / 60.0
+    assert recipe.training.max_minutes == chosen.seconds / 60.0
     TransformerConfig(source_vocab_size=128, target_vocab_size=128, **recipe.model)
 
 
@@ -130,10 +130,10 @@ def test_the_recipes_of_the_demo_are_recipes(name, monkeypatch):
     ],
 )
 def test_the_picture_shows_a_crossing(tokens, clear):
-    assert demo_run._shows_crossing(tokens) == clear
+    assert demo._shows_crossing(tokens) == clear
 
 
 def test_bleu_of_single_words_counts_characters():
-    assert demo_run._bleu(["zweiundvierzig"], ["zweiundvierzig"]) == pytest.approx(100)
-    assert 0 < demo_run._bleu(["zweiundvierzig"], ["zweiundfünfzig"]) < 100
-    assert demo_run._bleu(["4 3 9 7"], ["4 3 9 7"]) == pytest.approx(100)
+    assert demo._bleu(["zweiundvierzig"], ["zweiundvierzig"]) == pytest.approx(100)
+    assert 0 < demo._bleu(["zweiundvierzig"], ["zweiundfünfzig"]) < 100
+    assert demo._bleu(["4 3 9 7"], ["4 3 9 7"]) == pytest.approx(100)

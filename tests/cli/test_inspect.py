@@ -47,7 +47,7 @@ def test_curves(xformer, trained, tmp_path):
 
 def test_curves_know_the_smoothing_of_the_run(xformer, trained, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("xformer.cli.plots.draw_curves", lambda *_, **settings: drawn.append(settings))
+    monkeypatch.setattr("xformer.cli._plots.draw_curves", lambda *_, **settings: drawn.append(settings))
     assert xformer("inspect", trained, "--plot", tmp_path / "curves.png").code == 0
     assert drawn == [{"label_smoothing": 0.1}]
 

@@ -1,18 +1,24 @@
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import xformer as package
 from xformer.cli import main
+from xformer.errors import DataError
 
 ROOT = Path(__file__).parents[2]
-HEAVY = {"array_api_compat", "jax", "matplotlib", "numpy", "sacrebleu", "safetensors", "tokenizers", "torch"}
+COMMANDS = ["demo", "train", "train-lm", "resume", "translate", "summarize", "generate", "score", "inspect", "bench"]
+HEAVY = {"array_api_compat", "cupy", "jax", "matplotlib", "numba", "sacrebleu", "safetensors", "tokenizers", "torch"}
 
 
 def test_run_ends_the_process_with_the_exit_code():
@@ -77,3 +83,106 @@ def test_a_closed_output_is_no_traceback(tmp_path):
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
+
+
+# --- Commands and errors ---
+
+
+def test_version(xformer):
+    done = xformer("--version")
+    assert (done.code, done.out, done.err) == (0, f"xformer {package.__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help_names_every_command_and_shows_how_to_begin(xformer, arguments):
+    done = xformer(*arguments)
+    assert done.code == 0
+    assert "xformer train --source" in done.out
+    for command in COMMANDS:
+        assert re.search(rf"│ {command} ", done.out)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_each_command_has_an_example(xformer, command):
+    done = xformer(command, "--help")
+    assert done.code == 0
+    assert re.search(rf"^ +.*xformer {command} ?\S*", done.out.split("Usage")[1].split("\n", 1)[1], re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "no such command"),
+        (["train", "--sorce", "x"], "no such option"),
+        (["train"], "missing option"),
+        (["train", "--out", "run", "--seed", "many"], "--seed"),
+        (["translate", "--model", "run", "--batch-tokens", "0"], "--batch-tokens"),
+        (["demo", "--seconds", "0"], "--seconds"),
+        (["inspect", "one", "two"], "unexpected extra argument"),
+        (["resume", "run", "--seed", "1"], "no such option"),
+    ],
+)
+def test_a_wrong_call_is_one_line_that_says_where_to_look(refused, tmp_path, arguments, message):
+    error = refused(*arguments, untouched=tmp_path)
+    assert message in error.lower()
+    where = f"xformer {arguments[0]}" if arguments[0] in COMMANDS else "xformer"
+    assert error.endswith(f"; see: {where} --help\n")
+
+
+def fail_with(monkeypatch, error):
+    """Make every command raise an error; returns the exit code."""
+
+    def command():
+        raise error
+
+    monkeypatch.setattr(main, "_make_app", lambda: lambda *arguments, **options: command)
+    return main.exit_code(["train"])
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "printed"),
+    [
+        (DataError("two\nlines"), 2, "error: two lines\n"),
+        (OSError(13, "Permission denied", "place"), 2, "error: place: Permission denied\n"),
+        (OSError(28, "No space left on device"), 2, "error: cannot write the output: No space left on device\n"),
+        (OSError("cannot load libx.so"), 2, "error: cannot load libx.so\n"),
+        (KeyboardInterrupt(), 128 + signal.SIGINT, ""),
+        (BrokenPipeError(), 141, ""),
+    ],
+)
+def test_errors_are_one_line(monkeypatch, capsys, error, code, printed):
+    assert fail_with(monkeypatch, error) == code
+    assert capsys.readouterr().err == printed
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch has it."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 256. PiB"),
+        OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("RESOURCE_EXHAUSTED: 1 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+)
+def test_out_of_memory_is_reported_with_advice(monkeypatch, capsys, error):
+    assert fail_with(monkeypatch, error) == 2
+    message = capsys.readouterr().err
+    assert message == (
+        f"error: out of memory ({error}); use a smaller batch (batch_tokens, batch_size) or a smaller model\n"
+    )
+
+
+def test_other_errors_are_raised(monkeypatch):
+    with pytest.raises(RuntimeError, match=r"^a bug$"):
+        fail_with(monkeypatch, RuntimeError("a bug"))
+
+
+def test_commands_return_exit_codes(monkeypatch):
+    for result, code in ((None, 0), (7, 7)):
+        monkeypatch.setattr(main, "_make_app", lambda result=result: lambda *arguments, **options: lambda: result)
+        assert main.exit_code(["train"]) == code

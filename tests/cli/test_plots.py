@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from xformer.cli import bench_plot, plots
+from xformer.cli import _plots, bench_plot
 from xformer.errors import ConfigError
 
 LOG = [
@@ -24,42 +24,42 @@ def size(path):
 
 @pytest.fixture
 def figure(monkeypatch):
-    """What was drawn last, in place of its file."""
+    """The figures that would have been written."""
     drawn = []
-    for module in (plots, bench_plot):
+    for module in (_plots, bench_plot):
         monkeypatch.setattr(module, "save", lambda figure, path: drawn.append(figure))
     return drawn
 
 
 def test_curves(figure, tmp_path):
-    plots.draw_curves(LOG, tmp_path / "curves.png")
+    _plots.draw_curves(LOG, tmp_path / "curves.png")
     losses, scores = figure[0].axes
     assert [line.get_xydata().tolist() for line in losses.lines] == [[[1, 5], [10, 4]], [[10, 4.5], [20, 4]]]
     assert [line.get_xydata().tolist() for line in scores.lines] == [[[10, 3]]]
-    assert (losses.get_ylabel(), scores.get_ylabel()) == ("loss (nats a token)", "validation BLEU")
+    assert (losses.get_ylabel(), scores.get_ylabel()) == ("loss (nats per token)", "validation BLEU")
     assert scores.get_xlabel() == "update"
 
 
 def test_curves_without_bleu(figure, tmp_path):
-    plots.draw_curves(LOG[:2], tmp_path / "curves.png")
+    _plots.draw_curves(LOG[:2], tmp_path / "curves.png")
     (losses,) = figure[0].axes
     assert losses.get_xlabel() == "update"
 
 
-def test_smoothed_labels_are_named_where_they_are_smoothed(figure, tmp_path):
+def test_label_smoothing_is_named_in_the_legend(figure, tmp_path):
     for smoothing in (0.0, 0.1):
-        plots.draw_curves(LOG, tmp_path / "curves.png", label_smoothing=smoothing)
+        _plots.draw_curves(LOG, tmp_path / "curves.png", label_smoothing=smoothing)
     labels = [each.axes[0].lines[0].get_label() for each in figure]
-    assert labels == ["training", "training, with smoothed labels"]
+    assert labels == ["training", "training (with label smoothing)"]
 
 
 def test_nothing_to_draw(tmp_path):
     with pytest.raises(ConfigError, match="nothing to plot"):
-        plots.draw_curves([], tmp_path / "curves.png")
+        _plots.draw_curves([], tmp_path / "curves.png")
 
 
 def test_an_attention_map_has_the_source_on_x(figure, tmp_path):
-    plots.draw_attention([[0.9, 0.1, 0.0]], ["▁two", "▁", "</s>"], ["zwei"], "two → zwei", tmp_path / "map.png")
+    _plots.draw_attention([[0.9, 0.1, 0.0]], ["▁two", "▁", "</s>"], ["zwei"], "two → zwei", tmp_path / "map.png")
     axes = figure[0].axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["two", "␣", "</s>"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["zwei"]
@@ -106,15 +106,15 @@ def test_ratios_of_every_contender(figure, tmp_path):
 
 def test_pictures_grow_with_their_text(tmp_path):
     for name, tokens in (("small", ["a"] * 3), ("large", ["a"] * 12)):
-        plots.draw_attention([[0.1] * len(tokens)] * 4, tokens, ["b"] * 4, "title", tmp_path / f"{name}.png")
+        _plots.draw_attention([[0.1] * len(tokens)] * 4, tokens, ["b"] * 4, "title", tmp_path / f"{name}.png")
     assert size(tmp_path / "large.png")[0] > size(tmp_path / "small.png")[0]
 
 
 def test_a_picture_replaces_no_device_and_follows_links(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "real.png")
-    plots.draw_curves(LOG, tmp_path / "link")
+    _plots.draw_curves(LOG, tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real.png").read_bytes().startswith(b"\x89PNG")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="is not a regular file"):
-        plots.draw_curves(LOG, tmp_path / "pipe")
+        _plots.draw_curves(LOG, tmp_path / "pipe")

@@ -27,7 +27,7 @@ def files(tmp_path):
 def rows(out):
     """The table: name -> (score, direction, signature)."""
     head, *lines = out.rstrip("\n").split("\n")
-    assert head.split() == ["measure", "score", "better", "signature"]
+    assert head.split() == ["metric", "score", "better", "signature"]
     return {name: tuple(rest) for name, *rest in map(str.split, lines)}
 
 
@@ -148,7 +148,7 @@ def test_bad_files(refused, files, name, content, message):
     [
         (["--metric", "meteor"], "'meteor'"),
         (["--metric", "BLEU"], "'BLEU'"),
-        (["--stem"], "--stem is for ROUGE, which is not asked for"),
+        (["--stem"], "--stem applies only to ROUGE"),
         (["--hypothesis", "nowhere"], "cannot read nowhere"),
     ],
 )
@@ -178,7 +178,7 @@ def test_help_teaches(xformer):
 
 
 def test_a_terminal_is_told_what_to_do(xformer, files, monkeypatch):
-    monkeypatch.setattr("xformer.cli.streams.is_terminal", lambda name: name == "-")
+    monkeypatch.setattr("xformer.cli._io.is_terminal", lambda name: name == "-")
     done = xformer("score", "--reference", files / "ref", stdin=(files / "hyp").read_bytes())
     assert done.code == 0
     assert "type a line for each reference" in done.err
@@ -199,7 +199,7 @@ def test_standard_input_that_is_closed(files, monkeypatch, capsys, stream):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == (
-        "error: standard input is closed; expected text, one sentence a line; pipe it in, or name a file\n"
+        "error: standard input is closed; expected text with one sentence per line, or a file name\n"
     )
 
 

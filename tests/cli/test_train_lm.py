@@ -1,18 +1,15 @@
-"""`xformer train-lm`: a run on one text, by the same request and loop as `train`."""
+"""`xformer train-lm`: training on one text."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import signal
 
 import numpy as np
 import pytest
 
-from tests.cli.test_train import events, state, wait_for_state, write
-from xformer.cli.training_text import split
-from xformer.io import load_arrays
+from tests.cli.conftest import events, state, write
+from xformer.cli.train_lm import split
 from xformer.models import LanguageModel
 from xformer.text import numbers_task
 from xformer.training import LanguageModelTask, RunDirectory
@@ -51,7 +48,7 @@ def run(xformer, options, tmp_path):
     return tmp_path / "run"
 
 
-def test_a_run_leaves_its_files_and_says_what_is_next(xformer, options, tmp_path):
+def test_a_run_leaves_its_files_and_prints_the_next_command(xformer, options, tmp_path):
     done = xformer("train-lm", *options, "--out", tmp_path / "run")
     assert (done.code, done.err) == (0, "")
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
@@ -105,7 +102,7 @@ def test_a_text_for_validation(xformer, options, tmp_path):
     assert done.code == 0
     assert f"training: {len(TEXT):,} characters\nvalidation: 48 characters, 9 of them unknown\n" in done.out
     assert set(RunDirectory(tmp_path / "run").read_config()["data"]) == {"text", "valid_text"}
-    again = xformer("train-lm", "--out", tmp_path / "run", "--resume", "--max-updates", 7)
+    again = xformer("resume", tmp_path / "run", "--max-updates", 7)
     assert (again.code, again.err) == (0, "")
 
 
@@ -128,55 +125,10 @@ def test_inspect_shows_it(xformer, run):
     assert sum(report["parameters"].values()) == report["config"]["num_parameters"]
 
 
-# --- Going on ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(xformer, start_process, options, tmp_path, monkeypatch):
-    monkeypatch.setenv("XFORMER_NUM_THREADS", "2")
-    recipe = write(tmp_path / "long.toml", RECIPE.replace("max_updates = 6", "max_updates = 100000"))
-    process = start_process("train-lm", *options, "--recipe", recipe, "--out", tmp_path / "stopped")
-    wait_for_state(process, tmp_path / "stopped")
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err.count(b"\n")) == (130, 1)
-    assert err.startswith(b"stopping as soon as the state is saved")
-    assert b"train-lm --out" in out
-    last = json.loads(load_arrays(tmp_path / "stopped" / "last.safetensors")[1]["progress"])["step"]
-    end = last + 7
-    done = xformer("train-lm", "--out", tmp_path / "stopped", "--resume", "--max-updates", end)
-    assert (done.code, done.err) == (0, "")
-    assert f"going on after update {last}" in done.out
-    assert xformer("train-lm", *options, "--out", tmp_path / "whole", "--max-updates", end).code == 0
-    assert state(tmp_path / "stopped") == state(tmp_path / "whole")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (["--seed", 5], "error: --seed is 5; the run began with 0"),
-        (["--valid-share", 0.2], "error: --valid-share is 0.2; the run began with 0.1"),
-        (["--valid-text", "text"], "--valid-text is given, and the run began without it; leave it out"),
-        (["--text", "recipe.toml"], "recipe.toml is not the text that the run began with"),
-        (["--backend", "torch"], "--backend is torch; the run in"),
-    ],
-)
-def test_resume_refuses_other_settings(refused, run, tmp_path, changes, message):
-    changes = [tmp_path / word if word in ("text", "recipe.toml") else word for word in changes]
-    assert message in refused("train-lm", "--out", run, "--resume", *changes, untouched=tmp_path)
-
-
-def test_resume_refuses_another_model(refused, run, tmp_path):
-    recipe = write(tmp_path / "other.toml", RECIPE.replace("num_layers = 1", 'num_layers = 1\nactivation = "gelu"'))
-    error = refused("train-lm", "--out", run, "--resume", "--recipe", recipe, untouched=tmp_path)
-    assert f"activation is 'gelu' in {recipe}; the run began with 'relu'" in error
-
-
-def test_each_command_goes_on_with_its_own_runs(refused, run, trained, tmp_path):
-    error = refused("train", "--out", run, "--resume", untouched=tmp_path)
-    assert "holds a run of train-lm; go on with it with: xformer train-lm --resume" in error
-    shutil.copytree(trained, tmp_path / "pairs")
-    error = refused("train-lm", "--out", tmp_path / "pairs", "--resume", untouched=tmp_path)
-    assert "holds a run of train; go on with it with: xformer train --resume" in error
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(xformer, options, run, tmp_path):
+    assert xformer("resume", run, "--max-updates", 10).code == 0
+    assert xformer("train-lm", *options, "--out", tmp_path / "whole", "--max-updates", 10).code == 0
+    assert state(run) == state(tmp_path / "whole")
 
 
 # --- Bad input --------------------------------------------------------------------------------------------------------
@@ -221,26 +173,26 @@ def test_bad_options(refused, options, tmp_path, more, message):
 
 def test_a_text_is_needed(refused, tmp_path):
     error = refused("train-lm", "--out", tmp_path / "run", untouched=tmp_path)
-    assert "--text not given; a new run needs a file of text (or --resume" in error
+    assert "--text missing; expected --text" in error
 
 
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
         ("[training]\nbatch_tokens = 3", "unknown key 'batch_tokens' in [training] of {}"),
-        ("[training]\nlong_lines = 'cut'", "unknown key 'truncation'"),
+        ("[training]\ntruncation = 'cut'", "unknown key 'truncation'"),
         ("[training]\nbatch_size = 0", "batch_size is 0; expected at least 1"),
         ("[training]\ncontext_length = 0", "context_length is 0; expected at least 1"),
-        ("[training]\nselect_by = 'score'", "a language model has its loss alone"),
+        ("[training]\nmetric_for_best = 'score'", "a language model has its loss alone"),
         ("[tokenizer]\nmodel = 'words'", "model 'words' forgets spaces and line ends"),
         ("[tokenizer]\njoint = true", "unknown key 'joint' in [tokenizer] of {}"),
         ("[tokenizer]\nvocab_size = 9", "error: [tokenizer]: vocab_size is 9; expected at least"),
         ("[model]\nnum_encoder_layers = 2", "unknown key 'num_encoder_layers' in [model] of {}"),
         ("[model]\nvocab_size = 2", "unknown key 'vocab_size'"),
         ("[model]\npositions = 'learned'\nmax_positions = 64", "context_length is 128; expected at most"),
-        ("task = 'translation'", "task is 'translation' in {}; xformer train-lm is for language_modeling; use: "),
-        ("task = [1]", "task is [1] in {}; xformer train-lm is for language_modeling"),
-        ("task = 'poetry'", "task is 'poetry' in {}; xformer train-lm is for language_modeling"),
+        ("task = 'translation'", "task in {} is 'translation'; expected language_modeling; use: xformer train"),
+        ("task = [1]", "task in {} is [1]; expected language_modeling"),
+        ("task = 'poetry'", "task in {} is 'poetry'; expected language_modeling"),
     ],
 )
 def test_bad_recipes(refused, options, tmp_path, recipe, message):
@@ -251,5 +203,4 @@ def test_bad_recipes(refused, options, tmp_path, recipe, message):
 
 def test_train_refuses_the_recipe_of_a_language_model(refused, options, train_options, tmp_path):
     error = refused("train", *train_options, *options[2:], "--out", tmp_path / "run", untouched=tmp_path)
-    assert "xformer train is for translation or summarization; use: " in error
-    assert error.endswith("train-lm\n")
+    assert error.endswith("is 'language_modeling'; expected translation or summarization; use: xformer train-lm\n")

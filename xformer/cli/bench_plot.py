@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from xformer.cli.plots import new_figure, save
+from xformer.cli._plots import new_figure, save
 
 
 def draw_throughput(run: dict[str, Any], path: Path) -> None:

@@ -26,8 +26,8 @@ from xformer.benchmarks import (
 from xformer.benchmarks.interleaved import DTYPES, dtype_of
 from xformer.benchmarks.plan import AXES
 from xformer.benchmarks.report import machine_line
-from xformer.cli.console import make_console
-from xformer.cli.plots import check_picture
+from xformer.cli._console import make_console
+from xformer.cli._plots import check_plot
 from xformer.errors import BackendError, ConfigError
 from xformer.io import unwritable_parent, write_json
 from xformer.text.extras import require
@@ -53,7 +53,7 @@ def run_bench(request: Request, *, out: Path | None, plot: Path | None, as_json:
         if path is not None:
             check_writable(path)
     if plot is not None:
-        check_picture(plot, [])
+        check_plot(plot, [])
         require("matplotlib")
         if out is not None and os.path.realpath(out) == os.path.realpath(plot):
             raise ConfigError(f"--out and --plot are both {out}; choose another name for one of them")

@@ -1,33 +1,51 @@
-"""`xformer generate`: a language model goes on from prompts."""
+"""`xformer generate`: continue prompts with a language model."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from xformer.cli.backend import BackendOption
-from xformer.cli.decoding import LENGTH, SAMPLE, SEARCH, option, utf8, with_some_decoding_options
+from xformer.cli import _io
+from xformer.cli._console import make_console
+from xformer.cli._options import (
+    DATA,
+    LENGTH,
+    SAMPLE,
+    SEARCH,
+    BackendOption,
+    ModelOption,
+    option,
+    utf8,
+    with_some_decoding_options,
+)
+from xformer.cli.translate import load_pipeline
+from xformer.errors import ConfigError
+from xformer.pipelines import Continuation, TextGenerator
+from xformer.training import RunDirectory
 
 HELP = """Continue prompts with the best model of a run of train-lm, and print prompt and continuation.
 
 \b
-A sample         xformer generate --model run
-From a prompt    xformer generate --model run --prompt "ROMEO:" --seed 1
-Three of each    xformer generate --model run --prompt "ROMEO:" --prompt "JULIET:" --num-return-sequences 3
-Prompts, one a line, as lines of JSON
-                 xformer generate --model run --input prompts.txt --json --output out.jsonl
+A sample          xformer generate --model run
+From a prompt     xformer generate --model run --prompt "ROMEO:" --seed 1
+Three per prompt  xformer generate --model run --prompt "ROMEO:" --prompt "JULIET:" --num-return-sequences 3
+Prompts from a file, one per line, as lines of JSON
+                  xformer generate --model run --input prompts.txt --json --output out.jsonl
 
-Without a prompt the text begins after a line end, and so it does for an empty line of the input. Texts are sampled \
-with temperature 0.8 from the 200 most probable tokens; any option of sampling, or --num-beams, replaces that, and \
---top-k 1 takes the most probable token each time. Several texts are parted by a line of dashes. The model sees as \
-many tokens as it was trained on (context_length): a text that outgrows them goes on from its later half.
+Without a prompt, and for an empty line of the input, the text starts after a line end. By default texts are sampled \
+with temperature 0.8 from the 200 most probable tokens; any sampling option, or --num-beams, replaces that, and \
+--top-k 1 always takes the most probable token. Several texts are separated by a line of dashes. A text longer than \
+the context of the model (context_length) is continued from its second half.
 """
+_SEPARATOR = "-" * 15
 # Those of translate that mean something without a source and without an end, and what differs.
 _NAMES = (
-    "num_beams", "num_return_sequences", "num_beam_groups", "diversity_penalty", "keep_greedy", "max_length", "topics", "topic_strength",
-    "no_repeat_ngram_size", "repetition_penalty", "temperature", "top_k", "top_p", "min_p", "seed", "batch_tokens",
+    "num_beams", "num_return_sequences", "num_beam_groups", "diversity_penalty", "keep_greedy", "max_length", "topics",
+    "topic_strength", "no_repeat_ngram_size", "repetition_penalty", "temperature", "top_k", "top_p", "min_p",
+    "seed", "batch_tokens",
 )  # fmt: skip
 _INSTEAD: list[tuple[str, Any, Any]] = [
     (
@@ -51,38 +69,72 @@ _INSTEAD: list[tuple[str, Any, Any]] = [
 
 @with_some_decoding_options(_NAMES, _INSTEAD)
 def generate(
-    model: Annotated[Path, typer.Option("--model", metavar="DIR", help="Directory of a run.", rich_help_panel="Text")],
+    model: ModelOption,
     settings: dict[str, Any],
     prompt: Annotated[
         list[str] | None,
         typer.Option(
-            "--prompt",
-            metavar="TEXT",
-            help="What to go on from; may be repeated.",
-            rich_help_panel="Text",
-            callback=utf8,
+            "--prompt", metavar="TEXT", help="Text to continue; repeatable.", rich_help_panel=DATA, callback=utf8
         ),
     ] = None,
     source: Annotated[
         str | None,
         typer.Option(
-            "--input", metavar="FILE", help="Prompts, one a line; - is standard input.", rich_help_panel="Text"
+            "--input", metavar="FILE", help="Prompts, one per line; - is standard input.", rich_help_panel=DATA
         ),
     ] = None,
     output: Annotated[
-        str, typer.Option("--output", metavar="FILE", help="Texts; - is standard output.", rich_help_panel="Text")
+        str, typer.Option("--output", metavar="FILE", help="Texts; - is standard output.", rich_help_panel=DATA)
     ] = "-",
     as_json: Annotated[
         bool,
         typer.Option(
             "--json",
-            help="One JSON object a line for each text: line, prompt, rank, log_probability, text (what follows).",
-            rich_help_panel="Text",
+            help="Write one JSON object per text: line, prompt, rank, log_probability, text (the continuation).",
+            rich_help_panel=DATA,
         ),
     ] = False,
     backend: BackendOption = "numpy",
 ) -> None:
     """Continue prompts."""
-    from xformer.cli.write_prompts import write_prompts
+    if prompt and source is not None:
+        raise ConfigError("--prompt and --input are both given; expected only one of them")
+    _io.check_output(output, source, RunDirectory(model).files())
+    pipeline = load_pipeline(TextGenerator, model, backend)
+    pipeline.request(**settings)  # reports contradictions before any input is read
+    number = 0
+    with _io.open_output(output) as write:
+        for prompts in _read_prompts(prompt, source):
+            results = pipeline.continuations(prompts, first_number=number, **settings)
+            for text, outputs in zip(prompts, results, strict=True):
+                write(list(_json_lines(number, text, outputs) if as_json else _texts(number, text, outputs)))
+                number += 1
 
-    write_prompts(model, prompt, source, output, as_json=as_json, backend=backend, settings=settings)
+
+def _read_prompts(prompts: Sequence[str] | None, source: str | None) -> Iterable[list[str]]:
+    """Return chunks of prompts: a stream as it arrives, a file as a whole."""
+    if source is None:
+        return [list(prompts or [""])]
+    if _io.is_terminal(source):
+        make_console(stderr=True).print("type a prompt; Ctrl-D ends the input")
+    return _io.read_chunks(source) if _io.is_stream(source) else [_io.read_all(source)]
+
+
+def _texts(number: int, prompt: str, outputs: Sequence[Continuation]) -> Iterator[str]:
+    """Yield prompt and continuation, with a separator before every text but the first."""
+    for rank, output in enumerate(outputs):
+        if number or rank:
+            yield _SEPARATOR
+        yield prompt + output.text
+
+
+def _json_lines(number: int, prompt: str, outputs: Sequence[Continuation]) -> Iterator[str]:
+    for rank, output in enumerate(outputs, start=1):
+        entry = {
+            "line": number + 1,
+            "prompt": prompt,
+            "rank": rank,
+            "log_probability": round(output.log_probability, 6),
+            "text": output.text,
+        }
+        yield json.dumps(entry, ensure_ascii=False)

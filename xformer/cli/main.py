@@ -1,44 +1,69 @@
-"""The entry point: the command line in a process of its own, every error one line."""
+"""The `xformer` command: parse the arguments, run one command, report errors as one line."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
 import importlib.util
 import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from typing import TextIO
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
 
-_NEEDED = ("typer", "rich")
-_QUIET = {"train", "train-lm", "demo"}  # commands whose result is a directory: nobody need read what they print
+_REQUIRED = ("typer", "rich")
+_SILENT = {"train", "train-lm", "resume", "demo"}  # the result is a directory, so stdout may be closed
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "can't allocate memory", "can't start new thread")  # raised as RuntimeError
+
+HELP = """Train Transformers for translation, summarization and language modeling, and use them, on any array library.
+
+\b
+Try it out         xformer demo
+Train              xformer train --source train.de --target train.en \\
+                     --valid-source val.de --valid-target val.en --out run
+Resume             xformer resume run
+Translate          xformer translate --model run --input test.de
+Summarize          xformer summarize --model run --input documents
+Model a text       xformer train-lm --text input.txt --out run
+Generate text      xformer generate --model run --prompt "ROMEO:"
+Score              xformer score --reference test.en --hypothesis out.en
+Inspect a run      xformer inspect run
+Measure speed      xformer bench attention
+
+Text files are UTF-8 with one sentence per line (any text for train-lm). Run `xformer COMMAND --help` for the options \
+and examples of a command.
+"""
+EPILOG = "Exit codes: 0 success; 2 invalid input, reported in one line on stderr; 130 interrupted by Ctrl-C."
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and end the process with its exit code.
+    """Run the command line and exit the process with its exit code.
 
-    arguments: default those of the process.
+    Args:
+        arguments: Command-line arguments; default those of the process.
     """
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    if sys.stdout is None and not set(given[:1]) & _QUIET:
-        print("error: standard output is closed; expected a place for what is printed", file=sys.stderr)
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if sys.stdout is None and not set(arguments[:1]) & _SILENT:
+        print("error: standard output is closed; expected a file, a pipe or a terminal", file=sys.stderr)
         sys.exit(2)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the caller (`>&-`); what would go there is lost, as asked
-            lost = open(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")  # noqa: SIM115 - for the whole process
-            setattr(sys, name, lost)
+        if getattr(sys, name) is None:  # closed by the caller (`>&-`)
+            null = open(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")  # noqa: SIM115 - for the whole process
+            setattr(sys, name, null)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a letter gets a question mark
+            stream.reconfigure(errors="replace")  # print "?" for characters that the terminal cannot encode
     logger = logging.getLogger("xformer")
     logger.setLevel(logging.INFO)
     if not logger.handlers:
-        logger.addHandler(_ToStderr())
-    sys.exit(exit_code(given))
+        logger.addHandler(_StderrHandler())
+    sys.exit(exit_code(arguments))
 
 
-class _ToStderr(logging.StreamHandler[TextIO]):
-    """Lines for whatever sys.stderr is by then: a progress bar puts itself there, and stays below."""
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Logs to the current sys.stderr, which a progress bar replaces so that it stays below."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -48,14 +73,119 @@ class _ToStderr(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
-def exit_code(arguments: list[str]) -> int:
-    """Run the command line; returns its exit code, after printing any error as one line."""
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+def exit_code(arguments: Sequence[str]) -> int:
+    """Run the command line and return its exit code; errors are printed as one line on stderr."""
+    missing = [name for name in _REQUIRED if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"error: xformer needs {' and '.join(missing)}; run: pip install {' '.join(missing)}", file=sys.stderr)
-        return 2
+        return _fail(f"xformer needs {' and '.join(missing)}; run: pip install {' '.join(missing)}")
     try:
-        from xformer.cli.application import invoke
+        call = _make_app()(list(arguments) or ["--help"], prog_name="xformer", standalone_mode=False)
+        code = call() if callable(call) else call  # a command that was parsed, or the exit code of --help
+        sys.stdout.flush()
+        return int(code or 0)
     except KeyboardInterrupt:
         return 130
-    return invoke(arguments)
+    except BrokenPipeError:  # the reader has closed the pipe
+        _discard_output()
+        return 141
+    except Exception as error:
+        message = _message(error)
+        if message is None:
+            raise
+        return _fail(message)
+
+
+def _make_app() -> Any:
+    """Return the typer application. Calling it parses the arguments and returns the command, ready to be called."""
+    import typer
+
+    import xformer
+    from xformer.cli import bench, demo, generate, inspect, resume, score, summarize, train, train_lm, translate
+
+    def show_version(requested: bool) -> None:
+        if requested:
+            typer.echo(f"xformer {xformer.__version__}")
+            raise typer.Exit
+
+    version = typer.Option(False, "--version", help="Print the version.", callback=show_version, is_eager=True)
+
+    def root(version: bool = version) -> None:
+        pass
+
+    app = typer.Typer(
+        help=HELP, epilog=EPILOG, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
+    )
+    app.callback()(root)
+    for module, command in (
+        (demo, demo.demo),
+        (train, train.train),
+        (train_lm, train_lm.train_lm),
+        (resume, resume.resume),
+        (translate, translate.translate),
+        (summarize, summarize.summarize),
+        (generate, generate.generate),
+        (score, score.score),
+        (inspect, inspect.inspect),
+        (bench, bench.bench),
+    ):
+        app.command(command.__name__.replace("_", "-"), help=module.HELP)(_deferred(command))
+    return app
+
+
+def _deferred(command: Callable[..., int | None]) -> Callable[..., Callable[[], int | None]]:
+    """Return the call of a command instead of running it: typer handles some exceptions in its own way."""
+
+    @functools.wraps(command)
+    def parsed(**options: Any) -> Callable[[], int | None]:
+        return functools.partial(command, **options)
+
+    return parsed
+
+
+def _message(error: Exception) -> str | None:
+    """Return the error message for the user, or None for an error that is a bug of ours."""
+    from xformer.errors import XformerError
+
+    if hasattr(error, "format_message"):  # a usage error of click, or of typer's copy of it
+        message = error.format_message().strip().rstrip(".")
+        context = getattr(error, "ctx", None)
+        command = "xformer" if context is None else context.command_path
+        return f"{message[:1].lower()}{message[1:]}; see: {command} --help"
+    if isinstance(error, XformerError):
+        return str(error)
+    if _is_out_of_memory(error):
+        return (
+            f"out of memory ({str(error) or type(error).__name__}); use a smaller batch (batch_tokens, batch_size) "
+            "or a smaller model"
+        )
+    if not isinstance(error, OSError):
+        return None
+    if error.filename:
+        return f"{error.filename}: {error.strerror or error}"
+    if error.errno is None:  # not from the system: a shared library could not be loaded
+        return str(error)
+    _discard_output()
+    return f"cannot write the output: {error.strerror or error}"
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or any(text in str(error) for text in _OUT_OF_MEMORY)
+    )
+
+
+def _discard_output() -> None:
+    """Redirect stdout to the null device if it cannot be written, so that flushing it at exit does not raise."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail(message: str) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return 2

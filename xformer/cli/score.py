@@ -1,4 +1,4 @@
-"""`xformer score`: how good translations and summaries are."""
+"""`xformer score`: score translations and summaries."""
 
 from __future__ import annotations
 
@@ -7,40 +7,42 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from xformer.text import Score
+from xformer.cli import _io
+from xformer.cli._console import make_console
+from xformer.errors import ConfigError, DataError
+from xformer.text import Score, bleu, chrf, read_lines, rouge, ter
 
-HELP = """Score translations or summaries, each measure with the signature of its settings.
+HELP = """Score translations or summaries; each score comes with a signature of its settings.
 
 \b
 A translation       xformer score --reference test.en --hypothesis out.en
 From a pipe         xformer translate --model run --input test.de | \\
                       xformer score --reference test.en
-More references     xformer score --reference a --reference b --hypothesis out
+Several references  xformer score --reference a --reference b --hypothesis out
 Summaries           xformer score --reference titles --hypothesis out \\
                       --metric rouge
-All there is        xformer score --reference test.en --hypothesis out.en \\
+All metrics         xformer score --reference test.en --hypothesis out.en \\
                       --metric all --json
 
 \b
-bleu    words and phrases that a reference has too (sacreBLEU)
-chrf    the same for characters: kinder to inflected languages (sacreBLEU)
-ter     edits to a reference for each 100 words: lower is better (sacreBLEU)
-rouge   ROUGE-1, ROUGE-2, ROUGE-L: words, pairs of words and the longest
-        common sequence, F1, for summaries (rouge-score)
+bleu    n-grams of words shared with a reference (sacreBLEU)
+chrf    n-grams of characters, better for inflected languages (sacreBLEU)
+ter     edits per 100 words of a reference; lower is better (sacreBLEU)
+rouge   ROUGE-1, ROUGE-2, ROUGE-L: F1 of words, pairs of words and the
+        longest common subsequence, for summaries (rouge-score)
 
-All but TER go from 0 to 100, higher is better. Scores compare only where their signatures are the same. A blank line \
-among the hypotheses counts as an empty answer and is reported. With several references, BLEU, chrF and TER use \
-them all, as sacreBLEU does, and ROUGE takes the best one for each line.
+Scores range from 0 to 100 and higher is better, except for TER. Scores are comparable only if their signatures are \
+the same. Blank hypotheses count as empty answers and are reported. With several references, BLEU, chrF and TER use \
+all of them, as sacreBLEU does, and ROUGE takes the best one for each line.
 """
 
 
 class Metric(enum.StrEnum):
-    """What `--metric` may be."""
+    """Values of `--metric`."""
 
     BLEU = "bleu"
     CHRF = "chrf"
@@ -52,7 +54,7 @@ class Metric(enum.StrEnum):
 def score(
     reference: Annotated[
         list[Path],
-        typer.Option("--reference", metavar="FILE", help="References, one a line; give it again for more of them."),
+        typer.Option("--reference", metavar="FILE", help="References, one per line; repeatable."),
     ],
     hypothesis: Annotated[
         str, typer.Option("--hypothesis", metavar="FILE", help="Lines to score; - is standard input.")
@@ -60,30 +62,27 @@ def score(
     metric: Annotated[
         list[Metric] | None,
         typer.Option(
-            "--metric", metavar="NAME", help="bleu, chrf, ter, rouge or all; again for more (default: bleu and chrf)."
+            "--metric", metavar="NAME", help="bleu, chrf, ter, rouge or all; repeatable (default: bleu and chrf)."
         ),
     ] = None,
     lowercase: Annotated[
-        bool, typer.Option("--lowercase", help="Ignore case, for models that lower-case; ROUGE always does.")
+        bool, typer.Option("--lowercase", help="Ignore case, for lowercase models; ROUGE always does.")
     ] = False,
-    stem: Annotated[bool, typer.Option("--stem", help="ROUGE compares the stems of English words (Porter).")] = False,
+    stem: Annotated[
+        bool, typer.Option("--stem", help="Compare the stems of English words (Porter), for ROUGE.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Score translations or summaries."""
-    from xformer.cli.console import make_console
-    from xformer.cli.streams import is_terminal, read_all
-    from xformer.errors import ConfigError
-    from xformer.text import read_lines
-
-    wanted = _wanted(metric or [Metric.BLEU, Metric.CHRF])
-    if stem and Metric.ROUGE not in wanted:
-        raise ConfigError("--stem is for ROUGE, which is not asked for; add --metric rouge, or leave --stem out")
+    metrics = _unique(metric or [Metric.BLEU, Metric.CHRF])
+    if stem and Metric.ROUGE not in metrics:
+        raise ConfigError("--stem applies only to ROUGE; expected --metric rouge")
     references = [read_lines(path) for path in reference]
-    if is_terminal(hypothesis):
-        make_console(stderr=True).print("type a line for each reference; Ctrl-D ends")
-    hypotheses = read_all(hypothesis)
+    if _io.is_terminal(hypothesis):
+        make_console(stderr=True).print("type a line for each reference; Ctrl-D ends the input")
+    hypotheses = _io.read_all(hypothesis)
     _check_counts(hypothesis, hypotheses, dict(zip(reference, references, strict=True)))
-    scores = [each for kind in wanted for each in _measures(lowercase, stem)[kind](hypotheses, references)]
+    scores = [each for name in metrics for each in _scorers(lowercase, stem)[name](hypotheses, references)]
     num_blank = _report_blank(hypotheses)
     if as_json:
         values = {each.name: {"score": each.value, "signature": each.signature} for each in scores}
@@ -93,16 +92,14 @@ def score(
         _print_table(scores)
 
 
-def _wanted(metrics: Sequence[Metric]) -> list[Metric]:
-    """The measures to take, each once, in the order of the help."""
+def _unique(metrics: Sequence[Metric]) -> list[Metric]:
+    """Return the metrics to compute, each once, in the order of the help."""
     if Metric.ALL in metrics:
         metrics = list(Metric)
     return [metric for metric in Metric if metric in metrics and metric != Metric.ALL]
 
 
-def _measures(lowercase: bool, stem: bool) -> dict[Metric, Callable[[list[str], list[list[str]]], list[Score]]]:
-    from xformer.text import bleu, chrf, rouge, ter
-
+def _scorers(lowercase: bool, stem: bool) -> dict[Metric, Callable[[list[str], list[list[str]]], list[Score]]]:
     return {
         Metric.BLEU: lambda *lines: [bleu(*lines, lowercase=lowercase)],
         Metric.CHRF: lambda *lines: [chrf(*lines, lowercase=lowercase)],
@@ -112,21 +109,17 @@ def _measures(lowercase: bool, stem: bool) -> dict[Metric, Callable[[list[str], 
 
 
 def _check_counts(hypothesis: str, hypotheses: list[str], references: dict[Path, list[str]]) -> None:
-    """Raise DataError unless every reference file has one line for each hypothesis."""
-    from xformer.cli.streams import STANDARD, STANDARD_INPUT
-    from xformer.errors import DataError
-
-    name = STANDARD_INPUT if hypothesis == STANDARD else hypothesis
+    """Raise DataError unless every reference file has one line per hypothesis."""
+    name = _io.STANDARD_INPUT if hypothesis == _io.STANDARD else hypothesis
     for path, lines in references.items():
         if len(lines) != len(hypotheses):
             raise DataError(
-                f"{path} has {len(lines)} lines and {name} has {len(hypotheses)}; "
-                "expected one hypothesis for each reference"
+                f"{path} has {len(lines)} lines and {name} has {len(hypotheses)}; expected one hypothesis per reference"
             )
 
 
 def _report_blank(hypotheses: list[str]) -> int:
-    """Count blank hypotheses, and say on stderr that there are some."""
+    """Return the number of blank hypotheses, and warn about them on stderr."""
     blank = [number for number, line in enumerate(hypotheses, start=1) if not line.strip()]
     if blank:
         print(
@@ -138,8 +131,8 @@ def _report_blank(hypotheses: list[str]) -> int:
 
 
 def _print_table(scores: list[Score]) -> None:
-    """Print name, value, direction and signature in columns; never wrapped, so that it can be searched and cut."""
-    print(f"{'measure':<8} {'score':>7}  better  signature")
+    """Print name, value, direction and signature in columns, never wrapped, so that the output is easy to parse."""
+    print(f"{'metric':<8} {'score':>7}  better  signature")
     for each in scores:
         better = "lower" if each.lower_is_better else "higher"
         print(f"{each.name:<8} {each.value:>7.2f}  {better:<6}  {each.signature}")

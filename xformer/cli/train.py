@@ -1,53 +1,67 @@
-"""`xformer train`: from parallel text to a translator."""
+"""`xformer train`: train a model on parallel text."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from xformer.cli.train_options import (
-    SETTINGS,
-    BackendOption,
+from xformer.cli._console import plural
+from xformer.cli._options import (
+    RECIPE,
     DtypeOption,
     MaxMinutesOption,
     MaxUpdatesOption,
+    OptionalBackendOption,
     OutOption,
     PrecisionOption,
     RecipeOption,
-    ResumeOption,
     SeedOption,
+    SetRecipeOption,
     file_option,
+    open_backend,
+    parse_recipe_overrides,
 )
+from xformer.cli._training import TrainArgs, TrainCommand, TrainingJob, start_run
+from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationScore
+from xformer.runs.recipe import error_context
+from xformer.text import ParallelCorpus, Tokenizer, read_parallel
+from xformer.threads import num_threads
+from xformer.training import Recipe, RunDirectory, TranslationTask
+from xformer.training.data_parallel import shards_for
 
-HELP = """Train a translator on parallel text: two files, line n of one translating line n of the other. Or a \
-summarizer, with --task summarization: documents, one a line, and their summaries.
+HELP = """Train a translation model on parallel text: two files, line n of one translating line n of the other. With \
+--task summarization, train a summarizer: documents, one per line, and their summaries.
 
-Learns the vocabulary, trains with validation at intervals, and keeps in DIR the best model (model.safetensors), \
-the last state (last.safetensors), the tokenizers, what the run was told (config.json) and log.jsonl. Everything is \
-checked before anything is written. The state is saved every few minutes, and Ctrl-C stops cleanly; --resume goes on \
-to the same bits.
+Learns a vocabulary, trains with regular validation, and writes to DIR the best model (model.safetensors), the last \
+state (last.safetensors), the tokenizers, the configuration (config.json) and log.jsonl. All input is checked before \
+anything is written. The state is saved every few minutes and on Ctrl-C; `xformer resume DIR` continues from it.
 
 \b
-A first run, half an hour unless told otherwise:
+A first run of 25 minutes (30 by default):
   xformer train --source train.de --target train.en \\
     --valid-source val.de --valid-target val.en --out run --max-minutes 25
-All settings from a file, with one changed:
+With a recipe, and two of its settings changed:
   xformer train --source train.de --target train.en \\
     --valid-source val.de --valid-target val.en --out run \\
-    --recipe my.toml --seed 1
-Go on with a run that was stopped, and train it longer:
-  xformer train --out run --resume --max-minutes 60
+    --recipe my.toml --seed 1 --set training.warmup_steps=4000
+Continue it, and train longer:
+  xformer resume run --max-minutes 60
 
 \b
-A recipe has three tables (and task = "..." before them); options on the command line win over it:
+A recipe has a task and three tables; options override it:
   \\[model]      d_model, num_heads, d_ff, num_encoder_layers, dropout, ...
   \\[tokenizer]  vocab_size, model = "bpe" | "words" | "characters", joint, ...
   \\[training]   batch_tokens, learning_rate_factor, warmup_steps, ...
 
-Threads: one for each core; XFORMER_NUM_THREADS=N takes N.
+Uses all cores; XFORMER_NUM_THREADS=N limits the number of threads.
 """
+_UNITS = {"translation": "sentence pair", "summarization": "document"}
+_COLUMNS = ("source", "target", "valid_source", "valid_target")
 
 
 def train(
@@ -58,72 +72,189 @@ def train(
     valid_target: Annotated[Path | None, file_option("--valid-target", "Validation text, target side.")] = None,
     max_minutes: MaxMinutesOption = None,
     max_updates: MaxUpdatesOption = None,
-    resume: ResumeOption = False,
     recipe: RecipeOption = None,
     task: Annotated[
         str | None,
         typer.Option(
             metavar="translation|summarization",
-            help="What to learn (default: the recipe's, or translation). For summarization the source is one document "
-            "a line, the target its summary.",
-            rich_help_panel=SETTINGS,
+            help="Task (default: the recipe's, or translation). For summarization the source is one document per line "
+            "and the target its summary.",
+            rich_help_panel=RECIPE,
         ),
     ] = None,
     vocab_size: Annotated[
         int | None,
-        typer.Option(help="Most tokens of a vocabulary (default: the recipe's, or 8000).", rich_help_panel=SETTINGS),
+        typer.Option(help="Size of each vocabulary (default: the recipe's, or 8000).", rich_help_panel=RECIPE),
     ] = None,
     lowercase: Annotated[
         bool | None,
         typer.Option(
             "--lowercase/--no-lowercase",
-            help="Lower-case all text; BLEU then ignores case (default: the recipe's, or no).",
-            rich_help_panel=SETTINGS,
+            help="Lowercase all text; BLEU then ignores case (default: the recipe's, or no).",
+            rich_help_panel=RECIPE,
         ),
     ] = None,
     max_length: Annotated[
         int | None,
         typer.Option(
-            help="Most tokens of a sentence or document (default: the recipe's, or 256).", rich_help_panel=SETTINGS
+            help="Maximum length of a sentence or document in tokens (default: the recipe's, or 256).",
+            rich_help_panel=RECIPE,
         ),
     ] = None,
     truncation: Annotated[
         str | None,
         typer.Option(
             metavar="error|drop|cut",
-            help="What to do with longer ones: refuse, leave the pair out, or cut the source (default: the recipe's; "
-            "or error, and for summarization cut).",
-            rich_help_panel=SETTINGS,
+            help="Handling of longer ones: report an error, drop the pair, or cut the source (default: the recipe's, "
+            "or error; cut for summarization).",
+            rich_help_panel=RECIPE,
         ),
     ] = None,
     seed: SeedOption = None,
+    overrides: SetRecipeOption = None,
     dtype: DtypeOption = None,
     precision: PrecisionOption = None,
-    backend: BackendOption = None,
+    backend: OptionalBackendOption = None,
 ) -> int:
-    """Train a translator on parallel text, or go on with a run."""
-    from xformer.cli.train_request import Request, start
-    from xformer.cli.train_request import resume as resume_run
-    from xformer.cli.training_pairs import PAIRS
-
-    request = Request(
-        work=PAIRS,
+    """Train a model on parallel text."""
+    args = TrainArgs(
         out=out,
         files={"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target},
         recipe=recipe,
-        changes={
-            "task": task,
-            "tokenizer": {"vocab_size": vocab_size, "lowercase": lowercase},
-            "training": {
-                "max_minutes": max_minutes,
-                "max_updates": max_updates,
-                "max_length": max_length,
-                "truncation": truncation,
-                "seed": seed,
-                "dtype": dtype,
-                "precision": precision,
-            },
+        task=task,
+        tokenizer={"vocab_size": vocab_size, "lowercase": lowercase},
+        training={
+            "max_minutes": max_minutes,
+            "max_updates": max_updates,
+            "max_length": max_length,
+            "truncation": truncation,
+            "seed": seed,
+            "dtype": dtype,
+            "precision": precision,
         },
+        overrides=parse_recipe_overrides(overrides),
         backend=backend,
     )
-    return resume_run(request) if resume else start(request)
+    return start_run(COMMAND, args)
+
+
+@dataclass(frozen=True)
+class ParallelTrainingJob(TrainingJob):
+    """Training on pairs of texts."""
+
+    tokenizer_pair: Tokenizers
+    train: EncodedCorpus
+    valid: EncodedCorpus
+
+    @classmethod
+    def make(
+        cls,
+        recipe: Recipe,
+        train: ParallelCorpus,
+        valid: ParallelCorpus,
+        *,
+        xp: Any,
+        backend: str,
+        names: Sequence[Any],
+        tokenizers: Tokenizers | None = None,
+    ) -> ParallelTrainingJob:
+        """Train the tokenizers, unless given, encode the text, and make the model.
+
+        Args:
+            recipe: The recipe.
+            train: Training text.
+            valid: Validation text.
+            xp: Array namespace of the model.
+            backend: Its name.
+            names: Names for errors of training source and target, validation source and target.
+            tokenizers: Tokenizers of a run to be resumed.
+
+        Raises:
+            DataError: If the text does not fit the recipe.
+            ConfigError: If the vocabulary does not.
+        """
+        with error_context("[tokenizer]"):
+            tokenizers = tokenizers or Tokenizers.train(train, recipe.tokenizer)
+        settings = recipe.training
+        encode = functools.partial(
+            EncodedCorpus.encode,
+            tokenizers=tokenizers,
+            max_length=settings.max_length,
+            truncation=settings.truncation,
+        )
+        encoded, encoded_valid = encode(train, names=names[:2]), encode(valid, names=names[2:])
+        model = tokenizers.make_model(recipe, xp)
+        # The last bits of the results depend on the number of shards, so it is part of the run.
+        recipe = recipe.with_training(shards=settings.shards or shards_for(model, num_threads()))
+        return cls(recipe, model, backend, tokenizers, encoded, encoded_valid)
+
+    def task(self, score: ValidationScore | None = None) -> TranslationTask:
+        """Return the task for a Trainer; the score defaults to that of the task."""
+        score = score or ValidationScore(self.valid, self.tokenizer_pair, self.recipe.task)
+        return TranslationTask(
+            self.model,
+            self.train.pairs,
+            self.valid.pairs,
+            batch_tokens=self.recipe.training.batch_tokens,
+            score=score,
+            metric=score.name,
+        )
+
+    def tokenizers(self) -> dict[str, Tokenizer]:
+        """Return the tokenizers by their names in a run directory."""
+        return self.tokenizer_pair.by_side()
+
+    def counts(self) -> dict[str, int]:
+        """Return the sizes of the data."""
+        source_tokens, target_tokens = self.train.num_tokens
+        return {
+            "train_pairs": len(self.train.pairs),
+            "train_source_tokens": source_tokens,
+            "train_target_tokens": target_tokens,
+            "train_target_words": sum(len(line.split()) for line in self.train.text.target),
+            "train_pairs_dropped_blank": self.train.text.num_dropped - self.train.num_long,
+            "train_pairs_dropped_long": self.train.num_long,
+            "train_sources_cut": self.train.num_cut,
+            "valid_pairs": len(self.valid.pairs),
+            "valid_pairs_dropped_blank": self.valid.text.num_dropped - self.valid.num_long,
+            "valid_pairs_dropped_long": self.valid.num_long,
+            "valid_sources_cut": self.valid.num_cut,
+        }
+
+    def describe_data(self) -> Iterator[str]:
+        """Yield lines that describe the data."""
+        for name, corpus in (("training", self.train), ("validation", self.valid)):
+            yield f"{name}: {plural(len(corpus.pairs), _UNITS[self.recipe.task])}{_describe_dropped(corpus)}"
+
+    def describe_vocabulary(self) -> str:
+        """Return the size of the vocabulary in words."""
+        sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in self.tokenizers().values()]
+        return f"joint vocabulary of {sizes[0]}" if len(sizes) == 1 else f"vocabularies of {sizes[0]} and {sizes[1]}"
+
+    @property
+    def unit(self) -> str:
+        """Unit of the training speed."""
+        return "target tokens"
+
+
+def _prepare(recipe: Recipe, backend: str, files: Mapping[str, Path], run: RunDirectory | None) -> ParallelTrainingJob:
+    xp = open_backend(backend, recipe.training.dtype, recipe.training.precision)
+    train = read_parallel(files["source"], files["target"])
+    valid = read_parallel(files["valid_source"], files["valid_target"])
+    names = [files[name] for name in _COLUMNS]
+    tokenizers = None if run is None else Tokenizers.load(run)
+    job = ParallelTrainingJob.make(recipe, train, valid, xp=xp, backend=backend, names=names, tokenizers=tokenizers)
+    job.task()  # raises an error if the package that computes the score is missing
+    return job
+
+
+COMMAND = TrainCommand("train", tuple(_UNITS), required=_COLUMNS, optional=(), prepare=_prepare)
+
+
+def _describe_dropped(corpus: EncodedCorpus) -> str:
+    blank = corpus.text.num_dropped - corpus.num_long
+    reasons = [f"{blank:,} with a blank side"] if blank else []
+    reasons += [f"{corpus.num_long:,} too long"] if corpus.num_long else []
+    notes = [f"dropped: {', '.join(reasons)}"] if reasons else []
+    notes += [f"truncated: {plural(corpus.num_cut, 'source')}"] if corpus.num_cut else []
+    return f" ({'; '.join(notes)})" if notes else ""

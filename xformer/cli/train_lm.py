@@ -1,93 +1,225 @@
-"""`xformer train-lm`: from one long text to a model that writes more of it."""
+"""`xformer train-lm`: train a language model on plain text."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 
-from xformer.cli.train_options import (
+from xformer.cli._console import plural
+from xformer.cli._options import (
     DATA,
-    BackendOption,
     DtypeOption,
     MaxMinutesOption,
     MaxUpdatesOption,
+    OptionalBackendOption,
     OutOption,
     PrecisionOption,
     RecipeOption,
-    ResumeOption,
     SeedOption,
+    SetRecipeOption,
     file_option,
+    open_backend,
+    parse_recipe_overrides,
 )
+from xformer.cli._training import TrainArgs, TrainCommand, TrainingJob, start_run
 from xformer.errors import ConfigError
+from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.runs.recipe import error_context
+from xformer.text import UNK_ID, Tokenizer, read_text
+from xformer.threads import num_threads
+from xformer.training import LanguageModelTask, Recipe, RunDirectory, TextTokenizerSettings
+from xformer.training.data_parallel import shards_for
 
 HELP = """Train a language model on plain text: a decoder-only Transformer that predicts each character, or token, \
 from those before it.
 
-Learns the vocabulary, trains with validation at intervals, and keeps in DIR the best model (model.safetensors), \
-the last state (last.safetensors), the tokenizer, what the run was told (config.json) and log.jsonl. Everything is \
-checked before anything is written. Ctrl-C stops cleanly; --resume goes on to the same bits.
+Learns a vocabulary, trains with regular validation, and writes to DIR the best model (model.safetensors), the last \
+state (last.safetensors), the tokenizer, the configuration (config.json) and log.jsonl. All input is checked before \
+anything is written. The state is saved every few minutes and on Ctrl-C; `xformer resume DIR` continues from it.
 
 \b
 Tiny Shakespeare (input.txt, 1.1 million characters), two minutes on two CPU cores:
   xformer train-lm --text input.txt --out run \\
     --recipe docs/recipes/tinyshakespeare.toml
   xformer generate --model run --prompt "ROMEO:"
-Your own text, half an hour unless told otherwise:
+A text of your own, for 20 minutes (30 by default):
   xformer train-lm --text mine.txt --out run --max-minutes 20
-Go on with a run that was stopped, and train it longer:
-  xformer train-lm --out run --resume --max-minutes 60
+Continue it, and train longer:
+  xformer resume run --max-minutes 60
 
-The last tenth of the text is kept for validation (--valid-share), unless there is a text for it (--valid-text). \
-The loss is in nats a token; perplexity is its exponential.
+The last tenth of the text is held out for validation (--valid-share), unless --valid-text names another text. The \
+loss is in nats per token; perplexity is its exponential.
 
 \b
-A recipe has task = "language_modeling" and three tables; options on the command line win over it:
+A recipe has task = "language_modeling" and three tables; options override it:
   \\[model]      d_model, num_heads, d_ff, num_layers, positions, dropout, ...
   \\[tokenizer]  model = "characters" | "bpe", vocab_size, ...
   \\[training]   context_length, batch_size, learning_rate, schedule, optimizer, ...
 
-Threads: one for each core; XFORMER_NUM_THREADS=N takes N.
+Uses all cores; XFORMER_NUM_THREADS=N limits the number of threads.
 """
 
 
 def train_lm(
     out: OutOption,
-    text: Annotated[Path | None, file_option("--text", "Training text, in UTF-8, line ends included.")] = None,
+    text: Annotated[Path | None, file_option("--text", "Training text, used with its line ends.")] = None,
     valid_text: Annotated[Path | None, file_option("--valid-text", "Validation text.")] = None,
     valid_share: Annotated[
         float | None,
         typer.Option(
-            help="Without --valid-text: how much of the text, at its end, is kept for validation (default: the "
-            "recipe's, or 0.1).",
+            help="Fraction of the text, at its end, that is held out for validation if there is no --valid-text "
+            "(default: the recipe's, or 0.1).",
             rich_help_panel=DATA,
         ),
     ] = None,
     max_minutes: MaxMinutesOption = None,
     max_updates: MaxUpdatesOption = None,
-    resume: ResumeOption = False,
     recipe: RecipeOption = None,
     seed: SeedOption = None,
+    overrides: SetRecipeOption = None,
     dtype: DtypeOption = None,
     precision: PrecisionOption = None,
-    backend: BackendOption = None,
+    backend: OptionalBackendOption = None,
 ) -> int:
-    """Train a language model on plain text, or go on with a run."""
-    from xformer.cli.train_request import Request, start
-    from xformer.cli.train_request import resume as resume_run
-    from xformer.cli.training_text import TEXT
-
+    """Train a language model on plain text."""
     if valid_text is not None and valid_share is not None:
-        raise ConfigError("--valid-text and --valid-share are both given; expected one or the other: leave one out")
-    limits = {"max_minutes": max_minutes, "max_updates": max_updates}
-    numbers = {"dtype": dtype, "precision": precision}
-    request = Request(
-        work=TEXT,
+        raise ConfigError("--valid-text and --valid-share are both given; expected only one of them")
+    args = TrainArgs(
         out=out,
         files={"text": text, "valid_text": valid_text},
         recipe=recipe,
-        changes={"training": {**limits, **numbers, "seed": seed, "valid_share": valid_share}},
+        training={
+            "max_minutes": max_minutes,
+            "max_updates": max_updates,
+            "valid_share": valid_share,
+            "seed": seed,
+            "dtype": dtype,
+            "precision": precision,
+        },
+        overrides=parse_recipe_overrides(overrides),
         backend=backend,
     )
-    return resume_run(request) if resume else start(request)
+    return start_run(COMMAND, args)
+
+
+@dataclass(frozen=True)
+class LanguageModelTrainingJob(TrainingJob):
+    """Training on token ids; num_characters are the lengths of the training and validation text."""
+
+    tokenizer: Tokenizer
+    train: Any
+    valid: Any
+    num_characters: tuple[int, int]
+
+    @classmethod
+    def make(
+        cls, recipe: Recipe, train: str, valid: str, *, xp: Any, backend: str, tokenizer: Tokenizer | None = None
+    ) -> LanguageModelTrainingJob:
+        """Train the tokenizer, unless given, encode the text, and make the model.
+
+        Raises:
+            DataError: If the text is too short.
+            ConfigError: If the vocabulary does not fit the recipe.
+        """
+        with error_context("[tokenizer]"):
+            tokenizer = tokenizer or train_tokenizer(train, recipe.tokenizer)
+        ids = [np.asarray(tokenizer.encode_text(text), dtype=np.int64) for text in (train, valid)]
+        config = LanguageModelConfig(vocab_size=tokenizer.vocab_size, **recipe.model)
+        settings = recipe.training
+        model = LanguageModel(config, xp=xp, seed=settings.seed, dtype=settings.dtype)
+        # The last bits of the results depend on the number of shards, so it is part of the run.
+        recipe = recipe.with_training(shards=settings.shards or shards_for(model, num_threads()))
+        job = cls(recipe, model, backend, tokenizer, ids[0], ids[1], (len(train), len(valid)))
+        job.task()  # raises an error if the text is too short
+        return job
+
+    def task(self) -> LanguageModelTask:
+        """Return the task for a Trainer."""
+        settings = self.recipe.training
+        return LanguageModelTask(
+            self.model,
+            self.train,
+            self.valid,
+            context_length=settings.context_length,
+            batch_size=settings.batch_size,
+        )
+
+    def tokenizers(self) -> dict[str, Tokenizer]:
+        """Return the tokenizer by its name in a run directory."""
+        return {"joint": self.tokenizer}
+
+    def counts(self) -> dict[str, int]:
+        """Return the sizes of the data."""
+        return {
+            "train_characters": self.num_characters[0],
+            "train_tokens": len(self.train),
+            "valid_characters": self.num_characters[1],
+            "valid_tokens": len(self.valid),
+            "valid_tokens_unknown": self.num_unknown,
+        }
+
+    @property
+    def num_unknown(self) -> int:
+        """Number of tokens of the validation text that do not occur in the training text."""
+        return int((self.valid == UNK_ID).sum())
+
+    def describe_data(self) -> Iterator[str]:
+        """Yield lines that describe the data."""
+        notes = ["", f", {self.num_unknown:,} of them unknown" if self.num_unknown else ""]
+        texts = (self.train, self.valid)
+        for name, count, ids, note in zip(("training", "validation"), self.num_characters, texts, notes, strict=True):
+            tokens = "" if self.tokenizer.model == "characters" else f", {plural(len(ids), 'token')}"
+            yield f"{name}: {plural(count, 'character')}{tokens}{note}"
+
+    def describe_vocabulary(self) -> str:
+        """Return the size of the vocabulary in words."""
+        return f"vocabulary of {self.tokenizer.vocab_size:,}"
+
+    @property
+    def unit(self) -> str:
+        """Unit of the training speed."""
+        return "tokens"
+
+
+def train_tokenizer(text: str, settings: TextTokenizerSettings) -> Tokenizer:
+    """Train a tokenizer on a text; raises what `Tokenizer.train` raises."""
+    return Tokenizer.train(
+        [text],
+        settings.vocab_size,
+        lowercase=settings.lowercase,
+        model=settings.model,
+        unicode_form=settings.unicode_form,
+    )
+
+
+def split(text: str, valid_share: float) -> tuple[str, str]:
+    """Split off the end of a text for validation, a fraction of its characters, as nanoGPT does.
+
+    >>> split("abcdefghij", 0.1)
+    ('abcdefghi', 'j')
+    """
+    index = max(1, int(len(text) * (1.0 - valid_share)))
+    return text[:index], text[index:]
+
+
+def _prepare(
+    recipe: Recipe, backend: str, files: Mapping[str, Path], run: RunDirectory | None
+) -> LanguageModelTrainingJob:
+    xp = open_backend(backend, recipe.training.dtype, recipe.training.precision)
+    text = read_text(files["text"])
+    if "valid_text" in files:
+        train, valid = text, read_text(files["valid_text"])
+    else:
+        train, valid = split(text, recipe.training.valid_share)
+    tokenizer = None if run is None else run.load_tokenizer("joint")
+    return LanguageModelTrainingJob.make(recipe, train, valid, xp=xp, backend=backend, tokenizer=tokenizer)
+
+
+COMMAND = TrainCommand(
+    "train-lm", ("language_modeling",), required=("text",), optional=("valid_text",), prepare=_prepare
+)

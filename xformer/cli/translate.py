@@ -1,46 +1,140 @@
-"""`xformer translate`: one line in, one line out."""
+"""`xformer translate`: translate lines of text."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from xformer.cli.backend import BackendOption
-from xformer.cli.decoding import with_decoding_options
+from xformer.cli import _io
+from xformer.cli._console import line_progress, make_console, plural
+from xformer.cli._options import DATA, BackendOption, ModelOption, open_backend, with_decoding_options
+from xformer.pipelines import GenerationRequest, Output, TextGenerator, TextToText, Translator, check_source_lengths
+from xformer.training import RunDirectory
 
-HELP = """Translate text with the best model of a run: one line in, one line out, in the same order.
+HELP = """Translate text with the best model of a training run: one line in, one line out, in the same order.
 
 \b
-A file     xformer translate --model run --input test.de --output out.en
-Better     xformer translate --model run --input test.de --output out.en \\
-             --num-beams 5 --length-penalty 0.6
-A pipe     head -3 test.de | xformer translate --model run
-By hand    xformer translate --model run
+A file         xformer translate --model run --input test.de --output out.en
+Beam search    xformer translate --model run --input test.de --output out.en \\
+                 --num-beams 5 --length-penalty 0.6
+A pipe         head -3 test.de | xformer translate --model run
+Interactively  xformer translate --model run
 
-A line that you type, or that a slow pipe brings, is translated at once. Blank lines stay blank. An output file \
-appears when it is whole. With --num-return-sequences above 1, and with --align, each output is a line of JSON: the number of \
-its source line, its rank, its score, its text, and the alignment of its tokens.
+Lines from a terminal or a pipe are translated as they arrive. Blank lines stay blank. An output file appears when it \
+is complete. With --num-return-sequences above 1, or with --align, each output is a line of JSON with the number of \
+its source line, rank, score, text, and the alignment of its tokens.
 """
+Pipeline = TypeVar("Pipeline", TextToText, TextGenerator)
 
 
 @with_decoding_options
 def translate(
-    model: Annotated[Path, typer.Option("--model", metavar="DIR", help="Directory of a run.", rich_help_panel="Text")],
+    model: ModelOption,
     settings: dict[str, Any],
     source: Annotated[
         str,
-        typer.Option("--input", metavar="FILE", help="Text to translate; - is standard input.", rich_help_panel="Text"),
+        typer.Option("--input", metavar="FILE", help="Text to translate; - is standard input.", rich_help_panel=DATA),
     ] = "-",
     output: Annotated[
         str,
-        typer.Option("--output", metavar="FILE", help="Translations; - is standard output.", rich_help_panel="Text"),
+        typer.Option("--output", metavar="FILE", help="Translations; - is standard output.", rich_help_panel=DATA),
     ] = "-",
     backend: BackendOption = "numpy",
 ) -> None:
     """Translate lines of text."""
-    from xformer.cli.write import write_lines
-    from xformer.pipelines import Translator
+    transform_lines(Translator, model, source, output, backend, settings)
 
-    write_lines(Translator, model, source, output, backend, settings)
+
+def transform_lines(
+    pipeline_type: type[TextToText], directory: Path, source: str, output: str, backend: str, settings: dict[str, Any]
+) -> None:
+    """Write an output for each line of the source.
+
+    A stream is processed as it arrives, a file as a whole, so that nothing is written if its last line is invalid.
+    """
+    request = GenerationRequest.of(**settings)
+    _io.check_output(output, source, RunDirectory(directory).files())
+    pipeline = load_pipeline(pipeline_type, directory, backend)
+    if _io.is_terminal(source):
+        make_console(stderr=True).print("type a line; Ctrl-D ends the input")
+    num_truncated: list[int] = []
+    chunks: Iterable[list[Sequence[int]]] = _encode(pipeline, source, request.max_source_length, num_truncated.append)
+    total = None
+    if not _io.is_stream(source):
+        chunks = list(chunks)
+        total = sum(1 for encoded in chunks for ids in encoded if ids)
+    num_unfinished, num_done = 0, 0
+    plain = request.decoding.num_return_sequences == 1 and not request.align
+    visible = output != _io.STANDARD or not sys.stdout.isatty()
+    with _io.open_output(output) as write, line_progress(total, visible=visible) as advance:
+        for encoded in chunks:
+            results: list[list[Output]] = [[] for _ in encoded]
+            for batch in pipeline.batches_of_ids(encoded, request, first_number=num_done):
+                for row, outputs in batch:
+                    results[row] = outputs
+                    num_unfinished += not outputs[0].finished
+                advance(len(batch))
+            rows = zip(encoded, results, itertools.count(num_done))
+            write([line for ids, outputs, row in rows for line in _format(pipeline, ids, outputs, row, plain)])
+            num_done += len(encoded)
+    if sum(num_truncated):
+        make_console(stderr=True).print(
+            f"note: {plural(sum(num_truncated), 'source')} truncated to {pipeline.cut_length} tokens, as in training"
+        )
+    if num_unfinished:
+        options = "--max-length" if request.desired_length is None else "--num-beams, --length-tolerance"
+        make_console(stderr=True).print(
+            f"note: {plural(num_unfinished, 'output')} reached the length limit and may be incomplete ({options})"
+        )
+
+
+def load_pipeline(pipeline_type: type[Pipeline], directory: Path, backend: str) -> Pipeline:
+    """Load a run with a backend that is prepared for the data type of its model."""
+    training = RunDirectory(directory).read_config().get("recipe", {}).get("training", {})
+    return pipeline_type.from_pretrained(directory, xp=open_backend(backend, training.get("dtype")))
+
+
+def _encode(
+    pipeline: TextToText, source: str, max_source_length: int, add_truncated: Callable[[int], None]
+) -> Iterator[list[Sequence[int]]]:
+    """Yield the token ids of the input in chunks; lines before one that is too long are yielded before the error."""
+    name = _io.STANDARD_INPUT if source == _io.STANDARD else source
+    first_number = 1
+    for lines in _io.read_chunks(source):
+        ids_of_lines, num_truncated = pipeline.cut(pipeline.encode(lines))
+        add_truncated(num_truncated)
+        encoded: list[Sequence[int]] = [array("i", ids) for ids in ids_of_lines]  # a file is held in memory
+        num_valid = next((row for row, ids in enumerate(encoded) if len(ids) > max_source_length), len(encoded))
+        if num_valid:
+            yield encoded[:num_valid]
+        rest = encoded[num_valid:]
+        check_source_lengths(rest, max_source_length, name=f"{name} line", first_number=first_number + num_valid)
+        first_number += len(lines)
+
+
+def _format(pipeline: TextToText, ids: Sequence[int], outputs: list[Output], row: int, plain: bool) -> Iterator[str]:
+    """Yield the lines written for one input line: its text, or a JSON object for each output."""
+    if plain:
+        yield outputs[0].text if outputs else ""
+        return
+    for rank, output in enumerate(outputs, start=1):
+        entry = {
+            "line": row + 1,
+            "rank": rank,
+            "score": round(output.score, 6),
+            "log_probability": round(output.log_probability, 6),
+            "finished": output.finished,
+            "text": output.text,
+        }
+        if output.alignment is not None:
+            entry["source_tokens"] = pipeline.tokenizers.source.tokens([*ids, pipeline.model.config.eos_id])
+            entry["tokens"] = pipeline.tokenizers.target.tokens(output.tokens)
+            entry["alignment"] = output.alignment
+        yield json.dumps(entry, ensure_ascii=False)

@@ -65,18 +65,20 @@ class ParallelCorpus:
         )
 
 
-def iter_lines(file: IO[bytes], name: PathName, *, max_characters: int = MAX_CHARACTERS) -> Iterator[str]:
+def iter_lines(
+    file: IO[bytes], name: PathName, *, max_characters: int = MAX_CHARACTERS, first_number: int = 1
+) -> Iterator[str]:
     """Yield the lines of a binary file, such as `sys.stdin.buffer`, as they arrive, without their line ends.
 
     A byte-order mark at the start and a carriage return at the end of a line are dropped.
 
-    name: what error messages call the file.
+    name: what error messages call the file. first_number: number of the first line, if lines were read before.
     Raises DataError, with the line number, for invalid UTF-8 and for a line of more than `max_characters`.
     """
     # A character takes at most 4 bytes; the rest is room for the mark and the line end. Reading no more than
     # that bounds the memory that a file without line ends can take.
     most_bytes = 4 * max_characters + len(codecs.BOM_UTF8) + len(b"\r\n")
-    for number in itertools.count(1):
+    for number in itertools.count(first_number):
         raw = file.readline(most_bytes + 1)
         if number == 1:
             _reject_foreign(raw, name)

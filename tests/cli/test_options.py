@@ -4,14 +4,15 @@ import sys
 
 import pytest
 
-from xformer.cli import backend
-from xformer.errors import BackendError
+from xformer.cli import _options
+from xformer.cli._options import parse_assignments, parse_recipe_overrides
+from xformer.errors import BackendError, ConfigError
 
 
-def test_numpy_is_opened_and_keeps_its_memory(monkeypatch):
+def test_numpy_is_opened_without_trimming_memory(monkeypatch):
     called = []
-    monkeypatch.setattr(backend, "disable_malloc_trim", lambda: called.append(True))
-    assert backend.open_backend("numpy").zeros(2).shape == (2,)
+    monkeypatch.setattr(_options, "disable_malloc_trim", lambda: called.append(True))
+    assert _options.open_backend("numpy").zeros(2).shape == (2,)
     assert called == [True]
 
 
@@ -20,35 +21,35 @@ def test_jax_gets_float64_where_the_model_needs_it(monkeypatch, dtype, wanted):
     jax = pytest.importorskip("jax")
     updates = []
     monkeypatch.setattr(jax.config, "update", lambda *setting: updates.append(setting))
-    backend.open_backend("jax", dtype)
+    _options.open_backend("jax", dtype)
     assert updates == ([("jax_enable_x64", True)] if wanted else [])
 
 
 @pytest.mark.parametrize(("before", "setting", "wanted"), [(4, "2", 2), (1, "2", 1)])
-def test_torch_keeps_to_the_number_of_threads(monkeypatch, before, setting, wanted):
+def test_torch_uses_no_more_threads_than_allowed(monkeypatch, before, setting, wanted):
     torch = pytest.importorskip("torch")
     set_to = []
     monkeypatch.setenv("XFORMER_NUM_THREADS", setting)
     monkeypatch.setattr(torch, "get_num_threads", lambda: before)
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
-    backend.open_backend("torch")
+    _options.open_backend("torch")
     assert set(set_to) == {wanted}
 
 
-def test_a_library_that_finds_no_device_says_so(monkeypatch):
+def test_a_library_without_a_device(monkeypatch):
     class NoDevice:
         float32 = None
 
         def zeros(self, size, dtype):
             raise RuntimeError("CUDA driver\nis insufficient")
 
-    monkeypatch.setattr(backend, "resolve", lambda name: NoDevice())
+    monkeypatch.setattr(_options, "resolve", lambda name: NoDevice())
     with pytest.raises(BackendError, match="'cupy' is installed but cannot compute here: CUDA driver is insufficient"):
-        backend.open_backend("cupy")
+        _options.open_backend("cupy")
 
 
 @pytest.mark.parametrize("name", ["XFORMER_KERNELS", "XFORMER_CHECK_KERNELS", "XFORMER_NUM_THREADS"])
-def test_a_wrong_setting_of_the_environment_is_refused_before_there_is_work(
+def test_an_invalid_environment_variable_is_reported_before_training(
     refused, train_options, tmp_path, monkeypatch, name
 ):
     monkeypatch.setenv(name, "some")
@@ -59,5 +60,17 @@ def test_a_wrong_setting_of_the_environment_is_refused_before_there_is_work(
 
 def test_an_unknown_library():
     with pytest.raises(BackendError, match="'tensorflow' is unknown"):
-        backend.open_backend("tensorflow")
+        _options.open_backend("tensorflow")
     assert "tensorflow" not in sys.modules
+
+
+def test_assignments_are_written_as_in_toml():
+    assert parse_assignments(["a.b=1", "a.c = 'x'", "d=true", "e=0.5", "f=gelu", "g=[1, 2]"]) == {
+        "a": {"b": 1, "c": "x"}, "d": True, "e": 0.5, "f": "gelu", "g": [1, 2]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("assignment", "expected"), [("seed", "NAME=VALUE"), ("seed=1", "TABLE.NAME=VALUE")])
+def test_assignments_that_are_incomplete(assignment, expected):
+    with pytest.raises(ConfigError, match=f"^--set is '{assignment}'; expected {expected}"):
+        parse_recipe_overrides([assignment])

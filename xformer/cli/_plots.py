@@ -1,4 +1,4 @@
-"""Pictures: learning curves, attention maps and measured speeds, drawn without a screen."""
+"""Plots: learning curves and attention maps, drawn without a display."""
 
 from __future__ import annotations
 
@@ -16,23 +16,28 @@ _DOTS_PER_INCH = 150
 
 
 def draw_curves(log: Sequence[dict[str, Any]], path: Path, *, label_smoothing: float = 0.0) -> None:
-    """Draw training loss, validation loss and score against updates, from the events of a log.
+    """Plot training loss, validation loss and validation score against updates.
 
-    label_smoothing: of the training loss.
+    Args:
+        log: Events of a run's log.
+        path: PNG file to write.
+        label_smoothing: Label smoothing of the training loss.
 
-    Raises ConfigError when the log has nothing to draw, CheckpointError when the file cannot be written.
+    Raises:
+        ConfigError: If the log contains no updates and no validations.
+        CheckpointError: If the file cannot be written.
     """
     updates = [event for event in log if event.get("event") == "update"]
     validations = [event for event in log if event.get("event") == "validation"]
     if not updates and not validations:
-        raise ConfigError("the log of the run is empty; there is nothing to plot")
+        raise ConfigError("the log of the run is empty: nothing to plot")
     scored = [event for event in validations if event.get("score") is not None]
     figure = new_figure(8, 5.5 if scored else 3.2)
     upper, *lower = figure.subplots(2 if scored else 1, 1, sharex=True, squeeze=False)[:, 0]
-    label = "training, with smoothed labels" if label_smoothing else "training"
+    label = "training (with label smoothing)" if label_smoothing else "training"
     upper.plot(*_columns(updates, "loss"), color="tab:gray", linewidth=0.8, label=label)
     upper.plot(*_columns(validations, "loss"), color="tab:blue", marker="o", markersize=3, label="validation")
-    upper.set_ylabel("loss (nats a token)")
+    upper.set_ylabel("loss (nats per token)")
     upper.legend(frameon=False)
     for axes in lower:
         axes.plot(*_columns(scored, "score"), color="tab:green", marker="o", markersize=3)
@@ -46,9 +51,17 @@ def draw_curves(log: Sequence[dict[str, Any]], path: Path, *, label_smoothing: f
 def draw_attention(
     weights: Any, source_tokens: Sequence[str], target_tokens: Sequence[str], title: str, path: Path
 ) -> None:
-    """Draw one map of attention: weights (target length, source length), source on x, target on y.
+    """Plot attention weights as a heat map, with the source on the x axis.
 
-    Raises CheckpointError when the file cannot be written.
+    Args:
+        weights: Attention weights of shape (target length, source length).
+        source_tokens: Labels of the columns.
+        target_tokens: Labels of the rows.
+        title: Title of the plot.
+        path: PNG file to write.
+
+    Raises:
+        CheckpointError: If the file cannot be written.
     """
     columns, rows = [list(map(_label, tokens)) for tokens in (source_tokens, target_tokens)]
     width, height = 2.2 + 0.55 * len(columns), 1.8 + 0.42 * len(rows)
@@ -71,22 +84,22 @@ def draw_attention(
 
 
 def new_figure(width: float, height: float) -> Any:
-    """A figure that belongs to no window, whatever the user's backend is."""
+    """Return a figure that needs no display, whichever backend of matplotlib is configured."""
     require("matplotlib")
     figure = require("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
     require("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
     return figure
 
 
-def check_picture(path: Path, kept: Iterable[Path]) -> None:
-    """Raise ConfigError for a `--plot` that is not the name of a PNG, or that would replace what is to be kept."""
+def check_plot(path: Path, kept: Iterable[Path]) -> None:
+    """Raise ConfigError if `--plot` is not the name of a PNG file, or would replace one of the files to be kept."""
     if path.suffix.lower() != ".png":
-        raise ConfigError(f"--plot is {path}; expected a name ending in .png, since pictures are PNG files")
+        raise ConfigError(f"--plot is {path}; expected a name ending in .png")
     check_no_overwrite(path, kept, "--plot")
 
 
 def _label(token: str) -> str:
-    """A token as a reader expects it: the mark of a space is dropped, or shown where it is all there is."""
+    """Format a token: drop the mark of a leading space, or show it if the token is nothing else."""
     return token.removeprefix("▁") or "␣"
 
 
@@ -95,11 +108,11 @@ def _columns(events: Sequence[dict[str, Any]], name: str) -> tuple[list[Any], li
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a picture; raises CheckpointError when that fails."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=_DOTS_PER_INCH)
-    path = Path(os.path.realpath(path))  # a link stays a link
+    """Write a figure as PNG, atomically; raises CheckpointError if that fails."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=_DOTS_PER_INCH)
+    path = Path(os.path.realpath(path))  # a symbolic link stays a link
     if path.exists() and not path.is_file():
-        raise ConfigError(f"cannot draw into {path}: it is not a regular file; give the name of a picture")
+        raise ConfigError(f"cannot write {path}: it is not a regular file")
     with atomic_write(path) as file:
-        file.write(picture.getvalue())
+        file.write(buffer.getvalue())

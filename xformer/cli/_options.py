@@ -1,15 +1,178 @@
-"""The options of commands that write text: how to search, how long, about what."""
+"""Options shared by several commands, and the backend."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
-from collections.abc import Callable, Collection, Sequence
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from xformer.backends import BACKENDS, resolve
+from xformer.errors import BackendError, ConfigError
+from xformer.kernels.registry import load
+from xformer.threads import disable_malloc_trim, num_threads
+from xformer.training.precision import check_precision
+
+DATA, DURATION, RECIPE, COMPUTING = "Data", "Duration", "Recipe", "Computing"
 SEARCH, LENGTH, STEER, SAMPLE, LIMITS = "Search", "Length of the output", "Steering", "Sampling", "Limits"
+_BACKEND_HELP = f"Array library to compute with: {', '.join(BACKENDS)}"
+
+BackendOption = Annotated[
+    str, typer.Option("--backend", metavar="NAME", help=f"{_BACKEND_HELP}.", rich_help_panel=COMPUTING)
+]
+OptionalBackendOption = Annotated[
+    str | None,
+    typer.Option("--backend", metavar="NAME", help=f"{_BACKEND_HELP} (default: the run's).", rich_help_panel=COMPUTING),
+]
+ModelOption = Annotated[
+    Path, typer.Option("--model", metavar="DIR", help="Directory of a training run.", rich_help_panel=DATA)
+]
+OutOption = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="Directory of the run: new or empty.", rich_help_panel=DATA)
+]
+MaxMinutesOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Stop after this many minutes in total, validation included (default: the recipe's; 30 if no limit is "
+        "set).",
+        rich_help_panel=DURATION,
+    ),
+]
+MaxUpdatesOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Stop after this many updates (default: the recipe's). The cosine and linear schedules end there, so "
+        "changing it changes the learning rates.",
+        rich_help_panel=DURATION,
+    ),
+]
+RecipeOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.toml", help="Settings of model, tokenizer and training.", rich_help_panel=RECIPE),
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Seed; the same seed gives the same model, to the bit, on the same machine (default: the recipe's, or 0).",
+        rich_help_panel=RECIPE,
+    ),
+]
+SetRecipeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="TABLE.NAME=VALUE",
+        help="Override any setting of the recipe, e.g. model.num_heads=8; repeatable.",
+        rich_help_panel=RECIPE,
+    ),
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="float32|float64",
+        help="Data type of the parameters (default: the recipe's, or float32).",
+        rich_help_panel=COMPUTING,
+    ),
+]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="bfloat16|float16|float32",
+        help="Mixed precision: compute forward and backward in 16 bits and keep the parameters in float32; float32 "
+        "turns it off. Useful on hardware with fast 16-bit arithmetic (default: the recipe's, or float32).",
+        rich_help_panel=COMPUTING,
+    ),
+]
+
+
+def file_option(name: str, help: str) -> Any:
+    """Return an option that names a text file."""
+    return typer.Option(name, metavar="FILE", help=help, rich_help_panel=DATA)
+
+
+def option_name(name: str) -> str:
+    """Return the option of a setting.
+
+    >>> option_name("max_updates")
+    '--max-updates'
+    """
+    return f"--{name.replace('_', '-')}"
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError, naming the option, for an invalid value of a training setting; None is always valid."""
+    from xformer.runs.config import check_setting
+
+    for name, value in options.items():
+        check_setting(name, value, option_name(name))
+
+
+def parse_assignments(assignments: Sequence[str] | None) -> dict[str, Any]:
+    """Parse the values of --set, which are written as in TOML; quotes may be omitted.
+
+    >>> parse_assignments(["training.batch_tokens=512", "model.activation=gelu", "top_k=3"])
+    {'training': {'batch_tokens': 512}, 'model': {'activation': 'gelu'}, 'top_k': 3}
+    """
+    values: dict[str, Any] = {}
+    for assignment in assignments or []:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"--set is {assignment!r}; expected NAME=VALUE")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        table, dot, key = name.strip().partition(".")
+        if dot:
+            values.setdefault(table, {})[key] = value
+        else:
+            values[table] = value
+    return values
+
+
+def parse_recipe_overrides(assignments: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+    """Parse the values of --set for a recipe; raises ConfigError unless each names a table."""
+    values = parse_assignments(assignments)
+    for name, value in values.items():
+        if not isinstance(value, dict):
+            raise ConfigError(f"--set is '{name}={value}'; expected TABLE.NAME=VALUE, e.g. training.batch_tokens=4096")
+    return values
+
+
+def open_backend(name: str, dtype: str | None = None, precision: str = "float32") -> Any:
+    """Return the namespace of an array library and prepare the process for computing with it.
+
+    Args:
+        name: Name of the library.
+        dtype: Data type of the model, if known.
+        precision: Precision of training.
+
+    Raises:
+        BackendError: If the library is unknown, not installed, finds no device, or does not support the precision.
+        ConfigError: If XFORMER_KERNELS, XFORMER_CHECK_KERNELS or XFORMER_NUM_THREADS is invalid.
+    """
+    xp = resolve(name)
+    disable_malloc_trim()
+    if name == "jax" and dtype == "float64":
+        importlib.import_module("jax").config.update("jax_enable_x64", True)
+    if name == "torch":
+        torch = importlib.import_module("torch")
+        torch.set_num_threads(min(num_threads(), torch.get_num_threads()))
+    try:
+        array = xp.zeros(1, dtype=xp.float32)
+    except (RuntimeError, OSError) as error:
+        # A library without a usable device fails at the first array.
+        reason = " ".join(str(error).split())
+        raise BackendError(f"backend {name!r} is installed but cannot compute here: {reason}") from error
+    check_precision(precision, array)
+    load(xp)
+    num_threads()
+    return xp
 
 
 def option(panel: str, what: str, **settings: Any) -> Any:

@@ -1,0 +1,205 @@
+"""`xformer resume`: the same bits as an uninterrupted run, and refusal of damaged or changed files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+
+import pytest
+
+from tests.cli.conftest import events, state, wait_for_state, write
+from xformer.io import load_arrays
+from xformer.training import RunDirectory
+
+STOPPING = "stopping as soon as the state is saved; a second Ctrl-C ends at once\n"
+
+
+def stopped_run(start_process, train_options, run, how):
+    """Start a long run in a process of its own and stop it by a signal; returns (exit code, output, errors)."""
+    process = start_process("train", *train_options, "--out", run, "--max-updates", 100_000)
+    wait_for_state(process, run)
+    process.send_signal(how)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out.decode(), err.decode()
+
+
+SLOW = [pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)]
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, *SLOW])
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
+    xformer, start_process, train_options, tmp_path, monkeypatch, how
+):
+    monkeypatch.setenv("XFORMER_NUM_THREADS", "2")
+    code, out, err = stopped_run(start_process, train_options, tmp_path / "stopped", how)
+    assert code == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}[how]
+    if how == signal.SIGKILL:
+        assert err == ""
+    else:
+        assert err == STOPPING
+        assert f"stopped by {how.name}" in out
+        assert "everything is saved; continue with:" in out
+        assert (tmp_path / "stopped" / "model.safetensors").exists()
+    last = json.loads(load_arrays(tmp_path / "stopped" / "last.safetensors")[1]["progress"])["step"]
+    end = last + 7
+    monkeypatch.setenv("XFORMER_NUM_THREADS", "1")  # the run remembers that it works in two shards
+    done = xformer("resume", tmp_path / "stopped", "--max-updates", end)
+    assert (done.code, done.err) == (0, "")
+    assert f"resuming after update {last}" in done.out
+    monkeypatch.setenv("XFORMER_NUM_THREADS", "2")
+    assert xformer("train", *train_options, "--out", tmp_path / "whole", "--max-updates", end).code == 0
+    assert state(tmp_path / "stopped") == state(tmp_path / "whole")
+    steps = [event["step"] for event in events(tmp_path / "stopped", "update")]
+    assert steps == sorted(set(steps))
+
+
+@pytest.mark.slow
+def test_a_run_whose_output_is_closed_is_saved(xformer, start_process, train_options, tmp_path):
+    process = start_process("train", *train_options, "--out", tmp_path / "run", "--max-updates", 100_000)
+    wait_for_state(process, tmp_path / "run")
+    process.stdout.close()
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=60) in (129, 141)
+    assert process.stderr.read() == STOPPING.encode()
+    last = json.loads(load_arrays(tmp_path / "run" / "last.safetensors")[1]["progress"])["step"]
+    done = xformer("resume", tmp_path / "run", "--max-updates", last + 2)
+    assert (done.code, done.err) == (0, "")
+
+
+def test_two_trainings_do_not_share_a_directory(refused, start_process, train_options, tmp_path):
+    process = start_process("train", *train_options, "--out", tmp_path / "run", "--max-updates", 100_000)
+    wait_for_state(process, tmp_path / "run")
+    error = refused("resume", tmp_path / "run", untouched=tmp_path / "nothing")
+    assert "another training is at work in" in error
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+
+
+def test_a_run_killed_before_it_saved_anything_starts_again(xformer, train_options, trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "run" / "last.safetensors").unlink()
+    (tmp_path / "run" / "model.safetensors").unlink()
+    done = xformer("resume", tmp_path / "run")
+    assert done.code == 0
+    assert "nothing was saved yet; starting from the first update" in done.out
+    assert state(tmp_path / "run") == state(trained)
+    assert [event["step"] for event in events(tmp_path / "run", "validation")] == [4, 6]
+
+
+def test_a_finished_run_has_nothing_left_to_do(xformer, trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    done = xformer("resume", tmp_path / "run")
+    assert done.code == 0
+    assert "nothing left to do: 6 updates" in done.out
+    assert state(tmp_path / "run") == state(trained)
+
+
+def test_resume_without_its_state_keeps_the_model(refused, trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "run" / "last.safetensors").unlink()
+    error = refused("resume", tmp_path / "run", "--max-updates", 9, untouched=tmp_path)
+    assert "last.safetensors is missing, but" in error
+    assert "has a trained model; restore it to go on, or start a new run" in error
+
+
+@pytest.mark.parametrize("key", ["model", "tokenizer", "training"])
+def test_a_damaged_recipe_in_the_configuration(refused, trained, tmp_path, key):
+    shutil.copytree(trained, tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
+    config["recipe"][key] = "text"
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    for command in (["translate", "--model"], ["inspect"]):
+        error = refused(*command, tmp_path / "run", untouched=tmp_path)
+        assert f"config.json is damaged: {key!r} of its recipe is not a table" in error
+
+
+def test_resume_without_a_run(refused, tmp_path):
+    assert "holds no run" in refused("resume", tmp_path / "run", untouched=tmp_path)
+
+
+def damage(path, how):
+    if how == "empty":
+        path.write_bytes(b"")
+    elif how == "truncated":
+        path.write_bytes(path.read_bytes()[:-20])
+    elif how == "corrupted":
+        content = bytearray(path.read_bytes())
+        content[-1000] ^= 0xFF
+        path.write_bytes(content)
+    elif how == "foreign":
+        path.write_bytes(b"%PDF-1.7 something else")
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("file", "how"),
+    [
+        ("last.safetensors", "truncated"),
+        ("last.safetensors", "corrupted"),
+        ("last.safetensors", "foreign"),
+        ("tokenizer.json", "truncated"),
+        ("tokenizer.json", "foreign"),
+        ("tokenizer.json", "missing"),
+        ("config.json", "truncated"),
+        ("config.json", "foreign"),
+    ],
+)
+def test_resume_refuses_damaged_files(refused, trained, tmp_path, file, how, xformer):
+    shutil.copytree(trained, tmp_path / "run")
+    damage(tmp_path / "run" / file, how)
+    done = xformer("resume", tmp_path / "run")
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("how", ["empty", "truncated", "corrupted", "foreign"])
+def test_a_damaged_model_is_refused_and_a_removed_one_made_again(refused, trained, tmp_path, how, xformer):
+    shutil.copytree(trained, tmp_path / "run")
+    model = tmp_path / "run" / "model.safetensors"
+    damage(model, how)
+    error = refused("resume", tmp_path / "run", untouched=tmp_path)
+    assert f"error: {model} is " in error
+    assert "; use another copy, or remove it, so that the next validation makes a new one" in error
+    model.unlink()
+    done = xformer("resume", tmp_path / "run")
+    assert "the best model (update 6) is in" in done.out
+    assert xformer("resume", tmp_path / "run", "--max-updates", 7).code == 0
+    assert load_arrays(model)[1]["format"] == "xformer"
+
+
+def test_resume_refuses_a_configuration_with_holes(refused, trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    del config["data"]["source"]["sha256"]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    error = refused("resume", tmp_path / "run", untouched=tmp_path)
+    assert "config.json is incomplete" in error
+
+
+def test_changed_data_is_refused(refused, xformer, trained, text, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    source = write(tmp_path / "train.en", (text / "train.en").read_text().replace("one", "two"))
+    run = RunDirectory(tmp_path / "run")
+    config = run.read_config()
+    config["data"]["source"]["path"] = str(source)
+    run.config.write_text(json.dumps(config))
+    error = refused("resume", run.path, untouched=tmp_path)
+    assert f"{source} has changed since the run started (its SHA-256 differs)" in error
+    write(source, (text / "train.en").read_text())
+    assert xformer("resume", run.path).code == 0
+    source.unlink()
+    assert f"cannot read {source}" in refused("resume", run.path, untouched=tmp_path)
+
+
+def test_limits_and_backend_may_change(xformer, refused, trained, tmp_path):
+    pytest.importorskip("torch")
+    shutil.copytree(trained, tmp_path / "run")
+    assert "--max-updates is 0" in refused("resume", tmp_path / "run", "--max-updates", 0, untouched=tmp_path)
+    done = xformer("resume", tmp_path / "run", "--max-updates", 7, "--backend", "torch")
+    assert (done.code, done.err) == (0, "")
+    config = RunDirectory(tmp_path / "run").read_config()
+    assert (config["backend"], config["recipe"]["training"]["max_updates"]) == ("torch", 7)
+    assert [event["step"] for event in events(tmp_path / "run", "validation")] == [4, 6, 7]

@@ -1,0 +1,186 @@
+"""Terminal output: consoles, progress, and the formatting of numbers and of this program's name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from xformer.training import Average, LoopSettings, Update, Validation
+
+_WIDTH_WITHOUT_TERMINAL = 110  # of tables
+_SECONDS_BETWEEN_LINES = 10.0
+_SMOOTHING = 0.9  # of the loss and the speed shown
+
+
+class _Console(Console):
+    """A console on which a broken pipe is an ordinary error; rich would exit the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the BrokenPipeError that is being handled."""
+        raise
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a console on stdout or stderr that prints text as it is, without markup or highlighting."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _WIDTH_WITHOUT_TERMINAL
+    return _Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True, width=width)
+
+
+def program() -> str:
+    """Return the command that runs this program again: "xformer", or a path to it."""
+    invoked = Path(sys.argv[0])
+    if invoked.name == "__main__.py":
+        return f"{Path(sys.executable).name} -m xformer"
+    # A nox session puts its environment on the path, but only while it runs.
+    if "NOX_CURRENT_SESSION" not in os.environ and shutil.which("xformer"):
+        return "xformer"
+    if invoked.name == "xformer" and invoked.is_file():
+        return os.path.relpath(invoked) if invoked.is_absolute() else str(invoked)
+    return "xformer"
+
+
+def format_number(value: float, decimals: int = 2) -> str:
+    """Format a loss or a perplexity, which may be huge after training has diverged.
+
+    >>> format_number(12.345), format_number(7e21)
+    ('12.35', '7e+21')
+    """
+    return f"{value:.{decimals}f}" if abs(value) < 1e6 else f"{value:.3g}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Format a count with its noun: "1 line", "2 lines"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+@contextlib.contextmanager
+def line_progress(total: int | None, *, visible: bool) -> Iterator[Callable[[int], None]]:
+    """Show on stderr how many lines are done, if it is a terminal; yields a function that adds to the count.
+
+    Args:
+        total: Number of lines, if known.
+        visible: Pass False if the output goes to the same terminal.
+    """
+    console = make_console(stderr=True)
+    if not visible or not console.is_terminal:
+        yield lambda count: None
+        return
+    text = "{task.completed:,} lines done" if total is None else "{task.completed:,} of {task.total:,} lines"
+    lines = TextColumn(text)
+    columns = (lines, TimeElapsedColumn()) if total is None else (BarColumn(), lines, TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+class TrainingProgress:
+    """Shows updates and validations: a progress bar on a terminal, otherwise a line every ten seconds.
+
+    Args:
+        console: Console to print on.
+        settings: Settings of the run, which say when it ends.
+        first_step: Number of updates made before.
+        unit: Unit of the speed shown.
+    """
+
+    def __init__(
+        self, console: Console, settings: LoopSettings, first_step: int = 0, *, unit: str = "target tokens"
+    ) -> None:
+        self.console, self.settings, self.unit = console, settings, unit
+        self._first_step, self._start_time = first_step, time.monotonic()
+        self._loss = self._speed = 0.0
+        self._num_smoothed = 0
+        self._last_line_time = self._start_time
+        self._validation = ""
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Self:
+        self._start_time = time.monotonic()
+        if self.console.is_terminal:
+            # Refresh rarely: the thread that draws the bar competes with the computation.
+            columns = (BarColumn(bar_width=16), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, console=self.console, refresh_per_second=4, transient=True)
+            endless = self.settings.max_updates is None and self.settings.max_minutes is None
+            self._task = self._bar.add_task("first update ...", total=None if endless else 1.0)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            with contextlib.suppress(OSError):
+                self._bar.stop()
+
+    def __call__(self, event: Update | Validation) -> None:
+        """Show an event. Training continues if the terminal or pipe has been closed."""
+        with contextlib.suppress(OSError):
+            if isinstance(event, Validation):
+                self._validation = _summarize_validation(event)
+                self.console.print(describe_validation(event))
+            else:
+                self._show_update(event)
+
+    def _show_update(self, update: Update) -> None:
+        self._num_smoothed += 1
+        decay = min(_SMOOTHING, 1.0 - 1.0 / self._num_smoothed)
+        self._loss = decay * self._loss + (1.0 - decay) * update.loss
+        self._speed = decay * self._speed + (1.0 - decay) * update.tokens_per_second
+        fraction, seconds_left = self._remaining(update)
+        text = f"update {update.step:,}  loss {format_number(self._loss, 3)}  {self._speed:,.0f} {self.unit}/s"
+        if seconds_left is not None:
+            text += f"  {_format_duration(seconds_left)} left"
+        if self._bar is not None:
+            text += f"  {self._validation}" if self._validation else ""
+            self._bar.update(self._task, description=text, completed=fraction)
+        elif time.monotonic() - self._last_line_time >= _SECONDS_BETWEEN_LINES:
+            self._last_line_time = time.monotonic()
+            self.console.print(text)
+
+    def _remaining(self, update: Update) -> tuple[float, float | None]:
+        """Return the completed fraction of the run and the seconds left, by the limit that is reached first."""
+        max_updates, max_minutes = self.settings.max_updates, self.settings.max_minutes
+        fraction, seconds_left = 0.0, None
+        if max_updates is not None:
+            seconds_per_update = (time.monotonic() - self._start_time) / max(1, update.step - self._first_step)
+            fraction, seconds_left = update.step / max_updates, seconds_per_update * (max_updates - update.step)
+        if max_minutes is not None:
+            fraction = max(fraction, update.minutes / max_minutes)
+            by_clock = max(0.0, 60.0 * (max_minutes - update.minutes))
+            seconds_left = by_clock if seconds_left is None else min(seconds_left, by_clock)
+        return min(fraction, 1.0), seconds_left
+
+
+def _summarize_validation(validation: Validation) -> str:
+    score = "" if validation.score is None else f", {validation.metric} {validation.score:.2f}"
+    return f"valid: perplexity {format_number(validation.perplexity)}{score}"
+
+
+def describe_validation(validation: Validation) -> str:
+    """Return one line about a validation."""
+    score = "" if validation.score is None else f"  {validation.metric} {validation.score:.2f}"
+    best = "  (best so far)" if validation.best else ""
+    averaged = f"average of {len(validation.updates)} checkpoints: " if isinstance(validation, Average) else ""
+    return (
+        f"{averaged}validation after update {validation.step:,}  epoch {validation.epoch + 1}  "
+        f"{_format_duration(60.0 * validation.minutes)}  loss {format_number(validation.loss, 4)}  "
+        f"perplexity {format_number(validation.perplexity)}{score}{best}"
+    )
+
+
+def _format_duration(seconds: float) -> str:
+    """Format seconds as m:ss or h:mm:ss."""
+    total = round(seconds)
+    hours, minutes = divmod(total // 60, 60)
+    return f"{hours}:{minutes:02}:{total % 60:02}" if hours else f"{minutes}:{total % 60:02}"

@@ -1,0 +1,258 @@
+"""Training runs, from options to a model in a run directory; shared by train, train-lm, resume and demo."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import xformer
+from xformer.cli._console import TrainingProgress, format_number, make_console, plural, program
+from xformer.cli._options import check_options, option_name
+from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.runs.recipe import TASKS, read_tables
+from xformer.runs.run_directory import sha256
+from xformer.text import Tokenizer
+from xformer.training import Recipe, RunDirectory, Task, Trainer, Validation
+
+DEFAULT_MINUTES = 30.0
+# Exit codes as a shell reports them for a process that a signal ended.
+_EXIT_CODES = {"stopped by SIGHUP": 129, "stopped by SIGINT": 130, "stopped by SIGTERM": 143}
+# The command that uses the model, by task.
+_NEXT_COMMANDS = {
+    "translation": "translate --model {run} --input FILE --output FILE",
+    "summarization": "summarize --model {run} --input FILE --output FILE",
+    "language_modeling": "generate --model {run}",
+}
+
+
+@dataclass(frozen=True)
+class TrainingJob(ABC):
+    """Model and data of a training run, checked before anything is written. The recipe has the number of shards."""
+
+    recipe: Recipe
+    model: Any
+    backend: str
+
+    @abstractmethod
+    def task(self) -> Task:
+        """Return the task for a Trainer."""
+
+    @abstractmethod
+    def tokenizers(self) -> dict[str, Tokenizer]:
+        """Return the tokenizers by their names in a run directory."""
+
+    @abstractmethod
+    def counts(self) -> dict[str, int]:
+        """Return the sizes of the data."""
+
+    @abstractmethod
+    def describe_data(self) -> Iterator[str]:
+        """Yield lines that describe the data."""
+
+    @abstractmethod
+    def describe_vocabulary(self) -> str:
+        """Return the size of the vocabulary in words."""
+
+    @property
+    @abstractmethod
+    def unit(self) -> str:
+        """Unit of the training speed."""
+
+    def config(self, command: str, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the configuration to be stored in the run directory.
+
+        Args:
+            command: Name of the command.
+            data: Origin of the data.
+        """
+        return {
+            "kind": command,
+            "task": self.recipe.task,
+            "xformer": xformer.__version__,
+            "backend": self.backend,
+            "seed": self.recipe.training.seed,
+            "recipe": self.recipe.to_dict(),
+            "model": self.model.config.to_dict(),
+            "num_parameters": self.model.parameter_count(),
+            "data": data,
+            "counts": self.counts(),
+        }
+
+    def describe(self, console: Console) -> None:
+        """Print three lines about data and model."""
+        for line in self.describe_data():
+            console.print(line)
+        settings = self.recipe.training
+        mixed = settings.precision != "float32"
+        precision = f"{settings.precision} mixed precision" if mixed else settings.dtype
+        console.print(
+            f"model: {plural(self.model.parameter_count(), 'parameter')}, {self.describe_vocabulary()} tokens; "
+            f"{self.backend}, {precision}, {plural(settings.shards, 'shard')}, seed {settings.seed}"
+        )
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """A command that trains a model.
+
+    name: name of the command; tasks: tasks that it trains, the default first; required, optional: names of its data
+    files; prepare: (recipe, backend, files, run to be resumed or None) -> TrainingJob
+    """
+
+    name: str
+    tasks: tuple[str, ...]
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    prepare: Callable[[Recipe, str, Mapping[str, Path], RunDirectory | None], TrainingJob]
+
+
+@dataclass(frozen=True)
+class TrainArgs:
+    """Arguments of a command that trains a model; None stands for an option that was not given.
+
+    files: data files by name; task, tokenizer, training: options that override the recipe; overrides: more of them, by
+    table (from --set)
+    """
+
+    out: Path
+    files: dict[str, Path | None]
+    recipe: Path | None
+    training: dict[str, Any]
+    overrides: dict[str, dict[str, Any]]
+    backend: str | None
+    task: str | None = None
+    tokenizer: dict[str, Any] | None = None
+
+    def make_recipe(self, command: TrainCommand) -> Recipe:
+        """Return the recipe with the options applied; raises ConfigError for invalid values."""
+        tables = read_tables(self.recipe) if self.recipe else {}
+        task = self.task or tables.get("task", command.tasks[0])
+        if task not in command.tasks:
+            origin = "--task" if self.task else f"task in {self.recipe}"
+            other = "; use: xformer train-lm" if task == "language_modeling" else ""
+            other = "; use: xformer train" if task in list(TASKS) and not other else other
+            raise ConfigError(f"{origin} is {task!r}; expected {' or '.join(command.tasks)}{other}")
+        options = {"tokenizer": _given(self.tokenizer or {}), "training": _given(self.training)}
+        for values in options.values():
+            check_options(values)
+        for changes in (options, self.overrides):
+            for name, values in changes.items():
+                if values and isinstance(tables.get(name, {}), dict):
+                    tables[name] = tables.get(name, {}) | values
+        changed = bool(self.overrides) or any(options.values())
+        origin = f"{self.recipe}{' with the options given' if changed else ''}" if self.recipe else "the options"
+        recipe = Recipe.from_dict({**tables, "task": task}, origin)
+        if recipe.training.max_minutes is None and recipe.training.max_updates is None:
+            recipe = recipe.with_training(max_minutes=DEFAULT_MINUTES)
+        return recipe
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def start_run(command: TrainCommand, args: TrainArgs) -> int:
+    """Train in a new run directory, after checking everything; returns the exit code."""
+    run, files = RunDirectory(args.out), {name: path for name, path in args.files.items() if path is not None}
+    run.check_is_free()
+    missing = [option_name(name) for name in command.required if name not in files]
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} missing; expected {', '.join(map(option_name, command.required))}")
+    recipe = args.make_recipe(command)
+    job = command.prepare(recipe, args.backend or "numpy", files, None)
+    data = {name: {"path": os.path.abspath(path), "sha256": file_digest(path)} for name, path in files.items()}
+    run.start(job.config(command.name, data), job.tokenizers())
+    with run.lock():
+        return train_and_report(job, run)
+
+
+def train_and_report(job: TrainingJob, run: RunDirectory, *, resume: bool = False) -> int:
+    """Train in a run directory that is locked, and print the result; returns the exit code."""
+    console = make_console()
+    job.describe(console)
+    outcome = train_job(job, run, console, resume=resume)
+    print_summary(job.recipe.task, outcome, run, console)
+    return outcome.exit_code
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a data file, which has to be a regular file: resuming reads it again."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is not a regular file; training reads its data more than once; save it to a file")
+    try:
+        return sha256(path)
+    except CheckpointError as error:
+        raise DataError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a training: why it ended, and the exit code of the command."""
+
+    trainer: Trainer
+    reason: str
+    exit_code: int
+
+
+def train_job(
+    job: TrainingJob,
+    run: RunDirectory,
+    console: Console,
+    *,
+    resume: bool = False,
+    task: Task | None = None,
+    stop_when: Callable[[Validation], bool] = lambda validation: False,
+) -> Outcome:
+    """Train and show the progress.
+
+    Args:
+        job: Model and data.
+        run: Run directory that was started.
+        console: Console for the progress.
+        resume: Continue from the last saved state, if there is one.
+        task: Replaces the task of the job.
+        stop_when: Returns true for a validation after which training ends.
+    """
+    settings = job.recipe.training
+    trainer = Trainer(job.model, task or job.task(), settings, run, enough=stop_when)
+    if resume and run.last.exists():
+        trainer.resume()
+        console.print(f"resuming after update {trainer.progress.step:,}")
+        if trainer.lost:
+            console.print(f"note: the checkpoints of updates {trainer.lost} are missing and will not be averaged")
+    elif resume:
+        run.rewind_log(0)
+        console.print("nothing was saved yet; starting from the first update")
+    if trainer.done():
+        return Outcome(trainer, f"nothing left to do: {trainer.done()}", 0)
+    with TrainingProgress(console, settings, trainer.progress.step, unit=job.unit) as progress:
+        trainer.report = progress
+        reason = trainer.run()
+    return Outcome(trainer, reason, _EXIT_CODES.get(reason, 0))
+
+
+def print_summary(task: str, outcome: Outcome, run: RunDirectory, console: Console) -> None:
+    """Print where the model is, its score, and the next command."""
+    progress = outcome.trainer.progress
+    console.print(f"ended after update {progress.step:,}: {outcome.reason}")
+    if progress.best_score is None:
+        console.print(f"the model is in {run.path}; it has not been validated")
+    else:
+        by_score = outcome.trainer.settings.metric_for_best == "score"
+        best, averaged = progress.best_score, progress.averaged_score
+        name = f"the best model (update {progress.best_step:,})" if averaged is None else "the averaged model"
+        value = best if averaged is None else averaged
+        score = f"{outcome.trainer.task.metric} {value:.2f}" if by_score else f"loss {format_number(-value, 4)}"
+        console.print(f"{name} is in {run.path}: validation {score}")
+    path = shlex.quote(str(run.path))
+    if outcome.exit_code:
+        console.print(f"everything is saved; continue with: {program()} resume {path}")
+    else:
+        console.print(f"next: {program()} {_NEXT_COMMANDS[task].format(run=path)}")

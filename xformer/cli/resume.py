@@ -1,0 +1,67 @@
+"""`xformer resume`: continue a training run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from xformer.cli import train, train_lm
+from xformer.cli._options import MaxMinutesOption, MaxUpdatesOption, OptionalBackendOption, check_options
+from xformer.cli._training import TrainCommand, file_digest, train_and_report
+from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.io import write_json
+from xformer.training import Recipe, RunDirectory
+
+HELP = """Continue a training run that was stopped or interrupted, or train a finished one longer.
+
+Recipe and data files are read from the run; the data must not have changed. A resumed run has the same bits as an \
+uninterrupted one, on the same backend and machine.
+
+\b
+Continue           xformer resume run
+Train longer       xformer resume run --max-minutes 60
+"""
+_COMMANDS = {command.name: command for command in (train.COMMAND, train_lm.COMMAND)}
+
+
+def resume(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run.", show_default=False)],
+    max_minutes: MaxMinutesOption = None,
+    max_updates: MaxUpdatesOption = None,
+    backend: OptionalBackendOption = None,
+) -> int:
+    """Continue a training run."""
+    limits = {"max_minutes": max_minutes, "max_updates": max_updates}
+    check_options(limits)
+    run = RunDirectory(directory)
+    run.read_config()
+    with run.lock():
+        config = run.read_config()
+        run.check_resumable()
+        command, recipe, data = _read(run, config)
+        recipe = Recipe.from_dict(recipe.with_training(**limits).to_dict(), str(run.config))
+        for path, digest in data.values():
+            if file_digest(path) != digest:
+                raise DataError(f"{path} has changed since the run started (its SHA-256 differs); restore it")
+        backend = backend or config["backend"]
+        job = command.prepare(recipe, backend, {name: path for name, (path, _) in data.items()}, run)
+        resumed = {**config, "recipe": recipe.to_dict(), "backend": backend}
+        if resumed != config:
+            write_json(run.config, resumed)
+        return train_and_report(job, run, resume=True)
+
+
+def _read(run: RunDirectory, config: dict[str, Any]) -> tuple[TrainCommand, Recipe, dict[str, tuple[Path, str]]]:
+    """Return the command of a run, its recipe, and path and SHA-256 of its data files."""
+    if config.get("kind") == "demo":
+        raise ConfigError(f"{run.path} contains a demo, which cannot be resumed; run the demo again")
+    try:
+        command = _COMMANDS[config["kind"]]
+        data = {name: (Path(entry["path"]), str(entry["sha256"])) for name, entry in config["data"].items()}
+        if not set(command.required) <= set(data) <= {*command.required, *command.optional}:
+            raise KeyError("data")
+        return command, Recipe.from_dict(config["recipe"], str(run.config)), data
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{run.config} is incomplete ({error!r}); restore it") from error
