@@ -56,8 +56,9 @@ def tests(session: nox.Session) -> None:
     parallel = ["--numprocesses", "auto", "--dist", "loadfile"]
     # Doctests of a module whose array library is missing (CuPy without a GPU) are ignored.
     doctests = ["--doctest-modules", "--doctest-ignore-import-errors"]
-    # pytest would leave this module half imported, and other tests would use it.
-    doctests += ["--ignore", "xformer/backends/cupy_namespace.py"]
+    # pytest would leave these modules half imported, and other tests would use them.
+    for name in ("array_api_strict", "cupy_namespace", "jax", "torch"):
+        doctests += ["--ignore", f"xformer/backends/{name}.py"]
     arguments = with_paths(session, "xformer", "tests")
     session.run("python", "-m", "pytest", "-q", *parallel, *doctests, *arguments, env=ONE_THREAD)
 

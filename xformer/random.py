@@ -8,18 +8,15 @@ path to the place where it is drawn, never on what was drawn before. That makes 
 from __future__ import annotations
 
 import hashlib
-import importlib
-import math
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-from xformer.backends import Array, Device, Namespace, backend_name, base_namespace, from_host
-from xformer.errors import ConfigError
-from xformer.kernels.cupy import launch as cuda_launch
+import numpy as np
 
-_SIXTEEN_BITS = 65536
-_THREADS, _AT_ONCE, _MOST_BLOCKS = 256, 8, 2**20  # of the kernel: a block's threads, elements that one draws, blocks
+from xformer.backends import Array, Device, Namespace, backend_of, base_namespace
+from xformer.backends.backend import RANDOM_BITS
+from xformer.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -52,8 +49,7 @@ class Rng:
 
     def generator(self) -> Any:
         """A NumPy generator seeded with this key, for draws on the host."""
-        numpy_random = importlib.import_module("numpy").random
-        return numpy_random.Generator(numpy_random.PCG64DXSM(numpy_random.SeedSequence(self.key)))
+        return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(self.key)))
 
     def permutation(self, count: int) -> list[int]:
         """Return 0 .. count-1 in random order."""
@@ -75,50 +71,7 @@ class Rng:
         Returns the array and the exact probability that was used: 16 random bits decide each element, so it is a
         multiple of 2**-16. Scaling by the exact one keeps dropout unbiased.
         """
-        accepted = max(1, round(probability * _SIXTEEN_BITS)) if probability > 0.0 else 0
+        accepted = max(1, round(probability * 2**RANDOM_BITS)) if probability > 0.0 else 0
         base = base_namespace(xp)
-        mask = _MASKS.get(backend_name(base), Rng._mask)(self, base, shape, accepted, device)
-        return mask, accepted / _SIXTEEN_BITS
-
-    def _mask(self, xp: Namespace, shape: tuple[int, ...], accepted: int, device: Device) -> Array:
-        """Drawn on the host: what a library has unless it is in the table below."""
-        return from_host(xp, self._bits(shape) < accepted, device=device)
-
-    def _bits(self, shape: tuple[int, ...]) -> Any:
-        """Sixteen random bits an element; whole 64-bit words are drawn, four elements from each."""
-        numpy = importlib.import_module("numpy")
-        count = math.prod(shape)
-        # Dropout draws millions of these a step: SFC64 is twice as fast as the generator for everything else, and
-        # integers() over the full range hands out raw words and, unlike random_raw(), lets other threads run.
-        generator = numpy.random.Generator(numpy.random.SFC64(numpy.random.SeedSequence(self.key)))
-        words = generator.integers(0, 2**64 - 1, -(-count // 4), dtype=numpy.uint64, endpoint=True)
-        return words.view(numpy.uint16)[:count].reshape(shape)
-
-    def _mask_torch(self, xp: Namespace, shape: tuple[int, ...], accepted: int, device: Device) -> Any:
-        torch = importlib.import_module("torch")
-        place = torch.device(device or "cpu")
-        if place.type == "cpu":
-            # torch's generator on the CPU takes no more than 32 bits of the key; NumPy's takes all.
-            return self._mask(xp, shape, accepted, device)
-        generator = torch.Generator(device=place).manual_seed(self.key % 2**63)
-        return torch.randint(0, _SIXTEEN_BITS, shape, generator=generator, device=place, dtype=torch.int32) < accepted
-
-    def _mask_cupy(self, xp: Namespace, shape: tuple[int, ...], accepted: int, device: Device) -> Any:
-        """By a kernel that writes nothing but the mask.
-
-        CuPy's generators begin with a state for each thread of the GPU, and draw integers that take four times as much
-        memory.
-        """
-        mask = xp.empty(shape, dtype=xp.bool)
-        blocks = min(_MOST_BLOCKS, -(-mask.size // (_AT_ONCE * _THREADS)))
-        words = (self.key >> 32 * place & 0xFFFFFFFF for place in range(4))
-        cuda_launch.launch("random.keep", ("bool",), blocks, _THREADS, mask, mask.size, accepted, *words)
-        return mask
-
-    def _mask_jax(self, xp: Namespace, shape: tuple[int, ...], accepted: int, device: Device) -> Any:
-        jax = importlib.import_module("jax")
-        key = jax.random.fold_in(jax.random.key(self.key % 2**31), self.key // 2**31 % 2**31)
-        return jax.random.randint(key, shape, 0, _SIXTEEN_BITS, dtype="int32") < accepted
-
-
-_MASKS = {"torch": Rng._mask_torch, "cupy": Rng._mask_cupy, "jax": Rng._mask_jax}
+        mask = backend_of(base).bernoulli(base, self.key, accepted, shape, device)
+        return mask, accepted / 2**RANDOM_BITS

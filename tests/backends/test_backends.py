@@ -81,7 +81,7 @@ def test_a_library_that_is_installed_but_broken(monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", broken)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
-    with raises_line(BackendError, "backend 'cupy' is installed but does not import: libcuda.so.1"):
+    with raises_line(BackendError, "backend 'cupy' is installed but cannot be imported: libcuda.so.1"):
         resolve("cupy")
 
 
@@ -221,7 +221,7 @@ for make in (lambda: Transformer(model.config, xp=jnp, dtype="float64"),
     assert result.stderr == ""
     first, *errors = result.stdout.splitlines()
     assert first == "int32 int32 int32"
-    assert errors == ["jax keeps float64 switched off; run jax.config.update('jax_enable_x64', True) first"] * 2
+    assert errors == ["jax disables float64 by default; call jax.config.update('jax_enable_x64', True) first"] * 2
 
 
 def test_index_dtype(xp):

@@ -15,7 +15,18 @@ import pytest
 from tests.conftest import library_or_skip
 from tests.reference import weighted_sum
 from xformer import Transformer, TransformerConfig, backends, cross_entropy, grad, value_and_grad, vjp
-from xformer.backends import array_namespace, backend_name, dtype_name, extra, from_host, is_floating, resolve, to_host
+from xformer.backends import (
+    array_namespace,
+    backend_name,
+    dtype_name,
+    from_host,
+    is_floating,
+    namespaces,
+    resolve,
+    to_host,
+)
+from xformer.backends.cupy import CupyBackend
+from xformer.backends.numpy import NumpyBackend
 from xformer.ops import attention, attention_weights, dropout, gelu, linear, relu
 from xformer.ops.operation import Operation
 
@@ -66,8 +77,8 @@ def stand_in(monkeypatch):
     spec = importlib.util.spec_from_file_location("xformer.backends.cupy_namespace", SOURCE)
     ours = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(ours)
-    monkeypatch.setitem(backends._NAMESPACE_OF_TYPE, Array, ours)
-    monkeypatch.setitem(extra._BY_LIBRARY, ("cupy", "erf"), extra._BY_LIBRARY["numpy", "erf"])
+    monkeypatch.setitem(namespaces._NAMESPACE_OF_TYPE, Array, ours)
+    monkeypatch.setattr(CupyBackend, "erf", NumpyBackend.erf)
     monkeypatch.setitem(sys.modules, "xformer.backends.cupy_namespace", ours)
     return ours
 
@@ -192,14 +203,14 @@ def test_a_model_with_a_copy_head_is_bfloat16_throughout(xp, activation, monkeyp
     source, target = np.asarray([[4, 5, 4, 2, 0], [6, 7, 2, 0, 0]]), np.asarray([[1, 4, 5], [1, 6, 0]])
     model = Transformer(config, xp="numpy", seed=0, dtype="bfloat16")
 
-    mixed, choose = [], Operation.choose
+    mixed, select = [], Operation.select
 
-    def choose_and_look(self, xp, arrays, static):
+    def recording_select(self, xp, arrays, static):
         found = {dtype_name(array.dtype) for array in arrays if array is not None and is_floating(array.dtype)}
         mixed.extend([(self.name, found)] if len(found) > 1 else [])
-        return choose(self, xp, arrays, static)
+        return select(self, xp, arrays, static)
 
-    monkeypatch.setattr(Operation, "choose", choose_and_look)
+    monkeypatch.setattr(Operation, "select", recording_select)
 
     def loss(model, xp):
         logits = model(from_host(xp, source), from_host(xp, target))

@@ -9,45 +9,46 @@ import pytest
 
 from tests.conftest import assert_close, library_or_skip
 from tests.reference import raises_line
-from xformer.backends import dtype_name, extra, from_host, to_host
+from xformer.backends import Backend, backend_name, dtype_name, extra, from_host, portable, to_host
+from xformer.backends import numpy as numpy_backend
+from xformer.backends.cupy import CupyBackend
+from xformer.backends.numpy import NumpyBackend
 from xformer.errors import ShapeError
 
 POINTS = np.concatenate([np.linspace(-7.0, 7.0, 1001), [2.2, -2.2, 2.199999, 1e-300, 1e300, -1e300, 0.0]])
 ERF = np.asarray([math.erf(x) for x in POINTS])
 
 
-@pytest.fixture(params=["own", "portable", "cupy's"])
-def gap(request, monkeypatch):
-    """The gap functions as a library serves them, the portable ones on the same library, and, on NumPy, CuPy's."""
+@pytest.fixture(params=["own", "portable"])
+def functions(request, monkeypatch):
+    """The functions as a library serves them, and the portable ones on the same library."""
     if request.param == "portable":
-        monkeypatch.setattr(extra, "_BY_LIBRARY", {})
-    if request.param == "cupy's":
-        monkeypatch.setitem(extra._BY_LIBRARY, ("numpy", "scatter_add"), extra._BY_LIBRARY["cupy", "scatter_add"])
+        monkeypatch.setattr("xformer.backends.extra.backend_of", lambda xp: Backend(backend_name(xp)))
     return extra
 
 
-def test_erf_is_that_of_the_standard_library(xp, gap):
-    assert_close(gap.erf(from_host(xp, POINTS)), ERF, xp=xp, tolerance=2e-15)
+def test_erf_is_that_of_the_standard_library(xp, functions):
+    assert_close(functions.erf(from_host(xp, POINTS)), ERF, xp=xp, tolerance=2e-15)
 
 
-def test_erf_in_float32(xp, gap):
+def test_erf_in_float32(xp, functions):
     assert_close(
-        gap.erf(from_host(xp, POINTS[:-4].astype("float32"))), ERF[:-4], xp=xp, dtype="float32", tolerance=1e-6
+        functions.erf(from_host(xp, POINTS[:-4].astype("float32"))), ERF[:-4], xp=xp, dtype="float32", tolerance=1e-6
     )
 
 
-def test_erf_of_what_is_not_a_number_and_of_infinity(xp, gap):
-    values = to_host(gap.erf(from_host(xp, np.asarray([math.nan, math.inf, -math.inf, -0.0]))))
+def test_erf_of_what_is_not_a_number_and_of_infinity(xp, functions):
+    values = to_host(functions.erf(from_host(xp, np.asarray([math.nan, math.inf, -math.inf, -0.0]))))
     np.testing.assert_array_equal(values, [math.nan, 1.0, -1.0, -0.0])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_keeps_its_dtype_and_rounds_once(gap, dtype):
+def test_half_precision_keeps_its_dtype_and_rounds_once(functions, dtype):
     pytest.importorskip("ml_dtypes", reason="NumPy knows bfloat16 through ml_dtypes")
     xp = pytest.importorskip("array_api_compat.numpy")
     x = from_host(xp, np.linspace(-3.0, 3.0, 101), dtype=dtype)
     rows = from_host(xp, np.ones((3000, 1)), dtype=dtype)
-    erf, total = gap.erf(x), gap.scatter_add(rows[:2], xp.zeros(3000, dtype=xp.int64), rows)
+    erf, total = functions.erf(x), functions.scatter_add(rows[:2], xp.zeros(3000, dtype=xp.int64), rows)
     exact = [math.erf(value) for value in to_host(x).astype("float64")]
     assert_close(erf, exact, xp=xp, dtype=dtype, tolerance=5e-4 if dtype == "float16" else 4e-3)
     assert dtype_name(total.dtype) == dtype
@@ -55,7 +56,7 @@ def test_half_precision_keeps_its_dtype_and_rounds_once(gap, dtype):
     assert to_host(total)[0, 0] == pytest.approx(3001, rel=1e-3 if dtype == "float16" else 8e-3)
 
 
-def test_scatter_add_accumulates_repeated_rows(xp, gap):
+def test_scatter_add_accumulates_repeated_rows(xp, functions):
     generator = np.random.default_rng(0)
     target, updates = generator.standard_normal((5, 2, 3)), generator.standard_normal((1200, 2, 3))
     indices = generator.integers(0, 4, 1200)
@@ -63,23 +64,23 @@ def test_scatter_add_accumulates_repeated_rows(xp, gap):
     for index, update in zip(indices, updates, strict=True):
         expected[index] += update
     given = from_host(xp, target.copy())
-    actual = gap.scatter_add(given, from_host(xp, indices), from_host(xp, updates))
+    actual = functions.scatter_add(given, from_host(xp, indices), from_host(xp, updates))
     assert_close(actual, expected, xp=xp)
     assert_close(given, target, xp=xp)  # not changed
 
 
-def test_scatter_add_of_nothing_and_of_scalars(xp, gap):
+def test_scatter_add_of_nothing_and_of_scalars(xp, functions):
     target = from_host(xp, np.asarray([1.0, 2.0]))
-    nothing = gap.scatter_add(target, from_host(xp, np.zeros(0, dtype="int64")), from_host(xp, np.zeros(0)))
+    nothing = functions.scatter_add(target, from_host(xp, np.zeros(0, dtype="int64")), from_host(xp, np.zeros(0)))
     assert_close(nothing, [1.0, 2.0], xp=xp)
-    once = gap.scatter_add(target, from_host(xp, np.asarray([1])), from_host(xp, np.asarray([0.5])))
+    once = functions.scatter_add(target, from_host(xp, np.asarray([1])), from_host(xp, np.asarray([0.5])))
     assert_close(once, [1.0, 2.5], xp=xp)
 
 
 @pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
 def sorting(request, monkeypatch):
     """A library whose scatter_add sorts."""
-    monkeypatch.setitem(extra._BY_LIBRARY, ("numpy", "scatter_add"), extra._BY_LIBRARY["cupy", "scatter_add"])
+    monkeypatch.setattr(NumpyBackend, "scatter_add", CupyBackend.scatter_add)
     return library_or_skip(request.param)
 
 
@@ -114,22 +115,22 @@ def test_sorted_sums_have_the_same_bits_every_time_and_whatever_else_is_added(so
 
 
 def test_numpy_does_without_scipy(monkeypatch):
-    monkeypatch.setattr(extra.importlib.util, "find_spec", lambda name: None)
-    extra._erf_on_the_host.cache_clear()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    numpy_backend._erf.cache_clear()
     try:
-        assert extra._erf_on_the_host() is extra._erf_portable
+        assert numpy_backend._erf() is portable.erf
         np.testing.assert_allclose(extra.erf(POINTS), ERF, atol=2e-15)
     finally:
-        extra._erf_on_the_host.cache_clear()
+        numpy_backend._erf.cache_clear()
 
 
 # --- top_k ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 40])
-def test_top_k_is_the_head_of_a_sort(xp, gap, k):
+def test_top_k_is_the_head_of_a_sort(xp, functions, k):
     x = np.random.default_rng(k).standard_normal((3, 2, 40))
-    values, indices = gap.top_k(from_host(xp, x), k)
+    values, indices = functions.top_k(from_host(xp, x), k)
     order = np.argsort(-x, axis=-1)[..., :k]
     assert_close(values, np.take_along_axis(x, order, axis=-1), xp=xp)
     np.testing.assert_array_equal(to_host(indices), order)
@@ -137,9 +138,9 @@ def test_top_k_is_the_head_of_a_sort(xp, gap, k):
 
 @pytest.mark.parametrize("k", [1, 3, 4, 6])
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
-def test_of_equal_values_top_k_takes_lower_indices_first(xp, gap, k, dtype):
+def test_of_equal_values_top_k_takes_lower_indices_first(xp, functions, k, dtype):
     x = np.asarray([[1, 3, 2, 3, 2, 2], [5, 5, 5, 5, 5, 5], [0, 1, 2, 3, 4, 5]])
-    values, indices = gap.top_k(from_host(xp, x, dtype=dtype), k)
+    values, indices = functions.top_k(from_host(xp, x, dtype=dtype), k)
     order = np.argsort(-x, axis=-1, kind="stable")[:, :k]
     np.testing.assert_array_equal(to_host(values), np.take_along_axis(x, order, axis=-1))
     np.testing.assert_array_equal(to_host(indices), order)
@@ -147,27 +148,27 @@ def test_of_equal_values_top_k_takes_lower_indices_first(xp, gap, k, dtype):
 
 @pytest.mark.parametrize("size", [1024, 1100, 4095])
 @pytest.mark.parametrize("distinct", [True, False])
-def test_top_k_of_many(xp, gap, size, distinct):
+def test_top_k_of_many(xp, functions, size, distinct):
     generator = np.random.default_rng(size)
     x = (
         generator.permuted(np.tile(np.arange(size), (7, 1)), axis=1)
         if distinct
         else generator.integers(0, 99, (7, size))
     )
-    values, indices = gap.top_k(from_host(xp, x, dtype="float32"), 4)
+    values, indices = functions.top_k(from_host(xp, x, dtype="float32"), 4)
     order = np.argsort(-x, axis=-1, kind="stable")[:, :4]
     np.testing.assert_array_equal(to_host(indices), order)
     np.testing.assert_array_equal(to_host(values), np.take_along_axis(x, order, axis=-1))
 
 
-def test_top_k_of_no_rows(xp, gap):
-    values, indices = gap.top_k(from_host(xp, np.zeros((0, 2048))), 3)
+def test_top_k_of_no_rows(xp, functions):
+    values, indices = functions.top_k(from_host(xp, np.zeros((0, 2048))), 3)
     assert tuple(values.shape) == tuple(indices.shape) == (0, 3)
 
 
-def test_top_k_ranks_minus_infinity_last(xp, gap):
+def test_top_k_ranks_minus_infinity_last(xp, functions):
     x = np.asarray([[-math.inf, 1.0, -math.inf, 0.5]])
-    values, indices = gap.top_k(from_host(xp, x), 3)
+    values, indices = functions.top_k(from_host(xp, x), 3)
     np.testing.assert_array_equal(to_host(values), [[1.0, 0.5, -math.inf]])
     np.testing.assert_array_equal(to_host(indices), [[1, 3, 0]])
 

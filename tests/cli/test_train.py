@@ -285,7 +285,7 @@ def test_a_backend_that_is_not_installed_names_its_extra(refused, train_options,
             raise ImportError(name)
         return real(name)
 
-    monkeypatch.setattr("xformer.backends.importlib.import_module", import_module)
+    monkeypatch.setattr("xformer.backends.namespaces.importlib.import_module", import_module)
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "cupy" else find_spec(name))
     error = refused("train", *train_options, "--backend", "cupy", "--out", tmp_path / "run", untouched=tmp_path)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xformer.autodiff.tracer import BINARY_OPERATORS, COMPARISONS, UNARY_OPERATORS
-from xformer.backends import backend_name, extra, trace_level
+from xformer.backends import backend_of, extra, trace_level
 
 _PYTHON_OPERATORS: dict[str, Callable[..., Any]] = {
     f"operator_{name}": getattr(operator, f"__{name}__") for name in (*BINARY_OPERATORS, *COMPARISONS, *UNARY_OPERATORS)
@@ -21,7 +21,7 @@ def function_below(base: Any, name: str) -> Any:
         return getattr(base, name)
     if name in _PYTHON_OPERATORS:
         return getattr(base, name, _PYTHON_OPERATORS[name])
-    if name in extra.NAMES:
+    if name in extra.DIFFERENTIABLE:
         return extra.lookup(base, name)
     if name in _ITEM_FUNCTIONS:
         return functools.partial(_ITEM_FUNCTIONS[name], base)
@@ -32,11 +32,7 @@ def set_item(xp: Any, x: Any, value: Any, key: Any) -> Any:
     """Return a copy of `x` with `value` written at `key`."""
     if trace_level(xp):
         return xp.setitem(x, value, key)
-    if backend_name(xp) == "jax":
-        return x.at[key].set(value)
-    copy = xp.asarray(x, copy=True)
-    copy[key] = value
-    return copy
+    return backend_of(xp).set_item(xp, x, value, key)
 
 
 def _get_item(xp: Any, x: Any, key: Any) -> Any:

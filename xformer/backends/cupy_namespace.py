@@ -1,7 +1,7 @@
-"""The standard on CuPy: array_api_compat's namespace, but for what CuPy 14.2 does to bfloat16, `clip` and `empty`.
+"""array_api_compat's namespace of CuPy, with `where`, `matmul`, `clip` and `empty` replaced.
 
-Its `where` makes float32 of it, and its `matmul` of more than two axes refuses it. `a @ b` of plain arrays goes past
-any namespace: stacks of matrices are multiplied by `xp.matmul`.
+In CuPy 14.2 `where` converts bfloat16 to float32, and `matmul` rejects stacks of bfloat16 matrices. `a @ b` of plain
+arrays bypasses every namespace, so stacks of matrices are multiplied by `xp.matmul`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ def _is_bfloat16(x: Any) -> bool:
 
 
 def where(condition: Any, x1: Any, x2: Any, /) -> Any:
-    """Elements of x1 where the condition holds, else of x2; numbers take the dtype of the array."""
-    chosen = _standard.where(condition, x1, x2)
-    narrow, other = (x1, x2) if _is_bfloat16(x1) else (x2, x1)
-    if _is_bfloat16(narrow) and getattr(other, "dtype", narrow.dtype) == narrow.dtype:
-        return chosen.astype(narrow.dtype, copy=False)
-    return chosen
+    """Select elements of x1 where the condition holds, else of x2; Python numbers take the dtype of the array."""
+    result = _standard.where(condition, x1, x2)
+    array, other = (x1, x2) if _is_bfloat16(x1) else (x2, x1)
+    if _is_bfloat16(array) and getattr(other, "dtype", array.dtype) == array.dtype:
+        return result.astype(array.dtype, copy=False)
+    return result
 
 
 def matmul(x1: Any, x2: Any, /) -> Any:
-    """The product of matrices (..., m, k) and (..., k, n); stacks of bfloat16 are upcast, multiplied, rounded once."""
+    """Multiply matrices (..., m, k) and (..., k, n); stacks of bfloat16 are upcast, multiplied and rounded once."""
     if (x1.ndim > 2 or x2.ndim > 2) and _is_bfloat16(x1) and _is_bfloat16(x2):
         return _standard.matmul(x1.astype("float32"), x2.astype("float32")).astype(x1.dtype)
     return _standard.matmul(x1, x2)
@@ -36,7 +36,7 @@ operator_matmul = matmul  # what `@` of traced arrays does
 
 
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
-    """x between bounds, in its dtype; array_api_compat's assigns by a mask, which waits for the GPU."""
+    """Clamp x in its own dtype; array_api_compat assigns through a mask, which waits for the GPU."""
     dtype = x.dtype
     x = x if min is None else _standard.maximum(x, min)
     x = x if max is None else _standard.minimum(x, max)
@@ -44,7 +44,7 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
 
 
 def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Any:
-    """A new array; a training step asks for more than a thousand, and this takes half the time."""
+    """Allocate an array in half the time of `cupy.empty`; a training step allocates more than a thousand."""
     if device is not None:
         return _standard.empty(shape, dtype=dtype, device=device)
     return _standard.ndarray(shape, float if dtype is None else dtype)

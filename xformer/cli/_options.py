@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from xformer.backends import BACKENDS, resolve
+from xformer.backends import BACKENDS, backend_of, resolve
 from xformer.errors import BackendError, ConfigError
 from xformer.kernels.registry import load
 from xformer.threads import disable_malloc_trim, num_threads
@@ -158,11 +157,7 @@ def open_backend(name: str, dtype: str | None = None, precision: str = "float32"
     """
     xp = resolve(name)
     disable_malloc_trim()
-    if name == "jax" and dtype == "float64":
-        importlib.import_module("jax").config.update("jax_enable_x64", True)
-    if name == "torch":
-        torch = importlib.import_module("torch")
-        torch.set_num_threads(min(num_threads(), torch.get_num_threads()))
+    backend_of(xp).configure(dtype=dtype, num_threads=num_threads())
     try:
         array = xp.zeros(1, dtype=xp.float32)
     except (RuntimeError, OSError) as error:

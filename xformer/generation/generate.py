@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from xformer.backends import Array, to_host
-from xformer.backends.graphs import recorder
+from xformer.backends import Array, backend_of, to_host
 from xformer.errors import ConfigError, DataError
 from xformer.generation.beam import search_beams
 from xformer.generation.config import DecodingOptions
@@ -150,7 +149,7 @@ def search(task: DecodingTask) -> list[list[Hypothesis]]:
         raise ConfigError("coverage_penalty needs a source to cover; leave it out for a language model")
     if task.options.method == "beam":
         return search_beams(task)
-    record = recorder(task.xp)
+    record = backend_of(task.xp).graph_capture()
     return search_fixed(task, record) if record and can_be_fixed(task) else search_stepwise(task)
 
 

@@ -11,13 +11,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from xformer.backends import Array, accumulation_dtype, array_namespace, index_dtype, to_host
+from xformer.backends import Array, accumulation_dtype, array_namespace, assign, index_dtype, to_host
 from xformer.generation.greedy_sampling import Walk
 from xformer.generation.hypothesis import Hypothesis, best_first
 from xformer.generation.logits_processors import log_sum_exp
 from xformer.generation.scoring import score
 from xformer.generation.task import DecodingTask
-from xformer.layers.kv_cache import assign
 
 _BETWEEN_LOOKS = 16  # steps; those beyond the end of all sentences are for nothing
 

@@ -33,6 +33,7 @@ from xformer.backends import (
     Namespace,
     array_namespace,
     backend_name,
+    backend_of,
     base_namespace,
     device,
     dtype_name,
@@ -142,11 +143,6 @@ def has_kernel(operation: str, *arrays: Array) -> bool:
     return any(_is_enabled(kernel, mode) for kernel in _kernels_of(operation, name))
 
 
-# These libraries change the dtype midway (bfloat16 times a Python number gives float32), lack some functions for it, or
-# compute them slowly in 16 bits.
-_NEEDS_UPCAST = ("numpy", "cupy")
-
-
 def result_dtype(operation: str, xp: Namespace, arrays: tuple[Any, ...]) -> DType | None:
     """Return the dtype to which the portable definition of upcast arrays is rounded, that of the first array.
 
@@ -154,7 +150,7 @@ def result_dtype(operation: str, xp: Namespace, arrays: tuple[Any, ...]) -> DTyp
     """
     if (
         not OPERATIONS[operation].compute_in_float32
-        or backend_name(xp) not in _NEEDS_UPCAST
+        or not backend_of(xp).needs_upcast
         or not any(map(_is_half_precision, arrays))
     ):
         return None

@@ -5,19 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from xformer.backends import Array, array_namespace, backend_name, device, trace_level
+from xformer.backends import Array, array_namespace, device, is_writable
 from xformer.errors import ShapeError
 
-_WRITABLE = ("numpy", "cupy")  # libraries
 _ROOM = 16  # tokens, at least, that a store which has to grow has room for beyond what it needs
-
-
-def assign(kept: Array, new: Array) -> Array:
-    """What is kept from now on: where arrays can be written, the same memory, written."""
-    if not _can_be_written(kept):
-        return new
-    kept[...] = new
-    return kept
 
 
 class KVCache:
@@ -50,7 +41,7 @@ class KVCache:
             self._key, self._value = key, value
         else:
             self._key, self._value = _joined(self._key, self._length, key), _joined(self._value, self._length, value)
-            self.is_own = _can_be_written(key)
+            self.is_own = is_writable(key)
         self._length += int(key.shape[2])
         return self._so_far(self._key), self._so_far(self._value)
 
@@ -59,7 +50,7 @@ class KVCache:
         if self._key is not None and self._value is not None:
             xp = array_namespace(self._key)
             self._key, self._value = (xp.take(x, rows, axis=0) for x in (self._key, self._value))
-            self.is_own = _can_be_written(self._key)
+            self.is_own = is_writable(self._key)
 
     def move(self, targets: Array, sources: Array) -> None:
         """Let rows `targets` be what rows `sources` were; the others stay, uncopied. Only where `is_own`."""
@@ -70,19 +61,13 @@ class KVCache:
         return kept if kept is None or kept.shape[2] == self._length else kept[:, :, : self._length, :]
 
 
-def _can_be_written(x: Array) -> bool:
-    """Whether its library writes into arrays, and no graph of derivatives may look at it later."""
-    xp = array_namespace(x)
-    return backend_name(xp) in _WRITABLE and not trace_level(xp)
-
-
 def _joined(kept: Array, length: int, new: Array) -> Array:
     """New tokens after the first so many of those that are kept."""
     xp, end = array_namespace(kept, new), length + int(new.shape[2])
     fits = (
         kept.dtype == new.dtype and kept[:, :, :0, :].shape == new[:, :, :0, :].shape
     )  # else concat says what is wrong
-    if not (_can_be_written(kept) and fits):
+    if not (is_writable(kept) and fits):
         return xp.concat([kept[:, :, :length, :], new], axis=2)
     if end > kept.shape[2]:
         rows, heads, _, features = kept.shape
@@ -113,7 +98,7 @@ class StaticKVCache(KVCache):
         return self._key, self._value
 
     def _put(self, kept: Any, new: Array) -> Array:
-        if _can_be_written(kept):
+        if is_writable(kept):
             kept[:, :, self.place, :] = new
             return kept
         xp = array_namespace(kept, new)

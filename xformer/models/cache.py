@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xformer.backends import Array, array_namespace, device, from_host
+from xformer.backends import Array, array_namespace, assign, device, from_host
 from xformer.errors import ShapeError
 from xformer.layers import InputEmbedding, KVCache, LayerCache, StaticKVCache
-from xformer.layers.kv_cache import assign
 from xformer.layers.positions import PositionTerms, RelativePositions, Rotation, position_terms
 
 

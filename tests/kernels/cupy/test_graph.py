@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import library_or_skip
-from xformer.backends import from_host, resolve, to_host
-from xformer.backends.graphs import recorder
+from xformer.backends import backend_of, from_host, resolve, to_host
 from xformer.ops import linear
 
 
@@ -107,7 +106,7 @@ def test_work_that_cannot_be_recorded_goes_on_as_it_is(record, diary):
 
 @pytest.mark.parametrize("name", ["numpy", "array_api_strict"])
 def test_other_libraries_record_nothing(name):
-    assert recorder(resolve(name)) is None
+    assert backend_of(resolve(name)).graph_capture() is None
 
 
 @pytest.mark.gpu
@@ -118,7 +117,7 @@ def test_a_recording_does_the_same_again():
     def work():
         total[...] = total + steps * steps
 
-    again = recorder(xp)(work)
+    again = backend_of(xp).graph_capture()(work)
     for _ in range(7):
         again()
     assert total.get().tolist() == [7.0, 28.0, 63.0]
@@ -135,7 +134,7 @@ def test_products_are_recorded(dtype):
     def work():
         found[...] = linear(linear(x, weight, bias), weight)
 
-    again = recorder(xp)(work)
+    again = backend_of(xp).graph_capture()(work)
     for value in range(5):
         x[...] = value
         again()

@@ -7,7 +7,8 @@ import pytest
 
 from tests.conftest import library_or_skip
 from xformer import Rng
-from xformer.backends import resolve, to_host
+from xformer.backends import to_host
+from xformer.backends.cupy import CupyBackend
 
 KEY = 0x0123456789ABCDEF_FEDCBA9876543210
 
@@ -59,15 +60,15 @@ def test_the_reference_gives_the_known_answers(counter, key, words):
 def test_masks_are_those_of_philox(cuda_host, shape, backwards):
     cuda_host.launcher.backwards = backwards
     try:
-        mask = Rng(KEY)._mask_cupy(resolve("numpy"), shape, 45875, None)
+        mask = CupyBackend("cupy").bernoulli(np, KEY, 45875, shape, None)
     finally:
         cuda_host.launcher.backwards = False
     np.testing.assert_array_equal(mask, expected(KEY, mask.size, 45875).reshape(shape))
 
 
 def test_blocks_go_on_with_what_more_would_have_drawn(cuda_host, monkeypatch):
-    monkeypatch.setattr("xformer.random._MOST_BLOCKS", 1)
-    mask = Rng(KEY)._mask_cupy(resolve("numpy"), (5000,), 30000, None)
+    monkeypatch.setattr("xformer.backends.cupy._MAX_BLOCKS", 1)
+    mask = CupyBackend("cupy").bernoulli(np, KEY, 30000, (5000,), None)
     np.testing.assert_array_equal(mask, expected(KEY, 5000, 30000))
 
 

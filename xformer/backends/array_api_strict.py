@@ -1,0 +1,22 @@
+"""Facts about array_api_strict, the reference implementation of the standard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import array_api_strict
+import numpy as np
+
+from xformer.backends.array_types import Array
+from xformer.backends.backend import Backend, register_backend
+
+
+class StrictBackend(Backend):
+    """Facts about array_api_strict."""
+
+    def to_host(self, array: Array) -> Any:
+        """Move the array to the CPU first: the devices are simulated, and NumPy reads only the CPU's arrays."""
+        return np.asarray(array.to_device(array_api_strict.Device("CPU_DEVICE")))
+
+
+register_backend(StrictBackend("array_api_strict"))

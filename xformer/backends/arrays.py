@@ -1,0 +1,116 @@
+"""Dtypes and devices of a library, and data on its way between the host and the library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from xformer.backends.array_types import Array, Device, DType, Namespace
+from xformer.backends.backend import backend_of
+from xformer.backends.dtypes import dtype_name, is_floating
+from xformer.backends.namespaces import array_namespace, backend_name, base_namespace, trace_level
+from xformer.errors import BackendError, DataError
+
+
+def dtype_named(xp: Namespace, name: str | DType) -> DType:
+    """Return the dtype of `xp` with a name, or with the name of a dtype of any library.
+
+    Raises:
+        BackendError: If the library has no such dtype; bfloat16 on NumPy and CuPy requires ml_dtypes.
+    """
+    name = name if isinstance(name, str) else dtype_name(name)
+    return backend_of(xp).dtype(base_namespace(xp), name)
+
+
+def index_dtype(xp: Namespace) -> DType:
+    """Return the dtype of indices: int64, or int32 on jax without x64."""
+    return backend_of(xp).canonical_dtype(base_namespace(xp).int64)
+
+
+def default_float(xp: Namespace, dtype: str | DType | None = None) -> DType:
+    """Return the dtype of new parameters: `dtype`, or float32.
+
+    Raises:
+        BackendError: If the dtype is not floating-point, or if the library would silently replace it.
+    """
+    dtype = dtype_named(xp, "float32" if dtype is None else dtype)
+    if not is_floating(dtype):
+        raise BackendError(f"dtype is {dtype_name(dtype)}; parameters need a floating dtype such as 'float32'")
+    if dtype_name(backend_of(xp).canonical_dtype(dtype)) != dtype_name(dtype):
+        raise BackendError("jax disables float64 by default; call jax.config.update('jax_enable_x64', True) first")
+    return dtype
+
+
+def device(array: Array) -> Device:
+    """Return the device of an array, as its library names it; None inside jax.jit, where arrays have none."""
+    try:
+        return array.device
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def from_host(xp: Namespace, data: Any, *, dtype: DType | str | None = None, device: Device = None) -> Array:
+    """Move host data into `xp`; memory is shared if the library can.
+
+    Args:
+        xp: Namespace of an array library.
+        data: A NumPy array, or nested lists of numbers.
+        dtype: Dtype or its name; default that of the data.
+        device: Device as the library names it; default the library's default.
+
+    Raises:
+        DataError: If nested lists are ragged.
+        BackendError: If the device does not exist.
+    """
+    try:
+        host = np.asarray(data)
+    except ValueError as error:
+        raise DataError("rows differ in length; expected a rectangle, pad the shorter rows with pad_id") from error
+    base, backend = base_namespace(xp), backend_of(xp)
+    dtype = None if dtype is None else dtype_named(base, dtype)
+    try:
+        return backend.from_host(base, host, dtype, device)
+    except (AssertionError, RuntimeError, ValueError, TypeError) as error:  # torch without CUDA asserts
+        if device is None or isinstance(error, BackendError):
+            raise
+        raise BackendError(f"{backend_name(base)} cannot place data on device {device!r}: {error}") from error
+
+
+def to_host(array: Array) -> Any:
+    """Return an array of any library as a NumPy array; bfloat16 becomes float32. Memory may be shared."""
+    host = backend_of(array_namespace(array)).to_host(array)
+    return host.astype("float32") if host.dtype.name == "bfloat16" else host
+
+
+def is_host_accessible(array: Array) -> bool:
+    """Return whether reading values of an array is cheap: no GPU to wait for, and not traced."""
+    xp = array_namespace(array)
+    return trace_level(xp) == 0 and backend_of(xp).is_host_accessible(array)
+
+
+def same_device(arrays: Sequence[Array | None]) -> None:
+    """Raise BackendError if arrays are on different devices; None is ignored."""
+    devices = [device(array) for array in arrays if array is not None]
+    if all(other == devices[0] for other in devices):
+        return
+    names = {str(other): other for other in devices if other is not None}
+    if len(names) > 1:
+        raise BackendError(
+            f"arrays on different devices were mixed: {', '.join(names)}; move one over with model.to(device=...)"
+        )
+
+
+def is_writable(array: Array) -> bool:
+    """Return whether xformer may write into an array: its library allows it, and no derivative needs the old values."""
+    xp = array_namespace(array)
+    return trace_level(xp) == 0 and backend_of(xp).is_writable
+
+
+def assign(target: Array, values: Array) -> Array:
+    """Copy `values` into `target` in place if the library allows it, and return the array that has them."""
+    if not is_writable(target):
+        return values
+    target[...] = values
+    return target

@@ -1,0 +1,169 @@
+"""`Backend`: the facts about one array library that the Array API standard leaves open."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from xformer.backends import portable
+from xformer.backends.array_types import Array, Device, DType, Namespace
+from xformer.backends.dtypes import dtype_name
+from xformer.backends.namespaces import BACKENDS, backend_name
+from xformer.errors import BackendError
+
+RANDOM_BITS = 16  # random bits per element of a dropout mask
+
+
+class Backend:
+    """Facts about one array library, with defaults for a library that follows the standard and offers nothing else.
+
+    The modules of this package override them for NumPy, CuPy, torch, JAX and array_api_strict. Arrays and namespaces
+    passed to the methods are those of the library itself, never traced ones.
+
+    Attributes:
+        name: Name of the library, e.g. "torch".
+        is_writable: Whether xformer writes into arrays of the library, e.g. into the buffers of a KV cache.
+        needs_upcast: Whether portable code computes float16 and bfloat16 in float32, since the library's promotion
+            rules or functions do not handle them.
+    """
+
+    is_writable = False
+    needs_upcast = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    # --- dtypes -------------------------------------------------------------------------------------------------------
+
+    def dtype(self, xp: Namespace, name: str) -> DType:
+        """Return the dtype called `name`; raise BackendError if the library has none."""
+        if not hasattr(xp, name):
+            raise BackendError(f"{self.name} has no dtype {name!r}; expected e.g. 'float32' or 'float64'")
+        return getattr(xp, name)
+
+    def canonical_dtype(self, dtype: DType) -> DType:
+        """Return the dtype that arrays get if `dtype` is requested."""
+        return dtype
+
+    # --- host and devices ---------------------------------------------------------------------------------------------
+
+    def from_host(self, xp: Namespace, data: Any, dtype: DType | None, device: Device) -> Array:
+        """Return an array with the data of a NumPy array, sharing memory if the library can."""
+        dtype = self.canonical_dtype(self.dtype(xp, data.dtype.name) if dtype is None else dtype)
+        if "bfloat16" in (dtype_name(dtype), data.dtype.name):
+            data = data.astype("float32")  # few libraries read bfloat16 of ml_dtypes; float32 holds every value
+        elif not data.flags.writeable:
+            data = data.copy()  # torch warns about read-only memory
+        return xp.asarray(data, dtype=dtype, **({} if device is None else {"device": device}))
+
+    def to_host(self, array: Array) -> Any:
+        """Return the array as a NumPy array, sharing memory if the library can."""
+        return np.asarray(array)
+
+    def is_host_accessible(self, array: Array) -> bool:
+        """Return whether reading values is cheap: no GPU to wait for and no abstract value."""
+        return True
+
+    # --- functions that the standard lacks ----------------------------------------------------------------------------
+
+    def erf(self, x: Array) -> Array:
+        """Compute the error function elementwise."""
+        return portable.erf(x)
+
+    def scatter_add(self, target: Array, indices: Array, updates: Array) -> Array:
+        """Return `target` (rows, ...) with `updates` (n, ...) added to the rows `indices` (n,); repeats accumulate."""
+        return portable.scatter_add(target, indices, updates)
+
+    def top_k(self, x: Array, k: int) -> tuple[Array, Array]:
+        """Return the k largest values and their indices, sorted; of equal values the lower index comes first."""
+        return portable.top_k(x, k)
+
+    def set_item(self, xp: Namespace, x: Array, value: Any, key: Any) -> Array:
+        """Return a copy of `x` with `value` at `key`."""
+        copy = xp.asarray(x, copy=True)
+        copy[key] = value
+        return copy
+
+    # --- random numbers -----------------------------------------------------------------------------------------------
+
+    def bernoulli(self, xp: Namespace, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
+        """Draw booleans: True where 16 random bits, as an integer, are below `threshold`."""
+        return self.from_host(xp, random_bits(key, shape) < threshold, xp.bool, device)
+
+    # --- execution ----------------------------------------------------------------------------------------------------
+
+    def graph_capture(self) -> Callable[[Callable[[], Any]], Callable[[], Any]] | None:
+        """Return a function that captures the kernels of a function and replays them, or None.
+
+        The captured function must read and write the same arrays in each call, and nothing on the host.
+        """
+        return None
+
+    def configure(self, *, dtype: str | None, num_threads: int) -> None:
+        """Prepare the process for a command that computes in `dtype` on `num_threads` threads."""
+
+    def register_pytree(
+        self,
+        cls: type,
+        flatten: Callable[[Any], tuple[tuple[Any, ...], Any]],
+        unflatten: Callable[[Any, Any], Any],
+        names: Callable[[Any], tuple[str, ...]],
+    ) -> None:
+        """Make a class a pytree of the library, if the library has pytrees.
+
+        Args:
+            cls: The class.
+            flatten: Returns the children of an object and its static part.
+            unflatten: Builds an object from the static part and the children.
+            names: Returns the attribute names of the children.
+        """
+
+
+def random_bits(key: int, shape: tuple[int, ...]) -> Any:
+    """Draw 16 random bits for each element on the host, as a uint16 array."""
+    count = math.prod(shape)
+    # Dropout draws millions of these per step: SFC64 is twice as fast as PCG64. integers() over the full range returns
+    # raw 64-bit words, four elements each, and releases the GIL, which random_raw() does not.
+    generator = np.random.Generator(np.random.SFC64(np.random.SeedSequence(key)))
+    words = generator.integers(0, 2**64 - 1, -(-count // 4), dtype=np.uint64, endpoint=True)
+    return words.view(np.uint16)[:count].reshape(shape)
+
+
+_BACKENDS: dict[str, Backend] = {}
+_ON_LOAD: list[Callable[[Backend], None]] = []
+
+
+def register_backend(backend: Backend) -> None:
+    """Register the facts about a library, replacing the defaults."""
+    _BACKENDS[backend.name] = backend
+    for callback in _ON_LOAD:
+        callback(backend)
+
+
+def on_load(callback: Callable[[Backend], None]) -> None:
+    """Call a function with each backend: now with those that are loaded, and later with each that is loaded."""
+    _ON_LOAD.append(callback)
+    for backend in _BACKENDS.values():
+        callback(backend)
+
+
+def loaded_backends() -> list[Backend]:
+    """Return the backends that are loaded."""
+    return list(_BACKENDS.values())
+
+
+def backend_of(xp: Namespace) -> Backend:
+    """Return the facts about the library behind a namespace; a library that xformer does not know has the defaults."""
+    name = backend_name(xp)
+    backend = _BACKENDS.get(name)
+    if backend is None:
+        if name in BACKENDS:
+            importlib.import_module(f"xformer.backends.{name}")
+        else:
+            register_backend(Backend(name))
+        backend = _BACKENDS[name]
+    return backend

@@ -1,0 +1,86 @@
+"""Facts about CuPy. The module cupy itself is imported by the functions that need it: its namespace suffices here."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+from xformer.backends.array_types import Array, Device, DType, Namespace
+from xformer.backends.backend import Backend, register_backend
+from xformer.backends.namespaces import array_namespace
+from xformer.backends.numpy import bfloat16
+from xformer.backends.portable import compute_in_float32
+from xformer.environment import env_value
+
+# Of the kernel for dropout masks: threads per block, elements per thread, most blocks.
+_THREADS, _ELEMENTS_PER_THREAD, _MAX_BLOCKS = 256, 8, 2**20
+
+
+class CupyBackend(Backend):
+    """Facts about CuPy."""
+
+    is_writable = True
+    needs_upcast = True  # as NumPy
+
+    def dtype(self, xp: Namespace, name: str) -> DType:
+        """Return the dtype called `name`; bfloat16 comes from ml_dtypes."""
+        return bfloat16() if name == "bfloat16" else super().dtype(xp, name)
+
+    def to_host(self, array: Array) -> Any:
+        """Copy the array from the GPU."""
+        return array.get()
+
+    def is_host_accessible(self, array: Array) -> bool:
+        """Return False: reading waits for the GPU."""
+        return False
+
+    @compute_in_float32
+    def erf(self, x: Array) -> Array:
+        """Compute erf by CuPy's SciPy functions."""
+        return importlib.import_module("cupyx.scipy.special").erf(x)
+
+    @compute_in_float32
+    def scatter_add(self, target: Array, indices: Array, updates: Array) -> Array:
+        """Sort the updates by row and sum each row as a tree.
+
+        CuPy's own function adds by atomics, in an order, and so with bits, that differ from call to call.
+        """
+        xp, count, result = array_namespace(target, updates), indices.shape[0], target.copy()
+        if 0 in (count, *target.shape):
+            return result
+        order = xp.argsort(indices, stable=True)
+        rows = xp.take(indices, order, axis=0)
+        sums = xp.take(xp.reshape(updates, (count, math.prod(updates.shape[1:]))), order, axis=0)
+        distance = 1
+        while distance < count:  # each is by now the sum of the last `distance` updates of its row, itself included
+            same_row = xp.expand_dims(rows[distance:] == rows[:-distance], axis=1)
+            later = sums[distance:]
+            later += xp.where(same_row, sums[:-distance], 0)
+            distance *= 2
+        # The last sum of each row is its total. Every update of a row writes that total, so all writes to a row agree.
+        totals = xp.take(sums, xp.searchsorted(rows, rows, side="right") - 1, axis=0)
+        result[rows] += xp.reshape(totals, updates.shape)
+        return result
+
+    def bernoulli(self, xp: Namespace, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
+        """Draw by a kernel that writes only the mask.
+
+        CuPy's generators keep a state for each thread of the GPU and draw integers that take four times the memory.
+        """
+        mask = xp.empty(shape, dtype=xp.bool)
+        blocks = min(_MAX_BLOCKS, -(-mask.size // (_ELEMENTS_PER_THREAD * _THREADS)))
+        words = (key >> 32 * index & 0xFFFFFFFF for index in range(4))
+        launch = importlib.import_module("xformer.kernels.cupy.launch").launch
+        launch("random.keep", ("bool",), blocks, _THREADS, mask, mask.size, threshold, *words)
+        return mask
+
+    def graph_capture(self) -> Callable[[Callable[[], Any]], Callable[[], Any]] | None:
+        """Return the function that captures CUDA graphs, or None if kernels are switched off."""
+        if env_value("XFORMER_KERNELS") == "portable":
+            return None
+        return importlib.import_module("xformer.kernels.cupy.graph").record  # type: ignore[no-any-return]
+
+
+register_backend(CupyBackend("cupy"))

@@ -1,0 +1,42 @@
+"""Names of dtypes, the same for every library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.backends.array_types import DType, Namespace
+
+_FLOATING = {"float16", "bfloat16", "float32", "float64"}
+_NAMES: dict[Any, str] = {}
+
+
+def dtype_name(dtype: DType) -> str:
+    """Return the name of a dtype of any library: "float32", "bfloat16", "int64", "bool"."""
+    # The class is part of the key because dtypes of different libraries must not be compared with each other.
+    key = (dtype.__class__, dtype)
+    name = _NAMES.get(key)
+    if name is None:
+        # numpy.float32 and jax.numpy.float32 are classes; the dtype of an array is an instance with a name.
+        name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
+        name = _NAMES[key] = str(name).rsplit(".", maxsplit=1)[-1]
+    return name
+
+
+def is_floating(dtype: DType) -> bool:
+    """Return whether a dtype is a real floating-point type; bfloat16, which the standard lacks, is one."""
+    return dtype_name(dtype) in _FLOATING
+
+
+def is_half_precision(dtype: DType) -> bool:
+    """Return whether a dtype is a floating-point type of 16 bits."""
+    return dtype_name(dtype) in ("float16", "bfloat16")
+
+
+def is_integer(dtype: DType) -> bool:
+    """Return whether a dtype is a signed or unsigned integer; bool is not."""
+    return dtype_name(dtype).startswith(("int", "uint"))
+
+
+def accumulation_dtype(xp: Namespace, dtype: DType) -> DType:
+    """Return the dtype to accumulate sums in: float32 for float16 and bfloat16, else the dtype itself."""
+    return xp.float32 if is_half_precision(dtype) else dtype

@@ -1,0 +1,65 @@
+"""Facts about JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from xformer.backends.array_types import Array, Device, DType, Namespace
+from xformer.backends.backend import RANDOM_BITS, Backend, register_backend
+
+
+class JaxBackend(Backend):
+    """Facts about JAX."""
+
+    def canonical_dtype(self, dtype: DType) -> DType:
+        """Return the 32-bit counterpart of a 64-bit dtype unless x64 is enabled."""
+        return jax.dtypes.canonicalize_dtype(dtype)
+
+    def is_host_accessible(self, array: Array) -> bool:
+        """Return whether the array has values, on the CPU."""
+        # The device of an array that is sharded over several devices is a sharding, which has no platform.
+        return not isinstance(array, jax.core.Tracer) and getattr(array.device, "platform", "") == "cpu"
+
+    def erf(self, x: Array) -> Array:
+        """Compute erf by `jax.scipy`."""
+        return jax.scipy.special.erf(x)
+
+    def scatter_add(self, target: Array, indices: Array, updates: Array) -> Array:
+        """Add by `at[].add`."""
+        return target.at[indices].add(updates)
+
+    def top_k(self, x: Array, k: int) -> tuple[Array, Array]:
+        """Use `jax.lax.top_k`, which orders equal values by index."""
+        return jax.lax.top_k(x, k)  # type: ignore[no-any-return]
+
+    def set_item(self, xp: Namespace, x: Array, value: Any, key: Any) -> Array:
+        """Set by `at[].set`, since arrays are immutable."""
+        return x.at[key].set(value)
+
+    def bernoulli(self, xp: Namespace, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
+        """Draw by `jax.random`, so that a jitted function can."""
+        jax_key = jax.random.fold_in(jax.random.key(key % 2**31), key // 2**31 % 2**31)
+        return jax.random.randint(jax_key, shape, 0, 2**RANDOM_BITS, dtype="int32") < threshold
+
+    def configure(self, *, dtype: str | None, num_threads: int) -> None:
+        """Enable 64-bit dtypes if the command needs them."""
+        if dtype == "float64":
+            jax.config.update("jax_enable_x64", True)
+
+    def register_pytree(
+        self, cls: type, flatten: Callable[..., Any], unflatten: Callable[..., Any], names: Callable[..., Any]
+    ) -> None:
+        """Make a class a JAX pytree whose children have attribute names as keys."""
+
+        def flatten_with_keys(node: Any) -> tuple[Any, Any]:
+            children, static = flatten(node)
+            keys = map(jax.tree_util.GetAttrKey, names(node))
+            return tuple(zip(keys, children, strict=True)), static
+
+        jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+
+
+register_backend(JaxBackend("jax"))

@@ -1,0 +1,80 @@
+"""`erf`, `scatter_add` and `top_k` in functions of the standard alone, for libraries that have none of their own."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from xformer.backends.array_types import Array
+from xformer.backends.dtypes import is_half_precision
+from xformer.backends.namespaces import array_namespace
+
+_ERF_TERMS = 34  # enough Taylor and continued-fraction terms for float64 on either side of |x| = 2.2
+_ONE_HOT_ROWS = 512  # updates per one-hot matrix of scatter_add
+
+
+def compute_in_float32(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Upcast float16 and bfloat16 arguments to float32, and round the result once."""
+
+    @functools.wraps(function)
+    def upcast(*arguments: Any) -> Array:
+        # The first argument may be `self`.
+        array = next(argument for argument in arguments if hasattr(argument, "shape"))
+        xp, dtype = array_namespace(array), array.dtype
+        if not is_half_precision(dtype):
+            return function(*arguments)
+        upcasted = (xp.astype(a, xp.float32) if hasattr(a, "shape") and a.dtype == dtype else a for a in arguments)
+        return xp.astype(function(*upcasted), dtype)
+
+    return upcast
+
+
+@compute_in_float32
+def erf(x: Array) -> Array:
+    """Compute erf by its Maclaurin series near zero and its continued fraction elsewhere, to float64 rounding."""
+    xp = array_namespace(x)
+    size = xp.abs(x)
+    near, far = xp.where(size < 2.2, x, 0.0), xp.clip(size, 2.2, 30.0)  # erf(30) is 1
+    square = near * near
+    # erf(x) = 2/sqrt(pi) exp(-x^2) sum_n 2^n x^(2n+1) / (2n+1)!!, all terms of one sign: no cancellation.
+    total = xp.ones_like(near)
+    for n in range(_ERF_TERMS, 0, -1):
+        total = 1.0 + total * square * (2.0 / (2 * n + 1))
+    series = (2.0 / math.sqrt(math.pi)) * near * xp.exp(-square) * total
+    # erfc(x) = exp(-x^2)/sqrt(pi) * 1/(x + (1/2)/(x + 1/(x + (3/2)/(x + ...)))).
+    fraction = far
+    for n in range(2 * _ERF_TERMS, 0, -1):
+        fraction = far + (0.5 * n) / fraction
+    tail = 1.0 - xp.exp(-far * far) / (math.sqrt(math.pi) * fraction)
+    # sign() of NaN is NaN, so NaN passes through; where() keeps the two branches apart without indexing.
+    return xp.where(size < 2.2, series, xp.sign(x) * tail)
+
+
+@compute_in_float32
+def scatter_add(target: Array, indices: Array, updates: Array) -> Array:
+    """Multiply by one-hot matrices: the only way in the bare standard that accumulates repeated rows."""
+    xp = array_namespace(target, updates)
+    rows = target.shape[0]
+    flat = xp.reshape(updates, (updates.shape[0], math.prod(updates.shape[1:])))
+    all_rows = xp.expand_dims(xp.arange(rows, dtype=indices.dtype, device=indices.device), axis=1)
+    total = xp.reshape(target, (rows, flat.shape[1]))
+    for start in range(0, flat.shape[0], _ONE_HOT_ROWS):
+        part = slice(start, min(start + _ONE_HOT_ROWS, flat.shape[0]))
+        one_hot = all_rows == xp.expand_dims(indices[part], axis=0)
+        total = total + xp.astype(one_hot, flat.dtype) @ flat[part, :]
+    return xp.reshape(total, target.shape)
+
+
+def top_k(x: Array, k: int) -> tuple[Array, Array]:
+    """Sort everything. CuPy does it this way too: its argpartition is a full sort (array-api issue 629)."""
+    xp = array_namespace(x)
+    indices = xp.argsort(x, axis=-1, descending=True, stable=True)[..., :k]
+    return xp.take_along_axis(x, indices, axis=-1), indices
+
+
+def is_tied(x: Array, top: Array, k: int) -> bool:
+    """Return whether a value outside the k largest equals one of them, so that the choice would be arbitrary."""
+    xp = array_namespace(x)
+    return bool(xp.any(xp.count_nonzero(x >= xp.min(top, axis=-1, keepdims=True), axis=-1) > k))

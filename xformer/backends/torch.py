@@ -1,0 +1,70 @@
+"""Facts about torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from xformer.backends import portable
+from xformer.backends.array_types import Array, Device, Namespace
+from xformer.backends.backend import RANDOM_BITS, Backend, register_backend
+from xformer.backends.portable import compute_in_float32
+
+
+class TorchBackend(Backend):
+    """Facts about torch."""
+
+    def to_host(self, array: Array) -> Any:
+        """Return the array as a NumPy array; NumPy has no bfloat16."""
+        array = array.detach().cpu()
+        return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
+
+    def is_host_accessible(self, array: Array) -> bool:
+        """Return whether the array is on the CPU."""
+        return bool(array.device.type == "cpu")
+
+    def erf(self, x: Array) -> Array:
+        """Compute erf by `torch.erf`."""
+        return torch.erf(x)
+
+    @compute_in_float32
+    def scatter_add(self, target: Array, indices: Array, updates: Array) -> Array:
+        """Add by `index_add`."""
+        return target.index_add(0, indices, updates)
+
+    def top_k(self, x: Array, k: int) -> tuple[Array, Array]:
+        """Use `torch.topk`, which leaves the order of equal values open: ties, and arrays on a GPU, are sorted."""
+        if k == x.shape[-1] or not self.is_host_accessible(x):
+            values, indices = torch.sort(x, dim=-1, descending=True, stable=True)
+            return values[..., :k], indices[..., :k]
+        values, indices = torch.topk(x, k, dim=-1, sorted=True)
+        if portable.is_tied(x, values, k) or bool((values[..., 1:] == values[..., :-1]).any()):
+            return portable.top_k(x, k)
+        return values, indices
+
+    def bernoulli(self, xp: Namespace, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
+        """Draw on the device of the mask; on the CPU by NumPy, since torch's generator takes only 32 bits of a key."""
+        target = torch.device(device or "cpu")
+        if target.type == "cpu":
+            return super().bernoulli(xp, key, threshold, shape, device)
+        generator = torch.Generator(device=target).manual_seed(key % 2**63)
+        bits = torch.randint(0, 2**RANDOM_BITS, shape, generator=generator, device=target, dtype=torch.int32)
+        return bits < threshold
+
+    def configure(self, *, dtype: str | None, num_threads: int) -> None:
+        """Limit torch's threads."""
+        torch.set_num_threads(min(num_threads, torch.get_num_threads()))
+
+    def register_pytree(
+        self, cls: type, flatten: Callable[..., Any], unflatten: Callable[..., Any], names: Callable[..., Any]
+    ) -> None:
+        """Make a class a pytree of `torch.utils._pytree`."""
+        _pytree.register_pytree_node(
+            cls, flatten, lambda children, static: unflatten(static, children), serialized_type_name=cls.__qualname__
+        )
+
+
+register_backend(TorchBackend("torch"))
