@@ -1,9 +1,9 @@
-"""Attention, its core and its layer, forward and backward, against torch and against the textbook in NumPy.
+"""Scaled dot-product and multi-head attention, forward and backward, against torch and textbook NumPy.
 
     pytest bench/bench_attention.py --benchmark-only -s
 
-xformer runs on every library that is installed. torch has scaled_dot_product_attention, and for the layer
-nn.MultiheadAttention with identical weights; answers and gradients are compared before anything is timed.
+xformer runs on every installed library, torch runs scaled_dot_product_attention, or nn.MultiheadAttention with the same
+weights. Outputs and gradients are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from race import Recorder, peer, xformer
+from recorder import Recorder, baseline, xformer_specs
 
 from xformer.benchmarks import attention
 
-TURNS = 15
+ROUNDS = 15
 # (batch, heads, length, head_dim)
 CORE = [(8, 8, 512, 64), (1, 8, 2048, 64), (2, 12, 1024, 64), (32, 8, 128, 64), (64, 8, 32, 32)]
 LAYER = [(128, 8, 32, 64), (32, 8, 128, 64), (8, 8, 512, 64), (2, 8, 2048, 64)]  # 4096 tokens, d_model 512
@@ -24,34 +24,34 @@ FLAGS = [
 ]
 
 
-def cases(shapes: list[tuple[int, ...]], *, layer: bool) -> list[Any]:
-    """Every shape, causal or not, padded or not, forward and with backward; padding of the first shape alone."""
-    found = []
+def workloads(shapes: list[tuple[int, ...]], *, layer: bool) -> list[Any]:
+    """Return all combinations of shapes and flags; only the first shape is padded."""
+    parameters = []
     for shape in shapes:
         sizes = dict(zip(("batch", "heads", "length", "head_dim"), shape, strict=True))
         for causal, padded, backward in FLAGS:
             if padded and shape != shapes[0]:
                 continue
             flags = {"causal": causal, "padded": padded, "backward": backward, "layer": layer}
-            case = attention.case({**sizes, **flags})
-            found.append(pytest.param(case, id=case.name.replace(" ", "-")))
-    return found
+            workload = attention.workload({**sizes, **flags})
+            parameters.append(pytest.param(workload, id=workload.name.replace(" ", "-")))
+    return parameters
 
 
-@pytest.mark.parametrize("case", cases(CORE, layer=False))
-def test_attention(benchmark: Any, recorder: Recorder, case: Any) -> None:
-    entries = [
-        *xformer("xformer.benchmarks.attention:work"),
-        peer("torch SDPA", "peers.torch_attention:core"),
-        peer("textbook NumPy", "baselines.naive_attention:work"),
+@pytest.mark.parametrize("workload", workloads(CORE, layer=False))
+def test_attention(benchmark: Any, recorder: Recorder, workload: Any) -> None:
+    specs = [
+        *xformer_specs("xformer.benchmarks.attention:build"),
+        baseline("torch SDPA", "baselines.torch_attention:build_attention"),
+        baseline("textbook NumPy", "baselines.naive_attention:build"),
     ]
-    recorder.race(benchmark, "attention", case, entries, TURNS)
+    recorder.measure(benchmark, "attention", workload, specs, ROUNDS)
 
 
-@pytest.mark.parametrize("case", cases(LAYER, layer=True))
-def test_multi_head_attention(benchmark: Any, recorder: Recorder, case: Any) -> None:
-    entries = [
-        *xformer("xformer.benchmarks.attention:work"),
-        peer("torch nn.MultiheadAttention", "peers.torch_attention:layer"),
+@pytest.mark.parametrize("workload", workloads(LAYER, layer=True))
+def test_multi_head_attention(benchmark: Any, recorder: Recorder, workload: Any) -> None:
+    specs = [
+        *xformer_specs("xformer.benchmarks.attention:build"),
+        baseline("torch nn.MultiheadAttention", "baselines.torch_attention:build_layer"),
     ]
-    recorder.race(benchmark, "multi-head-attention", case, entries, TURNS)
+    recorder.measure(benchmark, "multi-head-attention", workload, specs, ROUNDS)

@@ -1,10 +1,10 @@
-"""Decoding, greedily and by a beam of five, against CTranslate2 and Hugging Face's generate with identical weights.
+"""Greedy and beam search against CTranslate2 and Hugging Face's generate with the same weights.
 
     pytest bench/bench_decoding.py --benchmark-only -s
 
 6+6 layers, d_model 512, d_ff 2048, vocabulary 8000, 48 tokens from sources of 32 (a post-norm translator, which is
-Marian's architecture), and a language model of GPT-2's architecture. All must write the very same tokens before
-anything is timed; only CTranslate2 with weights in int8 may differ, and the table says by how much.
+Marian's architecture), and a language model of GPT-2's architecture. All must write the same tokens before anything is
+timed; only CTranslate2 with int8 weights may differ, and the table shows by how much.
 """
 
 from __future__ import annotations
@@ -12,35 +12,36 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from race import Recorder, peer, xformer
-from works import language_model_decoding
+from recorder import Recorder, baseline, xformer_specs
+from workloads import language_model_decoding
 
-from xformer.benchmarks import Entry, decoding
+from xformer.benchmarks import Spec, decoding
 
-TURNS = 9
+ROUNDS = 9
 MODEL = {"length": 32, "heads": 8, "head_dim": 64, "layers": 6, "vocabulary": 8000}
 BATCHES = (8, 1, 32)
 
 
-def entries(ours: str, function: str) -> list[Entry]:
-    """xformer on NumPy, where it decodes fastest on a CPU, and on a GPU where there is one; and the peers."""
+def decoding_specs(factory: str, function: str) -> list[Spec]:
+    """Return xformer on NumPy, its fastest library on a CPU, and on CuPy if available, and the baselines."""
     return [
-        *xformer(ours, ("numpy", "cupy")),
-        peer("CTranslate2 float32", f"peers.ctranslate2_decoding:{function}", compute_type="float32"),
-        peer("CTranslate2 int8", f"peers.ctranslate2_decoding:{function}", checked=False, compute_type="int8"),
-        peer("Hugging Face", f"peers.huggingface_decoding:{function}"),
+        *xformer_specs(factory, ("numpy", "cupy")),
+        baseline("CTranslate2 float32", f"baselines.ctranslate2_decoding:{function}", compute_type="float32"),
+        baseline("CTranslate2 int8", f"baselines.ctranslate2_decoding:{function}", checked=False, compute_type="int8"),
+        baseline("Hugging Face", f"baselines.huggingface_decoding:{function}"),
     ]
 
 
 @pytest.mark.parametrize("beam", [1, 5], ids=["greedy", "beam-5"])
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: f"batch-{batch}")
 def test_translation(benchmark: Any, recorder: Recorder, batch: int, beam: int) -> None:
-    case = decoding.case({**MODEL, "batch": batch, "beam": beam})
-    recorder.race(benchmark, "decoding", case, entries("xformer.benchmarks.decoding:work", "work"), TURNS)
+    workload = decoding.workload({**MODEL, "batch": batch, "beam": beam})
+    specs = decoding_specs("xformer.benchmarks.decoding:build", "build")
+    recorder.measure(benchmark, "decoding", workload, specs, ROUNDS)
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: f"batch-{batch}")
 def test_language_model(benchmark: Any, recorder: Recorder, batch: int) -> None:
-    case = language_model_decoding.case({**MODEL, "batch": batch})
-    contenders = entries("works.language_model_decoding:work", "continuing")
-    recorder.race(benchmark, "language-model-decoding", case, contenders, TURNS)
+    workload = language_model_decoding.workload({**MODEL, "batch": batch})
+    specs = decoding_specs("workloads.language_model_decoding:build", "build_language_model")
+    recorder.measure(benchmark, "language-model-decoding", workload, specs, ROUNDS)

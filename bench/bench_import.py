@@ -1,10 +1,9 @@
-"""What `import xformer` costs, and how large the wheel is.
+"""Import time of xformer and size of its wheel.
 
     pytest bench/bench_import.py --benchmark-only -s
 
-Fresh interpreters import xformer, nothing, and what others would import, in turns; the budget of xformer, beyond
-Python's own start, is 100 ms. The wheel is built without network access, so hatchling must be installed; its budget is
-365 kB.
+Fresh interpreters import xformer, nothing, and other libraries. The wheel is built without network access, so hatchling
+must be installed.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from race import ROOT, Recorder
+from recorder import ROOT, Recorder
 
-from xformer.benchmarks import Case, Entry, Work
+from xformer.benchmarks import Computation, Spec, Workload
 
-TURNS = 15
+ROUNDS = 15
 PROGRAMS = {"import xformer": "import xformer", "Python alone": "pass"}
 OTHERS = ("numpy", "torch", "jax", "ctranslate2", "transformers")
 
 
-def work(settings: dict[str, Any]) -> Work:
-    """A fresh interpreter that runs settings["program"], from start to exit."""
-    # With bytecode, as an installed package has it, also where the environment forbids to write any.
+def build(settings: dict[str, Any]) -> Computation:
+    """Build the run of a fresh interpreter that executes settings["program"]."""
+    # Use bytecode files, as an installed package does, even if the environment forbids writing them.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-c", settings["program"]]
-    return Work(lambda number: subprocess.run(command, env=environment, check=True))
+    return Computation(lambda index: subprocess.run(command, env=environment, check=True))
 
 
 def wheel_bytes() -> int:
-    """Size of the wheel of this checkout."""
+    """Return the size of the wheel of this checkout."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
         subprocess.run([*command, "--wheel-dir", folder, str(ROOT)], check=True)
@@ -46,12 +45,12 @@ def wheel_bytes() -> int:
 
 def test_import(benchmark: Any, recorder: Recorder) -> None:
     programs = {**PROGRAMS, **{f"import {name}": f"import {name}" for name in OTHERS if importlib.util.find_spec(name)}}
-    entries = [Entry(name, "bench_import:work", {"program": program}) for name, program in programs.items()]
-    result = recorder.race(benchmark, "import", Case("a fresh interpreter", {}, (0,)), entries, TURNS)
-    seconds = {each["name"]: each["seconds"] for each in result["contenders"]}
-    beyond = 1e3 * (seconds["import xformer"] - seconds["Python alone"])
-    benchmark.extra_info["import_ms"] = beyond
-    recorder.note("import", f"importing xformer takes {beyond:.0f} ms beyond Python's own start")
+    specs = [Spec(name, "bench_import:build", {"program": program}) for name, program in programs.items()]
+    result = recorder.measure(benchmark, "import", Workload("a fresh interpreter", {}, (0,)), specs, ROUNDS)
+    seconds = {each["name"]: each["seconds"] for each in result["implementations"]}
+    milliseconds = 1e3 * (seconds["import xformer"] - seconds["Python alone"])
+    benchmark.extra_info["import_ms"] = milliseconds
+    recorder.note("import", f"importing xformer takes {milliseconds:.0f} ms more than starting Python")
 
 
 def test_wheel(benchmark: Any, recorder: Recorder) -> None:

@@ -1,13 +1,12 @@
-"""Updates of the tiny Shakespeare recipe (nanoGPT's small setting for a CPU) against torch eager.
+"""Training updates of the tiny Shakespeare recipe (nanoGPT's CPU setting) against eager torch.
 
     pytest bench/bench_language_model.py --benchmark-only -s
-    python bench/bench_language_model.py                        # all of the training in torch, with its curve
+    python bench/bench_language_model.py                        # the whole training in torch
 
 Model, batches and optimizer are those of docs/recipes/tinyshakespeare.toml; torch has nanoGPT's model with the same
-parameters. The text (input.txt) is looked for in ../shared/data/tinyshakespeare, or in the folder that
-XFORMER_TINYSHAKESPEARE names; without it, random characters stand in. Both sides work on all cores; xformer once with
-a batch as a whole and once in a shard for each core. It takes about two minutes. A ratio above 1 says that xformer is
-faster. Needs torch; run it on a machine that does nothing else.
+parameters. The text (input.txt) is read from ../shared/data/tinyshakespeare or the directory XFORMER_TINYSHAKESPEARE;
+if it is missing, random characters are used. Both use all cores; xformer runs once with whole batches and once with one
+shard per core. Takes about two minutes.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peers import language_model
-from race import ROOT, Recorder, peer
+from baselines import language_model
+from recorder import ROOT, Recorder, baseline
 
-from xformer.benchmarks import Case, Entry, describe_machine
+from xformer.benchmarks import Spec, Workload, describe_machine
 
-TURNS = 15
-UPDATES = 25  # in a turn
+ROUNDS = 15
+UPDATES = 25  # per round
 DATA = Path(os.environ.get("XFORMER_TINYSHAKESPEARE", ROOT.parent / "shared" / "data" / "tinyshakespeare"))
 RECIPE = ROOT / "docs" / "recipes" / "tinyshakespeare.toml"
 SHARDS = (1, 2)
 
 
 def texts() -> tuple[list[int], list[int], int]:
-    """The training and the validation text as token ids, and the size of the vocabulary."""
+    """Return the training and validation text as token ids, and the vocabulary size."""
     from xformer.cli.train_lm import split, train_tokenizer
     from xformer.text import read_text
     from xformer.training import Recipe
@@ -47,8 +46,8 @@ def texts() -> tuple[list[int], list[int], int]:
     return tokenizer.encode_text(train), tokenizer.encode_text(valid), tokenizer.vocab_size
 
 
-def specification() -> tuple[dict[str, Any], list[int]]:
-    """What contenders are told, and the validation text."""
+def make_settings() -> tuple[dict[str, Any], list[int]]:
+    """Return the settings of the implementations, and the validation text."""
     import dataclasses
 
     from xformer.models import LanguageModelConfig
@@ -57,34 +56,34 @@ def specification() -> tuple[dict[str, Any], list[int]]:
     recipe = Recipe.from_toml(RECIPE)
     train, valid, vocab_size = texts()
     training = dataclasses.asdict(recipe.training)
-    spec = {
+    settings = {
         "model": LanguageModelConfig(vocab_size=vocab_size, **recipe.model).to_dict(),
         "training": training,
         "text": train,
         "updates": UPDATES,
     }
-    return spec, valid
+    return settings, valid
 
 
 @pytest.mark.parametrize("shards", SHARDS)
 def test_language_model(benchmark: Any, recorder: Recorder, shards: int) -> None:
-    spec, _ = specification()
-    training = spec["training"]
+    settings, _ = make_settings()
+    training = settings["training"]
     tokens = UPDATES * training["context_length"] * training["batch_size"]
     name = f"tiny Shakespeare, {UPDATES} updates, {shards} shard{'s' if shards > 1 else ''}"
-    entries = [
-        Entry("xformer numpy", "peers.language_model:ours", {"shards": shards}),
-        peer("torch", "peers.language_model:theirs"),
+    specs = [
+        Spec("xformer numpy", "baselines.language_model:build_xformer", {"shards": shards}),
+        baseline("torch", "baselines.language_model:build_torch"),
     ]
-    recorder.race(benchmark, "language-model", Case(name, spec, (tokens,)), entries, TURNS)
+    recorder.measure(benchmark, "language-model", Workload(name, settings, (tokens,)), specs, ROUNDS)
 
 
 def train_torch() -> None:
-    """Print torch's learning curve, with each of its AdamWs that a race may choose."""
-    spec, valid = specification()
+    """Print torch's learning curve with each of its implementations of AdamW."""
+    settings, valid = make_settings()
     print(describe_machine())
     for kind in ("foreach", "fused"):
-        for update, total, validating, loss in language_model.torch_training(spec, valid, kind):
+        for update, total, validating, loss in language_model.torch_training(settings, valid, kind):
             print(
                 f"torch, AdamW {kind}: update {update}  {total:.1f} s, validation {validating:.1f} s  loss {loss:.4f}"
             )

@@ -1,10 +1,10 @@
-"""The most memory that attention takes, forward and backward, against the length of the sentence.
+"""Peak memory of attention, forward and backward, by sentence length.
 
     pytest bench/bench_memory.py --benchmark-only -s
 
-Each measurement is a process of its own, which does the work once or twice; what counts is the peak of its resident
-memory beyond libraries and inputs. One head of 64 features, so that the textbook version, which holds the scores of all
-queries and keys several times (1 GiB each at 16,384 tokens), fits where the others do.
+Each measurement runs in a process of its own and reports the peak of its resident memory beyond libraries and inputs.
+There is a single head of 64 features, so that the textbook version fits into memory: it keeps several copies of the
+attention scores, of 1 GiB each at 16,384 tokens.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from race import Recorder, peer, xformer
+from recorder import Recorder, baseline, xformer_specs
 
 from xformer.benchmarks import attention
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 SIZES = {"batch": 1, "heads": 1, "head_dim": 64, "padded": False, "backward": True, "layer": False}
-PEAKS: dict[tuple[str, bool, int], int] = {}  # contender, causal, length -> bytes
+PEAKS: dict[tuple[str, bool, int], int] = {}  # implementation, causal, length -> bytes
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_memory(benchmark: Any, recorder: Recorder, length: int, causal: bool) -> None:
-    case = attention.memory_case({**SIZES, "length": length, "causal": causal})
-    entries = [
-        *xformer("xformer.benchmarks.attention:work", ("numpy", "torch", "jax")),
-        peer("torch SDPA", "peers.torch_attention:core"),
-        peer("textbook NumPy", "baselines.naive_attention:work"),
+    workload = attention.memory_workload({**SIZES, "length": length, "causal": causal})
+    specs = [
+        *xformer_specs("xformer.benchmarks.attention:build", ("numpy", "torch", "jax")),
+        baseline("torch SDPA", "baselines.torch_attention:build_attention"),
+        baseline("textbook NumPy", "baselines.naive_attention:build"),
     ]
-    for each in recorder.race(benchmark, "memory", case, entries, turns=1)["contenders"]:
+    for each in recorder.measure(benchmark, "memory", workload, specs, rounds=1)["implementations"]:
         if each["peak_bytes"] is None:
             continue
         PEAKS[each["name"], causal, length] = each["peak_bytes"]

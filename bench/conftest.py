@@ -1,4 +1,4 @@
-"""Options and the recorder of the benchmarks: `pytest bench --benchmark-only [--quick] [--results DIR]`."""
+"""Options and recorder of the benchmarks: `pytest bench --benchmark-only [--quick] [--results DIR]`."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from race import Recorder
+from recorder import Recorder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("xformer")
-    group.addoption("--quick", action="store_true", help="three turns, one size of each work")
-    group.addoption("--most-turns", type=int, metavar="N", help="of each race (default: what its file says)")
-    group.addoption("--results", type=Path, metavar="DIR", help="write one JSON file for each work, for report.py")
+    group.addoption("--quick", action="store_true", help="three rounds, one size of each benchmark")
+    group.addoption("--max-rounds", type=int, metavar="N", help="limit the rounds of each benchmark")
+    group.addoption("--results", type=Path, metavar="DIR", help="write one JSON file per suite, for report.py")
 
 
 @pytest.fixture(scope="session")
 def recorder(request: pytest.FixtureRequest) -> Recorder:
-    most_turns = 3 if request.config.getoption("--quick") else request.config.getoption("--most-turns")
-    return Recorder(request.config.getoption("--results"), most_turns=most_turns)
+    max_rounds = 3 if request.config.getoption("--quick") else request.config.getoption("--max-rounds")
+    return Recorder(request.config.getoption("--results"), max_rounds=max_rounds)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of each benchmark, leave only the first size where --quick is given."""
+    """Keep only the first size of each benchmark if --quick is given."""
     if not config.getoption("--quick"):
         return
-    kept: dict[str, pytest.Item] = {}
+    selected: dict[str, pytest.Item] = {}
     for item in items:
-        kept.setdefault(item.nodeid.split("[")[0], item)
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept.values()])
-    items[:] = kept.values()
+        selected.setdefault(item.nodeid.split("[")[0], item)
+    config.hook.pytest_deselected(items=[item for item in items if item not in selected.values()])
+    items[:] = selected.values()

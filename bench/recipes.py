@@ -1,8 +1,8 @@
-"""Published results, trained anew: `python bench/recipes.py DIR DATA [options of xformer train]`.
+"""Train the recipes with published results: `python bench/recipes.py DIR DATA [options of xformer train]`.
 
-DATA holds, at any depth, a folder with train, val and test_2016_flickr of Multi30k (.en, .de), and tiny Shakespeare's
-input.txt. Runs go to DIR, which is to be new; what matters is printed last, in a short table. Training is on CuPy in
-bfloat16 unless the options say otherwise; `--max-minutes 4` limits each.
+DATA contains, at any depth, a directory with train, val and test_2016_flickr of Multi30k (.en, .de), and one with
+input.txt of tiny Shakespeare. Runs go to DIR, which must be new; a short table is printed last. Training uses CuPy in
+bfloat16 unless the options say otherwise; `--max-minutes 4` limits each run.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ TEST = "test_2016_flickr.en", "test_2016_flickr.de"
 
 
 def main(arguments: list[str]) -> int:
-    """Train both; the exit status is that of the first command that failed."""
+    """Train both models; return the exit status of the first command that failed."""
     if len(arguments) < 2:
-        return refuse("expected a folder for the runs, then the folder of the data")
+        return refuse("expected a directory for the runs, and the directory of the data")
     folder, data = Path(arguments[0]).resolve(), Path(arguments[1]).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        return refuse(f"{folder} is not an empty folder; expected a new one for the runs")
-    found = {}
+        return refuse(f"{folder} is not an empty directory; expected a new directory for the runs")
+    files = {}
     for names in ((*SIDES.values(), *TEST), ("input.txt",)):
-        place = next((place for place in (data, *sorted(data.rglob("*/"))) if is_home(place, names)), None)
-        if place is None:
-            return refuse(f"no folder in {data} has {', '.join(names)}")
-        found |= {name: str(place / name) for name in names}
-    options = [*ON_A_GPU, *arguments[2:]]  # of two values of an option, the last one counts
+        home = next((path for path in (data, *sorted(data.rglob("*/"))) if contains(path, names)), None)
+        if home is None:
+            return refuse(f"no directory in {data} contains {', '.join(names)}")
+        files |= {name: str(home / name) for name in names}
+    options = [*ON_A_GPU, *arguments[2:]]  # the last value of an option counts
     folder.mkdir(parents=True, exist_ok=True)
     rows, failed = [("recipe", "measure", "reached", "published", "minutes of training")], 0
     try:
         for train in (translation, language_model):
-            rows.append(train(folder, found, options))
+            rows.append(train(folder, files, options))
     except subprocess.CalledProcessError as error:
         failed = error.returncode
     if rows[1:]:
@@ -48,26 +48,26 @@ def main(arguments: list[str]) -> int:
     return failed
 
 
-def is_home(folder: Path, names: tuple[str, ...]) -> bool:
-    """Whether a folder has all these files."""
+def contains(folder: Path, names: tuple[str, ...]) -> bool:
+    """Return True if a directory contains all these files."""
     return all((folder / name).is_file() for name in names)
 
 
 def translation(folder: Path, files: dict[str, str], options: list[str]) -> tuple[str, ...]:
-    """English to German with 2.6 million parameters (Wu et al., 2021)."""
+    """Train English to German with 2.6 million parameters (Wu et al., 2021)."""
     run, hypotheses = folder / "multi30k-en-de", folder / "test.hyp"
-    given = [part for side, name in SIDES.items() for part in (f"--{side}", files[name])]
+    data = [part for side, name in SIDES.items() for part in (f"--{side}", files[name])]
     recipe = ["--recipe", RECIPES / "multi30k-en-de-tiny.toml"]
-    minutes = xformer("train", *recipe, *given, "--out", run, *options)
+    minutes = xformer("train", *recipe, *data, "--out", run, *options)
     search = ["--num-beams", "5", "--length-penalty", "1.0"]
     xformer("translate", "--model", run, "--input", files[TEST[0]], "--output", hypotheses, *search)
-    scored = [sys.executable, "-m", "xformer", "score", "--reference", files[TEST[1]], "--hypothesis", hypotheses]
-    said = subprocess.run([*scored, "--lowercase", "--json"], cwd=ROOT, check=True, capture_output=True, text=True)
-    return "multi30k-en-de-tiny", "BLEU", f"{json.loads(said.stdout)['BLEU']['score']:.2f}", "41.02", f"{minutes:.1f}"
+    score = [sys.executable, "-m", "xformer", "score", "--reference", files[TEST[1]], "--hypothesis", hypotheses]
+    output = subprocess.run([*score, "--lowercase", "--json"], cwd=ROOT, check=True, capture_output=True, text=True)
+    return "multi30k-en-de-tiny", "BLEU", f"{json.loads(output.stdout)['BLEU']['score']:.2f}", "41.02", f"{minutes:.1f}"
 
 
 def language_model(folder: Path, files: dict[str, str], options: list[str]) -> tuple[str, ...]:
-    """Tiny Shakespeare by characters, as nanoGPT has it for a GPU."""
+    """Train on characters of tiny Shakespeare with nanoGPT's GPU setting."""
     run = folder / "tinyshakespeare"
     recipe = ["--recipe", RECIPES / "tinyshakespeare-gpu.toml"]
     minutes = xformer("train-lm", *recipe, "--text", files["input.txt"], "--out", run, *options)
@@ -77,10 +77,10 @@ def language_model(folder: Path, files: dict[str, str], options: list[str]) -> t
 
 
 def xformer(*arguments: object) -> float:
-    """Run a command; returns how many minutes it took. Raises CalledProcessError where it fails."""
-    began = time.monotonic()
+    """Run a command and return its minutes; raise CalledProcessError if it fails."""
+    start = time.monotonic()
     subprocess.run([sys.executable, "-m", "xformer", *map(str, arguments)], cwd=ROOT, check=True)
-    return (time.monotonic() - began) / 60.0
+    return (time.monotonic() - start) / 60.0
 
 
 if __name__ == "__main__":

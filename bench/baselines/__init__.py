@@ -1,1 +1,1 @@
-"""Plain versions to compare with."""
+"""Implementations of the workloads by other libraries, each in its fastest configuration."""

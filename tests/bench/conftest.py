@@ -1,4 +1,4 @@
-"""The folder bench/ on the path: it is not part of the package."""
+"""Adds bench/ to the path, since it is not part of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the recipes' figures are made from is asked for before anything is trained."""
+"""Data is checked before anything is trained."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def recipes():
     return importlib.import_module("recipes")
 
 
-def test_absent_data_is_refused_in_one_line(recipes, tmp_path, capsys):
+def test_missing_data_is_refused_in_one_line(recipes, tmp_path, capsys):
     make_data(tmp_path / "deep", "train.en", "train.de", "val.en", "val.de", "test_2016_flickr.en")
     make_data(tmp_path / "elsewhere", "test_2016_flickr.de", "input.txt")
     assert recipes.main([str(tmp_path / "runs"), str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(
-        f"error: no folder in {tmp_path} has train.en, train.de, val.en, val.de, "
+        f"error: no directory in {tmp_path} contains train.en, train.de, val.en, val.de, "
     )
     assert not (tmp_path / "runs").exists()
 
 
-def test_no_folders_are_refused_in_one_line(recipes, capsys):
+def test_missing_arguments_are_refused_in_one_line(recipes, capsys):
     assert recipes.main([]) == 2
-    assert capsys.readouterr().err == "error: expected a folder for the runs, then the folder of the data\n"
+    assert capsys.readouterr().err == "error: expected a directory for the runs, and the directory of the data\n"
 
 
-def test_what_is_run(recipes, tmp_path, monkeypatch, capsys):
-    """On a GPU unless it is told otherwise; the first command that fails ends it."""
+def test_commands(recipes, tmp_path, monkeypatch, capsys):
+    """Train on a GPU by default; stop at the first command that fails."""
     commands = []
 
     def run(command, **settings):
@@ -58,9 +58,12 @@ def test_what_is_run(recipes, tmp_path, monkeypatch, capsys):
     assert not capsys.readouterr().out
 
 
-def test_what_is_there_is_not_written_over(recipes, tmp_path, capsys):
+def test_existing_files_are_not_overwritten(recipes, tmp_path, capsys):
     make_data(tmp_path / "runs", "recipes.txt")
     for folder in (tmp_path / "runs", tmp_path / "runs" / "recipes.txt"):
         assert recipes.main([str(folder), str(tmp_path)]) == 2
-        assert capsys.readouterr().err == f"error: {folder} is not an empty folder; expected a new one for the runs\n"
+        assert (
+            capsys.readouterr().err
+            == f"error: {folder} is not an empty directory; expected a new directory for the runs\n"
+        )
     assert (tmp_path / "runs" / "recipes.txt").read_text() == "a\n"

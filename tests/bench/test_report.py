@@ -21,7 +21,7 @@ def figures(name, seconds, ratio):
         "ratio": ratio,
         "ratio_quartiles": [ratio - 0.1, ratio + 0.1],
         "agreement": None if name.startswith("xformer") else 0.98,
-        "facts": {},
+        "metadata": {},
     }
 
 
@@ -29,11 +29,11 @@ def figures(name, seconds, ratio):
 def run():
     results = [
         {
-            "case": f"attention {length}",
+            "workload": f"attention {length}",
             "sizes": {"batch": 2, "length": length, "causal": False},
-            "turns": 3,
-            "contenders": [figures("xformer numpy", 0.01, 1.0), figures("torch", 0.025, 2.5)],
-            "absent": {"peer": "peer cannot take part: no compiler"},
+            "rounds": 3,
+            "implementations": [figures("xformer numpy", 0.01, 1.0), figures("torch", 0.025, 2.5)],
+            "unavailable": {"baseline": "baseline failed: no compiler"},
         }
         for length in (16, 32)
     ]
@@ -47,7 +47,7 @@ def run():
         "load": 0.1,
     }
     return {
-        "work": "attention",
+        "suite": "attention",
         "date": "2026-01-02",
         "machine": machine,
         "gemm_flops_per_second": 2e11,
@@ -56,7 +56,7 @@ def run():
     }
 
 
-def test_a_page_with_a_picture(run, tmp_path):
+def test_a_report_with_a_plot(run, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "attention.json").write_text(json.dumps(run))
     command = [sys.executable, str(BENCH / "report.py"), str(tmp_path / "runs"), "--results", str(tmp_path)]
@@ -65,16 +65,16 @@ def test_a_page_with_a_picture(run, tmp_path):
     assert done.stdout.strip() == str(page)
     text = page.read_text()
     assert "Quick(R) CPU @ 3 GHz, 2 of 4 cores, openblas, Python 3.11, numpy 2.4, GEMM 200 GFLOP/s, load 0.1" in text
-    wanted = "| attention 16 (3 turns) | xformer numpy | 10.0 ms | 9.00-11.0 | 10,000 | 100.0 | 50% | 2.0 MiB | 1.00 |"
-    assert wanted in text
-    assert "|  | torch (98% alike) | 25.0 ms | 22.5-27.5 | 4,000 | 40.0 | 20% | 2.0 MiB | 2.50 | 2.40-2.60 |" in text
-    assert text.count("- peer cannot take part: no compiler") == 1
+    row = "| attention 16 (3 rounds) | xformer numpy | 10.0 ms | 9.00-11.0 | 10,000 | 100.0 | 50% | 2.0 MiB | 1.00 |"
+    assert row in text
+    assert "|  | torch (98% equal) | 25.0 ms | 22.5-27.5 | 4,000 | 40.0 | 20% | 2.0 MiB | 2.50 | 2.40-2.60 |" in text
+    assert text.count("- baseline failed: no compiler") == 1
     assert "- the wheel has 1 kB" in text
-    (picture,) = tmp_path.glob("*.png")
-    assert f"({picture.name})" in text
+    (plot,) = tmp_path.glob("*.png")
+    assert f"({plot.name})" in text
 
 
-def test_nothing_to_report(tmp_path):
+def test_an_empty_directory_is_refused(tmp_path):
     report = importlib.import_module("report")
-    with pytest.raises(SystemExit, match="holds no JSON files"):
+    with pytest.raises(SystemExit, match="contains no JSON files"):
         report.write(tmp_path, tmp_path)

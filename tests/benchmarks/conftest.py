@@ -1,4 +1,4 @@
-"""Races without pauses, and contenders that tests can look into."""
+"""Interleaved benchmarks without pauses, and computations for tests."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from xformer.benchmarks import interleaved as race
+from xformer.benchmarks import interleaved
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(race, "_PAUSE_SECONDS", 0.0)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))  # contenders import `stub_work` from here
+    monkeypatch.setattr(interleaved, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))  # implementations import `stub_computations` from here
 
 
 @pytest.fixture

@@ -4,45 +4,45 @@ import numpy as np
 import pytest
 
 from tests.conftest import library_or_skip
-from xformer.benchmarks import WORKS, stacks, training
+from xformer.benchmarks import SUITES, stacks, training
 
 SIZES = {"batch": 3, "length": 5, "heads": 2, "head_dim": 4, "layers": 2, "vocabulary": 17}
 
 
-def test_operations_of_a_layer():
+def test_flops_of_a_layer():
     d_model, d_ff, keys = 8, 32, 5
     projections, feed_forward, attention = 4 * 2 * 8 * 8, 2 * 2 * 8 * 32, 2 * 2 * 8 * 5
     assert stacks.layer_flops(d_model, d_ff, keys) == projections + feed_forward + attention
 
 
-def test_operations_of_a_model_grow_with_depth_vocabulary_and_tokens():
+def test_flops_of_a_model_grow_with_depth_vocabulary_and_tokens():
     config = stacks.config(SIZES)
     base = stacks.model_flops(config, 15, 5)
     assert stacks.model_flops(config, 30, 5) == 2 * base
     assert stacks.model_flops(stacks.config({**SIZES, "vocabulary": 18}), 15, 5) == base + 15 * 2 * 8
-    assert training.case(SIZES).flops == 3 * base
+    assert training.workload(SIZES).flops == 3 * base
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_libraries_compute_the_same(backend):
     library_or_skip(backend)
-    found = {}
+    fingerprints = {}
     for name in ("numpy", backend):
-        work = stacks.encoder({**SIZES, "backend": name})
-        with work.around():
-            found[name] = work.digest(work.step(0))
-    np.testing.assert_allclose(found[backend], found["numpy"], atol=1e-5)
+        computation = stacks.build_encoder({**SIZES, "backend": name})
+        with computation.context():
+            fingerprints[name] = computation.fingerprint(computation.step(0))
+    np.testing.assert_allclose(fingerprints[backend], fingerprints["numpy"], atol=1e-5)
 
 
 def test_training_lowers_the_loss():
-    work = training.work({**training.case(SIZES).settings, "backend": "numpy"})
-    with work.around():
-        losses = [work.step(number) for number in range(4)]
+    computation = training.build({**training.workload(SIZES).settings, "backend": "numpy"})
+    with computation.context():
+        losses = [computation.step(index) for index in range(4)]
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("kind", sorted(WORKS))
-def test_every_kind_of_work_has_cases(kind):
-    cases = WORKS[kind].cases(WORKS[kind].sizes)
-    assert len({case.name for case in cases}) == len(cases) > 0
-    assert all({"batch", "length"} <= case.settings.keys() for case in cases)
+@pytest.mark.parametrize("suite", sorted(SUITES))
+def test_every_suite_of_work_has_cases(suite):
+    workloads = SUITES[suite].workloads(SUITES[suite].sizes)
+    assert len({workload.name for workload in workloads}) == len(workloads) > 0
+    assert all({"batch", "length"} <= workload.settings.keys() for workload in workloads)

@@ -6,17 +6,16 @@ import re
 
 import pytest
 
-from xformer.benchmarks import interleaved as race
-from xformer.benchmarks import machine
+from xformer.benchmarks import interleaved, machine
 from xformer.cli import bench_run
 from xformer.errors import BackendError
 
-TINY = ("--batch", "1", "--heads", "2", "--head-dim", "4", "--turns", "2")
+TINY = ("--batch", "1", "--heads", "2", "--head-dim", "4", "--rounds", "2")
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(race, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(interleaved, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(machine, "_GEMM_SIZE", 32)
 
 
@@ -27,11 +26,11 @@ def test_a_table_a_file_and_a_picture(xformer, tmp_path):
     lines = done.out.splitlines()
     assert "GEMM" in lines[0]
     assert [line for line in lines if line.startswith("attention")] == [
-        f"attention 1x2x{length}x4 forward (2 turns)" for length in (3, 5)
+        f"attention 1x2x{length}x4 forward (2 rounds)" for length in (3, 5)
     ]
     assert sum(bool(re.search(r"xformer numpy .* ms .* MiB +1\.00 +1\.00-1\.00$", line)) for line in lines) == 2
     run = json.loads(out.read_text())
-    assert (run["work"], len(run["results"])) == ("attention", 2)
+    assert (run["suite"], len(run["results"])) == ("attention", 2)
     assert run["machine"]["versions"]["numpy"]
     assert run["results"][1]["sizes"]["length"] == 5
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -44,12 +43,12 @@ def test_libraries_side_by_side_in_json(xformer):
     )
     assert (done.code, done.err) == (0, "")
     (result,) = json.loads(done.out)["results"]
-    assert [each["name"] for each in result["contenders"]] == ["xformer numpy", "xformer torch"]
+    assert [each["name"] for each in result["implementations"]] == ["xformer numpy", "xformer torch"]
     assert result["sizes"]["causal"] is True
 
 
 @pytest.mark.parametrize(
-    ("work", "options", "name"),
+    ("suite", "options", "name"),
     [
         ("encoder", ["--layers", "1"], "encoder 1x5, 1 layers, d_model 8, forward"),
         ("train", ["--layers", "1", "--vocabulary", "9"], "train step 1x5, 1+1 layers, d_model 8, vocabulary 9"),
@@ -61,48 +60,51 @@ def test_libraries_side_by_side_in_json(xformer):
         ("memory", ["--causal"], "attention 1x2x5x4 causal forward + backward"),
     ],
 )
-def test_every_kind_of_work(xformer, work, options, name):
-    done = xformer("bench", work, *TINY, "--length", "5", *options)
+def test_every_suite(xformer, suite, options, name):
+    done = xformer("bench", suite, *TINY, "--length", "5", *options)
     assert (done.code, done.err) == (0, "")
     assert any(line.startswith(name) for line in done.out.splitlines())
 
 
-def test_a_case_that_fails_does_not_cost_the_others(xformer, monkeypatch):
+def test_a_workload_that_fails_keeps_the_results_of_the_others(xformer, monkeypatch):
     measure = bench_run._measure
 
-    def fail_at_five(case, *arguments):
-        if case.settings["length"] == 5:
-            raise BackendError("xformer numpy cannot take part: out of memory")
-        return measure(case, *arguments)
+    def fail_at_five(workload, *arguments):
+        if workload.settings["length"] == 5:
+            raise BackendError("xformer numpy failed: out of memory")
+        return measure(workload, *arguments)
 
     monkeypatch.setattr(bench_run, "_measure", fail_at_five)
     done = xformer("bench", "attention", *TINY, "--length", "3", "--length", "5")
     assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines()[-1] == "attention 1x2x5x4 forward: xformer numpy cannot take part: out of memory"
+    assert done.out.splitlines()[-1] == "attention 1x2x5x4 forward: xformer numpy failed: out of memory"
     done = xformer("bench", "attention", *TINY, "--length", "5")
-    assert (done.code, done.err) == (2, "error: xformer numpy cannot take part: out of memory\n")
+    assert (done.code, done.err) == (2, "error: xformer numpy failed: out of memory\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["atention"], "the work is 'atention'; expected one of attention"),
+        (["atention"], "the suite is 'atention'; expected one of attention"),
         (["attention", "--backend", "tensorflow"], "backend 'tensorflow' is unknown"),
         (["attention", "--backend", "numpy", "--backend", "numpy"], "--backend numpy is given twice"),
         (["attention", "--batch", "0"], "invalid value for '--batch'"),
-        (["attention", "--turns", "0"], "invalid value for '--turns'"),
+        (["attention", "--rounds", "0"], "invalid value for '--rounds'"),
         (["attention", "--threads", "1000000"], "--threads is 1000000; expected at most"),
         (["train", "--vocabulary", "4"], "invalid value for '--vocabulary'"),
-        (["attention", "--beam", "3"], "--beam means nothing to attention; leave it out"),
+        (["attention", "--beam", "3"], "--beam does not apply to attention"),
         (["attention", "--out", "."], "cannot write .: it is not a regular file"),
         (["attention", "--plot", "/dev/null"], "cannot write /dev/null: it is not a regular file"),
         (["attention", "--plot", "speed.pdf"], "--plot is speed.pdf; expected a name ending in .png"),
-        (["attention", "--out", "x.png", "--plot", "./x.png"], "--out and --plot are both x.png; choose another name"),
-        (["attention", "--out", "/dev/null/y.json"], "/dev/null is not a directory that may be written to"),
+        (
+            ["attention", "--out", "x.png", "--plot", "./x.png"],
+            "--out and --plot are both x.png; expected two",
+        ),
+        (["attention", "--out", "/dev/null/y.json"], "/dev/null is not a writable directory"),
     ],
 )
-def test_bad_input_is_refused_before_any_work(refused, monkeypatch, tmp_path, arguments, message):
-    monkeypatch.setattr(race.subprocess, "Popen", lambda *a, **k: pytest.fail("a contender was started"))
+def test_bad_input_is_refused_before_any_measurement(refused, monkeypatch, tmp_path, arguments, message):
+    monkeypatch.setattr(interleaved.subprocess, "Popen", lambda *a, **k: pytest.fail("an implementation was started"))
     assert message in refused("bench", *arguments, untouched=tmp_path)
 
 

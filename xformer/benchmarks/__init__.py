@@ -1,24 +1,24 @@
-"""Speed and memory, measured: cases, contenders that take turns, and the machine that the figures belong to."""
+"""Interleaved benchmarks of speed and memory: workloads, implementations, and a description of the machine."""
 
-from xformer.benchmarks.interleaved import Case, Entry, Race, racing
+from xformer.benchmarks.computation import Backend, Computation
+from xformer.benchmarks.interleaved import InterleavedBenchmark, Spec, Workload, interleaved_benchmark
 from xformer.benchmarks.machine import describe_machine, gemm_flops_per_second
-from xformer.benchmarks.plan import WORKS, Kind, Sizes, entries
-from xformer.benchmarks.report import make_run, table
-from xformer.benchmarks.workload import Library, Work
+from xformer.benchmarks.report import format_table, make_run
+from xformer.benchmarks.suites import SUITES, Sizes, Suite, backend_specs
 
 __all__ = [
-    "WORKS",
-    "Case",
-    "Entry",
-    "Kind",
-    "Library",
-    "Race",
+    "SUITES",
+    "Backend",
+    "Computation",
+    "InterleavedBenchmark",
     "Sizes",
-    "Work",
+    "Spec",
+    "Suite",
+    "Workload",
+    "backend_specs",
     "describe_machine",
-    "entries",
+    "format_table",
     "gemm_flops_per_second",
+    "interleaved_benchmark",
     "make_run",
-    "racing",
-    "table",
 ]

@@ -1,41 +1,45 @@
-"""Attention: the core, softmax(QK')V, and the layer around it with its four projections."""
+"""Attention: scaled dot-product attention, and the multi-head layer with its four projections."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from xformer.autodiff import vjp
-from xformer.benchmarks.interleaved import Case, in_dtype
-from xformer.benchmarks.workload import Library, Work, digest
+from xformer.benchmarks.computation import Backend, Computation, fingerprint
+from xformer.benchmarks.interleaved import Workload, name_with_dtype
 from xformer.layers import Initializer, MultiHeadAttention
 from xformer.ops import attention
 
 
-def case(settings: dict[str, Any]) -> Case:
-    """The case of one size.
+def workload(settings: dict[str, Any]) -> Workload:
+    """Return the workload of one size.
 
-    settings: batch, heads, length, head_dim; causal, padded, backward (with the gradient of every input) and layer
-    (the multi-head attention layer of heads * head_dim features, in place of the core); dtype, if it is not float32.
+    Args:
+        settings: batch, heads, length, head_dim; causal, padded; backward (include the gradients of all inputs); layer
+            (the multi-head layer with heads * head_dim features instead of attention alone); dtype (default float32).
     """
     sizes = "x".join(str(settings[name]) for name in ("batch", "heads", "length", "head_dim"))
     flags = [name for name in ("causal", "padded") if settings[name]]
-    what = "multi-head attention" if settings["layer"] else "attention"
-    name = " ".join([what, sizes, *flags, "forward + backward" if settings["backward"] else "forward"])
-    return Case(in_dtype(name, settings), settings, (settings["batch"] * settings["length"],), flops(settings))
+    function = "multi-head attention" if settings["layer"] else "attention"
+    name = " ".join([function, sizes, *flags, "forward + backward" if settings["backward"] else "forward"])
+    tokens = settings["batch"] * settings["length"]
+    return Workload(name_with_dtype(name, settings), settings, (tokens,), flops(settings))
 
 
-def memory_case(settings: dict[str, Any]) -> Case:
-    """The same, for its memory: without a warm-up, since once is enough."""
-    return dataclasses.replace(case(settings), warm_up=0)
+def memory_workload(settings: dict[str, Any]) -> Workload:
+    """Return the same workload without warm-up steps: one step is enough to measure memory."""
+    return dataclasses.replace(workload(settings), warmup_steps=0)
 
 
 def flops(settings: dict[str, Any]) -> int:
-    """Operations in matrix products; causal attention needs half of the scores, a backward pass two forward passes.
+    """Count the operations of the matrix products.
 
-    Padding counts as if it were text, and what a kernel computes twice counts once.
+    Causal attention needs half of the scores, a backward pass costs two forward passes. Padding counts like text, and
+    what a kernel recomputes counts once.
     """
     batch, heads, length, head_dim = (settings[name] for name in ("batch", "heads", "length", "head_dim"))
     pairs = length * (length + 1) // 2 if settings["causal"] else length * length
@@ -45,53 +49,55 @@ def flops(settings: dict[str, Any]) -> int:
     return 3 * count if settings["backward"] else count
 
 
-def inputs(settings: dict[str, Any]) -> dict[str, Any]:
-    """What every contender gets, in NumPy, the same for the same settings.
+def make_inputs(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the inputs of all implementations as NumPy arrays, the same for the same settings.
 
-    query, key, value: (batch, heads, length, head_dim); x: (batch, length, heads * head_dim), for the layer.
-    gradient: of the output, in its shape. mask: boolean, True = may attend, (batch, 1, 1, length), or None.
+    Returns:
+        query, key, value: (batch, heads, length, head_dim), or for the layer x: (batch, length, heads * head_dim);
+        gradient: of the output, in its shape; mask: (batch, 1, 1, length), boolean, True = may attend, or None.
     """
-    host: Any = importlib.import_module("numpy")
-    rng = host.random.default_rng(0)
+    rng = np.random.default_rng(0)
     batch, heads, length, head_dim = (settings[name] for name in ("batch", "heads", "length", "head_dim"))
-    core, layer = (batch, heads, length, head_dim), (batch, length, heads * head_dim)
     names = ("x", "gradient") if settings["layer"] else ("query", "key", "value", "gradient")
-    shape = layer if settings["layer"] else core
-    found = {name: rng.standard_normal(shape, dtype="float32") for name in names}
-    kept = rng.integers(max(1, length // 2), length + 1, (batch, 1, 1, 1))
-    return {**found, "mask": host.arange(length) < kept if settings["padded"] else None}
+    shape = (batch, length, heads * head_dim) if settings["layer"] else (batch, heads, length, head_dim)
+    inputs: dict[str, Any] = {name: rng.standard_normal(shape, dtype="float32") for name in names}
+    lengths = rng.integers(max(1, length // 2), length + 1, (batch, 1, 1, 1))
+    return {**inputs, "mask": np.arange(length) < lengths if settings["padded"] else None}
 
 
-def work(settings: dict[str, Any]) -> Work:
-    """Attention by xformer, on the library that settings["backend"] names."""
-    library = Library.of(settings)
-    given = {name: library.array(array) for name, array in inputs(settings).items()}
-    masked = {"mask": given["mask"], "causal": settings["causal"]}
+def build(settings: dict[str, Any]) -> Computation:
+    """Build attention by xformer on settings["backend"]."""
+    backend = Backend.from_settings(settings)
+    inputs = {name: backend.array(array) for name, array in make_inputs(settings).items()}
+    masking = {"mask": inputs["mask"], "causal": settings["causal"]}
     if settings["layer"]:
         heads = settings["heads"]
-        layer = MultiHeadAttention(
-            heads * settings["head_dim"], heads, init=Initializer(library.xp, dtype=library.dtype)
-        )
-        made = _work(library, settings, lambda layer, x: layer(x, **masked), (layer, given["x"]), given["gradient"])
-        return dataclasses.replace(made, digest=ends)
-    heads_apart = given["query"], given["key"], given["value"]
-    return _work(library, settings, lambda *qkv: attention(*qkv, **masked), heads_apart, given["gradient"])
+        initializer = Initializer(backend.xp, dtype=backend.dtype)
+        layer = MultiHeadAttention(heads * settings["head_dim"], heads, init=initializer)
+
+        def apply(layer: MultiHeadAttention, x: Any) -> Any:
+            return layer(x, **masking)
+
+        computation = _build(backend, settings, apply, (layer, inputs["x"]), inputs["gradient"])
+        return dataclasses.replace(computation, fingerprint=layer_fingerprint)
+    arguments = inputs["query"], inputs["key"], inputs["value"]
+    return _build(backend, settings, lambda *qkv: attention(*qkv, **masking), arguments, inputs["gradient"])
 
 
-def _work(
-    library: Library, settings: dict[str, Any], forward: Callable[..., Any], arguments: tuple[Any, ...], gradient: Any
-) -> Work:
-    """The work of a function, or of it and its gradients."""
+def _build(
+    backend: Backend, settings: dict[str, Any], forward: Callable[..., Any], arguments: tuple[Any, ...], gradient: Any
+) -> Computation:
+    """Build the computation of a function, with its gradients if settings["backward"]."""
     if not settings["backward"]:
-        return library.work(lambda *arguments: (forward(*arguments),), *arguments)
+        return backend.computation(lambda *arguments: (forward(*arguments),), *arguments)
 
-    def both(gradient: Any, *arguments: Any) -> tuple[Any, ...]:
-        out, pull_back = vjp(forward, *arguments)
-        return (out, *pull_back(gradient))
+    def forward_and_backward(gradient: Any, *arguments: Any) -> tuple[Any, ...]:
+        outputs, pullback = vjp(forward, *arguments)
+        return (outputs, *pullback(gradient))
 
-    return library.work(both, gradient, *arguments)
+    return backend.computation(forward_and_backward, gradient, *arguments)
 
 
-def ends(result: Any) -> list[float]:
-    """The digest of a layer's output and of the gradient of its input; others store parameters in other orders."""
-    return digest((result[0], result[-1]) if len(result) > 1 else result)
+def layer_fingerprint(result: Any) -> list[float]:
+    """Return the fingerprint of the output and of the input's gradient; the order of parameters differs by library."""
+    return fingerprint((result[0], result[-1]) if len(result) > 1 else result)

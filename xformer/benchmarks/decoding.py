@@ -1,70 +1,77 @@
-"""Decoding: translations of so many tokens, greedily or by a beam.
+"""Decoding: translations of a fixed number of tokens by greedy or beam search.
 
-The weights are random, but the output layer never lets a sentence end, so every contender writes exactly the tokens
-that it is asked for, and they can be compared one by one. xformer computes one step more: at the limit it looks whether
-the sentence would end there.
+The weights are random, but the output layer never ends a sentence, so every implementation writes the same number of
+tokens and the tokens can be compared one by one. xformer computes one step more than the others: at the limit it checks
+whether the sentence ends.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 from typing import Any
 
+import numpy as np
+
 from xformer.benchmarks import stacks
-from xformer.benchmarks.interleaved import Case, in_dtype
-from xformer.benchmarks.workload import Library, Work
+from xformer.benchmarks.computation import Backend, Computation
+from xformer.benchmarks.interleaved import Workload, name_with_dtype
 from xformer.generation import DecodingOptions, decode
 from xformer.models import Transformer
 from xformer.tree import replace
 
-TOKENS = 48  # of each output
-_NEVER = -1e4  # added to the logits of padding, start and end
-_SPECIAL = 3  # the first ids
+NUM_TOKENS = 48  # of each output
+_SUPPRESSED_LOGIT = -1e4  # added to the logits of padding, start and end
+_NUM_SPECIAL_TOKENS = 3  # the first ids
 
 
-def case(settings: dict[str, Any]) -> Case:
-    """The case of translating a batch.
+def workload(settings: dict[str, Any]) -> Workload:
+    """Return the workload of translating a batch.
 
-    settings: batch, length (of the sources), heads, head_dim, layers (of each stack), vocabulary, beam.
+    Args:
+        settings: batch, length (of the sources), heads, head_dim, layers (of each stack), vocabulary, beam.
     """
     d_model = settings["heads"] * settings["head_dim"]
     search = "greedy" if settings["beam"] == 1 else f"beam {settings['beam']}"
     name = (
-        f"{search}, batch {settings['batch']}, {TOKENS} tokens from {settings['length']}, "
+        f"{search}, batch {settings['batch']}, {NUM_TOKENS} tokens from {settings['length']}, "
         f"{settings['layers']}+{settings['layers']} layers, d_model {d_model}"
     )
-    return Case(in_dtype(name, settings), settings, (settings["batch"] * TOKENS,), warm_up=1)
+    tokens = settings["batch"] * NUM_TOKENS
+    return Workload(name_with_dtype(name, settings), settings, (tokens,), warmup_steps=1)
 
 
-def translator(settings: dict[str, Any], xp: Any, dtype: str = "float32") -> Transformer:
-    """The model, post-norm as in the paper, with an output layer of its own that never ends a sentence.
+def make_model(settings: dict[str, Any], xp: Any, dtype: str = "float32") -> Transformer:
+    """Return a post-norm model whose output layer never ends a sentence.
 
-    With an output layer tied to the embedding, random weights would repeat one token, which proves nothing.
+    The output layer is not tied to the embedding: with random weights, a tied one would repeat a single token.
     """
     config = stacks.config(settings, norm_position="post", tie_output=False, output_bias=True)
     model = Transformer(config, xp="numpy", seed=0)
-    bias = importlib.import_module("numpy").zeros(settings["vocabulary"], dtype="float32")
-    bias[:_SPECIAL] = _NEVER
-    made: Transformer = replace(model, {**dict(model.named_parameters()), "output_bias": bias}).to(xp, dtype=dtype)
-    return made
+    bias = np.zeros(settings["vocabulary"], dtype="float32")
+    bias[:_NUM_SPECIAL_TOKENS] = _SUPPRESSED_LOGIT
+    suppressed: Transformer = replace(model, {**dict(model.named_parameters()), "output_bias": bias})
+    return suppressed.to(xp, dtype=dtype)
 
 
-def sources(settings: dict[str, Any]) -> list[list[int]]:
-    """The sentences to translate."""
+def make_sources(settings: dict[str, Any]) -> list[list[int]]:
+    """Return the sentences to translate."""
     return stacks.sentences(settings["batch"], settings["length"], settings["vocabulary"])
 
 
-def digest(outputs: list[list[int]]) -> list[int]:
-    """Every token of every output."""
+def fingerprint(outputs: list[list[int]]) -> list[int]:
+    """Return every token of every output."""
     return list(itertools.chain.from_iterable(outputs))
 
 
-def work(settings: dict[str, Any]) -> Work:
-    """Translating by xformer, on the library that settings["backend"] names."""
-    library = Library.of(settings)
-    model = translator(settings, library.xp, library.dtype)
-    options = DecodingOptions(num_beams=settings["beam"], max_length=TOKENS, keep_greedy=False)
-    search = functools.partial(decode, model, sources(settings), options)
-    return Work(lambda number: [found[0].tokens for found in search()], digest, {"parameters": model.parameter_count()})
+def build(settings: dict[str, Any]) -> Computation:
+    """Build translation by xformer on settings["backend"]."""
+    backend = Backend.from_settings(settings)
+    model = make_model(settings, backend.xp, backend.dtype)
+    options = DecodingOptions(num_beams=settings["beam"], max_length=NUM_TOKENS, keep_greedy=False)
+    search = functools.partial(decode, model, make_sources(settings), options)
+
+    def step(index: int) -> list[list[int]]:
+        return [hypotheses[0].tokens for hypotheses in search()]
+
+    return Computation(step, fingerprint, {"parameters": model.parameter_count()})

@@ -1,9 +1,9 @@
-"""Contenders that take turns: the one mechanism behind every comparison.
+"""Interleaved benchmarks: several implementations of one workload, measured in turns.
 
-Times drift with whatever else a machine does, ratios of neighboring measurements much less. So all contenders are
-there at once, each in a process of its own (worker.py), which keeps its thread pools and its memory out of the others'
-way. Turn by turn, one after the other, they do the same work; whoever waits sleeps. What counts is the median, over
-the turns, of the ratio of their times.
+Absolute times drift with the load of a machine; ratios of neighboring measurements drift much less. Every
+implementation therefore runs in a process of its own (worker.py), with its own thread pools and memory. In each round
+they compute the same step one after another while the others sleep. The result is the median, over the rounds, of the
+ratio of their times.
 """
 
 from __future__ import annotations
@@ -25,37 +25,44 @@ from typing import Any
 from xformer.errors import BackendError, ConfigError
 from xformer.threads import num_threads
 
-_PAUSE_SECONDS = 0.3  # longer than idle threads of another contender spin before they sleep
-_LEAST_SECONDS = 0.02  # of a turn; shorter work is repeated until it takes as long
+_PAUSE_SECONDS = 0.3  # longer than idle threads of another implementation spin before they sleep
+_MIN_SECONDS = 0.02  # shorter steps are repeated until a round takes this long
 _THREAD_VARIABLES = ("XFORMER_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-# How far answers may be from each other: of their size, and where they are small.
+# Relative and absolute tolerance of fingerprints.
 _TOLERANCES = {"float64": (2e-3, 2e-4), "float32": (2e-3, 2e-4), "float16": (1e-2, 5e-3), "bfloat16": (5e-2, 3e-2)}
 DTYPES = tuple(_TOLERANCES)
 
 
 @dataclass(frozen=True)
-class Case:
-    """A piece of work at one size, the same for every contender.
+class Workload:
+    """A computation at one size, the same for every implementation.
 
-    name: how tables call it. settings: what factories are told, ready for JSON. tokens: of step n the n-th, in a
-    circle. flops: floating-point operations of a step, in matrix products (0: not counted). warm_up: steps before
-    the first turn.
+    Args:
+        name: Name in tables.
+        settings: Passed to the factories; must be representable as JSON.
+        tokens: Number of tokens of each step; step n processes `tokens[n % len(tokens)]`.
+        flops: Floating-point operations of the matrix products in a step; 0 if unknown.
+        warmup_steps: Number of steps before the first round.
     """
 
     name: str
     settings: dict[str, Any]
     tokens: Sequence[int]
     flops: int = 0
-    warm_up: int = 3
+    warmup_steps: int = 3
 
 
 @dataclass(frozen=True)
-class Entry:
-    """Who takes part.
+class Spec:
+    """Description of an implementation to start.
 
-    factory: "module:function", which makes a Work of the settings of the case and these. optional: the race goes on
-    without it where it cannot start. checked: its answer must be that of the first contender; otherwise, how much of
-    it is alike is measured. environment: variables that its process is given.
+    Args:
+        name: Name in tables.
+        factory: "module:function"; the function gets the settings and returns a Computation.
+        settings: Added to the settings of the workload.
+        optional: Continue without the implementation if it cannot start.
+        checked: Require the fingerprint of the first implementation; otherwise measure the share that agrees.
+        environment: Environment variables of the process.
     """
 
     name: str
@@ -67,144 +74,149 @@ class Entry:
 
 
 def dtype_of(settings: dict[str, Any]) -> str:
-    """The dtype that settings name, or the usual one."""
+    """Return the dtype in the settings; the default is float32."""
     return str(settings.get("dtype", "float32"))
 
 
-def in_dtype(name: str, settings: dict[str, Any]) -> str:
-    """The name of a case, with the dtype where it is not the usual one."""
+def name_with_dtype(name: str, settings: dict[str, Any]) -> str:
+    """Append the dtype to the name of a workload unless it is float32."""
     dtype = dtype_of(settings)
     return name if dtype == "float32" else f"{name}, {dtype}"
 
 
-class Contender:
-    """One side, in a process of its own; raises BackendError, with the last line of its errors, where it ends.
+class Implementation:
+    """An implementation of a workload, running in a process of its own.
 
-    Made, it begins to prepare itself; `wait` until it is ready.
+    The constructor starts the process; `wait` blocks until it is ready. Every method raises BackendError, with the last
+    line of standard error, if the process has exited.
     """
 
-    def __init__(self, entry: Entry, case: Case, threads: int) -> None:
-        self.name = entry.name
-        path = os.pathsep.join(place or os.getcwd() for place in sys.path)
+    def __init__(self, spec: Spec, workload: Workload, threads: int) -> None:
+        self.name = spec.name
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         limits = dict.fromkeys(_THREAD_VARIABLES, str(threads))
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process: Any = subprocess.Popen(
             [sys.executable, "-m", "xformer.benchmarks.worker"],
-            env={**os.environ, **limits, **entry.environment, "PYTHONPATH": path},
+            env={**os.environ, **limits, **spec.environment, "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._errors,
+            stderr=self._stderr,
             text=True,
         )
-        self.facts: dict[str, Any] = {}
-        self.answer: list[Any] = []
-        self.agreement: float | None = None  # the share of its answer that is alike, where not all must be
+        self.metadata: dict[str, Any] = {}
+        self.fingerprint: list[Any] = []
+        self.agreement: float | None = None  # share of the fingerprint that agrees, for unchecked implementations
         self.seconds: list[float] = []
         self.peak_bytes: int | None = None
-        order = {
-            "factory": entry.factory,
-            "settings": {**case.settings, **entry.settings},
-            "threads": threads,
-            "warm_up": case.warm_up,
-            "least_seconds": _LEAST_SECONDS if len(case.tokens) == 1 else 0.0,
-        }
-        self._tell(order)
+        self._send(
+            {
+                "factory": spec.factory,
+                "settings": {**workload.settings, **spec.settings},
+                "threads": threads,
+                "warmup_steps": workload.warmup_steps,
+                "min_seconds": _MIN_SECONDS if len(workload.tokens) == 1 else 0.0,
+            }
+        )
 
     def wait(self) -> None:
-        """Until it has done the work for the first times."""
-        made = self._hear()
-        self.facts, self.answer = made["facts"], made["answer"]
+        """Block until the warm-up steps are done."""
+        reply = self._receive()
+        self.metadata, self.fingerprint = reply["metadata"], reply["fingerprint"]
 
-    def step(self, number: int) -> float:
-        """Do the work number `number`; returns its seconds."""
+    def step(self, index: int) -> float:
+        """Run the step with this index and return its duration in seconds."""
         time.sleep(_PAUSE_SECONDS)
-        self._tell(number)
-        seconds, self.peak_bytes = self._hear()
+        self._send(index)
+        seconds, self.peak_bytes = self._receive()
         self.seconds.append(seconds)
         return float(seconds)
 
-    def dismiss(self) -> None:
-        """Let the process end."""
+    def request_exit(self) -> None:
+        """Ask the process to exit."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def close(self) -> None:
-        """End the process."""
-        self.dismiss()
+        """Stop the process."""
+        self.request_exit()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
-        self._errors.close()
+        self._stderr.close()
 
-    def _tell(self, what: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):  # then the answer is empty, and says why
-            print(json.dumps(what), file=self._process.stdin, flush=True)
+    def _send(self, message: Any) -> None:
+        with contextlib.suppress(BrokenPipeError):  # _receive then reports why the process has exited
+            print(json.dumps(message), file=self._process.stdin, flush=True)
 
-    def _hear(self) -> Any:
+    def _receive(self) -> Any:
         line = self._process.stdout.readline()
         if not line:
-            raise BackendError(f"{self.name} cannot take part: {self._last_words()}")
+            raise BackendError(f"{self.name} failed: {self._stderr_tail()}")
         return json.loads(line)
 
-    def _last_words(self) -> str:
+    def _stderr_tail(self) -> str:
         code = self._process.wait()
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").split("\n")
-        said = [line.strip() for line in lines if line.strip()]
-        return said[-1] if said and code > 0 else f"its process ended with code {code}"
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").split("\n")
+        messages = [line.strip() for line in lines if line.strip()]
+        return messages[-1] if messages and code > 0 else f"its process exited with code {code}"
 
 
-class Race:
-    """The contenders of a case, and what was measured so far; the first contender is the one ratios refer to."""
+class InterleavedBenchmark:
+    """The running implementations of a workload and their measurements; ratios refer to the first implementation."""
 
-    def __init__(self, case: Case, contenders: Sequence[Contender], absent: dict[str, str]) -> None:
-        self.case, self.contenders, self.absent = case, contenders, absent
-        self.turns = 0
+    def __init__(
+        self, workload: Workload, implementations: Sequence[Implementation], unavailable: dict[str, str]
+    ) -> None:
+        self.workload, self.implementations, self.unavailable = workload, implementations, unavailable
+        self.rounds = 0
 
-    def turn(self) -> None:
-        """One step of every contender; who begins changes from turn to turn."""
-        first = self.turns % len(self.contenders)
-        for contender in (*self.contenders[first:], *self.contenders[:first]):
-            contender.step(self.turns)
-        self.turns += 1
+    def run_round(self) -> None:
+        """Run one step of every implementation; each round starts with another one."""
+        first = self.rounds % len(self.implementations)
+        for implementation in (*self.implementations[first:], *self.implementations[:first]):
+            implementation.step(self.rounds)
+        self.rounds += 1
 
     def result(self) -> dict[str, Any]:
-        """What was measured, ready for JSON: times in seconds, ratios above 1 where the first contender is faster."""
-        case = self.case
-        tokens = sum(case.tokens[turn % len(case.tokens)] for turn in range(self.turns))
-        sizes = {name: value for name, value in case.settings.items() if isinstance(value, int | float | str)}
+        """Return the measurements as JSON data: seconds, and ratios above 1 if the first implementation is faster."""
+        workload = self.workload
+        tokens = sum(workload.tokens[index % len(workload.tokens)] for index in range(self.rounds))
+        sizes = {name: value for name, value in workload.settings.items() if isinstance(value, int | float | str)}
         return {
-            "case": case.name,
+            "workload": workload.name,
             "sizes": sizes,
-            "turns": self.turns,
-            "contenders": [self._figures(contender, tokens) for contender in self.contenders],
-            "absent": self.absent,
+            "rounds": self.rounds,
+            "implementations": [self._measurements(each, tokens) for each in self.implementations],
+            "unavailable": self.unavailable,
         }
 
-    def _figures(self, contender: Contender, tokens: int) -> dict[str, Any]:
-        ratios = [theirs / ours for theirs, ours in zip(contender.seconds, self.contenders[0].seconds, strict=True)]
-        seconds = statistics.median(contender.seconds)
-        # Where steps differ in size, their median is that of no size in particular.
-        mean = sum(contender.seconds) / self.turns if len(self.case.tokens) > 1 else seconds
+    def _measurements(self, implementation: Implementation, tokens: int) -> dict[str, Any]:
+        baseline = self.implementations[0].seconds
+        ratios = [seconds / reference for seconds, reference in zip(implementation.seconds, baseline, strict=True)]
+        median = statistics.median(implementation.seconds)
+        # The median of steps of different sizes does not belong to any of these sizes, so use the mean.
+        mean = sum(implementation.seconds) / self.rounds if len(self.workload.tokens) > 1 else median
         return {
-            "name": contender.name,
-            "seconds": seconds,
-            "seconds_quartiles": quartiles(contender.seconds),
-            "tokens_per_second": tokens / self.turns / mean,
-            "flops_per_second": self.case.flops / seconds,
-            "peak_bytes": contender.peak_bytes,
+            "name": implementation.name,
+            "seconds": median,
+            "seconds_quartiles": quartiles(implementation.seconds),
+            "tokens_per_second": tokens / self.rounds / mean,
+            "flops_per_second": self.workload.flops / median,
+            "peak_bytes": implementation.peak_bytes,
             "ratio": statistics.median(ratios),
             "ratio_quartiles": quartiles(ratios),
-            "agreement": contender.agreement,
-            "facts": contender.facts,
+            "agreement": implementation.agreement,
+            "metadata": implementation.metadata,
         }
 
 
 def quartiles(values: Sequence[float]) -> list[float]:
-    """The first and the third quartile; of a single value, that value twice."""
+    """Return the first and the third quartile; for a single value, that value twice."""
     if len(values) < 2:
         return [values[0], values[0]]
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")
@@ -212,70 +224,76 @@ def quartiles(values: Sequence[float]) -> list[float]:
 
 
 @contextlib.contextmanager
-def racing(
-    case: Case, entries: Sequence[Entry], threads: int | None = None, *, together: bool = False
-) -> Iterator[Race]:
-    """Start all contenders of a case, see that they answer alike, and end them after the block.
+def interleaved_benchmark(
+    workload: Workload, specs: Sequence[Spec], threads: int | None = None, *, start_together: bool = False
+) -> Iterator[InterleavedBenchmark]:
+    """Start all implementations of a workload and compare their fingerprints; stop them on exit.
 
-    threads: of each contender; default those that this process may use. together: start them all at once. Raises
-    BackendError where one that is not optional cannot start, or where none can; ConfigError where one answers
-    differently.
+    Args:
+        workload: The workload to measure.
+        specs: The implementations; the first one is the reference.
+        threads: Threads of each implementation; the default is all that this process may use.
+        start_together: Start all implementations at the same time.
+
+    Yields:
+        The benchmark; call `run_round` any number of times, then `result`.
+
+    Raises:
+        BackendError: If an implementation that is not optional cannot start, or none can.
+        ConfigError: If an implementation computes something else than the first one.
     """
     with contextlib.ExitStack() as stack:
-        started: list[Contender] = []
-        absent: dict[str, str] = {}
+        ready: list[Implementation] = []
+        unavailable: dict[str, str] = {}
 
-        def begin(entry: Entry) -> Contender:
-            contender = Contender(entry, case, threads or num_threads())
-            stack.callback(contender.close)
-            return contender
+        def start(spec: Spec) -> Implementation:
+            implementation = Implementation(spec, workload, threads or num_threads())
+            stack.callback(implementation.close)
+            return implementation
 
-        begun: Iterable[Contender] = map(begin, entries)
-        for entry, contender in zip(entries, list(begun) if together else begun, strict=True):
+        started: Iterable[Implementation] = map(start, specs)
+        for spec, implementation in zip(specs, list(started) if start_together else started, strict=True):
             try:
-                contender.wait()
+                implementation.wait()
             except BackendError as error:
-                if not entry.optional:
+                if not spec.optional:
                     raise
-                absent[entry.name] = str(error)
+                unavailable[spec.name] = str(error)
                 continue
-            started.append(contender)
-            if entry.checked:
-                _check(case, started[0], contender)
+            ready.append(implementation)
+            if spec.checked:
+                _check(workload, ready[0], implementation)
             else:
-                contender.agreement = _agreement(case, started[0].answer, contender.answer)
-        if not started:
-            raise BackendError(f"{case.name}: no contender can start: {'; '.join(absent.values())}")
-        yield Race(case, started, absent)
-        for contender in started:  # all at the same time
-            contender.dismiss()
+                implementation.agreement = _agreement(workload, ready[0].fingerprint, implementation.fingerprint)
+        if not ready:
+            raise BackendError(f"{workload.name}: no implementation can start: {'; '.join(unavailable.values())}")
+        yield InterleavedBenchmark(workload, ready, unavailable)
+        for implementation in ready:  # so that they exit at the same time
+            implementation.request_exit()
 
 
-def _check(case: Case, first: Contender, other: Contender) -> None:
-    """Raise ConfigError unless two contenders computed the same."""
-    if not first.answer or not other.answer:
-        return  # one that draws its own random numbers has no answer to compare
-    alike = functools.partial(_alike, *_tolerances(case))
-    if len(first.answer) != len(other.answer) or not all(map(alike, first.answer, other.answer)):
-        pairs = zip(first.answer, other.answer, strict=False)
-        example = next((pair for pair in pairs if not alike(*pair)), (len(first.answer), len(other.answer)))
+def _check(workload: Workload, first: Implementation, other: Implementation) -> None:
+    """Raise ConfigError unless two fingerprints agree."""
+    expected, actual = first.fingerprint, other.fingerprint
+    if not expected or not actual:
+        return  # random dropout: there is nothing to compare
+    close = functools.partial(_is_close, *_TOLERANCES[dtype_of(workload.settings)])
+    if len(expected) != len(actual) or not all(map(close, expected, actual)):
+        pairs = zip(expected, actual, strict=False)
+        example = next((pair for pair in pairs if not close(*pair)), (len(expected), len(actual)))
         raise ConfigError(
-            f"{case.name}: {other.name} computes {example[1]!r} where {first.name} computes {example[0]!r}; "
-            "what computes different things cannot be compared"
+            f"{workload.name}: {other.name} computes {example[1]!r}, {first.name} computes {example[0]!r}; "
+            "expected the same values"
         )
 
 
-def _agreement(case: Case, answer: list[Any], other: list[Any]) -> float:
-    alike = sum(map(functools.partial(_alike, *_tolerances(case)), answer, other))
-    return alike / max(1, len(answer), len(other))
+def _agreement(workload: Workload, expected: list[Any], actual: list[Any]) -> float:
+    close = functools.partial(_is_close, *_TOLERANCES[dtype_of(workload.settings)])
+    return sum(map(close, expected, actual)) / max(1, len(expected), len(actual))
 
 
-def _tolerances(case: Case) -> tuple[float, float]:
-    return _TOLERANCES[dtype_of(case.settings)]
-
-
-def _alike(relative: float, absolute: float, a: Any, b: Any) -> bool:
-    """Token ids must be equal, floating-point numbers nearly."""
+def _is_close(relative: float, absolute: float, a: Any, b: Any) -> bool:
+    """Compare floats with a tolerance, token ids exactly."""
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=relative, abs_tol=absolute)
     return bool(a == b)

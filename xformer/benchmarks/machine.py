@@ -1,4 +1,4 @@
-"""What figures belong to: processor, cores, BLAS, versions, and how fast a matrix product is."""
+"""Description of the machine that measurements belong to, and the speed of its matrix product."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from xformer.benchmarks.interleaved import Case, Entry, racing
-from xformer.benchmarks.workload import Library, Work
+import numpy as np
+
+from xformer.benchmarks.computation import Backend, Computation
+from xformer.benchmarks.interleaved import Spec, Workload, interleaved_benchmark
 from xformer.threads import num_threads
 
 _PACKAGES = ("numpy", "torch", "jax", "cupy", "nvidia-cudnn-cu13", "numba", "ctranslate2", "transformers")
-_GEMM_SIZE, _GEMM_TURNS = 2048, 5
+_GEMM_SIZE, _GEMM_ROUNDS = 2048, 5
 
 
 def describe_machine(threads: int | None = None) -> dict[str, Any]:
-    """A JSON-ready description; load is that of the last minute, before anything was measured."""
+    """Describe the machine as JSON data; `load` is the average of the last minute, before any measurement."""
     versions = {name: version for name in _PACKAGES if (version := _version(name))}
     return {
         "processor": _processor(),
@@ -38,24 +40,25 @@ def describe_machine(threads: int | None = None) -> dict[str, Any]:
     }
 
 
-def gemm(settings: dict[str, Any]) -> Work:
-    """A product of two square matrices in the dtype of the work: what no other arithmetic on this machine can pass."""
-    library, size = Library.of(settings), settings["size"]
-    rng = importlib.import_module("numpy").random.default_rng(0)
-    a, b = (library.array(rng.standard_normal((size, size), dtype="float32")) for _ in range(2))
-    return library.work(lambda a, b: a @ b, a, b)
+def gemm(settings: dict[str, Any]) -> Computation:
+    """Build the product of two square matrices, an upper bound for the speed of any other arithmetic."""
+    backend, size = Backend.from_settings(settings), settings["size"]
+    rng = np.random.default_rng(0)
+    a, b = (backend.array(rng.standard_normal((size, size), dtype="float32")) for _ in range(2))
+    return backend.computation(lambda a, b: a @ b, a, b)
 
 
 def gemm_flops_per_second(backend: str, threads: int | None = None, dtype: str = "float32") -> float:
-    """The most operations a second that matrix products of a library reach here, in several turns."""
-    size = _GEMM_SIZE if backend != "cupy" else 4 * _GEMM_SIZE  # smaller ones do not fill a GPU
+    """Return the highest number of operations per second that a library reaches in a matrix product."""
+    size = _GEMM_SIZE if backend != "cupy" else 4 * _GEMM_SIZE  # smaller products do not saturate a GPU
     if backend == "numpy" and dtype == "float16":
-        dtype = "float32"  # of float16, NumPy multiplies number by number, which would take minutes
-    case = Case("matrix product", {"size": size, "dtype": dtype}, (size,), 2 * size**3)
-    with racing(case, [Entry(backend, "xformer.benchmarks.machine:gemm", {"backend": backend})], threads) as running:
-        for _ in range(_GEMM_TURNS):
-            running.turn()
-        return case.flops / min(running.contenders[0].seconds)
+        dtype = "float32"  # NumPy has no BLAS for float16; its loop would take minutes
+    workload = Workload("matrix product", {"size": size, "dtype": dtype}, (size,), 2 * size**3)
+    spec = Spec(backend, "xformer.benchmarks.machine:gemm", {"backend": backend})
+    with interleaved_benchmark(workload, [spec], threads) as benchmark:
+        for _ in range(_GEMM_ROUNDS):
+            benchmark.run_round()
+        return workload.flops / min(benchmark.implementations[0].seconds)
 
 
 def _version(package: str) -> str | None:
@@ -66,29 +69,28 @@ def _version(package: str) -> str | None:
 
 
 def _blas() -> str:
-    """NumPy's linear algebra library; with threadpoolctl installed, also the kernels it chose."""
-    numpy = importlib.import_module("numpy")
+    """Return NumPy's BLAS; if threadpoolctl is installed, with the architecture of its kernels."""
     if importlib.util.find_spec("threadpoolctl") is not None:
         pools = importlib.import_module("threadpoolctl").threadpool_info()
-        found = {
+        names = {
             f"{pool['internal_api']} {pool['version']} ({pool.get('architecture')})"
             for pool in pools
             if pool["user_api"] == "blas"
         }
-        if found:
-            return ", ".join(sorted(found))
-    built = numpy.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
-    return f"{built.get('name', 'unknown')} {built.get('version', '')}".strip()
+        if names:
+            return ", ".join(sorted(names))
+    build = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
+    return f"{build.get('name', 'unknown')} {build.get('version', '')}".strip()
 
 
 def _gpu() -> str | None:
-    """The names of the GPUs and the driver's version, as the driver's own tool tells them."""
+    """Return the names of the GPUs and the version of the driver, as reported by nvidia-smi."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
     query = [tool, "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    told = subprocess.run(query, capture_output=True, text=True, check=False)
-    return "; ".join(told.stdout.split("\n")).strip("; ") or None
+    output = subprocess.run(query, capture_output=True, text=True, check=False)
+    return "; ".join(output.stdout.split("\n")).strip("; ") or None
 
 
 def _processor() -> str:

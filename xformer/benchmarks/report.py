@@ -1,4 +1,4 @@
-"""A run of a benchmark as data, and as a table for people."""
+"""Results of a benchmark run as data and as a table."""
 
 from __future__ import annotations
 
@@ -10,15 +10,26 @@ _COLUMNS = ("time", "quartiles", "tokens/s", "GFLOP/s", "of GEMM", "memory", "ra
 
 
 def make_run(
-    work: str,
+    suite: str,
     machine: dict[str, Any],
     gemm_flops_per_second: float | None,
     results: Sequence[dict[str, Any]] = (),
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Put the results of races together with what they belong to, ready for JSON. notes: what is no race."""
+    """Combine results with the machine and the date as JSON data.
+
+    Args:
+        suite: Name of the suite.
+        machine: As returned by `describe_machine`.
+        gemm_flops_per_second: As returned by the function of this name.
+        results: As returned by `InterleavedBenchmark.result`.
+        notes: Further lines for the report.
+
+    Returns:
+        The run, ready for `json.dump`.
+    """
     return {
-        "work": work,
+        "suite": suite,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": machine,
         "gemm_flops_per_second": gemm_flops_per_second,
@@ -28,68 +39,68 @@ def make_run(
 
 
 def machine_line(run: dict[str, Any]) -> str:
-    """What the figures of a run belong to."""
-    found = run["machine"]
+    """Return the machine of a run in one line."""
+    machine = run["machine"]
     parts = [
-        *([found["gpu"]] if found.get("gpu") else []),
-        found["processor"],
-        f"{found['threads']} of {found['cores']} cores",
-        found["blas"],
-        f"Python {found['python']}",
-        *(f"{name} {version}" for name, version in found["versions"].items()),
+        *([machine["gpu"]] if machine.get("gpu") else []),
+        machine["processor"],
+        f"{machine['threads']} of {machine['cores']} cores",
+        machine["blas"],
+        f"Python {machine['python']}",
+        *(f"{name} {version}" for name, version in machine["versions"].items()),
     ]
     if run["gemm_flops_per_second"]:
         parts.append(f"GEMM {run['gemm_flops_per_second'] / 1e9:.0f} GFLOP/s")
-    if found["load"] is not None:
-        parts.append(f"load {found['load']}")
+    if machine["load"] is not None:
+        parts.append(f"load {machine['load']}")
     return ", ".join(parts)
 
 
-def label(figures: dict[str, Any]) -> str:
-    """The name of a contender, and how much of its answer is that of the first, where they may differ."""
-    agreement = figures["agreement"]
-    name: str = figures["name"]
-    return name if agreement is None else f"{name} ({agreement:.0%} alike)"
+def format_label(measurements: dict[str, Any]) -> str:
+    """Return the name of an implementation, with the share of its fingerprint that agrees if that was measured."""
+    agreement = measurements["agreement"]
+    name: str = measurements["name"]
+    return name if agreement is None else f"{name} ({agreement:.0%} equal)"
 
 
-def cells(figures: dict[str, Any], gemm_flops_per_second: float | None) -> list[str]:
-    """The figures of a contender in words, one for each of the columns."""
-    low, high = (in_units(value).split()[0] for value in figures["seconds_quartiles"])
-    flops, peak = figures["flops_per_second"], figures["peak_bytes"]
+def format_cells(measurements: dict[str, Any], gemm_flops_per_second: float | None) -> list[str]:
+    """Return the measurements of an implementation as text, one string per column."""
+    low, high = (format_seconds(value).split()[0] for value in measurements["seconds_quartiles"])
+    flops, peak = measurements["flops_per_second"], measurements["peak_bytes"]
     share = flops / gemm_flops_per_second if flops and gemm_flops_per_second else None
     return [
-        in_units(figures["seconds"]),
+        format_seconds(measurements["seconds"]),
         f"{low}-{high}",
-        f"{figures['tokens_per_second']:,.0f}" if figures["tokens_per_second"] else "",
+        f"{measurements['tokens_per_second']:,.0f}" if measurements["tokens_per_second"] else "",
         f"{flops / 1e9:.1f}" if flops else "",
         f"{share:.0%}" if share else "",
         "" if peak is None else f"{peak / 2**20:,.1f} MiB",
-        f"{figures['ratio']:.2f}",
-        "-".join(f"{ratio:.2f}" for ratio in figures["ratio_quartiles"]),
+        f"{measurements['ratio']:.2f}",
+        "-".join(f"{ratio:.2f}" for ratio in measurements["ratio_quartiles"]),
     ]
 
 
-def in_units(seconds: float) -> str:
-    """A time in milliseconds, with three digits that count."""
+def format_seconds(seconds: float) -> str:
+    """Format a duration in milliseconds with three significant digits."""
     milliseconds = 1e3 * seconds
     digits = 3 if milliseconds < 1 else 2 if milliseconds < 10 else 1 if milliseconds < 100 else 0
     return f"{milliseconds:.{digits}f} ms"
 
 
-def table(run: dict[str, Any]) -> list[str]:
-    """The lines of a table: each case, and below it each contender; then the notes."""
+def format_table(run: dict[str, Any]) -> list[str]:
+    """Return the lines of a table: each workload followed by its implementations, then the notes."""
     rows = [
-        (label(figures), cells(figures, run["gemm_flops_per_second"]))
+        (format_label(measurements), format_cells(measurements, run["gemm_flops_per_second"]))
         for result in run["results"]
-        for figures in result["contenders"]
+        for measurements in result["implementations"]
     ]
     width = max([len("xformer"), *(len(name) for name, _ in rows)])
-    widths = [max(len(column), *(len(row[place]) for _, row in rows)) for place, column in enumerate(_COLUMNS)]
+    widths = [max(len(column), *(len(row[index]) for _, row in rows)) for index, column in enumerate(_COLUMNS)]
     lines = [" " * (width + 4) + "  ".join(map(str.rjust, _COLUMNS, widths))]
     remaining = iter(rows)
     for result in run["results"]:
-        lines.append(f"{result['case']} ({result['turns']} turns)")
-        for _, (name, row) in zip(result["contenders"], remaining, strict=False):
+        lines.append(f"{result['workload']} ({result['rounds']} rounds)")
+        for _, (name, row) in zip(result["implementations"], remaining, strict=False):
             lines.append(f"  {name:<{width}}  " + "  ".join(map(str.rjust, row, widths)))
-        lines += [f"  {reason}" for reason in result["absent"].values()]
+        lines += [f"  {reason}" for reason in result["unavailable"].values()]
     return [*lines, *run["notes"]]

@@ -1,4 +1,4 @@
-"""A train step: forward, backward, clipping, Adam, as `xformer train` takes it."""
+"""Training step: forward, backward, gradient clipping and Adam, as in `xformer train`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import math
 from typing import Any
 
 from xformer.benchmarks import stacks
-from xformer.benchmarks.interleaved import Case, dtype_of, in_dtype
-from xformer.benchmarks.workload import Library, Work
+from xformer.benchmarks.computation import Backend, Computation
+from xformer.benchmarks.interleaved import Workload, dtype_of, name_with_dtype
 from xformer.data.pairs import Batch, TokenPairs, split_rows
 from xformer.models import Transformer, TransformerConfig
 from xformer.random import Rng
@@ -23,11 +23,12 @@ from xformer.training.step import train_step
 LEARNING_RATE = 1e-4
 
 
-def case(settings: dict[str, Any]) -> Case:
-    """The case of one batch of sentences of one length, the end included, without dropout or padding.
+def workload(settings: dict[str, Any]) -> Workload:
+    """Return the workload of one batch of sentences of equal length, without dropout or padding.
 
-    settings: batch, length, heads, head_dim, layers (of each stack), vocabulary; dtype, if it is not float32: that of
-    forward and backward, the parameters staying in float32.
+    Args:
+        settings: batch, length (including the end token), heads, head_dim, layers (of each stack), vocabulary, dtype
+            (of forward and backward; parameters stay in float32).
     """
     config = stacks.config(settings)
     tokens = settings["batch"] * settings["length"]
@@ -36,7 +37,7 @@ def case(settings: dict[str, Any]) -> Case:
         f"d_model {config.d_model}, vocabulary {settings['vocabulary']}"
     )
     sizes = settings["batch"], settings["length"] - 1, settings["vocabulary"]
-    text = {
+    training = {
         "model": config.to_dict(),
         "source": stacks.sentences(*sizes, seed=0),
         "target": stacks.sentences(*sizes, seed=1),
@@ -45,16 +46,17 @@ def case(settings: dict[str, Any]) -> Case:
         "max_grad_norm": None,
     }
     flops = 3 * stacks.model_flops(config, tokens, settings["length"])
-    return Case(in_dtype(name, settings), {**settings, **text}, (tokens,), flops)
+    return Workload(name_with_dtype(name, settings), {**settings, **training}, (tokens,), flops)
 
 
-def work(settings: dict[str, Any]) -> Work:
-    """Steps on the batches of a text, one after the other, which are made before.
+def build(settings: dict[str, Any]) -> Computation:
+    """Build training steps on the batches of a text, which are prepared in advance.
 
-    settings: model (a configuration), source and target (token ids), batches (rows of each), label_smoothing, max_grad_norm
-    (None: no clipping), backend.
+    Args:
+        settings: model (a configuration), source and target (token ids), batches (row numbers of each),
+            label_smoothing, max_grad_norm (None: no clipping), backend.
     """
-    xp = Library(settings["backend"]).xp
+    xp = Backend(settings["backend"]).xp
     model = Transformer(TransformerConfig(**settings["model"]), xp=xp, seed=0)
     workers = shards_for(model, num_threads())
     optimizer = Adam()
@@ -67,20 +69,20 @@ def work(settings: dict[str, Any]) -> Work:
     max_grad_norm = math.inf if settings["max_grad_norm"] is None else settings["max_grad_norm"]
     batches = [[Batch.make(pairs, part, xp=xp) for part in split_rows(rows, workers)] for rows in settings["batches"]]
 
-    def step(number: int) -> float:
+    def step(index: int) -> float:
         nonlocal model, state
         how: dict[str, Any] = {"gradient": gradient, "optimizer": optimizer, "learning_rate": LEARNING_RATE}
         result = train_step(
-            model, state, [batches[number % len(batches)]], Rng(number), **how, max_grad_norm=max_grad_norm
+            model, state, [batches[index % len(batches)]], Rng(index), **how, max_grad_norm=max_grad_norm
         )
         model, state = result.model, result.state
         return result.loss
 
-    facts = {"parameters": model.parameter_count()}
-    around = functools.partial(blas_threads, 1) if workers > 1 else contextlib.nullcontext
-    return Work(step, functools.partial(digest, settings), facts, around)
+    metadata = {"parameters": model.parameter_count()}
+    context = functools.partial(blas_threads, 1) if workers > 1 else contextlib.nullcontext
+    return Computation(step, functools.partial(fingerprint, settings), metadata, context)
 
 
-def digest(settings: dict[str, Any], loss: float) -> list[Any]:
-    """The first loss, which tells whether the model is the same; where dropout is drawn, nothing."""
+def fingerprint(settings: dict[str, Any], loss: float) -> list[Any]:
+    """Return the loss, which is the same for the same model; with random dropout, nothing."""
     return [] if settings["model"]["dropout"] else [float(loss)]

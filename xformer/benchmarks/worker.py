@@ -1,7 +1,7 @@
-"""The process of a contender: `python -m xformer.benchmarks.worker`.
+"""The process of an implementation: `python -m xformer.benchmarks.worker`.
 
-The first line on standard input says what to make; each further line is a number, that of the step to take. Every
-answer is one line of JSON on standard output; whatever libraries print goes to standard error.
+The first line on standard input describes the computation; each further line is the index of the step to run. Every
+reply is one line of JSON on standard output. Output of libraries goes to standard error.
 """
 
 from __future__ import annotations
@@ -17,66 +17,66 @@ import time
 from pathlib import Path
 from typing import Any
 
-from xformer.benchmarks.workload import Work
+from xformer.benchmarks.computation import Computation
 from xformer.errors import XformerError
 from xformer.threads import disable_malloc_trim
 
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def main() -> None:
-    """Make the work, say so, then take steps until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    """Build the computation, reply, then run steps until standard input ends."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def answer(value: Any) -> None:
-        print(json.dumps(value), file=answers, flush=True)
+    def reply(value: Any) -> None:
+        print(json.dumps(value), file=replies, flush=True)
 
-    order = json.loads(sys.stdin.readline())
-    _go_first()
-    _keep_to(order["threads"])
+    request = json.loads(sys.stdin.readline())
+    _prefer_oom_kill()
+    _limit_cores(request["threads"])
     disable_malloc_trim()
-    module, _, function = order["factory"].partition(":")
-    work: Work = getattr(importlib.import_module(module), function)(order["settings"])
-    with work.around():
-        before = _forget_peak()
-        first = work.digest(work.step(0))
-        times = [_seconds(work, step, 1) for step in range(order["warm_up"])]
-        repeats = math.ceil(order["least_seconds"] / min(times)) if times else 1
-        answer({"facts": work.facts, "answer": first})
+    module, _, function = request["factory"].partition(":")
+    computation: Computation = getattr(importlib.import_module(module), function)(request["settings"])
+    with computation.context():
+        start_bytes = _reset_peak_memory()
+        fingerprint = computation.fingerprint(computation.step(0))
+        times = [_seconds(computation, index, 1) for index in range(request["warmup_steps"])]
+        repeats = math.ceil(request["min_seconds"] / min(times)) if times else 1
+        reply({"metadata": computation.metadata, "fingerprint": fingerprint})
         for line in sys.stdin:
-            seconds = _seconds(work, int(line), max(1, repeats))
-            # With helpers at work, this process does not hold all of the memory.
-            peak = None if _has_children() else _memory("VmHWM")
-            answer((seconds, None if peak is None or before is None else peak - before))
+            seconds = _seconds(computation, int(line), max(1, repeats))
+            # Worker processes hold a part of the memory, which this process cannot measure.
+            peak_bytes = None if _has_children() else _memory("VmHWM")
+            reply((seconds, None if peak_bytes is None or start_bytes is None else peak_bytes - start_bytes))
 
 
-def _seconds(work: Work, number: int, repeats: int) -> float:
-    """How long a step takes, on average of so many."""
+def _seconds(computation: Computation, index: int, repeats: int) -> float:
+    """Return the mean duration of a step."""
     start = time.perf_counter()
     for _ in range(repeats):
-        work.step(number)
+        computation.step(index)
     return (time.perf_counter() - start) / repeats
 
 
-def _go_first() -> None:
-    """Where memory runs out, let the kernel end this process rather than another one's."""
+def _prefer_oom_kill() -> None:
+    """Ask the kernel to kill this process first if memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
-def _keep_to(threads: int) -> None:
-    """Leave the process only so many cores, whatever its libraries would count."""
+def _limit_cores(threads: int) -> None:
+    """Restrict the process to this number of cores, whatever thread counts its libraries choose."""
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         if threads < len(cores):
             os.sched_setaffinity(0, cores[:threads])
 
 
-def _forget_peak() -> int | None:
-    """Let the kernel forget the largest memory so far; returns the bytes in use now, None where nothing tells."""
+def _reset_peak_memory() -> int | None:
+    """Reset the peak of resident memory; return the bytes in use, or None if the system does not report them."""
     with contextlib.suppress(OSError):
-        _RESET.write_text("5", encoding="ascii")
+        _CLEAR_REFS.write_text("5", encoding="ascii")
         return _memory("VmRSS")
     return None
 
@@ -86,12 +86,12 @@ def _has_children() -> bool:
 
 
 def _memory(name: str) -> int | None:
-    """Bytes of resident memory: VmRSS now, VmHWM at most; None on a system that does not say."""
+    """Return the resident memory in bytes (VmRSS now, VmHWM peak), or None if the system does not report it."""
     try:
-        found = re.search(rf"^{name}:\s+(\d+) kB", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
+        match = re.search(rf"^{name}:\s+(\d+) kB", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
     except OSError:
         return None
-    return 1024 * int(found[1]) if found else None
+    return 1024 * int(match[1]) if match else None
 
 
 if __name__ == "__main__":

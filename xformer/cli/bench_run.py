@@ -1,4 +1,4 @@
-"""What `xformer bench` does: check the request, race, print, write, draw."""
+"""Implementation of `xformer bench`: check the request, measure, print, write, plot."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 
 from xformer.backends import dtype_named, resolve
 from xformer.benchmarks import (
-    WORKS,
-    Case,
-    Kind,
+    SUITES,
+    Suite,
+    Workload,
+    backend_specs,
     describe_machine,
-    entries,
+    format_table,
     gemm_flops_per_second,
+    interleaved_benchmark,
     make_run,
-    racing,
-    table,
 )
 from xformer.benchmarks.interleaved import DTYPES, dtype_of
-from xformer.benchmarks.plan import AXES
 from xformer.benchmarks.report import machine_line
+from xformer.benchmarks.suites import AXES
 from xformer.cli._console import make_console
 from xformer.cli._plots import check_plot
 from xformer.errors import BackendError, ConfigError
@@ -35,20 +35,33 @@ from xformer.threads import num_threads
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to measure: sizes are fields of xformer.benchmarks.Sizes; None is the usual."""
+class BenchRequest:
+    """What to measure.
 
-    work: str
+    Args:
+        suite: Name of a suite.
+        backends: Array libraries; the first one is the reference.
+        sizes: Fields of `xformer.benchmarks.Sizes` that replace the defaults of the suite.
+        rounds: Number of rounds; None is the default of the suite.
+        threads: Threads of each library; None is all that this process may use.
+    """
+
+    suite: str
     backends: tuple[str, ...]
     sizes: dict[str, Any]
-    turns: int | None
+    rounds: int | None
     threads: int | None
 
 
-def run_bench(request: Request, *, out: Path | None, plot: Path | None, as_json: bool) -> None:
-    """Measure, and show the result; raises ConfigError or BackendError, before any work, for what cannot be done."""
-    kind = _checked(request)
-    cases = kind.cases(dataclasses.replace(kind.sizes, **request.sizes))
+def run_bench(request: BenchRequest, *, out: Path | None, plot: Path | None, as_json: bool) -> None:
+    """Measure and show the results.
+
+    Raises:
+        ConfigError: If the request or an output path is invalid; raised before anything is measured.
+        BackendError: If a library is not installed or cannot start.
+    """
+    suite = _checked_suite(request)
+    workloads = suite.workloads(dataclasses.replace(suite.sizes, **request.sizes))
     for path in (out, plot):
         if path is not None:
             check_writable(path)
@@ -56,13 +69,13 @@ def run_bench(request: Request, *, out: Path | None, plot: Path | None, as_json:
         check_plot(plot, [])
         require("matplotlib")
         if out is not None and os.path.realpath(out) == os.path.realpath(plot):
-            raise ConfigError(f"--out and --plot are both {out}; choose another name for one of them")
-    turns = request.turns or kind.turns
-    described = describe_machine(request.threads)
-    with _progress(len(cases) * (turns + 1)) as advance:
+            raise ConfigError(f"--out and --plot are both {out}; expected two different files")
+    rounds = request.rounds or suite.rounds
+    machine = describe_machine(request.threads)
+    with _progress(len(workloads) * (rounds + 1)) as advance:
         gemm = gemm_flops_per_second(request.backends[0], request.threads, dtype_of(request.sizes))
-        results, notes = _measure_all(cases, request, kind, turns, advance)
-    run = make_run(request.work, described, gemm, results, notes)
+        results, notes = _measure_all(workloads, request, suite, rounds, advance)
+    run = make_run(request.suite, machine, gemm, results, notes)
     if out is not None:
         write_json(out, run)
     if plot is not None:
@@ -72,79 +85,80 @@ def run_bench(request: Request, *, out: Path | None, plot: Path | None, as_json:
     if as_json:
         print(json.dumps(run))
     else:
-        print(machine_line(run), *table(run), sep="\n")
+        print(machine_line(run), *format_table(run), sep="\n")
 
 
-def _checked(request: Request) -> Kind:
-    """The kind of work; raises for an unknown one, for settings it does not have, and for libraries not there."""
-    if request.work not in WORKS:
-        raise ConfigError(f"the work is {request.work!r}; expected one of {', '.join(WORKS)}")
-    kind = WORKS[request.work]
+def _checked_suite(request: BenchRequest) -> Suite:
+    """Return the suite after checking its settings, the backends and the number of threads."""
+    if request.suite not in SUITES:
+        raise ConfigError(f"the suite is {request.suite!r}; expected one of {', '.join(SUITES)}")
+    suite = SUITES[request.suite]
     for name in request.sizes:
-        if name not in (*AXES, *kind.settings):
-            option = name.replace("_", "-")
-            raise ConfigError(f"--{option} means nothing to {request.work}; leave it out")
+        if name not in (*AXES, *suite.settings):
+            raise ConfigError(f"--{name.replace('_', '-')} does not apply to {request.suite}")
     dtype = dtype_of(request.sizes)
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
-    if dtype == "float64" and request.work == "train":
-        raise ConfigError("--dtype is 'float64', in which train is not measured; expected float32, float16 or bfloat16")
-    for place, name in enumerate(request.backends):
-        if name in request.backends[:place]:
+    if dtype == "float64" and request.suite == "train":
+        raise ConfigError("--dtype is 'float64'; expected float32, float16 or bfloat16 for train")
+    for index, name in enumerate(request.backends):
+        if name in request.backends[:index]:
             raise ConfigError(f"--backend {name} is given twice; expected each library once")
         dtype_named(resolve(name), dtype)
     cores = num_threads()
     if request.threads is not None and request.threads > cores:
-        raise ConfigError(f"--threads is {request.threads}; expected at most {cores}, which this process may use")
-    return kind
+        raise ConfigError(f"--threads is {request.threads}; expected at most {cores}, the threads of this process")
+    return suite
 
 
 def check_writable(path: Path) -> None:
-    """Raise ConfigError where a file could not be written when the work is done."""
-    place = Path(os.path.realpath(path))
-    if place.exists() and not place.is_file():
-        raise ConfigError(f"cannot write {path}: it is not a regular file; give the name of a file")
-    parent = unwritable_parent(place)
+    """Raise ConfigError if a file cannot be written at this path."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise ConfigError(f"cannot write {path}: it is not a regular file")
+    parent = unwritable_parent(target)
     if parent is not None:
-        raise ConfigError(f"cannot write {path}: {parent} is not a directory that may be written to")
+        raise ConfigError(f"cannot write {path}: {parent} is not a writable directory")
 
 
 def _measure_all(
-    cases: list[Case], request: Request, kind: Kind, turns: int, advance: Callable[[str], None]
+    workloads: list[Workload], request: BenchRequest, suite: Suite, rounds: int, advance: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The results of all cases, and why some have none: one that is too large must not cost what was measured."""
+    """Return the results and a note for each workload that failed, unless the first one failed."""
     results: list[dict[str, Any]] = []
     notes: list[str] = []
-    for case in cases:
+    for workload in workloads:
         try:
-            results.append(_measure(case, request, kind, turns, advance))
+            results.append(_measure(workload, request, suite, rounds, advance))
         except BackendError as error:
             if not results:
                 raise
-            notes.append(f"{case.name}: {error}")
+            notes.append(f"{workload.name}: {error}")
     return results, notes
 
 
-def _measure(case: Case, request: Request, kind: Kind, turns: int, advance: Callable[[str], None]) -> dict[str, Any]:
-    with racing(case, entries(kind, request.backends), request.threads) as running:
-        for _ in range(turns):
-            advance(case.name)
-            running.turn()
-        advance(case.name)
-        return running.result()
+def _measure(
+    workload: Workload, request: BenchRequest, suite: Suite, rounds: int, advance: Callable[[str], None]
+) -> dict[str, Any]:
+    with interleaved_benchmark(workload, backend_specs(suite, request.backends), request.threads) as benchmark:
+        for _ in range(rounds):
+            advance(workload.name)
+            benchmark.run_round()
+        advance(workload.name)
+        return benchmark.result()
 
 
 @contextlib.contextmanager
 def _progress(steps: int) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal which case is measured, and how much is done."""
+    """Show a progress bar on a terminal."""
     console = make_console(stderr=True)
     if not console.is_terminal:
         yield lambda name: None
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    # Twice a second: what draws the bar must not take time from what is measured.
+    # Redraw twice a second only, so that drawing does not disturb the measurement.
     columns = (BarColumn(bar_width=24), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, refresh_per_second=2) as progress:
-        task = progress.add_task("the fastest matrix product", total=steps)
+        task = progress.add_task("matrix product", total=steps)
         yield lambda name: progress.update(task, description=name, advance=1)

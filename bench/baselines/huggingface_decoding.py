@@ -1,55 +1,58 @@
-"""Decoding by Hugging Face's generate on torch, from the weights of ours: Marian is our post-norm translator."""
+"""Decoding by Hugging Face on torch with the weights of xformer's models; Marian is the post-norm translator."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MarianConfig, MarianMTModel
 from transformers.utils import logging
-from works.language_model_decoding import language_model
+from workloads.language_model_decoding import language_model
 
-from peers.torch_attention import load_linear
-from peers.torch_models import load_norm
-from peers.torch_support import position_terms, tensor
+from baselines.torch_attention import load_linear
+from baselines.torch_models import load_norm
+from baselines.torch_support import device_and_dtype, tensor
 from xformer.backends import resolve
-from xformer.benchmarks import Work, decoding
+from xformer.benchmarks import Computation, decoding
 from xformer.layers.positions import sinusoidal
 
-_LONGEST = 512
+_MAX_LENGTH = 512
 
 logging.set_verbosity_error()
 
 
-def work(settings: dict[str, Any]) -> Work:
-    """Translating; settings are those of xformer.benchmarks.decoding.work."""
-    model = marian(decoding.translator(settings, "numpy")).eval().to(**position_terms(settings))
-    ids = torch.tensor(decoding.sources(settings)).to(model.device)
-    how = {"num_beams": settings["beam"], "length_penalty": 0.0}
+def build(settings: dict[str, Any]) -> Computation:
+    """Build translation; settings as in xformer.benchmarks.decoding.build."""
+    model = marian(decoding.make_model(settings, "numpy")).eval().to(**device_and_dtype(settings))
+    ids = torch.tensor(decoding.make_sources(settings)).to(model.device)
+    options = {"num_beams": settings["beam"], "length_penalty": 0.0}
     if settings["beam"] == 1:
-        del how["length_penalty"]  # it warns that greedy search has none
+        del options["length_penalty"]  # Hugging Face warns that greedy search ignores it
 
-    def step(number: int) -> list[list[int]]:
-        found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=decoding.TOKENS, **how)
-        return found[:, 1:].tolist()  # without the start token
+    def step(index: int) -> list[list[int]]:
+        outputs = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=decoding.NUM_TOKENS, **options
+        )
+        return outputs[:, 1:].tolist()  # without the start token
 
-    return Work(step, decoding.digest, around=torch.inference_mode)
+    return Computation(step, decoding.fingerprint, context=torch.inference_mode)
 
 
-def continuing(settings: dict[str, Any]) -> Work:
-    """Going on from prompts."""
-    model = gpt2(language_model(settings, "numpy")).eval().to(**position_terms(settings))
-    ids = torch.tensor(decoding.sources(settings)).to(model.device)
+def build_language_model(settings: dict[str, Any]) -> Computation:
+    """Build the continuation of prompts by a language model."""
+    model = gpt2(language_model(settings, "numpy")).eval().to(**device_and_dtype(settings))
+    ids = torch.tensor(decoding.make_sources(settings)).to(model.device)
 
-    def step(number: int) -> list[list[int]]:
-        found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=decoding.TOKENS)
-        return found[:, ids.shape[1] :].tolist()
+    def step(index: int) -> list[list[int]]:
+        outputs = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=decoding.NUM_TOKENS)
+        return outputs[:, ids.shape[1] :].tolist()
 
-    return Work(step, decoding.digest, around=torch.inference_mode)
+    return Computation(step, decoding.fingerprint, context=torch.inference_mode)
 
 
 def marian(ours: Any) -> Any:
-    """MarianMTModel with the weights of our translator."""
+    """Return a MarianMTModel with the weights of xformer's Transformer."""
     config = ours.config
     model = MarianMTModel(
         MarianConfig(
@@ -63,7 +66,7 @@ def marian(ours: Any) -> Any:
             decoder_ffn_dim=config.d_ff,
             activation_function=config.activation,
             scale_embedding=True,
-            max_position_embeddings=_LONGEST,
+            max_position_embeddings=_MAX_LENGTH,
             tie_word_embeddings=False,
             decoder_start_token_id=config.bos_id,
             pad_token_id=config.pad_id,
@@ -72,7 +75,7 @@ def marian(ours: Any) -> Any:
             dropout=0.0,
         )
     )
-    table = torch.tensor(sinusoidal(_LONGEST, config.d_model, xp=resolve("numpy"), dtype=resolve("numpy").float32))
+    table = torch.tensor(sinusoidal(_MAX_LENGTH, config.d_model, xp=resolve("numpy"), dtype=np.float32))
     with torch.no_grad():
         for stack, layers in ((model.model.encoder, ours.encoder), (model.model.decoder, ours.decoder)):
             stack.embed_tokens.weight.copy_(tensor(ours.source_embedding.weight))
@@ -101,7 +104,7 @@ def _load_attention(theirs: Any, ours: Any) -> None:
 
 
 def gpt2(ours: Any) -> Any:
-    """GPT2LMHeadModel with the weights of our language model; its weights are (in_features, out_features) like ours."""
+    """Return a GPT2LMHeadModel with the weights of xformer's LanguageModel, in the same layout."""
     config = ours.config
     model = GPT2LMHeadModel(
         GPT2Config(
@@ -111,7 +114,7 @@ def gpt2(ours: Any) -> Any:
             n_layer=config.num_layers,
             n_head=config.num_heads,
             n_inner=config.d_ff,
-            activation_function="gelu_new",  # the approximation by tanh
+            activation_function="gelu_new",  # tanh approximation
             tie_word_embeddings=False,
             bos_token_id=None,
             eos_token_id=None,
@@ -122,10 +125,10 @@ def gpt2(ours: Any) -> Any:
         model.transformer.wte.weight.copy_(tensor(ours.embedding.weight))
         model.transformer.wpe.weight.copy_(tensor(ours.input.positions.weight))
         for theirs, layer in zip(model.transformer.h, ours.layers, strict=True):
-            own = layer.self_attention
+            attention = layer.self_attention
             load_norm(theirs.ln_1, layer.self_attention_residual.norm)
-            _load_rows(theirs.attn.c_attn, own.query, own.key, own.value)
-            _load_rows(theirs.attn.c_proj, own.output)
+            _load_rows(theirs.attn.c_attn, attention.query, attention.key, attention.value)
+            _load_rows(theirs.attn.c_proj, attention.output)
             load_norm(theirs.ln_2, layer.feed_forward_residual.norm)
             _load_rows(theirs.mlp.c_fc, layer.feed_forward.expand)
             _load_rows(theirs.mlp.c_proj, layer.feed_forward.contract)

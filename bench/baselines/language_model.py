@@ -1,7 +1,7 @@
-"""The two sides of bench_language_model.py, and torch's whole training.
+"""Training updates of a language model by xformer and torch, and a whole training by torch.
 
-A turn is several updates one after the other (spec["updates"]), as training makes them: a single step after a pause
-would find cold caches.
+A round consists of several consecutive updates (settings["updates"]), as in training: a single step after a pause would
+start with cold caches.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from xformer.benchmarks import Work
+from xformer.benchmarks import Computation
 from xformer.threads import blas_threads, num_threads
 
 _WARM_UP = 3
 
 
-def ours(spec: dict[str, Any]) -> Work:
-    """Updates as `xformer train-lm` makes them."""
+def build_xformer(settings: dict[str, Any]) -> Computation:
+    """Build updates as in `xformer train-lm`."""
     import functools
 
     import numpy as np
@@ -30,67 +30,67 @@ def ours(spec: dict[str, Any]) -> Work:
     from xformer.training.data_parallel import ShardedGradient
     from xformer.training.loss import weighted_loss
 
-    settings, shards = spec["training"], spec["shards"]
-    model = xf.LanguageModel(xf.LanguageModelConfig(**spec["model"]), xp=np, seed=0)
-    text, sizes = np.asarray(spec["text"]), {name: settings[name] for name in ("context_length", "batch_size")}
+    training, shards = settings["training"], settings["shards"]
+    model = xf.LanguageModel(xf.LanguageModelConfig(**settings["model"]), xp=np, seed=0)
+    text, sizes = np.asarray(settings["text"]), {name: training[name] for name in ("context_length", "batch_size")}
     task = LanguageModelTask(model, text, text, **sizes)
     batches = task.batches(xf.Rng(0), skip=0, shards=shards)
-    optimizer = AdamW(settings["beta1"], settings["beta2"], settings["epsilon"], settings["weight_decay"])
+    optimizer = AdamW(training["beta1"], training["beta2"], training["epsilon"], training["weight_decay"])
     state = optimizer.init(model)
     gradient = ShardedGradient(functools.partial(weighted_loss, loss=task.loss), shards, processes=True)
 
-    def step(number: int) -> float:
+    def step(index: int) -> float:
         nonlocal model, state
-        for update in range(spec["updates"]):
+        for update in range(settings["updates"]):
             result = train_step(
                 model,
                 state,
                 [next(batches)[1]],
-                xf.Rng(number).fold(update),
+                xf.Rng(index).fold(update),
                 gradient=gradient,
                 optimizer=optimizer,
-                learning_rate=settings["learning_rate"],
-                max_grad_norm=settings["max_grad_norm"],
+                learning_rate=training["learning_rate"],
+                max_grad_norm=training["max_grad_norm"],
             )
             model, state = result.model, result.state
         return result.loss
 
-    # A batch that is not in shards needs all threads of the linear algebra library.
-    around = functools.partial(blas_threads, 1) if shards > 1 else contextlib.nullcontext
-    return Work(step, facts={"parameters": model.parameter_count()}, around=around)
+    # A batch that is not split into shards needs all threads of the BLAS.
+    context = functools.partial(blas_threads, 1) if shards > 1 else contextlib.nullcontext
+    return Computation(step, metadata={"parameters": model.parameter_count()}, context=context)
 
 
-def theirs(spec: dict[str, Any]) -> Work:
-    """The same updates in eager torch, with whichever of its AdamWs is fastest here."""
+def build_torch(settings: dict[str, Any]) -> Computation:
+    """Build the same updates in eager torch with its fastest AdamW."""
     import torch
 
     torch.manual_seed(0)
     torch.set_num_threads(num_threads())
-    model = TorchLanguageModel(spec["model"])
-    text = torch.tensor(spec["text"])
-    settings = spec["training"]
+    model = TorchLanguageModel(settings["model"])
+    text = torch.tensor(settings["text"])
+    training = settings["training"]
 
-    def step(number: int) -> float:
-        for _ in range(spec["updates"]):
-            loss = torch_update(model, optimizer, text, settings)
+    def step(index: int) -> float:
+        for _ in range(settings["updates"]):
+            loss = torch_update(model, optimizer, text, training)
         return loss
 
     choices = {}
     for kind in ("for-loop", "foreach", "fused"):
-        optimizer = torch_adamw(model, settings, kind)
-        found = []
+        optimizer = torch_adamw(model, training, kind)
+        times = []
         for _ in range(_WARM_UP):
             start = time.perf_counter()
             step(0)
-            found.append(time.perf_counter() - start)
-        choices[min(found)] = (kind, optimizer)
+            times.append(time.perf_counter() - start)
+        choices[min(times)] = (kind, optimizer)
     kind, optimizer = choices[min(choices)]
     print(f"torch runs AdamW {kind}", file=sys.stderr)
-    return Work(step, facts={"parameters": sum(parameter.numel() for parameter in model.parameters())})
+    return Computation(step, metadata={"parameters": sum(parameter.numel() for parameter in model.parameters())})
 
 
 def torch_adamw(model: Any, settings: dict[str, Any], kind: str) -> Any:
-    """AdamW, with weight decay on matrices alone, as nanoGPT has it."""
+    """Return AdamW with weight decay for matrices only, as in nanoGPT."""
     import torch
 
     parameters = list(model.parameters())
@@ -104,7 +104,7 @@ def torch_adamw(model: Any, settings: dict[str, Any], kind: str) -> Any:
 
 
 def torch_update(model: Any, optimizer: Any, text: Any, settings: dict[str, Any]) -> float:
-    """One update on a random batch, as nanoGPT makes it."""
+    """Update the model on a random batch, as nanoGPT does."""
     import torch
     from torch import nn
 
@@ -119,29 +119,29 @@ def torch_update(model: Any, optimizer: Any, text: Any, settings: dict[str, Any]
     return float(loss.detach())
 
 
-def torch_training(spec: dict[str, Any], valid: list[int], kind: str) -> Iterator[tuple[int, float, float, float]]:
-    """A whole training in torch; yields (update, seconds, of which validation took, validation loss)."""
+def torch_training(settings: dict[str, Any], valid: list[int], kind: str) -> Iterator[tuple[int, float, float, float]]:
+    """Train with torch; yield (update, total seconds, seconds of validation, validation loss)."""
     import torch
 
     torch.manual_seed(0)
     torch.set_num_threads(num_threads())
-    settings = spec["training"]
-    model, text, held_out = TorchLanguageModel(spec["model"]), torch.tensor(spec["text"]), torch.tensor(valid)
-    optimizer = torch_adamw(model, settings, kind)
-    began, validating = time.perf_counter(), 0.0
-    for update in range(1, settings["max_updates"] + 1):
+    model, text, held_out = TorchLanguageModel(settings["model"]), torch.tensor(settings["text"]), torch.tensor(valid)
+    training = settings["training"]
+    optimizer = torch_adamw(model, training, kind)
+    begin, validating = time.perf_counter(), 0.0
+    for update in range(1, training["max_updates"] + 1):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(update, settings)
-        torch_update(model, optimizer, text, settings)
-        if update % settings["validate_every"] == 0:
+            group["lr"] = learning_rate(update, training)
+        torch_update(model, optimizer, text, training)
+        if update % training["validate_every"] == 0:
             start = time.perf_counter()
-            loss = torch_validation(model, held_out, settings)
+            loss = torch_validation(model, held_out, training)
             validating += time.perf_counter() - start
-            yield update, time.perf_counter() - began, validating, loss
+            yield update, time.perf_counter() - begin, validating, loss
 
 
 def torch_validation(model: Any, text: Any, settings: dict[str, Any]) -> float:
-    """The mean loss of all windows of a text, one after the other."""
+    """Return the mean loss over consecutive windows of a text."""
     import torch
     from torch import nn
 
@@ -157,19 +157,19 @@ def torch_validation(model: Any, text: Any, settings: dict[str, Any]) -> float:
 
 
 def learning_rate(update: int, settings: dict[str, Any]) -> float:
-    """A straight rise, then half a cosine."""
-    peak, floor, warm_up = settings["learning_rate"], settings["min_learning_rate"], settings["warmup_steps"]
-    if update <= warm_up:
-        return peak * update / warm_up
-    progress = (update - warm_up) / (settings["max_updates"] - warm_up)
+    """Return the learning rate: linear warmup, then cosine decay."""
+    peak, floor, warmup_steps = settings["learning_rate"], settings["min_learning_rate"], settings["warmup_steps"]
+    if update <= warmup_steps:
+        return peak * update / warmup_steps
+    progress = (update - warmup_steps) / (settings["max_updates"] - warmup_steps)
     return floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 def TorchLanguageModel(model: dict[str, Any]) -> Any:
-    """nanoGPT's model with our parameters: pre-norm, fused queries, keys and values, fused causal attention.
+    """Return nanoGPT's model: pre-norm, fused projections of query, key and value, fused causal attention.
 
-    Its weights begin as nanoGPT's: normal with deviation 0.02, what ends a residual branch smaller by
-    sqrt(2 * layers). Made in a function so that only the torch side imports torch.
+    Weights are initialized as in nanoGPT: normal with deviation 0.02, divided by sqrt(2 * layers) for the last layer of
+    a residual branch. The classes are local so that only the torch implementation imports torch.
     """
     from torch import nn
 

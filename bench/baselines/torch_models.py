@@ -1,4 +1,4 @@
-"""torch's own Transformer modules, with the weights of ours."""
+"""torch's Transformer modules with the weights of xformer's models."""
 
 from __future__ import annotations
 
@@ -7,33 +7,32 @@ from typing import Any
 
 import torch
 from torch import nn
-from works.small_model import ids
+from workloads.small_model import make_ids
 
 import xformer as xf
-from peers.torch_attention import later, load_attention, load_linear
-from peers.torch_support import position_terms, tensor, torch_work
-from xformer.benchmarks import Work, stacks
+from baselines.torch_attention import later, load_attention, load_linear
+from baselines.torch_support import device_and_dtype, tensor, torch_computation
+from xformer.benchmarks import Computation, stacks
 
-_LONGEST = 512
+_MAX_LENGTH = 512
 
 
-def encoder(settings: dict[str, Any]) -> Work:
-    """nn.TransformerEncoder, which takes its fast path in inference."""
+def build_encoder(settings: dict[str, Any]) -> Computation:
+    """Build nn.TransformerEncoder; inference takes its fast path."""
     d_model, heads = settings["heads"] * settings["head_dim"], settings["heads"]
     layer = nn.TransformerEncoderLayer(d_model, heads, 4 * d_model, dropout=0.0, batch_first=True)
     module = nn.TransformerEncoder(layer, settings["layers"]).eval()
     for theirs, ours in zip(module.layers, stacks.encoder_layers(settings, "numpy"), strict=True):
         load_layer(theirs, ours)
-    place = position_terms(settings)
-    x = torch.from_numpy(stacks.features(settings)).to(**place)
-    return torch_work(_compiled(module.to(**place), settings), [x])
+    x = torch.from_numpy(stacks.features(settings)).to(**device_and_dtype(settings))
+    return torch_computation(_compiled(module.to(**device_and_dtype(settings)), settings), [x])
 
 
-def forward(settings: dict[str, Any]) -> Work:
-    """The forward pass of a whole model."""
+def build_model(settings: dict[str, Any]) -> Computation:
+    """Build the forward pass of a whole model."""
     model = Translator(xf.Transformer(stacks.config(settings), xp="numpy", seed=0)).eval()
-    facts = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
-    return torch_work(_compiled(model, settings), list(map(tensor, ids(settings))), facts=facts)
+    metadata = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+    return torch_computation(_compiled(model, settings), list(map(tensor, make_ids(settings))), metadata=metadata)
 
 
 def _compiled(module: nn.Module, settings: dict[str, Any]) -> Any:
@@ -41,7 +40,7 @@ def _compiled(module: nn.Module, settings: dict[str, Any]) -> Any:
 
 
 class Translator(nn.Module):
-    """nn.Transformer, pre-norm, batches first, with embeddings and an output layer, loaded from a model of ours."""
+    """A pre-norm nn.Transformer with embeddings and output layer and the weights of xformer's Transformer."""
 
     def __init__(self, ours: xf.Transformer) -> None:
         super().__init__()
@@ -64,16 +63,16 @@ class Translator(nn.Module):
             self.output.weight = self.target.weight
         else:
             load_linear(self.output, ours.output)
-        angle = torch.arange(_LONGEST)[:, None] / 10000.0 ** (torch.arange(0, d_model, 2) / d_model)
+        angle = torch.arange(_MAX_LENGTH)[:, None] / 10000.0 ** (torch.arange(0, d_model, 2) / d_model)
         self.register_buffer("positions", torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1))
         self.dropout = nn.Dropout(rate)
 
     def embed(self, table: nn.Embedding, ids: Any) -> Any:
-        """Token vectors with positions: (batch, length, d_model)."""
+        """Return token embeddings with positions: (batch, length, d_model)."""
         return self.dropout(table(ids) * math.sqrt(table.embedding_dim) + self.positions[: ids.shape[1]])
 
     def forward(self, source: Any, target: Any) -> Any:
-        """Logits: (batch, target length, vocabulary)."""
+        """Return logits: (batch, target length, vocabulary)."""
         features = self.layers(
             self.embed(self.source, source),
             self.embed(self.target, target),
@@ -86,7 +85,7 @@ class Translator(nn.Module):
 
 
 def set_dropout(layer: Any, config: xf.TransformerConfig) -> None:
-    """Let torch's layer drop out what ours does: not attention weights and activations too, unless ours does."""
+    """Set the dropout of activations and attention weights, which torch enables by default, to that of xformer."""
     layer.dropout.p = config.activation_dropout
     layer.self_attn.dropout = config.attention_dropout
     if hasattr(layer, "multihead_attn"):
@@ -94,14 +93,14 @@ def set_dropout(layer: Any, config: xf.TransformerConfig) -> None:
 
 
 def load_stack(stack: Any, ours: Any, norm: Any) -> None:
-    """Give a stack of torch's layers the weights of ours, and the norm at its end."""
+    """Copy the weights of a stack of layers and of its final norm."""
     for theirs, layer in zip(stack.layers, ours, strict=True):
         load_layer(theirs, layer)
     load_norm(stack.norm, norm)
 
 
 def load_layer(theirs: Any, ours: Any) -> None:
-    """Give torch's encoder or decoder layer the weights of ours."""
+    """Copy the weights of an encoder or decoder layer."""
     load_attention(theirs.self_attn, ours.self_attention)
     residuals = [ours.self_attention_residual, ours.feed_forward_residual]
     if hasattr(theirs, "multihead_attn"):
@@ -109,12 +108,12 @@ def load_layer(theirs: Any, ours: Any) -> None:
         residuals.insert(1, ours.cross_attention_residual)
     load_linear(theirs.linear1, ours.feed_forward.expand)
     load_linear(theirs.linear2, ours.feed_forward.contract)
-    for place, residual in enumerate(residuals, start=1):
-        load_norm(getattr(theirs, f"norm{place}"), residual.norm)
+    for index, residual in enumerate(residuals, start=1):
+        load_norm(getattr(theirs, f"norm{index}"), residual.norm)
 
 
 def load_norm(theirs: Any, ours: Any) -> None:
-    """Give torch's layer norm the weights of ours."""
+    """Copy the weights of a layer norm."""
     with torch.no_grad():
         theirs.weight.copy_(tensor(ours.weight))
         theirs.bias.copy_(tensor(ours.bias))

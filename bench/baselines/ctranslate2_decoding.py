@@ -1,4 +1,4 @@
-"""Decoding by CTranslate2, in float32 or with weights in int8, from the weights of ours."""
+"""Decoding by CTranslate2 with the weights of xformer's models, in float32 or int8."""
 
 from __future__ import annotations
 
@@ -11,63 +11,65 @@ import ctranslate2
 import numpy as np
 from ctranslate2.converters import Converter
 from ctranslate2.specs import common_spec, transformer_spec
-from works.language_model_decoding import language_model
+from workloads.language_model_decoding import language_model
 
 from xformer.backends import resolve
-from xformer.benchmarks import Work, decoding
+from xformer.benchmarks import Computation, decoding
 from xformer.layers.positions import sinusoidal
 
-_LONGEST = 512
+_MAX_LENGTH = 512
 _ACTIVATIONS = {"relu": common_spec.Activation.RELU, "gelu_tanh": common_spec.Activation.GELUTanh}
 
 
-def work(settings: dict[str, Any]) -> Work:
-    """Translating. settings: those of xformer.benchmarks.decoding.work, and compute_type ("float32" or "int8")."""
-    ours = decoding.translator(settings, "numpy")
-    translator = _load(ctranslate2.Translator, _Sequences(ours), settings)
+def build(settings: dict[str, Any]) -> Computation:
+    """Build translation; settings as in xformer.benchmarks.decoding.build, and compute_type ("float32" or "int8")."""
+    ours = decoding.make_model(settings, "numpy")
+    translator = _load(ctranslate2.Translator, _TransformerConverter(ours), settings)
     names = token_names(settings["vocabulary"])
-    ids = {name: place for place, name in enumerate(names)}
-    sources = [[names[token] for token in source] for source in decoding.sources(settings)]
-    how = {"beam_size": settings["beam"], "max_decoding_length": decoding.TOKENS, "length_penalty": 0.0}
+    ids = {name: index for index, name in enumerate(names)}
+    sources = [[names[token] for token in source] for source in decoding.make_sources(settings)]
+    options = {"beam_size": settings["beam"], "max_decoding_length": decoding.NUM_TOKENS, "length_penalty": 0.0}
 
-    def step(number: int) -> list[list[int]]:
-        return [[ids[name] for name in found.hypotheses[0]] for found in translator.translate_batch(sources, **how)]
+    def step(index: int) -> list[list[int]]:
+        return [
+            [ids[name] for name in result.hypotheses[0]] for result in translator.translate_batch(sources, **options)
+        ]
 
-    return Work(step, decoding.digest)
+    return Computation(step, decoding.fingerprint)
 
 
-def continuing(settings: dict[str, Any]) -> Work:
-    """Going on from prompts."""
+def build_language_model(settings: dict[str, Any]) -> Computation:
+    """Build the continuation of prompts by a language model."""
     ours = language_model(settings, "numpy")
-    generator = _load(ctranslate2.Generator, _Continuations(ours), settings)
+    generator = _load(ctranslate2.Generator, _LanguageModelConverter(ours), settings)
     names = token_names(settings["vocabulary"])
-    prompts = [[names[token] for token in prompt] for prompt in decoding.sources(settings)]
-    # No sentence ends: no output begins an end token that is not in the vocabulary.
-    how = {"max_length": decoding.TOKENS, "include_prompt_in_result": False, "end_token": []}
+    prompts = [[names[token] for token in prompt] for prompt in decoding.make_sources(settings)]
+    # Without an end token, every continuation has the maximum length.
+    options = {"max_length": decoding.NUM_TOKENS, "include_prompt_in_result": False, "end_token": []}
 
-    def step(number: int) -> list[list[int]]:
-        return [found.sequences_ids[0] for found in generator.generate_batch(prompts, **how)]
+    def step(index: int) -> list[list[int]]:
+        return [result.sequences_ids[0] for result in generator.generate_batch(prompts, **options)]
 
-    return Work(step, decoding.digest)
+    return Computation(step, decoding.fingerprint)
 
 
 def token_names(vocabulary: int) -> list[str]:
-    """What its vocabulary calls the ids."""
+    """Return the tokens of CTranslate2's vocabulary."""
     return ["<blank>", "<s>", "</s>", "<unk>", *(f"t{number}" for number in range(4, vocabulary))]
 
 
-def _load(kind: Any, converter: Converter, settings: dict[str, Any]) -> Any:
-    """Write the model in its format, and read it back."""
+def _load(model_class: Any, converter: Converter, settings: dict[str, Any]) -> Any:
+    """Write a model in CTranslate2's format and load it."""
     compute_type = settings["compute_type"]
     threads = {"inter_threads": 1, "intra_threads": int(os.environ["XFORMER_NUM_THREADS"])}
     with tempfile.TemporaryDirectory() as folder:
-        place = os.path.join(folder, "model")
-        converter.convert(place, quantization=None if compute_type == "float32" else compute_type)
-        return kind(place, device="cpu", compute_type=compute_type, **threads)
+        path = os.path.join(folder, "model")
+        converter.convert(path, quantization=None if compute_type == "float32" else compute_type)
+        return model_class(path, device="cpu", compute_type=compute_type, **threads)
 
 
-class _Sequences(Converter):
-    """Our encoder-decoder as its specification."""
+class _TransformerConverter(Converter):
+    """Converts xformer's Transformer."""
 
     def __init__(self, ours: Any) -> None:
         self.ours = ours
@@ -80,7 +82,7 @@ class _Sequences(Converter):
             pre_norm=config.norm_position == "pre",
             activation=_ACTIVATIONS[config.activation],
         )
-        table = sinusoidal(_LONGEST, config.d_model, xp=resolve("numpy"), dtype=np.float32)
+        table = sinusoidal(_MAX_LENGTH, config.d_model, xp=resolve("numpy"), dtype=np.float32)
         for stack, layers in ((spec.encoder, ours.encoder), (spec.decoder, ours.decoder)):
             embeddings = stack.embeddings[0] if isinstance(stack.embeddings, list) else stack.embeddings
             embeddings.weight = ours.source_embedding.weight
@@ -95,8 +97,8 @@ class _Sequences(Converter):
         return spec
 
 
-class _Continuations(Converter):
-    """Our language model as its specification."""
+class _LanguageModelConverter(Converter):
+    """Converts xformer's LanguageModel."""
 
     def __init__(self, ours: Any) -> None:
         self.ours = ours
@@ -118,9 +120,9 @@ class _Continuations(Converter):
 
 def _set_layers(stack: Any, layers: Any) -> None:
     for spec, layer in zip(stack.layer, layers, strict=True):
-        own = layer.self_attention
-        _set_fused(spec.self_attention.linear[0], own.query, own.key, own.value)
-        _set_linear(spec.self_attention.linear[1], own.output)
+        attention = layer.self_attention
+        _set_fused(spec.self_attention.linear[0], attention.query, attention.key, attention.value)
+        _set_linear(spec.self_attention.linear[1], attention.output)
         _set_norm(spec.self_attention.layer_norm, layer.self_attention_residual.norm)
         if hasattr(layer, "cross_attention"):
             cross = layer.cross_attention
@@ -134,7 +136,7 @@ def _set_layers(stack: Any, layers: Any) -> None:
 
 
 def _set_fused(spec: Any, *parts: Any) -> None:
-    """Its weights are (out_features, in_features), ours the other way round."""
+    """Set a linear layer, possibly of fused projections; its weights are (out_features, in_features)."""
     spec.weight = np.ascontiguousarray(np.concatenate([part.weight for part in parts], axis=1).T)
     if parts[0].bias is not None:
         spec.bias = np.concatenate([part.bias for part in parts])

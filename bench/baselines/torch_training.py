@@ -1,4 +1,4 @@
-"""torch's train step on nn.Transformer with the weights of ours, with whichever of its Adams is fastest here."""
+"""Training steps of nn.Transformer by torch with its fastest Adam and the weights of xformer's Transformer."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 import xformer as xf
-from peers.torch_models import Translator
-from peers.torch_support import position_terms
-from xformer.benchmarks import Work
-from xformer.benchmarks.training import LEARNING_RATE, digest
+from baselines.torch_models import Translator
+from baselines.torch_support import device_and_dtype
+from xformer.benchmarks import Computation
+from xformer.benchmarks.training import LEARNING_RATE, fingerprint
 
 ADAMS: dict[str, dict[str, bool]] = {"for-loop": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 _TRIALS = 3
 
 
-def work(settings: dict[str, Any]) -> Work:
-    """Steps on the batches of a text; settings are those of xformer.benchmarks.training.work, and compiled."""
-    warnings.simplefilter("ignore", UserWarning)  # nn.Transformer says that pre-norm has no nested tensors
+def build(settings: dict[str, Any]) -> Computation:
+    """Build training steps; settings as in xformer.benchmarks.training.build, and compiled."""
+    warnings.simplefilter("ignore", UserWarning)  # nn.Transformer warns that pre-norm does not support nested tensors
     torch.manual_seed(0)
-    device, dtype = position_terms(settings).values()
+    device, dtype = device_and_dtype(settings).values()
     model = Translator(xf.Transformer(xf.TransformerConfig(**settings["model"]), xp="numpy", seed=0)).to(device)
     apply = torch.compile(model) if settings.get("compiled") else model
     criterion = nn.CrossEntropyLoss(ignore_index=0, label_smoothing=settings["label_smoothing"])
     batches = [[ids.to(device) for ids in make_batch(settings, rows)] for rows in settings["batches"]]
 
-    def make(**kind: bool) -> Callable[[int], float]:
-        optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, betas=(0.9, 0.98), eps=1e-9, **kind)
+    def make(**options: bool) -> Callable[[int], float]:
+        optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, betas=(0.9, 0.98), eps=1e-9, **options)
 
-        def step(number: int) -> float:
-            source, target, labels = batches[number % len(batches)]
+        def step(index: int) -> float:
+            source, target, labels = batches[index % len(batches)]
             with torch.autocast(device, dtype, enabled=dtype != torch.float32):  # parameters stay in float32
                 loss = criterion(apply(source, target).flatten(0, 1), labels.flatten())
             optimizer.zero_grad(set_to_none=True)
@@ -51,12 +51,12 @@ def work(settings: dict[str, Any]) -> Work:
         return step
 
     step = fastest(model, make)
-    facts = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
-    return Work(step, functools.partial(digest, settings), facts)
+    metadata = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+    return Computation(step, functools.partial(fingerprint, settings), metadata)
 
 
 def make_batch(settings: dict[str, Any], rows: list[int]) -> list[Any]:
-    """Source, the decoder's input and its labels, padded, as our own batches have them."""
+    """Return source, decoder input and labels, padded, as in xformer's batches."""
     source = [[*settings["source"][row], 2] for row in rows]
     target = [[1, *settings["target"][row]] for row in rows]
     labels = [[*settings["target"][row], 2] for row in rows]
@@ -64,19 +64,19 @@ def make_batch(settings: dict[str, Any], rows: list[int]) -> list[Any]:
 
 
 def fastest(model: nn.Module, make: Callable[..., Callable[[int], float]]) -> Callable[[int], float]:
-    """The step with the fastest of torch's Adams; the model is afterwards what it was."""
-    before, found = copy.deepcopy(model.state_dict()), {}
-    for name, kind in ADAMS.items():
-        step = make(**kind)
-        step(0)  # the optimizer makes its state
+    """Return the step with the fastest of torch's Adam implementations, and restore the model."""
+    initial, names = copy.deepcopy(model.state_dict()), {}
+    for name, options in ADAMS.items():
+        step = make(**options)
+        step(0)  # initializes the state of the optimizer
         times = []
-        for number in range(_TRIALS):
+        for index in range(_TRIALS):
             start = time.perf_counter()
-            step(number)
+            step(index)
             times.append(time.perf_counter() - start)
-        found[min(times)] = name
-    best = found[min(found)]
-    model.load_state_dict(before)
+        names[min(times)] = name
+    best = names[min(names)]
+    model.load_state_dict(initial)
     model.zero_grad(set_to_none=True)
     print(f"torch runs Adam {best}", file=sys.stderr)
     return make(**ADAMS[best])

@@ -1,0 +1,97 @@
+"""Scaled dot-product attention and multi-head attention by torch."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import xformer as xf
+from baselines.torch_support import device_and_dtype, tensor, torch_computation
+from xformer.benchmarks import Computation
+from xformer.benchmarks.attention import layer_fingerprint, make_inputs
+
+
+def build_attention(settings: dict[str, Any]) -> Computation:
+    """Build scaled_dot_product_attention; settings["kernel"], a name of SDPBackend, selects a kernel."""
+    inputs = make_tensors(settings)
+    causal, mask = settings["causal"], inputs["mask"]
+    if causal and mask is not None:  # torch accepts only one of them
+        mask, causal = mask & ~later(settings["length"]).to(mask.device), False
+    kernel = settings.get("kernel")
+
+    def forward(query: Any, key: Any, value: Any) -> Any:
+        forced = contextlib.nullcontext() if kernel is None else sdpa_kernel(getattr(SDPBackend, kernel))
+        with forced:
+            return nn.functional.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
+
+    return torch_computation(
+        forward, [inputs[name] for name in ("query", "key", "value")], output_gradient(settings, inputs)
+    )
+
+
+def build_layer(settings: dict[str, Any]) -> Computation:
+    """Build nn.MultiheadAttention with the weights of xformer's layer; inference takes its fast path."""
+    inputs = make_tensors(settings)
+    features, heads = settings["heads"] * settings["head_dim"], settings["heads"]
+    module = nn.MultiheadAttention(features, heads, batch_first=True).train(settings["backward"])
+    load_attention(module, xf.MultiHeadAttention(features, heads, init=xf.Initializer("numpy")))
+    module = module.to(**device_and_dtype(settings))
+    blocked = None if inputs["mask"] is None else ~inputs["mask"][:, 0, 0, :]
+    late = later(settings["length"]).to(inputs["x"].device) if settings["causal"] else None
+    apply = torch.compile(module) if settings.get("compiled") else module
+
+    masks = {"key_padding_mask": blocked, "attn_mask": late, "is_causal": late is not None}
+
+    def forward(x: Any) -> Any:
+        return apply(x, x, x, **masks, need_weights=False)[0]
+
+    warnings.simplefilter("ignore", UserWarning)  # the fast path uses nested tensors, which are a prototype
+    return torch_computation(
+        forward,
+        [inputs["x"]],
+        output_gradient(settings, inputs),
+        parameters=module.parameters(),
+        fingerprint=layer_fingerprint,
+    )
+
+
+def make_tensors(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the inputs of the workload as tensors."""
+    target = device_and_dtype(settings)
+    tensors = {name: None if x is None else torch.from_numpy(x) for name, x in make_inputs(settings).items()}
+    return {
+        name: x if x is None else x.to(target["device"]) if x.dtype == torch.bool else x.to(**target)
+        for name, x in tensors.items()
+    }
+
+
+def output_gradient(settings: dict[str, Any], inputs: dict[str, Any]) -> Any:
+    """Return the gradient of the output, or None for a forward pass only."""
+    return inputs["gradient"] if settings["backward"] else None
+
+
+def later(length: int) -> Any:
+    """Return a mask that is True where a key is later than the query: (length, length)."""
+    return torch.ones(length, length, dtype=torch.bool).triu(1)
+
+
+def load_attention(module: nn.MultiheadAttention, ours: xf.MultiHeadAttention) -> None:
+    """Copy the weights of xformer's layer, which are transposed."""
+    parts = [ours.query, ours.key, ours.value]
+    with torch.no_grad():
+        module.in_proj_weight.copy_(torch.cat([tensor(part.weight.T) for part in parts]))
+        module.in_proj_bias.copy_(torch.cat([tensor(part.bias) for part in parts]))
+        load_linear(module.out_proj, ours.output)
+
+
+def load_linear(module: nn.Linear, ours: Any) -> None:
+    """Copy the weights of xformer's linear layer, which are transposed."""
+    with torch.no_grad():
+        module.weight.copy_(tensor(ours.weight.T))
+        if ours.bias is not None:
+            module.bias.copy_(tensor(ours.bias))

@@ -1,0 +1,60 @@
+"""Shared by all torch baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from xformer.benchmarks import Computation
+from xformer.benchmarks import computation as ours
+from xformer.benchmarks.interleaved import dtype_of
+
+
+def torch_computation(
+    forward: Callable[..., Any],
+    arguments: Sequence[Any],
+    gradient: Any = None,
+    *,
+    parameters: Iterable[Any] = (),
+    compiled: bool = False,
+    fingerprint: Callable[[Any], list[Any]] = ours.fingerprint,
+    metadata: dict[str, Any] | None = None,
+) -> Computation:
+    """Return the computation of a function of tensors: forward in inference mode, or forward and backward.
+
+    gradient: gradient of the output; None computes the forward pass only. arguments: tensors, whose gradients follow
+    those of the parameters in the result. compiled: use torch.compile.
+    """
+    if compiled:
+        forward = torch.compile(forward)
+    if gradient is None:
+        return Computation(
+            lambda index: synchronized((forward(*arguments),)), fingerprint, metadata or {}, torch.inference_mode
+        )
+    weights = list(parameters)
+    leaves = [argument.detach().requires_grad_() for argument in arguments]
+
+    def step(index: int) -> tuple[Any, ...]:
+        out = forward(*leaves)
+        return synchronized((out.detach(), *torch.autograd.grad(out, [*weights, *leaves], gradient)))
+
+    return Computation(step, fingerprint, metadata or {})
+
+
+def synchronized(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Wait for the GPU and return the result."""
+    if result[0].is_cuda:
+        torch.cuda.synchronize()
+    return result
+
+
+def tensor(array: Any) -> Any:
+    """Copy a NumPy array to a contiguous tensor."""
+    return torch.tensor(array)
+
+
+def device_and_dtype(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `.to()` for settings["device"] (default "cpu") and settings["dtype"]."""
+    return {"device": settings.get("device", "cpu"), "dtype": getattr(torch, dtype_of(settings))}

@@ -1,1 +1,0 @@
-"""Other libraries' versions of the work in xformer/benchmarks, each run as it is fastest."""

@@ -1,0 +1,1 @@
+"""Workloads of xformer that are not part of `xformer bench`."""
