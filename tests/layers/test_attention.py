@@ -97,7 +97,7 @@ def test_d_model_has_to_be_divisible_by_num_heads():
 
 def test_shapes_that_do_not_fit_are_refused(layer):
     x = normal(0, BATCH, QUERIES, D_MODEL)
-    with raises_line(ShapeError, r"must have shape \(batch, length, d_model\); one has \(4, 12\)"):
+    with raises_line(ShapeError, r"x has shape \(4, 12\); expected \(batch, length, d_model\)"):
         layer(x[0])
     with raises_line(ShapeError, r"x has shape \(2, 4, 11\); expected \(\.\.\., 12\) for a weight"):
         layer(x[..., 1:])

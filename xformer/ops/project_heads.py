@@ -1,8 +1,7 @@
-"""Queries, keys and values: several affine maps of the same rows, each cut into heads."""
+"""Queries, keys and values: several affine maps of the same input, split into heads."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,19 +14,39 @@ from xformer.ops.operation import Operation
 Projection = tuple[Array, Array | None, int]  # weight, bias, heads
 
 
+def split_heads(rows: Array, shape: Sequence[int], heads: int) -> Array:
+    """Split (batch * length, features) into heads, where `shape` begins with (batch, length).
+
+    Args:
+        rows: Matrix of shape (batch * length, heads * head_dim).
+        shape: Shape that begins with (batch, length).
+        heads: Number of heads.
+
+    Returns:
+        View of shape (batch, heads, length, head_dim).
+    """
+    xp = array_namespace(rows)
+    return xp.permute_dims(xp.reshape(rows, (*shape[:2], heads, rows.shape[1] // heads)), (0, 2, 1, 3))
+
+
+def merge_heads(x: Array) -> Array:
+    """Merge (batch, heads, length, head_dim) into (batch, length, heads * head_dim)."""
+    batch, heads, length, head_dim = x.shape
+    xp = array_namespace(x)
+    return xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (batch, length, heads * head_dim))
+
+
 def _forward(x: Array, *maps: Array | None, heads: tuple[int, ...], save: bool) -> tuple[Any, Any]:
-    xp = array_namespace(x, *maps)
     weights, biases = maps[: len(heads)], maps[len(heads) :]
     rows, outputs = as_rows(x), []
     for weight, bias, count in zip(weights, biases, heads, strict=True):
         y = rows @ weight if bias is None else rows @ weight + bias
-        y = xp.reshape(y, (*x.shape[:2], count, y.shape[1] // count))
-        outputs.append(xp.permute_dims(y, (0, 2, 1, 3)))
+        outputs.append(split_heads(y, x.shape, count))
     return tuple(outputs), (x, weights)
 
 
 def _vjp(g: Sequence[Array | None], residuals: Any, needs: Any, *, heads: tuple[int, ...]) -> tuple[Any, ...]:
-    """The cotangents of x add up; an output that nothing depends on has none."""
+    """Sum the cotangents of x over the maps; an output without a cotangent (None) contributes nothing."""
     x, weights = residuals
     xp = array_namespace(x, *weights, *g)
     dx: Array | None = None
@@ -38,9 +57,9 @@ def _vjp(g: Sequence[Array | None], residuals: Any, needs: Any, *, heads: tuple[
             dweights.append(None)
             dbiases.append(None)
             continue
-        g_rows = xp.reshape(xp.permute_dims(g_heads, (0, 2, 1, 3)), (math.prod(x.shape[:2]), weight.shape[1]))
-        more = g_rows @ xp.matrix_transpose(weight)
-        dx = more if dx is None else dx + more
+        g_rows = as_rows(merge_heads(g_heads))
+        dx_rows = g_rows @ xp.matrix_transpose(weight)
+        dx = dx_rows if dx is None else dx + dx_rows
         dweights.append(xp.matrix_transpose(as_rows(x)) @ g_rows)
         dbiases.append(xp.sum(g_rows, axis=0, dtype=accumulation_dtype(xp, g_rows.dtype)))
     return (None if dx is None else xp.reshape(dx, x.shape), *dweights, *dbiases)
@@ -50,18 +69,29 @@ _operation = Operation(Implementation("project_heads", _forward, _vjp), compute_
 
 
 def project_heads(x: Array, *projections: Projection) -> tuple[Array, ...]:
-    """Multiply rows by each matrix, add its bias, and cut the features into heads.
+    """Apply several affine maps to the same input and split their outputs into heads.
 
-    x: (batch, length, d_model); a projection: weight (d_model, heads * head_dim), bias (heads * head_dim,) or None, and
-    the number of heads. Returns one array a projection: (batch, heads, length, head_dim).
+    Vaswani et al. (2017), section 3.2.2: the queries, keys and values of multi-head attention.
 
-    Raises ShapeError when x has another rank, or other features than a weight expects.
+    Args:
+        x: Array of shape (batch, length, d_model).
+        *projections: Tuples (weight, bias, heads): weight of shape (d_model, heads * head_dim); bias of shape
+            (heads * head_dim,) or None; the number of heads.
+
+    Returns:
+        One array of shape (batch, heads, length, head_dim) per projection.
+
+    Raises:
+        ShapeError: If x is not 3D, its features differ from those that a weight expects, or the heads do not divide
+            the features of a weight.
     """
     if len(x.shape) != 3:
-        raise ShapeError(f"x and memory must have shape (batch, length, d_model); one has {tuple(x.shape)}")
+        raise ShapeError(f"x has shape {tuple(x.shape)}; expected (batch, length, d_model)")
     weights, biases, heads = zip(*projections, strict=True)
     for weight, count in zip(weights, heads, strict=True):
         check_features(x, weight)
         if weight.shape[1] % count:
-            raise ShapeError(f"a weight of shape {tuple(weight.shape)} is cut into {count} heads; they must divide it")
+            raise ShapeError(
+                f"weight has shape {tuple(weight.shape)}; expected a multiple of {count} heads as its columns"
+            )
     return _operation(x, *weights, *biases, heads=heads)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Attention in tiles equals the portable definition: values and derivatives."""
+"""Flash attention on NumPy: values and gradients equal those of the portable definition."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from tests.reference import normal
 from xformer.kernels import registry
-from xformer.kernels.numpy import flash_attention as tiled
+from xformer.kernels.numpy import flash_attention as flash
 from xformer.ops import attention as portable_attention
 from xformer.ops.attention import _forward as portable
 from xformer.ops.attention import _vjp as portable_vjp
@@ -18,9 +18,9 @@ NEEDS = (True, True, True, False, False, False)
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    monkeypatch.setattr(tiled, "_LEAST_SCORES", 0)
-    monkeypatch.setattr(tiled, "_QUERIES", 4)
-    monkeypatch.setattr(tiled, "_KEYS", 6)
+    monkeypatch.setattr(flash, "_MIN_SCORES", 0)
+    monkeypatch.setattr(flash, "_QUERIES", 4)
+    monkeypatch.setattr(flash, "_KEYS", 6)
 
 
 def inputs(queries=9, keys=13, dtype="float64", spread=1.0):
@@ -29,22 +29,22 @@ def inputs(queries=9, keys=13, dtype="float64", spread=1.0):
 
 
 def both(query, key, value, mask=None, *, causal=False, scale=0.4):
-    """The output and the cotangents of the kernel and of the definition."""
+    """Return output and cotangents, by the kernel and by the definition."""
     static = {"causal": causal, "scale": scale, "keep_probability": 1.0}
     arrays = (query, key, value, mask, None, None)
-    assert tiled._supports(arrays, static) is None
-    g, found = np.cos(np.arange(query.size // query.shape[-1] * value.shape[-1])), []
-    for forward, vjp in ((tiled._forward, tiled._vjp), (portable, portable_vjp)):
+    assert flash._supports(arrays, static) is None
+    g, results = np.cos(np.arange(query.size // query.shape[-1] * value.shape[-1])), []
+    for forward, vjp in ((flash._forward, flash._vjp), (portable, portable_vjp)):
         output, residuals = forward(*arrays, save=True, **static)
         cotangents = vjp(g.reshape(output.shape).astype(output.dtype), residuals, NEEDS, **static)
-        found.append([output, *cotangents[:3]])
-    return found
+        results.append([output, *cotangents[:3]])
+    return results
 
 
-def assert_equal(found, tolerance):
-    for got, wanted in zip(*found, strict=True):
-        assert got.dtype == wanted.dtype
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance * max(1.0, np.abs(wanted).max()))
+def assert_equal(results, tolerance):
+    for actual, expected in zip(*results, strict=True):
+        assert actual.dtype == expected.dtype
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * max(1.0, np.abs(expected).max()))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -61,58 +61,60 @@ def test_masks_of_keys(causal, shape):
     assert_equal(both(*inputs(), mask, causal=causal), 1e-13)
 
 
-def test_a_sentence_without_keys_gets_zeros():
+def test_a_fully_masked_sentence_gives_zeros():
     mask = np.asarray([[True] * 13, [False] * 13]).reshape(2, 1, 1, 13)
-    found = both(*inputs(), mask)
-    assert not found[0][0][1].any()
-    assert_equal(found, 1e-13)
+    results = both(*inputs(), mask)
+    assert not results[0][0][1].any()
+    assert_equal(results, 1e-13)
 
 
-def test_what_stands_at_masked_keys_does_not_matter():
+def test_masked_keys_do_not_affect_the_result():
     query, key, value = inputs()
     mask = (np.arange(13) < 7).reshape(1, 1, 1, 13)
-    found = []
-    for stands_there in (0.0, np.inf, np.nan):
-        key[:, :, 7:] = stands_there
+    results = []
+    for padding in (0.0, np.inf, np.nan):
+        key[:, :, 7:] = padding
         static = {"causal": False, "scale": 0.4, "keep_probability": 1.0}
-        output, residuals = tiled._forward(query, key, value, mask, None, None, save=True, **static)
-        found.append([output, *tiled._vjp(np.cos(output), residuals, NEEDS, **static)[:3]])
-    for strange in found[1:]:
-        for got, wanted in zip(strange, found[0], strict=True):
-            np.testing.assert_array_equal(got, wanted)
+        output, residuals = flash._forward(query, key, value, mask, None, None, save=True, **static)
+        results.append([output, *flash._vjp(np.cos(output), residuals, NEEDS, **static)[:3]])
+    for other in results[1:]:
+        for actual, expected in zip(other, results[0], strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-11), ("float32", 1e-4)])
 def test_scores_far_below_their_bound(monkeypatch, causal, dtype, tolerance):
-    looked, largest = [], tiled._Head.largest
-    monkeypatch.setattr(tiled._Head, "largest", lambda self, rows: looked.append(rows) or largest(self, rows))
+    calls, max_scores = [], flash._Head.max_scores
+    monkeypatch.setattr(flash._Head, "max_scores", lambda self, rows: calls.append(rows) or max_scores(self, rows))
     assert_equal(both(*inputs(dtype=dtype, spread=12.0), causal=causal, scale=1.0), tolerance)
-    assert looked
+    assert calls
 
 
-def test_no_sentence_at_all():
+def test_an_empty_batch():
     query, key, value = (x[:0] for x in inputs())
     assert [x.shape for x in both(query, key, value)[0]] == [(0, 3, 9, 4), (0, 3, 9, 5), (0, 3, 13, 5), (0, 3, 13, 4)]
 
 
-@pytest.mark.parametrize("threads", ["1", "2", "7"])
-def test_threads_change_no_bit(monkeypatch, threads):
+@pytest.mark.parametrize("threads", ["2", "7"])
+def test_the_number_of_threads_does_not_change_the_bits(monkeypatch, threads):
     monkeypatch.setenv("XFORMER_NUM_THREADS", threads)
-    found = both(*inputs())[0]
+    results = both(*inputs())[0]
     monkeypatch.setenv("XFORMER_NUM_THREADS", "1")
-    for got, wanted in zip(found, both(*inputs())[0], strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    for actual, expected in zip(results, both(*inputs())[0], strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
-def test_the_other_kernel_keeps_what_this_one_does_not_do(monkeypatch):
+def test_the_other_kernel_runs_unsupported_calls(monkeypatch):
     query, key, value = inputs()
     static = {"causal": False, "scale": 1.0, "keep_probability": 1.0}
     explain = lambda *arrays: registry.explain("attention", *arrays, **static)  # noqa: E731
     assert ": numpy.flash_attention" in explain(query, key, value, None, None, None)
     assert "a bias or dropout" in explain(query, key, value, None, np.zeros((1, 1, 9, 13)), None)
-    assert "not one of keys alone" in explain(query, key, value, np.ones((9, 13), dtype=bool), None, None)
+    assert "the mask depends on heads or queries" in explain(
+        query, key, value, np.ones((9, 13), dtype=bool), None, None
+    )
     assert "dtype float16" in explain(*(x.astype("float16") for x in (query, key, value)), None, None, None)
-    monkeypatch.setattr(tiled, "_LEAST_SCORES", 200)
-    assert "less than 200 scores" in explain(query, key, value, None, None, None)
+    monkeypatch.setattr(flash, "_MIN_SCORES", 200)
+    assert "fewer than 200 scores" in explain(query, key, value, None, None, None)
     assert portable_attention(query, key, value).shape == (2, 3, 9, 4)

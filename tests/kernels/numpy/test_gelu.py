@@ -1,4 +1,4 @@
-"""GELU by one exponential and a polynomial: equal to the definition through erf, in float32."""
+"""GELU on NumPy: the polynomial has the precision of float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("no_jit")
 
 
 def definition(x):
-    """GELU and its derivative in Python's own float64."""
+    """Return GELU and its derivative, computed by math.erfc in float64."""
     tail = np.asarray([0.5 * math.erfc(-value / math.sqrt(2.0)) for value in x.ravel().tolist()]).reshape(x.shape)
     wide = x.astype("float64")
     return wide * tail, tail + wide * np.exp(-0.5 * wide * wide) / math.sqrt(2.0 * math.pi)
@@ -39,13 +39,13 @@ def test_values_and_derivatives_are_those_of_the_definition(x):
     g = np.cos(np.arange(x.size, dtype="float32")).reshape(x.shape)
     g.flags.writeable = False
     expected, slope = definition(x)
-    for got, wanted in ((output, expected), (gelu(x), expected), (pull(g)[0], g * slope)):
-        assert got.dtype == np.float32
-        assert got.shape == x.shape
-        np.testing.assert_allclose(got, wanted, rtol=0.0, atol=4e-7)
+    for actual, desired in ((output, expected), (gelu(x), expected), (pull(g)[0], g * slope)):
+        assert actual.dtype == np.float32
+        assert actual.shape == x.shape
+        np.testing.assert_allclose(actual, desired, rtol=0.0, atol=4e-7)
 
 
-def test_small_tails_keep_their_digits():
+def test_small_tails_are_precise():
     x = np.linspace(-12.0, -0.01, 999).astype("float32")
     np.testing.assert_allclose(gelu(x), definition(x)[0], rtol=1e-5)
 
@@ -56,7 +56,7 @@ def test_infinity_and_nan():
     np.testing.assert_allclose(vjp(gelu, x)[1](np.ones_like(x))[0], [1.0, 0.0, math.nan, 0.5], atol=1e-7)
 
 
-def test_it_serves_float32_alone():
+def test_only_float32_is_supported():
     assert kernels.explain("gelu", np.ones(3, "float32")).startswith("gelu on numpy: numpy.gelu\n")
     assert "dtype float64 (the polynomial has" in kernels.explain("gelu", np.ones(3))
 

@@ -1,8 +1,9 @@
-"""Kernels for float32 NumPy arrays that numba compiles: one pass over memory in place of many.
+"""Kernels for float32 NumPy arrays that numba compiles: one pass over memory instead of several.
 
-numba is imported, and a kernel compiled, at the first call that needs it.
+Modules with registered kernels import numba, and compile, at the first call that needs it. Those with `_kernels` in
+their names, `gemm`, `microkernel`, `attention_forward` and `attention_backward` hold the compiled functions.
 """
 
 from xformer.kernels.numba import attention as attention
-from xformer.kernels.numba import matmul as matmul
+from xformer.kernels.numba import linear as linear
 from xformer.kernels.numba import rowwise as rowwise

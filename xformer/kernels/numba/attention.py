@@ -1,9 +1,9 @@
-"""Attention on NumPy, compiled as a whole: tiles of scores that never leave the cache.
+"""Fused attention on NumPy, compiled by numba: tiles of scores never leave the cache.
 
-The idea is that of flash attention (Dao et al., 2022): with the largest score and the sum of exponentials so far, a
-tile of keys needs no other, and the derivative makes the weights again from the logarithm of that sum. One loop serves
-short and long sequences, with masks, biases and dropout; a single query, as in decoding, has one that copies nothing.
-Nothing of them holds the interpreter, so threads share the heads.
+As in flash attention (Dao et al., 2022), the running maximum and sum of exponentials of each query make the tiles of
+keys independent, and the derivative recomputes the weights from the logarithm of that sum. One kernel takes short and
+long sequences with masks, biases and dropout; another takes a single query, as in decoding, and copies nothing. Both
+release the GIL and distribute heads over threads.
 """
 
 from __future__ import annotations
@@ -12,54 +12,52 @@ from typing import Any
 
 import numpy as np
 
-from xformer.kernels.numba.thread_pool import share, threads_for
+from xformer.kernels.numba import arrays as numba_arrays
+from xformer.kernels.numba.arrays import EMPTY_4D, EMPTY_MASK, import_kernels
+from xformer.kernels.numba.thread_pool import run_parallel, threads_for
 from xformer.kernels.numpy import attention as numpy_attention
-from xformer.kernels.numpy.support import compiled, loops_of, nothing
 from xformer.kernels.registry import Kernel, register
 
-_HEADS_BACK = (0, 2, 1, 3)  # (batch, heads, length, features) from or to (batch, length, heads, features)
-_LEAST_QUERIES = 16  # a key is read as fast as it is multiplied by so many
-_MOST_FEATURES = 256  # of a head: what a row of a block holds (microkernel)
+_SWAP_LENGTH_AND_HEADS = (0, 2, 1, 3)  # (batch, heads, length, features) <-> (batch, length, heads, features)
+_MIN_QUERIES = 16  # reading a key takes as long as multiplying it by this number of queries
+_MAX_FEATURES = 256  # of a head: the depth of a block in microkernel
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    reason = numpy_attention.supports(arrays, static) or compiled(arrays, static)
+    reason = numpy_attention.supports(arrays, static) or numba_arrays.supports(arrays, static)
     if reason is not None:
         return reason
-    query, key, keep = arrays[0], arrays[1], arrays[5]
-    if keep is not None and keep.shape != (*query.shape[:3], key.shape[2]):
-        return "keep is broadcast"
-    if max(query.shape[3], arrays[2].shape[3]) > _MOST_FEATURES:
-        return f"heads of more than {_MOST_FEATURES} features"
+    query, key, dropout_mask = arrays[0], arrays[1], arrays[5]
+    if dropout_mask is not None and dropout_mask.shape != (*query.shape[:3], key.shape[2]):
+        return "the dropout mask is broadcast"
+    if max(query.shape[3], arrays[2].shape[3]) > _MAX_FEATURES:
+        return f"heads of more than {_MAX_FEATURES} features"
     return None
 
 
-def _added(mask: Any, bias: Any, keys: int, dtype: Any) -> Any:
-    """What is added to the scores: (batch, heads, queries, keys), of which the first three may be 1.
-
-    A bias of -1e30 or less hides a key, as a mask does.
-    """
+def _attn_bias(mask: Any, bias: Any, keys: int, dtype: Any) -> Any:
+    """Return the sum of bias and mask, (batch or 1, heads or 1, queries or 1, keys); -1e30 or less masks a key."""
     if mask is None and bias is None:
-        return nothing(4)
-    added = np.zeros((1,), dtype) if bias is None else bias
+        return EMPTY_4D
+    attn_bias = np.zeros((1,), dtype) if bias is None else bias
     if mask is not None:
-        added = np.where(mask, added, dtype.type(-np.inf))
-    added = added.reshape((1,) * (4 - added.ndim) + added.shape)
-    if added.shape[3] != keys:
-        added = np.broadcast_to(added, (*added.shape[:3], keys))
-    return np.ascontiguousarray(added)
+        attn_bias = np.where(mask, attn_bias, dtype.type(-np.inf))
+    attn_bias = attn_bias.reshape((1,) * (4 - attn_bias.ndim) + attn_bias.shape)
+    if attn_bias.shape[3] != keys:
+        attn_bias = np.broadcast_to(attn_bias, (*attn_bias.shape[:3], keys))
+    return np.ascontiguousarray(attn_bias)
 
 
-def _over_heads(loops: Any, name: str, query: Any, key: Any, *arguments: Any) -> None:
-    """Call a loop for all heads of all sentences, on several threads where it pays."""
+def _run(module: str, name: str, query: Any, key: Any, *arguments: Any) -> None:
+    """Call a kernel for all heads, on several threads if that pays off."""
+    kernels = import_kernels(module)
     heads = query.shape[0] * query.shape[1]
-    # A single query takes as long as it takes to read keys and values.
-    work = heads * max(query.shape[2], _LEAST_QUERIES) * key.shape[2] * query.shape[3]
-    share(getattr(loops, name), getattr(loops, f"{name}_parts"), heads, threads_for(work), query, key, *arguments)
+    work = heads * max(query.shape[2], _MIN_QUERIES) * key.shape[2] * query.shape[3]
+    kernel, body = getattr(kernels, name), getattr(kernels, f"{name}_parts")
+    run_parallel(kernel, body, heads, threads_for(work), query, key, *arguments)
 
 
-def _in_rows(x: Any) -> Any:
-    """The array itself, if the features are contiguous."""
+def _contiguous_features(x: Any) -> Any:
     return x if x.strides[-1] == x.itemsize else np.ascontiguousarray(x)
 
 
@@ -69,7 +67,7 @@ def _forward(
     value: Any,
     mask: Any,
     bias: Any,
-    keep: Any,
+    dropout_mask: Any,
     *,
     causal: bool,
     scale: float,
@@ -77,29 +75,29 @@ def _forward(
     save: bool,
 ) -> tuple[Any, Any]:
     batch, heads, queries, _ = query.shape
-    added = _added(mask, bias, key.shape[2], query.dtype)
+    attn_bias = _attn_bias(mask, bias, key.shape[2], query.dtype)
     out = np.empty((batch, queries, heads, value.shape[-1]), query.dtype)
-    query, key, value = map(_in_rows, (query, key, value))
-    if queries == 1 and keep is None and not save:  # decoding
-        _over_heads(loops_of("attention_forward"), "attend_once", query, key, value, added, scale, out)
-        return out.transpose(_HEADS_BACK), None
-    keep = nothing(4, np.bool_) if keep is None else np.ascontiguousarray(keep, bool)
-    log_sums = np.empty((batch, heads, queries), query.dtype)
-    settings = added, keep, causal, scale, 1.0 / keep_probability
-    _over_heads(loops_of("attention_forward"), "attend", query, key, value, *settings, out, log_sums)
-    return out.transpose(_HEADS_BACK), (query, key, value, added, keep, out, log_sums)
+    query, key, value = map(_contiguous_features, (query, key, value))
+    if queries == 1 and dropout_mask is None and not save:  # decoding
+        _run("attention_forward", "forward_single_query", query, key, value, attn_bias, scale, out)
+        return out.transpose(_SWAP_LENGTH_AND_HEADS), None
+    dropout_mask = EMPTY_MASK if dropout_mask is None else np.ascontiguousarray(dropout_mask, bool)
+    logsumexp = np.empty((batch, heads, queries), query.dtype)
+    settings = attn_bias, dropout_mask, causal, scale, 1.0 / keep_probability
+    _run("attention_forward", "forward", query, key, value, *settings, out, logsumexp)
+    return out.transpose(_SWAP_LENGTH_AND_HEADS), (query, key, value, attn_bias, dropout_mask, out, logsumexp)
 
 
 def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float) -> tuple[Any, ...]:
-    query, key, value, added, keep, out, log_sums = residuals
-    g = np.ascontiguousarray(g.transpose(_HEADS_BACK))
-    cotangents = [np.empty([x.shape[axis] for axis in _HEADS_BACK], x.dtype) for x in (query, key, value)]
-    dbias = np.zeros((*query.shape[:3], key.shape[2]), query.dtype) if needs[4] else nothing(4)
-    settings = added, keep, causal, scale, 1.0 / keep_probability
-    _over_heads(
-        loops_of("attention_backward"), "pull_back", query, key, value, *settings, out, log_sums, g, *cotangents, dbias
-    )
-    return *(x.transpose(_HEADS_BACK) for x in cotangents), None, dbias if needs[4] else None, None
+    query, key, value, attn_bias, dropout_mask, out, logsumexp = residuals
+    g = np.ascontiguousarray(g.transpose(_SWAP_LENGTH_AND_HEADS))
+    cotangents = [np.empty([x.shape[axis] for axis in _SWAP_LENGTH_AND_HEADS], x.dtype) for x in (query, key, value)]
+    dbias = np.zeros((*query.shape[:3], key.shape[2]), query.dtype) if needs[4] else EMPTY_4D
+    settings = attn_bias, dropout_mask, causal, scale, 1.0 / keep_probability
+    saved = out, logsumexp, g
+    _run("attention_backward", "backward", query, key, value, *settings, *saved, *cotangents, dbias)
+    dquery, dkey, dvalue = (x.transpose(_SWAP_LENGTH_AND_HEADS) for x in cotangents)
+    return dquery, dkey, dvalue, None, dbias if needs[4] else None, None
 
 
 register(Kernel("numba.attention", "attention", "numpy", _supports, _forward, _vjp, priority=20, kind="jit"))

@@ -1,151 +1,147 @@
-"""The loop of the derivative of compiled attention; attention_forward says what its pieces are."""
+"""The compiled derivative of attention; attention_forward describes blocks, tiles and arguments."""
 
 from __future__ import annotations
 
 from xformer.kernels.numba.attention_forward import (
-    COMMON,
+    COMMON_TYPES,
     KEYS,
     QUERIES,
     add_bias,
-    drop,
-    hide,
-    part_of,
-    scaled,
-    wide_of,
+    apply_dropout,
+    bias_tile,
+    copy_scaled,
+    mask_out,
+    padded_width,
     zero_block,
 )
-from xformer.kernels.numba.loops import ONE, ZERO, exp, given, loop, made, worker
-from xformer.kernels.numba.microkernel import ROWS, STEP, aligned, multiply, pack_panels, padded, piece, turn
-from xformer.kernels.numba.thread_pool_loops import SHARED, arguments, next_part, share, words_of
+from xformer.kernels.numba.compile import in_array, inline, kernel, out_array, parallel_body
+from xformer.kernels.numba.microkernel import ROWS, STEP, aligned, multiply, pack_panels, padded, transpose
+from xformer.kernels.numba.thread_pool_kernels import JOB_TYPES, argument_loader, job_state, next_part, run_job
+from xformer.kernels.numba.vector_math import ONE, ZERO, exp
 
-_PULL_BACK = *COMMON, given(4), given(3), given(4), *[made(4)] * 4
-_pull_back = arguments(*_PULL_BACK)
+_TYPES = *COMMON_TYPES, in_array(4), in_array(3), in_array(4), *[out_array(4)] * 4
+_load_args = argument_loader(*_TYPES)
 
 
-@piece
-def _sums(rows, columns):
-    """Room for the sums of as many rows and columns as are whole tiles."""
+@inline
+def _zero_sums(rows, columns):
+    """Allocate zeros for (rows, columns) sums, padded to whole tiles."""
     sums = aligned((rows + ROWS) * padded(columns)).reshape((rows + ROWS, padded(columns)))
     sums[:] = ZERO
     return sums
 
 
-@piece
-def _store(x, count, scale, y, b, h, first):
-    """Write rows of one head, scaled, into (batch, length, heads, features)."""
+@inline
+def _write_scaled(x, count, scale, y, b, h, first):
+    """Write `count` scaled rows of one head to (batch, length, heads, features)."""
     for i in range(count):
         for j in range(y.shape[3]):
             y[b, first + i, h, j] = x[i, j] * scale
 
 
-@piece
-def _weights(tile, wide, log_sums):
-    for i in range(log_sums.size):
-        row, log_sum = tile[i], log_sums[i]
-        for j in range(wide):
-            row[j] = exp(row[j] - log_sum)
+@inline
+def _softmax(tile, width, logsumexp):
+    for i in range(logsumexp.size):
+        row, row_logsumexp = tile[i], logsumexp[i]
+        for j in range(width):
+            row[j] = exp(row[j] - row_logsumexp)
 
 
-@piece
-def _softmax_vjp(weights, dweights, wide, along, count):
+@inline
+def _softmax_vjp(weights, dweights, width, delta, count):
     for i in range(count):
-        row, to = weights[i], dweights[i]
-        for j in range(wide):
-            to[j] = row[j] * (to[j] - along[i])
+        row, dweights_row = weights[i], dweights[i]
+        for j in range(width):
+            dweights_row[j] = row[j] * (dweights_row[j] - delta[i])
 
 
-@piece
-def _inner(g, out, b, h, first, copy, sums, count):
-    """The inner products of a head's rows, and a copy of those of g."""
+@inline
+def _copy_and_dot(g, out, b, h, first, g_block, delta, count):
+    """Copy rows of g to a block, and write their dot products with the rows of `out` to delta."""
     for i in range(count):
         total = ZERO
         for j in range(g.shape[3]):
-            copy[i, j] = g[b, first + i, h, j]
-            total += copy[i, j] * out[b, first + i, h, j]
-        sums[i] = total
+            g_block[i, j] = g[b, first + i, h, j]
+            total += g_block[i, j] * out[b, first + i, h, j]
+        delta[i] = total
 
 
-@worker
-def pull_back_parts(job):
-    """With P the weights and P' what dropout leaves of them: dV = P' g, dS = P (dP - sum(g out)), where dP is the part
-    of g V' that was kept; dQ = dS K, dK = dS' Q."""
-    words = words_of(job)
+@parallel_body
+def backward_parts(job):
+    """Compute the cotangents of attention; a part is a head.
+
+    With P the weights, P' the weights after dropout, and dP the cotangent of P, which is g V' times the dropout mask
+    and its scale: dV = P'^T g, dS = P (dP - delta), where delta = sum(g out); dQ = dS K, dK = dS^T Q.
+    """
+    state = job_state(job)
     (
-        query, key, value, added, keep, causal, scale, keep_scale, out, log_sums, g, dquery, dkey, dvalue, dbias,
-    ) = _pull_back(words)  # fmt: skip
+        query, key, value, attn_bias, dropout_mask, causal, scale, dropout_scale,
+        out, logsumexp, g, dquery, dkey, dvalue, dbias,
+    ) = _load_args(state)  # fmt: skip
     heads, queries, keys = query.shape[1], query.shape[2], key.shape[2]
-    features, width, behind = query.shape[3], value.shape[3], keys - queries
-    k_turned, v_turned = aligned(features * padded(keys)), aligned(width * padded(keys))
+    features, value_dim, causal_offset = query.shape[3], value.shape[3], keys - queries
+    kt_panels, vt_panels = aligned(features * padded(keys)), aligned(value_dim * padded(keys))
     k_panels, q_panels = aligned(keys * padded(features)), aligned(QUERIES * padded(features))
-    g_panels, along = aligned(QUERIES * padded(width)), aligned(QUERIES)
+    g_panels, delta = aligned(QUERIES * padded(value_dim)), aligned(QUERIES)
     q_block, g_block, dq = zero_block(QUERIES), zero_block(QUERIES), zero_block(QUERIES)
-    tile, dtile, turned = zero_block(QUERIES), zero_block(QUERIES), zero_block(KEYS)
-    dk, dv = _sums(keys, features), _sums(keys, width)
+    tile, dtile, transposed = zero_block(QUERIES), zero_block(QUERIES), zero_block(KEYS)
+    dk, dv = _zero_sums(keys, features), _zero_sums(keys, value_dim)
     dk_step, dv_step = dk.shape[1], dv.shape[1]
-    head = next_part(words)
+    head = next_part(state)
     while head >= 0:
         b, h = head // heads, head % heads
         pack_panels(key[b, h], keys, features, k_panels)
-        pack_panels(key[b, h].T, features, keys, k_turned)
-        pack_panels(value[b, h].T, width, keys, v_turned)
+        pack_panels(key[b, h].T, features, keys, kt_panels)
+        pack_panels(value[b, h].T, value_dim, keys, vt_panels)
         dk[:], dv[:] = ZERO, ZERO
         for q in range(0, queries, QUERIES):
             n = min(QUERIES, queries - q)
-            scaled(query[b, h, q : q + n], scale, q_block)
-            _inner(g, out, b, h, q, g_block, along, n)
+            copy_scaled(query[b, h, q : q + n], scale, q_block)
+            _copy_and_dot(g, out, b, h, q, g_block, delta, n)
             pack_panels(q_block, n, features, q_panels)
-            pack_panels(g_block, n, width, g_panels)
+            pack_panels(g_block, n, value_dim, g_panels)
             dq[:n, :features] = ZERO
-            for k in range(0, max(0, q + n + behind) if causal else keys, KEYS):
-                m, seen = min(KEYS, keys - k), q + behind + 1 - k if causal else keys
-                wide = wide_of(m)
-                multiply(
-                    q_block.ravel(), n, (k_turned, features, keys), 0, features, k, m, tile.ravel(), 0, STEP, False
-                )
-                if added.size > 0:
-                    add_bias(tile, part_of(added, b, h, q, k, n, m), n)
-                hide(tile, m, seen, n)
-                _weights(tile, wide, log_sums[b, h, q : q + n])
-                multiply(g_block.ravel(), n, (v_turned, width, keys), 0, width, k, m, dtile.ravel(), 0, STEP, False)
-                if keep.size > 0:
-                    drop(dtile, keep[b, h, q : q + n, k : k + m], keep_scale)
-                _softmax_vjp(tile, dtile, wide, along, n)
-                if keep.size > 0:
-                    drop(tile, keep[b, h, q : q + n, k : k + m], keep_scale)
-                multiply(dtile.ravel(), n, (k_panels, keys, features), k, m, 0, features, dq.ravel(), 0, STEP, True)
-                turn(tile.ravel(), n, m, turned.ravel())
-                multiply(
-                    turned.ravel(), m, (g_panels, n, width), 0, n, 0, width, dv.ravel(), k * dv_step, dv_step, True
-                )
-                turn(dtile.ravel(), n, m, turned.ravel())
-                multiply(
-                    turned.ravel(),
-                    m,
-                    (q_panels, n, features),
-                    0,
-                    n,
-                    0,
-                    features,
-                    dk.ravel(),
-                    k * dk_step,
-                    dk_step,
-                    True,
-                )
+            for k in range(0, max(0, q + n + causal_offset) if causal else keys, KEYS):
+                m, visible = min(KEYS, keys - k), q + causal_offset + 1 - k if causal else keys
+                width = padded_width(m)
+                right = kt_panels, features, keys
+                multiply(q_block.ravel(), n, right, 0, features, k, m, tile.ravel(), 0, STEP, False)
+                if attn_bias.size > 0:
+                    add_bias(tile, bias_tile(attn_bias, b, h, q, k, n, m), n)
+                mask_out(tile, m, visible, n)
+                _softmax(tile, width, logsumexp[b, h, q : q + n])
+                right = vt_panels, value_dim, keys
+                multiply(g_block.ravel(), n, right, 0, value_dim, k, m, dtile.ravel(), 0, STEP, False)
+                if dropout_mask.size > 0:
+                    apply_dropout(dtile, dropout_mask[b, h, q : q + n, k : k + m], dropout_scale)
+                _softmax_vjp(tile, dtile, width, delta, n)
+                if dropout_mask.size > 0:
+                    apply_dropout(tile, dropout_mask[b, h, q : q + n, k : k + m], dropout_scale)
+                right = k_panels, keys, features
+                multiply(dtile.ravel(), n, right, k, m, 0, features, dq.ravel(), 0, STEP, True)
+                transpose(tile.ravel(), n, m, transposed.ravel())
+                right = g_panels, n, value_dim
+                multiply(transposed.ravel(), m, right, 0, n, 0, value_dim, dv.ravel(), k * dv_step, dv_step, True)
+                transpose(dtile.ravel(), n, m, transposed.ravel())
+                right = q_panels, n, features
+                multiply(transposed.ravel(), m, right, 0, n, 0, features, dk.ravel(), k * dk_step, dk_step, True)
                 if dbias.size > 0:
                     dbias[b, h, q : q + n, k : k + m] = dtile[:n, :m]
-            _store(dq, n, scale, dquery, b, h, q)
-        _store(dk, keys, ONE, dkey, b, h, 0)
-        _store(dv, keys, ONE, dvalue, b, h, 0)
-        head = next_part(words)
+            _write_scaled(dq, n, scale, dquery, b, h, q)
+        _write_scaled(dk, keys, ONE, dkey, b, h, 0)
+        _write_scaled(dv, keys, ONE, dvalue, b, h, 0)
+        head = next_part(state)
 
 
-@loop(*SHARED, *_PULL_BACK)
-def pull_back(
-    pool, helpers, parts, worker, query, key, value, added, keep, causal, scale, keep_scale, out, log_sums,
-    g, dquery, dkey, dvalue, dbias,
+@kernel(*JOB_TYPES, *_TYPES)
+def backward(
+    pool, num_helpers, num_parts, body,
+    query, key, value, attn_bias, dropout_mask, causal, scale, dropout_scale,
+    out, logsumexp, g, dquery, dkey, dvalue, dbias,
 ):  # fmt: skip
-    """Its derivative, likewise."""
+    """Compute the cotangents of attention on several threads."""
     arguments = (
-        query, key, value, added, keep, causal, scale, keep_scale, out, log_sums, g, dquery, dkey, dvalue, dbias,
+        query, key, value, attn_bias, dropout_mask, causal, scale, dropout_scale,
+        out, logsumexp, g, dquery, dkey, dvalue, dbias,
     )  # fmt: skip
-    share(pool, helpers, parts, worker, arguments)
+    run_job(pool, num_helpers, num_parts, body, arguments)

@@ -1,10 +1,10 @@
-"""The loops of compiled matrix products; see loops for how and when they are compiled."""
+"""Compiled matrix products."""
 
 from __future__ import annotations
 
 from numba.types import Array, float32, int64
 
-from xformer.kernels.numba.loops import ZERO, given, loop, worker
+from xformer.kernels.numba.compile import in_array, inline, kernel, parallel_body
 from xformer.kernels.numba.microkernel import (
     COLUMNS,
     DEPTH,
@@ -12,134 +12,135 @@ from xformer.kernels.numba.microkernel import (
     ROWS,
     STEP,
     aligned,
-    multiply_tile,
-    multiply_tile_fetching,
+    microkernel,
+    microkernel_prefetch,
     pack,
     padded,
-    piece,
 )
-from xformer.kernels.numba.thread_pool_loops import SHARED, arguments, next_part, share, words_of
+from xformer.kernels.numba.thread_pool_kernels import JOB_TYPES, argument_loader, job_state, next_part, run_job
+from xformer.kernels.numba.vector_math import ZERO
 
-_BLOCK = 384  # rows that are packed at a time, into a part of a second-level cache
-# Rows that are read side by side, at most, and so many that they lie in few pages: there and in the cache is room for
-# them and for those that are fetched.
-_ABREAST, _PAGES, _PAGE = 128, 32, 1024
-_ANYHOW, _MADE = Array(float32, 2, "A", readonly=True), Array(float32, 2, "A")
-_ARGUMENTS = _ANYHOW, _ANYHOW, given(1), _MADE, int64, int64
-_arguments = arguments(*_ARGUMENTS)
-
-
-@piece
-def _cut(part, step, columns_step, out):
-    """The rows and columns of the result that are a part's: the first and the end of each."""
-    across = -(-out.shape[1] // columns_step)
-    i, j = part // across * step, part % across * columns_step
-    return i, min(i + step, out.shape[0]), j, min(j + columns_step, out.shape[1])
+_BLOCK = 384  # rows that are packed at a time, for a part of the second-level cache
+# In a product of few rows, rows of b are read in groups of at most _MAX_GROUP that lie in few pages, so that they and
+# the prefetched ones fit in the cache and in the TLB.
+_MAX_GROUP, _PAGES, _PAGE = 128, 32, 1024
+_IN_MATRIX, _OUT_MATRIX = Array(float32, 2, "A", readonly=True), Array(float32, 2, "A")
+_TYPES = _IN_MATRIX, _IN_MATRIX, in_array(1), _OUT_MATRIX, int64, int64
+_load_args = argument_loader(*_TYPES)
 
 
-@piece
-def _padded(bias, start):
-    """Copy what there is of a bias to memory that has room for whole vectors."""
+@inline
+def _bounds(part, row_step, column_step, out):
+    """Return the first row, end row, first column and end column of a part of the result."""
+    parts_per_row = -(-out.shape[1] // column_step)
+    i, j = part // parts_per_row * row_step, part % parts_per_row * column_step
+    return i, min(i + row_step, out.shape[0]), j, min(j + column_step, out.shape[1])
+
+
+@inline
+def _copy_bias(bias, padded_bias):
+    """Copy the elements of a bias, if any, to memory with space for whole vectors."""
     for j in range(bias.size):
-        start[j] = bias[j]
+        padded_bias[j] = bias[j]
 
 
-@piece
-def _multiply(a, b, start, out, block, panel, edge):
-    """out = a b + start, if that has elements. Of each of a and b, rows or columns are contiguous; of out, the rows."""
+@inline
+def _multiply(a, b, bias, out, block, panel, edge):
+    """Compute out = a b + bias. In a and in b, rows or columns are contiguous; in out, rows are."""
     step = out.strides[0] // 4
     for m in range(0, a.shape[0], _BLOCK):
-        high = min(_BLOCK, a.shape[0] - m)
+        height = min(_BLOCK, a.shape[0] - m)
         for k in range(0, a.shape[1], DEPTH):
-            depth, more, begun = min(DEPTH, a.shape[1] - k), k > 0, k > 0 or start.size == 0
-            pack(a, m, k, high, depth, block, 0, STEP)
+            depth, accumulate, has_bias = min(DEPTH, a.shape[1] - k), k > 0, k == 0 and bias.size > 0
+            pack(a, m, k, height, depth, block, 0, STEP)
             for n in range(0, b.shape[1], COLUMNS):
-                wide = min(COLUMNS, b.shape[1] - n)
-                vectors = -(-wide // LANES)
-                of_panel = vectors * LANES
-                pack(b, k, n, depth, wide, panel, 0, of_panel)
-                right, begin = (panel, 0, of_panel), (start, -1 if begun else n)
-                for i in range(0, high, ROWS):
+                width = min(COLUMNS, b.shape[1] - n)
+                vectors = -(-width // LANES)
+                panel_step = vectors * LANES
+                pack(b, k, n, depth, width, panel, 0, panel_step)
+                right, tile_bias = (panel, 0, panel_step), (bias, n if has_bias else -1)
+                for i in range(0, height, ROWS):
                     left = block, i * STEP
-                    if i + ROWS <= high and wide == of_panel:
-                        multiply_tile(vectors, left, right, (out, (m + i) * step + n, step), depth, more, begin)
+                    if i + ROWS <= height and width == panel_step:
+                        result = out, (m + i) * step + n, step
+                        microkernel(vectors, left, right, result, depth, accumulate, tile_bias)
                         continue
-                    multiply_tile(vectors, left, right, (edge, 0, COLUMNS), depth, False, begin)
-                    for row in range(min(ROWS, high - i)):
-                        for j in range(wide):
-                            before = out[m + i + row, n + j] if more else ZERO
+                    microkernel(vectors, left, right, (edge, 0, COLUMNS), depth, False, tile_bias)
+                    for row in range(min(ROWS, height - i)):
+                        for j in range(width):
+                            before = out[m + i + row, n + j] if accumulate else ZERO
                             out[m + i + row, n + j] = before + edge[row * COLUMNS + j]
 
 
-@worker
+@parallel_body
 def multiply_parts(job):
-    """LayerFactory of a product, of whatever size."""
-    words = words_of(job)
-    a, b, bias, out, step, columns_step = _arguments(words)
-    block = aligned((min(_BLOCK, step) + ROWS) * STEP)
+    """Compute parts of a product of any size."""
+    state = job_state(job)
+    a, b, bias, out, row_step, column_step = _load_args(state)
+    block = aligned((min(_BLOCK, row_step) + ROWS) * STEP)
     panel, edge = aligned(DEPTH * COLUMNS), aligned(ROWS * COLUMNS)
-    start = aligned(padded(columns_step) if bias.size > 0 else 0)
-    part = next_part(words)
+    padded_bias = aligned(padded(column_step) if bias.size > 0 else 0)
+    part = next_part(state)
     while part >= 0:
-        i, i_end, j, j_end = _cut(part, step, columns_step, out)
-        _padded(bias[j:j_end], start)
-        _multiply(a[i:i_end], b[:, j:j_end], start, out[i:i_end, j:j_end], block, panel, edge)
-        part = next_part(words)
+        i, i_end, j, j_end = _bounds(part, row_step, column_step, out)
+        _copy_bias(bias[j:j_end], padded_bias)
+        _multiply(a[i:i_end], b[:, j:j_end], padded_bias, out[i:i_end, j:j_end], block, panel, edge)
+        part = next_part(state)
 
 
-@worker
-def multiply_few_parts(job):
-    """LayerFactory of a product of few rows with a matrix whose rows are contiguous: some columns each."""
-    words = words_of(job)
-    a, b, bias, out, step, columns_step = _arguments(words)
+@parallel_body
+def multiply_few_rows_parts(job):
+    """Compute parts of a product of few rows with a matrix whose rows are contiguous; a part has some columns."""
+    state = job_state(job)
+    a, b, bias, out, row_step, column_step = _load_args(state)
     rows = -(-a.shape[0] // ROWS) * ROWS
-    block, sums, panel = aligned(rows * STEP), aligned(rows * padded(columns_step)), aligned(_ABREAST * LANES)
-    start = aligned(padded(columns_step) if bias.size > 0 else 0)
+    block, sums, panel = aligned(rows * STEP), aligned(rows * padded(column_step)), aligned(_MAX_GROUP * LANES)
+    padded_bias = aligned(padded(column_step) if bias.size > 0 else 0)
     block[:] = ZERO
-    part = next_part(words)
+    part = next_part(state)
     while part >= 0:
-        _, _, j, j_end = _cut(part, step, columns_step, out)
-        _padded(bias[j:j_end], start)
-        _multiply_few(a, b[:, j:j_end], start, out[:, j:j_end], block, sums, panel)
-        part = next_part(words)
+        _, _, j, j_end = _bounds(part, row_step, column_step, out)
+        _copy_bias(bias[j:j_end], padded_bias)
+        _multiply_few_rows(a, b[:, j:j_end], padded_bias, out[:, j:j_end], block, sums, panel)
+        part = next_part(state)
 
 
-@piece
-def _multiply_few(a, b, start, out, block, sums, panel):
-    """out = a b + start for rows so few that reading b takes longest: it is read where it is.
+@inline
+def _multiply_few_rows(a, b, bias, out, block, sums, panel):
+    """Compute out = a b + bias for few rows, where reading b takes the time, so b is not packed.
 
-    The rows of b and out are contiguous, and of a, rows or columns.
+    The rows of b and of out are contiguous; in a, rows or columns are.
     """
     rows, columns, step_b = -(-a.shape[0] // ROWS) * ROWS, b.shape[1], b.strides[0] // 4
-    whole, step = columns // LANES * LANES, padded(columns)
-    abreast = min(_ABREAST, max(_PAGES, _PAGES * _PAGE // max(1, step_b)))
+    even_columns, step = columns // LANES * LANES, padded(columns)
+    group = min(_MAX_GROUP, max(_PAGES, _PAGES * _PAGE // max(1, step_b)))
     for first in range(0, b.shape[0], DEPTH):
         last = min(first + DEPTH, b.shape[0])
         pack(a, 0, first, a.shape[0], last - first, block, 0, STEP)
-        for k in range(first, last, abreast):
-            depth, begun = min(abreast, last - k), k > 0 or start.size == 0
-            for n in range(0, whole, COLUMNS):
-                vectors = min(COLUMNS, whole - n) // LANES
-                right, begin = (b, k * step_b + n, step_b), (start, -1 if begun else n)
-                at_next = k * step_b + n + COLUMNS if n + COLUMNS < whole else (k + depth) * step_b
+        for k in range(first, last, group):
+            depth, has_bias = min(group, last - k), k == 0 and bias.size > 0
+            for n in range(0, even_columns, COLUMNS):
+                vectors = min(COLUMNS, even_columns - n) // LANES
+                right, tile_bias = (b, k * step_b + n, step_b), (bias, n if has_bias else -1)
+                offset_next = k * step_b + n + COLUMNS if n + COLUMNS < even_columns else (k + depth) * step_b
                 for i in range(0, rows, ROWS):
                     left, result = (block, i * STEP + k - first), (sums, i * step + n, step)
                     if vectors * LANES == COLUMNS and i + ROWS == rows:
-                        multiply_tile_fetching(left, right, result, depth, k > 0, begin, at_next)
+                        microkernel_prefetch(left, right, result, depth, k > 0, tile_bias, offset_next)
                     else:
-                        multiply_tile(vectors, left, right, result, depth, k > 0, begin)
-            if whole < columns:
-                pack(b, k, whole, depth, columns - whole, panel, 0, LANES)
+                        microkernel(vectors, left, right, result, depth, k > 0, tile_bias)
+            if even_columns < columns:
+                pack(b, k, even_columns, depth, columns - even_columns, panel, 0, LANES)
                 for i in range(0, rows, ROWS):
-                    left, result = (block, i * STEP + k - first), (sums, i * step + whole, step)
-                    begin = start, -1 if begun else whole
-                    multiply_tile(1, left, (panel, 0, LANES), result, depth, k > 0, begin)
+                    left, result = (block, i * STEP + k - first), (sums, i * step + even_columns, step)
+                    tile_bias = bias, even_columns if has_bias else -1
+                    microkernel(1, left, (panel, 0, LANES), result, depth, k > 0, tile_bias)
     for i in range(a.shape[0]):
         for j in range(columns):
             out[i, j] = sums[i * step + j]
 
 
-@loop(*SHARED, *_ARGUMENTS)
-def multiply(pool, helpers, parts, worker, a, b, bias, out, step, columns_step):
-    """out = a b + bias, if there is one, in parts of so many rows and columns."""
-    share(pool, helpers, parts, worker, (a, b, bias, out, step, columns_step))
+@kernel(*JOB_TYPES, *_TYPES)
+def multiply(pool, num_helpers, num_parts, body, a, b, bias, out, row_step, column_step):
+    """Compute out = a b + bias, in parts of (row_step, column_step)."""
+    run_job(pool, num_helpers, num_parts, body, (a, b, bias, out, row_step, column_step))

@@ -1,12 +1,12 @@
-"""Products of small float32 matrices inside compiled loops, for what is in the caches.
+"""Products of small float32 matrices inside compiled kernels, for operands that are in the caches.
 
-A product is made tile by tile, as Goto and van de Geijn (2008) do it: a tile of the result stays in the registers
-while a few rows of the left matrix and a panel of columns of the right one run past it. Python has no words for
-registers; what needs them is said to LLVM.
+A product is computed tile by tile, as in Goto and van de Geijn (2008): a tile of the result stays in registers while a
+few rows of the left matrix and a panel of columns of the right one pass by. Python cannot express registers, so the
+innermost loop is written in LLVM IR.
 
-- A *block* holds the rows of a left matrix, STEP apart.
-- *Panels* hold a right matrix, COLUMNS of its columns after the other, the last as many vectors wide as it takes.
-- Elsewhere a place is an array, the number of an element in its memory, and the step from one row to the next.
+- A *block* holds the rows of a left matrix, STEP elements apart.
+- *Panels* hold a right matrix, COLUMNS columns after the other; the last panel is as many vectors wide as it needs.
+- Any other matrix is given by an array, the offset of its first element, and the step between its rows.
 """
 
 from __future__ import annotations
@@ -15,256 +15,261 @@ from typing import Any
 
 import numpy as np
 from llvmlite import binding, ir
-from numba import njit
 from numba.core import cgutils
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 from numba.types import Array, void
 
-from xformer.kernels.numba.loops import REORDERED, SETTINGS
+from xformer.kernels.numba.compile import inline
 
 _FEATURES = binding.get_host_cpu_features()
-LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx") else 4  # numbers in a vector register
-# Of a tile: its sums, with a row of the right matrix and a number of the left one, fill the registers, 32 or 16.
+LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx") else 4  # elements of a vector register
+# The sums of a tile, with a row of the right matrix and an element of the left one, fill the 32 or 16 registers.
 ROWS, _VECTORS = (8 if _FEATURES.get("avx512f") or _FEATURES.get("neon") else 4), 3
 COLUMNS = _VECTORS * LANES
-DEPTH = 256  # numbers in a row of a block, at most
-STEP = DEPTH + LANES  # rows a power of two apart would share lines of the cache
-_LINE = 16  # numbers in a line of the cache
+DEPTH = 256  # maximum elements in a row of a block
+STEP = DEPTH + LANES  # rows a power of two apart would share cache lines
+_CACHE_LINE = 16  # elements
 
 _INT, _VECTOR = ir.IntType(64), ir.VectorType(ir.FloatType(), LANES)
 _BYTES = ir.IntType(8).as_pointer()
-_ZEROS, _UNKNOWN = ir.Constant(_VECTOR, [0.0] * LANES), ir.Constant(_VECTOR, ir.Undefined)
-piece = njit(fastmath=REORDERED, **SETTINGS)
+_ZEROS, _UNDEFINED = ir.Constant(_VECTOR, [0.0] * LANES), ir.Constant(_VECTOR, ir.Undefined)
 
-# --- what is said to LLVM ---------------------------------------------------------------------------------------------
+# --- LLVM IR ----------------------------------------------------------------------------------------------------------
 
 
-def _number(value: Any) -> Any:
+def _constant(value: Any) -> Any:
     return ir.Constant(_INT, value) if isinstance(value, int) else value
 
 
-def _lanes(numbers: list[int]) -> Any:
-    return ir.Constant(ir.VectorType(ir.IntType(32), len(numbers)), numbers)
+def _lanes(indices: list[int]) -> Any:
+    return ir.Constant(ir.VectorType(ir.IntType(32), len(indices)), indices)
 
 
-class _Rows:
-    """A place in a matrix, and what is around it."""
+class _Matrix:
+    """Rows that begin at an offset into an array, `step` elements apart."""
 
-    def __init__(self, context: Any, builder: Any, kind: Any, array: Any, first: Any, step: Any) -> None:
-        data = context.make_array(kind)(context, builder, array).data
-        self._builder, self._first, self._step = builder, builder.gep(data, [first]), _number(step)
+    def __init__(self, context: Any, builder: Any, array_type: Any, array: Any, offset: Any, step: Any) -> None:
+        data = context.make_array(array_type)(context, builder, array).data
+        self._builder, self._first, self._step = builder, builder.gep(data, [offset]), _constant(step)
 
-    def element(self, row: Any, column: Any) -> Any:
-        """The pointer to it."""
-        from_first = self._builder.mul(_number(row), self._step)
-        return self._builder.gep(self._first, [self._builder.add(from_first, _number(column))])
+    def pointer(self, row: Any, column: Any) -> Any:
+        """Return the pointer to an element."""
+        row_offset = self._builder.mul(_constant(row), self._step)
+        return self._builder.gep(self._first, [self._builder.add(row_offset, _constant(column))])
 
-    def vector(self, row: Any, column: int) -> Any:
-        return self._builder.load(self._place(row, column), align=4)
+    def load(self, row: Any, column: int) -> Any:
+        """Load a vector."""
+        return self._builder.load(self._vector_pointer(row, column), align=4)
 
-    def put(self, vector: Any, row: int, column: int) -> None:
-        self._builder.store(vector, self._place(row, column), align=4)
+    def store(self, vector: Any, row: int, column: int) -> None:
+        """Store a vector."""
+        self._builder.store(vector, self._vector_pointer(row, column), align=4)
 
-    def fetch(self, row: Any, column: int) -> None:
-        """Have what is there in the cache before it is wanted."""
+    def prefetch(self, row: Any, column: int) -> None:
+        """Fetch a cache line before it is needed."""
         arguments = [_BYTES, *[ir.IntType(32)] * 3]
-        prefetch = self._builder.module.declare_intrinsic(
+        function = self._builder.module.declare_intrinsic(
             "llvm.prefetch", [_BYTES], ir.FunctionType(ir.VoidType(), arguments)
         )
-        to_read_soon_data = (kind(number) for kind, number in zip(arguments[1:], (0, 3, 1), strict=True))
-        self._builder.call(prefetch, [self._builder.bitcast(self.element(row, column), _BYTES), *to_read_soon_data])
+        read_high_locality_data = (kind(value) for kind, value in zip(arguments[1:], (0, 3, 1), strict=True))
+        pointer = self._builder.bitcast(self.pointer(row, column), _BYTES)
+        self._builder.call(function, [pointer, *read_high_locality_data])
 
-    def _place(self, row: Any, column: int) -> Any:
-        return self._builder.bitcast(self.element(row, column), _VECTOR.as_pointer())
+    def _vector_pointer(self, row: Any, column: int) -> Any:
+        return self._builder.bitcast(self.pointer(row, column), _VECTOR.as_pointer())
 
 
-def _tile(vectors: int, ahead: bool = False) -> Any:
+def _tile(vectors: int, prefetch: bool = False) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
     def tile(
         typing: Any,
-        a: Any, at_a: Any,
-        b: Any, at_b: Any, step_b: Any,
-        out: Any, at_out: Any, step: Any,
-        depth: Any, more: Any,
-        start: Any, at_start: Any,
-        at_next: Any,
+        a: Any, offset_a: Any,
+        b: Any, offset_b: Any, step_b: Any,
+        out: Any, offset_out: Any, step: Any,
+        depth: Any, accumulate: Any,
+        bias: Any, offset_bias: Any,
+        offset_next: Any,
     ) -> Any:  # fmt: skip
-        """out = a b, or out += a b if there was more before; a: ROWS of a block, b and out: so many vectors wide.
+        """Compute out = a b, or out += a b if `accumulate`: a has ROWS rows of a block, b and out `vectors` vectors.
 
-        start: what is added to every row of the result, unless its place is below zero. at_next: the place in b's
-        memory of what is fetched meanwhile, as large as b.
+        bias: a vector that is added to every row, unless its offset is negative. offset_next: offset of the tile of b
+        that is prefetched meanwhile.
         """
 
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            def rows(number: int, step: Any) -> _Rows:
-                return _Rows(context, builder, signature.args[number], values[number], values[number + 1], step)
+            def matrix(index: int, step: Any) -> _Matrix:
+                return _Matrix(context, builder, signature.args[index], values[index], values[index + 1], step)
 
-            rows_a, rows_b, rows_out = rows(0, STEP), rows(2, values[4]), rows(5, values[7])
-            soon = _Rows(context, builder, signature.args[2], values[2], values[12], values[4])
-            places = [(i, j) for i in range(ROWS) for j in range(vectors)]
-            sums = [cgutils.alloca_once(builder, _VECTOR) for _ in places]  # LLVM puts them into registers
-            fused = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-            multiply_add = cgutils.get_or_insert_function(builder.module, fused, f"llvm.fmuladd.v{LANES}f32")
-            for i, j in places:
-                rows_out.fetch(i, j * LANES)
+            matrix_a, matrix_b, matrix_out = matrix(0, STEP), matrix(2, values[4]), matrix(5, values[7])
+            next_b = _Matrix(context, builder, signature.args[2], values[2], values[12], values[4])
+            positions = [(i, j) for i in range(ROWS) for j in range(vectors)]
+            sums = [cgutils.alloca_once(builder, _VECTOR) for _ in positions]  # LLVM keeps them in registers
+            fma_type = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
+            fma = cgutils.get_or_insert_function(builder.module, fma_type, f"llvm.fmuladd.v{LANES}f32")
+            for i, j in positions:
+                matrix_out.prefetch(i, j * LANES)
             for total in sums:
                 builder.store(_ZEROS, total)
-            with builder.if_then(builder.icmp_signed(">=", values[11], _number(0))):
-                added = [rows(10, 0).vector(0, j * LANES) for j in range(vectors)]
-                for (_, j), total in zip(places, sums, strict=True):
-                    builder.store(added[j], total)
-            with cgutils.for_range(builder, values[8]) as along:
-                of_b = [rows_b.vector(along.index, j * LANES) for j in range(vectors)]
-                for j in range(vectors if ahead else 0):
-                    soon.fetch(along.index, j * LANES)
+            with builder.if_then(builder.icmp_signed(">=", values[11], _constant(0))):
+                bias_vectors = [matrix(10, 0).load(0, j * LANES) for j in range(vectors)]
+                for (_, j), total in zip(positions, sums, strict=True):
+                    builder.store(bias_vectors[j], total)
+            with cgutils.for_range(builder, values[8]) as loop:
+                b_vectors = [matrix_b.load(loop.index, j * LANES) for j in range(vectors)]
+                for j in range(vectors if prefetch else 0):
+                    next_b.prefetch(loop.index, j * LANES)
                 for i in range(ROWS):
-                    number = builder.load(rows_a.element(i, along.index))
-                    first = builder.insert_element(_UNKNOWN, number, ir.Constant(ir.IntType(32), 0))
-                    of_a = builder.shuffle_vector(first, _UNKNOWN, _lanes([0] * LANES))
+                    element = builder.load(matrix_a.pointer(i, loop.index))
+                    first_lane = builder.insert_element(_UNDEFINED, element, ir.Constant(ir.IntType(32), 0))
+                    a_vector = builder.shuffle_vector(first_lane, _UNDEFINED, _lanes([0] * LANES))
                     for j, total in enumerate(sums[i * vectors : (i + 1) * vectors]):
-                        builder.store(builder.call(multiply_add, [of_a, of_b[j], builder.load(total)]), total)
+                        builder.store(builder.call(fma, [a_vector, b_vectors[j], builder.load(total)]), total)
             with builder.if_then(values[9]):
-                for (i, j), total in zip(places, sums, strict=True):
-                    builder.store(builder.fadd(rows_out.vector(i, j * LANES), builder.load(total)), total)
-            for (i, j), total in zip(places, sums, strict=True):
-                rows_out.put(builder.load(total), i, j * LANES)
+                for (i, j), total in zip(positions, sums, strict=True):
+                    builder.store(builder.fadd(matrix_out.load(i, j * LANES), builder.load(total)), total)
+            for (i, j), total in zip(positions, sums, strict=True):
+                matrix_out.store(builder.load(total), i, j * LANES)
             return context.get_dummy_value()
 
-        return void(a, at_a, b, at_b, step_b, out, at_out, step, depth, more, start, at_start, at_next), generate
+        left, right, result = (a, offset_a), (b, offset_b, step_b), (out, offset_out, step)
+        return void(*left, *right, *result, depth, accumulate, bias, offset_bias, offset_next), generate
 
     return tile
 
 
-def _square(turned: bool) -> Any:
+def _square(transposed: bool) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
-    def square(typing: Any, x: Any, at_x: Any, step_x: Any, y: Any, at_y: Any, step_y: Any) -> Any:
-        """Copy (LANES, LANES) numbers, rows to rows, or, `turned`, rows to columns."""
+    def square(typing: Any, x: Any, offset_x: Any, step_x: Any, y: Any, offset_y: Any, step_y: Any) -> Any:
+        """Copy (LANES, LANES) elements, transposed or not."""
 
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            given, made = (_Rows(context, builder, signature.args[n], *values[n : n + 3]) for n in (0, 3))
-            rows, half = [given.vector(i, 0) for i in range(LANES)], LANES // 2
-            # Rows half the square apart are merged, number by number: after log2(LANES) times it is transposed.
-            merged = [_lanes([n for i in range(half) for n in (at + i, at + i + LANES)]) for at in (0, half)]
-            for _ in range(LANES.bit_length() - 1 if turned else 0):
+            source, target = (_Matrix(context, builder, signature.args[n], *values[n : n + 3]) for n in (0, 3))
+            rows, half = [source.load(i, 0) for i in range(LANES)], LANES // 2
+            # Interleaving the rows i and i + half, log2(LANES) times, transposes the square.
+            interleaved = [_lanes([n for i in range(half) for n in (at + i, at + i + LANES)]) for at in (0, half)]
+            for _ in range(LANES.bit_length() - 1 if transposed else 0):
                 pairs = [(rows[i], rows[i + half]) for i in range(half)]
-                rows = [builder.shuffle_vector(*pair, lanes) for pair in pairs for lanes in merged]
+                rows = [builder.shuffle_vector(*pair, lanes) for pair in pairs for lanes in interleaved]
             for i, row in enumerate(rows):
-                made.put(row, i, 0)
+                target.store(row, i, 0)
             return context.get_dummy_value()
 
-        return void(x, at_x, step_x, y, at_y, step_y), generate
+        return void(x, offset_x, step_x, y, offset_y, step_y), generate
 
     return square
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def memory(typing: Any, x: Any) -> Any:
-    """A view of the memory that begins with the first number of an array, for places in it; its size says nothing."""
-    kind = Array(x.dtype, 1, "C")
+    """Return a vector that begins with the first element of an array, to index its memory; its size has no meaning."""
+    vector = Array(x.dtype, 1, "C")
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        given = context.make_array(x)(context, builder, values[0])
-        made, item = context.make_array(kind)(context, builder), ir.Constant(_INT, 4)
-        populate_array(made, data=given.data, shape=(item,), strides=(item,), itemsize=item, meminfo=given.meminfo)
-        return impl_ret_borrowed(context, builder, kind, made._getvalue())
+        array = context.make_array(x)(context, builder, values[0])
+        view, size = context.make_array(vector)(context, builder), ir.Constant(_INT, 4)
+        populate_array(view, data=array.data, shape=(size,), strides=(size,), itemsize=size, meminfo=array.meminfo)
+        return impl_ret_borrowed(context, builder, vector, view._getvalue())
 
-    return kind(x), generate
-
-
-_tile_of_1, _tile_of_2, _tile_of_3 = map(_tile, (1, 2, 3))
-_tile_and_next = _tile(_VECTORS, ahead=True)
-_copy_square, _turn_square = _square(False), _square(True)
-
-# --- what loops are made of -------------------------------------------------------------------------------------------
+    return vector(x), generate
 
 
-@piece
+_tile_1, _tile_2, _tile_3 = map(_tile, (1, 2, 3))
+_tile_prefetch = _tile(_VECTORS, prefetch=True)
+_copy_square, _transpose_square = _square(False), _square(True)
+
+# --- inline functions of kernels --------------------------------------------------------------------------------------
+
+
+@inline
 def aligned(count):
-    """Memory for so many numbers, which begin with a line of the cache."""
-    memory = np.empty(count + _LINE, np.float32)
-    first = -memory.ctypes.data // 4 % _LINE
+    """Allocate `count` elements, aligned to a cache line."""
+    memory = np.empty(count + _CACHE_LINE, np.float32)
+    first = -memory.ctypes.data // 4 % _CACHE_LINE
     return memory[first : first + count]
 
 
-@piece
+@inline
 def padded(columns):
-    """How many columns a right matrix has in panels."""
+    """Round a number of columns up to whole vectors, as in panels."""
     return -(-columns // LANES) * LANES
 
 
-@piece
-def pack(x, i, j, rows, columns, y, at, step):
-    """Copy rows i and further, columns j and further, of which rows or columns are contiguous, to a place."""
-    down, right = x.strides[0] // 4, x.strides[1] // 4
+@inline
+def pack(x, i, j, rows, columns, y, offset, step):
+    """Copy x[i : i + rows, j : j + columns], whose rows or columns are contiguous, to rows `step` apart in y."""
+    row_stride, column_stride = x.strides[0] // 4, x.strides[1] // 4
     even_rows, even_columns = rows // LANES * LANES, columns // LANES * LANES
     for m in range(0, even_rows, LANES):
         for n in range(0, even_columns, LANES):
-            if right == 1:
-                _copy_square(x, (i + m) * down + j + n, down, y, at + m * step + n, step)
+            if column_stride == 1:
+                _copy_square(x, (i + m) * row_stride + j + n, row_stride, y, offset + m * step + n, step)
             else:
-                _turn_square(x, i + m + (j + n) * right, right, y, at + m * step + n, step)
+                _transpose_square(x, i + m + (j + n) * column_stride, column_stride, y, offset + m * step + n, step)
     for m in range(rows):
         for n in range(even_columns if m < even_rows else 0, columns):
-            y[at + m * step + n] = x[i + m, j + n]
+            y[offset + m * step + n] = x[i + m, j + n]
 
 
-@piece
+@inline
 def pack_panels(x, depth, columns, y):
-    """Copy a right matrix, whose rows or columns are contiguous, to panels; zeros fill the last."""
+    """Copy a right matrix, whose rows or columns are contiguous, to panels; the last one is padded with zeros."""
     for n in range(0, columns, COLUMNS):
-        wide = min(COLUMNS, columns - n)
-        step = padded(wide)
-        pack(x, 0, n, depth, wide, y, depth * n, step)
-        for k in range(depth if wide < step else 0):
-            for j in range(wide, step):
+        width = min(COLUMNS, columns - n)
+        step = padded(width)
+        pack(x, 0, n, depth, width, y, depth * n, step)
+        for k in range(depth if width < step else 0):
+            for j in range(width, step):
                 y[depth * n + k * step + j] = np.float32(0.0)
 
 
-@piece
-def turn(x, rows, columns, y):
-    """Copy a block transposed to another. Both are as large as whole vectors need."""
+@inline
+def transpose(x, rows, columns, y):
+    """Transpose a block into another; both must have space for whole vectors."""
     for i in range(0, rows, LANES):
         for j in range(0, columns, LANES):
-            _turn_square(x, i * STEP + j, STEP, y, j * STEP + i, STEP)
+            _transpose_square(x, i * STEP + j, STEP, y, j * STEP + i, STEP)
 
 
-@piece
-def multiply_tile(vectors, left, right, result, depth, more, start):
-    """out = a b, or out += a b if there was more before, for ROWS rows of a block and so many vectors of columns.
+@inline
+def microkernel(vectors, left, right, result, depth, accumulate, bias):
+    """Compute out = a b, or out += a b if `accumulate`, for ROWS rows of a block and `vectors` vectors of columns.
 
-    left: the block and the place; right: matrix, place and step, and result likewise. start: an array and a place, what
-    is added to every row of the result, unless the place is below zero.
+    left: (block, offset); right, result: (array, offset, step); bias: (array, offset), a vector that is added to every
+    row of the result, unless the offset is negative.
     """
-    (a, at_a), (b, at_b, step_b), (out, at, step), (added, at_added) = left, right, result, start
+    (a, offset_a), (b, offset_b, step_b), (out, offset, step), (start, offset_start) = left, right, result, bias
     if vectors == 3:
-        _tile_of_3(a, at_a, b, at_b, step_b, out, at, step, depth, more, added, at_added, at_b)
+        _tile_3(a, offset_a, b, offset_b, step_b, out, offset, step, depth, accumulate, start, offset_start, offset_b)
     elif vectors == 2:
-        _tile_of_2(a, at_a, b, at_b, step_b, out, at, step, depth, more, added, at_added, at_b)
+        _tile_2(a, offset_a, b, offset_b, step_b, out, offset, step, depth, accumulate, start, offset_start, offset_b)
     else:
-        _tile_of_1(a, at_a, b, at_b, step_b, out, at, step, depth, more, added, at_added, at_b)
+        _tile_1(a, offset_a, b, offset_b, step_b, out, offset, step, depth, accumulate, start, offset_start, offset_b)
 
 
-@piece
-def multiply_tile_fetching(left, right, result, depth, more, start, at_next):
-    """multiply_tile for whole tiles, while those of the right matrix at another place are fetched into the cache."""
-    (a, at_a), (b, at_b, step_b), (out, at, step), (added, at_added) = left, right, result, start
-    _tile_and_next(a, at_a, b, at_b, step_b, out, at, step, depth, more, added, at_added, at_next)
+@inline
+def microkernel_prefetch(left, right, result, depth, accumulate, bias, offset_next):
+    """Run the microkernel for a whole tile while the tile of the right matrix at `offset_next` is prefetched."""
+    (a, offset_a), (b, offset_b, step_b), (out, offset, step), (start, offset_start) = left, right, result, bias
+    _tile_prefetch(
+        a, offset_a, b, offset_b, step_b, out, offset, step, depth, accumulate, start, offset_start, offset_next
+    )
 
 
-@piece
-def multiply(a, rows, right, k, depth, n, columns, out, at, step, more):
-    """out = a b, or out += a b, for rows of a block, and b in panels: rows k and further, columns n and further.
+@inline
+def multiply(a, rows, right, k, depth, n, columns, out, offset, step, accumulate):
+    """Compute out = a b, or out += a b if `accumulate`, with b[k : k + depth, n : n + columns] in panels.
 
-    right: the panels, and how many rows and columns there are in all; n is that of a panel's first column. `a` begins
-    with row k's factors, `out` with column n. Whole tiles are computed, for which `out` needs room.
+    a: a block, whose first column is multiplied by row k. right: (panels, depth, columns) of the whole right matrix; n
+    is the first column of a panel. out gets column n at `offset`, and must have space for whole tiles.
     """
-    panels, all_depth, all_columns = right
+    panels, total_depth, total_columns = right
     for j in range(n, n + columns, COLUMNS):
-        panel_step = padded(min(COLUMNS, all_columns - j))
+        panel_step = padded(min(COLUMNS, total_columns - j))
         for i in range(0, rows, ROWS):
-            place = at + i * step + j - n
-            at_b = all_depth * j + k * panel_step
-            panel = panels, at_b, panel_step
-            multiply_tile(panel_step // LANES, (a, i * STEP), panel, (out, place, step), depth, more, (a, -1))
+            offset_out = offset + i * step + j - n
+            offset_b = total_depth * j + k * panel_step
+            panel = panels, offset_b, panel_step
+            result = out, offset_out, step
+            microkernel(panel_step // LANES, (a, i * STEP), panel, result, depth, accumulate, (a, -1))

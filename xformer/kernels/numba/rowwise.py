@@ -1,8 +1,4 @@
-"""NumPy kernels that numba compiles: one pass over memory in the place of many, in float32.
-
-They come on top of the other NumPy kernels, which serve all else. numba is imported, and a loop compiled, when one is
-first needed; `loops` has the loops, and says where what is compiled is kept.
-"""
+"""Elementwise and rowwise operations on NumPy, compiled by numba."""
 
 from __future__ import annotations
 
@@ -10,79 +6,85 @@ from typing import Any
 
 import numpy as np
 
+from xformer.kernels.numba import arrays as numba_arrays
+from xformer.kernels.numba.arrays import EMPTY_1D, flatten, import_kernels
 from xformer.kernels.numpy import gelu as numpy_gelu
 from xformer.kernels.numpy import optimizer as numpy_optimizer
-from xformer.kernels.numpy.support import compiled, flat, loops, nothing
 from xformer.kernels.registry import Kernel, register
 from xformer.ops.adam import rows, updated
 from xformer.ops.linear import as_rows
 from xformer.threads import parallel_map
 
 
-def _rows(x: Any) -> Any:
+def _kernels() -> Any:
+    return import_kernels("rowwise_kernels")
+
+
+def _contiguous_rows(x: Any) -> Any:
     return np.ascontiguousarray(as_rows(x))
 
 
 # --- elementwise ----------------------------------------------------------------------------------------------------
 
-_TAIL = np.asarray(numpy_gelu.COEFFICIENTS, np.float32)
+_COEFFICIENTS = np.asarray(numpy_gelu.COEFFICIENTS, np.float32)
 
 
 def _gelu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
     y = np.empty(x.shape, x.dtype)
-    slope = np.empty_like(y) if save else nothing(1)
-    loops().gelu(flat(x), _TAIL, numpy_gelu.P, y.reshape(-1), slope.reshape(-1))
+    slope = np.empty_like(y) if save else EMPTY_1D
+    _kernels().gelu(flatten(x), _COEFFICIENTS, numpy_gelu.P, y.reshape(-1), slope.reshape(-1))
     return y, slope
 
 
 def _relu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
     y = np.empty(x.shape, x.dtype)
-    loops().relu(flat(x), y.reshape(-1))
+    _kernels().relu(flatten(x), y.reshape(-1))
     return y, y
 
 
 def _relu_vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
     dx = np.empty(g.shape, g.dtype)
-    loops().relu_vjp(flat(g), flat(y), dx.reshape(-1))
+    _kernels().relu_vjp(flatten(g), flatten(y), dx.reshape(-1))
     return (dx,)
 
 
-def _dropout_forward(x: Any, keep: Any, *, keep_probability: float, save: bool) -> tuple[Any, Any]:
+def _dropout_forward(x: Any, mask: Any, *, keep_probability: float, save: bool) -> tuple[Any, Any]:
     y = np.empty(x.shape, x.dtype)
-    loops().dropout(flat(x), flat(keep, bool), 1.0 / keep_probability, y.reshape(-1))
-    return y, keep
+    _kernels().dropout(flatten(x), flatten(mask, bool), 1.0 / keep_probability, y.reshape(-1))
+    return y, mask
 
 
-def _dropout_vjp(g: Any, keep: Any, needs: Any, *, keep_probability: float) -> tuple[Any, ...]:
-    return _dropout_forward(g, keep, keep_probability=keep_probability, save=False)[0], None
+def _dropout_vjp(g: Any, mask: Any, needs: Any, *, keep_probability: float) -> tuple[Any, ...]:
+    return _dropout_forward(g, mask, keep_probability=keep_probability, save=False)[0], None
 
 
 def _dropout_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    x, keep = arrays
-    return compiled(arrays, static) if x.shape == keep.shape else "keep is broadcast"
+    x, mask = arrays
+    return numba_arrays.supports(arrays, static) if x.shape == mask.shape else "the mask is broadcast"
 
 
 # --- norms ----------------------------------------------------------------------------------------------------------
 
 
 def _norm_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    x, *learned = arrays
-    if any(array is not None and array.shape != x.shape[-1:] for array in learned):
+    x, *parameters = arrays
+    if any(array is not None and array.shape != x.shape[-1:] for array in parameters):
         return "weight or bias is broadcast"
-    return compiled(arrays, static)
+    return numba_arrays.supports(arrays, static)
 
 
-def _norm(x: Any, weight: Any, bias: Any, epsilon: float, centred: bool) -> tuple[Any, Any]:
-    rows, weight = _rows(x), flat(weight)
-    y, moments = np.empty_like(rows), np.empty((2, len(rows)), x.dtype)
-    loops().norm(rows, weight, nothing(1) if bias is None else flat(bias), epsilon, centred, y, moments)
-    return y.reshape(x.shape), (rows, weight, moments)
+def _norm(x: Any, weight: Any, bias: Any, epsilon: float, centered: bool) -> tuple[Any, Any]:
+    x_rows, weight = _contiguous_rows(x), flatten(weight)
+    y, statistics = np.empty_like(x_rows), np.empty((2, len(x_rows)), x.dtype)
+    bias = EMPTY_1D if bias is None else flatten(bias)
+    _kernels().norm(x_rows, weight, bias, epsilon, centered, y, statistics)
+    return y.reshape(x.shape), (x_rows, weight, statistics)
 
 
-def _norm_vjp(g: Any, residuals: Any, centred: bool) -> tuple[Any, Any, Any]:
-    rows, weight, moments = residuals
-    dx, dweight, dbias = np.empty_like(rows), np.zeros_like(weight), np.zeros_like(weight)
-    loops().norm_vjp(_rows(g), rows, weight, moments, centred, dx, dweight, dbias)
+def _norm_vjp(g: Any, residuals: Any, centered: bool) -> tuple[Any, Any, Any]:
+    x_rows, weight, statistics = residuals
+    dx, dweight, dbias = np.empty_like(x_rows), np.zeros_like(weight), np.zeros_like(weight)
+    _kernels().norm_vjp(_contiguous_rows(g), x_rows, weight, statistics, centered, dx, dweight, dbias)
     return dx.reshape(g.shape), dweight, dbias
 
 
@@ -102,42 +104,41 @@ def _rms_norm_vjp(g: Any, residuals: Any, needs: Any, *, epsilon: float) -> tupl
     return _norm_vjp(g, residuals, False)[:2]
 
 
-# --- cross_entropy --------------------------------------------------------------------------------------------------
+# --- cross-entropy --------------------------------------------------------------------------------------------------
 
 
 def _cross_entropy_forward(
     logits: Any, labels: Any, *, pad_id: int, label_smoothing: float, z_loss: float, save: bool
 ) -> tuple[Any, Any]:
-    """Keep the logits themselves: taking their exponentials again costs less than keeping those."""
-    rows, wanted = _rows(logits), flat(labels, np.int64)
-    losses, kept = np.empty(labels.shape, logits.dtype), np.empty((2, len(rows)), logits.dtype)
-    loops().cross_entropy(rows, wanted, pad_id, label_smoothing, z_loss, losses.reshape(-1), kept)
-    return losses, (rows, wanted, kept, logits.shape)
+    """Save the logits: computing their exponentials again takes less time than storing them."""
+    logit_rows, ids = _contiguous_rows(logits), flatten(labels, np.int64)
+    losses, statistics = np.empty(labels.shape, logits.dtype), np.empty((2, len(logit_rows)), logits.dtype)
+    _kernels().cross_entropy(logit_rows, ids, pad_id, label_smoothing, z_loss, losses.reshape(-1), statistics)
+    return losses, (logit_rows, ids, statistics, logits.shape)
 
 
 def _cross_entropy_vjp(
     g: Any, residuals: Any, needs: Any, *, pad_id: int, label_smoothing: float, z_loss: float
 ) -> tuple[Any, ...]:
-    rows, wanted, kept, shape = residuals
-    dlogits = np.empty_like(rows)
-    loops().cross_entropy_vjp(flat(g), rows, wanted, kept, pad_id, label_smoothing, z_loss, dlogits)
+    logit_rows, ids, statistics, shape = residuals
+    dlogits = np.empty_like(logit_rows)
+    _kernels().cross_entropy_vjp(flatten(g), logit_rows, ids, statistics, pad_id, label_smoothing, z_loss, dlogits)
     return dlogits.reshape(shape), None
 
 
 # --- adam -----------------------------------------------------------------------------------------------------------
 
-
-_LEAST_ELEMENTS = 200_000  # some 0.3 ms: what handing a part over must save
+_MIN_ELEMENTS = 200_000  # about 0.3 ms; below, starting threads costs more than it saves
 
 
 def _adam_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     if any(len({array.shape for array in row}) > 1 for row in rows(arrays[1:])):
-        return "the arrays are of several shapes"
-    return numpy_optimizer.supports(arrays, static) or compiled(arrays[1:], static)
+        return "the arrays have different shapes"
+    return numpy_optimizer.supports(arrays, static) or numba_arrays.supports(arrays[1:], static)
 
 
 def _adam(factor: Any, *arrays: Any, keep: Any, save: bool, **settings: float) -> tuple[Any, Any]:
-    """Rows are spread over threads, large ones first, where they are worth it."""
+    """Update large parameters first, on several threads if that pays off."""
     names = ("step_size", "beta1", "beta2", "second_scale", "epsilon")
     numbers, number = [settings[name] for name in names], numpy_optimizer.read(factor)
     if number is None:
@@ -145,9 +146,9 @@ def _adam(factor: Any, *arrays: Any, keep: Any, save: bool, **settings: float) -
     of_rows = sorted(zip(rows(arrays), keep, strict=True), key=lambda each: -each[0][0].size)
 
     def update(each: Any) -> None:
-        loops().adam(*numpy_optimizer.elements(each[0]), *numbers, each[1], number)
+        _kernels().adam(*numpy_optimizer.elements(each[0]), *numbers, each[1], number)
 
-    if sum(row[0].size for row, _ in of_rows) < _LEAST_ELEMENTS:
+    if sum(row[0].size for row, _ in of_rows) < _MIN_ELEMENTS:
         list(map(update, of_rows))
     else:
         parallel_map(update, of_rows)
@@ -155,12 +156,12 @@ def _adam(factor: Any, *arrays: Any, keep: Any, save: bool, **settings: float) -
 
 
 for _operation, _supports, _forward, _vjp in (
-    ("gelu", compiled, _gelu_forward, numpy_gelu.vjp),
-    ("relu", compiled, _relu_forward, _relu_vjp),
+    ("gelu", numba_arrays.supports, _gelu_forward, numpy_gelu.vjp),
+    ("relu", numba_arrays.supports, _relu_forward, _relu_vjp),
     ("dropout", _dropout_supports, _dropout_forward, _dropout_vjp),
     ("layer_norm", _norm_supports, _layer_norm_forward, _layer_norm_vjp),
     ("rms_norm", _norm_supports, _rms_norm_forward, _rms_norm_vjp),
-    ("cross_entropy", compiled, _cross_entropy_forward, _cross_entropy_vjp),
+    ("cross_entropy", numba_arrays.supports, _cross_entropy_forward, _cross_entropy_vjp),
     ("adam", _adam_supports, _adam, None),
 ):
     register(Kernel(f"numba.{_operation}", _operation, "numpy", _supports, _forward, _vjp, priority=20, kind="jit"))

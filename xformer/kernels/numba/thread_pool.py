@@ -1,4 +1,4 @@
-"""The threads that help compiled loops; thread_pool_loops says how."""
+"""The helper threads of compiled kernels; thread_pool_kernels describes the protocol."""
 
 from __future__ import annotations
 
@@ -10,52 +10,52 @@ from typing import Any
 
 import numpy as np
 
-from xformer.kernels.numpy.support import loops_of
+from xformer.kernels.numba.arrays import import_kernels
 from xformer.threads import at_fork, available_threads, fork_safe_lock
 
-_PART = 500_000  # multiplications that a thread has to do at least, some ten microseconds
+_MIN_WORK = 500_000  # multiplications per thread, some ten microseconds
 _LOCK = fork_safe_lock()
 
 
 class _Pool:
-    """The words that its threads share, and a bell for each, to wake it."""
+    """The state that threads share, and an event, a plain lock, to wake each thread."""
 
     def __init__(self) -> None:
-        self._loops = loops_of("thread_pool_loops")
-        self.words: Any = np.zeros(self._loops.WORDS, np.int64)
-        self._bells: list[Any] = []
+        self._kernels = import_kernels("thread_pool_kernels")
+        self.state: Any = np.zeros(self._kernels.STATE_SIZE, np.int64)
+        self._events: list[Any] = []
         self._threads: list[threading.Thread] = []
 
-    def wake(self, helpers: int) -> None:
-        """Ring for so many helpers, and make those that there are not yet."""
-        if self.words[self._loops.AWAKE] >= helpers:
+    def wake(self, num_helpers: int) -> None:
+        """Wake helpers, and start those that do not exist yet."""
+        if self.state[self._kernels.AWAKE] >= num_helpers:
             return
         with _LOCK:
-            with contextlib.suppress(RuntimeError):  # the system has no more threads: there are fewer, then
-                while len(self._bells) < helpers and not self.words[self._loops.STOPPED]:
-                    bell = _thread.allocate_lock()
-                    thread = threading.Thread(target=self._help, args=(bell,), name="xformer-helper", daemon=True)
+            with contextlib.suppress(RuntimeError):  # the system has no more threads; use fewer
+                while len(self._events) < num_helpers and not self.state[self._kernels.STOPPED]:
+                    event = _thread.allocate_lock()
+                    thread = threading.Thread(target=self._help, args=(event,), name="xformer-helper", daemon=True)
                     thread.start()
-                    self._bells.append(bell)
+                    self._events.append(event)
                     self._threads.append(thread)
-            self._ring(helpers)
+            self._set_events(num_helpers)
 
-    def _help(self, bell: Any) -> None:
-        done = np.zeros(1, np.int64)
-        while not self.words[self._loops.STOPPED]:
-            self._loops.help_out(self.words, done)
-            bell.acquire()
+    def _help(self, event: Any) -> None:
+        last_job = np.zeros(1, np.int64)
+        while not self.state[self._kernels.STOPPED]:
+            self._kernels.worker_loop(self.state, last_job)
+            event.acquire()
 
-    def _ring(self, helpers: int) -> None:
-        for bell in self._bells[:helpers]:
-            if bell.locked():
-                bell.release()
+    def _set_events(self, count: int) -> None:
+        for event in self._events[:count]:
+            if event.locked():
+                event.release()
 
     def stop(self) -> None:
-        """End all threads: compiled code must not go while they are in it."""
-        self.words[self._loops.STOPPED] = 1
+        """Join all threads: compiled code must not be unloaded while they run it."""
+        self.state[self._kernels.STOPPED] = 1
         with _LOCK:
-            self._ring(len(self._bells))
+            self._set_events(len(self._events))
         for thread in self._threads:
             thread.join()
 
@@ -75,14 +75,14 @@ at_fork(after_in_child=_pools.clear)
 
 
 def threads_for(work: int) -> int:
-    """How many threads are worth it for so many multiplications."""
-    return 1 if work < 2 * _PART else min(available_threads(), work // _PART)
+    """Return the number of threads for a number of multiplications."""
+    return 1 if work < 2 * _MIN_WORK else min(available_threads(), work // _MIN_WORK)
 
 
-def share(loop: Any, worker: Any, parts: int, threads: int, *arguments: Any) -> None:
-    """Have a worker do all parts of a job, on at most so many threads."""
-    helpers = min(threads, parts) - 1
+def run_parallel(kernel: Any, body: Any, num_parts: int, num_threads: int, *arguments: Any) -> None:
+    """Call a kernel that runs `body` on all parts of a job, on at most `num_threads` threads."""
+    num_helpers = min(num_threads, num_parts) - 1
     pool = _pools[0] if _pools else _pool()
-    if helpers > 0:
-        pool.wake(helpers)
-    loop(pool.words, helpers, parts, worker.address, *arguments)
+    if num_helpers > 0:
+        pool.wake(num_helpers)
+    kernel(pool.state, num_helpers, num_parts, body.address, *arguments)

@@ -1,7 +1,7 @@
-"""NumPy kernels: buffers are reused, passes merged, and matrix products kept whole.
+"""NumPy kernels: they reuse buffers, merge passes over memory, and compute one matrix product instead of several.
 
-Each is tested against its portable definition. A kernel never writes to its inputs. Residuals belong to the kernel that
-made them, and a trace pulls each record back once, so derivatives may overwrite residuals.
+A kernel does not write to its inputs, except for the optimizers'. The backward pass uses each record once, so a
+derivative may overwrite the residuals of its forward.
 """
 
 from xformer.kernels.numpy import attention as attention

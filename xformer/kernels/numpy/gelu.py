@@ -1,8 +1,8 @@
-"""GELU on NumPy, which has no erf: one exponential and a polynomial give the function and its derivative together.
+"""GELU on NumPy, which has no erf: an exponential and a polynomial give the function and its derivative.
 
 With a = |x| and Phi(-a) the tail of the normal distribution, gelu(x) = max(x, 0) - a Phi(-a). The tail is
-exp(-a^2 / 2) times a function that a polynomial in 1 / (1 + p a) fits (the form of Hastings, 1955, that Abramowitz and
-Stegun have as 7.1.26), here to float32's precision everywhere, however small the tail.
+exp(-a^2 / 2) times a polynomial in t = 1 / (1 + p a) (Hastings, 1955; Abramowitz and Stegun, 7.1.26), fitted to the
+relative precision of float32.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 
 from xformer.kernels.registry import Kernel, register
 
-# Fitted for the least relative error over 0 <= a <= 14, which is 9.4e-8: beyond, float32 has no such tail.
+# Fitted for the least relative error over 0 <= a <= 14, which is 9.4e-8; beyond, the tail is zero in float32.
 P = 0.305
 COEFFICIENTS = (
     0.121639735328, 0.1224667746, 0.103421139712, 0.121020745167,
     -0.037975001979, 0.185714847352, -0.152987076117, 0.03669888286,
 )  # fmt: skip
-_FARTHEST = 30.0  # the tail is zero by then; infinity times zero would be NaN
-_BLOCK = 32 * 1024  # elements: what a block needs stays in the cache through all passes
+_MAX_ABS = 30.0  # the tail is zero there; infinity times zero would be NaN
+_BLOCK = 32 * 1024  # elements; the buffers of a block stay in the cache through all passes
 _SIGN = np.uint32(0x80000000)
 # Comparing with an array is three times faster than with a number.
-_ZEROS, _LIMITS = np.zeros(_BLOCK, np.float32), np.full(_BLOCK, _FARTHEST, np.float32)
+_ZEROS, _LIMITS = np.zeros(_BLOCK, np.float32), np.full(_BLOCK, _MAX_ABS, np.float32)
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
@@ -34,7 +34,7 @@ def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
 
 
 def _tail(a: Any, power: Any, work: Any, out: Any) -> Any:
-    """Phi(-a), given exp(-a^2 / 2)."""
+    """Return Phi(-a), from a and exp(-a^2 / 2)."""
     t = np.multiply(a, P, out=work)
     t += 1.0
     np.divide(1.0, t, out=t)
@@ -47,38 +47,38 @@ def _tail(a: Any, power: Any, work: Any, out: Any) -> Any:
 
 
 def _forward(x: Any, *, save: bool) -> tuple[Any, Any]:
-    """Keep the slope, Phi(x) + x phi(x): what is below zero of it is s = Phi(-a) - a phi(a), the rest 1 - s."""
+    """Save the slope Phi(x) + x phi(x), which is s = Phi(-a) - a phi(a) for negative x and 1 - s for positive x."""
     flat = x.reshape(-1)
     y, slope = np.empty_like(flat), np.empty_like(flat) if save else None
     buffers = np.empty((4, min(_BLOCK, flat.size)), flat.dtype)
     for start in range(0, flat.size, _BLOCK):
-        part = slice(start, min(start + _BLOCK, flat.size))
-        here, y_part = flat[part], y[part]
-        a, power, work, tail = buffers[:, : here.size]
-        np.abs(here, out=a)
-        np.minimum(a, _LIMITS[: here.size], out=a)
+        block = slice(start, min(start + _BLOCK, flat.size))
+        x_block, y_block = flat[block], y[block]
+        a, power, work, tail = buffers[:, : x_block.size]
+        np.abs(x_block, out=a)
+        np.minimum(a, _LIMITS[: x_block.size], out=a)
         np.multiply(a, a, out=power)
         power *= -0.5
         np.exp(power, out=power)
         tail = _tail(a, power, work, tail)
         np.multiply(a, tail, out=work)
-        np.maximum(here, _ZEROS[: here.size], out=y_part)
-        y_part -= work
+        np.maximum(x_block, _ZEROS[: x_block.size], out=y_block)
+        y_block -= work
         if slope is None:
             continue
         power *= 1.0 / math.sqrt(2.0 * math.pi)
         power *= a
         tail -= power
-        # 0.5 - s is never below zero, so x's sign can be put on it: s or 1 - s without a choice.
-        s = np.subtract(0.5, tail, out=slope[part])
+        # 0.5 - s is not negative, so copying the sign of x to it and adding 0.5 gives s or 1 - s.
+        s = np.subtract(0.5, tail, out=slope[block])
         bits = s.view(np.uint32)
-        bits |= here.view(np.uint32) & _SIGN
+        bits |= x_block.view(np.uint32) & _SIGN
         s += 0.5
     return y.reshape(x.shape), slope
 
 
 def vjp(g: Any, slope: Any, needs: Any) -> tuple[Any, ...]:
-    """The slope becomes the cotangent."""
+    """Multiply the slope by g, in place."""
     slope = slope.reshape(g.shape)
     return (np.multiply(slope, g, out=slope),)
 

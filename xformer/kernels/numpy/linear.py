@@ -1,4 +1,4 @@
-"""Linear maps on NumPy: matrix products kept whole, those of several maps of one input made as one."""
+"""Linear maps on NumPy: one product for all rows, and one for all maps of the same input."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from xformer.kernels.numpy.support import floats
+from xformer.kernels.numpy.arrays import supports_floats
 from xformer.kernels.registry import Kernel, register
 from xformer.ops.linear import as_rows
+from xformer.ops.project_heads import split_heads
 
-# The product of matrices (rows, k) and (k, columns), each perhaps a transposed view, plus a bias (columns,) or None.
+# Computes a @ b + bias for matrices (rows, k) and (k, columns), which may be transposed views, and a bias (columns,) or
+# None.
 Affine = Callable[[Any, Any, Any], Any]
 
 
@@ -37,7 +39,7 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, affine: Affine) -> tuple[Any, ..
     dx = affine(g_rows, weight.T, None).reshape(x.shape) if needs[0] else None
     dweight = None
     if needs[1]:
-        # A weight given transposed (the tied output) gets its gradient in its own memory order.
+        # The gradient of a transposed view (the tied output layer) has the memory order of the view.
         transposed = weight.flags.f_contiguous
         dweight = affine(g_rows.T, as_rows(x), None).T if transposed else affine(as_rows(x).T, g_rows, None)
     return dx, dweight, (g_rows.sum(axis=0) if needs[2] else None)
@@ -45,36 +47,34 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, affine: Affine) -> tuple[Any, ..
 
 # --- project_heads ---------------------------------------------------------------------------------------------------
 
-_FEW_ROWS = 96  # fewer, as in decoding, cost less than bringing the matrices together
+_FEW_ROWS = 96  # with fewer, as in decoding, concatenating the matrices takes longer than it saves
 
 
 def _heads_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     biases = arrays[1 + len(static["heads"]) :]
-    return "some of the maps have a bias" if len({bias is None for bias in biases}) > 1 else None
+    return "only some of the maps have a bias" if len({bias is None for bias in biases}) > 1 else None
 
 
-def _in_heads(rows: Any, x: Any, heads: int) -> Any:
-    return rows.reshape(*x.shape[:2], heads, rows.shape[1] // heads).transpose(0, 2, 1, 3)
-
-
-def _cut(joint: Any, x: Any, weights: Any, heads: Any) -> Iterator[Any]:
-    """Each map's part of the joint rows, in heads: a view."""
-    first = 0
+def _split(joint: Any, x: Any, weights: Any, heads: Any) -> Iterator[Any]:
+    """Yield a view of the joint rows for each map, split into heads."""
+    start = 0
     for weight, count in zip(weights, heads, strict=True):
-        yield _in_heads(joint[:, first : first + weight.shape[1]], x, count)
-        first += weight.shape[1]
+        stop = start + weight.shape[1]
+        yield split_heads(joint[:, start:stop], x.shape, count)
+        start = stop
 
 
 def _heads_forward(x: Any, *maps: Any, heads: Any, save: bool, affine: Affine) -> tuple[Any, Any]:
-    """One product with all matrices side by side, or, for few rows, one with each where it is."""
+    """Compute one product with the concatenated matrices or, for few rows, one with each matrix."""
     rows, weights, biases = as_rows(x), maps[: len(heads)], maps[len(heads) :]
     if len(rows) < _FEW_ROWS or len(weights) == 1:
         outputs = [affine(rows, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
         joint = weights[0] if len(weights) == 1 else None
-        return tuple(_in_heads(y, x, count) for y, count in zip(outputs, heads, strict=True)), (x, weights, joint)
+        outputs = [split_heads(y, x.shape, count) for y, count in zip(outputs, heads, strict=True)]
+        return tuple(outputs), (x, weights, joint)
     joint = np.concatenate(weights, axis=1)
     y = affine(rows, joint, None if biases[0] is None else np.concatenate(biases))
-    return tuple(_cut(y, x, weights, heads)), (x, weights, joint)
+    return tuple(_split(y, x, weights, heads)), (x, weights, joint)
 
 
 def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any, affine: Affine) -> tuple[Any, ...]:
@@ -82,8 +82,8 @@ def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any, affine: Affine
     joint = np.concatenate(weights, axis=1) if joint is None else joint
     rows = as_rows(x)
     g_rows = np.empty((len(rows), joint.shape[1]), joint.dtype)
-    for part, given in zip(_cut(g_rows, x, weights, heads), g, strict=True):
-        part[...] = 0.0 if given is None else given
+    for part, cotangent in zip(_split(g_rows, x, weights, heads), g, strict=True):
+        part[...] = 0.0 if cotangent is None else cotangent
     dx = affine(g_rows, joint.T, None).reshape(x.shape) if needs[0] else None
     ends = np.cumsum([weight.shape[1] for weight in weights])[:-1]
     dweights = [affine(rows.T, part, None) for part in np.split(g_rows, ends, axis=1)]
@@ -91,18 +91,18 @@ def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any, affine: Affine
     return dx, *dweights, *dbiases
 
 
-def register_maps(name: str, affine: Affine, supports: Callable[..., str | None], **settings: Any) -> None:
-    """Register kernels for linear maps, made of an affine one."""
+def register_linear(name: str, affine: Affine, supports: Callable[..., str | None], **settings: Any) -> None:
+    """Register the kernels `linear` and `project_heads` that compute products with `affine`."""
 
-    def both(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    def supports_heads(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
         return supports(arrays, static) or _heads_supports(arrays, static)
 
-    for operation, check, forward, vjp in (
+    for operation, operation_supports, forward, vjp in (
         ("linear", supports, _forward, _vjp),
-        ("project_heads", both, _heads_forward, _heads_vjp),
+        ("project_heads", supports_heads, _heads_forward, _heads_vjp),
     ):
         forward, vjp = (functools.partial(function, affine=affine) for function in (forward, vjp))
-        register(Kernel(f"{name}.{operation}", operation, "numpy", check, forward, vjp, **settings))
+        register(Kernel(f"{name}.{operation}", operation, "numpy", operation_supports, forward, vjp, **settings))
 
 
-register_maps("numpy", _affine, floats)
+register_linear("numpy", _affine, supports_floats)

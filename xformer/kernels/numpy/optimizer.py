@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.kernels.numpy.support import floats
+from xformer.kernels.numpy.arrays import supports_floats
 from xformer.kernels.registry import Kernel, register
 from xformer.ops.adam import Row, rows, updated
 
@@ -23,7 +23,7 @@ def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
         in_place = parameter, first, second
         if not any(all(array.flags[order] for array in in_place) for order in ("C_CONTIGUOUS", "F_CONTIGUOUS")):
             return "arrays are not contiguous, or differ in memory order"
-    return floats(arrays[1:], static)
+    return supports_floats(arrays[1:], static)
 
 
 def elements(row: Row) -> list[Any]:
@@ -91,4 +91,6 @@ def _squared_norm_vjp(g: Any, arrays: Any, needs: Any) -> tuple[Any, ...]:
     return tuple(x * (2.0 * g) for x in arrays)
 
 
-register(Kernel("numpy.squared_norm", "squared_norm", "numpy", floats, _squared_norm_forward, _squared_norm_vjp))
+register(
+    Kernel("numpy.squared_norm", "squared_norm", "numpy", supports_floats, _squared_norm_forward, _squared_norm_vjp)
+)

@@ -1,4 +1,4 @@
-"""Compiled products equal NumPy's: matrices of all layouts, parts of tiles and of blocks, one thread and several."""
+"""Compiled products and linear maps: memory layouts, partial tiles and blocks, one thread and several."""
 
 from __future__ import annotations
 
@@ -6,56 +6,53 @@ import numpy as np
 import pytest
 
 from tests.kernels.numba.test_thread_pool import awake, helped
-from tests.kernels.numpy.test_rowwise import assert_same, normal
+from tests.kernels.numpy.cases import assert_same, normal
 from xformer import kernels
 from xformer.ops import linear
 from xformer.ops.project_heads import project_heads
 
 pytest.importorskip("numba")
 
-from xformer.kernels.numba import matmul as compiled
+from xformer.kernels.numba import linear as compiled
 from xformer.kernels.numba import thread_pool as thread_pool
 
-LAYOUTS = {"rows": lambda x: x, "columns": lambda x: np.asfortranarray(x), "a part": lambda x: np.tile(x, (2, 2))}
+LAYOUTS = {"rows": lambda x: x, "columns": lambda x: np.asfortranarray(x), "submatrix": lambda x: np.tile(x, (2, 2))}
 
 
 @pytest.fixture(autouse=True)
-def served(monkeypatch):
-    """Have these kernels serve, whatever the environment asks for, and however small the matrices are."""
+def compile_all(monkeypatch):
+    """Enable the kernels, also for small matrices."""
     monkeypatch.setenv("XFORMER_KERNELS", "auto")
-    monkeypatch.setattr(compiled, "_LEAST", 1)
-    monkeypatch.setattr(thread_pool, "_PART", 1)
+    monkeypatch.setattr(compiled, "_MIN_WORK", 1)
+    monkeypatch.setattr(thread_pool, "_MIN_WORK", 1)
 
 
 def single(*shape, seed=0):
     return normal(*shape, seed=seed).astype("float32")
 
 
-def laid_out(layout, x):
+def arranged(layout, x):
     return LAYOUTS[layout](x)[: x.shape[0], : x.shape[1]]
 
 
-@pytest.mark.parametrize("left", LAYOUTS)
-@pytest.mark.parametrize("right", LAYOUTS)
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (2, 40, 47),
-        (5, 300, 95),
-        (40, 513, 48),
-        (8, 300, 500),
-        (43, 70, 1600),
-        (95, 32, 145),
-        (96, 32, 32),
-        (97, 47, 95),
-        (391, 257, 49),
-        (385, 600, 32),
-    ],
-    ids=str,
-)
+SHAPES = [
+    (2, 40, 47),
+    (5, 300, 95),
+    (40, 513, 48),
+    (8, 300, 500),
+    (43, 70, 1600),
+    (95, 32, 145),
+    (97, 47, 95),
+    (391, 257, 49),
+]
+LAYOUT_PAIRS = [("rows", "columns"), ("columns", "rows"), ("submatrix", "submatrix")]
+
+
+@pytest.mark.parametrize(("left", "right"), LAYOUT_PAIRS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products(left, right, shape):
     rows, depth, columns = shape
-    a, b = laid_out(left, single(rows, depth)), laid_out(right, single(depth, columns, seed=1))
+    a, b = arranged(left, single(rows, depth)), arranged(right, single(depth, columns, seed=1))
     expected = a.astype("float64") @ b.astype("float64")
     np.testing.assert_allclose(compiled._affine(a, b, None), expected, rtol=0.0, atol=3e-6 * depth)
     bias = single(2 * columns, seed=2)[::2]
@@ -63,14 +60,14 @@ def test_products(left, right, shape):
 
 
 @pytest.mark.parametrize("shape", [(0, 40, 40), (40, 0, 40), (40, 40, 0), (1, 40, 40), (40, 1, 40)], ids=str)
-def test_products_of_a_row_or_none(shape):
+def test_products_of_a_single_row_or_of_no_elements(shape):
     rows, depth, columns = shape
     a, b = single(rows, depth), single(depth, columns, seed=1)
     np.testing.assert_array_equal(compiled._affine(a, b, None), a @ b)
 
 
 @pytest.mark.parametrize("shape", [(500, 64, 100), (100, 64, 500), (9, 64, 500)], ids=str)
-def test_threads_give_the_bits_of_one(monkeypatch, shape):
+def test_the_number_of_threads_does_not_change_the_bits(monkeypatch, shape):
     rows, depth, columns = shape
     a, b, results = single(rows, depth), single(depth, columns, seed=1), []
     for threads in (1, 2, 5):
@@ -87,7 +84,7 @@ def test_threads_give_the_bits_of_one(monkeypatch, shape):
         np.testing.assert_array_equal(other, results[0])
 
 
-def test_what_is_not_finite_stays_visible():
+def test_infinities_and_nan_propagate():
     a, b = single(100, 40), single(40, 40, seed=1)
     a[3, 5], a[7, 1] = np.nan, np.inf
     product = compiled._affine(a, b, None)
@@ -103,7 +100,7 @@ def test_linear(monkeypatch, bias, transposed):
     weight = np.asfortranarray(weight) if transposed else weight
     arrays = x, weight, single(72, seed=2) if bias else None
     assert ": numba.linear" in kernels.explain("linear", *arrays)
-    assert_same(monkeypatch, lambda *given: linear(*given), *[array for array in arrays if array is not None])
+    assert_same(monkeypatch, linear, *[array for array in arrays if array is not None])
 
 
 def test_project_heads(monkeypatch):
@@ -112,11 +109,11 @@ def test_project_heads(monkeypatch):
 
     def project(x, *maps):
         first, second = project_heads(x, (maps[0], None, 4), (maps[1], None, 3))
-        return linear(first, second[0, 0, :, :12].mT)  # of both outputs
+        return linear(first, second[0, 0, :, :12].mT)  # depends on both outputs
 
     assert_same(monkeypatch, project, x, *maps)
 
 
-def test_a_single_row_is_left_to_numpy():
+def test_a_single_row_is_not_supported():
     row, weight = single(1, 8), single(8, 8)
-    assert "not numba.linear: at most a single row" in kernels.explain("linear", row, weight, None)
+    assert "not numba.linear: fewer than two rows" in kernels.explain("linear", row, weight, None)
