@@ -11,8 +11,8 @@ import pytest
 from tests.conftest import library_or_skip
 from tests.kernels.cupy.cuda_cases import normal
 from tests.reference import small_model, translation_loss
-from xformer import Rng, backends, kernels, training, value_and_grad
-from xformer.backends import dtype_named
+from xformer import Rng, kernels, training, value_and_grad
+from xformer.backends import dtype_named, namespaces
 from xformer.kernels import registry
 from xformer.kernels.cupy import launch as cuda_launch
 from xformer.ops import gelu, layer_norm, linear
@@ -83,7 +83,7 @@ def device_array(host, dtype):
 
 @pytest.fixture
 def watching(cuda_host, monkeypatch):
-    monkeypatch.setitem(backends._NAMESPACE_OF_TYPE, Watched, Namespace(cuda_host.xp))
+    monkeypatch.setitem(namespaces._NAMESPACE_OF_TYPE, Watched, Namespace(cuda_host.xp))
     return cuda_host
 
 
