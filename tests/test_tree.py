@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
+import subprocess
+import sys
+import typing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,15 +67,40 @@ def test_a_module_cannot_be_changed():
         del module.weight
 
 
-def test_an_array_in_a_field_without_the_annotation_is_refused():
-    """It would silently be left out of training."""
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        Any,
+        np.ndarray,
+        Array | None,
+        typing.Optional[np.ndarray],  # noqa: UP045
+        "jax.Array",
+        "Array|None",
+    ],
+)
+def test_an_array_is_a_leaf_whatever_the_annotation(annotation):
+    class Scale(Module):
+        __annotations__ = {"weight": annotation, "power": int}
+        power = 2
 
-    class Forgetful(Module):
-        weight: Any
+    assert [name for name, _ in Scale(np.zeros(2)).named_parameters()] == ["weight"]
+    assert [name for name, _ in Scale(None).named_parameters()] == []
 
-    with pytest.raises(AttributeError, match=r"Forgetful\.weight is given an array; annotate it `weight: Array`"):
-        Forgetful(np.zeros(2))
-    assert Forgetful(np.float64(0.5)).weight == 0.5  # a NumPy number is configuration
+
+def test_a_numpy_number_is_configuration_unless_annotated_as_an_array():
+    class Scale(Module):
+        weight: Array
+        rate: Any
+
+    assert [name for name, _ in Scale(np.float64(0.5), np.float64(0.5)).named_parameters()] == ["weight"]
+
+
+def test_static_tuples_are_no_branches():
+    class Slopes(Module):
+        slopes: tuple
+        weight: Array
+
+    assert jax_leaves(Slopes((0.5, 0.25), np.ones(1))) == [[1.0]]
 
 
 def test_parameters_have_dotted_names_in_a_fixed_order():
@@ -128,6 +157,93 @@ def test_replace_exchanges_all_arrays_by_name():
 
 def test_repr_shows_arrays_by_dtype_and_shape():
     assert repr(norm(1)) == "Norm(weight=float64[1], bias=None, epsilon=1e-05)"
+
+
+def test_repr_is_indented_and_collapses_repeated_layers():
+    same = tuple(norm(value, 1) for value in range(3))
+    tree = Stack(norm(1), (*same, norm(4)), [], {"a": Norm(np.zeros(1), epsilon=Pair(1, 2))}, (np.zeros(2),), "s" * 99)
+    assert repr(tree).splitlines() == [
+        "Stack(",
+        "  first=Norm(weight=float64[1], bias=None, epsilon=1e-05),",
+        "  layers=(",
+        "    (0-2): 3 x Norm(weight=float64[1], bias=float64[1], epsilon=1e-05),",
+        "    (3): Norm(weight=float64[1], bias=None, epsilon=1e-05),",
+        "  ),",
+        "  more=[],",
+        "  named={'a': Norm(weight=float64[1], bias=None, epsilon=Pair(left=1, right=2))},",
+        "  tables=((0): float64[2]),",
+        "  label=str(...),",
+        ")",
+    ]
+
+
+def test_repr_of_a_model_is_cut_at_depth_two():
+    text = repr(small_model(num_encoder_layers=6))
+    assert len(text) < 1500
+    assert "    (0-5): 6 x EncoderLayer(\n      self_attention=MultiHeadAttention(...),\n" in text
+
+
+# --- Pytrees of JAX and torch -----------------------------------------------------------------------------------------
+
+
+def jax_leaves(tree):
+    library_or_skip("jax")
+    return [leaf.tolist() for leaf in importlib.import_module("jax").tree.leaves(tree)]
+
+
+def test_a_module_is_a_pytree_of_jax():
+    xp = library_or_skip("jax")
+    jax = importlib.import_module("jax")
+    tree = stack().to(xp)
+    assert jax_leaves(tree) == [leaf.tolist() for leaf in flatten(tree)[0]]
+    calls = []
+
+    @jax.jit
+    def total(tree, x):
+        calls.append(1)
+        return x * sum(xp.sum(leaf) for leaf in flatten(tree)[0])
+
+    doubled = jax.tree.map(lambda leaf: 2.0 * leaf, tree)
+    assert (float(total(tree, 1.0)), float(total(doubled, 1.0))) == (36.0, 72.0)
+    assert len(calls) == 1  # equal static fields reuse the compiled function
+    total(jax.tree.map(lambda leaf: leaf, Stack(*vars_of(tree)[:-1], "other")), 1.0)
+    assert len(calls) == 2
+    gradient = jax.grad(lambda tree: xp.sum(tree.layers[0].weight ** 2))(tree)
+    assert type(gradient) is Stack
+    assert gradient.label == "s"
+    assert [float(leaf[0]) for leaf in flatten(gradient)[0]] == [0.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    path, _ = jax.tree_util.tree_leaves_with_path(tree)[1]
+    assert jax.tree_util.keystr(path) == ".layers[0].weight"
+
+
+def vars_of(module):
+    return [getattr(module, name) for name in module.__fields__]
+
+
+def test_a_module_is_a_pytree_of_torch():
+    torch = library_or_skip("torch")
+    pytree = importlib.import_module("torch.utils._pytree")
+    tree = stack().to(torch)
+    leaves, structure = pytree.tree_flatten(tree)
+    assert sorted(float(leaf[0]) for leaf in leaves) == sorted(float(leaf[0]) for leaf in flatten(tree)[0])
+    assert repr(pytree.tree_unflatten(leaves, structure)) == repr(tree)
+    gradient = importlib.import_module("torch").func.grad(lambda tree: (tree.first.weight**2).sum())(tree)
+    assert float(gradient.first.weight[0]) == 2.0
+
+
+BEFORE_ANY_OPERATION = """
+import xformer.tree
+import jax, jax.numpy as jnp
+class Scale(xformer.tree.Module):
+    weight: jax.Array
+print(jax.jit(lambda module, x: module.weight * x)(Scale(jnp.ones(())), 3.0))
+"""
+
+
+def test_a_module_is_a_pytree_before_any_operation_ran():
+    library_or_skip("jax")
+    done = subprocess.run([sys.executable, "-c", BEFORE_ANY_OPERATION], capture_output=True, text=True)
+    assert done.stdout == "3.0\n", done.stderr
 
 
 def test_modules_can_be_copied_and_pickled():

@@ -1,7 +1,7 @@
 """Modules are frozen trees of named arrays.
 
-A `Module` is immutable. Fields annotated `Array` are its leaves, fields that hold modules (or tuples, lists and dicts
-of modules) are its branches, and every other field is static configuration. Training makes a new model,
+A `Module` is immutable. Fields that hold arrays are its leaves, fields that hold modules (or tuples, lists and dicts of
+modules) are its branches, and every other field is static configuration. Training makes a new model,
 `replace(model, arrays)`; gradients come back as a tree of the same structure. Tuples, lists and dicts of trees are
 trees too, so batches and optimizer states need no wrapper.
 """
@@ -9,13 +9,22 @@ trees too, so batches and optimizer states need no wrapper.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import operator
+import re
+import textwrap
+import types
+import typing
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, dataclass_transform
 
+import numpy as np
+
 from xformer.backends import (
     Array,
+    Backend,
     Device,
     DType,
     Namespace,
@@ -29,22 +38,29 @@ from xformer.backends import (
     resolve,
     to_host,
 )
+from xformer.backends.backend import loaded_backends, on_load
+from xformer.backends.namespaces import load_imported_backends
 from xformer.errors import ConfigError, ShapeError
 
-_ARRAY_ANNOTATIONS = {"Array", "Array | None"}
 _BRANCHES = (tuple, list, dict)
+_ARRAY_TYPES = {"Array", "ndarray", "NDArray", "Tensor"}
+_LAYOUT = "_layout"  # where a module caches the names of its leaves and branches: a training step needs them often
+_CLASSES: weakref.WeakSet[type[Module]] = weakref.WeakSet()
 
 
 @dataclass_transform(eq_default=False)
 class Module:
-    """Base of every layer and model: a frozen dataclass that is a tree of named arrays.
+    """Base class of layers and models: a frozen dataclass that is a tree of named arrays.
 
     A subclass lists its fields and sets each exactly once in `__init__`:
 
         class Linear(Module):
-            weight: Array          # a leaf: annotated Array
+            weight: Array          # a leaf
             bias: Array | None     # a leaf, or absent
-            features: int          # static: everything else
+            features: int          # static configuration
+
+    A field that holds an array is a leaf, however it is annotated. Modules are pytrees of JAX and torch: `jax.jit`,
+    `jax.grad` and `torch.utils._pytree` take them as arguments.
     """
 
     __array_fields__: frozenset[str] = frozenset()
@@ -57,69 +73,74 @@ class Module:
         dataclasses.dataclass(init=own_init, repr=False, eq=False)(cls)
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
         cls.__fields__ = tuple(field.name for field in fields)
-        cls.__array_fields__ = frozenset(field.name for field in fields if field.type in _ARRAY_ANNOTATIONS)
+        cls.__array_fields__ = frozenset(field.name for field in fields if _names_array(field.type))
+        _CLASSES.add(cls)
+        for backend in loaded_backends():
+            _register_pytree(backend, cls)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__fields__:
             raise AttributeError(f"{type(self).__name__} has no field {name!r}; its fields are {self.__fields__}")
         if name in self.__dict__:
             raise AttributeError(f"{type(self).__name__}.{name} is frozen; use replace() to make a changed copy")
+        if not self.__dict__:
+            load_imported_backends()  # so that the module is a pytree of JAX or torch before any operation runs
         self.__dict__.pop(_LAYOUT, None)
-        if name not in self.__array_fields__ and is_array(value) and tuple(value.shape) != ():
-            raise AttributeError(
-                f"{type(self).__name__}.{name} is given an array; annotate it `{name}: Array`, in a file with "
-                "`from __future__ import annotations`, to make it a parameter"
-            )
         object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"{type(self).__name__} is frozen")
 
     def __repr__(self) -> str:
-        parts = (f"{name}={_summary(getattr(self, name))}" for name in self.__fields__)
-        return f"{type(self).__name__}({', '.join(parts)})"
+        return _format(self, depth=2)
 
     def named_parameters(self) -> Iterator[tuple[str, Array]]:
-        """Yield (dotted name, array) in a fixed order: field order, then position in tuples and lists, or key."""
+        """Yield (dotted name, array) in a fixed order: fields as declared, tuples by position, dicts by sorted key."""
         return _named(self, "")
 
     def parameter_count(self) -> int:
-        """Count the numbers in all arrays of the tree."""
+        """Return the number of elements in all arrays of the tree."""
         return sum(math.prod(array.shape) for _, array in self.named_parameters())
 
     def to(self, xp: Any = None, *, dtype: DType | str | None = None, device: Device = None) -> Self:
         """Return the module with its arrays in another library, floating dtype or device.
 
-        Raises BackendError when the library, dtype or device is not there.
+        Args:
+            xp: Array library, as a module or by name; default the present one.
+            dtype: Dtype of floating arrays; integers and booleans keep theirs.
+            device: Device as the library names it.
+
+        Raises:
+            BackendError: If the library, dtype or device is not available.
         """
         target = None if xp is None else resolve(xp)
         return map_arrays(lambda array: _move(array, target, dtype, device), self)  # type: ignore[no-any-return]
 
 
-_NODES = (Module, *_BRANCHES)
+def _names_array(annotation: Any) -> bool:
+    """Return whether an annotation is an array type or its union with None, as a type or as its text."""
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", None) or str(annotation)
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        text = str(annotation)
+    parts = re.sub(r"^(typing\.)?Optional\[(.*)\]$", r"\2", text.strip()).split("|")
+    names = [re.sub(r"\[.*\]$", "", part.strip()).rsplit(".", 1)[-1] for part in parts]
+    return bool(names) and set(names) - {"None"} <= _ARRAY_TYPES and names != ["None"]
 
 
-def _summary(value: Any) -> str:
-    """Show an array as dtype and shape, everything else as it is."""
-    if isinstance(value, Module) or not (hasattr(value, "shape") and hasattr(value, "dtype")):
-        return repr(value)
-    return f"{dtype_name(value.dtype)}{list(value.shape)}"
-
-
-def _move(array: Array, xp: Namespace, dtype: DType | str | None, place: Device) -> Array:
+def _move(array: Array, xp: Namespace, dtype: DType | str | None, target: Device) -> Array:
     """Move one array; a change of library goes through the host."""
     source = array_namespace(array)
     xp = source if xp is None else xp
-    wanted = dtype_name(array.dtype)
+    name = dtype_name(array.dtype)
     if is_floating(array.dtype) and (dtype is not None or xp is not source):
-        wanted = dtype_name(default_float(xp, wanted if dtype is None else dtype))
+        name = dtype_name(default_float(xp, name if dtype is None else dtype))
     if xp is not source:
         # A copy, because libraries share memory with NumPy where they can, and optimizers write in place.
-        return from_host(xp, to_host(array).copy(), dtype=wanted, device=place)
-    if wanted != dtype_name(array.dtype):
-        array = xp.astype(array, dtype_named(xp, wanted))
-    if place is not None and place != device(array):
-        array = from_host(xp, to_host(array), dtype=wanted, device=place)
+        return from_host(xp, to_host(array).copy(), dtype=name, device=target)
+    if name != dtype_name(array.dtype):
+        array = xp.astype(array, dtype_named(xp, name))
+    if target is not None and target != device(array):
+        array = from_host(xp, to_host(array), dtype=name, device=target)
     return array
 
 
@@ -127,7 +148,14 @@ def _move(array: Array, xp: Namespace, dtype: DType | str | None, place: Device)
 
 
 def flatten(tree: Any) -> tuple[list[Array], Callable[[Sequence[Any]], Any]]:
-    """Take a tree apart: its arrays in a fixed order, and a function that builds it again from others."""
+    """Split a tree into its arrays and its structure.
+
+    Args:
+        tree: A Module, an array, or tuples, lists and dicts of them. Values that are no arrays belong to the structure.
+
+    Returns:
+        The arrays in a fixed order, and a function that builds the same tree of other arrays.
+    """
     leaves: list[Array] = []
     _collect(tree, leaves)
 
@@ -142,7 +170,16 @@ def flatten(tree: Any) -> tuple[list[Array], Callable[[Sequence[Any]], Any]]:
 
 
 def map_arrays(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply `function` to the arrays of one tree, or of several of the same structure, leaf by leaf."""
+    """Apply `function` to the arrays of a tree, or to those of several trees of the same structure.
+
+    Args:
+        function: Takes one array of each tree and returns a leaf.
+        tree: Tree that gives the result its structure.
+        *others: More trees with as many arrays.
+
+    Raises:
+        ShapeError: If the trees differ in their number of arrays.
+    """
     leaves, rebuild = flatten(tree)
     columns = [flatten(other)[0] for other in others]
     for column in columns:
@@ -152,25 +189,34 @@ def map_arrays(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def is_array(value: Any) -> bool:
-    """Tell whether a value is an array of any library, traced or not."""
+    """Return whether a value is an array of any library, traced or not."""
     return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, Module)
 
 
-_LAYOUT = "_layout"  # where a module keeps the names of its leaves and branches: a training step asks many times
-
-
 def _layout(node: Module) -> tuple[tuple[str, bool], ...]:
-    """The names of the leaves (True) and branches (False) of one module, in field order."""
-    known = node.__dict__.get(_LAYOUT)
-    if known is None:
-        values = ((name, name in node.__array_fields__, getattr(node, name)) for name in node.__fields__)
-        known = tuple(
-            (name, is_leaf)
-            for name, is_leaf, value in values
-            if (value is not None if is_leaf else isinstance(value, _NODES))
-        )
-        node.__dict__[_LAYOUT] = known
-    return known
+    """Return the names of the leaves (True) and branches (False) of one module, in field order."""
+    layout = node.__dict__.get(_LAYOUT)
+    if layout is None:
+        fields = ((name, getattr(node, name)) for name in node.__fields__)
+        kinds = ((name, _is_leaf(node, name, value), _is_branch(value)) for name, value in fields)
+        layout = tuple((name, is_leaf) for name, is_leaf, is_branch in kinds if is_leaf or is_branch)
+        node.__dict__[_LAYOUT] = layout
+    return layout
+
+
+def _is_leaf(node: Module, name: str, value: Any) -> bool:
+    """Return whether a field holds an array. NumPy scalars are configuration unless they are annotated as arrays."""
+    if name in node.__array_fields__:
+        return value is not None
+    return is_array(value) and not isinstance(value, np.generic)
+
+
+def _is_branch(value: Any) -> bool:
+    """Return whether a value is a module, or a container with arrays or modules in it."""
+    if isinstance(value, _BRANCHES):
+        items = value.values() if isinstance(value, dict) else value
+        return any(is_array(item) or _is_branch(item) for item in items)
+    return isinstance(value, Module)
 
 
 def _collect(node: Any, leaves: list[Array]) -> None:
@@ -198,7 +244,7 @@ def _rebuild(node: Any, arrays: Iterator[Any]) -> Any:
         for name, is_leaf in _layout(node):
             fields[name] = next(arrays) if is_leaf else _rebuild(getattr(node, name), arrays)
             if fields[name] is None:
-                fields.pop(_LAYOUT, None)  # a leaf less, as optimizers have where they keep nothing
+                fields.pop(_LAYOUT, None)  # one leaf less
         return copy
     if isinstance(node, dict):
         rebuilt = {key: _rebuild(node[key], arrays) for key in sorted(node)}
@@ -227,9 +273,15 @@ def _named(node: Any, prefix: str) -> Iterator[tuple[str, Array]]:
 
 
 def replace(module: Any, arrays: dict[str, Array]) -> Any:
-    """Return the module with the named arrays exchanged for others of the same shapes.
+    """Return a copy of a module with other arrays of the same shapes.
 
-    Raises ConfigError for a name the module does not have or lacks, ShapeError for another shape.
+    Args:
+        module: A Module.
+        arrays: All arrays by their names in `named_parameters()`.
+
+    Raises:
+        ConfigError: If a name is unknown or missing.
+        ShapeError: If a shape differs.
     """
     current = dict(module.named_parameters())
     unknown, missing = arrays.keys() - current.keys(), current.keys() - arrays.keys()
@@ -242,3 +294,87 @@ def replace(module: Any, arrays: dict[str, Array]) -> Any:
         if tuple(arrays[name].shape) != tuple(array.shape):
             raise ShapeError(f"{name} has shape {tuple(arrays[name].shape)}; expected {tuple(array.shape)}")
     return flatten(module)[1]([arrays[name] for name in current])
+
+
+# --- Pytrees of other libraries -----------------------------------------------------------------------------------
+
+
+class _Static:
+    """The static part of a module: its class, layout and configuration. Equal parts let jitted functions be reused."""
+
+    def __init__(self, node: Module) -> None:
+        self.layout = _layout(node)
+        children = {name for name, _ in self.layout}
+        self.fields = {name: value for name, value in node.__dict__.items() if name not in (*children, _LAYOUT)}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Static) and self.layout == other.layout and self.fields == other.fields
+
+    def __hash__(self) -> int:
+        return hash((self.layout, tuple(self.fields)))  # not of the values: a list or a dict has no hash
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.fields.items())
+
+
+def _register_pytree(backend: Backend, cls: type[Module]) -> None:
+    def unflatten(static: _Static, children: Any) -> Module:
+        node = object.__new__(cls)
+        names = (name for name, _ in static.layout)
+        node.__dict__.update(static.fields, **dict(zip(names, children, strict=True)))
+        if all(child is not None for child in children):
+            node.__dict__[_LAYOUT] = static.layout
+        return node
+
+    backend.register_pytree(cls, _flatten_once, unflatten, lambda node: tuple(name for name, _ in _layout(node)))
+
+
+def _flatten_once(node: Module) -> tuple[tuple[Any, ...], _Static]:
+    return tuple(getattr(node, name) for name, _ in _layout(node)), _Static(node)
+
+
+def _register_all(backend: Backend) -> None:
+    for cls in _CLASSES:
+        _register_pytree(backend, cls)
+
+
+on_load(_register_all)
+
+
+# --- repr ---------------------------------------------------------------------------------------------------------
+
+_LINE = 88  # characters
+
+
+def _format(value: Any, depth: int) -> str:
+    """Show a tree on several indented lines, nested modules up to a depth, repeated ones once."""
+    if isinstance(value, Module):
+        if depth == 0:
+            return f"{type(value).__name__}(...)"
+        parts = [f"{name}={_format(getattr(value, name), depth - 1)}" for name in value.__fields__]
+        return _enclose(f"{type(value).__name__}(", parts, ")")
+    if is_array(value) and not isinstance(value, np.generic):
+        return f"{dtype_name(value.dtype)}{list(value.shape)}"
+    if isinstance(value, tuple | list) and _is_branch(value):
+        runs = [(text, len(list(run))) for text, run in itertools.groupby(_format(item, depth) for item in value)]
+        return _enclose("(", list(_numbered(runs)), ")")
+    if isinstance(value, dict) and _is_branch(value):
+        return _enclose("{", [f"{key!r}: {_format(item, depth)}" for key, item in value.items()], "}")
+    text = repr(value)
+    return text if len(text) <= _LINE // 2 else f"{type(value).__name__}(...)"
+
+
+def _numbered(runs: list[tuple[str, int]]) -> Iterator[str]:
+    """Label runs of equal texts as "(0-5): 6 x text"."""
+    first = 0
+    for text, count in runs:
+        yield f"({first}): {text}" if count == 1 else f"({first}-{first + count - 1}): {count} x {text}"
+        first += count
+
+
+def _enclose(opening: str, parts: list[str], closing: str) -> str:
+    line = f"{opening}{', '.join(parts)}{closing}"
+    if len(line) <= _LINE and "\n" not in line:
+        return line
+    indented = textwrap.indent("".join(f"{part},\n" for part in parts), "  ")
+    return f"{opening}\n{indented}{closing}"

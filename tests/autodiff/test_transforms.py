@@ -693,3 +693,15 @@ def test_an_escaped_array_does_not_keep_the_trace_alive():
     alive, _ = watch(lambda residual: grad(lambda x: function(x, residual))(values(3)))
     assert is_dead(alive)
     assert escaped
+
+
+def test_a_missing_attribute_names_the_function():
+    def mean(x):
+        return x.mean()
+
+    with pytest.raises(
+        AttributeError, match=r"^traced arrays have no method 'mean'; use xp\.mean\(x\) with xp = array"
+    ):
+        grad(mean)(np.ones(3))
+    with pytest.raises(AttributeError, match=r"^traced arrays have no attribute 'shepe'"):
+        grad(lambda x: x.shepe)(np.ones(3))

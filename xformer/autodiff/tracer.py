@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from xformer.backends import base_namespace
+
 
 class InnerArray(Exception):
     """An array of an inner trace was handed to a function of an outer one."""
@@ -28,6 +30,13 @@ class Tracer:
         self._value = value
         self._namespace = namespace
         self._index = index
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and callable(getattr(base_namespace(self._namespace), name, None)):
+            hint = f"method {name!r}; use xp.{name}(x) with xp = array_namespace(x)"
+        else:
+            hint = f"attribute {name!r}"
+        raise AttributeError(f"traced arrays have no {hint}", name=name, obj=self)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         return self._namespace
