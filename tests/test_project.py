@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "xformer").rglob("*.py"))
 
-# What tells where a file was written rather than what it does. Split, so that this file passes its own test.
+# Prefixes of paths that exist on one machine only. Split, so that this file passes its own test.
 MACHINE_PATHS = ["/" + "work/", "/" + "root/", "/" + "home/"]
 
 
@@ -41,9 +41,9 @@ def test_one_version_everywhere():
 
 
 def public_names(package: str) -> tuple[set[str], set[str]]:
-    """What a package's __init__ defines or imports from xformer without underscore; and its own submodules.
+    """Return the public names that a package's __init__ defines or imports from xformer, and its own submodules.
 
-    A submodule may be imported just to be loaded, so whether to offer its name is open.
+    A submodule may be imported only to load it, so its name may or may not be exported.
     """
     names: set[str] = set()
     submodules: set[str] = set()
@@ -61,14 +61,14 @@ def public_names(package: str) -> tuple[set[str], set[str]]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_all_names_what_a_package_offers(package):
+def test_all_lists_the_public_names_of_a_package(package):
     exported = getattr(importlib.import_module(package), "__all__", [])
     names, submodules = public_names(package)
     assert len(exported) == len(set(exported))
     assert set(exported) - {"__version__"} - submodules == names
 
 
-def test_no_file_names_a_place_on_the_machine_it_was_written_on():
+def test_no_file_contains_a_path_of_one_machine():
     listing = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -76,11 +76,11 @@ def test_no_file_names_a_place_on_the_machine_it_was_written_on():
         text=True,
     )
     if listing.returncode:
-        pytest.skip("not a git checkout: nothing says which files belong to the project")
-    found = []
+        pytest.skip("not a git checkout: the files of the project are unknown")
+    matches = []
     for name in listing.stdout.splitlines():
         if not (ROOT / name).is_file():
             continue
         content = (ROOT / name).read_bytes()
-        found += [f"{name}: {place}" for place in MACHINE_PATHS if place.encode() in content]
-    assert found == []
+        matches += [f"{name}: {path}" for path in MACHINE_PATHS if path.encode() in content]
+    assert matches == []

@@ -1,4 +1,4 @@
-"""Every code block of the README runs, as written, except that training is cut short and nothing is installed."""
+"""Every code block of the README runs as written, except that training is shortened and nothing is installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def has_gpu() -> bool:
     return importlib.util.find_spec("cupy") is not None and importlib.import_module("cupy").cuda.is_available()
 
 
-# A training of the README's length would be a training, not a test.
+# Replacements that shorten training.
 SHORTER = {
     "--max-minutes 25": "--max-updates 3 --recipe small.toml",
     "--max-minutes 60": "--max-updates 3 --recipe small.toml --task summarization",
@@ -49,7 +49,7 @@ vocab_size = 120
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the files that the README's commands name."""
+    """Make a directory with the files that the commands of the README use."""
     path = tmp_path_factory.mktemp("readme")
     task = numbers_task(num_train=1200, num_valid=20, num_test=20, largest=9999)
     for name, corpus in (("train", task.train), ("val", task.valid), ("test", task.test)):
@@ -64,25 +64,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_line(line: str, folder: Path) -> None:
-    for written, shorter in SHORTER.items():
-        line = line.replace(written, shorter)
+    for original, replacement in SHORTER.items():
+        line = line.replace(original, replacement)
     words = shlex.split(line)
     if words[0] == "xformer":
         words = [sys.executable, "-m", "xformer", *words[1:]]
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300, env={**os.environ})
-        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        process = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300, env={**os.environ})
+        assert process.returncode == 0, f"{line}\n{process.stdout}\n{process.stderr}"
         return
     for command in line.split(" && "):
         check_setup(shlex.split(command))
 
 
 def check_setup(words: list[str]) -> None:
-    """Installing and nox are not run inside a nox session: check that what they name is there."""
+    """Check that the extras and nox sessions of a command exist; it does not run inside a nox session."""
     assert words[:2] == ["python3", "-m"], words
     if words[2] == "pip":
         assert words[3] == "install"
-        named = re.fullmatch(r"\.\[(.*)\]", words[4])
-        assert words[4:] == ["nox"] or (named and set(named[1].split(",")) <= set(EXTRAS))
+        extras = re.fullmatch(r"\.\[(.*)\]", words[4])
+        assert words[4:] == ["nox"] or (extras and set(extras[1].split(",")) <= set(EXTRAS))
     else:
         assert words[2:4] == ["nox", "-s"]
         assert f"def {words[4]}(session" in (ROOT / "noxfile.py").read_text(encoding="utf-8")
@@ -91,22 +91,21 @@ def check_setup(words: list[str]) -> None:
 def test_every_block_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     names: dict[str, object] = {}
-    kinds = []
-    for kind, text in BLOCKS:
-        kinds.append(kind)
-        if kind == "python":
+    languages = []
+    for language, text in BLOCKS:
+        languages.append(language)
+        if language == "python":
             exec(compile(text, "README.md", "exec"), names)
         else:
-            assert kind == "sh", f"the README has a block of kind {kind!r}; expected sh or python"
+            assert language == "sh", f"the README has a code block in {language!r}; expected sh or python"
             for line in filter(None, map(str.strip, text.split("\n"))):
                 run_line(line, folder)
-    assert {"sh", "python"} == set(kinds)
+    assert {"sh", "python"} == set(languages)
 
 
-def test_links_lead_somewhere() -> None:
-    """Files that the README names exist."""
+def test_files_named_in_the_readme_exist() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    named = re.findall(r"`((?:docs|xformer|bench|tests)/[^`\s]*|[A-Z]+\.(?:md|cff))`", text)
-    assert named
-    for name in named:
-        assert (ROOT / name).exists(), f"the README names {name}, which is not there"
+    names = re.findall(r"`((?:docs|xformer|bench|tests)/[^`\s]*|[A-Z]+\.(?:md|cff))`", text)
+    assert names
+    for name in names:
+        assert (ROOT / name).exists(), f"the README names {name}, which does not exist"

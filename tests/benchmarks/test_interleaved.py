@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from unittest.mock import Mock
 
 import pytest
 
-from xformer.benchmarks import Spec, Workload, interleaved_benchmark
+from xformer.benchmarks import InterleavedBenchmark, Spec, Workload, interleaved, interleaved_benchmark
 from xformer.benchmarks.interleaved import quartiles
 from xformer.errors import BackendError, ConfigError
 
@@ -27,22 +29,38 @@ def sleeper(name, *seconds, **settings):
     return Spec(name, "stub_computations:sleep", {"seconds": seconds, **settings})
 
 
+def measured(workload, **seconds):
+    """Return the result of implementations with these measured times."""
+    implementations = []
+    for name, times in seconds.items():
+        implementation = Mock(seconds=times, peak_bytes=None, agreement=None, metadata={})
+        implementation.name = name
+        implementations.append(implementation)
+    benchmark = InterleavedBenchmark(workload, implementations, {})
+    benchmark.rounds = len(times)
+    return benchmark.result()
+
+
 def test_times_ratios_and_rates():
-    specs = [sleeper("quick", 0.01), sleeper("slow", 0.03)]
-    result = run(workload(tokens=[100], flops=10**9), specs, 3)
-    quick, slow = result["implementations"]
-    assert (result["rounds"], quick["name"], slow["name"]) == (3, "quick", "slow")
-    assert quick["ratio"] == 1.0
-    assert slow["ratio"] == pytest.approx(3.0, rel=0.3)
-    assert slow["ratio_quartiles"][0] <= slow["ratio"] <= slow["ratio_quartiles"][1]
-    assert slow["tokens_per_second"] == pytest.approx(100 / slow["seconds"])
-    assert slow["flops_per_second"] == pytest.approx(1e9 / slow["seconds"])
+    result = measured(workload(tokens=[100], flops=10**9), fast=[0.01, 0.02, 0.01], slow=[0.03, 0.02, 0.04])
+    fast, slow = result["implementations"]
+    assert (result["rounds"], fast["name"], slow["name"]) == (3, "fast", "slow")
+    assert (fast["seconds"], slow["seconds"]) == (0.01, 0.03)
+    assert (fast["ratio"], slow["ratio"]) == (1.0, pytest.approx(3.0))
+    assert slow["ratio_quartiles"] == pytest.approx([2.0, 3.5])
+    assert slow["tokens_per_second"] == pytest.approx(100 / 0.03)
+    assert slow["flops_per_second"] == pytest.approx(1e9 / 0.03)
     assert json.loads(json.dumps(result)) == result
 
 
 def test_steps_of_different_sizes_count_their_own_tokens():
-    result = run(workload(tokens=[100, 900]), [sleeper("one", 0.01, 0.09)], 2)
-    assert result["implementations"][0]["tokens_per_second"] == pytest.approx(10_000, rel=0.2)
+    result = measured(workload(tokens=[100, 900]), one=[0.01, 0.09])
+    assert result["implementations"][0]["tokens_per_second"] == pytest.approx(10_000)
+
+
+def test_steps_are_timed():
+    seconds = run(workload(), [sleeper("one", 0.01)], 1)["implementations"][0]["seconds"]
+    assert seconds >= 0.01
 
 
 def test_each_round_starts_with_another_implementation(monkeypatch):
@@ -63,32 +81,45 @@ def test_threads_limit_variables_and_cores():
 
 
 def test_different_results_are_refused():
-    first = sleeper("first", 0.001, result=[1.0, 5])
-    near, far, other = (
-        sleeper(name, 0.001, result=value)
-        for name, value in (("near", [1.0001, 5]), ("far", [1.1, 5]), ("other", [1.0, 6]))
-    )
-    run(workload(), [first, near], 1)
-    for spec, message in ((far, "far computes 1.1, first computes 1.0"), (other, "other computes 6, first computes 5")):
-        with pytest.raises(ConfigError, match=message):
-            run(workload(), [first, spec], 1)
-    unchecked = run(workload(), [first, Spec("far", far.factory, far.settings, checked=False)], 1)
-    assert [each["agreement"] for each in unchecked["implementations"]] == [None, 0.5]
-    with pytest.raises(ConfigError, match="short computes 1, first computes 2"):
-        run(workload(), [first, sleeper("short", 0.001, result=[1.0])], 1)
+    first, far = (sleeper(name, 0.001, result=result) for name, result in (("first", [1.0, 5]), ("far", [1.1, 5])))
+    with pytest.raises(ConfigError, match=r"far computes 1\.1, first computes 1\.0"):
+        run(workload(), [first, far], 1)
 
 
-@pytest.mark.parametrize(("function", "reason"), [("refuse", "no such setting"), ("fail", "RuntimeError: no compiler")])
-def test_an_implementation_that_cannot_start_is_named_with_the_reason(function, reason):
-    spec = Spec("baseline", f"stub_computations:{function}")
-    with pytest.raises(BackendError, match=f"^baseline failed: {reason}$"):
-        run(workload(), [sleeper("one", 0.001), spec], 1)
-    optional = Spec("baseline", spec.factory, optional=True)
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1.0001, 5], None),
+        ([], None),
+        ([1.1, 5], "other computes 1.1, first computes 1.0"),
+        ([1.0, 6], "other computes 6, first computes 5"),
+        ([1.0], "other computes 1, first computes 2"),
+    ],
+)
+def test_results_agree_within_a_tolerance(values, message):
+    first, other = Mock(fingerprint=[1.0, 5]), Mock(fingerprint=values)
+    first.name, other.name = "first", "other"
+    with pytest.raises(ConfigError, match=message) if message else contextlib.nullcontext():
+        interleaved._check(workload(), first, other)
+
+
+def test_the_agreement_of_unchecked_implementations_is_measured():
+    assert interleaved._agreement(workload(), [1.0, 5], [1.1, 5]) == 0.5
+
+
+def test_an_implementation_that_cannot_start_is_named_with_the_reason():
+    refuse, fail = (Spec("baseline", f"stub_computations:{name}") for name in ("refuse", "fail"))
+    with pytest.raises(BackendError, match=r"^baseline failed: no such setting$"):
+        run(workload(), [refuse], 1)
+    optional = Spec("baseline", fail.factory, optional=True)
     result = run(workload(), [sleeper("one", 0.001), optional], 1)
-    assert result["unavailable"] == {"baseline": f"baseline failed: {reason}"}
+    assert result["unavailable"] == {"baseline": "baseline failed: RuntimeError: no compiler"}
     assert [each["name"] for each in result["implementations"]] == ["one"]
-    with pytest.raises(BackendError, match="no implementation can start"):
-        run(workload(), [optional], 1)
+
+
+def test_a_benchmark_needs_an_implementation():
+    with pytest.raises(BackendError, match="no implementation can start: baseline failed: no such setting"):
+        run(workload(), [Spec("baseline", "stub_computations:refuse", optional=True)], 1)
 
 
 def test_an_implementation_that_exits_early_is_named():

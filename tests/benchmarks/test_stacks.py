@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import library_or_skip
-from xformer.benchmarks import SUITES, stacks, training
+from xformer.benchmarks import SUITES, machine, stacks, training
 
 SIZES = {"batch": 3, "length": 5, "heads": 2, "head_dim": 4, "layers": 2, "vocabulary": 17}
 
@@ -32,6 +32,12 @@ def test_libraries_compute_the_same(backend):
         with computation.context():
             fingerprints[name] = computation.fingerprint(computation.step(0))
     np.testing.assert_allclose(fingerprints[backend], fingerprints["numpy"], atol=1e-5)
+
+
+def test_the_matrix_product_is_measured(monkeypatch):
+    monkeypatch.setattr(machine, "_GEMM_SIZE", 32)
+    monkeypatch.setattr(machine, "_GEMM_ROUNDS", 1)
+    assert machine.gemm_flops_per_second("numpy", 1) > 0
 
 
 def test_training_lowers_the_loss():

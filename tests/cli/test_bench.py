@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from xformer.benchmarks import interleaved, machine
+from xformer.benchmarks import interleaved
 from xformer.cli import bench_run
 from xformer.errors import BackendError
 
@@ -16,7 +16,7 @@ TINY = ("--batch", "1", "--heads", "2", "--head-dim", "4", "--rounds", "2")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(interleaved, "_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(machine, "_GEMM_SIZE", 32)
+    monkeypatch.setattr(bench_run, "gemm_flops_per_second", lambda *arguments: 1e11)
 
 
 def test_a_table_a_file_and_a_picture(xformer, tmp_path):
@@ -36,7 +36,8 @@ def test_a_table_a_file_and_a_picture(xformer, tmp_path):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_libraries_side_by_side_in_json(xformer):
+@pytest.mark.slow
+def test_libraries_are_compared_in_json(xformer):
     pytest.importorskip("torch")
     done = xformer(
         "bench", "attention", *TINY, "--length", "4", "--backend", "numpy", "--backend", "torch", "--causal", "--json"
@@ -47,6 +48,7 @@ def test_libraries_side_by_side_in_json(xformer):
     assert result["sizes"]["causal"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suite", "options", "name"),
     [
