@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from xformer.backends import array_namespace, backend_name, dtype_name, resolve, to_host
 from xformer.environment import env_value
@@ -25,6 +26,9 @@ TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-
 
 # Directories whose tests run on JAX by default; elsewhere they are slow tests.
 JAX_BY_DEFAULT = ("autodiff", "backends", "ops")
+
+settings.register_profile("xformer", deadline=None, max_examples=50)  # no test depends on the speed of a machine
+settings.load_profile("xformer")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send SIGINT, which background jobs of a shell ignore
 

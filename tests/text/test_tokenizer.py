@@ -99,7 +99,6 @@ def test_characters_may_be_line_ends():
 # --- Text and back -------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(line=known_words)
 def test_round_trip_of_known_words(tokenizer, line):
     ids = tokenizer.encode(line)
@@ -107,7 +106,6 @@ def test_round_trip_of_known_words(tokenizer, line):
     assert tokenizer.decode(ids) == line
 
 
-@settings(deadline=None)
 @given(line=known_characters)
 def test_round_trip_of_known_characters(bpe, line):
     ids = bpe.encode(line)
@@ -115,7 +113,6 @@ def test_round_trip_of_known_characters(bpe, line):
     assert bpe.decode(ids) == line
 
 
-@settings(deadline=None)
 @given(line=any_text)
 def test_any_text_gives_ids_of_text(tokenizer, line):
     ids = tokenizer.encode(line)
@@ -123,7 +120,6 @@ def test_any_text_gives_ids_of_text(tokenizer, line):
     assert isinstance(tokenizer.decode(ids), str)
 
 
-@settings(deadline=None)
 @given(lines=st.lists(st.one_of(known_words, any_text), max_size=5))
 def test_a_batch_is_its_lines(tokenizer, lines):
     batch = tokenizer.encode_batch(lines)
@@ -509,7 +505,6 @@ def test_a_text_in_characters_comes_back_exactly(tmp_path):
     assert tokenizer.encode_text("") == []
 
 
-@settings(deadline=None)
 @given(text=st.one_of(any_text, st.text("ab \n\t<s>/ä\u0308")))
 def test_a_text_is_encoded_as_a_line_is(tokenizer, text):
     assert tokenizer.encode_text(text) == tokenizer.encode(text)
