@@ -6,9 +6,9 @@ from xformer import masks
 from xformer.backends import Array, array_namespace, device
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers.dropout import Dropout
-from xformer.layers.initializer import Initializer
+from xformer.layers.initializer import Initializer, initializer
 from xformer.layers.kv_cache import KVCache
-from xformer.layers.linear import Linear
+from xformer.layers.linear import Linear, as_dtype_of
 from xformer.layers.positions import Rotation
 from xformer.ops import attention, attention_weights, project_heads
 from xformer.ops.attention import check_mask
@@ -18,17 +18,29 @@ from xformer.tree import Module
 
 
 class MultiHeadAttention(Module):
-    """Attend with several heads, each on a slice of d_model / num_heads features.
+    """Attention with several heads, each on head_dim = d_model / num_heads features (Vaswani et al., 2017, 3.2.2).
 
-    Self-attention: `layer(x, causal=True)`; cross-attention: `layer(x, memory, mask=masks.padding(source, 0))`.
+    Args:
+        d_model: Features of the input and output.
+        num_heads: Heads of the query; must divide d_model.
+        num_key_value_heads: Heads of keys and values, each shared by a group of query heads (grouped-query attention,
+            Ainslie et al., 2023; 1 is multi-query attention, Shazeer, 2019). Default: num_heads.
+        bias: Add a learned bias to the four projections.
+        dropout: Dropout rate on the attention weights.
+        window: Distance that self-attention can see, in tokens (see `masks.sliding_window`); None: no limit.
+        init: An `Initializer`, or a seed for a new one on NumPy.
 
-    num_heads: heads of the query; it divides d_model. num_key_value_heads: heads of keys and values, each serving as
-    many query heads (grouped-query attention, Ainslie et al., 2023; 1: multi-query, Shazeer, 2019); default as many.
-    bias: of the four projections, (d_model, d_model) for query and output, (d_model, num_key_value_heads * head_dim)
-    for key and value. dropout: on the attention weights. window: how far self-attention sees, in tokens
-    (masks.sliding_window); None: everywhere.
+    Raises:
+        ConfigError: If the numbers of heads do not divide d_model or each other, or the window is less than 1.
 
-    Raises ConfigError when the heads do not divide what they share.
+    Example:
+        >>> import numpy as np
+        >>> attention = MultiHeadAttention(8, 2)
+        >>> x, memory = np.ones((1, 5, 8), dtype=np.float32), np.ones((1, 7, 8), dtype=np.float32)
+        >>> attention(x, causal=True).shape  # self-attention
+        (1, 5, 8)
+        >>> attention(x, memory, mask=masks.padding(np.asarray([[4, 5, 6, 2, 0, 0, 0]]), 0)).shape  # cross-attention
+        (1, 5, 8)
     """
 
     query: Linear
@@ -49,85 +61,120 @@ class MultiHeadAttention(Module):
         bias: bool = True,
         dropout: float = 0.0,
         window: int | None = None,
-        init: Initializer,
+        init: Initializer | int = 0,
     ):
-        shared = num_heads if num_key_value_heads is None else num_key_value_heads
-        check_heads(d_model, num_heads, shared)
+        num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
+        check_heads(d_model, num_heads, num_key_value_heads)
         if window is not None and window < 1:
             raise ConfigError(f"window is {window}; expected at least 1 token, or None for no limit")
-        head_dim = d_model // num_heads
+        init = initializer(init)
+        key_value_features = num_key_value_heads * (d_model // num_heads)
         self.query = Linear(d_model, d_model, bias=bias, init=init)
-        self.key = Linear(d_model, shared * head_dim, bias=bias, init=init)
-        self.value = Linear(d_model, shared * head_dim, bias=bias, init=init)
+        self.key = Linear(d_model, key_value_features, bias=bias, init=init)
+        self.value = Linear(d_model, key_value_features, bias=bias, init=init)
         self.output = Linear(d_model, d_model, bias=bias, init=init)
         self.dropout = Dropout(dropout)
         self.num_heads = num_heads
-        self.num_key_value_heads = shared
+        self.num_key_value_heads = num_key_value_heads
         self.window = window
 
     def __call__(
         self,
-        x: Array,
-        memory: Array | None = None,
+        query: Array,
+        key: Array | None = None,
+        value: Array | None = None,
         *,
         mask: Array | None = None,
         bias: Array | None = None,
         rotation: Rotation | None = None,
         causal: bool = False,
         rng: Rng | None = None,
-        store: KVCache | None = None,
+        cache: KVCache | None = None,
     ) -> Array:
-        """Attend from x to memory (default: x itself).
+        """Attend from queries to keys. Inputs are cast to the dtype of the parameters.
 
-        x: (batch, queries, d_model); memory: (batch, keys, d_model); mask: boolean, True = may attend,
-        broadcastable to (batch, heads, queries, keys); bias: added to the scores, broadcastable likewise;
-        rotation: turns queries and keys by their positions; causal: not later than the query, aligned at the end.
-        rng: dropout on the attention weights. store: keys and values of earlier tokens, to which those of x are added
-        (decoding; only without memory).
-        Returns (batch, queries, d_model).
+        Args:
+            query: Array of shape (batch, queries, d_model).
+            key: Array of shape (batch, keys, d_model); None for self-attention.
+            value: Array of shape (batch, keys, d_model); default `key`.
+            mask: Boolean, True = may attend; broadcastable to (batch, heads, queries, keys).
+            bias: Added to the scores; floating, broadcastable to (batch, heads, queries, keys).
+            rotation: Rotary positions of queries and keys (see `Rotary`).
+            causal: Attend to keys up to the position of the query only; the last query is aligned with the last key.
+            rng: Draws dropout on the attention weights; None switches it off.
+            cache: Keys and values of earlier tokens; those of this call are appended (self-attention only).
+
+        Returns:
+            Array of shape (batch, queries, d_model).
+
+        Raises:
+            ShapeError: If shapes do not fit each other, or `value` is given without `key`.
         """
-        query, key, value, mask = self._project(x, memory, mask, rotation, store)
-        keep, keep_probability = self.dropout.draw((*query.shape[:-1], key.shape[-2]), x, rng)
+        q, k, v, mask = self._project(query, key, value, mask, rotation, cache)
+        keep, keep_probability = self.dropout.draw((*q.shape[:-1], k.shape[-2]), q, rng)
+        bias = None if bias is None else as_dtype_of(bias, q)
         heads = attention(
-            query, key, value, mask, bias, causal=causal, keep=keep, keep_probability=keep_probability
+            q, k, v, mask, bias, causal=causal, keep=keep, keep_probability=keep_probability
         )  # (batch, heads, queries, head_dim)
         return self.output(merge_heads(heads))
 
-    def attend(self, x: Array, store: KVCache, *, mask: Array | None = None) -> Array:
-        """Attend to keys and values computed before (decoding: those of the memory).
+    def attend(self, query: Array, cache: KVCache, *, mask: Array | None = None) -> Array:
+        """Attend to keys and values that were projected before, e.g. those of the memory during decoding.
 
-        x: (rows, queries, d_model). The store may hold fewer rows, each serving as many neighboring rows of x: the
-        hypotheses of a sentence share its memory. mask: broadcastable to (stored rows, heads, queries, keys).
-        Returns (rows, queries, d_model).
+        Args:
+            query: Array of shape (rows, queries, d_model).
+            cache: Projected keys and values. It may hold fewer rows than `query`: neighboring rows of `query`, such as
+                the hypotheses of a sentence, then share a row of the cache.
+            mask: Boolean, True = may attend; broadcastable to (cached rows, heads, queries, keys).
+
+        Returns:
+            Array of shape (rows, queries, d_model).
+
+        Raises:
+            ShapeError: If the cache is empty.
         """
-        (rows, queries, d_model), key = x.shape, store.key
-        if key is None or store.value is None:
-            raise ShapeError("the store is empty; fill it first with the keys_and_values of the memory")
-        xp = array_namespace(x)
-        # To attention, the queries of neighboring rows are just more queries of one sentence.
-        together = xp.reshape(x, (key.shape[0], rows // max(1, key.shape[0]) * queries, d_model))
-        (query,) = project_heads(together, self._query)
-        heads = attention(query, key, store.value, mask)
+        (rows, queries, d_model), key = query.shape, cache.key
+        if key is None or cache.value is None:
+            raise ShapeError("the cache is empty; expected the keys and values of keys_and_values(memory)")
+        xp = array_namespace(query)
+        # To attention, the queries of neighboring rows are simply more queries of one sentence.
+        grouped = xp.reshape(query, (key.shape[0], rows // max(1, key.shape[0]) * queries, d_model))
+        heads = attention(self._queries(grouped), key, cache.value, mask)
         return self.output(xp.reshape(merge_heads(heads), (rows, queries, d_model)))
 
     def weights(
         self,
-        x: Array,
-        memory: Array | None = None,
+        query: Array,
+        key: Array | None = None,
         *,
         mask: Array | None = None,
         bias: Array | None = None,
         rotation: Rotation | None = None,
         causal: bool = False,
     ) -> Array:
-        """The attention weights of each head, to look at: (batch, heads, queries, keys). Arguments as above."""
-        query, key, _, mask = self._project(x, memory, mask, rotation)
-        return attention_weights(query, key, mask, bias, causal=causal)
+        """Return the attention weights of each head, for inspection: (batch, heads, queries, keys).
 
-    def keys_and_values(self, memory: Array) -> tuple[Array, Array]:
-        """The keys and values of `memory`, each (batch, key/value heads, keys, head_dim)."""
-        key, value = project_heads(memory, *self._key_and_value)
-        return key, value
+        Arguments are those of a call.
+        """
+        q, k, _, mask = self._project(query, key, None, mask, rotation)
+        return attention_weights(q, k, mask, None if bias is None else as_dtype_of(bias, q), causal=causal)
+
+    def keys_and_values(self, key: Array, value: Array | None = None) -> tuple[Array, Array]:
+        """Project keys and values into heads.
+
+        Args:
+            key: Array of shape (batch, keys, d_model).
+            value: Array of shape (batch, keys, d_model); default `key`.
+
+        Returns:
+            Keys and values, each (batch, num_key_value_heads, keys, head_dim).
+        """
+        if value is None:
+            keys, values = project_heads(as_dtype_of(key, self.key.weight), *self._key_and_value)
+            return keys, values
+        inputs = (as_dtype_of(x, self.key.weight) for x in (key, value))
+        (keys,), (values,) = (project_heads(x, p) for x, p in zip(inputs, self._key_and_value, strict=True))
+        return keys, values
 
     @property
     def _query(self) -> Projection:
@@ -138,41 +185,47 @@ class MultiHeadAttention(Module):
         heads = self.num_key_value_heads
         return (self.key.weight, self.key.bias, heads), (self.value.weight, self.value.bias, heads)
 
+    def _queries(self, query: Array) -> Array:
+        return project_heads(as_dtype_of(query, self.query.weight), self._query)[0]
+
     def _project(
         self,
-        x: Array,
-        memory: Array | None,
+        query: Array,
+        key: Array | None,
+        value: Array | None,
         mask: Array | None,
         rotation: Rotation | None,
-        store: KVCache | None = None,
+        cache: KVCache | None = None,
     ) -> tuple[Array, Array, Array, Array | None]:
-        """Query, key and value in heads, and the mask with the window in it."""
-        if memory is None:
-            query, key, value = project_heads(x, self._query, *self._key_and_value)
+        """Return queries, keys and values in heads, and the mask combined with the window."""
+        if key is not None:
+            q, (k, v) = self._queries(query), self.keys_and_values(key, value)
+        elif value is not None:
+            raise ShapeError("value is given without key; expected both, or neither for self-attention")
         else:
-            (query,) = project_heads(x, self._query)
-            key, value = self.keys_and_values(memory)
+            q, k, v = project_heads(as_dtype_of(query, self.query.weight), self._query, *self._key_and_value)
         if rotation is not None:
-            query, key = rotation(query), rotation(key)
-        if store is not None:
-            key, value = store.append(key, value)
-        if self.window is not None and memory is None:
-            lengths = (query.shape[2], key.shape[2])
-            check_mask(mask, (*query.shape[:-1], key.shape[2]))  # while it still is what was given
-            near = masks.sliding_window(*lengths, size=self.window, xp=array_namespace(x), device=device(x))
+            rotation = Rotation(*(as_dtype_of(angle, q) for angle in rotation))
+            q, k = rotation(q), rotation(k)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        if self.window is not None and key is None:
+            lengths = (q.shape[2], k.shape[2])
+            check_mask(mask, (*q.shape[:-1], k.shape[2]))  # before the window changes its shape
+            near = masks.sliding_window(*lengths, size=self.window, xp=array_namespace(q), device=device(q))
             mask = masks.combine(mask, near)
-        return query, key, value, mask
+        return q, k, v, mask
 
 
 def merge_heads(x: Array) -> Array:
-    """(batch, heads, length, head_dim) -> (batch, length, heads * head_dim)."""
+    """Reshape (batch, heads, length, head_dim) to (batch, length, heads * head_dim)."""
     batch, heads, length, head_dim = x.shape
     xp = array_namespace(x)
     return xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (batch, length, heads * head_dim))
 
 
 def check_heads(d_model: int, num_heads: int, num_key_value_heads: int) -> None:
-    """Raise ConfigError unless the heads divide d_model, and the key/value heads the heads."""
+    """Raise ConfigError unless num_heads divides d_model and num_key_value_heads divides num_heads."""
     if num_heads < 1:
         raise ConfigError(f"num_heads is {num_heads}; expected at least 1")
     if d_model % num_heads:
@@ -183,5 +236,5 @@ def check_heads(d_model: int, num_heads: int, num_key_value_heads: int) -> None:
     if num_key_value_heads < 1 or num_heads % num_key_value_heads:
         raise ConfigError(
             f"num_heads {num_heads} is not divisible by num_key_value_heads {num_key_value_heads}; "
-            "each key/value head serves as many query heads"
+            "expected groups of query heads of equal size"
         )

@@ -1,4 +1,4 @@
-"""The layer of an encoder-decoder's decoder (Vaswani et al., 2017, figure 1, right)."""
+"""The decoder layer of an encoder-decoder (Vaswani et al., 2017, figure 1, right)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,18 @@ from xformer.tree import Module
 
 
 class DecoderLayer(Module):
-    """Self-attention, attention to the memory, then feed-forward, each in a residual connection."""
+    """Self-attention, cross-attention to the memory, then feed-forward, each in a residual connection.
+
+    See Vaswani et al. (2017), section 3.1.
+
+    Args:
+        self_attention: Attention among the target tokens.
+        cross_attention: Attention of the target tokens to the memory.
+        feed_forward: Feed-forward network of the layer.
+        self_attention_residual: Residual connection around the self-attention, `PreNorm` or `PostNorm`.
+        cross_attention_residual: Residual connection around the cross-attention.
+        feed_forward_residual: Residual connection around the feed-forward network.
+    """
 
     self_attention: MultiHeadAttention
     cross_attention: MultiHeadAttention
@@ -34,21 +45,31 @@ class DecoderLayer(Module):
         causal: bool = True,
         rng: Rng | None = None,
     ) -> Array:
-        """Decode one layer.
+        """Apply the layer to a whole target.
 
-        x: (batch, length, d_model); memory: (batch, keys, d_model); masks: True = may attend, for the target's own
-        tokens and for the memory; bias, rotation, causal: of the self-attention. Returns the same shape as x.
+        Args:
+            x: Array of shape (batch, length, d_model).
+            memory: Output of the encoder, (batch, keys, d_model).
+            mask: Boolean mask of the self-attention, broadcastable to (batch, heads, length, length).
+            memory_mask: Boolean mask of the cross-attention, broadcastable to (batch, heads, length, keys).
+            bias: Bias of the self-attention, as for `MultiHeadAttention`.
+            rotation: Rotary positions of the self-attention.
+            causal: Let target tokens attend to earlier ones only.
+            rng: Draws dropout; None switches it off.
+
+        Returns:
+            Array of the shape of `x`.
         """
-        own_rng, own_out, cross_rng, cross_out, feed_rng, feed_out = rng.split(6) if rng else (None,) * 6
+        self_rng, self_out_rng, cross_rng, cross_out_rng, feed_rng, feed_out_rng = rng.split(6) if rng else (None,) * 6
         x = self.self_attention_residual(
             x,
-            lambda y: self.self_attention(y, mask=mask, bias=bias, rotation=rotation, causal=causal, rng=own_rng),
-            own_out,
+            lambda y: self.self_attention(y, mask=mask, bias=bias, rotation=rotation, causal=causal, rng=self_rng),
+            self_out_rng,
         )
         x = self.cross_attention_residual(
-            x, lambda y: self.cross_attention(y, memory, mask=memory_mask, rng=cross_rng), cross_out
+            x, lambda y: self.cross_attention(y, memory, mask=memory_mask, rng=cross_rng), cross_out_rng
         )
-        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, feed_rng), feed_out)
+        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, feed_rng), feed_out_rng)
 
     def cross_attention_weights(
         self,
@@ -60,18 +81,21 @@ class DecoderLayer(Module):
         bias: Array | None = None,
         rotation: Rotation | None = None,
     ) -> Array:
-        """How each query attends to the memory, to look at: (batch, heads, queries, keys). Arguments as above."""
+        """Return the cross-attention weights, for inspection: (batch, heads, length, keys).
+
+        Arguments are those of a call.
+        """
         x = self.self_attention_residual(
             x, lambda y: self.self_attention(y, mask=mask, bias=bias, rotation=rotation, causal=True)
         )
-        found: list[Array] = []
+        weights: list[Array] = []
 
-        def look(y: Array) -> Array:
-            found.append(self.cross_attention.weights(y, memory, mask=memory_mask))
+        def record(y: Array) -> Array:
+            weights.append(self.cross_attention.weights(y, memory, mask=memory_mask))
             return y
 
-        self.cross_attention_residual(x, look)
-        return found[0]
+        self.cross_attention_residual(x, record)
+        return weights[0]
 
     def decode_step(
         self,
@@ -83,15 +107,24 @@ class DecoderLayer(Module):
         bias: Array | None = None,
         rotation: Rotation | None = None,
     ) -> Array:
-        """Decode new tokens after those in the cache, which also holds the memory's keys and values.
+        """Apply the layer to new tokens that follow those in the cache.
 
-        x: (rows, new tokens, d_model); mask: of the tokens, where not all that are kept count; memory_mask: (sentences,
-        1, 1, keys). Returns the same shape as x.
+        Args:
+            x: Array of shape (rows, new tokens, d_model). Rows are hypotheses; neighboring rows share a sentence.
+            cache: Keys and values of earlier tokens, to which the new ones are appended, and of the memory.
+            mask: Boolean mask of the cached tokens; None if all of them are valid.
+            memory_mask: Boolean mask of the memory, (sentences, 1, 1, keys).
+            bias: Bias of the self-attention.
+            rotation: Rotary positions of the new tokens.
+
+        Returns:
+            Array of the shape of `x`.
         """
-        store = cache.self_attention
         x = self.self_attention_residual(
             x,
-            lambda y: self.self_attention(y, mask=mask, bias=bias, rotation=rotation, causal=True, store=store),
+            lambda y: self.self_attention(
+                y, mask=mask, bias=bias, rotation=rotation, causal=True, cache=cache.self_attention
+            ),
         )
         x = self.cross_attention_residual(
             x, lambda y: self.cross_attention.attend(y, cache.cross_attention, mask=memory_mask)

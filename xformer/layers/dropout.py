@@ -1,4 +1,4 @@
-"""Dropout that acts when, and only when, an Rng is passed."""
+"""Dropout that is active when, and only when, an Rng is passed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from xformer.tree import Module
 class Dropout(Module):
     """Zero elements with probability `rate` and scale up the rest (Srivastava et al., 2014).
 
-    There is no training flag: without an Rng the layer does nothing.
+    There is no training mode: the layer is the identity unless it is called with an `Rng`.
+
+    Args:
+        rate: Probability that an element is zeroed, in [0, 1).
+
+    Raises:
+        ConfigError: If the rate is not in [0, 1).
     """
 
     rate: float
@@ -22,13 +28,31 @@ class Dropout(Module):
             raise ConfigError(f"dropout is {rate}; expected a probability in [0, 1)")
         self.rate = rate
 
-    def __call__(self, x: Array, rng: Rng | None) -> Array:
-        """x: any shape. rng: where the mask is drawn from, or None for no dropout."""
-        keep, keep_probability = self.draw(tuple(x.shape), x, rng)
-        return x if keep is None else dropout(x, keep, keep_probability)
+    def __call__(self, x: Array, rng: Rng | None = None) -> Array:
+        """Apply dropout.
+
+        Args:
+            x: Floating array of any shape.
+            rng: Source of the mask, or None for no dropout.
+
+        Returns:
+            Array of the shape and dtype of `x`.
+        """
+        mask, keep_probability = self.draw(tuple(x.shape), x, rng)
+        return x if mask is None else dropout(x, mask, keep_probability)
 
     def draw(self, shape: tuple[int, ...], like: Array, rng: Rng | None) -> tuple[Array | None, float]:
-        """Draw a mask of `shape` in the library and on the device of `like`: (keep, keep_probability)."""
+        """Draw a mask without applying it.
+
+        Args:
+            shape: Shape of the mask.
+            like: Array of the library and device.
+            rng: Source of the mask, or None for no dropout.
+
+        Returns:
+            The boolean mask, True for elements to keep, and the probability of keeping one; (None, 1.0) without
+            dropout.
+        """
         if rng is None or self.rate == 0.0:
             return None, 1.0
         return rng.bernoulli(1.0 - self.rate, shape, array_namespace(like), device(like))

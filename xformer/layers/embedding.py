@@ -1,4 +1,4 @@
-"""Tokens in, features out, and back."""
+"""Token embeddings and the input of the first layer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 from xformer.backends import Array, array_namespace, device, extra, is_floating
 from xformer.errors import ShapeError
 from xformer.layers.dropout import Dropout
-from xformer.layers.initializer import Initializer
+from xformer.layers.initializer import Initializer, initializer
+from xformer.layers.linear import as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import LearnedPositions, Sinusoidal
 from xformer.ops.embedding import embedding
@@ -17,36 +18,57 @@ from xformer.tree import Module
 
 
 class Embedding(Module):
-    """A table of one vector a token (Vaswani et al., 2017, section 3.4).
+    """Table of one vector per token (Vaswani et al., 2017, section 3.4).
 
-    scale: multiply vectors by sqrt(d_model), as the paper does when the table is shared with the output.
+    Args:
+        vocab_size: Number of tokens.
+        d_model: Features of a vector.
+        scale: Multiply vectors by sqrt(d_model), as the paper does when input and output share the table.
+        init: An `Initializer`, or a seed for a new one on NumPy.
     """
 
     weight: Array
     scale: bool
 
-    def __init__(self, vocab_size: int, d_model: int, *, scale: bool = True, init: Initializer):
+    def __init__(self, vocab_size: int, d_model: int, *, scale: bool = True, init: Initializer | int = 0):
         # With this deviation, scaled vectors have unit variance and unembedded logits start near unit variance too.
-        self.weight = init.normal((vocab_size, d_model), d_model**-0.5)
+        self.weight = initializer(init).normal((vocab_size, d_model), d_model**-0.5)
         self.scale = scale
 
     def __call__(self, ids: Array) -> Array:
-        """ids: (...) integers in [0, vocab_size), or one-hot rows (..., vocab_size), floating -> (..., d_model).
+        """Look up token vectors.
 
-        Rows need not be one-hot: they are mixed as they say, which lets a gradient flow back to them.
+        Args:
+            ids: Integers of shape (...) in [0, vocab_size). Or floating rows (..., vocab_size), one-hot or a mixture,
+                which are multiplied by the table so that a gradient can flow back to them.
+
+        Returns:
+            Array of shape (..., d_model) in the dtype of the table.
         """
-        vectors = linear(ids, self.weight) if is_floating(ids.dtype) else embedding(self.weight, ids)
-        return extra.cast_like(vectors * math.sqrt(self.weight.shape[1]), vectors) if self.scale else vectors
+        weight = self.weight
+        vectors = linear(as_dtype_of(ids, weight), weight) if is_floating(ids.dtype) else embedding(weight, ids)
+        return extra.cast_like(vectors * math.sqrt(weight.shape[1]), vectors) if self.scale else vectors
 
     def unembed(self, x: Array) -> Array:
-        """Logits of every token, by the same table (Press and Wolf, 2017): (..., d_model) -> (..., vocab_size)."""
-        return linear(x, array_namespace(self.weight).matrix_transpose(self.weight))
+        """Compute logits with the same table (Press and Wolf, 2017).
+
+        Args:
+            x: Array of shape (..., d_model).
+
+        Returns:
+            Array of shape (..., vocab_size).
+        """
+        return linear(as_dtype_of(x, self.weight), array_namespace(self.weight).matrix_transpose(self.weight))
 
 
 class InputEmbedding(Module):
-    """What becomes of token vectors before the first layer: positions, scale, norm, dropout, in this order.
+    """Turn token vectors into the input of the first layer: add positions, scale, normalize, apply dropout.
 
-    scale: multiply vectors and positions, once added, by sqrt(d_model); usually the table scales vectors alone.
+    Args:
+        positions: Absolute positions to add.
+        scale: Multiply by sqrt(d_model) after adding positions. Usually `Embedding` scales the token vectors alone.
+        norm: Norm applied after that.
+        dropout: Dropout rate on the result.
     """
 
     positions: Sinusoidal | LearnedPositions | None
@@ -76,8 +98,21 @@ class InputEmbedding(Module):
         position_embeddings: Array | None = None,
         rng: Rng | None = None,
     ) -> Array:
-        """x: token vectors (batch, length, d_model), at `positions` (batch, length) or from `start` on;
-        position_embeddings: what those positions add, if it is known. Returns the same shape."""
+        """Prepare token vectors for the first layer.
+
+        Args:
+            x: Token vectors (batch, length, d_model).
+            positions: Integers (batch, length), the position of each token; default start, start + 1, ...
+            start: Position of the first token.
+            position_embeddings: Vectors to add, if they are known (see `position_embeddings`), in place of `positions`.
+            rng: Draws dropout.
+
+        Returns:
+            Array of the shape of `x`.
+
+        Raises:
+            ShapeError: If `x` is not three-dimensional.
+        """
         if len(x.shape) != 3:
             raise ShapeError(f"token vectors have shape {tuple(x.shape)}; expected (batch, length, d_model)")
         if position_embeddings is not None:
@@ -91,12 +126,16 @@ class InputEmbedding(Module):
         return self.dropout(x, rng)
 
     def position_embeddings(self, length: int, like: Array) -> Array | None:
-        """What the first so many positions add to token vectors, (length, d_model); None where they add nothing.
+        """Return the vectors that are added at the first `length` positions.
 
-        like: an array (..., d_model) of the library, dtype and device.
+        Args:
+            length: Number of positions.
+            like: Array (..., d_model) of the library, dtype and device.
+
+        Returns:
+            Array of shape (length, d_model), or None if the layer adds no positions.
         """
         if self.positions is None:
             return None
-        xp = array_namespace(like)
-        nothing = xp.zeros((1, length, like.shape[-1]), dtype=like.dtype, device=device(like))
-        return self.positions(nothing)[0, :, :]
+        zeros = array_namespace(like).zeros((1, length, like.shape[-1]), dtype=like.dtype, device=device(like))
+        return self.positions(zeros)[0, :, :]

@@ -1,4 +1,4 @@
-"""The layer of an encoder (Vaswani et al., 2017, figure 1, left) and, causal, of a decoder-only model."""
+"""The encoder layer (Vaswani et al., 2017, figure 1, left), also used by decoder-only models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from xformer.tree import Module
 
 
 class EncoderLayer(Module):
-    """Self-attention, then feed-forward, each in a residual connection (PreNorm or PostNorm)."""
+    """Self-attention, then feed-forward, each in a residual connection (Vaswani et al., 2017, section 3.1).
+
+    With `causal=True` it is the layer of a decoder-only model.
+
+    Args:
+        self_attention: Attention of the layer.
+        feed_forward: Feed-forward network of the layer.
+        self_attention_residual: Residual connection around the attention, `PreNorm` or `PostNorm`.
+        feed_forward_residual: Residual connection around the feed-forward network.
+    """
 
     self_attention: MultiHeadAttention
     feed_forward: FeedForward | GatedFeedForward
@@ -29,18 +38,28 @@ class EncoderLayer(Module):
         rotation: Rotation | None = None,
         causal: bool = False,
         rng: Rng | None = None,
-        store: KVCache | None = None,
+        cache: KVCache | None = None,
     ) -> Array:
-        """Encode one layer; arguments other than x go to its self-attention.
+        """Apply the layer.
 
-        x: (batch, length, d_model). Returns the same shape.
+        Args:
+            x: Array of shape (batch, length, d_model).
+            mask: Boolean mask of the self-attention, as for `MultiHeadAttention`.
+            bias: Attention bias, as for `MultiHeadAttention`.
+            rotation: Rotary positions, as for `MultiHeadAttention`.
+            causal: Attend to earlier tokens only.
+            rng: Draws dropout; None switches it off.
+            cache: Keys and values of earlier tokens; those of `x` are appended.
+
+        Returns:
+            Array of the shape of `x`.
         """
-        attend_rng, attend_out, feed_rng, feed_out = rng.split(4) if rng else (None,) * 4
+        attention_rng, attention_out_rng, feed_rng, feed_out_rng = rng.split(4) if rng else (None,) * 4
         x = self.self_attention_residual(
             x,
             lambda y: self.self_attention(
-                y, mask=mask, bias=bias, rotation=rotation, causal=causal, rng=attend_rng, store=store
+                y, mask=mask, bias=bias, rotation=rotation, causal=causal, rng=attention_rng, cache=cache
             ),
-            attend_out,
+            attention_out_rng,
         )
-        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, feed_rng), feed_out)
+        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, feed_rng), feed_out_rng)

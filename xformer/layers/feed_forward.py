@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xformer.backends import Array
 from xformer.layers.dropout import Dropout
-from xformer.layers.initializer import Initializer
+from xformer.layers.initializer import Initializer, initializer
 from xformer.layers.linear import Linear
 from xformer.ops import activation as activation_named
 from xformer.random import Rng
@@ -12,13 +12,22 @@ from xformer.tree import Module
 
 
 class FeedForward(Module):
-    """Expand to d_ff features, apply the activation, contract to d_model.
+    """Two linear maps with an activation in between, `down(activation(up(x)))` (Vaswani et al., 2017, section 3.3).
 
-    dropout: on the activations, where torch's Transformer layers have it as well; the paper names none here.
+    Args:
+        d_model: Features of the input and output.
+        d_ff: Features in between.
+        activation: "relu", "gelu", "gelu_tanh" or "silu".
+        bias: Add learned biases.
+        dropout: Dropout rate on the activations, as in torch's Transformer layers; the paper has none here.
+        init: An `Initializer`, or a seed for a new one on NumPy.
+
+    Raises:
+        ConfigError: For an unknown activation.
     """
 
-    expand: Linear
-    contract: Linear
+    up: Linear
+    down: Linear
     dropout: Dropout
     activation: str
 
@@ -30,29 +39,49 @@ class FeedForward(Module):
         activation: str = "relu",
         bias: bool = True,
         dropout: float = 0.0,
-        init: Initializer,
+        init: Initializer | int = 0,
     ):
-        self.expand = Linear(d_model, d_ff, bias=bias, init=init)
-        self.contract = Linear(d_ff, d_model, bias=bias, init=init)
+        init = initializer(init)
+        self.up = Linear(d_model, d_ff, bias=bias, init=init)
+        self.down = Linear(d_ff, d_model, bias=bias, init=init)
         self.dropout = Dropout(dropout)
         activation_named(activation)  # an unknown name raises here, not at the first call
         self.activation = activation
 
     def __call__(self, x: Array, rng: Rng | None = None) -> Array:
-        """x: (..., d_model) -> (..., d_model)."""
-        return self.contract(self.dropout(self.expand(x, self.activation), rng))
+        """Apply the network to each position.
+
+        Args:
+            x: Array of shape (..., d_model).
+            rng: Draws dropout; None switches it off.
+
+        Returns:
+            Array of shape (..., d_model).
+        """
+        return self.down(self.dropout(self.up(x, self.activation), rng))
 
 
 class GatedFeedForward(Module):
-    """Expand twice, and let one half, through the activation, be the gate of the other (Shazeer, 2020).
+    """Gated linear unit, `down(activation(gate(x)) * up(x))` (Shazeer, 2020).
 
-    With "silu" this is SwiGLU, with "gelu" GEGLU. It has three matrices where FeedForward has two: for as many
-    parameters, take two thirds of the d_ff.
+    "silu" gives SwiGLU, "gelu" GEGLU. The layer has three matrices; with two thirds of the d_ff of a `FeedForward` it
+    has as many parameters.
+
+    Args:
+        d_model: Features of the input and output.
+        d_ff: Features in between.
+        activation: Function applied to the gate.
+        bias: Add learned biases.
+        dropout: Dropout rate on the product.
+        init: An `Initializer`, or a seed for a new one on NumPy.
+
+    Raises:
+        ConfigError: For an unknown activation.
     """
 
     gate: Linear
-    expand: Linear
-    contract: Linear
+    up: Linear
+    down: Linear
     dropout: Dropout
     activation: str
 
@@ -64,16 +93,17 @@ class GatedFeedForward(Module):
         activation: str = "silu",
         bias: bool = True,
         dropout: float = 0.0,
-        init: Initializer,
+        init: Initializer | int = 0,
     ):
+        init = initializer(init)
         self.gate = Linear(d_model, d_ff, bias=bias, init=init)
-        self.expand = Linear(d_model, d_ff, bias=bias, init=init)
-        self.contract = Linear(d_ff, d_model, bias=bias, init=init)
+        self.up = Linear(d_model, d_ff, bias=bias, init=init)
+        self.down = Linear(d_ff, d_model, bias=bias, init=init)
         self.dropout = Dropout(dropout)
         activation_named(activation)
         self.activation = activation
 
     def __call__(self, x: Array, rng: Rng | None = None) -> Array:
-        """x: (..., d_model) -> (..., d_model)."""
-        gated = self.gate(x, self.activation) * self.expand(x)
-        return self.contract(self.dropout(gated, rng))
+        """Apply the network to each position; arguments are those of `FeedForward`."""
+        gated = self.gate(x, self.activation) * self.up(x)
+        return self.down(self.dropout(gated, rng))

@@ -1,4 +1,4 @@
-"""Attention weights as other systems store them, brought into MultiHeadAttention's four matrices."""
+"""Conversion of attention weights of other libraries into MultiHeadAttention."""
 
 from __future__ import annotations
 
@@ -14,12 +14,22 @@ from xformer.tree import replace
 def attention_from_projections(
     query: Array, key: Array, value: Array, output: Array, *, num_heads: int, biases: tuple[Array, ...] | None = None
 ) -> MultiHeadAttention:
-    """A layer of given matrices, stored (in, out).
+    """Make an attention layer from four matrices.
 
-    query, output: (d_model, d_model); key, value: (d_model, key/value heads * head_dim), the features of a head next
-    to each other. biases: of query, key, value and output; None: the layer has none.
+    Args:
+        query: Matrix (d_model, d_model), stored (in, out); the features of a head are adjacent.
+        key: Matrix (d_model, num_key_value_heads * head_dim).
+        value: Matrix (d_model, num_key_value_heads * head_dim).
+        output: Matrix (d_model, d_model).
+        num_heads: Heads of the query.
+        biases: Biases of query, key, value and output; None for a layer without biases.
 
-    Raises ShapeError when the shapes make no layer, ConfigError when the heads do not divide d_model.
+    Returns:
+        A layer with these parameters, in their library, dtype and device.
+
+    Raises:
+        ShapeError: If the shapes do not form a layer.
+        ConfigError: If num_heads does not divide d_model.
     """
     d_model = query.shape[0]
     xp = array_namespace(query, key, value, output)
@@ -28,16 +38,21 @@ def attention_from_projections(
     layer = MultiHeadAttention(
         d_model, num_heads, num_key_value_heads=key.shape[-1] // head_dim, bias=biases is not None, init=init
     )
-    arrays: dict[str, Any] = {}
-    for place, (name, weight) in enumerate({"query": query, "key": key, "value": value, "output": output}.items()):
-        arrays[f"{name}.weight"] = weight
-        if biases is not None:
-            arrays[f"{name}.bias"] = biases[place]
+    names = ("query", "key", "value", "output")
+    arrays: dict[str, Any] = {
+        f"{name}.weight": weight for name, weight in zip(names, (query, key, value, output), strict=True)
+    }
+    if biases is not None:
+        arrays |= {f"{name}.bias": bias for name, bias in zip(names, biases, strict=True)}
     return replace(layer, arrays)  # type: ignore[no-any-return]
 
 
 def join_heads(per_head: Array) -> Array:
-    """One matrix a head, (heads, d_model, head_dim), as one matrix of all: (d_model, heads * head_dim)."""
+    """Join one matrix per head, (heads, d_model, head_dim), into (d_model, heads * head_dim).
+
+    Raises:
+        ShapeError: If the input is not three-dimensional.
+    """
     if len(per_head.shape) != 3:
         raise ShapeError(f"per-head matrices have shape {tuple(per_head.shape)}; expected (heads, d_model, head_dim)")
     heads, d_model, head_dim = per_head.shape
@@ -46,9 +61,17 @@ def join_heads(per_head: Array) -> Array:
 
 
 def split_fused(fused: Array, *, key_value_features: int | None = None) -> tuple[Array, Array, Array]:
-    """A fused matrix (d_model, d_model + 2 * key_value_features), or bias without the first axis, as query, key, value.
+    """Split a fused projection into query, key and value.
 
-    key_value_features: key/value heads * head_dim; default a third of all, for as many heads as the query has.
+    Args:
+        fused: Matrix (d_model, d_model + 2 * key_value_features), or a bias (d_model + 2 * key_value_features,).
+        key_value_features: num_key_value_heads * head_dim; default a third of the features.
+
+    Returns:
+        Query, key and value, split along the last axis.
+
+    Raises:
+        ShapeError: If the features cannot be split so.
     """
     features = fused.shape[-1]
     if key_value_features is None:

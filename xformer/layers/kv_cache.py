@@ -1,4 +1,4 @@
-"""Keys and values that decoding keeps, so that each step computes only the new token's."""
+"""Keys and values of earlier tokens, so that each decoding step computes those of the new token only."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from typing import Any
 from xformer.backends import Array, array_namespace, device, is_writable
 from xformer.errors import ShapeError
 
-_ROOM = 16  # tokens, at least, that a store which has to grow has room for beyond what it needs
+_SPARE_TOKENS = 16  # minimum capacity reserved when a cache grows
 
 
 class KVCache:
-    """Keys and values of one attention layer, each (rows, heads, tokens, head_dim), or None before the first.
+    """Keys and values of one attention layer, each (rows, heads, tokens, head_dim), or None while empty.
 
-    Where arrays can be written, there is room for more tokens than there are, so that a new one copies no others. What
-    a store is given is never written; a copy of a store would share the room, so make none.
+    If the backend writes in place, the arrays have spare capacity, so that appending a token copies no others. Arrays
+    passed to a cache are never written. Do not copy a cache: the copies would share their capacity.
 
-    is_own: whether the arrays are no one else's, and can be written.
+    Args:
+        key: Keys to start with.
+        value: Values to start with.
+
+    Attributes:
+        is_own: True if nobody else refers to the arrays, so that they can be written in place.
     """
 
     def __init__(self, key: Array | None = None, value: Array | None = None) -> None:
@@ -27,94 +32,115 @@ class KVCache:
 
     @property
     def key(self) -> Array | None:
-        """The keys so far."""
-        return self._so_far(self._key)
+        """Keys of the tokens so far."""
+        return self._valid(self._key)
 
     @property
     def value(self) -> Array | None:
-        """The values so far."""
-        return self._so_far(self._value)
+        """Values of the tokens so far."""
+        return self._valid(self._value)
 
     def append(self, key: Array, value: Array) -> tuple[Array, Array]:
-        """Add those of new tokens; return all of them."""
+        """Append the keys and values of new tokens.
+
+        Args:
+            key: Array of shape (rows, heads, new tokens, head_dim).
+            value: Array of the same shape.
+
+        Returns:
+            Keys and values of all tokens.
+        """
         if self._key is None or self._value is None:
             self._key, self._value = key, value
         else:
-            self._key, self._value = _joined(self._key, self._length, key), _joined(self._value, self._length, value)
+            self._key = _concat_in_place(self._key, self._length, key)
+            self._value = _concat_in_place(self._value, self._length, value)
             self.is_own = is_writable(key)
         self._length += int(key.shape[2])
-        return self._so_far(self._key), self._so_far(self._value)
+        return self._valid(self._key), self._valid(self._value)
 
     def reorder(self, rows: Array) -> None:
-        """Let row i from now on be what row rows[i] was (integers, in any order, repeats allowed)."""
+        """Replace row i by the former row rows[i]; integers, in any order, repeats allowed."""
         if self._key is not None and self._value is not None:
             xp = array_namespace(self._key)
             self._key, self._value = (xp.take(x, rows, axis=0) for x in (self._key, self._value))
             self.is_own = is_writable(self._key)
 
     def move(self, targets: Array, sources: Array) -> None:
-        """Let rows `targets` be what rows `sources` were; the others stay, uncopied. Only where `is_own`."""
+        """Copy the rows `sources` to the rows `targets` in place. Requires `is_own`."""
         for x in (self._key, self._value):
             x[targets, :, : self._length, :] = x[sources, :, : self._length, :]  # type: ignore[index]
 
-    def _so_far(self, kept: Any) -> Any:
-        return kept if kept is None or kept.shape[2] == self._length else kept[:, :, : self._length, :]
+    def _valid(self, x: Any) -> Any:
+        return x if x is None or x.shape[2] == self._length else x[:, :, : self._length, :]
 
 
-def _joined(kept: Array, length: int, new: Array) -> Array:
-    """New tokens after the first so many of those that are kept."""
-    xp, end = array_namespace(kept, new), length + int(new.shape[2])
-    fits = (
-        kept.dtype == new.dtype and kept[:, :, :0, :].shape == new[:, :, :0, :].shape
-    )  # else concat says what is wrong
-    if not (is_writable(kept) and fits):
-        return xp.concat([kept[:, :, :length, :], new], axis=2)
-    if end > kept.shape[2]:
-        rows, heads, _, features = kept.shape
-        roomy = xp.empty((rows, heads, end + max(_ROOM, end // 2), features), dtype=kept.dtype, device=device(kept))
-        roomy[:, :, :length, :] = kept[:, :, :length, :]
-        kept = roomy
-    kept[:, :, length:end, :] = new
-    return kept
+def _concat_in_place(old: Array, length: int, new: Array) -> Array:
+    """Write new tokens after the first `length` ones of `old`, if possible in place."""
+    xp, end = array_namespace(old, new), length + int(new.shape[2])
+    fits = old.dtype == new.dtype and old[:, :, :0, :].shape == new[:, :, :0, :].shape  # else concat raises
+    if not (is_writable(old) and fits):
+        return xp.concat([old[:, :, :length, :], new], axis=2)
+    if end > old.shape[2]:
+        rows, heads, _, features = old.shape
+        capacity = end + max(_SPARE_TOKENS, end // 2)
+        grown = xp.empty((rows, heads, capacity, features), dtype=old.dtype, device=device(old))
+        grown[:, :, :length, :] = old[:, :, :length, :]
+        old = grown
+    old[:, :, length:end, :] = new
+    return old
 
 
 class StaticKVCache(KVCache):
-    """A store whose arrays never change their shape: new tokens go where an array says.
+    """A cache whose arrays keep their shape: each new token is written at an index held in an array.
 
-    store: what there is so far. max_length: how many tokens there may be. place: the number of the next one, (1,)
-    integers; its owner moves it on. Beyond it, what is kept means nothing.
+    A decoding step then has the same shapes every time, and can be compiled or captured as a CUDA graph. Entries beyond
+    the index are undefined; mask them.
+
+    Args:
+        cache: Cache to start from, with at least one token.
+        max_length: Capacity in tokens.
+        index: Position of the next token, integers of shape (1,); `StaticCache` advances it.
+
+    Raises:
+        ShapeError: If the cache is empty.
     """
 
-    def __init__(self, store: KVCache, max_length: int, place: Array) -> None:
-        if store.key is None or store.value is None:
-            raise ShapeError("the store is empty; fill it first with the tokens that the output begins with")
-        super().__init__(_with_capacity(store.key, max_length), _with_capacity(store.value, max_length))
-        self.place = place
-        self._here = array_namespace(place).arange(max_length, device=device(place))
+    def __init__(self, cache: KVCache, max_length: int, index: Array) -> None:
+        if cache.key is None or cache.value is None:
+            raise ShapeError("the cache is empty; expected at least one decoding step before to_static()")
+        super().__init__(_with_capacity(cache.key, max_length), _with_capacity(cache.value, max_length))
+        self.index = index
+        self._indices = array_namespace(index).arange(max_length, device=device(index))
 
     def append(self, key: Array, value: Array) -> tuple[Array, Array]:
-        """Put those of one new token in its place; return all that there is room for."""
+        """Write the key and value of one new token, (rows, heads, 1, head_dim); return the whole arrays."""
         self._key, self._value = self._put(self._key, key), self._put(self._value, value)
         return self._key, self._value
 
-    def _put(self, kept: Any, new: Array) -> Array:
-        if is_writable(kept):
-            kept[:, :, self.place, :] = new
-            return kept
-        xp = array_namespace(kept, new)
-        return xp.where(xp.reshape(self._here == self.place, (1, 1, kept.shape[2], 1)), new, kept)
+    def _put(self, old: Any, new: Array) -> Array:
+        if is_writable(old):
+            old[:, :, self.index, :] = new
+            return old
+        xp = array_namespace(old, new)
+        return xp.where(xp.reshape(self._indices == self.index, (1, 1, old.shape[2], 1)), new, old)
 
 
-def _with_capacity(kept: Array, max_length: int) -> Array:
-    """A copy with zeros up to so many tokens."""
-    xp, (rows, heads, length, features) = array_namespace(kept), kept.shape
-    rest = xp.zeros((rows, heads, max_length - length, features), dtype=kept.dtype, device=device(kept))
-    return xp.concat([kept, rest], axis=2)
+def _with_capacity(x: Array, max_length: int) -> Array:
+    """Return a copy padded with zeros to max_length tokens."""
+    xp, (rows, heads, length, features) = array_namespace(x), x.shape
+    zeros = xp.zeros((rows, heads, max_length - length, features), dtype=x.dtype, device=device(x))
+    return xp.concat([x, zeros], axis=2)
 
 
 @dataclass
 class LayerCache:
-    """What one decoder layer keeps: the target so far grows, one row a hypothesis; the memory stays, one a sentence."""
+    """Caches of one decoder layer.
+
+    Attributes:
+        self_attention: Keys and values of the target tokens so far, one row per hypothesis.
+        cross_attention: Keys and values of the memory, one row per sentence.
+    """
 
     self_attention: KVCache
     cross_attention: KVCache

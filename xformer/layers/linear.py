@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
-from xformer.backends import Array
-from xformer.layers.initializer import Initializer
+from xformer.backends import Array, array_namespace
+from xformer.layers.initializer import Initializer, initializer
 from xformer.ops.linear import linear
 from xformer.tree import Module
 
 
 class Linear(Module):
-    """x @ weight + bias, with the weight stored (in_features, out_features). Xavier-uniform, zero bias at first."""
+    """Affine map of the features, `x @ weight + bias`.
+
+    The weight is stored (in_features, out_features), the transpose of torch's. It starts Xavier-uniform, the bias zero.
+
+    Args:
+        in_features: Size of the last axis of the input.
+        out_features: Size of the last axis of the output.
+        bias: Add a learned bias.
+        init: An `Initializer`, or a seed for a new one on NumPy. Layers made with the same seed have the same
+            parameters; pass one `Initializer` to several layers to draw different ones.
+
+    Example:
+        >>> import numpy as np
+        >>> layer = Linear(4, 3, init=7)
+        >>> layer(np.ones((2, 4), dtype=np.float32)).shape
+        (2, 3)
+    """
 
     weight: Array
     bias: Array | None
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = True, init: Initializer):
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = True, init: Initializer | int = 0):
+        init = initializer(init)
         self.weight = init.xavier_uniform((in_features, out_features))
         self.bias = init.zeros((out_features,)) if bias else None
 
     def __call__(self, x: Array, activation: str | None = None) -> Array:
-        """x: (..., in_features) -> (..., out_features); activation: the name of the function to apply, if any."""
-        return linear(x, self.weight, self.bias, activation=activation)
+        """Apply the map, and optionally an activation.
+
+        Args:
+            x: Floating array of shape (..., in_features); cast to the dtype of the weight.
+            activation: Name of a function applied to the result, e.g. "relu".
+
+        Returns:
+            Array of shape (..., out_features) in the dtype of the weight.
+        """
+        return linear(as_dtype_of(x, self.weight), self.weight, self.bias, activation=activation)
+
+
+def as_dtype_of(x: Array, parameter: Array) -> Array:
+    """Cast an input to the dtype of a layer's parameters."""
+    return x if x.dtype == parameter.dtype else array_namespace(x, parameter).astype(x, parameter.dtype)

@@ -1,15 +1,15 @@
-"""Where a token stands in its sentence, told to the model in one of five ways.
+"""Positional encodings.
 
-Absolute schemes add a vector to each token's embedding: `Sinusoidal`, `LearnedPositions`. Relative ones act inside
-self-attention: `Rotary` turns queries and keys, `ALiBi` and `RelativeBias` add a bias to the scores. Positions count
-from 0; a relative scheme sees differences only, so any start will do.
+Absolute positions add a vector to each token's embedding: `Sinusoidal`, `LearnedPositions`. Relative positions act
+inside self-attention: `Rotary` rotates queries and keys, `ALiBi` and `RelativeBias` add a bias to the scores. Positions
+count from 0.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,47 +25,61 @@ from xformer.backends import (
     from_host,
 )
 from xformer.errors import ConfigError, ShapeError
-from xformer.layers.initializer import Initializer
+from xformer.layers.initializer import Initializer, initializer
+from xformer.layers.linear import as_dtype_of
 from xformer.ops.embedding import embedding
 from xformer.tree import Module
 
-_FEWEST_ROWS = 64
+_MIN_TABLE_ROWS = 64
 
 
 # --- Absolute: added to embeddings ------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=16)
-def _table(length: int, d_model: int, dtype: str) -> Array:
-    """The table on the host, computed in float64 and rounded once."""
-    position = np.reshape(np.arange(length, dtype=np.float64), (length, 1))
-    even = np.arange(0, d_model, 2, dtype=np.float64)
-    angle = position / 10000.0 ** (even / d_model)
+def _sinusoidal_table(length: int, d_model: int, dtype: str) -> Array:
+    """Compute the table on the host in float64 and round it once."""
+    position = np.arange(length, dtype=np.float64)[:, None]
+    angle = position / 10000.0 ** (np.arange(0, d_model, 2, dtype=np.float64) / d_model)
     table = np.empty((length, d_model), dtype=np.float64)
     table[:, 0::2] = np.sin(angle)
-    table[:, 1::2] = np.cos(angle)[:, : d_model // 2]  # an odd d_model has one sine more than cosines
+    table[:, 1::2] = np.cos(angle)[:, : d_model // 2]  # an odd d_model has one more sine than cosines
     table = table.astype(dtype)
-    table.flags.writeable = False  # every caller gets a view of it
+    table.flags.writeable = False  # callers get views of it
     return table
 
 
 def sinusoidal(
     length: int, d_model: int, *, start: int = 0, xp: Namespace, dtype: DType, device: Device = None
 ) -> Array:
-    """Sines and cosines of the position, in wavelengths from 2 pi to 10000 * 2 pi (Vaswani et al., 2017, 3.5).
+    """Return sinusoidal position encodings (Vaswani et al., 2017, section 3.5).
 
-    Returns (length, d_model) for the positions start .. start + length - 1; even features hold sines, odd ones
-    cosines.
+    Wavelengths go from 2 pi to 10000 * 2 pi; even features hold sines, odd ones cosines.
+
+    Args:
+        length: Number of positions.
+        d_model: Number of features.
+        start: First position.
+        xp: Array library.
+        dtype: Floating dtype of the result.
+        device: Device of the result.
+
+    Returns:
+        Array of shape (length, d_model), for the positions start .. start + length - 1.
     """
     # Tables have a power of two of rows, so that growing sentences share a few of them.
-    rows = max(_FEWEST_ROWS, 1 << max(start + length - 1, 0).bit_length())
+    rows = max(_MIN_TABLE_ROWS, 1 << max(start + length - 1, 0).bit_length())
     name = dtype_name(dtype)
-    table = _table(rows, d_model, "float32" if name in ("float16", "bfloat16") else name)
+    table = _sinusoidal_table(rows, d_model, "float32" if name in ("float16", "bfloat16") else name)
     return from_host(base_namespace(xp), table[start : start + length], dtype=dtype, device=device)
 
 
 class Sinusoidal(Module):
-    """Add the sinusoidal table to token vectors (Vaswani et al., 2017, section 3.5): nothing is learned."""
+    """Add sinusoidal position encodings (Vaswani et al., 2017, section 3.5); no parameters.
+
+    Args:
+        d_model: Features of a token.
+    """
 
     d_model: int
 
@@ -73,38 +87,64 @@ class Sinusoidal(Module):
         self.d_model = d_model
 
     def __call__(self, x: Array, positions: Array | None = None, *, start: int = 0) -> Array:
-        """x: (batch, length, d_model), at positions start, start + 1, ... or at `positions`, integers (batch, length)
-        below `length`. Returns the same shape as x."""
+        """Add position encodings to token vectors.
+
+        Args:
+            x: Token vectors (batch, length, d_model).
+            positions: Integers (batch, length) in [0, length), the position of each token; default start, start + 1,
+                ...
+            start: Position of the first token.
+
+        Returns:
+            Array of the shape of `x`.
+        """
         length = x.shape[1]
         table = sinusoidal(length, self.d_model, start=start, xp=array_namespace(x), dtype=x.dtype, device=device(x))
         return x + (table if positions is None else embedding(table, positions))
 
 
 class LearnedPositions(Module):
-    """Add a learned vector for each position up to max_positions (Gehring et al., 2017)."""
+    """Add a learned vector for each position (Gehring et al., 2017).
+
+    Args:
+        max_positions: Number of positions.
+        d_model: Features of a token.
+        init: An `Initializer`, or a seed for a new one on NumPy.
+    """
 
     weight: Array
 
-    def __init__(self, max_positions: int, d_model: int, *, init: Initializer):
-        self.weight = init.normal((max_positions, d_model), d_model**-0.5)
+    def __init__(self, max_positions: int, d_model: int, *, init: Initializer | int = 0):
+        self.weight = initializer(init).normal((max_positions, d_model), d_model**-0.5)
 
     def __call__(self, x: Array, positions: Array | None = None, *, start: int = 0) -> Array:
-        """Shapes are those of Sinusoidal. Raises ShapeError when a sentence is longer than the table."""
-        length = x.shape[1]
-        if start + length > self.weight.shape[0]:
+        """Add learned vectors to token vectors; arguments are those of `Sinusoidal`.
+
+        Raises:
+            ShapeError: If a sentence is longer than max_positions.
+        """
+        length, max_positions = x.shape[1], self.weight.shape[0]
+        if start + length > max_positions:
             raise ShapeError(
-                f"a sentence has {start + length} tokens; this model has learned positions for {self.weight.shape[0]}: "
+                f"a sentence has {start + length} tokens; this model has learned positions for {max_positions}: "
                 "split the sentence, or train with more max_positions"
             )
         table = self.weight[start : start + length, :]
-        return x + (table if positions is None else embedding(table, positions))
+        return as_dtype_of(x, table) + (table if positions is None else embedding(table, positions))
 
 
 def remaining_length(remaining: Array, d_model: int, dtype: DType) -> Array:
-    """Sinusoids of how many tokens are still to come (Takase and Okazaki, 2019: LDPE; they count characters).
+    """Return sinusoidal encodings of the number of tokens still to come (Takase and Okazaki, 2019, LDPE).
 
-    remaining: (batch, length) integers, below zero where an output is longer than was wanted. Returns
-    (batch, length, d_model).
+    The paper counts characters.
+
+    Args:
+        remaining: Integers (batch, length); negative where an output is longer than requested.
+        d_model: Number of features.
+        dtype: Floating dtype of the result.
+
+    Returns:
+        Array of shape (batch, length, d_model).
     """
     xp = array_namespace(remaining)
     wide = xp.float64 if dtype_name(dtype) == "float64" else xp.float32
@@ -119,45 +159,75 @@ def remaining_length(remaining: Array, d_model: int, dtype: DType) -> Array:
 
 
 class Rotation(NamedTuple):
-    """Angles by position, to turn queries and keys by: cosines and sines (length, head_dim / 2)."""
+    """Rotation angles of queries and keys by position.
+
+    Attributes:
+        cosine: Cosines (length, head_dim / 2).
+        sine: Sines (length, head_dim / 2).
+    """
 
     cosine: Array
     sine: Array
 
     def __call__(self, x: Array) -> Array:
-        """Turn the pairs of features (i, i + head_dim / 2): (batch, heads, length, head_dim) -> the same shape."""
+        """Rotate the pairs of features (i, i + head_dim / 2).
+
+        Args:
+            x: Array of shape (batch, heads, length, head_dim).
+
+        Returns:
+            Array of the same shape.
+        """
         half = x.shape[-1] // 2
         xp = array_namespace(x)
         first, second = x[..., :half], x[..., half:]
-        turned = (first * self.cosine - second * self.sine, second * self.cosine + first * self.sine)
-        return xp.concat(turned, axis=-1)
+        rotated = (first * self.cosine - second * self.sine, second * self.cosine + first * self.sine)
+        return xp.concat(rotated, axis=-1)
 
 
 class PositionTerms(NamedTuple):
-    """What a relative scheme hands to self-attention: a rotation of queries and keys, or a bias for the scores."""
+    """Contribution of relative positions to self-attention; the fields are arguments of `MultiHeadAttention`.
+
+    Attributes:
+        rotation: Rotation of queries and keys.
+        bias: Bias added to the scores, (heads, queries, keys).
+    """
 
     rotation: Rotation | None = None
     bias: Array | None = None
 
 
 class RelativePositions(Protocol):
-    """A relative scheme."""
+    """Protocol of relative positional encodings."""
 
-    def place(self, queries: int, keys: int, like: Array) -> PositionTerms:
-        """For that many queries, of which the last stands at the last of the keys, in the dtype of `like`."""
+    def terms(self, queries: int, keys: int, like: Array) -> PositionTerms:
+        """Return the terms of self-attention.
+
+        Args:
+            queries: Number of queries; the last one is at the position of the last key.
+            keys: Number of keys.
+            like: Array of the library, dtype and device.
+        """
         ...
 
 
 def position_terms(positions: RelativePositions | None, queries: int, keys: int, like: Array) -> PositionTerms:
-    """What a scheme hands to self-attention: nothing, where there is none."""
-    return PositionTerms() if positions is None else positions.place(queries, keys, like)
+    """Return the terms of an encoding, or empty terms for None; arguments are those of `RelativePositions.terms`."""
+    return PositionTerms() if positions is None else positions.terms(queries, keys, like)
 
 
 class Rotary(Module):
     """Rotary position embedding (Su et al., 2021): the score of a query and a key depends on their distance.
 
-    Features are paired half with half, as in GPT-NeoX and Llama, not neighbor with neighbor, as in the paper; the
-    two differ by a permutation of the features.
+    Feature i is paired with i + head_dim / 2, as in GPT-NeoX and Llama; the paper pairs neighbors. The two differ by a
+    permutation of the features.
+
+    Args:
+        head_dim: Features of a head; even.
+        base: Base of the wavelengths, theta in the paper.
+
+    Raises:
+        ConfigError: If head_dim is odd.
     """
 
     head_dim: int
@@ -165,27 +235,34 @@ class Rotary(Module):
 
     def __init__(self, head_dim: int, *, base: float = 10000.0):
         if head_dim % 2:
-            raise ConfigError(f"rotary positions turn pairs of features; head_dim is {head_dim}, expected an even one")
+            raise ConfigError(f"head_dim is {head_dim}; rotary positions expect an even number")
         self.head_dim = head_dim
         self.base = base
 
-    def place(self, queries: int, keys: int, like: Array) -> PositionTerms:
-        """The rotation of the last `queries` of the positions 0 .. keys - 1."""
+    def terms(self, queries: int, keys: int, like: Array) -> PositionTerms:
+        """Return the rotation of the last `queries` of `keys` positions; see `RelativePositions.terms`."""
         return PositionTerms(rotation=self.rotation(queries, start=keys - queries, like=like))
 
     def rotation(self, length: int, *, start: int = 0, like: Array) -> Rotation:
-        """The angles of the positions start .. start + length - 1, in the library and dtype of `like`."""
+        """Return the angles of consecutive positions.
+
+        Args:
+            length: Number of positions.
+            start: First position.
+            like: Array of the library, dtype and device.
+        """
         frequency = self.base ** (-np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim)
         angle = np.arange(start, start + length, dtype=np.float64)[:, None] * frequency
-        xp = base_namespace(array_namespace(like))
-        place = device(like)
-        return Rotation(*(from_host(xp, f(angle), dtype=like.dtype, device=place) for f in (np.cos, np.sin)))
+        return Rotation(_as_array(np.cos(angle), like), _as_array(np.sin(angle), like))
 
 
 class ALiBi(Module):
-    """A penalty on the scores that grows with the distance, at a slope of each head's own (Press et al., 2022).
+    """Attention with linear biases (Press et al., 2022).
 
-    Where later keys are visible too (in an encoder) the penalty is the same to both sides.
+    The scores get a penalty proportional to the distance, with one slope per head. Without a causal mask the penalty is symmetric.
+
+    Args:
+        num_heads: Number of heads.
     """
 
     num_heads: int
@@ -195,25 +272,32 @@ class ALiBi(Module):
 
     @property
     def slopes(self) -> list[float]:
-        """2^(-8 i / heads) for a power of two of heads; for others, every second slope of twice as many fills up."""
-        whole = 1 << (self.num_heads.bit_length() - 1)
-        slopes = [2.0 ** (-8.0 * i / whole) for i in range(1, whole + 1)]
-        between = [2.0 ** (-4.0 * i / whole) for i in range(1, 2 * whole + 1, 2)]
-        return slopes + between[: self.num_heads - whole]
+        """Slopes of the heads, 2^(-8 i / heads) for a power of two.
 
-    def place(self, queries: int, keys: int, like: Array) -> PositionTerms:
-        """What to add to the scores: (heads, queries, keys)."""
-        distance = abs(_distances(queries, keys))
-        bias = -np.asarray(self.slopes, dtype=np.float64)[:, None, None] * distance
-        xp = base_namespace(array_namespace(like))
-        return PositionTerms(bias=from_host(xp, bias, dtype=like.dtype, device=device(like)))
+        For other numbers of heads, every second slope of the next power of two fills up.
+        """
+        power = 1 << (self.num_heads.bit_length() - 1)
+        slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
+        between = [2.0 ** (-4.0 * i / power) for i in range(1, 2 * power + 1, 2)]
+        return slopes + between[: self.num_heads - power]
+
+    def terms(self, queries: int, keys: int, like: Array) -> PositionTerms:
+        """Return the bias (heads, queries, keys); see `RelativePositions.terms`."""
+        bias = -np.asarray(self.slopes)[:, None, None] * np.abs(_distances(queries, keys))
+        return PositionTerms(bias=_as_array(bias, like))
 
 
 class RelativeBias(Module):
-    """A learned bias for each head and each bucket of distances (Raffel et al., 2020, section 2.1; T5).
+    """A learned bias for each head and bucket of distances (Raffel et al., 2020, section 2.1; T5).
 
-    Half of the buckets hold one distance each, the others ever more of them, up to max_distance and beyond.
-    bidirectional: keys after the query have buckets of their own (in an encoder).
+    Half of the buckets hold one distance each; the others grow logarithmically up to max_distance.
+
+    Args:
+        num_heads: Number of heads.
+        bidirectional: Give keys after the query buckets of their own, as in an encoder.
+        num_buckets: Number of buckets.
+        max_distance: Distance from which all keys share a bucket.
+        init: An `Initializer`, or a seed for a new one on NumPy.
     """
 
     weight: Array
@@ -221,36 +305,46 @@ class RelativeBias(Module):
     max_distance: int
 
     def __init__(
-        self, num_heads: int, *, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128, init: Initializer
+        self,
+        num_heads: int,
+        *,
+        bidirectional: bool,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        init: Initializer | int = 0,
     ):
-        self.weight = init.normal((num_buckets, num_heads), num_heads**-0.5)
+        self.weight = initializer(init).normal((num_buckets, num_heads), num_heads**-0.5)
         self.bidirectional = bidirectional
         self.max_distance = max_distance
 
-    def place(self, queries: int, keys: int, like: Array) -> PositionTerms:
-        """What to add to the scores: (heads, queries, keys)."""
+    def terms(self, queries: int, keys: int, like: Array) -> PositionTerms:
+        """Return the bias (heads, queries, keys); see `RelativePositions.terms`."""
         buckets = _buckets(_distances(queries, keys), self.weight.shape[0], self.max_distance, self.bidirectional)
         xp = array_namespace(self.weight)
         ids = from_host(base_namespace(xp), buckets, device=device(self.weight))
         return PositionTerms(bias=xp.permute_dims(embedding(self.weight, ids), (2, 0, 1)))
 
 
-def _distances(queries: int, keys: int) -> Array:
-    """Key position minus query position, on the host: (queries, keys)."""
+def _as_array(values: Any, like: Array) -> Array:
+    return from_host(base_namespace(array_namespace(like)), values, dtype=like.dtype, device=device(like))
+
+
+def _distances(queries: int, keys: int) -> Any:
+    """Return key position minus query position, (queries, keys), on the host."""
     return np.arange(keys)[None, :] - np.arange(keys - queries, keys)[:, None]
 
 
-def _buckets(distance: Array, num_buckets: int, max_distance: int, bidirectional: bool) -> Array:
-    """The bucket of each distance, as T5 counts them: (queries, keys) integers on the host."""
+def _buckets(distance: Any, num_buckets: int, max_distance: int, bidirectional: bool) -> Any:
+    """Return T5's bucket of each distance, (queries, keys) integers on the host."""
     first = np.zeros_like(distance)
     if bidirectional:
         num_buckets //= 2
         first = np.where(distance > 0, num_buckets, 0)
-        distance = abs(distance)
+        distance = np.abs(distance)
     else:
         distance = np.maximum(-distance, 0)
     exact = num_buckets // 2
     growth = np.log(np.maximum(distance, 1) / exact) / math.log(max_distance / exact)
-    # The tiny addition undoes rounding where a distance is exactly a bucket's first.
+    # The tiny addition undoes rounding where a distance is exactly the first of a bucket.
     far = exact + (growth * (num_buckets - exact) + 1e-9).astype(np.int64)
     return first + np.where(distance < exact, distance, np.minimum(far, num_buckets - 1))

@@ -1,4 +1,4 @@
-"""How a sublayer joins the residual stream: before it or after it comes the norm."""
+"""Residual connections around sublayers, with the norm before or after the sublayer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ Sublayer = Callable[[Array], Array]
 
 
 class PreNorm(Module):
-    """x + dropout(f(norm(x))) (Xiong et al., 2020): trains without a careful warm-up."""
+    """Pre-norm residual connection, `x + dropout(f(norm(x)))` (Xiong et al., 2020).
+
+    It trains without a careful warm-up.
+
+    Args:
+        norm: Norm applied to the input of the sublayer.
+        dropout: Dropout rate on the output of the sublayer.
+    """
 
     norm: Norm
     dropout: Dropout
@@ -24,12 +31,26 @@ class PreNorm(Module):
         self.dropout = Dropout(dropout)
 
     def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
-        """x: (batch, length, d_model) -> the same shape."""
+        """Apply a sublayer with its residual connection.
+
+        Args:
+            x: Array of shape (batch, length, d_model).
+            sublayer: Function of an array that returns one of the same shape.
+            rng: Draws dropout.
+
+        Returns:
+            Array of the shape of `x`.
+        """
         return x + self.dropout(sublayer(self.norm(x)), rng)
 
 
 class PostNorm(Module):
-    """norm(x + dropout(f(x))), the paper's own (Vaswani et al., 2017, section 3.1)."""
+    """Post-norm residual connection, `norm(x + dropout(f(x)))` (Vaswani et al., 2017, section 3.1).
+
+    Args:
+        norm: Norm applied to the sum.
+        dropout: Dropout rate on the output of the sublayer.
+    """
 
     norm: Norm
     dropout: Dropout
@@ -39,7 +60,7 @@ class PostNorm(Module):
         self.dropout = Dropout(dropout)
 
     def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
-        """x: (batch, length, d_model) -> the same shape."""
+        """Apply a sublayer with its residual connection; arguments are those of `PreNorm`."""
         return self.norm(x + self.dropout(sublayer(x), rng))
 
 
