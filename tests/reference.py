@@ -152,8 +152,8 @@ def attention_arrays(module: Any, of: Pick) -> Arrays:
 def encoder_layer_arrays(module: Any, of: Pick) -> Arrays:
     return {
         **prefixed("self_attention", attention_arrays(module.self_attn, of)),
-        **prefixed("feed_forward.expand", linear_arrays(module.linear1, of)),
-        **prefixed("feed_forward.contract", linear_arrays(module.linear2, of)),
+        **prefixed("feed_forward.up", linear_arrays(module.linear1, of)),
+        **prefixed("feed_forward.down", linear_arrays(module.linear2, of)),
         **prefixed("self_attention_residual.norm", norm_arrays(module.norm1, of)),
         **prefixed("feed_forward_residual.norm", norm_arrays(module.norm2, of)),
     }

@@ -81,10 +81,10 @@ def test_feed_forward(xp, init):
     g = golden("feed_forward", xp)
     layer = with_weights(
         FeedForward(8, 32, init=init),
-        expand__weight=g["W_1"],
-        expand__bias=g["b_1"],
-        contract__weight=g["W_2"],
-        contract__bias=g["b_2"],
+        up__weight=g["W_1"],
+        up__bias=g["b_1"],
+        down__weight=g["W_2"],
+        down__bias=g["b_2"],
     )
     assert_close(layer(g["x"]), g["output"], tolerance=TOLERANCE)
 
@@ -115,10 +115,10 @@ def test_encoder_block(xp):
         self_attention__key__weight=g["W_k"],
         self_attention__value__weight=g["W_v"],
         self_attention__output__weight=g["W_o"],
-        feed_forward__expand__weight=g["W_1"],
-        feed_forward__expand__bias=g["b_1"],
-        feed_forward__contract__weight=g["W_2"],
-        feed_forward__contract__bias=g["b_2"],
+        feed_forward__up__weight=g["W_1"],
+        feed_forward__up__bias=g["b_1"],
+        feed_forward__down__weight=g["W_2"],
+        feed_forward__down__bias=g["b_2"],
         self_attention_residual__norm__weight=g["gamma_1"],
         self_attention_residual__norm__bias=g["beta_1"],
         feed_forward_residual__norm__weight=g["gamma_2"],
@@ -157,7 +157,7 @@ def test_cross_entropy(xp):
 def blog_names(g):
     """The parameters of the blog's Transformer under our names."""
     attention = {"W_q": "query.weight", "W_k": "key.weight", "W_v": "value.weight", "W_o": "output.weight"}
-    feed_forward = {"W_1": "expand.weight", "b1": "expand.bias", "W_2": "contract.weight", "b2": "contract.bias"}
+    feed_forward = {"W_1": "up.weight", "b1": "up.bias", "W_2": "down.weight", "b2": "down.bias"}
     sublayers = {
         "encoder": {"mha": "self_attention", "ffn": "feed_forward"},
         "decoder": {"mha1": "self_attention", "mha2": "cross_attention", "ffn": "feed_forward"},

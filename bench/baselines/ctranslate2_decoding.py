@@ -130,8 +130,8 @@ def _set_layers(stack: Any, layers: Any) -> None:
             _set_fused(spec.attention.linear[1], cross.key, cross.value)
             _set_linear(spec.attention.linear[2], cross.output)
             _set_norm(spec.attention.layer_norm, layer.cross_attention_residual.norm)
-        _set_linear(spec.ffn.linear_0, layer.feed_forward.expand)
-        _set_linear(spec.ffn.linear_1, layer.feed_forward.contract)
+        _set_linear(spec.ffn.linear_0, layer.feed_forward.up)
+        _set_linear(spec.ffn.linear_1, layer.feed_forward.down)
         _set_norm(spec.ffn.layer_norm, layer.feed_forward_residual.norm)
 
 

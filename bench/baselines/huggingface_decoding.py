@@ -93,8 +93,8 @@ def _load_layer(theirs: Any, ours: Any) -> None:
     if hasattr(theirs, "encoder_attn"):
         _load_attention(theirs.encoder_attn, ours.cross_attention)
         load_norm(theirs.encoder_attn_layer_norm, ours.cross_attention_residual.norm)
-    load_linear(theirs.fc1, ours.feed_forward.expand)
-    load_linear(theirs.fc2, ours.feed_forward.contract)
+    load_linear(theirs.fc1, ours.feed_forward.up)
+    load_linear(theirs.fc2, ours.feed_forward.down)
     load_norm(theirs.final_layer_norm, ours.feed_forward_residual.norm)
 
 
@@ -130,8 +130,8 @@ def gpt2(ours: Any) -> Any:
             _load_rows(theirs.attn.c_attn, attention.query, attention.key, attention.value)
             _load_rows(theirs.attn.c_proj, attention.output)
             load_norm(theirs.ln_2, layer.feed_forward_residual.norm)
-            _load_rows(theirs.mlp.c_fc, layer.feed_forward.expand)
-            _load_rows(theirs.mlp.c_proj, layer.feed_forward.contract)
+            _load_rows(theirs.mlp.c_fc, layer.feed_forward.up)
+            _load_rows(theirs.mlp.c_proj, layer.feed_forward.down)
         load_norm(model.transformer.ln_f, ours.norm)
         load_linear(model.lm_head, ours.output)
     return model

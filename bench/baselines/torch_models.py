@@ -106,8 +106,8 @@ def load_layer(theirs: Any, ours: Any) -> None:
     if hasattr(theirs, "multihead_attn"):
         load_attention(theirs.multihead_attn, ours.cross_attention)
         residuals.insert(1, ours.cross_attention_residual)
-    load_linear(theirs.linear1, ours.feed_forward.expand)
-    load_linear(theirs.linear2, ours.feed_forward.contract)
+    load_linear(theirs.linear1, ours.feed_forward.up)
+    load_linear(theirs.linear2, ours.feed_forward.down)
     for index, residual in enumerate(residuals, start=1):
         load_norm(getattr(theirs, f"norm{index}"), residual.norm)
 

@@ -123,9 +123,9 @@ def test_arrays_of_two_libraries_are_refused(layer):
     torch = pytest.importorskip("torch", reason="torch is the second library")
     x = normal(0, BATCH, QUERIES, D_MODEL)
     for arguments in (
-        {"x": torch.tensor(x)},
-        {"x": x, "memory": torch.tensor(x)},
-        {"x": x, "mask": torch.ones((4, 4), dtype=torch.bool)},
+        {"query": torch.tensor(x)},
+        {"query": x, "key": torch.tensor(x)},
+        {"query": x, "mask": torch.ones((4, 4), dtype=torch.bool)},
     ):
         with raises_line(BackendError, r"arrays of (numpy and torch|torch and numpy) were mixed; move one over"):
             layer(**arguments)
@@ -213,7 +213,7 @@ def test_a_store_gives_what_the_whole_gives(xp):
     x = xp.asarray(normal(0, 2, 6, 8))
     whole, store = layer(x, causal=True), KVCache()
     for start, stop in ((0, 3), (3, 4), (4, 6)):
-        assert_close(layer(x[:, start:stop, :], causal=True, store=store), whole[:, start:stop, :])
+        assert_close(layer(x[:, start:stop, :], causal=True, cache=store), whole[:, start:stop, :])
     assert tuple(store.key.shape) == (2, 2, 6, 2)
 
 
@@ -260,7 +260,7 @@ def test_rows_that_share_a_memory_attend_as_if_each_had_its_own(xp):
     mask = masks.padding(xp.asarray([[1, 2, 3, 0, 0], [1, 2, 3, 4, 5]]), 0)
     shared = layer.attend(x, KVCache(*layer.keys_and_values(memory)), mask=mask)
     assert_close(shared, layer(x, xp.repeat(memory, 3, axis=0), mask=xp.repeat(mask, 3, axis=0)))
-    with raises_line(ShapeError, "the store is empty"):
+    with raises_line(ShapeError, "the cache is empty"):
         layer.attend(x, KVCache())
 
 

@@ -43,5 +43,5 @@ def test_an_unknown_activation_is_refused_at_once():
 def test_the_gated_one_follows_its_formula(name):
     layer = GatedFeedForward(4, 8, activation=name, init=Initializer("numpy", dtype="float64"))
     x = normal(0, 2, 3, 4)
-    gate, expand = x @ layer.gate.weight, x @ layer.expand.weight
-    assert_close(layer(x), (activation(name)(gate) * expand) @ layer.contract.weight)
+    gate, up = x @ layer.gate.weight, x @ layer.up.weight
+    assert_close(layer(x), (activation(name)(gate) * up) @ layer.down.weight)

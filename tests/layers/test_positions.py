@@ -87,7 +87,7 @@ def test_rotary_follows_the_formula(xp):
 
 
 def test_rotary_needs_pairs_of_features():
-    with raises_line(ConfigError, "head_dim is 5, expected an even one"):
+    with raises_line(ConfigError, "head_dim is 5; rotary positions expect an even number"):
         Rotary(5)
 
 
@@ -99,7 +99,7 @@ def test_alibi_has_the_slopes_of_the_paper():
 
 
 def test_alibi_grows_with_the_distance(xp):
-    bias = ALiBi(2).place(2, 4, xp.zeros((1,), dtype=xp.float32)).bias
+    bias = ALiBi(2).terms(2, 4, xp.zeros((1,), dtype=xp.float32)).bias
     distance = np.asarray([[2, 1, 0, 1], [3, 2, 1, 0]])
     expected = -np.asarray([2.0**-4, 2.0**-8])[:, None, None] * distance
     assert_close(bias, expected.astype("float32"), xp=xp)
@@ -109,7 +109,7 @@ def test_alibi_grows_with_the_distance(xp):
 def test_relative_buckets_are_those_of_t5(bidirectional):
     """The definition, in floats as T5 has it, distance by distance."""
     layer = RelativeBias(2, bidirectional=bidirectional, init=Initializer("numpy", dtype="float64"))
-    bias = layer.place(300, 300, layer.weight).bias
+    bias = layer.terms(300, 300, layer.weight).bias
     for query in (0, 150, 299):
         for key in range(300):
             distance, buckets, first = key - query, 32, 0
@@ -129,8 +129,8 @@ def test_relative_buckets_are_those_of_t5(bidirectional):
 
 def test_relative_bias_of_late_queries_is_a_part_of_the_whole():
     layer = RelativeBias(2, bidirectional=False, init=Initializer("numpy", dtype="float64"))
-    whole = layer.place(9, 9, layer.weight).bias
-    assert_close(layer.place(2, 9, layer.weight).bias, whole[:, 7:])
+    whole = layer.terms(9, 9, layer.weight).bias
+    assert_close(layer.terms(2, 9, layer.weight).bias, whole[:, 7:])
 
 
 def test_remaining_length_counts_down(xp):

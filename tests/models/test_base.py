@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from tests.conftest import assert_close, library_or_skip
-from tests.reference import KINDS, SOURCE, TARGET, model_of_kind, raises_line, small_model
+from tests.reference import KINDS, SOURCE, TARGET, model_of_kind, raises_line, small_language_model, small_model
 from xformer import Transformer
 from xformer.backends import dtype_name, resolve, to_host
 from xformer.errors import BackendError, CheckpointError
 from xformer.io import load_arrays, save_arrays
+from xformer.models.base import load
 from xformer.tree import flatten
 
 SETTINGS = {"norm_position": "post", "output_bias": True, "tie_output": False, "num_encoder_layers": 1, "dropout": 0.2}
@@ -89,14 +90,35 @@ def test_a_disk_that_is_full_leaves_the_old_model(path, monkeypatch):
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_files_that_hold_no_model(path):
+def test_load_reads_a_model_of_any_class(path):
+    model = small_language_model()
+    model.save(path)
+    assert isinstance(load(path), type(model))
+    with raises_line(CheckpointError, r"contains a LanguageModel; use LanguageModel\.load\(path\)"):
+        Transformer.load(path)
+    arrays, metadata = load_arrays(path)
+    save_arrays(path, arrays, {**metadata, "model": "OtherModel"})
+    with raises_line(CheckpointError, "contains a OtherModel, which is not defined; import its class first"):
+        load(path)
+
+
+def test_a_file_of_version_0_1_is_named_as_such(path):
+    small_model().save(path)
+    arrays, metadata = load_arrays(path)
+    old = {name.replace(".up.", ".expand.").replace(".down.", ".contract."): x for name, x in arrays.items()}
+    save_arrays(path, old, metadata)
+    with raises_line(CheckpointError, "was saved by xformer 0.1, whose parameters have other names"):
+        Transformer.load(path)
+
+
+def test_files_without_a_model_are_refused(path):
     with raises_line(CheckpointError, r"cannot read .*model\.safetensors: No such file or directory"):
         Transformer.load(path, xp="numpy")
     path.write_bytes(b"")
     with raises_line(CheckpointError, "is not a whole safetensors file"):
         Transformer.load(path, xp="numpy")
     save_arrays(path, {"weight": np.zeros(3)}, {"format": "pt"})
-    with raises_line(CheckpointError, "is a safetensors file, but not an xformer model: it has no configuration"):
+    with raises_line(CheckpointError, "is a safetensors file without the configuration of an xformer model"):
         Transformer.load(path, xp="numpy")
 
 
@@ -112,8 +134,8 @@ def test_files_that_hold_no_model(path):
         (lambda arrays, config: config.update(d_ff=11), r"has shape \(8, 12\); expected \(8, 11\)"),
         (lambda arrays, config: config.update(num_heads=3), "d_model 8 is not divisible by num_heads 3"),
         (lambda arrays, config: config.update(d_model=None), "d_model is None"),
-        (lambda arrays, config: config.update(rotary=True), "unknown key 'rotary' in the model configuration"),
-        (lambda arrays, config: config.clear(), "the model configuration lacks source_vocab_size"),
+        (lambda arrays, config: config.update(rotary=True), "unknown key 'rotary' in configuration"),
+        (lambda arrays, config: config.clear(), "configuration requires source_vocab_size"),
     ],
 )
 def test_arrays_and_configuration_that_do_not_fit(path, change, message):
@@ -122,18 +144,18 @@ def test_arrays_and_configuration_that_do_not_fit(path, change, message):
     config = json.loads(metadata["config"])
     change(arrays, config)
     save_arrays(path, arrays, {**metadata, "config": json.dumps(config)})
-    with raises_line(CheckpointError, rf"does not hold the model that its configuration describes: .*{message}"):
+    with raises_line(CheckpointError, rf"does not contain the model of its configuration: .*{message}"):
         Transformer.load(path, xp="numpy")
 
 
 @pytest.mark.parametrize("config", ["[1]", "null", "{", "3"])
-def test_configurations_that_are_none(path, config):
+def test_invalid_configurations_are_refused(path, config):
     save_arrays(path, {}, {"format": "xformer", "config": config})
-    with raises_line(CheckpointError, "does not hold the model that its configuration describes"):
+    with raises_line(CheckpointError, "does not contain the model of its configuration"):
         Transformer.load(path, xp="numpy")
 
 
-def test_a_library_or_dtype_that_is_not_there_is_no_fault_of_the_file(path):
+def test_a_missing_library_or_dtype_is_not_blamed_on_the_file(path):
     small_model().save(path)
     with raises_line(BackendError, "backend 'tensorflow' is unknown"):
         Transformer.load(path, xp="tensorflow")

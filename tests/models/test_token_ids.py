@@ -43,7 +43,7 @@ def test_jax_ids_out_of_range_are_refused_too():
         ([[[1]]], ShapeError, r"source ids have shape \(1, 1, 1\)"),
         (3, ShapeError, r"source ids have shape \(\)"),
         (None, ShapeError, r"source ids have shape \(\)"),
-        ([[]], ShapeError, r"source ids have shape \(1, 0\); expected at least one token in a row"),
+        ([[]], ShapeError, r"source ids have shape \(1, 0\); expected at least one token per row"),
         (np.zeros((2, 0), dtype=int), ShapeError, r"source ids have shape \(2, 0\)"),
         ([[1.0, 2.0]], ShapeError, "source ids have dtype float64; expected integers"),
         ([[True]], ShapeError, "source ids have dtype bool; expected integers"),
@@ -67,7 +67,7 @@ def test_arrays_of_the_library_have_to_fit_too():
 
 def test_arrays_of_a_third_library_are_refused():
     torch = pytest.importorskip("torch", reason="another library than NumPy")
-    with raises_line(BackendError, "source is an array of torch, the model lives in numpy; pass that library's array"):
+    with raises_line(BackendError, "source is an array of torch and the model one of numpy; expected an array of"):
         small_model()(torch.asarray(SOURCE), TARGET)
 
 

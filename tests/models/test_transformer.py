@@ -96,10 +96,10 @@ def test_rematerialization_computes_layers_again_and_changes_no_gradient(monkeyp
 
 
 def test_lengths_are_for_models_that_see_them():
-    with raises_line(ConfigError, "this model has no length encoding"):
+    with raises_line(ConfigError, "lengths is given to a model without a length encoding"):
         small_model().prefill(SOURCE, lengths=[3, 4])
     model = small_model(length_encoding=True)
-    with raises_line(ConfigError, "this model has a length encoding; give the lengths"):
+    with raises_line(ConfigError, "this model has a length encoding; expected lengths, one per source"):
         model.prefill(SOURCE)
     memory = model.encode(SOURCE)
     seen = model.decode(TARGET, memory, source=SOURCE, lengths=[4, 2])
@@ -107,7 +107,7 @@ def test_lengths_are_for_models_that_see_them():
     assert np.abs(model.decode(TARGET, memory, source=SOURCE, lengths=[5, 2]) - seen)[0].max() > 1e-4
     weights = model.cross_attention_weights(SOURCE, TARGET, lengths=[5, 2])[-1]
     assert np.abs(weights - model.cross_attention_weights(SOURCE, TARGET)[-1])[0].max() > 1e-6
-    with raises_line(ShapeError, r"lengths have shape \(1,\); expected 2 whole numbers"):
+    with raises_line(ShapeError, r"lengths has shape \(1,\) and dtype int64; expected integers of shape \(2,\)"):
         model.decode(TARGET, memory, source=SOURCE, lengths=[5])
 
 
@@ -172,7 +172,7 @@ def test_settings_decide_which_parameters_there_are():
     assert "encoder.0.self_attention.query.bias" in names
     names = dict(small_model(attention_bias=False).named_parameters())
     assert "encoder.0.self_attention.query.bias" not in names
-    assert "encoder.0.feed_forward.expand.bias" in names
+    assert "encoder.0.feed_forward.up.bias" in names
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_gradients_under_dropout_belong_to_the_drawn_mask():
         return logits.__array_namespace__().sum(logits**2)
 
     _, gradients = value_and_grad(traced_loss)(model)
-    weight, gradient = model.decoder[1].feed_forward.expand.weight, gradients.decoder[1].feed_forward.expand.weight
+    weight, gradient = model.decoder[1].feed_forward.up.weight, gradients.decoder[1].feed_forward.up.weight
     direction = normal(0, *weight.shape)
     weight += step * direction
     above = loss(model)
@@ -295,8 +295,8 @@ def test_a_memory_that_does_not_fit_is_refused():
             model.decode(TARGET, np.zeros(shape))
 
 
-def test_source_and_target_have_as_many_rows():
-    with raises_line(ShapeError, "source has 1 rows and target 2; expected as many"):
+def test_source_and_target_must_have_equal_batch_sizes():
+    with raises_line(ShapeError, "source has 1 rows and target 2; expected equal batch sizes"):
         small_model()([[4, 5]], [[1, 4], [1, 5]])
 
 

@@ -39,7 +39,7 @@ def greedy(model: Transformer, source: Any, *, max_length: int | Sequence[int] =
         first=[config.bos_id],
         prefixes=[[] for _ in limits],
         ranges=[LengthRange(0, limit) for limit in limits],
-        never=frozenset((config.pad_id, config.bos_id)),
+        never=config.suppressed_ids,
         eos_id=config.eos_id,
     )
     return [hypotheses[0].tokens for hypotheses in search_stepwise(task)]

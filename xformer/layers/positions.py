@@ -259,7 +259,8 @@ class Rotary(Module):
 class ALiBi(Module):
     """Attention with linear biases (Press et al., 2022).
 
-    The scores get a penalty proportional to the distance, with one slope per head. Without a causal mask the penalty is symmetric.
+    The scores get a penalty proportional to the distance, with one slope per head. Without a causal mask the penalty is
+    symmetric.
 
     Args:
         num_heads: Number of heads.

@@ -1,4 +1,4 @@
-"""Models as safetensors files: parameters by name, and the configuration to build them from."""
+"""Saving and loading of models: safetensors files of parameters by name, with the configuration in the metadata."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from xformer.io import load_arrays, restorable_dtype, restore_like, save_arrays
 from xformer.models.config import ModelConfig
 from xformer.tree import Module, flatten, replace
 
-_FIRST_KIND = "Transformer"  # what files without a kind hold
+_MODELS: dict[str, type[BaseModel]] = {}
 
 
 class BaseModel(Module):
-    """A whole network that is made from one configuration, and saved and loaded with it."""
+    """Base class of models: built from one configuration, and saved and loaded with it.
+
+    A subclass sets `config_class`, has a field `config` and takes (config, *, xp, seed, dtype, device).
+    """
 
     config_class: ClassVar[type[ModelConfig]]
     config: ModelConfig
@@ -25,15 +28,23 @@ class BaseModel(Module):
         self,
         config: Any,
         *,
-        xp: Any,
+        xp: Any = "numpy",
         seed: Any = 0,
         dtype: DType | str | None = None,
         device: Device = None,
     ):
-        raise NotImplementedError("a kind of model makes its own parts")
+        raise NotImplementedError("BaseModel is abstract; use a subclass, e.g. Transformer")
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        _MODELS[cls.__name__] = cls
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write parameters and configuration to one safetensors file, atomically."""
+        """Write parameters and configuration to one safetensors file, atomically.
+
+        Args:
+            path: File to write; its suffix is usually ".safetensors".
+        """
         metadata = {
             "format": "xformer",
             "model": type(self).__name__,
@@ -47,29 +58,62 @@ class BaseModel(Module):
         cls,
         path: str | os.PathLike[str],
         *,
-        xp: Any,
+        xp: Any = "numpy",
         dtype: DType | str | None = None,
         device: Device = None,
     ) -> Self:
         """Read a model that `save` wrote, into any library.
 
-        dtype: default the one it was saved in; where the library does not have it, and for bfloat16 in NumPy, float32.
+        Args:
+            path: The file.
+            xp: Array library, as a module or by name.
+            dtype: Floating dtype of the parameters; default the saved one, or float32 if the library lacks it and for
+                bfloat16 in NumPy.
+            device: Device of the parameters, as the library names it.
 
-        Raises CheckpointError when the file is not such a model, BackendError when library, dtype or device is not
-        there.
+        Raises:
+            CheckpointError: If the file does not contain a model of this class.
+            BackendError: If the library, dtype or device is not available.
         """
-        arrays, metadata = load_arrays(path)
-        if metadata.get("format") != "xformer" or "config" not in metadata:
-            raise CheckpointError(f"{path} is a safetensors file, but not an xformer model: it has no configuration")
-        kind = metadata.get("model", _FIRST_KIND)
-        if kind != cls.__name__:
-            raise CheckpointError(f"{path} holds a {kind}; expected a {cls.__name__}; load it as what it is")
-        try:
-            config = cls.config_class.from_dict(json.loads(metadata["config"]))
-            stored = restorable_dtype(xp, metadata.get("dtype", "float32"))
-            blank = cls(config, xp=xp, dtype=stored if dtype is None else dtype, device=device)
-            return replace(blank, restore_like(arrays, dict(blank.named_parameters())))  # type: ignore[no-any-return]
-        except (ConfigError, ShapeError, ValueError) as error:
-            raise CheckpointError(
-                f"{path} does not hold the model that its configuration describes: {error}"
-            ) from error
+        return _build(cls, path, *load_arrays(path), xp=xp, dtype=dtype, device=device)  # type: ignore[no-any-return]
+
+
+def load(
+    path: str | os.PathLike[str], *, xp: Any = "numpy", dtype: DType | str | None = None, device: Device = None
+) -> BaseModel:
+    """Read a model of any class that `BaseModel.save` wrote; arguments and errors are those of `BaseModel.load`.
+
+    The file records the class, which must be defined (imported) when it is read.
+    """
+    arrays, metadata = load_arrays(path)
+    cls = _MODELS.get(metadata.get("model", ""), BaseModel)
+    return _build(cls, path, arrays, metadata, xp=xp, dtype=dtype, device=device)  # type: ignore[no-any-return]
+
+
+def _build(
+    cls: type[BaseModel],
+    path: Any,
+    arrays: dict[str, Any],
+    metadata: dict[str, str],
+    *,
+    xp: Any,
+    dtype: Any,
+    device: Any,
+) -> Any:
+    if metadata.get("format") != "xformer" or "config" not in metadata:
+        raise CheckpointError(f"{path} is a safetensors file without the configuration of an xformer model")
+    saved = metadata.get("model", "Transformer")
+    if saved not in _MODELS:
+        raise CheckpointError(f"{path} contains a {saved}, which is not defined; import its class first")
+    if saved != cls.__name__:
+        raise CheckpointError(f"{path} contains a {saved}; use {saved}.load(path)")
+    if any(".expand." in name for name in arrays):
+        raise CheckpointError(f"{path} was saved by xformer 0.1, whose parameters have other names; train it again")
+    try:
+        config = cls.config_class.from_dict(json.loads(metadata["config"]), "configuration")
+        if dtype is None:
+            dtype = restorable_dtype(xp, metadata.get("dtype", "float32"))
+        model = cls(config, xp=xp, dtype=dtype, device=device)
+        return replace(model, restore_like(arrays, dict(model.named_parameters())))
+    except (ConfigError, ShapeError, ValueError) as error:
+        raise CheckpointError(f"{path} does not contain the model of its configuration: {error}") from error

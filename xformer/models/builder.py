@@ -1,4 +1,4 @@
-"""From a configuration to the parts that a model is put together from."""
+"""Construction of the layers of a model from its configuration."""
 
 from __future__ import annotations
 
@@ -28,68 +28,74 @@ from xformer.models.config import GATED, ModelConfig
 
 
 class LayerFactory:
-    """Makes the parts of one model, drawing their parameters one after the other."""
+    """Makes the layers of a model. Their parameters are drawn in the order of the calls.
+
+    Args:
+        config: Configuration of the model.
+        init: Source of the parameters.
+    """
 
     def __init__(self, config: ModelConfig, init: Initializer) -> None:
         self.config = config
         self.init = init
 
     def norm(self) -> Norm:
-        """A norm of d_model features."""
+        """Make a norm of d_model features."""
         c = self.config
-        kind = norm_named(c.norm)
-        differences: dict[str, Any] = {} if c.norm_bias or kind is RMSNorm else {"bias": False}
-        return kind(c.d_model, epsilon=c.norm_epsilon, **differences, init=self.init)
+        cls = norm_named(c.norm)
+        options: dict[str, Any] = {} if cls is RMSNorm else {"bias": c.norm_bias}
+        return cls(c.d_model, epsilon=c.norm_epsilon, **options, init=self.init)
 
     def final_norm(self) -> Norm | None:
-        """The norm at the end of a stack: a pre-norm stack ends with a sum that no norm has seen yet."""
+        """Make the norm at the end of a pre-norm stack; None for post-norm, whose layers end with a norm."""
         return self.norm() if self.config.norm_position == "pre" else None
 
     def residual(self) -> Residual:
-        """What a sublayer is wrapped in."""
-        kind = PreNorm if self.config.norm_position == "pre" else PostNorm
-        return kind(self.norm(), dropout=self.config.dropout)
+        """Make the residual connection of a sublayer."""
+        cls = PreNorm if self.config.norm_position == "pre" else PostNorm
+        return cls(self.norm(), dropout=self.config.dropout)
 
-    def attention(self, **differences: Any) -> MultiHeadAttention:
-        """An attention layer."""
+    def attention(self, *, window: int | None = None) -> MultiHeadAttention:
+        """Make an attention layer."""
         c = self.config
-        settings: dict[str, Any] = {
-            "num_key_value_heads": c.num_key_value_heads,
-            "bias": c.attention_bias,
-            "dropout": c.attention_dropout,
-            "window": c.window,
-        }
-        return MultiHeadAttention(c.d_model, c.num_heads, **(settings | differences), init=self.init)
+        return MultiHeadAttention(
+            c.d_model,
+            c.num_heads,
+            num_key_value_heads=c.num_key_value_heads,
+            bias=c.attention_bias,
+            dropout=c.attention_dropout,
+            window=window,
+            init=self.init,
+        )
 
     def feed_forward(self) -> FeedForward | GatedFeedForward:
-        """A feed-forward network, gated where the activation says so."""
+        """Make a feed-forward network, gated if the activation is."""
         c = self.config
-        kind: Any = GatedFeedForward if c.activation in GATED else FeedForward
-        activation = GATED.get(c.activation, c.activation)
-        made: FeedForward | GatedFeedForward = kind(
+        cls: Any = GatedFeedForward if c.activation in GATED else FeedForward
+        layer: FeedForward | GatedFeedForward = cls(
             c.d_model,
             c.d_ff,
-            activation=activation,
+            activation=GATED.get(c.activation, c.activation),
             bias=c.feed_forward_bias,
             dropout=c.activation_dropout,
             init=self.init,
         )
-        return made
+        return layer
 
     def encoder_layer(self) -> EncoderLayer:
-        """A layer of an encoder or of a decoder-only model."""
+        """Make a layer of an encoder or of a decoder-only model."""
         return EncoderLayer(
-            self_attention=self.attention(),
+            self_attention=self.attention(window=self.config.window),
             feed_forward=self.feed_forward(),
             self_attention_residual=self.residual(),
             feed_forward_residual=self.residual(),
         )
 
     def decoder_layer(self) -> DecoderLayer:
-        """A layer of an encoder-decoder's decoder."""
+        """Make a layer of the decoder of an encoder-decoder."""
         return DecoderLayer(
-            self_attention=self.attention(),
-            cross_attention=self.attention(window=None),
+            self_attention=self.attention(window=self.config.window),
+            cross_attention=self.attention(),
             feed_forward=self.feed_forward(),
             self_attention_residual=self.residual(),
             cross_attention_residual=self.residual(),
@@ -97,12 +103,12 @@ class LayerFactory:
         )
 
     def embedding(self, vocab_size: int) -> Embedding:
-        """A table of token vectors."""
+        """Make a table of token vectors."""
         c = self.config
         return Embedding(vocab_size, c.d_model, scale=c.scale_embeddings and not c.scale_positions, init=self.init)
 
     def input_embedding(self) -> InputEmbedding:
-        """What becomes of token vectors before the first layer."""
+        """Make the layer between token vectors and the first layer."""
         c = self.config
         positions: Sinusoidal | LearnedPositions | None = None
         if c.positions == "sinusoidal":
@@ -117,7 +123,11 @@ class LayerFactory:
         )
 
     def relative_positions(self, *, bidirectional: bool) -> RelativePositions | None:
-        """The scheme inside a stack's self-attention, if it has one; bidirectional: tokens see later ones, too."""
+        """Make the relative positions of a stack's self-attention; None if the configuration has absolute ones.
+
+        Args:
+            bidirectional: True if tokens attend to later ones, as in an encoder.
+        """
         c = self.config
         if c.positions == "rotary":
             return Rotary(c.d_model // c.num_heads)

@@ -1,4 +1,4 @@
-"""What a model keeps between the steps of decoding."""
+"""State that a model keeps between the steps of decoding."""
 
 from __future__ import annotations
 
@@ -13,25 +13,41 @@ from xformer.layers.positions import PositionTerms, RelativePositions, Rotation,
 
 @dataclass
 class Memory:
-    """What an encoder-decoder keeps of the source, one row a sentence."""
+    """Encoded source of an encoder-decoder, one row per sentence.
 
-    states: Array  # (sentences, keys, d_model)
-    ids: Array | None  # (sentences, keys)
-    mask: Array | None  # (sentences, 1, 1, keys)
-    lengths: Array | None  # (sentences,): tokens of the output that is wanted, eos included
-    copy_key: Array | None = None  # (sentences, keys, d_model): of the copy head
+    Attributes:
+        states: Output of the encoder (sentences, keys, d_model).
+        ids: Source ids (sentences, keys).
+        mask: Boolean mask of the keys (sentences, 1, 1, keys).
+        lengths: Requested output lengths in tokens, eos included, (sentences,).
+        copy_key: Projected keys of the copy head (sentences, keys, d_model).
+    """
+
+    states: Array
+    ids: Array | None
+    mask: Array | None
+    lengths: Array | None
+    copy_key: Array | None = None
 
     def reorder(self, sentences: Array) -> None:
-        """Keep only these sentences."""
+        """Replace sentence i by the former sentence sentences[i]."""
         for name, x in vars(self).items():
             setattr(self, name, None if x is None else array_namespace(x).take(x, sentences, axis=0))
 
 
 class DecodingCache:
-    """Keys and values of all layers, and the memory; `model.prefill` or `init_cache` makes it, `decode_step` fills it.
+    """Keys and values of all layers, and the memory of an encoder-decoder.
 
-    length: how many tokens each row has so far (in a StaticCache: had at first). Rows are hypotheses, grouped by
-    sentence, as many for each.
+    `Transformer.prefill` and `LanguageModel.init_cache` make it; `decode_step` fills it. Rows are hypotheses, grouped
+    by sentence, the same number for each.
+
+    Args:
+        num_layers: Number of decoder layers.
+        like: Array of the library and device of the model.
+        memory: Encoded source.
+
+    Attributes:
+        length: Number of tokens per row (in a `StaticCache`: at the start).
     """
 
     def __init__(self, num_layers: int, *, like: Array, memory: Memory | None = None) -> None:
@@ -42,105 +58,116 @@ class DecodingCache:
 
     @property
     def mask(self) -> Array | None:
-        """Which of the tokens that are kept count: None, all of them."""
+        """Boolean mask of the cached tokens; None if all are valid."""
         return None
 
     def embed(self, layer: InputEmbedding, x: Array) -> Array:
-        """Token vectors (rows, new tokens, d_model) with what their positions add."""
+        """Apply an `InputEmbedding` to the vectors of new tokens, (rows, new tokens, d_model)."""
         return layer(x, start=self.length)
 
-    def position_terms(self, positions: RelativePositions | None, new: int, like: Array) -> PositionTerms:
-        """What a relative scheme says of so many new tokens."""
-        return position_terms(positions, new, self.length + new, like)
+    def position_terms(self, positions: RelativePositions | None, num_tokens: int, like: Array) -> PositionTerms:
+        """Return the terms of relative positions for new tokens."""
+        return position_terms(positions, num_tokens, self.length + num_tokens, like)
 
-    def numbers(self, new: int, like: Array) -> Array:
-        """The positions of so many new tokens, integers of the dtype of `like`."""
-        first, xp = self.length, array_namespace(like)
-        return xp.arange(first, first + new, dtype=like.dtype, device=device(like))
+    def positions(self, num_tokens: int, like: Array) -> Array:
+        """Return the positions of new tokens, (num_tokens,), in the integer dtype of `like`."""
+        xp = array_namespace(like)
+        return xp.arange(self.length, self.length + num_tokens, dtype=like.dtype, device=device(like))
 
-    def advance(self, new: int) -> None:
-        """So many tokens are in all stores now."""
-        self.length += new
+    def advance(self, num_tokens: int) -> None:
+        """Count new tokens, once all layers hold them."""
+        self.length += num_tokens
 
     def reorder(self, rows: Sequence[int], sentences: Sequence[int] | None = None) -> None:
-        """Let row i from now on go on from what row rows[i] was: any order, repeats allowed.
+        """Replace row i by the former row rows[i].
 
-        sentences: which ones stay (None: all of them); what is kept once a sentence is never repeated.
+        Args:
+            rows: Indices in any order, repeats allowed.
+            sentences: Sentences to keep; None keeps all. The memory has one row per sentence and is never repeated.
         """
-        stores = [layer.self_attention for layer in self.layers]  # they grow together, so what one can do all can
-        kept = stores[0].key if stores and stores[0].is_own else None
-        if kept is not None and len(rows) == kept.shape[0]:
-            changed = [row for row, parent in enumerate(rows) if row != parent]
-            targets, sources = self._place(changed), self._place([rows[row] for row in changed])
-            for store in stores:
-                store.move(targets, sources)
+        caches = [layer.self_attention for layer in self.layers]  # all have the same length and ownership
+        key = caches[0].key if caches and caches[0].is_own else None
+        if key is not None and len(rows) == key.shape[0]:
+            moved = [row for row, parent in enumerate(rows) if row != parent]
+            targets, sources = self._indices(moved), self._indices([rows[row] for row in moved])
+            for cache in caches:
+                cache.move(targets, sources)
         else:
-            places = self._place(rows)
-            for store in stores:
-                store.reorder(places)
+            indices = self._indices(rows)
+            for cache in caches:
+                cache.reorder(indices)
         if sentences is not None:
-            staying = self._place(sentences)
+            indices = self._indices(sentences)
             for layer in self.layers:
-                layer.cross_attention.reorder(staying)
+                layer.cross_attention.reorder(indices)
             if self.memory is not None:
-                self.memory.reorder(staying)
+                self.memory.reorder(indices)
 
-    def _place(self, numbers: Sequence[int]) -> Array:
+    def _indices(self, numbers: Sequence[int]) -> Array:
         return from_host(array_namespace(self._like), list(numbers), dtype="int64", device=device(self._like))
 
 
 class StaticCache(DecodingCache):
-    """A cache of fixed shape for at most max_length tokens, filled one token per step.
+    """A cache of fixed shape, filled one token per step; `to_static` makes it.
 
-    What changes from step to step is in arrays, in place where they can be written: a step may be recorded once and
-    repeated (CUDA graphs), or compiled. place: how many tokens there are, (1,) integers.
+    Everything that changes between steps is in arrays, updated in place if the backend allows it: a step can be
+    compiled, or captured once and replayed (CUDA graphs).
+
+    Args:
+        cache: Cache to start from, with at least one token.
+        max_length: Capacity in tokens.
+        layer: Input embedding of the decoder.
+        positions: Relative positions of the decoder.
+
+    Attributes:
+        index: Position of the next token, integers of shape (1,).
     """
 
     def __init__(
         self, cache: DecodingCache, max_length: int, layer: InputEmbedding, positions: RelativePositions | None
     ) -> None:
         like = cache._like
-        xp, on = array_namespace(like), device(like)
+        xp, dev = array_namespace(like), device(like)
         self.memory, self.length, self._like = cache.memory, cache.length, like
-        self.place = xp.asarray([cache.length], dtype=xp.int64, device=on)
-        self._stores = [StaticKVCache(kept.self_attention, max_length, self.place) for kept in cache.layers]
+        self.index = xp.asarray([cache.length], dtype=xp.int64, device=dev)
+        self._caches = [StaticKVCache(old.self_attention, max_length, self.index) for old in cache.layers]
         self.layers = [
-            LayerCache(store, kept.cross_attention) for store, kept in zip(self._stores, cache.layers, strict=True)
+            LayerCache(static, old.cross_attention) for static, old in zip(self._caches, cache.layers, strict=True)
         ]
-        self._offsets = layer.position_embeddings(max_length, like)
-        self._first = cache.length  # what comes before has its place
-        self._placement = position_terms(positions, max_length - cache.length, max_length, like)
-        self._here = xp.arange(max_length, dtype=xp.int64, device=on)
+        self._position_embeddings = layer.position_embeddings(max_length, like)
+        self._position_terms = position_terms(positions, max_length - cache.length, max_length, like)
+        self._range = xp.arange(max_length, dtype=xp.int64, device=dev)
 
     @property
     def mask(self) -> Array:
-        """True for the tokens so far, the new one included: (1, max_length)."""
-        return array_namespace(self.place).expand_dims(self._here <= self.place, axis=0)
+        """Boolean mask of the tokens up to the new one, (1, max_length)."""
+        return array_namespace(self.index).expand_dims(self._range <= self.index, axis=0)
 
     def embed(self, layer: InputEmbedding, x: Array) -> Array:
-        """Token vectors of one token with what its position adds."""
-        return layer(x, position_embeddings=self._offsets if self._offsets is None else self._row(self._offsets, 0))
+        """Apply an `InputEmbedding` to the vectors of one new token, (rows, 1, d_model)."""
+        embeddings = self._position_embeddings
+        return layer(x, position_embeddings=None if embeddings is None else self._at_index(embeddings, 0))
 
-    def position_terms(self, positions: RelativePositions | None, new: int, like: Array) -> PositionTerms:
-        """What a relative scheme says of one new token."""
-        rotation, bias = self._placement
+    def position_terms(self, positions: RelativePositions | None, num_tokens: int, like: Array) -> PositionTerms:
+        """Return the terms of relative positions for one new token."""
+        rotation, bias = self._position_terms
         return PositionTerms(
-            None if rotation is None else Rotation(*(self._row(angle, 0, self._first) for angle in rotation)),
-            None if bias is None else self._row(bias, 1, self._first),
+            None if rotation is None else Rotation(*(self._at_index(angle, 0, self.length) for angle in rotation)),
+            None if bias is None else self._at_index(bias, 1, self.length),
         )
 
-    def numbers(self, new: int, like: Array) -> Array:
-        """The position of one new token."""
-        return array_namespace(like).astype(self.place, like.dtype, copy=False)
+    def positions(self, num_tokens: int, like: Array) -> Array:
+        """Return the position of one new token, (1,), in the integer dtype of `like`."""
+        return array_namespace(like).astype(self.index, like.dtype, copy=False)
 
-    def advance(self, new: int) -> None:
-        """One token more is in all stores now."""
-        self.place = assign(self.place, self.place + new)
-        for store in self._stores:
-            store.place = self.place
+    def advance(self, num_tokens: int) -> None:
+        """Count one new token."""
+        self.index = assign(self.index, self.index + num_tokens)
+        for cache in self._caches:
+            cache.index = self.index
 
-    def _row(self, x: Array, axis: int, first: int = 0) -> Array:
-        return array_namespace(x).take(x, self.place - first, axis=axis)
+    def _at_index(self, x: Array, axis: int, start: int = 0) -> Array:
+        return array_namespace(x).take(x, self.index - start, axis=axis)
 
 
 def check_memory(memory: Array, target: Array, d_model: int) -> None:

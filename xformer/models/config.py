@@ -24,7 +24,9 @@ class ModelConfig(Config):
     num_heads: int = option(8, "Attention heads; must divide d_model.", at_least=1)
     d_ff: int = option(2048, "Inner features of the feed-forward network.", at_least=1)
     num_key_value_heads: int | None = option(
-        None, "Heads of keys and values; fewer than num_heads for grouped-query attention, 1 for multi-query.", at_least=1
+        None,
+        "Heads of keys and values; fewer than num_heads for grouped-query attention, 1 for multi-query.",
+        at_least=1,
     )
     window: int | None = option(None, "Distance that self-attention can see, in tokens.", at_least=1)
     dropout: float = option(
@@ -70,10 +72,15 @@ class ModelConfig(Config):
         if self.positions == "rotary" and head_dim % 2:
             raise ConfigError(f"d_model / num_heads is {head_dim}; positions 'rotary' expects an even number")
 
-    def _check_vocabulary(self, name: str, size: int) -> None:
-        for token in ("pad_id", "bos_id", "eos_id"):
-            if (value := getattr(self, token)) is not None and value >= size:
-                raise ConfigError(f"{token} is {value}; expected less than {name} {size}")
+    @property
+    def padding_id(self) -> int | None:
+        """Id that is padding wherever it occurs; None if pad_id has another meaning too."""
+        return None if self.pad_id in (self.bos_id, self.eos_id) else self.pad_id
+
+    @property
+    def suppressed_ids(self) -> frozenset[int]:
+        """Ids that no output contains: pad_id and bos_id, unless they are also eos_id."""
+        return frozenset({self.bos_id, self.bos_id if self.pad_id is None else self.pad_id} - {self.eos_id})
 
 
 class TransformerConfig(ModelConfig):
@@ -88,7 +95,9 @@ class TransformerConfig(ModelConfig):
     num_encoder_layers: int = option(6, "Layers of the encoder.", at_least=0)
     num_decoder_layers: int = option(6, "Layers of the decoder; 0 makes an encoder only.", at_least=0)
     share_embeddings: bool = option(False, "Share one table between source and target (joint vocabulary).")
-    copy: bool = option(False, "Copy source tokens with a pointer-generator (See et al., 2017); needs share_embeddings.")
+    copy: bool = option(
+        False, "Copy source tokens with a pointer-generator (See et al., 2017); needs share_embeddings."
+    )
     length_encoding: bool = option(
         False, "Show the decoder how many tokens are still to come (Takase and Okazaki, 2019)."
     )
@@ -102,9 +111,18 @@ class TransformerConfig(ModelConfig):
             )
         if self.copy and not self.share_embeddings:
             raise ConfigError("copy is true and share_embeddings false; copy expects a shared vocabulary")
-        self._check_vocabulary("target_vocab_size", self.target_vocab_size)
+        if self.length_encoding and self.padding_id is None:
+            raise ConfigError("length_encoding expects a pad_id that is neither bos_id nor eos_id")
+        for name in ("pad_id", "bos_id", "eos_id"):
+            if (value := getattr(self, name)) is not None and value >= self.target_vocab_size:
+                raise ConfigError(f"{name} is {value}; expected less than target_vocab_size {self.target_vocab_size}")
         if self.pad_id is not None and self.pad_id >= self.source_vocab_size:
             raise ConfigError(f"pad_id is {self.pad_id}; expected less than source_vocab_size {self.source_vocab_size}")
+
+    @property
+    def source_padding_id(self) -> int | None:
+        """Id that is padding wherever it occurs in a source; sources have no bos_id."""
+        return None if self.pad_id == self.eos_id else self.pad_id
 
 
 class LanguageModelConfig(ModelConfig):

@@ -1,4 +1,4 @@
-"""Token ids on their way into a model: checked once, on the host."""
+"""Conversion and validation of the token ids that enter a model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from xformer import masks
 from xformer.backends import (
     Array,
     array_namespace,
@@ -26,67 +27,105 @@ from xformer.tree import is_array
 
 
 def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
-    """Return ids as an integer array (batch, length) in the library and on the device of `like`.
+    """Convert token ids to the library and device of a model, and check them.
 
-    data: an array of that library, a NumPy array, or nested lists of whole numbers. Values are checked wherever
-    reading them costs no wait: ids outside [0, vocab_size) would otherwise wrap or clamp silently. Floating one-hot
-    rows, (batch, length, vocab_size), are returned as they are, in that library.
+    Values are checked wherever reading them does not wait for a device: libraries wrap or clamp other ids silently.
 
-    Raises DataError for ids out of range or ragged rows, ShapeError for other ranks or dtypes and for rows without
-    a token, BackendError for an array of a third library or on another device.
+    Args:
+        data: Integers (batch, length): an array of the model's library, a NumPy array or nested lists. Or floating
+            one-hot rows (batch, length, vocab_size), which are cast to the dtype of the model.
+        name: Name of the ids in errors, e.g. "source".
+        vocab_size: Number of tokens.
+        like: A parameter of the model.
+
+    Returns:
+        Integers (batch, length), or floating rows (batch, length, vocab_size).
+
+    Raises:
+        DataError: For ids outside [0, vocab_size) or ragged rows.
+        ShapeError: For other ranks or dtypes, and rows without a token.
+        BackendError: For an array of a third library or on another device.
     """
-    home = base_namespace(array_namespace(like))
+    model_xp = base_namespace(array_namespace(like))
     if is_array(data) and is_floating(data.dtype) and tuple(data.shape[2:]) == (vocab_size,):
         return _one_hot(data, name, like)
-    if is_array(data) and backend_name(array_namespace(data)) == backend_name(home):
-        ids = data
-        _check_kind(ids, name)
-        same_device((like, ids))
-        ids = _signed(ids)
+    if is_array(data) and backend_name(array_namespace(data)) == backend_name(model_xp):
+        _check_ids(data, name)
+        same_device((like, data))
+        ids = _signed(data)
         if is_host_accessible(ids):
             _check_range(ids, name, vocab_size)
         return ids
     if is_array(data) and backend_name(array_namespace(data)) != "numpy":
         raise BackendError(
-            f"{name} is an array of {backend_name(array_namespace(data))}, the model lives in {backend_name(home)}; "
-            "pass that library's array, a NumPy array or nested lists"
+            f"{name} is an array of {backend_name(array_namespace(data))} and the model one of "
+            f"{backend_name(model_xp)}; expected an array of that library, a NumPy array or nested lists"
         )
-    host = from_host(np, data)
-    _check_kind(host, name)
-    _check_range(host, name, vocab_size)
-    return from_host(home, _signed(host), device=device(like))
+    ids = from_host(np, data)
+    _check_ids(ids, name)
+    _check_range(ids, name, vocab_size)
+    return from_host(model_xp, _signed(ids), device=device(like))
 
 
 def _one_hot(rows: Array, name: str, like: Array) -> Array:
-    """One-hot rows in the library, dtype and place of `like`; they may be traced, to be differentiated."""
+    """Return rows in the library, dtype and device of `like`; traced rows stay traced."""
     xp = array_namespace(rows)
     if backend_name(xp) == backend_name(array_namespace(like)):
         same_device((like, rows))
         return xp.astype(rows, like.dtype, copy=False)
     if backend_name(xp) != "numpy":
         raise BackendError(
-            f"{name} is an array of {backend_name(xp)}, the model lives in {backend_name(array_namespace(like))}"
+            f"{name} is an array of {backend_name(xp)} and the model one of {backend_name(array_namespace(like))}; "
+            "expected an array of that library or a NumPy array"
         )
     return from_host(base_namespace(array_namespace(like)), rows, dtype=like.dtype, device=device(like))
 
 
-def as_lengths(lengths: Any, sentences: int, like: Array) -> Array:
-    """Whole numbers, one a sentence, in the library and on the device of `like`; raises ShapeError for others."""
-    home = base_namespace(array_namespace(like))
-    found = from_host(home, lengths if is_array(lengths) else list(lengths), device=device(like))
-    if tuple(found.shape) != (sentences,) or not is_integer(found.dtype):
-        raise ShapeError(f"lengths have shape {tuple(found.shape)}; expected {sentences} whole numbers")
-    return found
+def as_lengths(lengths: Any, batch: int, like: Array) -> Array:
+    """Convert lengths to integers (batch,) in the library and on the device of `like`.
+
+    Raises:
+        ShapeError: For other shapes or dtypes.
+    """
+    xp = base_namespace(array_namespace(like))
+    array = from_host(xp, lengths if is_array(lengths) else list(lengths), device=device(like))
+    if tuple(array.shape) != (batch,) or not is_integer(array.dtype):
+        raise ShapeError(
+            f"lengths has shape {tuple(array.shape)} and dtype {dtype_name(array.dtype)}; "
+            f"expected integers of shape ({batch},)"
+        )
+    return array
 
 
-def check_rows(source: Array, target: Array) -> None:
-    """Raise ShapeError unless source and target have as many rows: one would be broadcast to the other silently."""
+def check_batch(source: Array, target: Array) -> None:
+    """Raise ShapeError if the batch sizes differ: a single row would be broadcast silently."""
     if source.shape[0] != target.shape[0]:
-        raise ShapeError(f"source has {source.shape[0]} rows and target {target.shape[0]}; expected as many")
+        raise ShapeError(f"source has {source.shape[0]} rows and target {target.shape[0]}; expected equal batch sizes")
 
 
-def positions_of(ids: Array, pad_id: int) -> Array:
-    """Where each token stands in its row, from 0 at the first that is not padding: (batch, length)."""
+def check_padding_mask(mask: Array, ids: Array, name: str) -> Array:
+    """Return a padding mask; raise ShapeError unless it is boolean of shape (batch, 1, 1, length)."""
+    expected = (ids.shape[0], 1, 1, ids.shape[1])
+    if tuple(mask.shape) != expected or dtype_name(mask.dtype) != "bool":
+        raise ShapeError(
+            f"{name} has shape {tuple(mask.shape)} and dtype {dtype_name(mask.dtype)}; "
+            f"expected booleans of shape {expected}; see masks.padding(tokens, pad_id)"
+        )
+    return mask
+
+
+def padding_mask(ids: Array, pad_id: int | None) -> Array | None:
+    """Return the mask (batch, 1, 1, length) of ids that are not pad_id; None if no id is padding."""
+    return None if pad_id is None else masks.padding(ids, pad_id)
+
+
+def positions_of(ids: Array, pad_id: int | None) -> Array | None:
+    """Return the position of each token, (batch, length), counted from the first that is not padding.
+
+    None, if no id is padding, stands for 0, 1, ...
+    """
+    if pad_id is None:
+        return None
     xp = array_namespace(ids)
     started = xp.cumulative_sum(xp.astype(ids != pad_id, ids.dtype), axis=1) > 0
     padding = xp.sum(xp.astype(xp.logical_not(started), ids.dtype), axis=1, keepdims=True)
@@ -94,27 +133,32 @@ def positions_of(ids: Array, pad_id: int) -> Array:
 
 
 def ids_of(tokens: Array) -> Array:
-    """The ids that one-hot rows stand for; ids are returned as they are."""
+    """Return the ids of one-hot rows; ids are returned unchanged."""
     return array_namespace(tokens).argmax(tokens, axis=-1) if is_floating(tokens.dtype) else tokens
 
 
-def pad(rows: Sequence[Sequence[int]], pad_id: int) -> list[list[int]]:
-    """Fill rows of ids up to the longest with pad_id, on the right."""
-    longest = max(map(len, rows), default=0)
-    return [[*row, *[pad_id] * (longest - len(row))] for row in rows]
+def pad(rows: Sequence[Sequence[int]], pad_id: int | None) -> list[list[int]]:
+    """Pad rows of ids on the right to the length of the longest.
+
+    Args:
+        rows: Ids of each row.
+        pad_id: Id to fill with; None fills with 0, an id like any other.
+    """
+    length, fill = max(map(len, rows), default=0), 0 if pad_id is None else pad_id
+    return [[*row, *[fill] * (length - len(row))] for row in rows]
 
 
-def _check_kind(ids: Array, name: str) -> None:
+def _check_ids(ids: Array, name: str) -> None:
     if len(ids.shape) != 2:
         raise ShapeError(f"{name} ids have shape {tuple(ids.shape)}; expected (batch, length): a list of lists")
     if ids.shape[1] == 0:
-        raise ShapeError(f"{name} ids have shape {tuple(ids.shape)}; expected at least one token in a row")
+        raise ShapeError(f"{name} ids have shape {tuple(ids.shape)}; expected at least one token per row")
     if not is_integer(ids.dtype):
         raise ShapeError(f"{name} ids have dtype {dtype_name(ids.dtype)}; expected integers")
 
 
 def _signed(ids: Array) -> Array:
-    """Ids in a dtype that every library can index with."""
+    """Return ids in a dtype that every library can index with."""
     if dtype_name(ids.dtype) in ("int32", "int64"):
         return ids
     xp = array_namespace(ids)

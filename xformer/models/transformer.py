@@ -5,37 +5,55 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from xformer import masks
 from xformer.autodiff import remat
 from xformer.backends import Array, Device, DType, array_namespace
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers import CopyHead, DecoderLayer, Embedding, EncoderLayer, Initializer, InputEmbedding, Linear
+from xformer.layers.linear import as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, position_terms, remaining_length
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
 from xformer.models.cache import DecodingCache, Memory, StaticCache, check_memory
 from xformer.models.config import TransformerConfig
-from xformer.models.token_ids import as_lengths, as_token_ids, check_rows, ids_of, positions_of
+from xformer.models.token_ids import (
+    as_lengths,
+    as_token_ids,
+    check_batch,
+    check_padding_mask,
+    ids_of,
+    padding_mask,
+    positions_of,
+)
 from xformer.random import Rng
 
 
 class Transformer(BaseModel):
-    """Encode a source sentence into a memory, and decode target tokens from it.
+    """Encoder-decoder Transformer: encode a source into a memory and decode a target from it (Vaswani et al., 2017).
 
-    >>> import numpy as np
-    >>> config = TransformerConfig(
-    ...     source_vocab_size=11,
-    ...     target_vocab_size=13,
-    ...     d_model=8,
-    ...     num_heads=2,
-    ...     d_ff=16,
-    ...     num_encoder_layers=1,
-    ...     num_decoder_layers=1,
-    ... )
-    >>> model = Transformer(config, xp=np, seed=0)
-    >>> model([[5, 4, 2, 0]], [[1, 7, 3]]).shape
-    (1, 3, 13)
+    Padding is inferred from pad_id, on either side. If pad_id is None or eos_id (in targets also bos_id), no token
+    counts as padding: pass `source_mask`; targets padded on the right need no mask, as the decoder is causal.
+
+    Args:
+        config: Configuration.
+        xp: Array library, as a module or by name.
+        seed: Seed of the parameters; the same seed gives the same parameters in every library.
+        dtype: Floating dtype of the parameters; default float32.
+        device: Device of the parameters, as the library names it.
+
+    Example:
+        >>> config = TransformerConfig(
+        ...     source_vocab_size=11,
+        ...     target_vocab_size=13,
+        ...     d_model=8,
+        ...     num_heads=2,
+        ...     d_ff=16,
+        ...     num_encoder_layers=1,
+        ...     num_decoder_layers=1,
+        ... )
+        >>> model = Transformer(config)
+        >>> model([[5, 4, 2, 0]], [[1, 7, 3]]).shape
+        (1, 3, 13)
     """
 
     config_class = TransformerConfig
@@ -59,64 +77,77 @@ class Transformer(BaseModel):
         self,
         config: TransformerConfig,
         *,
-        xp: Any,
+        xp: Any = "numpy",
         seed: int | Rng = 0,
         dtype: DType | str | None = None,
         device: Device = None,
     ):
-        """Make a model with fresh parameters.
-
-        xp: the array library, as a module or by name; seed: the same seed gives the same parameters in every
-        library; dtype: of the parameters, default float32; device: as the library names it.
-        """
         init = Initializer(xp, seed=seed, dtype=dtype, device=device)
-        parts, c = LayerFactory(config, init), config
-        decodes = c.num_decoder_layers > 0
-        self.source_embedding = parts.embedding(c.source_vocab_size)
-        self.target_embedding = parts.embedding(c.target_vocab_size) if decodes and not c.share_embeddings else None
-        self.encoder = tuple(parts.encoder_layer() for _ in range(c.num_encoder_layers))
-        self.decoder = tuple(parts.decoder_layer() for _ in range(c.num_decoder_layers))
-        self.encoder_norm = parts.final_norm()
-        self.decoder_norm = parts.final_norm() if decodes else None
-        untied = decodes and not c.tie_output
+        make, c = LayerFactory(config, init), config
+        has_decoder = c.num_decoder_layers > 0
+        self.source_embedding = make.embedding(c.source_vocab_size)
+        has_table = has_decoder and not c.share_embeddings
+        self.target_embedding = make.embedding(c.target_vocab_size) if has_table else None
+        self.encoder = tuple(make.encoder_layer() for _ in range(c.num_encoder_layers))
+        self.decoder = tuple(make.decoder_layer() for _ in range(c.num_decoder_layers))
+        self.encoder_norm = make.final_norm()
+        self.decoder_norm = make.final_norm() if has_decoder else None
+        untied = has_decoder and not c.tie_output
         self.output = Linear(c.d_model, c.target_vocab_size, bias=False, init=init) if untied else None
-        self.output_bias = init.zeros((c.target_vocab_size,)) if decodes and c.output_bias else None
-        self.encoder_input = parts.input_embedding()
-        self.decoder_input = parts.input_embedding()
-        self.encoder_positions = parts.relative_positions(bidirectional=True)
-        self.decoder_positions = parts.relative_positions(bidirectional=False) if decodes else None
-        self.copy_head = CopyHead(c.d_model, init=init) if decodes and c.copy else None
+        self.output_bias = init.zeros((c.target_vocab_size,)) if has_decoder and c.output_bias else None
+        self.encoder_input = make.input_embedding()
+        self.decoder_input = make.input_embedding()
+        self.encoder_positions = make.relative_positions(bidirectional=True)
+        self.decoder_positions = make.relative_positions(bidirectional=False) if has_decoder else None
+        self.copy_head = CopyHead(c.d_model, init=init) if has_decoder and c.copy else None
         self.config = config
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are to choose from."""
+        """Number of target tokens."""
         return self.config.target_vocab_size
 
-    # --- The whole at once: training ----------------------------------------------------------------------------------
+    # --- Whole sequences: training and scoring ------------------------------------------------------------------------
 
-    def __call__(self, source: Any, target: Any = None, *, causal: bool = True, rng: Rng | None = None) -> Array:
-        """Logits of the token that follows each target token; without a target, the memory.
+    def __call__(
+        self,
+        source: Any,
+        target: Any = None,
+        *,
+        source_mask: Array | None = None,
+        causal: bool = True,
+        rng: Rng | None = None,
+    ) -> Array:
+        """Compute the logits of the token that follows each target token; without a target, the memory.
 
-        source: (batch, source length), target: (batch, target length): ids as arrays of the model's library, NumPy
-        arrays or nested lists, padded with pad_id; or floating one-hot rows (batch, length, vocabulary).
-        causal: False lets target tokens see later ones. rng: draws dropout; None (the default) switches it off.
-        Returns (batch, target length, target_vocab_size), or the memory (batch, source length, d_model).
+        Args:
+            source: Ids (batch, source length), as an array of the model's library, a NumPy array or nested lists. Or
+                floating one-hot rows (batch, source length, source_vocab_size).
+            target: Ids (batch, target length) or one-hot rows, starting with bos_id.
+            source_mask: Boolean (batch, 1, 1, source length), True = a token, False = padding; default: ids other than
+                pad_id. With a mask, positions are counted from the first column.
+            causal: False lets target tokens attend to later ones.
+            rng: Draws dropout; None switches it off.
 
-        Raises DataError for bad ids, ShapeError for other ranks or unequal batches, BackendError for another library's.
+        Returns:
+            Logits (batch, target length, target_vocab_size), or the memory (batch, source length, d_model).
+
+        Raises:
+            DataError: For ids out of range.
+            ShapeError: For other ranks or unequal batch sizes.
+            BackendError: For an array of another library.
         """
         encode_rng, decode_rng = rng.split(2) if rng else (None, None)
         source = self.source_ids(source)
         if target is None:
-            return self._encode(source, encode_rng)
+            return self._encode(source, source_mask, encode_rng).states
         target = self.target_ids(target)
-        check_rows(source, target)
-        memory = self._encode(source, encode_rng)
-        return self._decode(target, memory, source, causal=causal, rng=decode_rng)
+        check_batch(source, target)
+        return self._decode(target, self._encode(source, source_mask, encode_rng), causal=causal, rng=decode_rng)
 
-    def encode(self, source: Any, *, rng: Rng | None = None) -> Array:
-        """source: ids (batch, source length) -> memory (batch, source length, d_model)."""
-        return self._encode(self.source_ids(source), rng)
+    def encode(self, source: Any, *, source_mask: Array | None = None, rng: Rng | None = None) -> Array:
+        """Encode a source into the memory, (batch, source length, d_model); arguments are those of a call."""
+        return self._encode(self.source_ids(source), source_mask, rng).states
 
     def decode(
         self,
@@ -124,170 +155,205 @@ class Transformer(BaseModel):
         memory: Array,
         *,
         source: Any = None,
+        source_mask: Array | None = None,
         lengths: Any = None,
         causal: bool = True,
         rng: Rng | None = None,
     ) -> Array:
-        """Logits from a memory.
+        """Compute logits from a memory.
 
-        target: ids (batch, target length); memory: (batch, source length, d_model); source: the ids the memory was
-        made from, to mask its padding (None: nothing was padded); lengths: (batch,) tokens of the whole output, eos
-        included, for models with a length encoding (None: as many as target has); causal: False lets target tokens
-        see later ones. Returns (batch, target length, target_vocab_size).
+        Args:
+            target: Ids (batch, target length) or one-hot rows.
+            memory: Output of `encode`, (batch, source length, d_model).
+            source: Source ids of the memory, to mask their padding and for a copy head. None: nothing is masked.
+            source_mask: Boolean (batch, 1, 1, source length); default: source ids other than pad_id.
+            lengths: Output lengths in tokens, eos included, integers (batch,), for models with a length encoding;
+                default: the lengths of the targets.
+            causal: False lets target tokens attend to later ones.
+            rng: Draws dropout; None switches it off.
+
+        Returns:
+            Logits of shape (batch, target length, target_vocab_size).
         """
         target = self.target_ids(target)
         check_memory(memory, target, self.config.d_model)
-        source = None if source is None else self.source_ids(source)
-        if source is not None and tuple(source.shape[:2]) != tuple(memory.shape[:2]):
-            raise ShapeError(
-                f"source ids have shape {tuple(source.shape)}; expected {tuple(memory.shape[:2])}, as the memory has"
-            )
-        lengths = self._lengths(lengths, target.shape[0])
-        return self._decode(target, memory, source, lengths=lengths, causal=causal, rng=rng)
+        state = Memory(as_dtype_of(memory, self.source_embedding.weight), None, source_mask, None)
+        if source is not None:
+            state.ids = ids_of(self.source_ids(source))
+            if tuple(state.ids.shape) != tuple(memory.shape[:2]):
+                raise ShapeError(
+                    f"source ids have shape {tuple(state.ids.shape)}; expected {tuple(memory.shape[:2])}, "
+                    "as the memory has"
+                )
+            state.mask = self._source_mask(state.ids, source_mask)
+        state.lengths = self._lengths(lengths, target.shape[0])
+        return self._decode(target, state, causal=causal, rng=rng)
 
-    def _encode(self, source: Array, rng: Rng | None = None) -> Array:
+    def cross_attention_weights(
+        self, source: Any, target: Any, *, source_mask: Array | None = None, lengths: Any = None
+    ) -> list[Array]:
+        """Return the cross-attention weights of each layer, for inspection.
+
+        Args:
+            source: Ids (batch, source length).
+            target: Ids (batch, target length), starting with bos_id.
+            source_mask: As for a call.
+            lengths: As for `decode`.
+
+        Returns:
+            One array (batch, heads, target length, source length) per layer.
+        """
+        source, target = self.source_ids(source), self.target_ids(target)
+        memory = self._encode(source, source_mask)
+        memory.lengths = self._lengths(lengths, target.shape[0])
+        x, options = self._decoder_inputs(target, memory)
+        weights: list[Array] = []
+        for layer in self.decoder:
+            weights.append(layer.cross_attention_weights(x, memory.states, **options))
+            x = layer(x, memory.states, **options)
+        return weights
+
+    def _encode(self, source: Array, mask: Array | None, rng: Rng | None = None) -> Memory:
         input_rng, *layer_rngs = rng.split(1 + len(self.encoder)) if rng else (None,) * (1 + len(self.encoder))
         ids = ids_of(source)
-        mask = masks.padding(ids, self.config.pad_id)
-        x = self.source_embedding(source)
-        x = self.encoder_input(x, positions_of(ids, self.config.pad_id), rng=input_rng)
-        place = position_terms(self.encoder_positions, ids.shape[1], ids.shape[1], x)
+        positions = positions_of(ids, self.config.source_padding_id) if mask is None else None
+        mask = self._source_mask(ids, mask)
+        x = self.encoder_input(self.source_embedding(source), positions, rng=input_rng)
+        terms = position_terms(self.encoder_positions, ids.shape[1], ids.shape[1], x)
         for layer, layer_rng in zip(self.encoder, layer_rngs, strict=True):
-            x = self._run(layer)(x, mask=mask, bias=place.bias, rotation=place.rotation, rng=layer_rng)
-        return x if self.encoder_norm is None else self.encoder_norm(x)
+            x = self._apply(layer)(x, mask=mask, **terms._asdict(), rng=layer_rng)
+        return Memory(x if self.encoder_norm is None else self.encoder_norm(x), ids, mask, None)
 
-    def _decode(
-        self,
-        target: Array,
-        memory: Array,
-        source: Array | None,
-        *,
-        lengths: Array | None = None,
-        causal: bool = True,
-        rng: Rng | None = None,
-    ) -> Array:
+    def _decode(self, target: Array, memory: Memory, *, causal: bool = True, rng: Rng | None = None) -> Array:
         input_rng, *layer_rngs = rng.split(1 + len(self.decoder)) if rng else (None,) * (1 + len(self.decoder))
-        ids, pad_id = ids_of(target), self.config.pad_id
-        source = None if source is None else ids_of(source)
-        mask = masks.padding(ids, pad_id)
-        memory_mask = None if source is None else masks.padding(source, pad_id)
-        x = self._target_input(target, lengths, rng=input_rng)
-        place = position_terms(self.decoder_positions, ids.shape[1], ids.shape[1], x)
-        where: dict[str, Any] = {"mask": mask, "memory_mask": memory_mask, "causal": causal, **place._asdict()}
+        x, options = self._decoder_inputs(target, memory, input_rng)
         for layer, layer_rng in zip(self.decoder, layer_rngs, strict=True):
-            x = self._run(layer)(x, memory, **where, rng=layer_rng)
-        return self._logits(x, Memory(memory, source, memory_mask, lengths))
+            x = self._apply(layer)(x, memory.states, **options, causal=causal, rng=layer_rng)
+        return self._logits(x, memory)
 
-    def _run(self, layer: EncoderLayer | DecoderLayer) -> Callable[..., Array]:
-        """The layer as a function, which forgets what it computed where the configuration says so."""
+    def _apply(self, layer: EncoderLayer | DecoderLayer) -> Callable[..., Array]:
+        """Return the layer as a function that is recomputed in the backward pass, if the configuration says so."""
         if not self.config.rematerialize:
             return layer
-        run = remat(type(layer).__call__)
-        return lambda *args, **keywords: run(layer, *args, **keywords)
+        function = remat(type(layer).__call__)
+        return lambda *args, **keywords: function(layer, *args, **keywords)
+
+    def _decoder_inputs(self, target: Array, memory: Memory, rng: Rng | None = None) -> tuple[Array, dict[str, Any]]:
+        """Return the input of the first decoder layer, (batch, length, d_model), and the arguments of all layers."""
+        ids, pad_id = ids_of(target), self.config.padding_id
+        positions = positions_of(ids, pad_id)
+        x = self._target_table()(target)
+        if positions is not None and self.config.length_encoding:
+            xp, lengths = array_namespace(ids), memory.lengths
+            if lengths is None:
+                # The bos of the inputs makes up for their missing eos.
+                lengths = xp.sum(xp.astype(ids != pad_id, ids.dtype), axis=1)
+            x = x + remaining_length(xp.expand_dims(lengths, axis=1) - positions, self.config.d_model, x.dtype)
+        x = self.decoder_input(x, positions, rng=rng)
+        terms = position_terms(self.decoder_positions, ids.shape[1], ids.shape[1], x)
+        return x, {"mask": padding_mask(ids, pad_id), "memory_mask": memory.mask, **terms._asdict()}
 
     # --- Token by token: decoding -------------------------------------------------------------------------------------
 
-    def prefill(self, source: Any, *, lengths: Sequence[int] | None = None) -> DecodingCache:
-        """Encode sentences, to be decoded by `decode_step`.
+    def prefill(
+        self, source: Any, *, lengths: Sequence[int] | None = None, source_mask: Array | None = None
+    ) -> DecodingCache:
+        """Encode sources and return the cache for `decode_step`.
 
-        source: ids (sentences, source length); lengths: tokens of the output that is wanted of each, eos included, for
-        models with a length encoding. Raises ConfigError for a model that has no decoder, or needs lengths.
+        Args:
+            source: Ids (sentences, source length).
+            lengths: Requested output lengths in tokens, eos included, for models with a length encoding.
+            source_mask: As for a call.
+
+        Raises:
+            ConfigError: If the model has no decoder, or a length encoding and `lengths` is None.
         """
         if not self.decoder:
             raise ConfigError("this model has no decoder (num_decoder_layers is 0); it can only encode")
         if self.config.length_encoding and lengths is None:
-            raise ConfigError("this model has a length encoding; give the lengths of its outputs")
-        tokens = self.source_ids(source)
-        ids = ids_of(tokens)
-        states = self._encode(tokens)
-        memory = Memory(states, ids, masks.padding(ids, self.config.pad_id), self._lengths(lengths, ids.shape[0]))
-        memory.copy_key = None if self.copy_head is None else self.copy_head.key(states)
-        cache = DecodingCache(len(self.decoder), like=states, memory=memory)
-        for layer, kept in zip(self.decoder, cache.layers, strict=True):
-            kept.cross_attention.append(*layer.cross_attention.keys_and_values(states))
+            raise ConfigError("this model has a length encoding; expected lengths, one per source")
+        memory = self._encode(self.source_ids(source), source_mask)
+        memory.lengths = self._lengths(lengths, memory.states.shape[0])
+        memory.copy_key = None if self.copy_head is None else self.copy_head.key(memory.states)
+        cache = DecodingCache(len(self.decoder), like=memory.states, memory=memory)
+        for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
+            layer_cache.cross_attention.append(*layer.cross_attention.keys_and_values(memory.states))
         return cache
 
     def decode_step(self, tokens: Array, cache: DecodingCache) -> Array:
-        """Logits of the next token: (rows, target_vocab_size).
+        """Compute the logits of the next token, and append new tokens to the cache.
 
-        tokens: ids (rows, new tokens) in the model's library, which are trusted; they join the cache.
+        Args:
+            tokens: Ids (rows, new tokens) in the model's library. They are not checked.
+            cache: Earlier tokens, and the memory.
+
+        Returns:
+            Logits of shape (rows, target_vocab_size).
+
+        Raises:
+            ConfigError: If the cache has no memory.
         """
-        memory, (rows, new) = cache.memory, tokens.shape
+        memory, (rows, num_tokens) = cache.memory, tokens.shape
         if memory is None:
-            raise ConfigError("the cache has no memory; expected one that prefill() of this model made")
+            raise ConfigError("the cache has no memory; expected a cache made by prefill() of this model")
         x = self._target_table()(tokens)
         if memory.lengths is not None:
             lengths = array_namespace(tokens).repeat(memory.lengths, rows // memory.lengths.shape[0])
-            x = x + remaining_length(lengths[:, None] - cache.numbers(new, lengths), self.config.d_model, x.dtype)
+            remaining = lengths[:, None] - cache.positions(num_tokens, lengths)
+            x = x + remaining_length(remaining, self.config.d_model, x.dtype)
         x = cache.embed(self.decoder_input, x)
-        where: dict[str, Any] = {**cache.position_terms(self.decoder_positions, new, x)._asdict(), "mask": cache.mask}
-        for layer, kept in zip(self.decoder, cache.layers, strict=True):
-            x = layer.decode_step(x, kept, memory_mask=memory.mask, **where)
-        cache.advance(new)
+        options: dict[str, Any] = {
+            "mask": cache.mask,
+            "memory_mask": memory.mask,
+            **cache.position_terms(self.decoder_positions, num_tokens, x)._asdict(),
+        }
+        for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
+            x = layer.decode_step(x, layer_cache, **options)
+        cache.advance(num_tokens)
         return self._logits(x[:, -1:, :], memory)[:, 0, :]
 
     def to_static(self, cache: DecodingCache, max_length: int) -> StaticCache:
         """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes."""
         return StaticCache(cache, max_length, self.decoder_input, self.decoder_positions)
 
-    def cross_attention_weights(self, source: Any, target: Any, *, lengths: Any = None) -> list[Array]:
-        """How each target token attends to the source, to look at: per layer (batch, heads, target, source).
-
-        lengths: as for `decode`.
-        """
-        source, target = ids_of(self.source_ids(source)), ids_of(self.target_ids(target))
-        memory, found = self._encode(source), []
-        lengths = self._lengths(lengths, target.shape[0])
-        mask, memory_mask = (masks.padding(ids, self.config.pad_id) for ids in (target, source))
-        x = self._target_input(target, lengths)
-        place = position_terms(self.decoder_positions, target.shape[1], target.shape[1], x)
-        where: dict[str, Any] = {"mask": mask, "memory_mask": memory_mask, **place._asdict()}
-        for layer in self.decoder:
-            found.append(layer.cross_attention_weights(x, memory, **where))
-            x = layer(x, memory, **where)
-        return found
-
-    # --- Parts of the above -------------------------------------------------------------------------------------------
+    # --- Inputs and outputs -------------------------------------------------------------------------------------------
 
     def source_ids(self, data: Any) -> Array:
-        """Check source ids and bring them to the model's library."""
+        """Check source ids and convert them to the model's library; arguments and errors are those of a call."""
         return as_token_ids(data, "source", self.config.source_vocab_size, self.source_embedding.weight)
 
     def target_ids(self, data: Any) -> Array:
-        """Check target ids and bring them to the model's library; raises ConfigError without a decoder."""
+        """Check target ids and convert them to the model's library.
+
+        Raises:
+            ConfigError: If the model has no decoder. Other errors are those of a call.
+        """
         if not self.decoder:
             raise ConfigError("this model has no decoder (num_decoder_layers is 0); call it with a source alone")
         return as_token_ids(data, "target", self.config.target_vocab_size, self.source_embedding.weight)
 
-    def _lengths(self, lengths: Any, sentences: int) -> Array | None:
-        """Wanted lengths where the model is; raises ConfigError for a model that sees none."""
+    def _source_mask(self, ids: Array, mask: Array | None) -> Array | None:
+        """Return the padding mask of the source, (batch, 1, 1, source length)."""
+        if mask is not None:
+            return check_padding_mask(mask, ids, "source_mask")
+        return padding_mask(ids, self.config.source_padding_id)
+
+    def _lengths(self, lengths: Any, batch: int) -> Array | None:
+        """Return requested lengths in the model's library; raise ConfigError if the model has no length encoding."""
         if lengths is not None and not self.config.length_encoding:
-            raise ConfigError("this model has no length encoding; leave lengths out")
-        return None if lengths is None else as_lengths(lengths, sentences, self.source_embedding.weight)
+            raise ConfigError("lengths is given to a model without a length encoding; expected None")
+        return None if lengths is None else as_lengths(lengths, batch, self.source_embedding.weight)
 
     def _target_table(self) -> Embedding:
         return self.source_embedding if self.target_embedding is None else self.target_embedding
 
-    def _target_input(self, target: Array, lengths: Array | None = None, rng: Rng | None = None) -> Array:
-        """What the first decoder layer gets: (batch, length, d_model); lengths as for `decode`."""
-        ids = ids_of(target)
-        positions = positions_of(ids, self.config.pad_id)
-        x = self._target_table()(target)
-        if self.config.length_encoding:
-            xp = array_namespace(ids)
-            if lengths is None:
-                # The bos that is in counts for the eos that is not.
-                lengths = xp.sum(xp.astype(ids != self.config.pad_id, ids.dtype), axis=1)
-            x = x + remaining_length(xp.expand_dims(lengths, axis=1) - positions, self.config.d_model, x.dtype)
-        return self.decoder_input(x, positions, rng=rng)
-
     def _logits(self, x: Array, memory: Memory) -> Array:
-        """Logits of the decoder's states; with a copy head, log-probabilities."""
+        """Return the logits of decoder states; with a copy head, log-probabilities."""
         x = x if self.decoder_norm is None else self.decoder_norm(x)
         logits = self._target_table().unembed(x) if self.output is None else self.output(x)
         logits = logits if self.output_bias is None else logits + self.output_bias
         if self.copy_head is None:
             return logits
         if memory.ids is None:
-            raise ConfigError("this model copies from the source; pass source=, the ids that the memory was made from")
+            raise ConfigError("this model copies from the source; pass source=, the ids of the memory")
         return self.copy_head(x, logits, memory.states, memory.ids, memory.mask, memory.copy_key)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Self
 
+from xformer.config import check_keys
 from xformer.errors import ConfigError, DataError
 from xformer.generation import DecodingOptions
 from xformer.generation.lengths import MOST
-from xformer.models.config import check_key
 
 LENGTH_UNITS = ("tokens", "words")
 BEAM_FOR_LENGTHS = 4
@@ -83,7 +83,7 @@ class GenerationRequest:
         own = {f.name for f in dataclasses.fields(cls)} - {"decoding"}
         decoding = {f.name for f in dataclasses.fields(DecodingOptions)}
         for name in settings:
-            check_key(name, own | decoding, "the request")
+            check_keys([name], own | decoding, "the request")
         options = DecodingOptions(**{name: value for name, value in settings.items() if name in decoding})
         return cls(decoding=options, **{name: value for name, value in settings.items() if name in own})
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from xformer.backends import Array, array_namespace, device, from_host
+from xformer.config import check_keys
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.generation import DecodingOptions, Hypothesis, generate
 from xformer.models import LanguageModel
 from xformer.models.cache import DecodingCache
-from xformer.models.config import LanguageModelConfig, check_key
+from xformer.models.config import LanguageModelConfig
 from xformer.pipelines.requests import GenerationRequest
 from xformer.random import Rng
 from xformer.runs.run_directory import RunDirectory
@@ -129,7 +130,7 @@ class TextGenerator:
     def request(self, **settings: Any) -> GenerationRequest:
         """The settings as a request, defaults filled in; raises ConfigError for those that mean nothing here."""
         for name in settings:
-            check_key(name, set(SETTINGS), "the request")
+            check_keys([name], set(SETTINGS), "the request")
         given = {name: value for name, value in settings.items() if value is not None}
         if given.get("num_beams", 1) == 1 and not given.keys() & _SAMPLING:
             given |= DEFAULT_SAMPLING

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xformer.config import check_keys
 from xformer.errors import ConfigError
 from xformer.models import LanguageModelConfig, TransformerConfig
-from xformer.models.config import ModelConfig, check_key
+from xformer.models.config import ModelConfig
 from xformer.runs.config import (
     LanguageModelSettings,
     LoopSettings,
@@ -91,7 +92,7 @@ class Recipe:
         kind = TASKS[task]
         for name, table in tables.items():
             _check_place(name, kind, where)
-            check_key(name, {"task", "model", "tokenizer", "training"}, where)
+            check_keys([name], {"task", "model", "tokenizer", "training"}, where)
             if not isinstance(table, dict):
                 raise ConfigError(f"{name!r} in {where} is {table!r}; expected a table [{name}]")
         for name, defaults in kind.defaults.items():
@@ -147,7 +148,7 @@ def error_context(place: str) -> Iterator[None]:
 def _check_model(kind: TaskKind, model: dict[str, Any], tokenizer: dict[str, Any], where: str) -> ModelConfig:
     """The configuration that a table makes, with vocabularies of an arbitrary size; raises ConfigError."""
     for key in model:
-        check_key(key, {f.name for f in dataclasses.fields(kind.model)} - kind.not_in_recipes, f"[model] of {where}")
+        check_keys([key], {f.name for f in dataclasses.fields(kind.model)} - kind.not_in_recipes, f"[model] of {where}")
     sizes: dict[str, Any] = {name: 8 for name in kind.not_in_recipes if name.endswith("vocab_size")}
     if "share_embeddings" in kind.not_in_recipes:
         sizes["share_embeddings"] = bool(tokenizer.get("joint", True))
@@ -183,7 +184,7 @@ def _settings(kind: type[Any], values: dict[str, Any], where: str) -> Any:
     """Make settings of a dataclass from a table, checking keys and kinds of values."""
     fields = {f.name: f for f in dataclasses.fields(kind)}
     for key, value in values.items():
-        check_key(key, set(fields), where)
+        check_keys([key], set(fields), where)
         wanted = str(fields[key].type)
         if value is None and wanted.endswith("| None"):
             continue  # a recipe that was saved as JSON

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from xformer.backends import Array, array_namespace, device
 from xformer.data.pairs import Batch, TokenPairs, epochs, plan_batches, split_rows
 from xformer.data.windows import TextChunks, all_windows, check_text, random_starts
+from xformer.errors import ConfigError
 from xformer.models import LanguageModel, Transformer
 from xformer.random import Rng
 from xformer.training.loss import language_model_loss, translation_loss
@@ -65,7 +66,9 @@ class TranslationTask:
         self.score, self.metric = score, metric
         weight, config = flatten(model)[0][0], model.config
         self._place = {"xp": array_namespace(weight), "device": device(weight)}
-        self._ids = {"pad_id": config.pad_id, "bos_id": config.bos_id, "eos_id": config.eos_id}
+        if config.padding_id is None:
+            raise ConfigError(f"pad_id is {config.pad_id}; training on pairs expects an id of its own")
+        self._ids = {"pad_id": config.padding_id, "bos_id": config.bos_id, "eos_id": config.eos_id}
 
     def batches(self, rng: Rng, *, skip: int, shards: int) -> Iterator[tuple[int, list[Batch]]]:
         """Yield (epoch, the batch in at most so many shards) without end."""

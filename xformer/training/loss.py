@@ -25,7 +25,7 @@ def translation_loss(
     A sum, not a mean, so that shards of a batch add up; divide by the number of tokens of the whole batch.
     """
     logits = model(batch.source, batch.target, rng=rng)
-    pad_id = model.config.pad_id
+    pad_id = _NO_PADDING if model.config.padding_id is None else model.config.padding_id
     losses = cross_entropy(logits, batch.labels, pad_id=pad_id, label_smoothing=label_smoothing, z_loss=z_loss)
     return array_namespace(losses).sum(losses)
 
