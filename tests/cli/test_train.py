@@ -263,7 +263,7 @@ def test_an_option_gives_a_schedule_its_end(xformer, train_options, text, tmp_pa
             ["--max-length", 1024],
             "[training] of {recipe} with the options given: max_length",
         ),
-        ("trainin = 1", [], "unknown key 'trainin' in [training] of {recipe}; known keys: "),
+        ("trainin = 1", [], "unknown key 'trainin' in [training] of {recipe}; expected one of "),
     ],
 )
 def test_errors_name_the_recipe_and_options(refused, train_options, tmp_path, lines, options, message):
