@@ -1,18 +1,33 @@
-"""A file is the old one or the new one, whatever goes wrong in between."""
+"""Atomic writes, JSON, and arrays in files: exact in every library and dtype, and damage is noticed."""
 
 from __future__ import annotations
 
 import errno
+import importlib
+import json
 import os
 import stat
 import subprocess
 import sys
+import tracemalloc
 
+import numpy as np
 import pytest
 
-from tests.reference import raises_line
-from xformer.errors import CheckpointError, ConfigError
-from xformer.io import atomic_write, check_no_overwrite, read_json, write_json
+from tests.conftest import assert_close, library_or_skip
+from tests.reference import normal, raises_line
+from xformer.backends import from_host
+from xformer.errors import BackendError, CheckpointError, ConfigError
+from xformer.io import (
+    atomic_write,
+    check_no_overwrite,
+    load_arrays,
+    read_json,
+    restorable_dtype,
+    restore_like,
+    save_arrays,
+    write_json,
+)
 
 
 def write(path, content):
@@ -70,12 +85,12 @@ except CheckpointError as error:
         check=True,
         env={"PYTHONPATH": ":".join(sys.path)},
     )
-    assert "file.bin: File too large; free space or choose another place" in result.stdout
+    assert "file.bin: File too large; free space or choose another path" in result.stdout
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file.bin"]
 
 
-def test_a_failure_of_the_writer_leaves_the_old_file(tmp_path):
+def test_an_interrupted_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "file.bin"
     write(path, b"old")
 
@@ -90,7 +105,7 @@ def test_a_failure_of_the_writer_leaves_the_old_file(tmp_path):
     assert os.listdir(tmp_path) == ["file.bin"]
 
 
-def test_places_that_cannot_be_written_to(tmp_path):
+def test_unwritable_paths_are_refused(tmp_path):
     (tmp_path / "file").touch()
     with raises_line(CheckpointError, r"cannot write .*file/child: (Not a directory|File exists)"):
         write(tmp_path / "file" / "child", b"")
@@ -100,7 +115,7 @@ def test_places_that_cannot_be_written_to(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
 
 
-def test_json_comes_back(tmp_path):
+def test_json_round_trip(tmp_path):
     value = {"name": "größe", "sizes": [1, 2.5], "none": None}
     write_json(tmp_path / "a.json", value)
     assert read_json(tmp_path / "a.json", "settings") == value
@@ -111,20 +126,20 @@ def test_json_comes_back(tmp_path):
     ("content", "message"),
     [
         (None, r"cannot read settings .*a\.json: No such file or directory"),
-        (b"", r"settings .*a\.json is not valid JSON .*truncated or foreign"),
+        (b"", r"settings .*a\.json is not valid JSON .*truncated or of another kind"),
         (b'{"a": 1', r"settings .*a\.json is not valid JSON"),
         (b"\xff\xfe", r"settings .*a\.json is not valid JSON"),
-        (b"[1]", r"settings .*a\.json holds a list; expected a JSON object"),
+        (b"[1]", r"settings .*a\.json contains a list; expected a JSON object"),
     ],
 )
-def test_json_that_is_none_is_refused(tmp_path, content, message):
+def test_invalid_json_is_refused(tmp_path, content, message):
     if content is not None:
         (tmp_path / "a.json").write_bytes(content)
     with raises_line(CheckpointError, message):
         read_json(tmp_path / "a.json", "settings")
 
 
-def test_an_output_keeps_apart_from_what_is_read(tmp_path):
+def test_an_output_must_not_replace_an_input(tmp_path):
     (tmp_path / "a").write_text("a")
     (tmp_path / "b").hardlink_to(tmp_path / "a")
     check_no_overwrite(tmp_path / "new", [tmp_path / "a", tmp_path / "new"], "--out")
@@ -133,3 +148,196 @@ def test_an_output_keeps_apart_from_what_is_read(tmp_path):
         check_no_overwrite(tmp_path / "b", [tmp_path / "new", tmp_path / "a"], "--out")
     with (tmp_path / "a").open() as file, raises_line(ConfigError, "would replace standard input"):
         check_no_overwrite(tmp_path / "a", [file.fileno()], "--out")
+
+
+# --- Arrays ---------------------------------------------------------------------------------------------------------
+
+VALUES = {"matrix": normal(0, 3, 4), "scalar": np.asarray(2.5), "empty": np.zeros((0, 3)), "view": normal(1, 4, 3).T}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "arrays.safetensors"
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "int32"])
+def test_arrays_round_trip_exactly(xp, path, dtype):
+    arrays = {name: from_host(xp, np.round(100 * array).astype(dtype)) for name, array in VALUES.items()}
+    save_arrays(path, arrays, {"note": "grüße"})
+    loaded, metadata = load_arrays(path)
+    assert metadata == {"note": "grüße"}
+    assert loaded.keys() == VALUES.keys()
+    placed = restore_like(loaded, arrays)
+    for name, array in arrays.items():
+        assert loaded[name].flags.writeable
+        assert_close(placed[name], array, tolerance=0.0)
+
+
+def test_other_readers_of_safetensors_understand_the_files(path):
+    save_arrays(path, VALUES, {})
+    for name, array in importlib.import_module("safetensors.numpy").load_file(path).items():
+        np.testing.assert_array_equal(array, VALUES[name])
+
+
+@pytest.mark.parametrize("metadata", [{}, {"note": "grüße"}])
+def test_the_files_are_those_that_safetensors_writes(path, metadata):
+    arrays = {"b": normal(0, 2, 3), "a": np.ones(3, "float32"), "c": np.asarray(2.5), "d": np.ones((0, 2), "float16")}
+    save_arrays(path, arrays, metadata)
+    with importlib.import_module("safetensors").safe_open(path, framework="numpy") as file:
+        written = file.metadata()
+    other = path.with_name("other")
+    importlib.import_module("safetensors.numpy").save_file(arrays, other, metadata=dict(sorted(written.items())))
+    contents = [file.read_bytes() for file in (path, other)]
+    ends = [8 + int.from_bytes(content[:8], "little") for content in contents]
+    headers = [json.loads(content[8:end]) for content, end in zip(contents, ends, strict=True)]
+    assert headers[0] == headers[1]
+    assert contents[0][ends[0] :] == contents[1][ends[1] :]
+    assert ends[0] % 8 == 0
+
+
+def test_big_endian_arrays_are_converted(path):
+    save_arrays(path, {"a": np.asarray([1.0, 2.0, 3.0], ">f4")}, {})
+    assert load_arrays(path)[0]["a"].tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(("name", "metadata"), [("__metadata__", {}), ("a", {"step": 3}), ("a", {3: "step"})])
+def test_invalid_metadata_is_not_written(path, name, metadata):
+    with pytest.raises(CheckpointError, match="expected metadata of strings, and no array named '__metadata__'"):
+        save_arrays(path, {name: np.ones(3)}, metadata)
+    assert not path.exists()
+
+
+def test_saving_takes_no_memory_for_a_copy(path):
+    arrays = {name: np.ones((500, 500)) for name in "abcd"}
+    save_arrays(path, arrays, {})  # what is imported counts no more
+    tracemalloc.start()
+    try:
+        save_arrays(path, arrays, {})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1e6 < 8e6 < path.stat().st_size
+
+
+def test_files_of_other_writers_have_no_checksum_and_are_read(path):
+    importlib.import_module("safetensors.numpy").save_file({"a": np.ones(3)}, path)
+    assert load_arrays(path)[0]["a"].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("with_ml_dtypes", [True, False])
+def test_bfloat16_is_exact(path, monkeypatch, with_ml_dtypes):
+    torch = library_or_skip("torch")
+    array = torch.asarray([1.0, -0.1, 3e38, 1e-40, 0.0]).to(torch.bfloat16)
+    if not with_ml_dtypes:
+        module = importlib.import_module("xformer.io")
+
+        def missing(*_):
+            raise BackendError("bfloat16 needs ml_dtypes")
+
+        monkeypatch.setattr(module, "dtype_named", missing)
+    save_arrays(path, {"a": array}, {})
+    monkeypatch.undo()
+    loaded, _ = load_arrays(path)
+    assert loaded["a"].dtype == np.float32
+    assert_close(restore_like(loaded, {"a": array})["a"], array, tolerance=0.0)
+    entry = json.loads(path.read_bytes()[8:].split(b"}}")[0] + b"}}")["a"]
+    assert entry["dtype"] == ("BF16" if with_ml_dtypes else "F32")
+
+
+def test_the_dtype_to_restore():
+    assert restorable_dtype("numpy", "float64") == "float64"
+    assert restorable_dtype("numpy", "bfloat16") == "float32"
+    assert restorable_dtype(library_or_skip("array_api_strict"), "float16") == "float32"
+    assert restorable_dtype(library_or_skip("torch"), "bfloat16") == "bfloat16"
+
+
+def test_arrays_without_a_counterpart_stay_as_they_are():
+    like = {"a": np.zeros(2, dtype="float32")}
+    placed = restore_like({"a": np.ones(2), "b": np.ones(3)}, like)
+    assert (placed["a"].dtype.name, placed["b"].dtype.name) == ("float32", "float64")
+    assert restore_like({}, like) == {}
+
+
+def test_unsupported_dtypes_are_not_written(path):
+    with raises_line(CheckpointError, r"cannot write .*: a has dtype complex128; expected one of float64"):
+        save_arrays(path, {"a": np.zeros(2, dtype="complex128")}, {})
+    assert not path.exists()
+
+
+# --- Damage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def content(path):
+    save_arrays(path, {"a": normal(0, 5), "b": normal(1, 2, 2)}, {"config": '{"pad_id": 0}'})
+    return path.read_bytes()
+
+
+def test_every_truncation_is_noticed(path, content):
+    for length in [*range(16), *range(16, len(content), 7), len(content) - 1]:
+        path.write_bytes(content[:length])
+        with raises_line(CheckpointError, "is not a valid safetensors file .* it is truncated or of another kind"):
+            load_arrays(path)
+
+
+def test_every_changed_byte_is_noticed_or_harmless(path, content):
+    """Harmless: in the name of the checksum, or a blank that became another."""
+    generator, noticed = np.random.default_rng(0), 0
+    for index in range(len(content)):
+        damaged = bytearray(content)
+        damaged[index] ^= 1 << int(generator.integers(8))
+        path.write_bytes(damaged)
+        try:
+            arrays, metadata = load_arrays(path)
+        except CheckpointError:
+            noticed += 1
+        else:
+            assert metadata["config"] == '{"pad_id": 0}'
+            np.testing.assert_array_equal(arrays["a"], normal(0, 5))
+            np.testing.assert_array_equal(arrays["b"], normal(1, 2, 2))
+    assert noticed >= len(content) - 20
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04" + bytes(300), b"{}", b"\x93NUMPY\x01\x00" + bytes(99), b"a" * 4096])
+def test_files_of_another_kind_are_refused(path, content):
+    path.write_bytes(content)
+    with raises_line(CheckpointError, r"arrays\.safetensors is not a valid safetensors file"):
+        load_arrays(path)
+
+
+def test_missing_files_are_refused(path, tmp_path):
+    with raises_line(CheckpointError, r"cannot read .*arrays\.safetensors: No such file or directory"):
+        load_arrays(path)
+    with raises_line(CheckpointError, r"cannot read .*: Is a directory"):
+        load_arrays(tmp_path)
+
+
+def test_unsupported_dtypes_are_not_read(path):
+    importlib.import_module("safetensors.numpy").save_file({"a": np.ones(3, dtype="uint8")}, path)
+    with raises_line(CheckpointError, r"a has dtype U8; expected one of F64, F32"):
+        load_arrays(path)
+
+
+def test_equal_content_is_equal_bytes(tmp_path):
+    metadata = {f"note {number}": "grüße" for number in range(8)}
+    for name in "ab":
+        save_arrays(tmp_path / name, {"x": np.arange(3.0)}, metadata)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    arrays, found = load_arrays(tmp_path / "a")
+    assert found == metadata
+    assert arrays["x"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_panic_of_safetensors_is_a_memory_error(tmp_path, monkeypatch):
+    panic = type("PanicException", (BaseException,), {})
+
+    def panics(*arguments, **keywords):
+        raise panic("PyObject pointer is null")
+
+    place = tmp_path / "a.safetensors"
+    save_arrays(place, {"a": np.ones(3)}, {})
+    before = place.read_bytes()
+    monkeypatch.setattr("safetensors.deserialize", panics)
+    with pytest.raises(MemoryError, match="safetensors failed: PyObject pointer is null"):
+        load_arrays(place)
+    assert place.read_bytes() == before

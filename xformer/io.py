@@ -1,4 +1,4 @@
-"""Files: written atomically, safetensors without pickle, JSON; everything is validated on reading."""
+"""Files: atomic writes, JSON, and arrays as safetensors. Everything is validated on reading; nothing is pickled."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 from xformer.backends import (
     Array,
@@ -28,25 +30,31 @@ from xformer.errors import BackendError, CheckpointError, ConfigError
 
 
 def unwritable_parent(path: Path) -> Path | None:
-    """The nearest thing above a path that exists, where nothing can be made in it; None where something can."""
+    """Return the nearest existing parent of a path if files cannot be created in it, else None."""
     parent = next(parent for parent in path.absolute().parents if parent.exists())
     return None if parent.is_dir() and os.access(parent, os.W_OK) else parent
 
 
 def check_no_overwrite(
-    output: str | os.PathLike[str], kept: Iterable[str | os.PathLike[str] | int], called: str
+    output: str | os.PathLike[str], protected: Iterable[str | os.PathLike[str] | int], name: str
 ) -> None:
-    """Raise ConfigError where an output would replace a file that is read or kept, under whatever name.
+    """Check that an output does not replace a file that is read or kept, under whatever path.
 
-    kept: files that need not exist, or descriptors; called: what the error calls the output, such as "--output".
+    Args:
+        output: Path of the output.
+        protected: Paths (which need not exist) or file descriptors.
+        name: Name of the output in the error, e.g. "--output".
+
+    Raises:
+        ConfigError: If the output is one of the protected files.
     """
-    for file in kept:
+    for file in protected:
         with contextlib.suppress(OSError):
-            found = os.stat(file)
-            if stat.S_ISREG(found.st_mode) and os.path.samestat(found, os.stat(output)):
-                name = "standard input" if isinstance(file, int) else file
+            status = os.stat(file)
+            if stat.S_ISREG(status.st_mode) and os.path.samestat(status, os.stat(output)):
+                path = "standard input" if isinstance(file, int) else file
                 raise ConfigError(
-                    f"{called} {output} would replace {name}, which is read or belongs to the run; choose another name"
+                    f"{name} {output} would replace {path}, which is read or belongs to the run; choose another name"
                 )
 
 
@@ -54,16 +62,17 @@ def check_no_overwrite(
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Open a binary file that appears at `path` only once everything is written and on disk.
 
-    The bytes go to a temporary file in the same directory, which is flushed, fsynced and renamed over `path`.
+    The bytes go to a temporary file in the same directory, which is flushed, fsynced and renamed to `path`.
 
-    Raises CheckpointError when the disk is full or the place is not writable; what stood at `path` is untouched.
+    Raises:
+        CheckpointError: If the disk is full or the directory is not writable. A file at `path` remains as it was.
     """
     path = Path(path)
     temporary: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        # mkstemp makes the file private; give it the permissions an ordinary open() would.
+        # mkstemp makes the file private; give it the permissions of open().
         umask = os.umask(0)
         os.umask(umask)
         os.fchmod(descriptor, 0o666 & ~umask)
@@ -78,8 +87,8 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(
-            f"cannot write {path}: {error.strerror or error}; free space or choose another place "
-            "(whatever was saved there before is intact)"
+            f"cannot write {path}: {error.strerror or error}; free space or choose another path "
+            "(a file that was there before is intact)"
         ) from error
     finally:
         if temporary is not None:
@@ -88,7 +97,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make the rename itself durable, where the system lets a directory be opened."""
+    """Make the rename itself durable, if the system can open directories."""
     with contextlib.suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY)
         try:
@@ -104,109 +113,127 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
         file.write(text.encode("utf-8"))
 
 
-def read_json(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
-    """Read a JSON object; `what` names it in the error ("run configuration").
+def read_json(path: str | os.PathLike[str], description: str) -> dict[str, Any]:
+    """Read a JSON object.
 
-    Raises CheckpointError when the file is missing, truncated, or not a JSON object.
+    Args:
+        path: Path of the file.
+        description: Description of the file in errors, e.g. "run configuration".
+
+    Raises:
+        CheckpointError: If the file is missing, truncated, or not a JSON object.
     """
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise CheckpointError(f"cannot read {what} {path}: {error.strerror or error}") from error
+        raise CheckpointError(f"cannot read {description} {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise CheckpointError(f"{what} {path} is not valid JSON ({error}); the file is truncated or foreign") from error
+        raise CheckpointError(
+            f"{description} {path} is not valid JSON ({error}); the file is truncated or of another kind"
+        ) from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{what} {path} holds a {type(value).__name__}; expected a JSON object")
+        raise CheckpointError(f"{description} {path} contains a {type(value).__name__}; expected a JSON object")
     return value
 
 
-# --- safetensors ---
+# --- Arrays -----------------------------------------------------------------------------------------------------------
 
-# Our names of dtypes and those of safetensors.
+# Names of dtypes, and their codes in safetensors files.
 _CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32"}
 _NAMES = {code: name for name, code in _CODES.items()}
 _METADATA = "__metadata__"
-_CHECKSUM = "blake2b"  # the metadata entry that tells a damaged file from a whole one
+_CHECKSUM = "blake2b"  # metadata entry of files that xformer writes
 
 
 def save_arrays(path: str | os.PathLike[str], arrays: dict[str, Array], metadata: dict[str, str]) -> None:
-    """Write named arrays of any library, atomically; a checksum goes with the metadata.
+    """Write named arrays of any library to a safetensors file, atomically, with a checksum in its metadata.
 
-    Raises CheckpointError when the file cannot be written, or an array has a dtype, or a name, that has no place in it,
-    or metadata are no strings; a file that was there before stays as it was.
+    Args:
+        path: Path of the file.
+        arrays: Arrays by name; dtypes float64, float32, float16, bfloat16, int64 and int32.
+        metadata: Strings by name.
+
+    Raises:
+        CheckpointError: If the file cannot be written, or if a name, a dtype or the metadata are invalid. A file at
+            `path` remains as it was.
     """
     if _METADATA in arrays or not all(isinstance(part, str) for item in metadata.items() for part in item):
         raise CheckpointError(f"cannot write {path}: expected metadata of strings, and no array named {_METADATA!r}")
     packed = {name: _pack(path, name, array) for name, array in arrays.items()}
-    # As other writers do it: the widest dtypes first, so that all data is aligned.
+    # As safetensors does: the widest dtypes first, so that all data is aligned.
     ordered = sorted(packed.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
-    described = [(name, _CODES[host.dtype.name], host.shape, host.reshape(-1).view("uint8")) for name, host in ordered]
-    metadata = {**metadata, _CHECKSUM: _checksum(described, metadata)}
+    tensors = [(name, _CODES[host.dtype.name], host.shape, host.reshape(-1).view("uint8")) for name, host in ordered]
+    metadata = {**metadata, _CHECKSUM: _checksum(tensors, metadata)}
     with atomic_write(path) as file:
-        file.write(_header(described, metadata))
-        for _, _, _, data in described:  # straight from the arrays: there may be no memory for a copy
+        file.write(_header(tensors, metadata))
+        for _, _, _, data in tensors:  # directly from the arrays, since memory may not suffice for a copy
             file.write(data)
 
 
-@contextlib.contextmanager
-def _panics() -> Iterator[None]:
-    """Raise MemoryError where safetensors, which is written in Rust, panics: that is how it runs out of memory."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise MemoryError(f"safetensors gave up: {error}") from error
-
-
 def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read named arrays as (NumPy arrays, metadata); bfloat16 comes as float32, its values being exact there.
+    """Read a safetensors file.
 
-    Raises CheckpointError when the file is missing, truncated, damaged or not a safetensors file.
+    Returns:
+        NumPy arrays by name, and the metadata. bfloat16 is read as float32, which holds its values exactly.
+
+    Raises:
+        CheckpointError: If the file is missing, truncated, damaged or not a safetensors file.
     """
     safetensors = importlib.import_module("safetensors")
     path = Path(path)
     try:
         content = path.read_bytes()
-        with _panics():
-            tensors = safetensors.deserialize(content)
+        data = _deserialize(content)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     except safetensors.SafetensorError as error:
         raise CheckpointError(
-            f"{path} is not a whole safetensors file ({error}); it is truncated or foreign; use another copy"
+            f"{path} is not a valid safetensors file ({error}); it is truncated or of another kind; use another copy"
         ) from error
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     metadata = dict(header.get(_METADATA) or {})
-    described = [(name, tensor["dtype"], tensor["shape"], tensor["data"]) for name, tensor in tensors]
-    checksum = metadata.pop(_CHECKSUM, None)  # files from elsewhere have none
-    if checksum is not None and checksum != _checksum(described, metadata):
+    tensors = [(name, tensor["dtype"], tensor["shape"], tensor["data"]) for name, tensor in data]
+    checksum = metadata.pop(_CHECKSUM, None)  # files of other programs have none
+    if checksum is not None and checksum != _checksum(tensors, metadata):
         raise CheckpointError(f"{path} is damaged: its content does not match its checksum; use another copy")
-    return {tensor[0]: _unpack(path, *tensor) for tensor in described}, metadata
+    return {tensor[0]: _unpack(path, *tensor) for tensor in tensors}, metadata
 
 
 def verify_checkpoint(path: str | os.PathLike[str], *, without: str) -> None:
-    """Raise CheckpointError for a file that `load_arrays` refuses; without: what happens once it is removed."""
+    """Check that `load_arrays` can read a file.
+
+    Args:
+        path: Path of the file.
+        without: Description of what happens if the user removes the file, for the error.
+
+    Raises:
+        CheckpointError: If the file cannot be read.
+    """
     try:
         load_arrays(path)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}, or remove it, so that {without}") from error
+        raise CheckpointError(f"{error}, or remove it; then {without}") from error
 
 
 def restore_like(arrays: dict[str, Any], like: dict[str, Array]) -> dict[str, Array]:
-    """Move loaded arrays to the library, dtype and device of the arrays of the same names; others stay as they are."""
-    placed = dict(arrays)
+    """Move loaded arrays to the library, dtype and device of other arrays of the same names.
+
+    Args:
+        arrays: NumPy arrays by name; those without a counterpart stay as they are.
+        like: The other arrays by name.
+    """
+    restored = dict(arrays)
     for name, target in like.items():
         if name in arrays:
             xp = base_namespace(array_namespace(target))
-            placed[name] = from_host(xp, arrays[name], dtype=target.dtype, device=getattr(target, "device", None))
-    return placed
+            restored[name] = from_host(xp, arrays[name], dtype=target.dtype, device=getattr(target, "device", None))
+    return restored
 
 
 def restorable_dtype(xp: Any, name: str) -> str:
-    """The floating dtype in which values saved as `name` are best held by `xp`: the same, or float32.
+    """Return the floating dtype in which `xp` should hold values that were saved as `name`: the same, or float32.
 
-    NumPy multiplies bfloat16, which it only knows through ml_dtypes, an element at a time: there it is float32.
+    NumPy computes bfloat16, which it knows only through ml_dtypes, one element at a time, so it gets float32.
     """
     if backend_name(resolve(xp)) == "numpy" and name == "bfloat16":
         return "float32"
@@ -217,8 +244,18 @@ def restorable_dtype(xp: Any, name: str) -> str:
     return name
 
 
+def _deserialize(content: bytes) -> Any:
+    """Parse a safetensors file. The library is written in Rust and panics if it runs out of memory."""
+    try:
+        return importlib.import_module("safetensors").deserialize(content)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise MemoryError(f"safetensors failed: {error}") from error
+
+
 def _checksum(tensors: list[tuple[str, str, Any, Any]], metadata: dict[str, str]) -> str:
-    """Digest of the metadata and of all (name, dtype, shape, bytes), in the order of their names."""
+    """Compute the digest of the metadata and of all (name, dtype, shape, bytes), in the order of their names."""
     digest = hashlib.blake2b(json.dumps(metadata, sort_keys=True).encode(), digest_size=16)
     for name, dtype, shape, data in sorted(tensors, key=lambda tensor: tensor[0]):
         digest.update(f"{name} {dtype} {list(shape)}".encode())
@@ -227,38 +264,35 @@ def _checksum(tensors: list[tuple[str, str, Any, Any]], metadata: dict[str, str]
 
 
 def _header(tensors: list[tuple[str, str, Any, Any]], metadata: dict[str, str]) -> bytes:
-    """What comes before the data: its own length in 8 bytes, and as JSON the metadata and where each tensor is."""
+    """Return the header: its length in 8 bytes, and the metadata and offsets of all tensors as JSON."""
     header: dict[str, Any] = {_METADATA: dict(sorted(metadata.items()))}
     end = 0
     for name, dtype, shape, data in tensors:
         begin, end = end, end + len(data)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (begin, end)}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # the format wants the data aligned
+    text += b" " * (-len(text) % 8)  # aligns the data
     return len(text).to_bytes(8, "little") + text
 
 
 def _pack(path: str | os.PathLike[str], name: str, array: Array) -> Any:
-    """A contiguous NumPy array of the same dtype; bfloat16, which to_host widens exactly, is narrowed again."""
-    numpy = importlib.import_module("numpy")
-    host = numpy.asarray(to_host(array), order="C")
+    """Return a contiguous little-endian NumPy array of the same dtype, also for bfloat16, which to_host upcasts."""
+    host = np.asarray(to_host(array), order="C")
     if host.dtype.name not in _CODES:
         raise CheckpointError(
             f"cannot write {path}: {name} has dtype {host.dtype.name}; expected one of {', '.join(_CODES)}"
         )
     if dtype_name(array.dtype) == "bfloat16":
-        # Without ml_dtypes NumPy has no bfloat16; the file is then larger, and as exact.
+        # Without ml_dtypes NumPy has no bfloat16; the file then holds the same values in float32.
         with contextlib.suppress(BackendError):
-            host = host.astype(dtype_named(resolve("numpy"), "bfloat16"))
+            host = host.astype(dtype_named(np, "bfloat16"))
     return host.astype(host.dtype.newbyteorder("<"), copy=False)
 
 
 def _unpack(path: Path, name: str, code: str, shape: Any, data: Any) -> Any:
-    numpy = importlib.import_module("numpy")
     dtype = _NAMES.get(code)
     if dtype is None:
         raise CheckpointError(f"{path}: {name} has dtype {code}; expected one of {', '.join(_NAMES)}")
     if dtype == "bfloat16":
-        wide = numpy.frombuffer(data, dtype="uint16").astype("uint32") << 16
-        return wide.view("float32").reshape(shape)
-    return numpy.frombuffer(data, dtype=dtype).reshape(shape)  # writable: safetensors hands out bytearrays
+        return (np.frombuffer(data, dtype="uint16").astype("uint32") << 16).view("float32").reshape(shape)
+    return np.frombuffer(data, dtype=dtype).reshape(shape)  # writable: safetensors returns bytearrays

@@ -162,7 +162,7 @@ def test_a_damaged_model_is_refused_and_a_removed_one_made_again(refused, traine
     damage(model, how)
     error = refused("resume", tmp_path / "run", untouched=tmp_path)
     assert f"error: {model} is " in error
-    assert "; use another copy, or remove it, so that the next validation makes a new one" in error
+    assert "; use another copy, or remove it; then the next validation makes a new one" in error
     model.unlink()
     done = xformer("resume", tmp_path / "run")
     assert "the best model (update 6) is in" in done.out

@@ -400,7 +400,7 @@ def test_the_mean_does_without_checkpoints_that_are_gone(tmp_path, monkeypatch):
     paths = [tmp_path / "checkpoints" / f"step-{step}.safetensors" for step in (4, 8, 12)]
     whole = paths[0].read_bytes()
     paths[0].write_bytes(whole[:-1])
-    with raises_line(CheckpointError, "step-4.safetensors .*, or remove it, so that the run goes on without it"):
+    with raises_line(CheckpointError, "step-4.safetensors .*, or remove it; then the run goes on without it"):
         make_again(tmp_path, settings)
     paths[0].write_bytes(whole)
     paths[1].unlink()
