@@ -9,7 +9,7 @@ import pytest
 
 import xformer
 from tests.conftest import library_or_skip
-from xformer import threads as host
+from xformer import threads
 from xformer.backends import to_host
 from xformer.generation import DecodingOptions, decode
 from xformer.kernels.numpy import flash_attention as tiled
@@ -43,12 +43,12 @@ def at_once(functions):
 @pytest.fixture
 def three_threads(monkeypatch):
     """Spread over three threads, though there be fewer cores, in a pool that has fewer than the callers ask for."""
-    monkeypatch.setattr(host, "_explicit", [3])
-    monkeypatch.setattr(host, "_workers", [])
-    monkeypatch.setattr(host, "_MOST_WORKERS", 2)
-    with host.blas_threads(2):
+    monkeypatch.setattr(threads, "_explicit", [3])
+    monkeypatch.setattr(threads, "_pools", [])
+    monkeypatch.setattr(threads, "_MAX_WORKERS", 2)
+    with threads.blas_threads(2):
         yield
-    for pool in host._workers:
+    for pool in threads._pools:
         pool.shutdown()
 
 
@@ -79,7 +79,7 @@ def test_many_threads_compute_what_one_does(three_threads, monkeypatch, name, ke
     model = xformer.Transformer(CONFIG, xp=library_or_skip(name), seed=0)
     spread = []
     monkeypatch.setattr(
-        tiled, "parallel_for", lambda *work: spread.append(threading.get_ident()) or host.parallel_for(*work)
+        tiled, "parallel_for", lambda *work: spread.append(threading.get_ident()) or threads.parallel_for(*work)
     )
     alone = [work(model, number) for number in range(CALLERS)]
     together = at_once([lambda number=number: work(model, number) for number in range(CALLERS)])
