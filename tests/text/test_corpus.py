@@ -79,7 +79,7 @@ def test_iter_lines_reads_no_further_than_the_line_it_gives():
 @pytest.mark.parametrize("content", ["", "\ufeff"])
 def test_empty_file(write, content):
     path = write("file", content)
-    with pytest.raises(DataError, match=f"^{path} is empty; expected UTF-8 text, one sentence a line$"):
+    with pytest.raises(DataError, match=f"^{path} is empty; expected UTF-8 text, one sentence per line$"):
         read_lines(path)
 
 
@@ -212,7 +212,7 @@ def test_check_lengths_counts_the_long_lines():
         check_lengths(encoded, 3, "train.de")
     assert str(caught.value) == (
         "train.de has 2 lines of more than 3 tokens, the first on line 2 (7 tokens); raise the limit with "
-        "--max-length, or leave such lines out with --truncation drop"
+        "--max-length, or omit such lines with --truncation drop"
     )
     with pytest.raises(DataError, match=r"has 1 line of more than 7 tokens, the first on line 4 \(9 tokens\)"):
         check_lengths(encoded, 7, "train.de")
@@ -245,9 +245,9 @@ def test_drop_long_wants_equal_columns():
 
 @pytest.mark.parametrize("limit", [0, -1])
 def test_limit_must_be_positive(limit):
-    with pytest.raises(ConfigError, match=f"the limit is {limit} tokens a line; expected 1 or more"):
+    with pytest.raises(ConfigError, match=f"limit is {limit} tokens per line; expected at least 1"):
         check_lengths([[5]], limit, "train.de")
-    with pytest.raises(ConfigError, match=f"the limit is {limit} tokens"):
+    with pytest.raises(ConfigError, match=f"limit is {limit} tokens"):
         drop_long(limit, [[5]])
 
 
@@ -301,7 +301,7 @@ def test_fit_lengths_checks_its_settings():
     with pytest.raises(ConfigError, match=r"^truncation is 'trim'; expected one of: error, drop, cut$"):
         fit_lengths(LONG_SOURCE, TARGETS, 2, truncation="trim")
     for way in LONG_LINES:
-        with pytest.raises(ConfigError, match="the limit is 0 tokens"):
+        with pytest.raises(ConfigError, match="limit is 0 tokens"):
             fit_lengths(LONG_SOURCE, TARGETS, 0, truncation=way)
         with pytest.raises(DataError, match="source has 3 lines and target 1"):
             fit_lengths(LONG_SOURCE, [[5]], 9, truncation=way)

@@ -1,4 +1,4 @@
-"""Text: corpora, sentences, tokenizers, scores, and made-up tasks. No array library is needed here."""
+"""Corpora, sentence splitting, tokenizers, metrics and synthetic tasks. No array library is needed here."""
 
 from __future__ import annotations
 

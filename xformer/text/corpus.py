@@ -1,6 +1,6 @@
-"""Text files with one sentence a line, alone or as parallel pairs.
+r"""Text files with one sentence per line, alone or as parallel pairs.
 
-Only "\\n" ends a line: `str.splitlines` would also split at controls and line separators (U+0085, U+2028)
+Only "\n" ends a line: `str.splitlines` would also split at controls and line separators (U+0085, U+2028)
 inside a sentence and silently shift one side of a parallel corpus against the other.
 """
 
@@ -18,10 +18,10 @@ from xformer.errors import ConfigError, DataError
 
 PathName = str | os.PathLike[str]
 
-# Far above any sentence; a longer line means that the file is not one sentence a line.
+# Far above any sentence; a longer line means that the file does not have one sentence per line.
 MAX_CHARACTERS = 100_000
 
-# What may become of lines with more tokens than a limit allows.
+# Treatments of lines with too many tokens.
 LONG_LINES = ("error", "drop", "cut")
 
 
@@ -29,10 +29,14 @@ LONG_LINES = ("error", "drop", "cut")
 class ParallelCorpus:
     """Sentence pairs: `target[i]` is the translation of `source[i]`.
 
-    num_dropped: pairs that were left out, by `read_parallel` (one side blank) or by `select`.
-    line_numbers: where each pair stood in its files, from 1; empty means 1, 2, 3, ...
+    Attributes:
+        source: Source sentences.
+        target: Target sentences.
+        num_dropped: Number of pairs left out by `read_parallel` (one side blank) or `select`.
+        line_numbers: Line of each pair in its files, from 1; empty means 1, 2, 3, ...
 
-    Raises DataError when the columns differ in length.
+    Raises:
+        DataError: If the columns differ in length.
     """
 
     source: list[str]
@@ -55,7 +59,7 @@ class ParallelCorpus:
         return len(self.source)
 
     def select(self, indices: Sequence[int]) -> ParallelCorpus:
-        """Return the pairs at `indices` (from 0), with their line numbers; the others count as dropped."""
+        """Return the pairs at `indices` (from 0), with their line numbers; all others count as dropped."""
         numbers = self.line_numbers or range(1, len(self) + 1)
         return ParallelCorpus(
             [self.source[index] for index in indices],
@@ -72,11 +76,17 @@ def iter_lines(
 
     A byte-order mark at the start and a carriage return at the end of a line are dropped.
 
-    name: what error messages call the file. first_number: number of the first line, if lines were read before.
-    Raises DataError, with the line number, for invalid UTF-8 and for a line of more than `max_characters`.
+    Args:
+        file: The open file.
+        name: Name of the file in errors.
+        max_characters: Largest length of a line.
+        first_number: Number of the first line, if lines were read before.
+
+    Raises:
+        DataError: For invalid UTF-8 and lines of more than `max_characters`, with the line number.
     """
-    # A character takes at most 4 bytes; the rest is room for the mark and the line end. Reading no more than
-    # that bounds the memory that a file without line ends can take.
+    # A character takes at most 4 bytes; the rest is for the byte-order mark and the line end. Reading no more than
+    # that bounds the memory taken by a file without line ends.
     most_bytes = 4 * max_characters + len(codecs.BOM_UTF8) + len(b"\r\n")
     for number in itertools.count(first_number):
         raw = file.readline(most_bytes + 1)
@@ -90,13 +100,13 @@ def iter_lines(
         if cut or len(line) > max_characters:
             raise DataError(
                 f"{name} line {number} has more than {max_characters} characters; "
-                "expected one sentence a line; split the line"
+                "expected one sentence per line; split the line"
             )
         yield line
 
 
 def _reject_foreign(raw: bytes, name: PathName) -> None:
-    """Name the two kinds of file that most often arrive in place of UTF-8 text."""
+    """Raise DataError for gzip and UTF-16 files, the most frequent mistakes."""
     if raw.startswith(b"\x1f\x8b"):
         raise DataError(f"{name} is gzip-compressed; expected UTF-8 text; unpack it first (gunzip)")
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -118,12 +128,18 @@ def _cannot_read(path: PathName, error: OSError) -> str:
 
 
 def read_lines(path: PathName, *, max_characters: int = MAX_CHARACTERS) -> list[str]:
-    """Read a UTF-8 file of one sentence a line; blank lines are kept, so that line numbers hold.
+    """Read a UTF-8 file of one sentence per line.
 
-    A byte-order mark at the start and a carriage return at the end of a line are dropped.
+    Blank lines are kept, so that line numbers hold. A byte-order mark at the start and a carriage return at the end of
+    a line are dropped.
 
-    Raises DataError for a missing, unreadable or empty file, and (with the line number) for invalid UTF-8 and
-    for a line of more than `max_characters`.
+    Args:
+        path: The file.
+        max_characters: Largest length of a line.
+
+    Raises:
+        DataError: For a missing, unreadable or empty file, and (with the line number) for invalid UTF-8 and lines of
+            more than `max_characters`.
     """
     try:
         with Path(path).open("rb") as file:
@@ -131,16 +147,17 @@ def read_lines(path: PathName, *, max_characters: int = MAX_CHARACTERS) -> list[
     except OSError as error:
         raise DataError(_cannot_read(path, error)) from error
     if not lines:
-        raise DataError(f"{path} is empty; expected UTF-8 text, one sentence a line")
+        raise DataError(f"{path} is empty; expected UTF-8 text, one sentence per line")
     return lines
 
 
 def read_text(path: PathName) -> str:
-    """Read a UTF-8 file as one text, line ends included: what a language model learns from.
+    """Read a UTF-8 file as one text, line ends included, for language models.
 
     A byte-order mark at the start and the carriage return of a line end are dropped.
 
-    Raises DataError for a missing, unreadable or blank file, and (with the line number) for invalid UTF-8.
+    Raises:
+        DataError: For a missing, unreadable or blank file, and (with the line number) for invalid UTF-8.
     """
     try:
         raw = Path(path).read_bytes()
@@ -157,11 +174,17 @@ def read_text(path: PathName) -> str:
 def read_parallel(
     source_path: PathName, target_path: PathName, *, max_characters: int = MAX_CHARACTERS
 ) -> ParallelCorpus:
-    """Read two files whose lines belong together: line n of one translates line n of the other.
+    """Read two files of which line n of one translates line n of the other.
 
-    Pairs with a blank side teach nothing and are dropped; `num_dropped` counts them, for a warning.
+    Pairs with a blank side are dropped and counted in `num_dropped`.
 
-    Raises DataError for what `read_lines` rejects, for different line counts, and when no pair remains.
+    Args:
+        source_path: File of source sentences.
+        target_path: File of target sentences.
+        max_characters: Largest length of a line.
+
+    Raises:
+        DataError: If `read_lines` rejects a file, the line counts differ, or no pair remains.
     """
     source = read_lines(source_path, max_characters=max_characters)
     target = read_lines(target_path, max_characters=max_characters)
@@ -174,7 +197,7 @@ def read_parallel(
     filled = [i for i, pair in enumerate(zip(source, target, strict=True)) if all(line.strip() for line in pair)]
     if not filled:
         raise DataError(
-            f"{source_path} and {target_path} have no line with text on both sides; expected one sentence a line"
+            f"{source_path} and {target_path} have no line with text on both sides; expected one sentence per line"
         )
     return corpus.select(filled)
 
@@ -182,12 +205,17 @@ def read_parallel(
 def check_lengths(
     encoded: Sequence[Sequence[int]], limit: int, name: PathName, line_numbers: Sequence[int] = ()
 ) -> None:
-    """Check that no line has more than `limit` tokens, special ids not counted: lines are never cut silently.
+    """Check that no line has more than `limit` tokens.
 
-    name: what the error message calls the lines, usually their file.
-    line_numbers: as in ParallelCorpus.
+    Args:
+        encoded: Token ids of each line, without special ids.
+        limit: Largest number of tokens.
+        name: Name of the lines in errors, usually their file.
+        line_numbers: As in `ParallelCorpus`.
 
-    Raises DataError with the number of long lines and the first of them; ConfigError for a limit below 1.
+    Raises:
+        DataError: With the number of long lines and the first of them.
+        ConfigError: For a limit below 1.
     """
     _check_limit(limit)
     long = [index for index, ids in enumerate(encoded) if len(ids) > limit]
@@ -198,18 +226,24 @@ def check_lengths(
     lines = "1 line" if len(long) == 1 else f"{len(long)} lines"
     raise DataError(
         f"{name} has {lines} of more than {limit} tokens, the first on line {number} "
-        f"({len(encoded[first])} tokens); raise the limit with --max-length, or leave such lines out with "
+        f"({len(encoded[first])} tokens); raise the limit with --max-length, or omit such lines with "
         "--truncation drop"
     )
 
 
 def drop_long(limit: int, *columns: Sequence[Sequence[int]]) -> tuple[list[int], int]:
-    """Find the rows that have at most `limit` tokens in every column; the other way to meet the limit.
+    """Find the rows that have at most `limit` tokens in every column.
 
-    columns: encoded lines, such as source and target, of equal length.
-    Returns the indices to keep (from 0, for `ParallelCorpus.select`) and the number of rows left out.
+    Args:
+        limit: Largest number of tokens.
+        columns: Encoded lines, such as source and target, of equal length.
 
-    Raises ConfigError for a limit below 1, DataError when columns differ in length or no row remains.
+    Returns:
+        Indices of the rows to keep (from 0, for `ParallelCorpus.select`), and the number of rows dropped.
+
+    Raises:
+        ConfigError: For a limit below 1.
+        DataError: If columns differ in length or no row remains.
     """
     _check_limit(limit)
     counts = {len(column) for column in columns}
@@ -223,7 +257,15 @@ def drop_long(limit: int, *columns: Sequence[Sequence[int]]) -> tuple[list[int],
 
 
 class FittedPairs(NamedTuple):
-    """Encoded pairs within a limit. rows: which are left, from 0; num_dropped, num_cut: left out, shortened."""
+    """Encoded pairs within a limit of tokens.
+
+    Attributes:
+        rows: Indices of the remaining pairs, from 0.
+        source: Source ids.
+        target: Target ids.
+        num_dropped: Number of pairs left out.
+        num_cut: Number of shortened sources.
+    """
 
     rows: list[int]
     source: list[list[int]]
@@ -241,14 +283,20 @@ def fit_lengths(
     names: Sequence[PathName] = ("source", "target"),
     line_numbers: Sequence[int] = (),
 ) -> FittedPairs:
-    """Make encoded pairs meet a limit of tokens a line, special ids not counted, in the way that was asked for.
+    """Restrict encoded pairs to a number of tokens per line.
 
-    truncation: "error" refuses longer lines (`check_lengths`); "drop" leaves pairs out (`drop_long`); "cut" keeps the
-        first `limit` tokens of a source, for documents whose beginning says what matters, and refuses long targets.
-    names: of the two sides, for errors. line_numbers: as in ParallelCorpus.
+    Args:
+        source: Source ids of each line, without special ids.
+        target: Target ids of each line, without special ids.
+        limit: Largest number of tokens.
+        truncation: "error" raises for longer lines; "drop" omits pairs with a longer line; "cut" keeps the first
+            `limit` tokens of a source and raises for longer targets.
+        names: Names of the two sides in errors.
+        line_numbers: As in `ParallelCorpus`.
 
-    Raises DataError for lines that are too long or when none is left; ConfigError for a limit below 1 or another
-    way.
+    Raises:
+        DataError: For lines that are too long, or if no pair remains.
+        ConfigError: For a limit below 1 or another truncation.
     """
     _check_limit(limit)
     if truncation not in LONG_LINES:
@@ -270,4 +318,4 @@ def fit_lengths(
 
 def _check_limit(limit: int) -> None:
     if limit < 1:
-        raise ConfigError(f"the limit is {limit} tokens a line; expected 1 or more")
+        raise ConfigError(f"limit is {limit} tokens per line; expected at least 1")

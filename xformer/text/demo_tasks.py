@@ -1,7 +1,7 @@
-"""Small tasks that a Transformer learns in a minute: number words, reversing and copying.
+"""Small synthetic tasks that a Transformer learns in a minute: number words, reversing and copying.
 
-All text is made up on the host, before there is any array, by Python's own `random.Random`, seeded with the
-task's name and the seed: the same arguments give the same task, and no global state is read or changed.
+Text is generated with Python's `random.Random`, seeded with the name of the task and the seed: the same arguments give
+the same task, and no global state is read or changed.
 """
 
 from __future__ import annotations
@@ -15,16 +15,22 @@ from xformer.text.corpus import ParallelCorpus
 from xformer.text.number_words import LARGEST, english, german
 from xformer.text.tokenizer_models import SPECIAL_TOKENS
 
-# The classic toy numbers its vocabulary 0 to 9 and gives 0, 1 and 2 to padding, start and end.
+# The classic toy task has the vocabulary 0 to 9, of which 0, 1 and 2 are padding, start and end.
 _SYMBOLS = "3456789"
 
 
 @dataclass(frozen=True)
 class DemoTask:
-    """A made-up translation task; no source of one split stands in another.
+    """A synthetic translation task whose splits share no source.
 
-    description: what is learned, for people.
-    tokenizer_model, vocab_size: arguments for `Tokenizer.train` on the source and target of `train` together.
+    Attributes:
+        name: Name of the task.
+        description: Description in a few words.
+        train: Training pairs.
+        valid: Validation pairs.
+        test: Test pairs.
+        tokenizer_model: Argument `model` of `Tokenizer.train`, for source and target of `train` together.
+        vocab_size: Argument `vocab_size` of `Tokenizer.train`.
     """
 
     name: str
@@ -39,12 +45,20 @@ class DemoTask:
 def numbers_task(
     seed: int = 0, num_train: int = 20_000, num_valid: int = 200, num_test: int = 1000, largest: int = LARGEST
 ) -> DemoTask:
-    """English number words to German ones, for numbers from 0 to `largest`.
+    """Make a task of English to German number words.
 
-    Numbers of three, four, five and six digits are equally frequent as long as they last. `train` always has
-    those that show each word in each place: 0 to 99, the hundreds, and all of these as thousands.
+    Numbers of three, four, five and six digits are equally frequent, as far as there are enough. `train` always has the
+    numbers that show each word in each position: 0 to 99, the hundreds, and all of these as thousands.
 
-    Raises ConfigError when `largest` is out of range or the splits ask for more numbers than there are.
+    Args:
+        seed: Seed of the task.
+        num_train: Number of training pairs.
+        num_valid: Number of validation pairs.
+        num_test: Number of test pairs.
+        largest: Largest number.
+
+    Raises:
+        ConfigError: If `largest` is out of range or there are too few numbers for the splits.
     """
     _check_sizes(num_train, num_valid, num_test)
     if not 100 <= largest <= LARGEST:
@@ -83,11 +97,20 @@ def reverse_task(
     shortest: int = 4,
     longest: int = 10,
 ) -> DemoTask:
-    """Sequences of the symbols 3 to 9 to the same in reverse: "7 3 9 4" to "4 9 3 7".
+    """Make a task of reversing sequences of the symbols 3 to 9: "7 3 9 4" to "4 9 3 7".
 
-    shortest, longest: number of symbols; each length is about equally frequent.
+    Lengths are about equally frequent.
 
-    Raises ConfigError when lengths are out of order or the splits ask for too many different sequences.
+    Args:
+        seed: Seed of the task.
+        num_train: Number of training pairs.
+        num_valid: Number of validation pairs.
+        num_test: Number of test pairs.
+        shortest: Smallest number of symbols.
+        longest: Largest number of symbols.
+
+    Raises:
+        ConfigError: If lengths are out of order or there are too few sequences for the splits.
     """
     sizes = (num_train, num_valid, num_test)
     return _sequence_task("reverse", "a sequence in reverse", -1, seed, sizes, (shortest, longest))
@@ -101,7 +124,7 @@ def copy_task(
     shortest: int = 4,
     longest: int = 10,
 ) -> DemoTask:
-    """Sequences of the symbols 3 to 9 to themselves: "7 3 9 4" to "7 3 9 4".
+    """Make a task of copying sequences of the symbols 3 to 9: "7 3 9 4" to "7 3 9 4".
 
     Arguments and errors are those of `reverse_task`.
     """
@@ -118,13 +141,13 @@ def _check_sizes(*sizes: int) -> None:
 
 
 def _basic_numbers(largest: int) -> list[int]:
-    """List the numbers that show each word in each place, those that training must have."""
+    """List the numbers that show each word in each position."""
     small = [*range(100), *range(100, 1000, 100)]
     return [number for number in small + [1000 * thousands for thousands in small[1:]] if number <= largest]
 
 
 def _draw_numbers(generator: random.Random, count: int, largest: int, basic: set[int]) -> list[int]:
-    """Draw different numbers that are not basic, in turn from those of three, four, five and six digits."""
+    """Draw distinct numbers that are not basic, in turn from those of three, four, five and six digits."""
     pools = []
     for low in (100, 1000, 10_000, 100_000):
         numbers = range(low, min(10 * low, largest + 1))
@@ -149,12 +172,12 @@ def _sequence_task(
     sizes: tuple[int, int, int],
     lengths: tuple[int, int],
 ) -> DemoTask:
-    """Make a task whose target is the source read with this slice step: 1 forwards, -1 backwards."""
+    """Make a task whose target is the source read with a slice step: 1 forward, -1 backward."""
     _check_sizes(*sizes)
     shortest, longest = lengths
     if not 1 <= shortest <= longest:
         raise ConfigError(f"lengths are {shortest} to {longest}; expected 1 or more, the shortest first")
-    # Sequences are drawn until they are new, which takes long once half of the longest ones are used up.
+    # Sequences are drawn until they are new, which takes long once half of the longest ones are used.
     available = len(_SYMBOLS) ** longest // 2
     if sum(sizes) > available:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Optional packages, imported only where they are used."""
+"""Optional packages, imported on first use."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from xformer.errors import BackendError, how_to_install
 
 
 def require(package: str) -> ModuleType:
-    """Import a package that not every use of xformer needs, or one of its modules, or say how to install it.
+    """Import an optional package or one of its modules.
 
-    Raises BackendError when the package is absent or cannot be loaded.
+    Args:
+        package: Name to import.
+
+    Raises:
+        BackendError: If the package is missing or cannot be loaded, with the command that installs it.
     """
     try:
         return importlib.import_module(package)

@@ -1,4 +1,4 @@
-"""Scores of translations and summaries: BLEU, chrF, TER, ROUGE and exact match."""
+"""Metrics of translations and summaries: BLEU, chrF, TER, ROUGE and exact match."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ _ROUGE_TYPES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 
 @dataclass(frozen=True)
 class Score:
-    """A score of a whole set of lines.
+    """Score of a corpus.
 
-    value: 0 to 100, higher is better; an error rate (lower_is_better) begins at 0 and may exceed 100.
-    signature: an account of how it was computed; scores with other signatures do not compare.
+    Attributes:
+        name: Name of the metric.
+        value: From 0 to 100; error rates may exceed 100.
+        signature: Description of the computation; scores with other signatures are not comparable.
+        lower_is_better: True for error rates.
     """
 
     name: str
@@ -34,12 +37,16 @@ class Score:
 
 
 def bleu(hypotheses: Sequence[str], references: References, *, lowercase: bool = False) -> Score:
-    """Compute corpus BLEU (Papineni et al., 2002) as sacreBLEU does (Post, 2018), with its 13a tokenizer.
+    """Compute corpus BLEU (Papineni et al., 2002) with sacreBLEU (Post, 2018) and its 13a tokenizer.
 
-    references: one line for each hypothesis, or several such lists, one for each set of references.
-    lowercase: ignore case; never compare such a score with a cased one.
+    Args:
+        hypotheses: Lines to score.
+        references: One line per hypothesis, or several such lists, one per set of references.
+        lowercase: Ignore case; such a score is not comparable with a cased one.
 
-    Raises DataError when there is nothing to score or counts differ, BackendError without sacrebleu.
+    Raises:
+        DataError: If there is nothing to score or the counts differ.
+        BackendError: If the package sacrebleu is missing.
     """
     streams = _reference_streams(hypotheses, references)
     return _score(require("sacrebleu").BLEU(lowercase=lowercase, tokenize="13a"), "BLEU", hypotheses, streams)
@@ -48,23 +55,17 @@ def bleu(hypotheses: Sequence[str], references: References, *, lowercase: bool =
 def chrf(hypotheses: Sequence[str], references: References, *, lowercase: bool = False) -> Score:
     """Compute corpus chrF, the F-score (beta 2) of character 1- to 6-grams (Popović, 2015).
 
-    references: one line for each hypothesis, or several such lists, one for each set of references.
-
-    Raises DataError when there is nothing to score or counts differ, BackendError without sacrebleu.
+    Arguments and errors are those of `bleu`.
     """
     streams = _reference_streams(hypotheses, references)
     return _score(require("sacrebleu").CHRF(lowercase=lowercase), "chrF", hypotheses, streams)
 
 
 def ter(hypotheses: Sequence[str], references: References, *, lowercase: bool = False) -> Score:
-    """Compute TER (Snover et al., 2006): edits for each 100 words of reference, a shift of words counting as one.
+    """Compute TER (Snover et al., 2006): edits per 100 reference words; moving a sequence of words is one edit.
 
-    Words are what stands between white space. Of several references the nearest counts, and their mean length.
-
-    references: one line for each hypothesis, or several such lists, one for each set of references.
-    lowercase: ignore case, as sacreBLEU's own command does; here it counts unless asked for, as in the other scores.
-
-    Raises DataError when there is nothing to score or counts differ, BackendError without sacrebleu.
+    Words are separated by white space. Of several references the nearest one counts, and their mean length. Case counts
+    by default, unlike in sacreBLEU's command. Arguments and errors are those of `bleu`.
     """
     streams = _reference_streams(hypotheses, references)
     metric = require("sacrebleu").TER(case_sensitive=not lowercase)
@@ -72,16 +73,19 @@ def ter(hypotheses: Sequence[str], references: References, *, lowercase: bool = 
 
 
 def rouge(hypotheses: Sequence[str], references: References, *, use_stemmer: bool = False) -> list[Score]:
-    """Compute ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004): F1, the mean over items, by the rouge-score package.
+    """Compute the mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004) with the rouge-score package.
 
-    ROUGE-L takes an item as one sequence. Of several references, each of the three scores counts the one that is best
-    for it, item by item. The package lower-cases and takes runs of a-z and 0-9 as words, so letters with accents
-    separate words, and texts in other scripts score 0.
+    ROUGE-L treats an item as one sequence. Of several references, each score takes the best one per item. The package
+    lower-cases text and takes runs of a-z and 0-9 as words: accented letters separate words, and other scripts score 0.
 
-    references: one line for each hypothesis, or several such lists, one for each set of references.
-    use_stemmer: compare the stems of English words (Porter, 1980).
+    Args:
+        hypotheses: Lines to score.
+        references: One line per hypothesis, or several such lists, one per set of references.
+        use_stemmer: Compare the stems of English words (Porter, 1980).
 
-    Raises DataError when there is nothing to score or counts differ, BackendError without rouge-score.
+    Raises:
+        DataError: If there is nothing to score or the counts differ.
+        BackendError: If the package rouge-score is missing.
     """
     streams = _reference_streams(hypotheses, references)
     scorer = require("rouge_score.rouge_scorer").RougeScorer(list(_ROUGE_TYPES), use_stemmer=use_stemmer)
@@ -107,11 +111,14 @@ def rouge(hypotheses: Sequence[str], references: References, *, use_stemmer: boo
 
 
 def exact_match(hypotheses: Sequence[str], references: References) -> float:
-    """Compute the percentage of hypotheses that equal a reference of theirs, character by character.
+    """Compute the percentage of hypotheses that equal one of their references.
 
-    references: one line for each hypothesis, or several such lists, one for each set of references.
+    Args:
+        hypotheses: Lines to score.
+        references: One line per hypothesis, or several such lists, one per set of references.
 
-    Raises DataError when there is nothing to score or counts differ.
+    Raises:
+        DataError: If there is nothing to score or the counts differ.
     """
     rows = zip(*_reference_streams(hypotheses, references), strict=True)
     matches = sum(line in row for line, row in zip(hypotheses, rows, strict=True))
@@ -122,12 +129,12 @@ def _score(
     metric: Any, name: str, hypotheses: Sequence[str], streams: list[list[str]], *, lower_is_better: bool = False
 ) -> Score:
     value = metric.corpus_score(list(hypotheses), streams).score
-    # Only now: the signature counts the references that were seen.
+    # After scoring, because the signature contains the number of references.
     return Score(name, float(value), str(metric.get_signature()), lower_is_better)
 
 
 def _reference_streams(hypotheses: Sequence[str], references: References) -> list[list[str]]:
-    """Return the references as one list for each set, checked against the hypotheses."""
+    """Return the references as one list per set, checked against the hypotheses."""
     if isinstance(hypotheses, str) or isinstance(references, str):
         raise DataError("hypotheses or references are one string; expected a list of lines")
     if not hypotheses or not references:

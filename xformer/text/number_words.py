@@ -1,7 +1,7 @@
-"""Numbers from 0 to 999,999 in English and in German words.
+"""Numbers from 0 to 999,999 in English and German words.
 
-The two languages order them differently: German says the units before the tens ("zweiundvierzig" is
-two-and-forty) and writes the whole number as one word: a small translation task with a real crossing in it.
+German puts the units before the tens ("zweiundvierzig" is two-and-forty) and writes a number as one word, which makes
+a small translation task with reordering.
 """
 
 from __future__ import annotations
@@ -31,12 +31,17 @@ _GERMAN_TENS = (
 def english(number: int) -> str:
     """Spell a number in English, without "and".
 
-    Raises DataError outside 0 to 999,999.
+    Args:
+        number: Integer from 0 to 999,999.
 
-    >>> english(342)
-    'three hundred forty-two'
-    >>> english(21_007)
-    'twenty-one thousand seven'
+    Raises:
+        DataError: For any other number.
+
+    Example:
+        >>> english(342)
+        'three hundred forty-two'
+        >>> english(21_007)
+        'twenty-one thousand seven'
     """
     thousands, rest = divmod(_checked(number), 1000)
     parts = [_english_below_1000(thousands), "thousand"] if thousands else []
@@ -48,12 +53,17 @@ def english(number: int) -> str:
 def german(number: int) -> str:
     """Spell a number in German, in one word, with "ein" before "hundert" and "tausend".
 
-    Raises DataError outside 0 to 999,999.
+    Args:
+        number: Integer from 0 to 999,999.
 
-    >>> german(342)
-    'dreihundertzweiundvierzig'
-    >>> german(1_001)
-    'eintausendeins'
+    Raises:
+        DataError: For any other number.
+
+    Example:
+        >>> german(342)
+        'dreihundertzweiundvierzig'
+        >>> german(1_001)
+        'eintausendeins'
     """
     thousands, rest = divmod(_checked(number), 1000)
     word = f"{_german_below_1000(thousands)}tausend" if thousands else ""

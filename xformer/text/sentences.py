@@ -1,11 +1,10 @@
-"""Documents split into sentences by rules, for English and German.
+"""Rule-based sentence splitting for English and German.
 
-The libraries made for this are no longer maintained (pysbd), or need models or data to be downloaded (spaCy, punkt of
-nltk), so the rules are here.
+The libraries for this are no longer maintained (pysbd), or download models or data (spaCy, nltk's punkt).
 
-A full stop is a decision: it ends a sentence, or an abbreviation, an initial, a German ordinal. Each language has short
-lists of abbreviations and of words that begin sentences, which settle most cases; what they leave open is not split,
-because half a sentence does more harm to a summary than two in one.
+A full stop ends a sentence, an abbreviation, an initial or a German ordinal. Short lists of abbreviations and of words
+that begin sentences decide most cases. Ambiguous stops are not split, because half a sentence does more harm to a
+summary than two sentences in one.
 """
 
 from __future__ import annotations
@@ -17,24 +16,27 @@ from xformer.errors import ConfigError, DataError
 
 _CLOSING = "\"'”\u2019“»«)\\]}"
 _OPENING = "\"'“”\u2018„\u201a«»([{¿¡–—-"
-# A stop with the quotes and brackets, or the mark of a citation, that belong to it; then what follows it, not consumed.
+# A stop with its closing quotes, brackets or citation mark; then a lookahead at the following word.
 _STOP = re.compile(
     rf"(?P<stop>[.!?…]+)(?P<close>[{_CLOSING}]*(?:\[[\d,\s–-]+\])?)(?P<gap>\s*)"
     rf"(?=(?P<open>[{re.escape(_OPENING)}]*)(?P<next>\S+))"
 )
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _WORD = re.compile(r"[^\W_]+")
-# "J", "J.-P", "U.S", "a.m", "Ph.D": letters, or pairs of them, between stops, of which the last is the one in question.
+# "J", "J.-P", "U.S", "a.m", "Ph.D": one or two letters between stops; the stop in question comes last.
 _INITIALS = re.compile(r"(?:[^\W\d_]{1,2}\.-?)+[^\W\d_]{1,2}|[^\W\d_]")
 
 
 @dataclass(frozen=True)
 class _Rules:
-    """What the words before and after a full stop say.
+    """Words that decide whether a full stop ends a sentence.
 
-    never: abbreviations that something always follows; before_number: those that are one only before a number;
-    open: those that may also end a sentence, which then shows by the word after it; starters: words that, with a
-    capital, begin a sentence; ordinals: whether "3." may be "third".
+    Attributes:
+        never: Abbreviations that never end a sentence.
+        before_number: Abbreviations only before a number.
+        open: Abbreviations that may end a sentence; the following word decides.
+        starters: Words that, with a capital, begin a sentence.
+        ordinals: True if "3." may mean "third".
     """
 
     never: frozenset[str]
@@ -92,37 +94,43 @@ _RULES = {
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:
-    """Split a text into its sentences, white space made single; together they are the text, in order.
+    """Split a text into sentences.
 
-    A blank line ends a sentence, a single line end is a space. A stop that no space follows ends one only between a
-    word in small letters and a word that begins sentences ("... decreases.In ...": a common slip).
+    Nothing but white space is lost: runs of it become single spaces. A blank line ends a sentence; a single line end is
+    a space. A stop without a following space ends a sentence only between a lower-case word and a word that begins
+    sentences (a common typo: "... decreases.In ...").
 
-    language: "en" or "de".
+    Args:
+        text: The text.
+        language: "en" or "de".
 
-    Raises ConfigError for another language, DataError for what is not text.
+    Raises:
+        ConfigError: For another language.
+        DataError: If `text` is not a str.
 
-    >>> split_sentences("Dr. J. Smith et al. (2019) scored 3.5 points, i.e. more. We do not! Why?")
-    ['Dr. J. Smith et al. (2019) scored 3.5 points, i.e. more.', 'We do not!', 'Why?']
-    >>> split_sentences("Am 3. Mai kam z. B. Frau Dr. Ott. Sie blieb.", "de")
-    ['Am 3. Mai kam z. B. Frau Dr. Ott.', 'Sie blieb.']
+    Example:
+        >>> split_sentences("Dr. J. Smith et al. (2019) scored 3.5 points, i.e. more. We do not! Why?")
+        ['Dr. J. Smith et al. (2019) scored 3.5 points, i.e. more.', 'We do not!', 'Why?']
+        >>> split_sentences("Am 3. Mai kam z. B. Frau Dr. Ott. Sie blieb.", "de")
+        ['Am 3. Mai kam z. B. Frau Dr. Ott.', 'Sie blieb.']
     """
     if language not in _RULES:
         raise ConfigError(f"the language is {language!r}; expected one of: {', '.join(_RULES)}")
     if not isinstance(text, str):
         raise DataError(f"got {text!r}; expected text, a str")
-    pieces = []
+    sentences = []
     for paragraph in _PARAGRAPH.split(text):
         start = 0
         for stop in _STOP.finditer(paragraph):
             if _ends(paragraph[start : stop.start()], stop, _RULES[language]):
-                pieces.append(paragraph[start : stop.end("close")])
+                sentences.append(paragraph[start : stop.end("close")])
                 start = stop.end()
-        pieces.append(paragraph[start:])
-    return [" ".join(piece.split()) for piece in pieces if piece.strip()]
+        sentences.append(paragraph[start:])
+    return [" ".join(sentence.split()) for sentence in sentences if sentence.strip()]
 
 
 def _ends(before: str, stop: re.Match[str], rules: _Rules) -> bool:
-    """Tell whether a sentence ends at a stop; before: the sentence up to it."""
+    """Return True if a sentence ends at a stop; `before` is the sentence up to it."""
     follower = _WORD.search(stop["next"])
     if follower is None or not _may_begin(follower[0]):
         return False
@@ -145,7 +153,7 @@ def _ends(before: str, stop: re.Match[str], rules: _Rules) -> bool:
 
 
 def _last_words(before: str) -> tuple[str, str]:
-    """The word that a stop follows, without quotes and brackets before it; and an abbreviation in two: "z. B"."""
+    """Return the word before a stop, without opening quotes, and an abbreviation in two parts such as "z. B"."""
     if not before or before[-1].isspace():
         return "", ""
     *earlier, last = before.split()[-2:]
@@ -155,16 +163,16 @@ def _last_words(before: str) -> tuple[str, str]:
 
 
 def _is_open(token: str, pair: str, rules: _Rules) -> bool:
-    """Tell whether a word with a stop is an abbreviation that may, but need not, end its sentence."""
+    """Return True if a word with a stop is an abbreviation that may end its sentence."""
     if rules.ordinals and token.isdigit() and len(token) < 4:
         return True
     if token.lower() in rules.open or pair in rules.open:
         return True
-    # A small letter alone is a word of its own in English ("of size n."), half an abbreviation in German ("z. B.").
+    # A single lower-case letter is a word in English ("of size n.") and half an abbreviation in German ("z. B.").
     small = len(token) == 1 and token.islower() and not rules.ordinals
     return _INITIALS.fullmatch(token) is not None and not small
 
 
 def _may_begin(word: str) -> bool:
-    """Tell whether a sentence may begin with a word: not with one in small letters, but with "mBERT"."""
+    """Return True if a sentence may begin with a word: not a lower-case one, but "mBERT"."""
     return not word[0].islower() or any(letter.isupper() for letter in word)

@@ -1,4 +1,4 @@
-"""A line of text to token ids and back, by the Hugging Face `tokenizers` library."""
+"""Tokenizer: lines of text to token ids and back, with the Hugging Face `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -24,30 +24,34 @@ from xformer.text.tokenizer_models import (
 
 
 class PhraseIds(NamedTuple):
-    """The ways to write a phrase as token ids: after a space inside a line; as the start of a line."""
+    """Spellings of a phrase as token ids.
+
+    Attributes:
+        inside: After a space inside a line.
+        beginning: At the start of a line.
+    """
 
     inside: list[list[int]]
     beginning: list[list[int]]
 
     @property
     def anywhere(self) -> list[list[int]]:
-        """All of them, once each."""
+        """All spellings without duplicates."""
         return [*self.inside, *(ids for ids in self.beginning if ids not in self.inside)]
 
 
 class Tokenizer:
-    """Splits lines into tokens that were learned from text; made by `Tokenizer.train` or `Tokenizer.load`.
+    """Split lines into tokens learned from text. Use `Tokenizer.train` or `Tokenizer.load` to make one.
 
-    Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`; a tokenizer for documents also has `<sep>`, which stands between
-    sentences. Encoding text returns none of them but `<unk>`, whatever the text says: adding them is the business of
-    whoever makes batches, and of `encode_documents`.
+    Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`; a tokenizer for documents also has `<sep>` between sentences.
+    Encoding adds no special ids except `<unk>`, even if the text spells them; batches and `encode_documents` do.
     """
 
     def __init__(self, inner: Any) -> None:
-        """Wrap a `tokenizers.Tokenizer` that has our special tokens."""
-        # Text that spells a special token is text, not a command. The library does not save this switch.
+        """Wrap a `tokenizers.Tokenizer` that has these special tokens."""
+        # Text that spells a special token stays text. The library does not save this setting.
         inner.encode_special_tokens = True
-        # A foreign file may bring these; they would cut lines silently.
+        # Files of other programs may enable these, which would truncate lines silently.
         inner.no_truncation()
         inner.no_padding()
         self._inner = inner
@@ -68,64 +72,73 @@ class Tokenizer:
         unicode_form: str = "NFC",
         separator: bool = False,
     ) -> Tokenizer:
-        """Learn a tokenizer from text; the same text gives the same tokenizer, to the byte.
+        """Learn a tokenizer from text. The same text gives the same tokenizer, byte for byte.
 
-        vocab_size: at most this many tokens, the special ones included; a small text gives fewer.
-        model: "bpe", byte-pair encoding over characters (Sennrich et al., 2016), spaces kept as "▁";
-            "words", split at white space, rare words unknown; "characters", one token each, spaces included, and
-            line ends too where a line is a whole text with several lines.
-        unicode_form: "NFC", or "NFKC", which also makes one of variants: the ligature "fi" and its letters, full
-            width and ASCII. It is kept in the file and holds for all text, so `normalize_text` need not repeat it.
-        separator: with a token `<sep>`, id 4, for the ends of sentences inside a document.
+        Args:
+            lines: Lines of text.
+            vocab_size: Largest number of tokens, special ones included; a small text gives fewer.
+            lowercase: Lower-case all text.
+            model: "bpe" is byte-pair encoding over characters (Sennrich et al., 2016), with spaces as "▁". "words"
+                splits at white space; rare words are unknown. "characters" has one token per character, including
+                spaces and the line ends of texts with several lines.
+            unicode_form: "NFC", or "NFKC", which also unifies variants such as ligatures and full width letters. It is
+                saved with the tokenizer and applied to all text.
+            separator: Add a token `<sep>`, id 4, for the boundaries of sentences in a document.
 
-        Raises ConfigError for an unknown model or form and when `vocab_size` cannot hold the special tokens and (but
-        for "words") every character of the text; DataError without text; BackendError without tokenizers.
+        Raises:
+            ConfigError: For an unknown model or form, or if `vocab_size` is too small for the special tokens and
+                (except for "words") every character of the text.
+            DataError: If there is no text.
+            BackendError: If the package tokenizers is missing.
         """
         settings: dict[str, Any] = {"lowercase": lowercase, "unicode_form": unicode_form, "separator": separator}
         return cls(learn(lines, vocab_size, model=model, **settings))
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens, special ones included; ids are 0 to vocab_size - 1."""
+        """Number of tokens, special ones included; ids are 0 to vocab_size - 1."""
         return int(self._inner.get_vocab_size())
 
     @property
     def model(self) -> str:
-        """What kind of tokens these are: "bpe", "words" or "characters"."""
+        """Type of the tokens: "bpe", "words" or "characters"."""
         return self._model
 
     @property
     def lowercase(self) -> bool:
-        """Whether text is lower-cased before it is split; what `decode` gives then is lower-case too."""
+        """True if text is lower-cased before it is split; decoded text is then lower-case too."""
         return self._lowercase
 
     @property
     def sep_id(self) -> int | None:
-        """The id of `<sep>`; None when the tokenizer was made without it."""
+        """Id of `<sep>`; None if the tokenizer has no separator."""
         return self._sep_id
 
     def normalize(self, line: str) -> str:
-        """Return the line as the tokenizer sees it: in its Unicode form, lower-cased where `lowercase` is on.
+        """Return the line in the tokenizer's Unicode form, lower-cased if `lowercase` is set.
 
-        Raises DataError for what is not text.
+        Raises:
+            DataError: If `line` is not valid text.
         """
-        normalizer = self._inner.normalizer  # a foreign tokenizer may have none
+        normalizer = self._inner.normalizer  # None in some files of other programs
         try:
             return line if normalizer is None else str(normalizer.normalize_str(line))
         except (TypeError, UnicodeError) as error:
             raise_not_text(error)
 
     def encode(self, line: str) -> list[int]:
-        """Return the token ids of a line, without special ids but `<unk>`; no ids for an empty line.
+        """Return the token ids of a line, without special ids except `<unk>`; an empty list for an empty line.
 
-        Raises DataError for what is not text.
+        Raises:
+            DataError: If `line` is not valid text.
         """
         return self.encode_batch([line])[0]
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each line; several times faster than one `encode` a line.
+        """Return the token ids of each line; several times faster than encoding them one by one.
 
-        Raises DataError for what is not text.
+        Raises:
+            DataError: If a line is not valid text.
         """
         try:
             encodings = self._inner.encode_batch(lines, add_special_tokens=False)
@@ -134,12 +147,13 @@ class Tokenizer:
         return [self._without_control(encoding.ids) for encoding in encodings]
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the token ids of a whole text, line ends included, as one list: what a language model reads.
+        """Return the token ids of a whole text, line ends included, as one list, for language models.
 
-        With "characters" that is one id for each, quickly, and `decode` gives `normalize(text)` back exactly as long
-        as every character is known; the other models treat the text as one line.
+        With "characters", `decode` returns `normalize(text)` exactly if every character is known. The other models
+        treat the text as one line.
 
-        Raises DataError for what is not text.
+        Raises:
+            DataError: If `text` is not valid text.
         """
         if self._model != "characters":
             return self.encode(text)
@@ -149,11 +163,14 @@ class Tokenizer:
         return [known.get(character, UNK_ID) for character in self.normalize(text)]
 
     def encode_documents(self, documents: Sequence[Sequence[str]]) -> list[list[int]]:
-        """Return the token ids of documents, each a list of sentences, with `<sep>` between the sentences.
+        """Return the token ids of documents, with `<sep>` between sentences. Blank sentences are left out.
 
-        Blank sentences are left out.
+        Args:
+            documents: Documents, each a list of sentences.
 
-        Raises ConfigError when the tokenizer has no `<sep>`, DataError for what is not lists of text.
+        Raises:
+            ConfigError: If the tokenizer has no `<sep>`.
+            DataError: If a document is not a list of text.
         """
         if self._sep_id is None:
             raise ConfigError("the tokenizer has no <sep>; expected one trained with separator=True; train it again")
@@ -170,12 +187,16 @@ class Tokenizer:
         return encoded
 
     def phrase_ids(self, phrase: str) -> PhraseIds:
-        """Return the ways to write a word or phrase as whole words, for favouring it in what a model writes.
+        """Return the spellings of a word or phrase as whole words, e.g. to bias generation toward it.
 
-        At the beginning of a line its first letter may also be a capital. "bpe" and "words" write it alike at the
-        beginning and after a space; with "characters" the space belongs to it, so that "art" is not found in "start".
+        At the beginning of a line the first letter may also be a capital. "bpe" and "words" spell it the same at the
+        beginning and after a space; with "characters" the space is included, so that "art" does not match "start".
 
-        Raises DataError for a blank phrase, and naming the words that hold characters the tokenizer does not know.
+        Args:
+            phrase: Word or phrase.
+
+        Raises:
+            DataError: For a blank phrase, or naming the words that have unknown characters.
         """
         words = self.normalize(phrase).split()
         if not words:
@@ -192,11 +213,13 @@ class Tokenizer:
         return PhraseIds(self._known([inside]), self._known(dict.fromkeys([text, capital])))
 
     def tokens_per_word(self, lines: Sequence[str]) -> float:
-        """Return the mean number of tokens a word (what stands between white space) of some lines.
+        """Return the mean number of tokens per word (separated by white space).
 
-        It turns a length in words into one in tokens.
+        Args:
+            lines: Lines of text.
 
-        Raises DataError when the lines hold no word.
+        Raises:
+            DataError: If the lines have no words.
         """
         words = sum(len(line.split()) for line in lines)
         if not words:
@@ -204,35 +227,39 @@ class Tokenizer:
         return sum(map(len, self.encode_batch(lines))) / words
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token ids, special ids skipped but `<unk>`.
+        """Return the text of token ids; special ids except `<unk>` are skipped.
 
-        For an ordinary line, `decode(encode(line)) == normalize(line)` as long as every character is known.
-        White space may change: "bpe" drops one leading space, "words" makes every gap a single space.
+        `decode(encode(line)) == normalize(line)` for ordinary lines if every character is known. White space may
+        change: "bpe" drops one leading space, "words" replaces every run by one space.
 
-        Raises DataError for an id outside the vocabulary.
+        Raises:
+            DataError: For an id outside the vocabulary.
         """
         return self.decode_batch([ids])[0]
 
     def decode_batch(self, batch: Iterable[Iterable[int]]) -> list[str]:
-        """Return the text of each row of token ids, special ids skipped but `<unk>`.
+        """Return the text of each row of token ids; special ids except `<unk>` are skipped.
 
-        Raises DataError for an id outside the vocabulary.
+        Raises:
+            DataError: For an id outside the vocabulary.
         """
         separator = self._sep_id
         rows = [[token for token in self._checked(ids) if token > EOS_ID and token != separator] for ids in batch]
         return list(self._inner.decode_batch(rows, skip_special_tokens=False))
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return the name of each id, special ones included, such as "▁two" or "</s>": labels for a plot.
+        """Return the token of each id, special ones included, such as "▁two" or "</s>".
 
-        Raises DataError for an id outside the vocabulary.
+        Raises:
+            DataError: For an id outside the vocabulary.
         """
         return [self._inner.id_to_token(token) for token in self._checked(ids)]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tokenizer as one JSON file, atomically, in the library's own format.
+        """Write the tokenizer as one JSON file (tokenizer.json of Hugging Face), atomically.
 
-        Raises CheckpointError when the place cannot be written.
+        Raises:
+            CheckpointError: If the file cannot be written.
         """
         with atomic_write(path) as file:
             file.write(self._inner.to_str().encode("utf-8"))
@@ -241,8 +268,9 @@ class Tokenizer:
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
         """Read a tokenizer that `save` wrote.
 
-        Raises CheckpointError for a missing, truncated, corrupted or foreign file, BackendError without the
-        tokenizers package.
+        Raises:
+            CheckpointError: For a missing, truncated or corrupted file, or one of another program.
+            BackendError: If the package tokenizers is missing.
         """
         inner_class = require(PACKAGE).Tokenizer
         content = read_json(path, "tokenizer")
@@ -262,18 +290,18 @@ class Tokenizer:
         return f"Tokenizer(model={self.model!r}, vocab_size={self.vocab_size}, lowercase={self.lowercase})"
 
     def _without_control(self, ids: list[int]) -> list[int]:
-        """Turn special tokens that text spelled out into `<unk>`: inside a line they would mislead."""
+        """Replace special tokens that the text spells by `<unk>`."""
         separator = self._sep_id
         if not ids or (min(ids) > EOS_ID and separator not in ids):
             return ids
         return [token if token > EOS_ID and token != separator else UNK_ID for token in ids]
 
     def _known(self, texts: Iterable[str]) -> list[list[int]]:
-        """The token ids of those texts that have no unknown token."""
+        """Return the token ids of the texts without unknown tokens."""
         return [ids for ids in map(self.encode, texts) if UNK_ID not in ids]
 
     def _checked(self, ids: Iterable[int]) -> list[int]:
-        # The library skips unknown ids without a word.
+        # The library skips unknown ids silently.
         ids, size = list(ids), self.vocab_size
         for token in ids:
             if not 0 <= token < size:

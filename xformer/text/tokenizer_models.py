@@ -1,4 +1,4 @@
-"""How the three kinds of tokenizer are learned, and what the JSON of a tokenizer says about it."""
+"""Training of the three tokenizer models, and inspection of saved tokenizers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from xformer.errors import ConfigError, DataError
 from xformer.text.extras import require
 from xformer.text.normalize import check_form
 
-# The tokens that are not text; every tokenizer of ours has the first four, with these ids.
+# Special tokens and their ids, the same in every tokenizer.
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 
-# Stands between the sentences of a document; a tokenizer has it only on request, and then its file says with which id.
+# Separates the sentences of a document; optional, so its id is read from the file.
 SEPARATOR = "<sep>"
 
 PACKAGE = "tokenizers"
-_MOST_TOKENS = 10_000_000  # the library reserves memory for all of them, and ends the process where there is too little
+_MOST_TOKENS = 10_000_000  # the library reserves memory for all of them, and aborts the process if it is short
 
 
 def learn(
@@ -55,7 +55,7 @@ def learn(
 
 
 def raise_not_text(error: Exception) -> NoReturn:
-    """Turn the library's complaint about what is not text into a DataError."""
+    """Raise DataError for input that the library rejects as text."""
     # A str with lone surrogates gets here too: it is not valid Unicode.
     raise DataError(f"got something that is not text ({error}); expected a list of str, each valid Unicode") from error
 
@@ -84,7 +84,7 @@ def _learn_words(package: Any, lines: list[str], normalizer: Any, vocab_size: in
 
 def _learn_characters(package: Any, lines: list[str], normalizer: Any, vocab_size: int, special: Sequence[str]) -> Any:
     counts = Counter(character for line in lines for character in normalizer.normalize_str(line))
-    # All of them, even if they are too many: `learn` complains, where cutting would lose the rare ones.
+    # Keep all of them: `learn` raises if they are too many, while truncation would lose the rare ones.
     inner = _word_level(package, counts, len(special) + len(counts), special)
     inner.normalizer = normalizer
     inner.pre_tokenizer = package.pre_tokenizers.Split(package.Regex(r"[\s\S]"), behavior="isolated")
@@ -93,12 +93,12 @@ def _learn_characters(package: Any, lines: list[str], normalizer: Any, vocab_siz
 
 
 def _word_level(package: Any, counts: Counter[str], vocab_size: int, special: Sequence[str]) -> Any:
-    """Make a tokenizer that looks pieces up: the most frequent ones, equals in alphabetical order.
+    """Make a lookup tokenizer of the most frequent tokens; ties are in alphabetical order.
 
-    The library's own trainer would give a special token that stands in the text a second id, and lose the first.
+    The library's trainer would give a special token that occurs in the text a second id, and lose the first.
     """
-    pieces = sorted(counts.keys() - set(special), key=lambda piece: (-counts[piece], piece))
-    vocabulary = [*special, *pieces[: vocab_size - len(special)]]
+    tokens = sorted(counts.keys() - set(special), key=lambda token: (-counts[token], token))
+    vocabulary = [*special, *tokens[: vocab_size - len(special)]]
     model = package.models.WordLevel(
         {token: index for index, token in enumerate(vocabulary)}, unk_token=SPECIAL_TOKENS[UNK_ID]
     )
@@ -113,11 +113,11 @@ _MODELS: dict[str, Callable[[Any, list[str], Any, int, Sequence[str]], Any]] = {
     "words": _learn_words,
 }
 
-# --- What the JSON says -------------------------------------------------------------------------------------
+# --- Inspection of saved tokenizers ---------------------------------------------------------------------------
 
 
 def model_name(content: dict[str, Any]) -> str:
-    """Tell which model it is: "bpe", "words", "characters", or the name of a foreign one."""
+    """Return the model, "bpe", "words" or "characters", or the library's name of another one."""
     kind = str(content["model"]["type"])
     if kind == "WordLevel":
         return "words" if content["decoder"] is None else "characters"
@@ -140,7 +140,7 @@ def separator_id(content: dict[str, Any]) -> int | None:
 
 
 def find_fault(inner: Any, content: dict[str, Any]) -> str | None:
-    """Say what makes a readable tokenizer one that `Tokenizer` cannot use."""
+    """Describe why `Tokenizer` cannot use a tokenizer; None if it can."""
     for expected, token in enumerate(SPECIAL_TOKENS):
         if inner.token_to_id(token) != expected:
             return f"{token} has id {inner.token_to_id(token)}, not {expected}"
