@@ -8,7 +8,7 @@ from typing import Any
 import xformer as xf
 from xformer.benchmarks import Backend, Computation, Workload
 from xformer.benchmarks.decoding import NUM_TOKENS, fingerprint, make_sources
-from xformer.generation import DecodingOptions, generate
+from xformer.generation import generate
 
 
 def workload(settings: dict[str, Any]) -> Workload:
@@ -47,9 +47,7 @@ def build(settings: dict[str, Any]) -> Computation:
     """Build decoding by xformer on settings["backend"]."""
     model = language_model(settings, Backend(settings["backend"]).xp)
     # Without special tokens, every continuation has the maximum length.
-    search = functools.partial(
-        generate, model, make_sources(settings), DecodingOptions(max_length=NUM_TOKENS), special_tokens=False
-    )
+    search = functools.partial(generate, model, make_sources(settings), max_new_tokens=NUM_TOKENS, special_tokens=False)
 
     def step(index: int) -> list[list[int]]:
         return [hypotheses[0].tokens for hypotheses in search()]

@@ -11,7 +11,6 @@ from tests.cli.test_train_lm import RECIPE, TEXT
 from xformer.cli.generate import generate
 from xformer.cli.main import exit_code
 from xformer.pipelines import TextGenerator
-from xformer.pipelines.text_generation import SETTINGS
 
 PROMPTS = ["one hundred", "", "seven"]
 
@@ -45,27 +44,27 @@ def test_a_sample_without_a_prompt(xformer, run, generator):
 
 def test_prompts_on_the_command_line(xformer, run, generator):
     options = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
-    done = xformer("generate", "--model", run, *options, "--max-length", 30, "--seed", 4)
-    assert done.out == blocks(PROMPTS, generator(PROMPTS, max_length=30, seed=4))
-    assert xformer("generate", "--model", run, *options, "--max-length", 30, "--seed", 5).out != done.out
-    assert xformer("generate", "--model", run, *options, "--max-length", 30, "--seed", 4).out == done.out
+    done = xformer("generate", "--model", run, *options, "--max-new-tokens", 30, "--seed", 4)
+    assert done.out == blocks(PROMPTS, generator(PROMPTS, max_new_tokens=30, seed=4))
+    assert xformer("generate", "--model", run, *options, "--max-new-tokens", 30, "--seed", 5).out != done.out
+    assert xformer("generate", "--model", run, *options, "--max-new-tokens", 30, "--seed", 4).out == done.out
 
 
 def test_prompts_from_a_file_into_a_file(xformer, run, generator, tmp_path):
     (tmp_path / "in").write_text("\n".join(PROMPTS), encoding="utf-8")
-    options = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--max-length", 20]
+    options = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--max-new-tokens", 20]
     assert xformer("generate", "--model", run, *options) == (0, "", "")
-    assert (tmp_path / "out").read_text(encoding="utf-8") == blocks(PROMPTS, generator(PROMPTS, max_length=20))
+    assert (tmp_path / "out").read_text(encoding="utf-8") == blocks(PROMPTS, generator(PROMPTS, max_new_tokens=20))
 
 
 def test_prompts_from_standard_input(xformer, run, generator):
     stdin = "\n".join(PROMPTS).encode()
-    done = xformer("generate", "--model", run, "--input", "-", "--max-length", 20, stdin=stdin)
-    assert (done.code, done.out) == (0, blocks(PROMPTS, generator(PROMPTS, max_length=20)))
+    done = xformer("generate", "--model", run, "--input", "-", "--max-new-tokens", 20, stdin=stdin)
+    assert (done.code, done.out) == (0, blocks(PROMPTS, generator(PROMPTS, max_new_tokens=20)))
 
 
 def test_a_pipe_gives_what_a_file_gives(start_process, run, generator):
-    process = start_process("generate", "--model", run, "--input", "-", "--max-length", 20)
+    process = start_process("generate", "--model", run, "--input", "-", "--max-new-tokens", 20)
     process.stdin.write(b"one hundred\n")
     process.stdin.flush()
     first = b""
@@ -73,13 +72,13 @@ def test_a_pipe_gives_what_a_file_gives(start_process, run, generator):
         first += process.stdout.read1()
     rest, errors = process.communicate(b"\nseven\n", timeout=60)
     assert (process.returncode, errors) == (0, b"")
-    assert (first + rest).decode() == blocks(PROMPTS, generator(PROMPTS, max_length=20))
+    assert (first + rest).decode() == blocks(PROMPTS, generator(PROMPTS, max_new_tokens=20))
 
 
 def test_json(xformer, run, generator):
-    options = ["--prompt", "one", "--prompt", "two", "--num-return-sequences", 2, "--max-length", 15, "--json"]
+    options = ["--prompt", "one", "--prompt", "two", "--num-return-sequences", 2, "--max-new-tokens", 15, "--json"]
     lines = [json.loads(line) for line in xformer("generate", "--model", run, *options).out.splitlines()]
-    found = generator.continuations(["one", "two"], num_return_sequences=2, max_length=15)
+    found = generator.continuations(["one", "two"], num_return_sequences=2, max_new_tokens=15)
     assert lines == [
         {
             "line": row + 1,
@@ -97,7 +96,7 @@ def test_options_of_decoding_reach_the_search(xformer, run, generator):
     settings = {
         "num_beams": 3,
         "num_return_sequences": 2,
-        "max_length": 6,
+        "max_new_tokens": 6,
         "no_repeat_ngram_size": 2,
         "repetition_penalty": 1.3,
     }
@@ -108,14 +107,16 @@ def test_options_of_decoding_reach_the_search(xformer, run, generator):
 
 def test_the_options_are_those_that_mean_something_here():
     parameters = inspect.signature(generate).parameters
-    assert set(SETTINGS) == parameters.keys() - {"model", "prompt", "source", "output", "as_json", "backend"}
+    assert not TextGenerator.unsupported_fields & parameters.keys()
 
 
 @pytest.mark.parametrize("backend", ["torch", "array_api_strict"])
 def test_other_libraries_write_too(xformer, run, backend):
     pytest.importorskip(backend)
     texts = [
-        xformer("generate", "--model", run, "--prompt", "one", "--max-length", 15, "--top-k", 1, "--backend", name).out
+        xformer(
+            "generate", "--model", run, "--prompt", "one", "--max-new-tokens", 15, "--top-k", 1, "--backend", name
+        ).out
         for name in ("numpy", backend)
     ]
     assert texts[0] == texts[1]
@@ -124,13 +125,13 @@ def test_other_libraries_write_too(xformer, run, backend):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--prompt", "Quite"], "prompt 1 has characters that the model has never seen: 'Q'; leave them out"),
+        (["--prompt", "Quite"], "prompt 1 has characters that the tokenizer does not know: 'Q'"),
         (["--prompt", "one", "--input", "-"], "--prompt and --input are both given"),
         (["--input", "nowhere"], "cannot read nowhere"),
-        (["--max-length", 0], "--max-length"),
-        (["--temperature", 0], "temperature is 0.0; expected a number from 1e-06"),
-        (["--num-beams", 2, "--top-k", 3], "num_beams is 2 and a setting of sampling is given"),
-        (["--num-beams", 2], "beam search has to see both at once"),
+        (["--max-new-tokens", 0], "--max-new-tokens"),
+        (["--temperature", 0], "temperature is 0.0; expected a number in [1e-06, 1000]"),
+        (["--num-beams", 2, "--top-k", 3], "num_beams is 2 and sampling is requested"),
+        (["--num-beams", 2], "beam search expects at most"),
         (["--num-beams", 2, "--num-beam-groups", 3], "num_beam_groups 3 does not divide num_beams 2"),
         (["--topic", "東京"], "unknown topic words: '東京'"),
         (["--prompt", "one", "--prompt", "\udcff"], "invalid value for '--prompt': expected UTF-8 text; see"),
@@ -148,7 +149,7 @@ def test_a_bad_prompt_at_the_end_of_a_file_leaves_nothing(refused, run, tmp_path
     (tmp_path / "in").write_bytes(b"one\ntwo\nX\n")
     for output in ("-", tmp_path / "out"):
         error = refused("generate", "--model", run, "--input", tmp_path / "in", "--output", output, untouched=tmp_path)
-        assert "prompt 3 has characters that the model has never seen: 'X'" in error
+        assert "prompt 3 has characters that the tokenizer does not know: 'X'" in error
 
 
 def test_runs_of_another_kind(refused, run, trained, tmp_path):

@@ -46,8 +46,8 @@ def test_the_run_knows_its_task(run):
 
 def test_one_summary_a_document(xformer, run, tmp_path):
     (tmp_path / "in").write_text("\n".join(DOCUMENTS) + "\n", encoding="utf-8")
-    done = xformer("summarize", "--model", run, "--input", tmp_path / "in", "--max-length", 6, "--num-beams", 2)
-    expected = Summarizer.from_pretrained(run)(DOCUMENTS, max_length=6, num_beams=2)
+    done = xformer("summarize", "--model", run, "--input", tmp_path / "in", "--max-new-tokens", 6, "--num-beams", 2)
+    expected = Summarizer.from_pretrained(run)(DOCUMENTS, max_new_tokens=6, num_beams=2)
     assert (done.code, done.out) == (0, "".join(f"{line}\n" for line in expected))
 
 

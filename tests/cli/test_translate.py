@@ -50,9 +50,9 @@ def test_line_ends_of_other_systems(xformer, trained, translator):
 
 def test_translations_that_reach_the_limit_are_counted(xformer, trained, translator, text):
     lines = read(text / "test.en")
-    done = xformer("translate", "--model", trained, "--max-length", 1, "--input", text / "test.en")
-    assert (done.code, done.out) == (0, expected(translator, lines, max_length=1))
-    cut = sum(not each[0].finished for each in translator.outputs(lines, max_length=1) if each)
+    done = xformer("translate", "--model", trained, "--max-new-tokens", 1, "--input", text / "test.en")
+    assert (done.code, done.out) == (0, expected(translator, lines, max_new_tokens=1))
+    cut = sum(not each[0].finished for each in translator.outputs(lines, max_new_tokens=1) if each)
     assert cut > 1
     assert f"note: {cut} outputs reached the length limit" in done.err
 
@@ -85,7 +85,7 @@ def test_a_line_is_translated_when_it_arrives(start_process, trained, translator
 
 
 def test_a_reader_that_has_enough_is_no_error(start_process, trained):
-    process = start_process("translate", "--model", trained, "--max-length", 1)
+    process = start_process("translate", "--model", trained, "--max-new-tokens", 1)
     process.stdout.close()
     process.stdin.write(b"one hundred\n" * 10)
     process.stdin.close()
@@ -123,7 +123,7 @@ def test_a_long_line_at_the_start_of_a_pipe_is_all_that_is_said(start_process, t
 def test_every_line_is_tokenized_once(xformer, trained, text, monkeypatch):
     encode, tokenized = Translator.encode, []
     monkeypatch.setattr(Translator, "encode", lambda self, lines: tokenized.extend(lines) or encode(self, lines))
-    xformer("translate", "--model", trained, "--input", text / "test.en", "--max-length", 1)
+    xformer("translate", "--model", trained, "--input", text / "test.en", "--max-new-tokens", 1)
     assert tokenized == read(text / "test.en")
 
 
@@ -225,17 +225,20 @@ def test_devices_and_links_stay_what_they_are(xformer, trained, translator, tmp_
 
 
 def test_options_of_decoding_reach_the_search(xformer, trained, translator, text):
-    settings = {"num_beams": 3, "length_penalty": 0.6, "max_length": 8, "no_repeat_ngram_size": 2, "prefix": "zwei"}
+    settings = {"num_beams": 3, "length_penalty": 0.6, "max_new_tokens": 8, "no_repeat_ngram_size": 2, "prefix": "zwei"}
     options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
     done = xformer("translate", "--model", trained, "--input", text / "test.en", *options, "--topic", "hundert")
-    assert (done.code, done.out) == (0, expected(translator, read(text / "test.en"), topics=["hundert"], **settings))
+    assert (done.code, done.out) == (
+        0,
+        expected(translator, read(text / "test.en"), sequence_bias=["hundert"], **settings),
+    )
 
 
 def test_n_best_lists_are_lines_of_json(xformer, trained, translator, text):
-    options = ["--num-beams", 3, "--num-return-sequences", 2, "--max-length", 6]
+    options = ["--num-beams", 3, "--num-return-sequences", 2, "--max-new-tokens", 6]
     done = xformer("translate", "--model", trained, "--input", text / "test.en", *options)
     lines = [json.loads(line) for line in done.out.splitlines()]
-    found = translator.outputs(read(text / "test.en"), num_beams=3, num_return_sequences=2, max_length=6)
+    found = translator.outputs(read(text / "test.en"), num_beams=3, num_return_sequences=2, max_new_tokens=6)
     assert [(line["line"], line["rank"], line["text"]) for line in lines] == [
         (row + 1, rank + 1, output.text) for row, each in enumerate(found) for rank, output in enumerate(each)
     ]
@@ -243,9 +246,9 @@ def test_n_best_lists_are_lines_of_json(xformer, trained, translator, text):
 
 
 def test_alignments_name_the_tokens_they_link(xformer, trained, translator, text):
-    done = xformer("translate", "--model", trained, "--input", text / "test.en", "--align", "--max-length", 5)
+    done = xformer("translate", "--model", trained, "--input", text / "test.en", "--align", "--max-new-tokens", 5)
     lines = [json.loads(line) for line in done.out.splitlines()]
-    found = translator.outputs(read(text / "test.en"), align=True, max_length=5)
+    found = translator.outputs(read(text / "test.en"), align=True, max_new_tokens=5)
     assert [line["alignment"] for line in lines] == [outputs[0].alignment for outputs in found]
     for line, source in zip(lines, read(text / "test.en"), strict=True):
         assert line["source_tokens"] == [*translator.tokenizers.source.tokens(translator.encode([source])[0]), "</s>"]
@@ -256,15 +259,15 @@ def test_alignments_name_the_tokens_they_link(xformer, trained, translator, text
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--min-length", 9, "--max-length", 8], "min_length 9 is above max_length 8"),
+        (["--min-new-tokens", 9, "--max-new-tokens", 8], "min_new_tokens 9 is above max_new_tokens 8"),
         (["--num-beams", 4, "--num-beam-groups", 3], "num_beam_groups 3 does not divide num_beams 4"),
         (["--num-return-sequences", 2], "num_return_sequences 2 is above num_beams 1"),
-        (["--num-beams", 2, "--temperature", 1.0], "num_beams is 2 and a setting of sampling is given"),
+        (["--num-beams", 2, "--temperature", 1.0], "num_beams is 2 and sampling is requested"),
         (["--topic", "東京"], "unknown topic words: '東京'"),
-        (["--desired-length", 0], "'--desired-length'"),
-        (["--desired-length", 5, "--max-length", 9], "a desired length and max_length are both given"),
+        (["--target-length", 0], "'--target-length'"),
+        (["--target-length", 5, "--max-new-tokens", 9], "both a target length and max_new_tokens are set"),
         (["--prefix", "\udcff"], "invalid value for '--prefix': expected UTF-8 text; see"),
-        (["--prefix", "eins zwei drei vier", "--max-length", 2], "prefix"),
+        (["--prefix", "eins zwei drei vier", "--max-new-tokens", 2], "prefix"),
     ],
 )
 def test_options_that_contradict_each_other(refused, trained, text, tmp_path, options, message):

@@ -4,7 +4,7 @@ import pytest
 from tests.generation.definitions import SOURCES, lively_model, padded
 from tests.reference import raises_line
 from xformer.errors import ConfigError, DataError
-from xformer.generation import alignments, decode
+from xformer.generation import alignments, generate
 
 OUTPUTS = [[3, 4, 5], [6], [], [12, 11, 10, 9], [7, 7]]
 
@@ -32,7 +32,7 @@ def test_padding_on_the_left_is_left_out(model):
 
 
 def test_hypotheses_can_be_aligned(model):
-    found = [hypotheses[0].tokens for hypotheses in decode(model, padded(SOURCES))]
+    found = [hypotheses[0].tokens for hypotheses in generate(model, padded(SOURCES))]
     assert [len(attention) for attention in alignments(model, padded(SOURCES), found)] == [len(row) for row in found]
 
 
@@ -42,7 +42,7 @@ def test_a_single_layer_and_an_empty_batch(model):
 
 
 def test_bad_arguments(model):
-    with raises_line(DataError, "got 1 outputs for 5 sentences"):
+    with raises_line(DataError, "got 1 outputs for 5 inputs"):
         alignments(model, padded(SOURCES), [[3]])
     with raises_line(ConfigError, "layer is 3; expected 0 to 2 for a decoder of 3 layers"):
         alignments(model, [[4, 2]], [[3]], layer=3)

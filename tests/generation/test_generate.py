@@ -4,10 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import library_or_skip
+from tests.generation import definitions
 from tests.generation.definitions import SEEDS, SOURCES, Models, lively_model, padded, rescored
 from tests.reference import raises_line, small_model
 from xformer.errors import ConfigError, DataError
-from xformer.generation import DecodingOptions, decode, greedy
+from xformer.generation import GenerationConfig, generate
 from xformer.random import Rng
 
 few = settings(max_examples=15, deadline=None)
@@ -31,23 +32,33 @@ def model(models):
     return models[0]
 
 
-def run(model, rows, method="greedy", *, max_length=8, rng=None, **settings):
-    """Decode with one of the methods; keywords of decode go there, others into the options."""
-    own = {key: settings.pop(key) for key in ("prefix", "topics", "desired_lengths", "length_of", "told_lengths",
-                                               "sentence_numbers", "never") if key in settings}  # fmt: skip
-    limit = {} if max_length is None else {"max_length": max_length}
-    options = DecodingOptions(**METHODS[method], **limit, **settings)
-    return decode(model, padded(rows), options, rng=rng or Rng(5), **own)
+def run(model, rows, method="greedy", *, max_new_tokens=8, rng=None, **options):
+    """Generate by one of the methods; keywords are arguments of generate or fields of the config."""
+    options = {**METHODS[method], "max_new_tokens": max_new_tokens, **options}
+    return generate(model, padded(rows), rng=rng or Rng(5), **options)
 
 
 def tokens(found):
     return [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
 
 
-def test_greedy_is_what_it_does_without_options(model):
-    found = decode(model, padded(SOURCES))
-    limits = [2 * (len(row) - 1) + 20 for row in SOURCES]
-    assert [one[0].tokens for one in found] == greedy(model, padded(SOURCES), max_length=limits)
+def test_the_default_is_greedy_search(model):
+    found = generate(model, padded(SOURCES))
+    for row, (hypothesis,) in zip(SOURCES, found, strict=True):
+        tokens, total, finished = definitions.greedy(model, row, 2 * (len(row) - 1) + 20)
+        assert (hypothesis.tokens, hypothesis.finished) == (tokens, finished)
+        assert hypothesis.log_probability == pytest.approx(total, abs=1e-9)
+
+
+def test_sources_may_be_lists_of_any_lengths(model):
+    assert tokens(generate(model, SOURCES)) == tokens(generate(model, padded(SOURCES)))
+
+
+def test_a_config_can_be_overridden(model):
+    config = GenerationConfig(num_beams=3, max_new_tokens=4)
+    assert generate(model, SOURCES, config, num_return_sequences=2) == generate(
+        model, SOURCES, num_beams=3, max_new_tokens=4, num_return_sequences=2
+    )
 
 
 # --- Lengths ----------------------------------------------------------------------------------------------------------
@@ -57,7 +68,7 @@ def test_greedy_is_what_it_does_without_options(model):
 @given(seed=st.integers(0, 2), method=methods, minimum=st.integers(0, 5), more=st.integers(0, 4))
 def test_lengths_are_kept(models, seed, method, minimum, more):
     maximum = max(1, minimum + more)
-    for hypotheses in run(models[seed], SOURCES, method, min_length=minimum, max_length=maximum):
+    for hypotheses in run(models[seed], SOURCES, method, min_new_tokens=minimum, max_new_tokens=maximum):
         for hypothesis in hypotheses:
             assert minimum <= len(hypothesis.tokens) <= maximum
             assert hypothesis.finished or len(hypothesis.tokens) == maximum
@@ -66,28 +77,28 @@ def test_lengths_are_kept(models, seed, method, minimum, more):
 @pytest.mark.parametrize("method", METHODS)
 def test_ratios_are_kept(models, method):
     for model in models:
-        found = run(model, SOURCES, method, max_length=None, min_length_ratio=0.5, max_length_ratio=1.5)
+        found = run(model, SOURCES, method, max_new_tokens=None, min_length_ratio=0.5, max_length_ratio=1.5)
         for row, (hypothesis, *_) in zip(SOURCES, found, strict=True):
             words = len(row) - 1
             assert np.ceil(0.5 * words) <= len(hypothesis.tokens) <= max(1, int(1.5 * words))
 
 
 @pytest.mark.parametrize("desired", [1, 3, 6, 10])
-def test_a_beam_keeps_to_desired_lengths_and_ends(models, desired):
+def test_a_beam_keeps_to_target_lengths_and_ends(models, desired):
     for model in models:
-        for hypotheses in run(model, SOURCES, "beam", max_length=None, desired_lengths=[desired] * 5):
+        for hypotheses in run(model, SOURCES, "beam", max_new_tokens=None, target_lengths=[desired] * 5):
             assert hypotheses[0].finished
             assert abs(len(hypotheses[0].tokens) - desired) <= 0.1 * desired
-        for hypotheses in run(model, SOURCES, "groups", max_length=None, length_tolerance=0.5,
-                              desired_lengths=[desired] * 5):  # fmt: skip
+        for hypotheses in run(model, SOURCES, "groups", max_new_tokens=None, length_tolerance=0.5,
+                              target_lengths=[desired] * 5):  # fmt: skip
             assert hypotheses[0].finished
             assert abs(len(hypotheses[0].tokens) - desired) <= 0.5 * desired
 
 
-def test_desired_lengths_keep_scores_honest(model):
+def test_target_lengths_keep_scores_honest(model):
     for row, (hypothesis, *_) in zip(
         SOURCES,
-        run(model, SOURCES, "beam", max_length=None, desired_lengths=[2] * 5, length_tolerance=1.0),
+        run(model, SOURCES, "beam", max_new_tokens=None, target_lengths=[2] * 5, length_tolerance=1.0),
         strict=True,
     ):
         # The minimum is one token: the end is forbidden in the first place alone.
@@ -105,30 +116,30 @@ def evens(tokens):
 @pytest.mark.parametrize("desired", [1, 2, 5])
 def test_lengths_in_another_unit_are_kept(models, method, desired):
     for model in models:
-        found = run(model, SOURCES, method, max_length=None, desired_lengths=[desired] * 5, length_of=evens)
+        found = run(model, SOURCES, method, max_new_tokens=None, target_lengths=[desired] * 5, length_fn=evens)
         for hypothesis, *_ in found:
             assert evens(hypothesis.tokens) <= desired + 0.1 * desired
             if method != "sampling":  # a sample may be cut
                 assert hypothesis.finished
                 assert evens(hypothesis.tokens) >= desired - 0.1 * desired
         if method != "sampling":
-            alone = [run(model, [row], method, max_length=None, desired_lengths=[desired], length_of=evens)[0]
+            alone = [run(model, [row], method, max_new_tokens=None, target_lengths=[desired], length_fn=evens)[0]
                      for row in SOURCES]  # fmt: skip
             assert tokens(found) == tokens(alone)
 
 
-def test_groups_of_one_keep_to_desired_lengths(models):
+def test_groups_of_one_keep_to_target_lengths(models):
     for model in models:
-        for hypothesis, *_ in run(model, SOURCES, "groups of one", max_length=None, desired_lengths=[6] * 5):
+        for hypothesis, *_ in run(model, SOURCES, "groups of one", max_new_tokens=None, target_lengths=[6] * 5):
             assert (len(hypothesis.tokens), hypothesis.finished) == (6, True)
 
 
 def test_a_prefix_may_not_be_longer_than_the_output_in_any_unit(model):
     prefix, lengths = [[4, 6, 8], [4], [5], [], [7]], [2] * 5
-    with raises_line(ConfigError, "prefix 1 is 3 long, the output at most 2"):
-        run(model, SOURCES, "beam", max_length=None, prefix=prefix, desired_lengths=lengths, length_of=evens)
+    with raises_line(ConfigError, "prefix 1 has length 3; expected at most 2"):
+        run(model, SOURCES, "beam", max_new_tokens=None, prefix=prefix, target_lengths=lengths, length_fn=evens)
     prefix[0] = [5, 4, 7, 9, 5, 8, 5]
-    found = run(model, SOURCES, "beam", max_length=None, prefix=prefix, desired_lengths=lengths, length_of=evens)
+    found = run(model, SOURCES, "beam", max_new_tokens=None, prefix=prefix, target_lengths=lengths, length_fn=evens)
     for (hypothesis, *_), begun in zip(found, prefix, strict=True):
         assert hypothesis.tokens[: len(begun)] == begun
         assert (evens(hypothesis.tokens), hypothesis.finished) == (2, True)
@@ -136,39 +147,39 @@ def test_a_prefix_may_not_be_longer_than_the_output_in_any_unit(model):
 
 def test_a_length_encoding_may_be_told_another_length():
     model = lively_model(length_encoding=True)
-    free = run(model, SOURCES, "beam", max_length=9, told_lengths=[4] * 5)
-    other = run(model, SOURCES, "beam", max_length=9, told_lengths=[9] * 5)
+    free = run(model, SOURCES, "beam", max_new_tokens=9, length_condition=[4] * 5)
+    other = run(model, SOURCES, "beam", max_new_tokens=9, length_condition=[9] * 5)
     assert tokens(free) != tokens(other)
 
 
 def test_a_model_with_a_length_encoding_is_told_the_length():
     model = lively_model(length_encoding=True)
-    found = run(model, SOURCES, "beam", max_length=None, desired_lengths=[4, 5, 6, 7, 8])
+    found = run(model, SOURCES, "beam", max_new_tokens=None, target_lengths=[4, 5, 6, 7, 8])
     assert [len(one[0].tokens) for one in found] == [4, 5, 6, 7, 8]
-    single = [run(model, [row], "beam", max_length=None, desired_lengths=[n])[0]
+    single = [run(model, [row], "beam", max_new_tokens=None, target_lengths=[n])[0]
               for row, n in zip(SOURCES, [4, 5, 6, 7, 8], strict=True)]  # fmt: skip
     assert tokens(found) == tokens(single)
-    with raises_line(ConfigError, "this model has a length encoding; expected desired_lengths"):
+    with raises_line(ConfigError, "this model has a length encoding; expected target_lengths, one per input"):
         run(model, SOURCES)
 
 
-def test_learned_positions_are_a_limit():
+def test_learned_positions_limit_the_length():
     model = lively_model(max_positions=6)
-    for hypotheses in run(model, SOURCES[1:4], "beam", max_length=None, min_length=5):
+    for hypotheses in run(model, SOURCES[1:4], "beam", max_new_tokens=None, min_new_tokens=5):
         assert len(hypotheses[0].tokens) == 5
 
 
-def test_wishes_beyond_the_learned_positions_are_refused():
+def test_a_minimum_beyond_the_learned_positions_raises():
     model = lively_model(max_positions=6)
-    with raises_line(ConfigError, "6 tokens are wanted, a prompt included; this model has learned positions for 5"):
-        run(model, SOURCES, "beam", max_length=None, min_length=6)
+    with raises_line(ConfigError, "the output needs 6 tokens, prompt included; this model has learned positions for 5"):
+        run(model, SOURCES, "beam", max_new_tokens=None, min_new_tokens=6)
 
 
-def test_tokens_may_be_forbidden(models):
+def test_tokens_may_be_suppressed(models):
     usual = {token for hypotheses in run(models[0], SOURCES) for token in hypotheses[0].tokens}
     banned = sorted(usual)[:2]
     for method in ("greedy", "beam"):
-        for hypotheses in run(models[0], SOURCES, method, never=banned):
+        for hypotheses in run(models[0], SOURCES, method, suppress_tokens=banned):
             assert not set(hypotheses[0].tokens) & set(banned)
 
 
@@ -182,7 +193,7 @@ def test_outputs_begin_with_their_prefixes(models, seed, method, data):
     found = run(models[seed], SOURCES, method, prefix=prefixes)
     for row, prefix, hypotheses in zip(SOURCES, prefixes, found, strict=True):
         (single,) = run(models[seed], [row], method, prefix=[prefix],
-                        sentence_numbers=[SOURCES.index(row)])  # fmt: skip
+                        indices=[SOURCES.index(row)])  # fmt: skip
         assert tokens([hypotheses]) == tokens([single])
         for hypothesis in hypotheses:
             assert hypothesis.tokens[: len(prefix)] == prefix
@@ -192,37 +203,37 @@ def test_outputs_begin_with_their_prefixes(models, seed, method, data):
 
 
 def test_the_own_greedy_beginning_changes_nothing(model):
-    whole = greedy(model, padded(SOURCES), max_length=8)
+    whole = [one[0].tokens for one in generate(model, padded(SOURCES), max_new_tokens=8)]
     prefixes = [row[: min(2, len(row))] for row in whole]
     assert [one[0].tokens for one in run(model, SOURCES, prefix=prefixes)] == whole
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_prefix_as_long_as_the_limit(model, method):
-    for hypotheses in run(model, SOURCES, method, max_length=2, prefix=[[3, 4]] * 5):
+    for hypotheses in run(model, SOURCES, method, max_new_tokens=2, prefix=[[3, 4]] * 5):
         assert hypotheses[0].tokens == [3, 4]
 
 
 def test_bad_prefixes(model):
-    with raises_line(ConfigError, "prefix 2 has 3 tokens, the output at most 2; shorten it, or allow longer outputs"):
-        run(model, SOURCES[:2], max_length=2, prefix=[[], [3, 4, 5]])
-    with raises_line(DataError, "prefix has 1 entries for 5 sentences"):
+    with raises_line(ConfigError, "prefix 2 has length 3; expected at most 2, the maximum length of the output"):
+        run(model, SOURCES[:2], max_new_tokens=2, prefix=[[], [3, 4, 5]])
+    with raises_line(DataError, "prefix has 1 entries for 5 inputs"):
         run(model, SOURCES, prefix=[[3]])
-    with raises_line(DataError, "prefix 1 has the token id 13; expected 0 to 12"):
+    with raises_line(DataError, "prefix 1 has token id 13; expected 0 to 12"):
         run(model, SOURCES[:1], prefix=[[13]])
     with raises_line(DataError, "prefix 1 has eos_id 2"):
         run(model, SOURCES[:1], prefix=[[3, 2]])
 
 
 def test_errors_name_a_prefix_by_the_number_of_its_sentence(model):
-    with raises_line(ConfigError, "prefix 8 has 3 tokens, the output at most 2"):
-        run(model, SOURCES[:2], max_length=2, prefix=[[], [3, 4, 5]], sentence_numbers=[4, 7])
-    prefix, settings = [[], [4, 6, 8]], {"desired_lengths": [2, 2], "length_of": evens}
-    with raises_line(ConfigError, "prefix 8 is 3 long, the output at most 2"):
-        run(model, SOURCES[:2], max_length=None, prefix=prefix, sentence_numbers=[4, 7], **settings)
+    with raises_line(ConfigError, "prefix 8 has length 3; expected at most 2"):
+        run(model, SOURCES[:2], max_new_tokens=2, prefix=[[], [3, 4, 5]], indices=[4, 7])
+    prefix, settings = [[], [4, 6, 8]], {"target_lengths": [2, 2], "length_fn": evens}
+    with raises_line(ConfigError, "prefix 8 has length 3; expected at most 2"):
+        run(model, SOURCES[:2], max_new_tokens=None, prefix=prefix, indices=[4, 7], **settings)
     for token in (13, 2):
         with raises_line(DataError, "prefix 8 has"):
-            run(model, SOURCES[:2], prefix=[[], [token]], sentence_numbers=[4, 7])
+            run(model, SOURCES[:2], prefix=[[], [token]], indices=[4, 7])
 
 
 # --- Repetitions, topics ----------------------------------------------------------------------------------------------
@@ -231,7 +242,9 @@ def test_errors_name_a_prefix_by_the_number_of_its_sentence(model):
 @few
 @given(seed=st.integers(0, 2), method=methods, size=st.integers(1, 3))
 def test_no_ngram_comes_twice(models, seed, method, size):
-    for hypotheses in run(models[seed], SOURCES, method, max_length=10, no_repeat_ngram_size=size, min_length=6):
+    for hypotheses in run(
+        models[seed], SOURCES, method, max_new_tokens=10, no_repeat_ngram_size=size, min_new_tokens=6
+    ):
         for hypothesis in hypotheses:
             ngrams = [tuple(hypothesis.tokens[i : i + size]) for i in range(len(hypothesis.tokens) - size + 1)]
             assert len(ngrams) == len(set(ngrams))
@@ -242,7 +255,7 @@ def contains(row, phrase):
 
 
 @pytest.mark.parametrize("method", ["greedy", "beam", "sampling"])
-def test_a_topic_of_several_tokens_is_favoured(models, method):
+def test_phrases_of_several_tokens_are_favored(models, method):
     phrases = [[11, 6, 4], [9, 12]]
 
     def count(strength):
@@ -253,9 +266,9 @@ def test_a_topic_of_several_tokens_is_favoured(models, method):
                 model,
                 SOURCES,
                 method,
-                max_length=10,
-                topic_strength=strength,
-                topics=[[[phrase] for phrase in phrases]] * 5,
+                max_new_tokens=10,
+                sequence_bias_strength=strength,
+                sequence_bias=[[[phrase] for phrase in phrases]] * 5,
             )
         ]
         return sum(contains(row, phrase) for row in found for phrase in phrases)
@@ -264,16 +277,16 @@ def test_a_topic_of_several_tokens_is_favoured(models, method):
     assert count(12.0) > 20  # of 30
 
 
-def test_a_strong_topic_is_said_once(model):
-    for hypotheses in run(model, SOURCES, topics=[[[[7, 8]]]] * 5, topic_strength=100.0):
+def test_a_strong_bias_yields_a_phrase_once(model):
+    for hypotheses in run(model, SOURCES, sequence_bias=[[[[7, 8]]]] * 5, sequence_bias_strength=100.0):
         row = hypotheses[0].tokens
         assert sum(row[i : i + 2] == [7, 8] for i in range(len(row))) == 1
         assert row[:2] == [7, 8]
 
 
-def test_topics_belong_to_sentences(model):
+def test_phrases_belong_to_inputs(model):
     alone = run(model, SOURCES, "beam")
-    some = run(model, SOURCES, "beam", topics=[[], [[[7, 8]]], [], [], []], topic_strength=50.0)
+    some = run(model, SOURCES, "beam", sequence_bias=[[], [[[7, 8]]], [], [], []], sequence_bias_strength=50.0)
     assert [a == b for a, b in zip(tokens(alone), tokens(some), strict=True)] == [True, False, True, True, True]
 
 
@@ -295,17 +308,15 @@ def test_samples_do_not_depend_on_the_batch(models, seed, order, num_return_sequ
         [SOURCES[i] for i in order],
         "sampling",
         num_return_sequences=num_return_sequences,
-        sentence_numbers=order,
+        indices=order,
     )
     assert tokens(shuffled) == [tokens(whole)[i] for i in order]
-    single = run(
-        models[seed], [SOURCES[3]], "sampling", num_return_sequences=num_return_sequences, sentence_numbers=[3]
-    )
+    single = run(models[seed], [SOURCES[3]], "sampling", num_return_sequences=num_return_sequences, indices=[3])
     assert tokens(single) == [tokens(whole)[3]]
 
 
 def test_a_longer_limit_only_goes_on(model):
-    short, long = (run(model, SOURCES, "sampling", max_length=limit) for limit in (3, 8))
+    short, long = (run(model, SOURCES, "sampling", max_new_tokens=limit) for limit in (3, 8))
     assert [one[0].tokens[:3] for one in long] == [one[0].tokens for one in short]
 
 
@@ -322,13 +333,13 @@ def test_several_samples_are_independent_and_sorted(model):
 def test_narrow_sampling_is_greedy_search(model):
     expected = tokens(run(model, SOURCES))
     for narrow in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}, {"temperature": 1e-6}):
-        found = decode(model, padded(SOURCES), DecodingOptions(max_length=8, **narrow), rng=Rng(0))
+        found = generate(model, padded(SOURCES), GenerationConfig(max_new_tokens=8, **narrow), rng=Rng(0))
         assert tokens(found) == expected
 
 
 def test_first_tokens_are_drawn_as_the_model_says(model):
     """Chi-square over 3000 samples of one token; 45 is beyond the 99.99th percentile for 10 degrees of freedom."""
-    (found,) = run(model, SOURCES[:1], "sampling", max_length=1, num_return_sequences=3000)
+    (found,) = run(model, SOURCES[:1], "sampling", max_new_tokens=1, num_return_sequences=3000)
     first = [hypothesis.tokens[0] if hypothesis.tokens else 2 for hypothesis in found]
     logits = np.array(model([SOURCES[0]], [[1]])[0, -1])
     logits[:2] = -np.inf
@@ -342,9 +353,11 @@ def test_first_tokens_are_drawn_as_the_model_says(model):
 @pytest.mark.parametrize("library", ["torch", "jax", "array_api_strict"])
 def test_every_library_samples_alike(model, library):
     xp = library_or_skip(library)
-    options = DecodingOptions(top_k=5, top_p=0.9, min_p=0.05, temperature=1.2, num_return_sequences=2, max_length=2)
-    expected = decode(model, padded(SOURCES[:2]), options, rng=Rng(1))
-    assert tokens(decode(model.to(xp), padded(SOURCES[:2]), options, rng=Rng(1))) == tokens(expected)
+    options = GenerationConfig(
+        top_k=5, top_p=0.9, min_p=0.05, temperature=1.2, num_return_sequences=2, max_new_tokens=2
+    )
+    expected = generate(model, padded(SOURCES[:2]), options, rng=Rng(1))
+    assert tokens(generate(model.to(xp), padded(SOURCES[:2]), options, rng=Rng(1))) == tokens(expected)
 
 
 # --- Bad input --------------------------------------------------------------------------------------------------------
@@ -352,25 +365,25 @@ def test_every_library_samples_alike(model, library):
 
 def test_an_empty_batch(model):
     for method in METHODS.values():
-        assert decode(model, np.zeros((0, 3), dtype="int64"), DecodingOptions(**method), rng=Rng(0)) == []
+        assert generate(model, np.zeros((0, 3), dtype="int64"), GenerationConfig(**method), rng=Rng(0)) == []
 
 
 def test_bad_arguments(model):
-    with raises_line(ConfigError, r"sampling was asked for and rng is None; .*rng=Rng\(0\)"):
-        decode(model, padded(SOURCES), DecodingOptions(temperature=1.0))
+    with raises_line(ConfigError, r"the config samples and rng is None; .*rng=Rng\(0\)"):
+        generate(model, padded(SOURCES), GenerationConfig(temperature=1.0))
     for method in ("greedy", "sampling"):
-        with raises_line(ConfigError, "got 2 sentence numbers for 5 sentences"):
-            run(model, SOURCES, method, sentence_numbers=[0, 1])
-    with raises_line(ConfigError, "desired length of sentence 1 is 0"):
-        run(model, SOURCES[:1], max_length=None, desired_lengths=[0])
-    with raises_line(ConfigError, "a desired length and max_length are both given"):
-        run(model, SOURCES[:1], desired_lengths=[3])
-    with raises_line(DataError, "topics has 1 entries for 5 sentences"):
-        run(model, SOURCES, topics=[[]])
+        with raises_line(ConfigError, "indices has 2 entries for 5 inputs"):
+            run(model, SOURCES, method, indices=[0, 1])
+    with raises_line(ConfigError, "target length 1 is 0"):
+        run(model, SOURCES[:1], max_new_tokens=None, target_lengths=[0])
+    with raises_line(ConfigError, "both a target length and max_new_tokens are set"):
+        run(model, SOURCES[:1], target_lengths=[3])
+    with raises_line(DataError, "sequence_bias has 1 entries for 5 inputs"):
+        run(model, SOURCES, sequence_bias=[[]])
     with raises_line(DataError, "source ids range from 4 to 11"):
-        decode(model, [[4, 11]])
+        generate(model, [[4, 11]])
 
 
 def test_a_model_without_a_decoder():
     with raises_line(ConfigError, "this model has no decoder"):
-        decode(small_model(num_decoder_layers=0), [[4, 2]])
+        generate(small_model(num_decoder_layers=0), [[4, 2]])

@@ -4,16 +4,16 @@ import pytest
 from tests.generation.definitions import log_softmax
 from tests.reference import normal, raises_line
 from xformer.errors import ConfigError, DataError
-from xformer.generation import DecodingOptions, generate
+from xformer.generation import GenerationConfig, generate
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.random import Rng
 from xformer.tree import map_arrays
 
 PROMPTS = [[1, 5, 6], [1, 7], [1, 8, 9, 10, 3]]
 OPTIONS = {
-    "greedy": DecodingOptions(max_length=6),
-    "beam": DecodingOptions(max_length=6, num_beams=3, length_penalty=0.6),
-    "sampling": DecodingOptions(max_length=6, temperature=1.0),
+    "greedy": GenerationConfig(max_new_tokens=6),
+    "beam": GenerationConfig(max_new_tokens=6, num_beams=3, length_penalty=0.6),
+    "sampling": GenerationConfig(max_new_tokens=6, temperature=1.0),
 }
 
 
@@ -53,14 +53,14 @@ def test_prompts_of_different_lengths_are_continued(model):
 def test_the_batch_changes_nothing(model, method):
     together = generate(model, PROMPTS, OPTIONS[method], rng=Rng(0))
     for number, prompt in enumerate(PROMPTS):
-        (single,) = generate(model, [prompt], OPTIONS[method], rng=Rng(0), prompt_numbers=[number])
+        (single,) = generate(model, [prompt], OPTIONS[method], rng=Rng(0), indices=[number])
         assert [h.tokens for h in single] == [h.tokens for h in together[number]]
         np.testing.assert_allclose([h.score for h in single], [h.score for h in together[number]], atol=1e-9)
 
 
 def test_scores_count_the_continuation_alone(model):
     for hypotheses in generate(
-        model, PROMPTS, DecodingOptions(max_length=6, num_beams=3, num_return_sequences=3, length_penalty=1.0)
+        model, PROMPTS, GenerationConfig(max_new_tokens=6, num_beams=3, num_return_sequences=3, length_penalty=1.0)
     ):
         for hypothesis in hypotheses:
             length = len(hypothesis.tokens) + hypothesis.finished
@@ -80,16 +80,20 @@ def test_all_tokens_may_be_ordinary(model, monkeypatch):
     assert generate(model, [[0], [1, 2]], OPTIONS["greedy"], special_tokens=False) == found
     assert steps == [2] * 6 + [1]  # a step a token: six that follow one, and the second prompt's other token
     wide = generate(model, [[0], [1, 2]], OPTIONS["beam"], special_tokens=False)
-    assert all(one[0].score >= two[0].score - 1e-9 for one, two in zip(
-        wide, generate(model, [[0], [1, 2]], DecodingOptions(max_length=6, length_penalty=0.6), special_tokens=False),
-        strict=True))  # fmt: skip
+    greedy = generate(model, [[0], [1, 2]], OPTIONS["greedy"], length_penalty=0.6, special_tokens=False)
+    assert all(one[0].score >= two[0].score - 1e-9 for one, two in zip(wide, greedy, strict=True))
 
 
 def test_topics_and_blocks(model):
-    found = generate(model, PROMPTS, DecodingOptions(max_length=6, topic_strength=60.0), topics=[[[[11, 12]]]] * 3)
+    found = generate(
+        model,
+        PROMPTS,
+        GenerationConfig(max_new_tokens=6, sequence_bias_strength=60.0),
+        sequence_bias=[[[[11, 12]]]] * 3,
+    )
     assert all(one[0].tokens[:2] == [11, 12] for one in found)
     for prompt, (hypothesis,) in zip(
-        PROMPTS, generate(model, PROMPTS, DecodingOptions(max_length=6, no_repeat_ngram_size=1)), strict=True
+        PROMPTS, generate(model, PROMPTS, GenerationConfig(max_new_tokens=6, no_repeat_ngram_size=1)), strict=True
     ):
         assert len({*prompt, *hypothesis.tokens}) == len(prompt) + len(hypothesis.tokens)
 
@@ -97,12 +101,12 @@ def test_topics_and_blocks(model):
 def test_bad_arguments(model):
     with raises_line(DataError, "prompt 2 is empty; expected at least one token, e.g. bos_id"):
         generate(model, [[1], []])
-    with raises_line(DataError, "prompt 1 has the token id 13; expected 0 to 12"):
+    with raises_line(DataError, "prompt 1 has token id 13; expected 0 to 12"):
         generate(model, [[13]])
-    with raises_line(ConfigError, "coverage_penalty needs a source to cover"):
-        generate(model, [[1]], DecodingOptions(num_beams=2, coverage_penalty=0.1))
+    with raises_line(ConfigError, "coverage_penalty applies to encoder-decoders only"):
+        generate(model, [[1]], GenerationConfig(num_beams=2, coverage_penalty=0.1))
     with raises_line(ConfigError, "rng is None"):
-        generate(model, [[1]], DecodingOptions(top_k=2))
+        generate(model, [[1]], GenerationConfig(top_k=2))
     assert generate(model, []) == []
 
 
@@ -112,9 +116,9 @@ def test_learned_positions_bound_prompt_and_continuation():
     )
     model = LanguageModel(config, xp="numpy", seed=1, dtype="float64")
     found = generate(
-        model, PROMPTS[:2], DecodingOptions(max_length=9, temperature=1.0), rng=Rng(0), special_tokens=False
+        model, PROMPTS[:2], GenerationConfig(max_new_tokens=9, temperature=1.0), rng=Rng(0), special_tokens=False
     )
     assert [len(one[0].tokens) for one in found] == [2, 3]
     for settings in ({}, {"temperature": 1.0}, {"num_beams": 2, "length_penalty": 1.0}):
-        with raises_line(ConfigError, "tokens are wanted, a prompt included; this model has learned positions for 5"):
-            generate(model, [PROMPTS[0], [1] * 6], DecodingOptions(**settings), rng=Rng(0))
+        with raises_line(ConfigError, "prompt included; this model has learned positions for 5"):
+            generate(model, [PROMPTS[0], [1] * 6], GenerationConfig(**settings), rng=Rng(0))

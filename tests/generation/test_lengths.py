@@ -2,31 +2,31 @@ import pytest
 
 from tests.reference import raises_line
 from xformer.errors import ConfigError
-from xformer.generation import DecodingOptions, default_limit
-from xformer.generation.lengths import LengthRange, desired_ranges, length_ranges
+from xformer.generation import GenerationConfig, default_max_length
+from xformer.generation.lengths import LengthRange, length_ranges, target_ranges
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
         ({}, (0, 40)),
-        ({"min_length": 3, "max_length": 7}, (3, 7)),
+        ({"min_new_tokens": 3, "max_new_tokens": 7}, (3, 7)),
         ({"min_length_ratio": 0.25, "max_length_ratio": 1.25}, (3, 12)),  # inward: 2.5 and 12.5
         ({"min_length_ratio": 1.1, "max_length_ratio": 1.1}, (11, 11)),  # 1.1 * 10 is a little above 11 in floats
-        ({"min_length": 5, "min_length_ratio": 0.1}, (5, 40)),
-        ({"max_length": 30, "max_length_ratio": 2.0}, (0, 20)),
-        ({"min_length": 15, "max_length_ratio": 1.2}, (12, 12)),  # the maximum wins
-        ({"min_length": 100}, (100, 100)),  # a default limit makes room
+        ({"min_new_tokens": 5, "min_length_ratio": 0.1}, (5, 40)),
+        ({"max_new_tokens": 30, "max_length_ratio": 2.0}, (0, 20)),
+        ({"min_new_tokens": 15, "max_length_ratio": 1.2}, (12, 12)),  # the maximum wins
+        ({"min_new_tokens": 100}, (100, 100)),  # a default limit makes room
         ({"max_length_ratio": 0.01}, (0, 1)),
     ],
 )
 def test_ranges_for_a_source_of_ten_tokens(settings, expected):
-    assert length_ranges(DecodingOptions(**settings), [10]) == [LengthRange(*expected)]
+    assert length_ranges(GenerationConfig(**settings), [10]) == [LengthRange(*expected)]
 
 
 def test_the_default_limit_leaves_room():
-    assert default_limit(0) == 20
-    assert length_ranges(DecodingOptions(), [0, 3]) == [(0, 20), (0, 26)]
+    assert default_max_length(0) == 20
+    assert length_ranges(GenerationConfig(), [0, 3]) == [(0, 20), (0, 26)]
 
 
 @pytest.mark.parametrize(
@@ -40,16 +40,18 @@ def test_the_default_limit_leaves_room():
         (3, 1.0, (1, 6)),
     ],
 )
-def test_ranges_around_desired_lengths(desired, tolerance, expected):
-    assert desired_ranges(DecodingOptions(length_tolerance=tolerance), [desired], 1) == [expected]
+def test_ranges_around_target_lengths(desired, tolerance, expected):
+    assert target_ranges(GenerationConfig(length_tolerance=tolerance), [desired], 1) == [expected]
 
 
-def test_bad_desired_lengths():
-    with raises_line(ConfigError, "desired length of sentence 2 is 0; expected 1 to 100000"):
-        desired_ranges(DecodingOptions(), [4, 0], 2)
-    with raises_line(ConfigError, "desired length of sentence 1 is 2.5"):
-        desired_ranges(DecodingOptions(), [2.5], 1)
-    with raises_line(ConfigError, "desired_lengths has 1 lengths for 2 sentences"):
-        desired_ranges(DecodingOptions(), [4], 2)
-    with raises_line(ConfigError, "a desired length and max_length are both given; .*leave out max_length"):
-        desired_ranges(DecodingOptions(max_length=9), [4], 1)
+def test_invalid_target_lengths_raise():
+    with raises_line(ConfigError, "target length 2 is 0; expected 1 to 100000"):
+        target_ranges(GenerationConfig(), [4, 0], 2)
+    with raises_line(ConfigError, "target length 1 is 2.5"):
+        target_ranges(GenerationConfig(), [2.5], 1)
+    with raises_line(ConfigError, "target_lengths has 1 entries for 2 inputs"):
+        target_ranges(GenerationConfig(), [4], 2)
+    with raises_line(
+        ConfigError, "both a target length and max_new_tokens are set; expected one or the other: omit max_new_tokens"
+    ):
+        target_ranges(GenerationConfig(max_new_tokens=9), [4], 1)

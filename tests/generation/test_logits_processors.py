@@ -7,56 +7,67 @@ from hypothesis import strategies as st
 
 from tests.conftest import assert_close
 from tests.generation.definitions import log_softmax
-from tests.reference import normal, small_model
+from tests.reference import normal
 from xformer.backends import from_host, to_host
-from xformer.generation.config import DecodingOptions
-from xformer.generation.lengths import LengthRange
+from xformer.generation.config import GenerationConfig
+from xformer.generation.lengths import LengthLimits, LengthRange
 from xformer.generation.logits_processors import (
-    favor,
-    forbid,
-    forbid_end,
-    forbid_in_rows,
-    force,
+    ForcedPrefix,
+    Histories,
+    MinLength,
+    NoRepeatNGram,
+    RepetitionPenalty,
+    SequenceBias,
+    SuppressTokens,
+    build_logits_processors,
     log_sum_exp,
-    penalize_repetition,
-    process,
+    mask_tokens,
     repeating_tokens,
 )
-from xformer.generation.task import DecodingTask
-from xformer.generation.topic import TopicFocus
+from xformer.generation.sequence_bias import PhraseSet
 
 INFINITY = math.inf
 LOGITS = np.asarray([[1.0, -2.0, 0.5, 3.0], [0.0, 4.0, -1.0, 2.0]])
 
 
-def test_forbidden_everywhere(xp):
+def rows(*histories, indices=None):
+    return Histories(map(list, histories), indices or range(len(histories)))
+
+
+def test_tokens_are_masked_in_all_rows_or_in_some(xp):
     expected = [[1.0, -INFINITY, 0.5, -INFINITY], [0.0, -INFINITY, -1.0, -INFINITY]]
-    found = to_host(forbid(from_host(xp, LOGITS), [1, 3]))
-    np.testing.assert_array_equal(found, expected)
+    suppress = SuppressTokens([1, 3])
+    for _ in range(2):  # the second step reuses the mask
+        np.testing.assert_array_equal(to_host(suppress(rows([], []), from_host(xp, LOGITS))), expected)
+    masked = to_host(mask_tokens(from_host(xp, LOGITS), [{3, 0}, set()]))
+    np.testing.assert_array_equal(masked, [[-INFINITY, -2.0, 0.5, -INFINITY], LOGITS[1]])
+    logits = from_host(xp, LOGITS)
+    assert mask_tokens(logits, [[], []]) is logits
 
 
-def test_forbidden_in_some_rows(xp):
-    found = to_host(forbid_in_rows(from_host(xp, LOGITS), [{3, 0}, set()]))
-    np.testing.assert_array_equal(found, [[-INFINITY, -2.0, 0.5, -INFINITY], LOGITS[1]])
-    np.testing.assert_array_equal(to_host(forbid_end(from_host(xp, LOGITS), [False, True], 2)),
-                                  [LOGITS[0], [0.0, 4.0, -INFINITY, 2.0]])  # fmt: skip
+def test_eos_is_masked_below_the_minimum_length(xp):
+    lengths = LengthLimits([LengthRange(0, 9), LengthRange(2, 9)])
+    masked = to_host(MinLength(lengths, 2)(rows([4], [4]), from_host(xp, LOGITS)))
+    np.testing.assert_array_equal(masked, [LOGITS[0], [0.0, 4.0, -INFINITY, 2.0]])
 
 
 def test_repetition_penalty_is_the_formula(xp):
-    found = penalize_repetition(from_host(xp, LOGITS), [[0, 1, 1], [3]], 2.0)
+    penalize = RepetitionPenalty(2.0)
+    found = penalize(rows([0, 1, 1], [3]), from_host(xp, LOGITS))
     assert_close(found, [[0.5, -4.0, 0.5, 3.0], [0.0, 4.0, -1.0, 1.0]], xp=xp)
-    assert_close(penalize_repetition(from_host(xp, LOGITS), [[], []], 2.0), LOGITS, xp=xp)
+    assert_close(penalize(rows([], []), from_host(xp, LOGITS)), LOGITS, xp=xp)
 
 
-def test_favoured_tokens(xp):
-    found = favor(from_host(xp, LOGITS), [{1: 1.0, 3: 2.0}, {}], 1.5)
+def test_sequence_bias_belongs_to_the_input_of_a_row(xp):
+    bias = SequenceBias([PhraseSet.make([], 4), PhraseSet.make([[[1, 3]]], 4)], 1.5)
+    found = bias(rows([1], [0], indices=[1, 0]), from_host(xp, LOGITS))
     assert_close(found, LOGITS + np.asarray([[0.0, 1.5, 0.0, 3.0], [0.0] * 4]), xp=xp)
-    assert_close(favor(from_host(xp, LOGITS), [{}, {}], 1.5), LOGITS, xp=xp)
+    assert_close(bias(rows([], [], indices=[0, 0]), from_host(xp, LOGITS)), LOGITS, xp=xp)
 
 
-def test_a_forced_token_is_certain_whatever_was_forbidden(xp):
-    forbidden = forbid(from_host(xp, LOGITS), [2])
-    found = to_host(force(forbidden, [2, None]))
+def test_a_forced_token_is_certain_even_if_masked(xp):
+    masked = mask_tokens(from_host(xp, LOGITS), [[2]])
+    found = to_host(ForcedPrefix([[1, 2], [1]])(rows([1], [1]), masked))
     np.testing.assert_array_equal(found, [[-INFINITY, -INFINITY, 0.0, -INFINITY], [0.0, 4.0, -INFINITY, 2.0]])
 
 
@@ -98,57 +109,62 @@ def test_exactly_the_tokens_that_repeat_an_ngram(history, size):
 # --- All together -----------------------------------------------------------------------------------------------------
 
 
-def task(vocabulary=6, *, ranges=((0, 9),), prefixes=((),), foci=None, **options):
-    return DecodingTask(
-        model=small_model(target_vocab_size=vocabulary),
-        options=DecodingOptions(**options),
-        begin=lambda: None,
-        first=[1],
-        prefixes=[list(prefix) for prefix in prefixes],
-        ranges=[LengthRange(*limits) for limits in ranges],
-        never=frozenset((0, 1)),
+def process(
+    logits, histories, indices=None, *, ranges=((0, 9),), prefixes=((),), sequence_bias=None, user=(), **config
+):
+    """Apply the processors of a batch in which 0 and 1 are suppressed and 2 is eos."""
+    processors = build_logits_processors(
+        GenerationConfig(**config),
+        vocab_size=logits.shape[-1],
         eos_id=2,
-        foci=foci,
+        suppress_tokens=frozenset((0, 1)),
+        lengths=LengthLimits([LengthRange(*limits) for limits in ranges]),
+        prefixes=prefixes,
+        sequence_bias=sequence_bias,
+        user_processors=user,
     )
+    for processor in processors:
+        logits = processor(Histories(histories, indices or [0] * len(histories)), logits)
+    return logits
 
 
 def allowed(logits):
     return [set(np.flatnonzero(row > -INFINITY)) for row in to_host(logits)]
 
 
-def test_padding_and_start_are_forbidden():
-    assert allowed(process(task(), normal(0, 1, 6), [[]], [0])) == [{2, 3, 4, 5}]
+def test_padding_and_start_are_masked():
+    assert allowed(process(normal(0, 1, 6), [[]])) == [{2, 3, 4, 5}]
 
 
-def test_rows_follow_the_settings_of_their_sentences():
-    job = task(ranges=[(2, 9), (0, 9)], prefixes=[[], [4, 5]])
+def test_rows_follow_the_settings_of_their_inputs():
     logits = normal(0, 3, 6)
-    assert allowed(process(job, logits, [[3], [3, 3], [4]], [0, 0, 1])) == [{3, 4, 5}, {2, 3, 4, 5}, {5}]
+    found = process(logits, [[3], [3, 3], [4]], [0, 0, 1], ranges=[(2, 9), (0, 9)], prefixes=[[], [4, 5]])
+    assert allowed(found) == [{3, 4, 5}, {2, 3, 4, 5}, {5}]
 
 
-def test_scores_are_those_of_the_changed_distribution():
-    job = task(repetition_penalty=1.5, foci=[TopicFocus.of([[[4]]], 6)], topic_strength=2.0)
+def test_processors_apply_in_order():
     logits = normal(0, 1, 6)
     expected = logits.copy()
     expected[0, 3] *= 1.5 if logits[0, 3] < 0 else 1 / 1.5
     expected[0, 4] += 2.0
     expected[0, :2] = -INFINITY
-    assert_close(process(job, logits, [[3]], [0])[:, 2:], expected[:, 2:])
-    assert allowed(process(job, logits, [[3]], [0])) == [{2, 3, 4, 5}]
+    seen = []
+    found = process(logits, [[3]], repetition_penalty=1.5, sequence_bias=[PhraseSet.make([[[4]]], 6)],
+                    user=[lambda histories, logits: seen.append(logits) or logits - 1.0])  # fmt: skip
+    assert_close(found[:, 2:], expected[:, 2:] - 1.0)
+    assert_close(seen[0][:, 2:], expected[:, 2:])
+    assert allowed(found) == [{2, 3, 4, 5}]
 
 
-def test_ngram_blocks_give_way_before_nothing_is_left():
-    job = task(ranges=[(9, 9)], no_repeat_ngram_size=1)
-    assert allowed(process(job, normal(0, 1, 6), [[3, 4]], [0])) == [{5}]
-    assert allowed(process(job, normal(0, 1, 6), [[3, 4, 5]], [0])) == [{3, 4, 5}]  # not the end: the minimum holds
-    job = task(no_repeat_ngram_size=1)
-    assert allowed(process(job, normal(0, 1, 6), [[3, 4, 5]], [0])) == [{2}]
+def test_ngram_blocks_yield_if_no_token_would_be_left():
+    logits = normal(0, 1, 6)
+    settings = {"no_repeat_ngram_size": 1}
+    assert allowed(process(logits, [[3, 4]], ranges=[(9, 9)], **settings)) == [{5}]
+    # Not eos: the minimum length holds.
+    assert allowed(process(logits, [[3, 4, 5]], ranges=[(9, 9)], **settings)) == [{3, 4, 5}]
+    assert allowed(process(logits, [[3, 4, 5]], **settings)) == [{2}]
+    assert allowed(NoRepeatNGram(1)(rows([0, 1], [0, 1, 2, 3]), LOGITS)) == [{2, 3}, {0, 1, 2, 3}]
 
 
-def test_a_minimum_gives_way_where_only_the_end_is_left():
-    assert allowed(process(task(3, ranges=[(4, 9)]), normal(0, 1, 3), [[]], [0])) == [{2}]
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_half_precision_is_widened(dtype):
-    assert process(task(), normal(0, 1, 6).astype(dtype), [[]], [0]).dtype == np.float32
+def test_a_minimum_length_yields_if_only_eos_is_left():
+    assert allowed(process(normal(0, 1, 3), [[]], ranges=[(4, 9)])) == [{2}]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.generation.definitions import log_softmax
 from tests.reference import normal
 from xformer.backends import from_host, to_host
-from xformer.generation.config import DecodingOptions
+from xformer.generation.config import GenerationConfig
 from xformer.generation.sampling import draw, keep_min_p, keep_top_k, keep_top_p, truncate, uniform_streams
 from xformer.random import Rng
 
@@ -42,10 +42,10 @@ def test_min_p(xp, p, kept):
 
 def test_truncation_goes_by_the_tempered_distribution():
     """At temperature 2 probabilities are as their roots, .63 : .5 : .45 : .32 : .22."""
-    options = DecodingOptions(temperature=2.0, top_k=4, top_p=0.7)
+    options = GenerationConfig(temperature=2.0, top_k=4, top_p=0.7)
     assert support(truncate(LOGITS, options)) == [[1, 3, 4]]  # .33 + .26 of the four that top_k leaves is below .7
-    np.testing.assert_allclose(truncate(LOGITS, DecodingOptions(temperature=2.0)), LOGITS / 2.0)
-    assert support(truncate(LOGITS, DecodingOptions(min_p=0.6))) == [[1, 3]]
+    np.testing.assert_allclose(truncate(LOGITS, GenerationConfig(temperature=2.0)), LOGITS / 2.0)
+    assert support(truncate(LOGITS, GenerationConfig(min_p=0.6))) == [[1, 3]]
 
 
 @settings(max_examples=50, deadline=None)
@@ -78,7 +78,7 @@ def test_what_has_no_probability_is_never_drawn(xp, dtype):
 @pytest.mark.parametrize("settings", [{"temperature": 0.7}, {"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.3}])
 def test_draws_follow_the_distribution(settings):
     """Chi-square over 4000 draws; 25 is beyond the 99.99th percentile for up to 5 degrees of freedom."""
-    logits = truncate(np.repeat(LOGITS, 4000, axis=0), DecodingOptions(**settings))
+    logits = truncate(np.repeat(LOGITS, 4000, axis=0), GenerationConfig(**settings))
     expected = np.exp(log_softmax(logits[:1]))[0] * 4000
     drawn = draw(logits, Rng(3).uniform((4000,)).tolist())
     counts = np.bincount(drawn, minlength=6)

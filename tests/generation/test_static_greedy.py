@@ -8,20 +8,20 @@ import pytest
 
 from tests.generation.definitions import SOURCES, lively_model, padded
 from tests.reference import small_language_model
-from xformer.generation import DecodingOptions, decode, generate
-from xformer.generation.greedy_sampling import search_stepwise
+from xformer.generation import GenerationConfig, generate
+from xformer.generation.greedy_sampling import greedy_or_sample
 from xformer.generation.lengths import LengthRange
-from xformer.generation.static_greedy import can_be_fixed, search_fixed
+from xformer.generation.static_greedy import is_supported, static_greedy
 
 entrance = importlib.import_module("xformer.generation.generate")  # the function has the name of its module
 POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
 PROMPTS = [[3, 4, 5], [6, 7, 8]]
 
 
-def both(monkeypatch, call, record=lambda step: step):
-    """What a call finds by either search; and the reason where steps cannot be alike."""
+def both(monkeypatch, call, capture=lambda step: step):
+    """Return the results of a call with either search."""
     found = []
-    for run in (search_stepwise, lambda task: search_fixed(task, record)):
+    for run in (greedy_or_sample, lambda batch: static_greedy(batch, capture)):
         monkeypatch.setattr(entrance, "search", run)
         found.append(call())
     return found
@@ -37,34 +37,34 @@ def assert_alike(grown, fixed):
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_translations(monkeypatch, positions):
     model = lively_model(1, positions=positions)
-    grown, fixed = both(monkeypatch, lambda: decode(model, padded(SOURCES), DecodingOptions(min_length=2)))
+    grown, fixed = both(monkeypatch, lambda: generate(model, padded(SOURCES), GenerationConfig(min_new_tokens=2)))
     assert len({len(row[0].tokens) for row in grown}) > 1
     assert_alike(grown, fixed)
 
 
 def test_on_every_library(monkeypatch, xp):
     model = lively_model(2).to(xp)
-    assert_alike(*both(monkeypatch, lambda: decode(model, padded(SOURCES), DecodingOptions(max_length=9))))
+    assert_alike(*both(monkeypatch, lambda: generate(model, padded(SOURCES), GenerationConfig(max_new_tokens=9))))
 
 
 @pytest.mark.parametrize("special_tokens", [True, False])
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_continuations(monkeypatch, positions, special_tokens):
     model = small_language_model(positions=positions, seed=3)
-    options = DecodingOptions(max_length=20)
+    options = GenerationConfig(max_new_tokens=20)
     assert_alike(*both(monkeypatch, lambda: generate(model, PROMPTS, options, special_tokens=special_tokens)))
 
 
 def test_limits_of_their_own_and_a_prefix(monkeypatch):
     model = lively_model(3)
-    options = DecodingOptions(max_length_ratio=1.5, min_length_ratio=0.5)
-    assert_alike(*both(monkeypatch, lambda: decode(model, padded(SOURCES), options, prefix=[[5]] * len(SOURCES))))
+    options = GenerationConfig(max_length_ratio=1.5, min_length_ratio=0.5)
+    assert_alike(*both(monkeypatch, lambda: generate(model, padded(SOURCES), options, prefix=[[5]] * len(SOURCES))))
 
 
 def test_the_search_ends_soon_after_all_sentences_did(monkeypatch):
     steps = []
 
-    def record(step):
+    def capture(step):
         def counted():
             steps.append(1)
             step()
@@ -72,7 +72,9 @@ def test_the_search_ends_soon_after_all_sentences_did(monkeypatch):
         return counted
 
     model = lively_model(1)
-    grown, fixed = both(monkeypatch, lambda: decode(model, padded(SOURCES), DecodingOptions(max_length=300)), record)
+    grown, fixed = both(
+        monkeypatch, lambda: generate(model, padded(SOURCES), GenerationConfig(max_new_tokens=300)), capture
+    )
     assert_alike(grown, fixed)
     longest = max(len(row[0].tokens) for row in grown)
     assert longest < 200
@@ -83,17 +85,17 @@ def test_sentences_at_their_limits_keep_nobody_waiting(monkeypatch):
     model, steps = lively_model(3, positions="sinusoidal"), []
     search = entrance.search
 
-    def with_limits(task):
-        task.ranges[:] = [LengthRange(0, maximum) for maximum in (300, 3)]  # the first ends after 2 tokens
-        return search_fixed(task, lambda step: lambda: (steps.append(1), step())[1])
+    def with_limits(batch):
+        batch.lengths.ranges[:] = [LengthRange(0, maximum) for maximum in (300, 3)]  # the first ends after 2 tokens
+        return static_greedy(batch, lambda step: lambda: (steps.append(1), step())[1])
 
     monkeypatch.setattr(entrance, "search", with_limits)
-    found = decode(model, padded(SOURCES[:2]), DecodingOptions(max_length=300))
+    found = generate(model, padded(SOURCES[:2]), GenerationConfig(max_new_tokens=300))
     assert [(len(row[0].tokens), row[0].finished) for row in found] == [(2, True), (3, False)]
     assert len(steps) < 20
     del steps[:]
-    monkeypatch.setattr(entrance, "search", lambda task: search_fixed(task, lambda step: (steps.append(1), step)[1]))
-    assert len(generate(small_language_model(), PROMPTS, DecodingOptions(max_length=1), special_tokens=False)) == 2
+    monkeypatch.setattr(entrance, "search", lambda batch: static_greedy(batch, lambda step: (steps.append(1), step)[1]))
+    assert len(generate(small_language_model(), PROMPTS, GenerationConfig(max_new_tokens=1), special_tokens=False)) == 2
     assert steps == []  # no token comes after the only one
     monkeypatch.setattr(entrance, "search", search)
 
@@ -106,16 +108,22 @@ def test_sentences_at_their_limits_keep_nobody_waiting(monkeypatch):
         ({"num_beams": 2}, False),
         ({"repetition_penalty": 1.5}, False),
         ({"no_repeat_ngram_size": 2}, False),
-        ({"topics": [[[[5]]], [], []]}, False),
+        ({"sequence_bias": [[[[5]]], [], []]}, False),
         ({"prefix": [[5], [5, 6], [5]]}, False),
         ({"window": 3}, False),
+        ({"logits_processors": [lambda histories, logits: logits]}, False),
+        ({"stopping_criteria": [lambda histories: [False] * len(histories)]}, False),
     ],
     ids=str,
 )
-def test_what_can_be_alike(monkeypatch, settings, fixed):
-    tasks, search = [], entrance.search
-    monkeypatch.setattr(entrance, "search", lambda task: tasks.append(task) or search(task))
+def test_supported_settings(monkeypatch, settings, fixed):
+    batches, search = [], entrance.search
+    monkeypatch.setattr(entrance, "search", lambda batch: batches.append(batch) or search(batch))
     kind = {name: settings.pop(name) for name in ("window",) if name in settings}
-    own = {name: settings.pop(name) for name in ("prefix", "topics") if name in settings}
-    decode(lively_model(1, **kind), padded(SOURCES[:3]), DecodingOptions(max_length=5, **settings), **own)
-    assert can_be_fixed(tasks[0]) is fixed
+    own = {
+        name: settings.pop(name)
+        for name in ("prefix", "sequence_bias", "logits_processors", "stopping_criteria")
+        if name in settings
+    }
+    generate(lively_model(1, **kind), padded(SOURCES[:3]), GenerationConfig(max_new_tokens=5, **settings), **own)
+    assert is_supported(batches[0]) is fixed

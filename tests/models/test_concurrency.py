@@ -11,7 +11,7 @@ import xformer
 from tests.conftest import library_or_skip
 from xformer import threads
 from xformer.backends import to_host
-from xformer.generation import DecodingOptions, decode
+from xformer.generation import generate
 from xformer.kernels.numpy import flash_attention as tiled
 from xformer.tree import flatten
 
@@ -68,8 +68,8 @@ def work(model, number):
         to_host(model(source, target)),
         to_host(value),
         *map(to_host, flatten(gradients)[0]),
-        [[h.tokens for h in found] for found in decode(model, short, DecodingOptions(max_length=6))],
-        [[h.score for h in found] for found in decode(model, short, DecodingOptions(num_beams=2, max_length=6))],
+        [[h.tokens for h in found] for found in generate(model, short, max_new_tokens=6)],
+        [[h.score for h in found] for found in generate(model, short, num_beams=2, max_new_tokens=6)],
     ]
 
 

@@ -9,16 +9,15 @@ from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationScore
 from xformer.pipelines.seq2seq import Output, Result, TextToText
 from xformer.text import ParallelCorpus, bleu, rouge
-from xformer.training import TokenizerSettings
-from xformer.training.interrupt import Stopped, stop_on_signals
+from xformer.training.interrupt import Stopped, check_stop, stop_on_signals
 
 CORPUS = ParallelCorpus(["a b", "a b c d", "b", "c"], ["A", "B", "A B C D E", "C"], line_numbers=[1, 3, 4, 6])
-WORDS = TokenizerSettings(vocab_size=30, model="words")
+WORDS = {"vocab_size": 30, "model": "words"}
 
 
 @pytest.fixture(scope="module")
 def tokenizers():
-    return Tokenizers.train(CORPUS, WORDS)
+    return Tokenizers.train(CORPUS, **WORDS)
 
 
 def test_what_fits_is_encoded(tokenizers):
@@ -57,7 +56,7 @@ def test_long_sources_can_be_cut(tokenizers):
 
 def test_documents_are_split_into_sentences():
     corpus = ParallelCorpus(["We try. It works.", "One more."], ["it works", "more"])
-    tokenizers = Tokenizers.train(corpus, TokenizerSettings(vocab_size=60, documents=True, lowercase=True))
+    tokenizers = Tokenizers.train(corpus, vocab_size=60, documents=True, lowercase=True)
     assert tokenizers.documents
     first, second = tokenizers.encode(corpus).source
     assert first.count(tokenizers.source.sep_id) == 1
@@ -82,7 +81,7 @@ def write_always(monkeypatch, text):
     monkeypatch.setattr(
         TextToText,
         "batches_of_ids",
-        lambda self, encoded, request: iter(
+        lambda self, encoded, **options: iter(
             [[Result(r, [Output(text, [], 0.0, 0.0, True)]) for r in range(len(encoded))]]
         ),
     )
@@ -91,7 +90,7 @@ def write_always(monkeypatch, text):
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_validation_scores_what_the_model_writes(lowercase, monkeypatch):
     corpus = ParallelCorpus(["a b c d e"], ["The dog runs across the field"])
-    tokenizers = Tokenizers.train(corpus, TokenizerSettings(vocab_size=30, model="words", lowercase=lowercase))
+    tokenizers = Tokenizers.train(corpus, vocab_size=30, model="words", lowercase=lowercase)
     encoded, text = EncodedCorpus.encode(corpus, tokenizers, max_length=9), "the dog runs across a field"
     write_always(monkeypatch, text)
     score = ValidationScore(encoded, tokenizers)
@@ -108,7 +107,7 @@ def test_validation_scores_what_the_model_writes(lowercase, monkeypatch):
 def test_validation_takes_texts_of_any_length():
     """Whether they are too long was decided when the corpus was read."""
     corpus = ParallelCorpus(["a " * 1100], ["A"])
-    tokenizers = Tokenizers.train(corpus, WORDS)
+    tokenizers = Tokenizers.train(corpus, **WORDS)
     encoded = EncodedCorpus.encode(corpus, tokenizers, max_length=1200)
     score = ValidationScore(encoded, tokenizers, measure=lambda outputs, references: 1.0)
     assert score(make_model(tokenizers)) == 1.0
@@ -116,9 +115,11 @@ def test_validation_takes_texts_of_any_length():
 
 def test_writing_for_a_validation_ends_after_the_batch_under_way():
     corpus = ParallelCorpus(["a b"] * 300, ["A B"] * 300)
-    tokenizers = Tokenizers.train(corpus, WORDS)
+    tokenizers = Tokenizers.train(corpus, **WORDS)
     measured = []
-    score = ValidationScore(EncodedCorpus.encode(corpus, tokenizers, max_length=9), tokenizers, measure=measured.append)
+    score = ValidationScore(
+        EncodedCorpus.encode(corpus, tokenizers, max_length=9), tokenizers, measure=measured.append, on_batch=check_stop
+    )
     with stop_on_signals():
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Stopped):

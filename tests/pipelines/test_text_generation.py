@@ -7,11 +7,10 @@ import pytest
 
 from tests.reference import raises_line
 from xformer.errors import CheckpointError, ConfigError, DataError
-from xformer.generation import DecodingOptions
+from xformer.generation import GenerationConfig
 from xformer.generation import generate as search
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.pipelines import TextGenerator
-from xformer.pipelines.text_generation import SETTINGS
 from xformer.text import Tokenizer
 from xformer.tree import map_arrays
 
@@ -33,8 +32,8 @@ def generator():
 
 
 def test_a_continuation_is_as_long_as_it_may_be_and_text_alone(generator):
-    found = generator.continuations(PROMPTS, max_length=40)
-    for (output,), text in zip(found, generator(PROMPTS, max_length=40), strict=True):
+    found = generator.continuations(PROMPTS, max_new_tokens=40)
+    for (output,), text in zip(found, generator(PROMPTS, max_new_tokens=40), strict=True):
         assert len(output.tokens) == len(output.text) == 40
         assert min(output.tokens) > 3
         assert output.text == generator.tokenizer.decode(output.tokens) == text
@@ -44,8 +43,8 @@ def test_a_continuation_is_as_long_as_it_may_be_and_text_alone(generator):
 
 def test_within_its_sight_it_is_greedy_search(generator):
     prompt = generator.tokenizer.encode_text("the ")
-    ((expected,),) = search(generator._writer, [prompt], DecodingOptions(max_length=8), special_tokens=False)
-    ((output,),) = generator.continuations(["the "], max_length=8, top_k=1)
+    ((expected,),) = search(generator.model, [prompt], max_new_tokens=8, suppress_tokens=range(4), special_tokens=False)
+    ((output,),) = generator.continuations(["the "], max_new_tokens=8, top_k=1)
     assert output.tokens == expected.tokens
     assert output.log_probability == pytest.approx(expected.log_probability, abs=1e-9)
 
@@ -61,7 +60,7 @@ def test_a_long_text_goes_on_from_its_later_half(generator):
         shown = [*shown, int(logits.argmax())]
         ids = [*ids, shown[-1]]
         shown = ids[-6:] if len(shown) == 12 else shown
-    ((output,),) = generator.continuations(["the cat sat on the mat"], max_length=20, top_k=1)
+    ((output,),) = generator.continuations(["the cat sat on the mat"], max_new_tokens=20, top_k=1)
     assert output.tokens == ids[-20:]
     assert output.log_probability == pytest.approx(log_probability, abs=1e-9)
 
@@ -69,82 +68,85 @@ def test_a_long_text_goes_on_from_its_later_half(generator):
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "alibi"])
 def test_every_scheme_of_positions_writes_long_texts(positions):
     generator = make(positions=positions, max_positions=12)
-    assert [len(text) for text in generator(["the", "the cat sat on"], max_length=50)] == [50, 50]
+    assert [len(text) for text in generator(["the", "the cat sat on"], max_new_tokens=50)] == [50, 50]
 
 
 def test_what_is_drawn_depends_on_seed_and_prompt_alone(generator):
-    together = generator.continuations(PROMPTS, max_length=30, seed=1)
-    assert generator.continuations(PROMPTS, max_length=30, seed=1) == together
-    assert generator(PROMPTS, max_length=30, seed=2) != generator(PROMPTS, max_length=30, seed=1)
+    together = generator.continuations(PROMPTS, max_new_tokens=30, seed=1)
+    assert generator.continuations(PROMPTS, max_new_tokens=30, seed=1) == together
+    assert generator(PROMPTS, max_new_tokens=30, seed=2) != generator(PROMPTS, max_new_tokens=30, seed=1)
     for number, prompt in enumerate(PROMPTS):
-        ((alone,),) = generator.continuations([prompt], first_number=number, max_length=30, seed=1)
+        ((alone,),) = generator.continuations([prompt], first_index=number, max_new_tokens=30, seed=1)
         assert alone.tokens == together[number][0].tokens
-    small = generator.continuations(PROMPTS, max_length=30, seed=1, batch_tokens=1)
+    small = generator.continuations(PROMPTS, max_new_tokens=30, seed=1, batch_tokens=1)
     assert [each[0].tokens for each in small] == [each[0].tokens for each in together]
 
 
 def test_the_same_prompt_twice_gives_two_texts(generator):
-    first, second = generator(["the", "the"], max_length=30)
+    first, second = generator(["the", "the"], max_new_tokens=30)
     assert first != second
 
 
 def test_several_texts_come_most_probable_first(generator):
-    found = generator.continuations(["the", "on"], num_return_sequences=3, max_length=20, temperature=3.0)
+    found = generator.continuations(["the", "on"], num_return_sequences=3, max_new_tokens=20, temperature=3.0)
     for each in found:
         assert len({output.text for output in each}) == 3
         assert [output.log_probability for output in each] == sorted(
             (output.log_probability for output in each), reverse=True
         )
-    texts = generator(["the", "on"], num_return_sequences=3, max_length=20, temperature=3.0)
+    texts = generator(["the", "on"], num_return_sequences=3, max_new_tokens=20, temperature=3.0)
     assert texts == [[output.text for output in each] for each in found]
 
 
 def test_a_beam_finds_what_is_more_probable(generator):
-    ((greedy,),) = generator.continuations(["the"], max_length=6, top_k=1)
-    (beams,) = generator.continuations(["the"], max_length=6, num_beams=4, num_return_sequences=2)
+    ((greedy,),) = generator.continuations(["the"], max_new_tokens=6, top_k=1)
+    (beams,) = generator.continuations(["the"], max_new_tokens=6, num_beams=4, num_return_sequences=2)
     assert len(beams) == 2
     assert beams[0].log_probability >= greedy.log_probability - 1e-9
     assert beams[0].log_probability >= beams[1].log_probability
-    with raises_line(ConfigError, r"prompt 2 of 8 tokens and max_length 6 are more than the 12 tokens that this model"):
-        generator(["the", "the cat "], max_length=6, num_beams=4)
+    with raises_line(ConfigError, r"prompt 2 has 8 tokens and max_new_tokens is 6; beam search expects at most"):
+        generator(["the", "the cat "], max_new_tokens=6, num_beams=4)
 
 
-def test_topics_are_favoured(generator):
-    plain, steered = (
-        "".join(generator(["the"] * 4, max_length=30, topics=topics, topic_strength=20.0)) for topics in (None, ["cat"])
-    )
+def test_sequence_bias_are_favoured(generator):
+    settings = {"max_new_tokens": 30, "sequence_bias_strength": 20.0}
+    plain, steered = ("".join(generator(["the"] * 4, sequence_bias=bias, **settings)) for bias in (None, ["cat"]))
     assert steered.count("cat") > plain.count("cat")
 
 
 def test_pieces_of_words_keep_their_spaces():
     generator = make("low lower lowest slow slower " * 8, model="bpe", context_length=16)
-    ((output,),) = generator.continuations(["low"], max_length=12)
+    ((output,),) = generator.continuations(["low"], max_new_tokens=12)
     tokenizer = generator.tokenizer
     assert "low" + output.text == tokenizer.decode([*tokenizer.encode_text("low"), *output.tokens])
 
 
 def test_what_it_refuses(generator):
-    with raises_line(DataError, r"prompt 2 has characters that the model has never seen: 'X', 'é'; leave them out"):
+    with raises_line(DataError, r"prompt 2 has characters that the tokenizer does not know: 'X', 'é'"):
         generator(["the", "Xé"])
     with raises_line(DataError, r"prompt 8 has characters"):
-        generator.continuations(["the", "é"], first_number=6)
-    with raises_line(DataError, r"prompt 1 is empty, and the model has never seen a line end"):
+        generator.continuations(["the", "é"], first_index=6)
+    with raises_line(DataError, r"prompt 1 is empty and the tokenizer has no line end"):
         make("no line ends here")([""])
-    with raises_line(DataError, r"got one text; expected a list of prompts"):
+    with raises_line(DataError, r"prompts is a single text; expected a list of texts"):
         generator("the")
-    with raises_line(ConfigError, r"unknown key 'desired_length' in the request"):
-        generator(["the"], desired_length=3)
-    with raises_line(ConfigError, r"num_beams is 2 and a setting of sampling is given"):
+    with raises_line(ConfigError, r"unknown key 'target_length' in GenerationConfig"):
+        generator(["the"], target_length=3)
+    with raises_line(ConfigError, r"length_penalty does not apply to text generation; omit it"):
+        generator(["the"], num_beams=2, length_penalty=1.0)
+    with raises_line(ConfigError, r"num_beams is 2 and sampling is requested"):
         generator(["the"], num_beams=2, temperature=1.0)
-    with raises_line(ConfigError, r"the model sees 2 tokens at a time; expected at least 3"):
+    with raises_line(ConfigError, r"the context has 2 tokens; expected at least 3"):
         make(positions="learned", max_positions=2, context_length=2)
-    with raises_line(CheckpointError, r"the tokenizer has \d+ tokens, the model \d+; they are not of one run"):
+    with raises_line(CheckpointError, r"the tokenizer has \d+ tokens, the model \d+; expected both from the same run"):
         TextGenerator(generator.model, Tokenizer.train(["abc"], 60, model="characters"))
 
 
-def test_without_any_wish_texts_are_sampled_as_the_documentation_says(generator):
-    options = generator.request().decoding
-    assert (options.method, options.temperature, options.top_k, options.max_length) == ("sampling", 0.8, 200, 500)
-    assert generator.request(top_p=0.9, temperature=None).decoding.temperature is None
-    assert generator.request(num_beams=3).decoding.method == "beam"
-    assert set(SETTINGS) >= {"seed", "num_return_sequences"}
+def test_the_default_is_sampling_as_documented(generator):
+    config = generator.resolve_config()
+    assert (config.method, config.temperature, config.top_k, config.max_new_tokens) == ("sampling", 0.8, 200, 500)
+    assert generator.resolve_config(top_p=0.9, temperature=None).temperature is None
+    assert generator.resolve_config(num_beams=3).method == "beam"
+    assert generator.resolve_config(do_sample=False).method == "greedy"
+    assert generator.resolve_config(GenerationConfig(max_new_tokens=7)) == GenerationConfig(max_new_tokens=7)
+    assert generator.resolve_config(GenerationConfig(), top_k=2) == GenerationConfig(top_k=2, max_new_tokens=500)

@@ -1,35 +1,38 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
 from xformer.errors import CheckpointError
 from xformer.pipelines import Tokenizers
+from xformer.runs.tasks import build_model
 from xformer.text import ParallelCorpus
-from xformer.training import Recipe, RunDirectory, TokenizerSettings
+from xformer.training import Recipe, RunDirectory
 
 CORPUS = ParallelCorpus(["One two", "two three"], ["eins zwei", "zwei drei"])
 
 
 def test_a_joint_vocabulary_is_one_object():
-    tokenizers = Tokenizers.train(CORPUS, TokenizerSettings(vocab_size=60))
+    tokenizers = Tokenizers.train(CORPUS, vocab_size=60)
     assert tokenizers.source is tokenizers.target
     assert tokenizers.by_side() == {"joint": tokenizers.source}
     assert 3 not in tokenizers.source.encode("zwei two")
 
 
 def test_separate_vocabularies_know_their_own_side():
-    tokenizers = Tokenizers.train(CORPUS, TokenizerSettings(vocab_size=60, joint=False))
+    tokenizers = Tokenizers.train(CORPUS, vocab_size=60, joint=False)
     assert list(tokenizers.by_side()) == ["source", "target"]
     assert 3 in tokenizers.source.encode("zwei")
     assert 3 not in tokenizers.target.encode("zwei")
 
 
 def test_settings_are_handed_on():
-    tokenizers = Tokenizers.train(CORPUS, TokenizerSettings(vocab_size=60, model="words", lowercase=True))
+    tokenizers = Tokenizers.train(CORPUS, vocab_size=60, model="words", lowercase=True)
     assert (tokenizers.source.model, tokenizers.source.lowercase) == ("words", True)
 
 
 def test_encode():
-    tokenizers = Tokenizers.train(CORPUS, TokenizerSettings(vocab_size=60, joint=False))
+    tokenizers = Tokenizers.train(CORPUS, vocab_size=60, joint=False)
     pairs = tokenizers.encode(CORPUS)
     assert [tokenizers.source.decode(ids) for ids in pairs.source] == CORPUS.source
     assert [tokenizers.target.decode(ids) for ids in pairs.target] == CORPUS.target
@@ -37,7 +40,7 @@ def test_encode():
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_they_come_back_from_a_run(tmp_path, joint):
-    tokenizers = Tokenizers.train(CORPUS, TokenizerSettings(vocab_size=60, joint=joint))
+    tokenizers = Tokenizers.train(CORPUS, vocab_size=60, joint=joint)
     run = RunDirectory(tmp_path / "run")
     run.start({}, tokenizers.by_side())
     loaded = Tokenizers.load(run)
@@ -56,12 +59,12 @@ def test_a_model_for_them(joint):
         "training": {"seed": 5, "dtype": "float64"},
     }
     recipe = Recipe.from_dict(tables)
-    tokenizers = Tokenizers.train(CORPUS, recipe.tokenizer)
-    model = tokenizers.make_model(recipe, np)
+    tokenizers = Tokenizers.train(CORPUS, **dataclasses.asdict(recipe.tokenizer))
+    model = build_model(recipe, tokenizers, np)
     assert model.config.share_embeddings == joint
     assert model.config.source_vocab_size == tokenizers.source.vocab_size
     assert model.config.target_vocab_size == tokenizers.target.vocab_size
     assert model.config.d_model == 16
     assert model.source_embedding.weight.dtype == np.float64
-    other = tokenizers.make_model(recipe.with_training(seed=6), np)
+    other = build_model(recipe.with_training(seed=6), tokenizers, np)
     assert not np.array_equal(model.source_embedding.weight, other.source_embedding.weight)

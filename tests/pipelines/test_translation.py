@@ -8,7 +8,7 @@ import pytest
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.generation import Hypothesis
 from xformer.models import Transformer, TransformerConfig
-from xformer.pipelines import GenerationRequest, Tokenizers, Translator, check_source_lengths
+from xformer.pipelines import Tokenizers, Translator, check_source_lengths
 from xformer.text import Tokenizer, numbers_task
 from xformer.training import RunDirectory
 
@@ -42,63 +42,63 @@ def run(tmp_path, translator):
 
 def test_order_is_kept(translator):
     single = [translator([line])[0] for line in LINES]
-    assert translator(LINES, max_length=30) == [translator([line], max_length=30)[0] for line in LINES]
-    assert translator(LINES[::-1], max_length=30) == translator(LINES, max_length=30)[::-1]
+    assert translator(LINES, max_new_tokens=30) == [translator([line], max_new_tokens=30)[0] for line in LINES]
+    assert translator(LINES[::-1], max_new_tokens=30) == translator(LINES, max_new_tokens=30)[::-1]
     assert len(set(single)) > 1
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 20, 100])
 def test_batches_change_nothing(translator, batch_tokens):
-    assert translator(LINES, batch_tokens=batch_tokens, max_length=30) == translator(LINES, max_length=30)
+    assert translator(LINES, batch_tokens=batch_tokens, max_new_tokens=30) == translator(LINES, max_new_tokens=30)
 
 
 def test_blank_lines_become_empty(translator):
     lines = ["", LINES[0], "   ", "\t", LINES[1]]
-    translated = translator(lines, max_length=5)
+    translated = translator(lines, max_new_tokens=5)
     assert [translated[row] for row in (0, 2, 3)] == ["", "", ""]
-    assert [translated[row] for row in (1, 4)] == translator(LINES[:2], max_length=5)
+    assert [translated[row] for row in (1, 4)] == translator(LINES[:2], max_new_tokens=5)
     assert translator([]) == []
 
 
 def test_batches_come_by_length_and_hold_every_row_once(translator):
-    batches = list(translator.batches(LINES, GenerationRequest.of(batch_tokens=30, max_length=4)))
-    rows = [translation.row for batch in batches for translation in batch]
+    batches = list(translator.batches(LINES, batch_tokens=30, max_new_tokens=4))
+    rows = [translation.text_index for batch in batches for translation in batch]
     assert sorted(rows) == list(range(len(LINES)))
     lengths = [len(translator.tokenizers.source.encode(LINES[row])) for row in rows]
     assert lengths == sorted(lengths)
     for batch in batches:
-        longest = max(len(translator.tokenizers.source.encode(LINES[item.row])) + 1 for item in batch)
+        longest = max(len(translator.tokenizers.source.encode(LINES[item.text_index])) + 1 for item in batch)
         assert len(batch) == 1 or longest * len(batch) <= 30
 
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_what_reaches_the_limit_is_marked(translator, monkeypatch, finished):
     found = Hypothesis([7, 8], -1.5, -0.5, finished)
-    monkeypatch.setattr("xformer.pipelines.seq2seq.decode", lambda *a, **k: [[found]])
+    monkeypatch.setattr("xformer.pipelines.seq2seq.generate", lambda *a, **k: [[found]])
     ((output,),) = translator.outputs(LINES[:1])
     assert output == (translator.tokenizers.target.decode([7, 8]), [7, 8], -1.5, -0.5, finished, None)
 
 
 def test_cores_share_the_batches(translator, monkeypatch):
-    expected = translator(LINES, batch_tokens=20, max_length=10)
+    expected = translator(LINES, batch_tokens=20, max_new_tokens=10)
     for threads in ("1", "3"):
         monkeypatch.setenv("XFORMER_NUM_THREADS", threads)
-        assert translator(LINES, batch_tokens=20, max_length=10) == expected
+        assert translator(LINES, batch_tokens=20, max_new_tokens=10) == expected
 
 
 def test_products_have_one_thread_each(translator, monkeypatch):
     held = []
     monkeypatch.setattr(
-        "xformer.pipelines.seq2seq.blas_threads", lambda count: held.append(count) or contextlib.nullcontext()
+        "xformer.pipelines.batching.blas_threads", lambda count: held.append(count) or contextlib.nullcontext()
     )
     for threads in ("1", "3"):
         monkeypatch.setenv("XFORMER_NUM_THREADS", threads)
-        translator(LINES[:2], max_length=2)
+        translator(LINES[:2], max_new_tokens=2)
     assert held == [1, 1]
 
 
 def test_long_sentences_are_refused_before_anything_is_translated(translator, monkeypatch):
-    monkeypatch.setattr("xformer.pipelines.seq2seq.decode", lambda *a, **k: pytest.fail("translated"))
+    monkeypatch.setattr("xformer.pipelines.seq2seq.generate", lambda *a, **k: pytest.fail("translated"))
     with pytest.raises(DataError, match=r"text 2 has \d+ tokens; expected at most 8"):
         translator([LINES[0][:3], "one " * 9], max_source_length=8)
     with pytest.raises(DataError, match=r"file line 12 has"):
@@ -107,19 +107,19 @@ def test_long_sentences_are_refused_before_anything_is_translated(translator, mo
 
 def test_token_ids_are_translated_like_the_sentences_they_came_from(translator, monkeypatch):
     lines = [LINES[0], "  ", "", LINES[1]]
-    expected = translator(lines, max_length=5)
+    expected = translator(lines, max_new_tokens=5)
     encoded = translator.encode(lines)
     assert encoded[1:3] == [[], []]
     monkeypatch.setattr(Translator, "encode", lambda *a: pytest.fail("tokenized again"))
-    (batch,) = translator.batches_of_ids([array("i", ids) for ids in encoded], GenerationRequest.of(max_length=5))
+    (batch,) = translator.batches_of_ids([array("i", ids) for ids in encoded], max_new_tokens=5)
     assert {row: outputs[0].text for row, outputs in batch} == {0: expected[0], 3: expected[3]}
 
 
 def test_bad_limits(translator):
     with pytest.raises(ConfigError, match="batch_tokens is 0"):
         translator(LINES, batch_tokens=0)
-    with pytest.raises(ConfigError, match="max_length is 0"):
-        translator(LINES, max_length=0)
+    with pytest.raises(ConfigError, match="max_new_tokens is 0"):
+        translator(LINES, max_new_tokens=0)
 
 
 def test_a_tokenizer_of_another_size_is_refused(translator):
@@ -132,7 +132,7 @@ def test_a_tokenizer_of_another_size_is_refused(translator):
 
 def test_a_run_comes_back(run, translator):
     loaded = Translator.from_pretrained(run.path, xp=np)
-    assert loaded(LINES, max_length=10) == translator(LINES, max_length=10)
+    assert loaded(LINES, max_new_tokens=10) == translator(LINES, max_new_tokens=10)
     assert loaded.tokenizers.source is loaded.tokenizers.target
 
 

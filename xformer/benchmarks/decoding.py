@@ -16,7 +16,7 @@ import numpy as np
 from xformer.benchmarks import stacks
 from xformer.benchmarks.computation import Backend, Computation
 from xformer.benchmarks.interleaved import Workload, name_with_dtype
-from xformer.generation import DecodingOptions, decode
+from xformer.generation import GenerationConfig, generate
 from xformer.models import Transformer
 from xformer.tree import replace
 
@@ -68,8 +68,8 @@ def build(settings: dict[str, Any]) -> Computation:
     """Build translation by xformer on settings["backend"]."""
     backend = Backend.from_settings(settings)
     model = make_model(settings, backend.xp, backend.dtype)
-    options = DecodingOptions(num_beams=settings["beam"], max_length=NUM_TOKENS, keep_greedy=False)
-    search = functools.partial(decode, model, make_sources(settings), options)
+    config = GenerationConfig(num_beams=settings["beam"], max_new_tokens=NUM_TOKENS, keep_greedy=False)
+    search = functools.partial(generate, model, make_sources(settings), config)
 
     def step(index: int) -> list[list[int]]:
         return [hypotheses[0].tokens for hypotheses in search()]

@@ -187,7 +187,7 @@ def utf8(value: Any) -> Any:
 
 _WINS = "Where limits contradict each other for a sentence, the maximum wins."
 
-# Name, type with its help, default; the names are those of GenerationRequest and DecodingOptions.
+# Name, type with its help, default; the names are those of GenerationConfig and of the arguments of the pipelines.
 _OPTIONS: list[tuple[str, Any, Any]] = [
     ("num_beams", Annotated[int, option(SEARCH, "Hypotheses kept at each step; 1 is greedy search.", min=1)], 1),
     (
@@ -216,12 +216,12 @@ _OPTIONS: list[tuple[str, Any, Any]] = [
         None,
     ),
     (
-        "min_length",
+        "min_new_tokens",
         Annotated[int, option(LENGTH, f"Fewest tokens. {_WINS}")],
         0,
     ),
     (
-        "max_length",
+        "max_new_tokens",
         Annotated[
             int | None,
             option(
@@ -243,7 +243,7 @@ _OPTIONS: list[tuple[str, Any, Any]] = [
         None,
     ),
     (
-        "desired_length",
+        "target_length",
         Annotated[
             int | None,
             option(
@@ -254,7 +254,7 @@ _OPTIONS: list[tuple[str, Any, Any]] = [
     ),
     (
         "length_unit",
-        Annotated[str, option(LENGTH, "What --desired-length counts.", metavar="tokens|words")],
+        Annotated[str, option(LENGTH, "What --target-length counts.", metavar="tokens|words")],
         "tokens",
     ),
     (
@@ -281,7 +281,7 @@ _OPTIONS: list[tuple[str, Any, Any]] = [
     ),
     (
         "length_tolerance",
-        Annotated[float, option(LENGTH, "How far from --desired-length an output may be, as a fraction of it.")],
+        Annotated[float, option(LENGTH, "How far from --target-length an output may be, as a fraction of it.")],
         0.1,
     ),
     (
@@ -290,7 +290,7 @@ _OPTIONS: list[tuple[str, Any, Any]] = [
         None,
     ),
     (
-        "topics",
+        "sequence_bias",
         Annotated[
             list[str] | None,
             typer.Option(
@@ -303,7 +303,7 @@ _OPTIONS: list[tuple[str, Any, Any]] = [
         ],
         None,
     ),
-    ("topic_strength", Annotated[float, option(STEER, "How much to favor topics, in logits.")], 2.0),
+    ("sequence_bias_strength", Annotated[float, option(STEER, "How much to favor topics, in logits.")], 2.0),
     ("no_repeat_ngram_size", Annotated[int, option(STEER, "No n-gram of this size comes twice (0: any may).")], 0),
     (
         "repetition_penalty",

@@ -22,6 +22,7 @@ from xformer.pipelines import Translator, ValidationScore
 from xformer.text import DemoTask, copy_task, exact_match, numbers_task, reverse_task
 from xformer.text import bleu as word_bleu
 from xformer.training import Recipe, RunDirectory
+from xformer.training.interrupt import check_stop
 
 HELP = """Train a small translator on made-up text and show what it learned, in about a minute on two cores.
 
@@ -127,7 +128,7 @@ def run_demo(name: str, *, seconds: float | None, seed: int, out: Path, backend:
     console = make_console()
     console.print(f"task: {task.description}, for example {task.test.source[0]} -> {task.test.target[0]}")
     job.describe(console)
-    score = ValidationScore(job.valid, job.tokenizer_pair, measure=_bleu)
+    score = ValidationScore(job.valid, job.tokenizer_pair, measure=_bleu, on_batch=check_stop)
     with run.lock():
         outcome = train_job(
             job, run, console, task=job.task(score), stop_when=lambda _: score.outputs == task.valid.target

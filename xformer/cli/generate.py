@@ -22,7 +22,9 @@ from xformer.cli._options import (
     with_some_decoding_options,
 )
 from xformer.cli.translate import load_pipeline
+from xformer.config import field_names
 from xformer.errors import ConfigError
+from xformer.generation import GenerationConfig
 from xformer.pipelines import Continuation, TextGenerator
 from xformer.training import RunDirectory
 
@@ -43,8 +45,9 @@ the context of the model (context_length) is continued from its second half.
 _SEPARATOR = "-" * 15
 # Those of translate that mean something without a source and without an end, and what differs.
 _NAMES = (
-    "num_beams", "num_return_sequences", "num_beam_groups", "diversity_penalty", "keep_greedy", "max_length", "topics",
-    "topic_strength", "no_repeat_ngram_size", "repetition_penalty", "temperature", "top_k", "top_p", "min_p",
+    "num_beams", "num_return_sequences", "num_beam_groups", "diversity_penalty", "keep_greedy", "max_new_tokens",
+    "sequence_bias", "sequence_bias_strength", "no_repeat_ngram_size", "repetition_penalty",
+    "temperature", "top_k", "top_p", "min_p",
     "seed", "batch_tokens",
 )  # fmt: skip
 _INSTEAD: list[tuple[str, Any, Any]] = [
@@ -58,7 +61,7 @@ _INSTEAD: list[tuple[str, Any, Any]] = [
         Annotated[int, option(SEARCH, "Texts for each prompt, the most probable first.", min=1)],
         1,
     ),
-    ("max_length", Annotated[int, option(LENGTH, "Tokens to write.", min=1)], 500),
+    ("max_new_tokens", Annotated[int, option(LENGTH, "Tokens to write.", min=1)], 500),
     (
         "temperature",
         Annotated[float | None, option(SAMPLE, "Logits are divided by it (default: 0.8, or 1 with other options).")],
@@ -101,11 +104,13 @@ def generate(
         raise ConfigError("--prompt and --input are both given; expected only one of them")
     _io.check_output(output, source, RunDirectory(model).files())
     pipeline = load_pipeline(TextGenerator, model, backend)
-    pipeline.request(**settings)  # reports contradictions before any input is read
+    names = field_names(GenerationConfig)
+    # Report contradictions before any input is read.
+    pipeline.resolve_config(**{name: value for name, value in settings.items() if name in names})
     number = 0
     with _io.open_output(output) as write:
         for prompts in _read_prompts(prompt, source):
-            results = pipeline.continuations(prompts, first_number=number, **settings)
+            results = pipeline.continuations(prompts, first_index=number, **settings)
             for text, outputs in zip(prompts, results, strict=True):
                 write(list(_json_lines(number, text, outputs) if as_json else _texts(number, text, outputs)))
                 number += 1

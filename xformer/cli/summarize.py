@@ -16,7 +16,7 @@ out.
 \b
 A file          xformer summarize --model run --input test.abstract --output titles
 Ten words each  xformer summarize --model run --input test.abstract \\
-                  --num-beams 5 --desired-length 10 --length-unit words
+                  --num-beams 5 --target-length 10 --length-unit words
 On a topic      xformer summarize --model run --input test.abstract --topic "machine translation"
 
 Train the model with: xformer train --task summarization. Input and output are as with `xformer translate`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,10 +30,12 @@ from xformer.cli._options import (
 from xformer.cli._training import TrainArgs, TrainCommand, TrainingJob, start_run
 from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationScore
 from xformer.runs.recipe import error_context
+from xformer.runs.tasks import build_model
 from xformer.text import ParallelCorpus, Tokenizer, read_parallel
 from xformer.threads import num_threads
 from xformer.training import Recipe, RunDirectory, TranslationTask
 from xformer.training.data_parallel import shards_for
+from xformer.training.interrupt import check_stop
 
 HELP = """Train a translation model on parallel text: two files, line n of one translating line n of the other. With \
 --task summarization, train a summarizer: documents, one per line, and their summaries.
@@ -174,7 +177,7 @@ class ParallelTrainingJob(TrainingJob):
             ConfigError: If the vocabulary does not.
         """
         with error_context("[tokenizer]"):
-            tokenizers = tokenizers or Tokenizers.train(train, recipe.tokenizer)
+            tokenizers = tokenizers or Tokenizers.train(train, **dataclasses.asdict(recipe.tokenizer))
         settings = recipe.training
         encode = functools.partial(
             EncodedCorpus.encode,
@@ -183,14 +186,14 @@ class ParallelTrainingJob(TrainingJob):
             truncation=settings.truncation,
         )
         encoded, encoded_valid = encode(train, names=names[:2]), encode(valid, names=names[2:])
-        model = tokenizers.make_model(recipe, xp)
+        model = build_model(recipe, tokenizers, xp)
         # The last bits of the results depend on the number of shards, so it is part of the run.
         recipe = recipe.with_training(shards=settings.shards or shards_for(model, num_threads()))
         return cls(recipe, model, backend, tokenizers, encoded, encoded_valid)
 
     def task(self, score: ValidationScore | None = None) -> TranslationTask:
         """Return the task for a Trainer; the score defaults to that of the task."""
-        score = score or ValidationScore(self.valid, self.tokenizer_pair, self.recipe.task)
+        score = score or ValidationScore(self.valid, self.tokenizer_pair, self.recipe.task, on_batch=check_stop)
         return TranslationTask(
             self.model,
             self.train.pairs,

@@ -15,7 +15,9 @@ import typer
 from xformer.cli import _io
 from xformer.cli._console import line_progress, make_console, plural
 from xformer.cli._options import DATA, BackendOption, ModelOption, open_backend, with_decoding_options
-from xformer.pipelines import GenerationRequest, Output, TextGenerator, TextToText, Translator, check_source_lengths
+from xformer.config import field_names
+from xformer.generation import GenerationConfig
+from xformer.pipelines import Output, TextGenerator, TextToText, Translator, check_source_lengths
 from xformer.training import RunDirectory
 
 HELP = """Translate text with the best model of a training run: one line in, one line out, in the same order.
@@ -59,24 +61,26 @@ def transform_lines(
 
     A stream is processed as it arrives, a file as a whole, so that nothing is written if its last line is invalid.
     """
-    request = GenerationRequest.of(**settings)
+    options = dict(settings)
+    max_source_length = options.pop("max_source_length")
+    config = GenerationConfig(**{name: options[name] for name in field_names(GenerationConfig) if name in options})
     _io.check_output(output, source, RunDirectory(directory).files())
     pipeline = load_pipeline(pipeline_type, directory, backend)
     if _io.is_terminal(source):
         make_console(stderr=True).print("type a line; Ctrl-D ends the input")
     num_truncated: list[int] = []
-    chunks: Iterable[list[Sequence[int]]] = _encode(pipeline, source, request.max_source_length, num_truncated.append)
+    chunks: Iterable[list[Sequence[int]]] = _encode(pipeline, source, max_source_length, num_truncated.append)
     total = None
     if not _io.is_stream(source):
         chunks = list(chunks)
         total = sum(1 for encoded in chunks for ids in encoded if ids)
     num_unfinished, num_done = 0, 0
-    plain = request.decoding.num_return_sequences == 1 and not request.align
+    plain = config.num_return_sequences == 1 and not options["align"]
     visible = output != _io.STANDARD or not sys.stdout.isatty()
     with _io.open_output(output) as write, line_progress(total, visible=visible) as advance:
         for encoded in chunks:
             results: list[list[Output]] = [[] for _ in encoded]
-            for batch in pipeline.batches_of_ids(encoded, request, first_number=num_done):
+            for batch in pipeline.batches_of_ids(encoded, first_index=num_done, **options):
                 for row, outputs in batch:
                     results[row] = outputs
                     num_unfinished += not outputs[0].finished
@@ -86,12 +90,13 @@ def transform_lines(
             num_done += len(encoded)
     if sum(num_truncated):
         make_console(stderr=True).print(
-            f"note: {plural(sum(num_truncated), 'source')} truncated to {pipeline.cut_length} tokens, as in training"
+            f"note: {plural(sum(num_truncated), 'source')} truncated to {pipeline.max_source_tokens} tokens, as in "
+            "training"
         )
     if num_unfinished:
-        options = "--max-length" if request.desired_length is None else "--num-beams, --length-tolerance"
+        hint = "--max-new-tokens" if options["target_length"] is None else "--num-beams, --length-tolerance"
         make_console(stderr=True).print(
-            f"note: {plural(num_unfinished, 'output')} reached the length limit and may be incomplete ({options})"
+            f"note: {plural(num_unfinished, 'output')} reached the length limit and may be incomplete ({hint})"
         )
 
 
@@ -108,7 +113,7 @@ def _encode(
     name = _io.STANDARD_INPUT if source == _io.STANDARD else source
     first_number = 1
     for lines in _io.read_chunks(source):
-        ids_of_lines, num_truncated = pipeline.cut(pipeline.encode(lines))
+        ids_of_lines, num_truncated = pipeline.truncate(pipeline.encode(lines))
         add_truncated(num_truncated)
         encoded: list[Sequence[int]] = [array("i", ids) for ids in ids_of_lines]  # a file is held in memory
         num_valid = next((row for row, ids in enumerate(encoded) if len(ids) > max_source_length), len(encoded))

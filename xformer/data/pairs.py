@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from xformer.backends import Array, Device, Namespace, from_host
+from xformer.data.bucketing import fill_batches
 from xformer.errors import ConfigError, DataError
 from xformer.models.token_ids import pad
 from xformer.random import Rng
@@ -73,15 +74,8 @@ def plan_batches(pairs: TokenPairs, batch_tokens: int, rng: Rng | None) -> list[
     lengths = [max(len(s), len(t)) + 1 for s, t in zip(pairs.source, pairs.target, strict=True)]
     totals = [len(s) + len(t) for s, t in zip(pairs.source, pairs.target, strict=True)]
     noise = rng.fold("lengths").uniform((len(pairs),), 0.0, _LENGTH_NOISE).tolist() if rng else [0.0] * len(pairs)
-    batches: list[list[int]] = []
-    longest = 0
-    for row in sorted(range(len(pairs)), key=lambda row: (totals[row] + noise[row], row)):
-        longest = max(longest, lengths[row])
-        if batches and longest * (len(batches[-1]) + 1) <= batch_tokens:
-            batches[-1].append(row)
-        else:
-            batches.append([row])
-            longest = lengths[row]
+    order = sorted(range(len(pairs)), key=lambda row: (totals[row] + noise[row], row))
+    batches = fill_batches(order, lengths, batch_tokens)
     if rng is None:
         return batches
     return [batches[index] for index in rng.fold("order").permutation(len(batches))]

@@ -1,19 +1,23 @@
-"""Decoding: from a trained model to tokens."""
+"""Generation: from a model and its inputs to outputs."""
 
 from xformer.generation.alignment import alignments
-from xformer.generation.config import DecodingOptions
-from xformer.generation.generate import decode, generate
-from xformer.generation.greedy import greedy
+from xformer.generation.config import GenerationConfig
+from xformer.generation.generate import generate, stream
 from xformer.generation.hypothesis import Hypothesis, length_penalty
-from xformer.generation.lengths import default_limit
+from xformer.generation.lengths import default_max_length
+from xformer.generation.logits_processors import Histories, LogitsProcessor
+from xformer.generation.stopping_criteria import StoppingCriterion, StopSequences
 
 __all__ = [
-    "DecodingOptions",
+    "GenerationConfig",
+    "Histories",
     "Hypothesis",
+    "LogitsProcessor",
+    "StopSequences",
+    "StoppingCriterion",
     "alignments",
-    "decode",
-    "default_limit",
+    "default_max_length",
     "generate",
-    "greedy",
     "length_penalty",
+    "stream",
 ]

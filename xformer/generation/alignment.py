@@ -1,4 +1,4 @@
-"""Which tokens of the source each token of the output comes from."""
+"""Alignment of output tokens with source tokens."""
 
 from __future__ import annotations
 
@@ -19,27 +19,33 @@ def alignments(
     layer: int | None = None,
     lengths: Sequence[int] | None = None,
 ) -> list[Any]:
-    """The attention of each output token over the source tokens, as NumPy arrays (output tokens, source tokens).
+    """Return the attention of each output token over the source tokens, from one teacher-forced pass.
 
-    source: ids (sentences, source length); outputs: ids of each, without bos and eos, such as Hypothesis.tokens.
-    Columns are the tokens of the source that are not padding, in order; rows sum to one.
-    layer: the decoder layer whose mean over heads is taken. The default is the last but one, which Garg et al. (2019)
-    found to be nearest to how people align words.
-    lengths: what a model with a length encoding was told, eos included; default the outputs' own.
+    Args:
+        model: Encoder-decoder.
+        source: Source ids (inputs, source length), padded with pad_id.
+        outputs: Output ids of each input without bos and eos, such as `Hypothesis.tokens`.
+        layer: Decoder layer whose attention is averaged over heads. Default: the last but one, whose attention is
+            closest to word alignments (Garg et al., 2019).
+        lengths: Output lengths for a model with a length encoding, eos included. Default: lengths of the outputs.
 
-    All comes from one teacher-forced pass. Raises ConfigError for a layer that the model lacks, DataError for another
-    number of outputs than of sentences.
+    Returns:
+        One NumPy array (output tokens, source tokens) per input; padding is left out, rows sum to one.
+
+    Raises:
+        ConfigError: For a layer that the model does not have.
+        DataError: If the number of outputs differs from the number of inputs.
     """
     source, config = ids_of(model.source_ids(source)), model.config
     if len(outputs) != source.shape[0]:
-        raise DataError(f"got {len(outputs)} outputs for {source.shape[0]} sentences; expected one each")
+        raise DataError(f"got {len(outputs)} outputs for {source.shape[0]} inputs; expected one each")
     depth = config.num_decoder_layers
     layer = max(0, depth - 2) if layer is None else layer
     if not 0 <= layer < depth:
         raise ConfigError(f"layer is {layer}; expected 0 to {depth - 1} for a decoder of {depth} layers")
     if not outputs:
         return []
-    # The query that predicts a token is the token before it.
+    # A token is predicted by the query of the token before it.
     inputs = [[config.bos_id, *output[:-1]] for output in outputs]
     weights = model.cross_attention_weights(source, pad(inputs, config.pad_id), lengths=lengths)[layer]
     attention = to_host(array_namespace(weights).mean(weights, axis=1))  # (sentences, target, source)

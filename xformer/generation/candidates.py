@@ -1,4 +1,4 @@
-"""The best continuations of a beam's hypotheses."""
+"""The best candidates for extending the beams of a group."""
 
 from __future__ import annotations
 
@@ -6,64 +6,73 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from xformer.backends import Array, array_namespace, extra, resolve, to_host
+import numpy as np
+
+from xformer.backends import Array, array_namespace, extra, to_host
 from xformer.generation.logits_processors import log_sum_exp
 
 
 class Candidate(NamedTuple):
-    """One more token for a live hypothesis. place: the hypothesis among those of its group."""
+    """A beam extended by one token."""
 
-    log_probability: float  # of the whole, this token included
-    place: int
+    log_probability: float  # of the whole hypothesis, this token included
+    beam: int  # index among the beams of its group
     token: int
 
 
-class Continuations(NamedTuple):
-    """The best tokens of each row, on the host, as NumPy arrays.
+class TopTokens(NamedTuple):
+    """The best tokens of each row, as NumPy arrays.
 
-    tokens, gains: (rows, n), best first, with their log-probabilities; ends: (rows,) that of eos, or None.
+    Attributes:
+        tokens: (rows, n), best first.
+        log_probs: (rows, n).
+        eos_log_probs: (rows,), or None without eos.
     """
 
     tokens: Any
-    gains: Any
-    ends: Any
+    log_probs: Any
+    eos_log_probs: Any
 
 
-def continuations(logits: Array, count: int, eos_id: int | None) -> Continuations:
-    """Read the `count` best tokens of each row of logits (rows, vocabulary)."""
+def top_tokens(logits: Array, count: int, eos_id: int | None) -> TopTokens:
+    """Return the `count` best tokens of each row of logits (rows, vocabulary)."""
     xp = array_namespace(logits)
     values, tokens = extra.top_k(logits, min(count, int(logits.shape[-1])))
     normalizer = log_sum_exp(logits)
-    ends = None if eos_id is None else logits[:, eos_id : eos_id + 1] - normalizer
-    gains = values - normalizer if ends is None else xp.concat([values - normalizer, ends], axis=-1)
-    # The first read waits for the step; the second finds its work done.
-    host_tokens, host_gains = to_host(tokens), to_host(gains).astype("float64")
-    if ends is None:
-        return Continuations(host_tokens, host_gains, None)
-    return Continuations(host_tokens, host_gains[:, :-1], host_gains[:, -1])
+    log_probs = values - normalizer
+    if eos_id is not None:
+        log_probs = xp.concat([log_probs, logits[:, eos_id : eos_id + 1] - normalizer], axis=-1)
+    # The first copy waits for the step; at the second, the work is done.
+    host_tokens, host_log_probs = to_host(tokens), to_host(log_probs).astype("float64")
+    if eos_id is None:
+        return TopTokens(host_tokens, host_log_probs, None)
+    return TopTokens(host_tokens, host_log_probs[:, :-1], host_log_probs[:, -1])
 
 
-def ranked(
-    found: Continuations, totals: Sequence[Sequence[float]], rows: Sequence[Sequence[int]], count: int
+def rank_candidates(
+    top: TopTokens, totals: Sequence[Sequence[float]], rows: Sequence[Sequence[int]], count: int
 ) -> list[list[Candidate]]:
-    """The `count` best candidates of each group, best first; equal ones in the order of places, then of tokens' ranks.
+    """Return the `count` best candidates of each group, best first; ties are ordered by beam, then by token rank.
 
-    totals, rows: the log-probability and the row of each live hypothesis of each group; groups may differ in size.
+    Args:
+        top: Best tokens of each row.
+        totals: Log-probability of each beam of each group; groups may differ in size.
+        rows: Row of each beam of each group.
+        count: Candidates per group.
     """
-    host = resolve("numpy")
-    width, best = max(map(len, rows)), found.tokens.shape[1]
-    filled_rows = host.asarray([[*places, *[0] * (width - len(places))] for places in rows], dtype=host.int64)
-    filled = [[*given, *[-math.inf] * (width - len(given))] for given in totals]
-    scores = host.asarray(filled, dtype=host.float64)[:, :, None] + found.gains[filled_rows]  # (groups, places, n)
-    scores = host.reshape(scores, (len(rows), width * best))
-    order = host.argsort(-scores, axis=-1, stable=True)[:, :count]
-    chosen = host.take_along_axis(scores, order, axis=-1)
-    tokens = host.take_along_axis(host.reshape(found.tokens[filled_rows], (len(rows), width * best)), order, axis=-1)
+    width, num_tokens = max(map(len, rows)), top.tokens.shape[1]
+    padded_rows = np.asarray([[*group, *[0] * (width - len(group))] for group in rows], dtype=np.int64)
+    padded = [[*group, *[-math.inf] * (width - len(group))] for group in totals]
+    scores = np.asarray(padded, dtype=np.float64)[:, :, None] + top.log_probs[padded_rows]  # (groups, beams, n)
+    scores = np.reshape(scores, (len(rows), width * num_tokens))
+    order = np.argsort(-scores, axis=-1, stable=True)[:, :count]
+    best = np.take_along_axis(scores, order, axis=-1)
+    tokens = np.take_along_axis(np.reshape(top.tokens[padded_rows], scores.shape), order, axis=-1)
     return [
         [
-            Candidate(total, position // best, token)
+            Candidate(total, position // num_tokens, token)
             for total, position, token in zip(*columns, strict=True)
             if total > -math.inf
         ]
-        for columns in zip(chosen.tolist(), order.tolist(), tokens.tolist(), strict=True)
+        for columns in zip(best.tolist(), order.tolist(), tokens.tolist(), strict=True)
     ]

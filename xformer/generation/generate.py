@@ -1,205 +1,316 @@
-"""The entrance: sentences and options in, hypotheses out."""
+"""`generate` and `stream`: from model inputs to outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xformer.backends import Array, backend_of, to_host
 from xformer.errors import ConfigError, DataError
-from xformer.generation.beam import search_beams
-from xformer.generation.config import DecodingOptions
-from xformer.generation.greedy_sampling import search_stepwise
+from xformer.generation.batch import GenerationBatch, check_prefixes
+from xformer.generation.beam_search import beam_search
+from xformer.generation.config import GenerationConfig
+from xformer.generation.greedy_sampling import generate_steps, greedy_or_sample, start_samples
 from xformer.generation.hypothesis import Hypothesis
-from xformer.generation.lengths import LengthRange, MeasuredLengths, desired_ranges, length_ranges
+from xformer.generation.lengths import LengthLimits, LengthRange, length_ranges, target_ranges, unit_limits
+from xformer.generation.logits_processors import LogitsProcessor, build_logits_processors
 from xformer.generation.sampling import uniform_streams
-from xformer.generation.static_greedy import can_be_fixed, search_fixed
-from xformer.generation.task import DecodingTask, check_prefixes
-from xformer.generation.topic import Phrase, topic_foci
+from xformer.generation.scoring import CoveragePenalty
+from xformer.generation.sequence_bias import Phrase, phrase_sets
+from xformer.generation.static_greedy import is_supported, static_greedy
+from xformer.generation.stopping_criteria import StoppingCriterion
 from xformer.models import LanguageModel, Transformer
-from xformer.models.token_ids import ids_of
+from xformer.models.token_ids import ids_of, pad
 from xformer.random import Rng
 
 
-def decode(
-    model: Transformer,
-    source: Any,
-    options: DecodingOptions | None = None,
+def generate(
+    model: Transformer | LanguageModel,
+    inputs: Any,
+    config: GenerationConfig | None = None,
     *,
+    logits_processors: Sequence[LogitsProcessor] = (),
+    stopping_criteria: Sequence[StoppingCriterion] = (),
     rng: Rng | None = None,
-    sentence_numbers: Sequence[int] | None = None,
     prefix: Sequence[Sequence[int]] | None = None,
-    topics: Sequence[Sequence[Phrase]] | None = None,
-    desired_lengths: Sequence[int] | None = None,
-    length_of: Callable[[Sequence[int]], int] | None = None,
-    told_lengths: Sequence[int] | None = None,
-    never: Sequence[int] = (),
+    sequence_bias: Sequence[Sequence[Phrase]] | None = None,
+    target_lengths: Sequence[int] | None = None,
+    length_fn: Callable[[Sequence[int]], int] | None = None,
+    length_condition: Sequence[int] | None = None,
+    special_tokens: bool = True,
+    indices: Sequence[int] | None = None,
+    **overrides: Any,
 ) -> list[list[Hypothesis]]:
-    """Find the best outputs of a batch of sentences: of each, the n best hypotheses, best first.
+    """Generate outputs for a batch of inputs: `generate(model, source_ids, num_beams=5, length_penalty=1.0)`.
 
-    source: ids (sentences, source length), padded with pad_id on either side
-    options: default greedy search
-    rng: for sampling; what is drawn depends on the key, the number of the sentence and the position, never on the other
-    sentences
-    sentence_numbers: counted from 0 (default: the places in the batch); errors name a prefix by them, counted from 1
-    prefix: ids that each output begins with, one list a sentence
-    topics: phrases to favor, one list a sentence; a phrase is a list of alternative tokenizations
-    desired_lengths: of each output, eos not counted: outputs end within options.length_tolerance of them, by the range
-    method fixRng of Kikuchi et al. (2016). That takes a beam of at least two; greedy search and sampling may be cut at
-    the upper bound
-    length_of: what desired_lengths count, as a function of token ids, such as the words that they spell (default: the
-    tokens); a token more is at most one more
-    told_lengths: what a model with a length encoding (Takase and Okazaki, 2019) is told, in tokens without eos
-    (default: desired_lengths)
-    never: ids that no output has, beside pad_id and bos_id
+    The result for an input does not depend on the rest of the batch (up to rounding).
 
-    Hypotheses that did not end by the limit are returned only when none ended, with finished False. Fewer than num_return_sequences
-    come back when the search ends with fewer. The result does not depend on the batch (up to rounding).
+    Args:
+        model: Encoder-decoder or language model.
+        inputs: Encoder-decoder: source ids, an array (inputs, source length) padded with pad_id on either side, or
+            lists of any lengths. Language model: prompts, lists of ids of any lengths, at least one token each.
+        config: Settings. Default: greedy search.
+        logits_processors: Additional processors: functions (histories, logits) -> logits, see `LogitsProcessor`. They
+            run after those of the config.
+        stopping_criteria: Functions (histories) -> one bool per row; True ends the row, see `StoppingCriterion`.
+        rng: Source of samples; required if the config samples. A sample depends on the rng, the index of the input and
+            the position, never on other inputs.
+        prefix: Encoder-decoder: ids that each output begins with, one list per input.
+        sequence_bias: Phrases to favor (config.sequence_bias_strength), one list per input. A phrase is a list of
+            alternative tokenizations, each a list of ids.
+        target_lengths: Encoder-decoder: length of each output, eos excluded. Outputs end within
+            config.length_tolerance of it, by the method fixRng of Kikuchi et al. (2016). Use at least two beams:
+            greedy search and sampling may truncate at the upper bound.
+        length_fn: Function of token ids that measures target_lengths in another unit, e.g. words. One token more may
+            add at most one unit. Default: tokens.
+        length_condition: Length that a model with a length encoding (Takase and Okazaki, 2019) is conditioned on, in
+            tokens, eos excluded. Default: target_lengths.
+        special_tokens: Language model: False if pad_id, bos_id and eos_id are ordinary tokens, as in a plain character
+            model. Every output then has the maximum length.
+        indices: Index of each input in a longer list, which selects its random stream and numbers it in errors.
+            Default: 0, 1, ...
+        **overrides: Fields of `GenerationConfig` that replace those of the config.
 
-    Raises ConfigError for what contradicts each other, DataError for bad ids, and what the model raises.
+    Returns:
+        For each input up to config.num_return_sequences hypotheses, best first. Truncated hypotheses (finished is
+        False) are only returned if none finished.
+
+    Raises:
+        ConfigError: For invalid or contradictory settings.
+        DataError: For invalid ids.
     """
-    options = DecodingOptions() if options is None else options
-    source = ids_of(model.source_ids(source))
-    numbers = _numbers(sentence_numbers, source.shape[0])
-    measured = None
-    if desired_lengths is None:
-        ranges = length_ranges(options, source_lengths(model, source))
-    else:
-        ranges = desired_ranges(options, desired_lengths, source.shape[0])
-        if length_of is not None:
-            measured = MeasuredLengths(length_of, ranges)
-            ranges = measured.token_ranges(source_lengths(model, source))
-    ranges = _within_positions(model, ranges)
-    lengths = None
-    if model.config.length_encoding:
-        told = desired_lengths if told_lengths is None else told_lengths
-        if told is None:
-            raise ConfigError("this model has a length encoding; expected desired_lengths, one for each sentence")
-        lengths = [length + 1 for length in told]
-    return search(
-        DecodingTask(
-            model=model,
-            options=options,
-            begin=lambda: model.prefill(source, lengths=lengths),
-            first=[model.config.bos_id],
-            prefixes=check_prefixes(prefix, ranges, model, numbers, measured),
-            ranges=ranges,
-            measured=measured,
-            never=model.config.suppressed_ids | frozenset(never),
-            eos_id=model.config.eos_id,
-            foci=topic_foci(topics, len(ranges), model.vocab_size),
-            end_anywhere=desired_lengths is not None,
-            uniforms=streams(options, rng, numbers, ranges),
-            source=source,
-            lengths=lengths,
+    batch = _make_batch(
+        model,
+        inputs,
+        config,
+        logits_processors=logits_processors,
+        stopping_criteria=stopping_criteria,
+        rng=rng,
+        prefix=prefix,
+        sequence_bias=sequence_bias,
+        target_lengths=target_lengths,
+        length_fn=length_fn,
+        length_condition=length_condition,
+        special_tokens=special_tokens,
+        indices=indices,
+        **overrides,
+    )
+    return search(batch)
+
+
+def stream(
+    model: Transformer | LanguageModel, inputs: Any, config: GenerationConfig | None = None, **options: Any
+) -> Iterator[list[list[int]]]:
+    """Generate token by token, by greedy search or sampling; one output per input.
+
+    Args:
+        model: Encoder-decoder or language model.
+        inputs: As for `generate`.
+        config: Settings. Default: greedy search.
+        **options: Other arguments of `generate`, and fields of `GenerationConfig`.
+
+    Yields:
+        The new token ids of each input: usually one; none once the output has ended; several at first for a forced
+        prefix. Concatenated they are the tokens that `generate` returns.
+
+    Raises:
+        ConfigError: For beam search or several outputs per input, and as `generate`.
+        DataError: For invalid ids.
+    """
+    batch = _make_batch(model, inputs, config, **options)
+    if batch.config.method == "beam" or batch.config.num_return_sequences > 1:
+        raise ConfigError(
+            f"num_beams is {batch.config.num_beams} and num_return_sequences {batch.config.num_return_sequences}; "
+            "expected 1 of each: only a single output per input can be streamed"
         )
+    return _stream(batch)
+
+
+def search(batch: GenerationBatch) -> list[list[Hypothesis]]:
+    """Run the search that the config selects."""
+    if not batch.num_inputs:
+        return []
+    if batch.config.method == "beam":
+        return beam_search(batch)
+    capture = backend_of(batch.xp).graph_capture()
+    return static_greedy(batch, capture) if capture and is_supported(batch) else greedy_or_sample(batch)
+
+
+def _stream(batch: GenerationBatch) -> Iterator[list[list[int]]]:
+    if not batch.num_inputs:
+        return
+    samples = start_samples(batch)
+    prompt_lengths = batch.lengths.prompt_lengths or [0] * batch.num_inputs
+    num_yielded = list(prompt_lengths)
+    for _ in generate_steps(batch, samples):
+        new = [sample.tokens[start:] for (sample,), start in zip(samples, num_yielded, strict=True)]
+        num_yielded = [start + len(tokens) for start, tokens in zip(num_yielded, new, strict=True)]
+        yield new
+
+
+def _make_batch(
+    model: Any,
+    inputs: Any,
+    config: GenerationConfig | None,
+    *,
+    logits_processors: Sequence[LogitsProcessor] = (),
+    stopping_criteria: Sequence[StoppingCriterion] = (),
+    rng: Rng | None = None,
+    prefix: Sequence[Sequence[int]] | None = None,
+    sequence_bias: Sequence[Sequence[Phrase]] | None = None,
+    target_lengths: Sequence[int] | None = None,
+    length_fn: Callable[[Sequence[int]], int] | None = None,
+    length_condition: Sequence[int] | None = None,
+    special_tokens: bool = True,
+    indices: Sequence[int] | None = None,
+    **overrides: Any,
+) -> GenerationBatch:
+    """Check the arguments of `generate` and return them as a batch."""
+    config = GenerationConfig.resolve(config, overrides)
+    model_config = model.config
+    coverage_penalties = None
+    if isinstance(model, Transformer):
+        source = _source_ids(model, inputs)
+        indices = _check_indices(indices, source.shape[0])
+        lengths = _source_limits(model, source, config, target_lengths, length_fn)
+        conditions = _length_conditions(model, target_lengths if length_condition is None else length_condition)
+        prefixes = check_prefixes(prefix, lengths, model, indices)
+        start, eos_id, suppressed = [model_config.bos_id], model_config.eos_id, model_config.suppressed_ids
+
+        def init_cache() -> Any:
+            return model.prefill(source, lengths=conditions)
+
+        if config.coverage_penalty:
+            coverage_penalties = CoveragePenalty(model, source, config.coverage_penalty, conditions)
+    else:
+        options = {"prefix": prefix, "target_lengths": target_lengths, "length_condition": length_condition}
+        for name in (name for name, value in options.items() if value is not None):
+            raise ConfigError(f"{name} applies to encoder-decoders only; omit it for a language model")
+        if config.coverage_penalty:
+            raise ConfigError("coverage_penalty applies to encoder-decoders only; omit it for a language model")
+        prefixes = [_check_prompt(prompt, number, model.vocab_size) for number, prompt in enumerate(inputs, start=1)]
+        indices = _check_indices(indices, len(prefixes))
+        lengths = _prompt_limits(model, [len(prompt) for prompt in prefixes], config)
+        start, eos_id = [], model_config.eos_id if special_tokens else None
+        suppressed = model_config.suppressed_ids if special_tokens else frozenset()
+
+        def init_cache() -> Any:
+            return model.init_cache(len(prefixes))
+
+    suppress_tokens = suppressed.union(config.suppress_tokens)
+    _check_suppressed(suppress_tokens, model.vocab_size)
+    return GenerationBatch(
+        model=model,
+        config=config,
+        init_cache=init_cache,
+        start=start,
+        prefixes=prefixes,
+        lengths=lengths,
+        eos_id=eos_id,
+        suppress_tokens=suppress_tokens,
+        logits_processors=build_logits_processors(
+            config,
+            vocab_size=model.vocab_size,
+            eos_id=eos_id,
+            suppress_tokens=suppress_tokens,
+            lengths=lengths,
+            prefixes=prefixes,
+            sequence_bias=phrase_sets(sequence_bias, len(prefixes), model.vocab_size),
+            user_processors=logits_processors,
+        ),
+        stopping_criteria=stopping_criteria,
+        uniforms=_uniforms(config, rng, indices, lengths.ranges),
+        coverage_penalties=coverage_penalties,
     )
 
 
-def generate(
-    model: LanguageModel,
-    prompts: Sequence[Sequence[int]],
-    options: DecodingOptions | None = None,
-    *,
-    rng: Rng | None = None,
-    prompt_numbers: Sequence[int] | None = None,
-    topics: Sequence[Sequence[Phrase]] | None = None,
-    special_tokens: bool = True,
-) -> list[list[Hypothesis]]:
-    """Continue prompts with a language model: of each, the n best continuations, best first, without the prompt.
+def _source_ids(model: Transformer, inputs: Any) -> Array:
+    """Return checked source ids (inputs, source length); lists are padded."""
+    is_ragged = isinstance(inputs, list | tuple) and all(isinstance(row, list | tuple) for row in inputs)
+    return ids_of(model.source_ids(pad(inputs, model.config.pad_id) if is_ragged and inputs else inputs))
 
-    prompts: ids, lists of any lengths, at least one token each; begin them with bos_id where the model was trained so.
-    special_tokens: False where pad_id, bos_id and eos_id are ordinary tokens, as in a plain character model; then
-    every continuation has the most tokens allowed. Lengths count the continuation; in ratios and in the default limit
-    the prompt is the source. n-grams and repetitions count the prompt too. Other arguments are those of `decode`.
 
-    Raises ConfigError for what contradicts each other, DataError for bad ids.
-    """
-    options = DecodingOptions() if options is None else options
-    given = [_check_prompt(prompt, number, model.vocab_size) for number, prompt in enumerate(prompts, start=1)]
-    sizes = [len(prompt) for prompt in given]
+def _source_limits(
+    model: Transformer,
+    source: Array,
+    config: GenerationConfig,
+    target_lengths: Sequence[int] | None,
+    length_fn: Callable[[Sequence[int]], int] | None,
+) -> LengthLimits:
+    special = (model.config.pad_id, model.config.eos_id)
+    source_lengths = [sum(token not in special for token in row) for row in to_host(source).tolist()]
+    if target_lengths is None:
+        limits = LengthLimits(length_ranges(config, source_lengths))
+    else:
+        ranges = target_ranges(config, target_lengths, len(source_lengths))
+        limits = LengthLimits(ranges, near_targets=True)
+        if length_fn is not None:
+            limits = unit_limits(ranges, length_fn, source_lengths)
+    return dataclasses.replace(limits, ranges=_within_positions(model, limits.ranges))
+
+
+def _prompt_limits(model: LanguageModel, sizes: list[int], config: GenerationConfig) -> LengthLimits:
     ranges = [
         LengthRange(size + minimum, size + maximum)
-        for size, (minimum, maximum) in zip(sizes, length_ranges(options, sizes), strict=True)
+        for size, (minimum, maximum) in zip(sizes, length_ranges(config, sizes), strict=True)
     ]
-    ranges = _within_positions(model, ranges)
-    config = model.config
-    return search(
-        DecodingTask(
-            model=model,
-            options=options,
-            begin=lambda: model.init_cache(len(given)),
-            first=[],
-            prefixes=given,
-            ranges=ranges,
-            never=config.suppressed_ids if special_tokens else frozenset(),
-            eos_id=config.eos_id if special_tokens else None,
-            foci=topic_foci(topics, len(ranges), model.vocab_size),
-            uniforms=streams(options, rng, _numbers(prompt_numbers, len(given)), ranges),
-            uncounted=sizes,
-        )
-    )
+    return LengthLimits(_within_positions(model, ranges), prompt_lengths=sizes)
 
 
-def search(task: DecodingTask) -> list[list[Hypothesis]]:
-    """Run the search that the options ask for."""
-    if not task.sentences:
-        return []
-    if task.options.coverage_penalty and task.source is None:
-        raise ConfigError("coverage_penalty needs a source to cover; leave it out for a language model")
-    if task.options.method == "beam":
-        return search_beams(task)
-    record = backend_of(task.xp).graph_capture()
-    return search_fixed(task, record) if record and can_be_fixed(task) else search_stepwise(task)
+def _length_conditions(model: Transformer, lengths: Sequence[int] | None) -> list[int] | None:
+    """Return the output lengths for a length encoding, eos included; None for a model without one."""
+    if not model.config.length_encoding:
+        return None
+    if lengths is None:
+        raise ConfigError("this model has a length encoding; expected target_lengths, one per input")
+    return [length + 1 for length in lengths]
 
 
-def source_lengths(model: Transformer, source: Array) -> list[int]:
-    """Tokens of each sentence, padding and eos not counted."""
-    special = (model.config.pad_id, model.config.eos_id)
-    return [sum(token not in special for token in row) for row in to_host(source).tolist()]
-
-
-def streams(
-    options: DecodingOptions, rng: Rng | None, numbers: Sequence[int], ranges: Sequence[LengthRange]
+def _uniforms(
+    config: GenerationConfig, rng: Rng | None, indices: Sequence[int], ranges: Sequence[LengthRange]
 ) -> list[list[list[float]]] | None:
-    """The random numbers of all sentences, or None where nothing is drawn.
-
-    Raises ConfigError for sampling without an rng.
-    """
-    if options.method != "sampling":
+    """Return the random numbers of all samples; None if nothing is sampled."""
+    if config.method != "sampling":
         return None
     if rng is None:
-        raise ConfigError("sampling was asked for and rng is None; expected a seed, e.g. rng=Rng(0)")
-    return uniform_streams(rng, numbers, options.num_return_sequences, [limits.maximum + 1 for limits in ranges])
+        raise ConfigError("the config samples and rng is None; expected an Rng, e.g. rng=Rng(0)")
+    return uniform_streams(rng, indices, config.num_return_sequences, [limits.maximum + 1 for limits in ranges])
 
 
-def _numbers(given: Sequence[int] | None, sentences: int) -> Sequence[int]:
-    """The number of each sentence; raises ConfigError for other than one each."""
-    if given is None:
-        return range(sentences)
-    if len(given) != sentences:
-        raise ConfigError(f"got {len(given)} sentence numbers for {sentences} sentences; expected one each")
-    return given
+def _check_indices(indices: Sequence[int] | None, num_inputs: int) -> Sequence[int]:
+    if indices is None:
+        return range(num_inputs)
+    if len(indices) != num_inputs:
+        raise ConfigError(f"indices has {len(indices)} entries for {num_inputs} inputs; expected one each")
+    return indices
+
+
+def _check_suppressed(tokens: frozenset[int], vocab_size: int) -> None:
+    if tokens and max(tokens) >= vocab_size:
+        raise DataError(f"suppress_tokens has token id {max(tokens)}; expected 0 to {vocab_size - 1}")
+    if len(tokens) >= vocab_size:
+        raise ConfigError(f"suppress_tokens excludes all {vocab_size} tokens; expected at least one other token")
 
 
 def _within_positions(model: Transformer | LanguageModel, ranges: list[LengthRange]) -> list[LengthRange]:
-    """No range goes beyond the positions that a model has learned; ConfigError where one begins beyond them."""
+    """Limit ranges to the positions that the model has learned; raise ConfigError if a minimum exceeds them."""
     if model.config.positions != "learned":
         return ranges
-    most = model.config.max_positions - 1
+    maximum = model.config.max_positions - 1
     longest = max((limits.minimum for limits in ranges), default=0)
-    if longest > most:
+    if longest > maximum:
         raise ConfigError(
-            f"{longest} tokens are wanted, a prompt included; this model has learned positions for {most}: "
-            "ask for fewer, or shorten the prompt"
+            f"the output needs {longest} tokens, prompt included; this model has learned positions for {maximum}: "
+            "lower the minimum length or shorten the prompt"
         )
-    return [LengthRange(limits.minimum, min(limits.maximum, most)) for limits in ranges]
+    return [LengthRange(limits.minimum, min(limits.maximum, maximum)) for limits in ranges]
 
 
 def _check_prompt(prompt: Sequence[int], number: int, vocab_size: int) -> list[int]:
-    if not prompt:
+    if not len(prompt):
         raise DataError(f"prompt {number} is empty; expected at least one token, e.g. bos_id")
     for token in prompt:
         if not 0 <= token < vocab_size:
-            raise DataError(f"prompt {number} has the token id {token}; expected 0 to {vocab_size - 1}")
+            raise DataError(f"prompt {number} has token id {token}; expected 0 to {vocab_size - 1}")
     return [int(token) for token in prompt]

@@ -1,91 +1,119 @@
-"""One path at a time: greedy search and sampling."""
+"""Greedy search and sampling: one token per row and step."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xformer.backends import Array, array_namespace, to_host
+from xformer.generation.batch import GenerationBatch
 from xformer.generation.hypothesis import Hypothesis, best_first
-from xformer.generation.logits_processors import log_sum_exp, process
+from xformer.generation.logits_processors import log_sum_exp
 from xformer.generation.sampling import draw, truncate
-from xformer.generation.scoring import Path, score
-from xformer.generation.task import DecodingTask
+from xformer.generation.scoring import UnscoredHypothesis, score
 
 
 @dataclass
-class Walk:
-    """One output on its way. state: "going", "ended" by eos, or "cut" at the limit."""
+class Sample:
+    """One output during generation.
 
-    sentence: int
-    sample: int
+    Attributes:
+        index: Index of its input.
+        number: Index among the samples of its input.
+        tokens: Prompt or prefix, and what followed.
+        log_probability: Log-probability of the tokens so far, and of eos.
+        status: "running", "eos", "stopped" by a stopping criterion, or "truncated" at the maximum length.
+    """
+
+    index: int
+    number: int
     tokens: list[int]
     log_probability: float = 0.0
-    state: str = "going"
+    status: str = "running"
 
-    @property
-    def path(self) -> Path:
-        """What there is of it, to be scored."""
-        return Path(self.sentence, self.tokens, self.log_probability, self.state == "ended")
-
-    def follow(self, token: int, log_probability: float, task: DecodingTask) -> None:
-        """Go one token further; at the limit, only the end counts."""
-        if self.state != "going":
+    def append(self, token: int, log_probability: float, batch: GenerationBatch) -> None:
+        """Append a token, or end the output; at the maximum length only eos counts."""
+        if self.status != "running":
             return
-        if token == task.eos_id:
-            self.state = "ended"
-        elif len(self.tokens) == task.ranges[self.sentence].maximum or not task.fits(
-            self.sentence, [*self.tokens, token]
-        ):
-            self.state = "cut"
+        maximum = batch.lengths.ranges[self.index].maximum
+        if token == batch.eos_id:
+            self.status = "eos"
+        elif len(self.tokens) == maximum or batch.is_too_long(self.index, [*self.tokens, token]):
+            self.status = "truncated"
             return
         else:
             self.tokens.append(token)
-            if task.eos_id is None and len(self.tokens) == task.ranges[self.sentence].maximum:
-                self.state = "cut"  # no need to see the next token
+            if batch.eos_id is None and len(self.tokens) == maximum:
+                self.status = "truncated"  # the next token cannot be eos
         self.log_probability += log_probability
 
+    @property
+    def hypothesis(self) -> UnscoredHypothesis:
+        """The output as a hypothesis to be scored."""
+        finished, has_eos = self.status in ("eos", "stopped"), self.status == "eos"
+        return UnscoredHypothesis(self.index, self.tokens, self.log_probability, finished, has_eos)
 
-def search_stepwise(task: DecodingTask) -> list[list[Hypothesis]]:
-    """At each step take the most probable token, or draw one: options.num_return_sequences samples a sentence.
 
-    Sentences that are finished leave the batch. Samples are independent, so they may be equal; best score first.
+def greedy_or_sample(batch: GenerationBatch) -> list[list[Hypothesis]]:
+    """Choose the most probable token at each step, or draw one; config.num_return_sequences samples per input.
+
+    Samples are independent, so they may be equal. The best score comes first.
     """
-    samples = task.options.num_return_sequences if task.uniforms is not None else 1
-    walks = [
-        [Walk(sentence, sample, list(prefix[: task.lead])) for sample in range(samples)]
-        for sentence, prefix in enumerate(task.prefixes)
+    samples = start_samples(batch)
+    for _ in generate_steps(batch, samples):
+        pass
+    return [best_first(score(batch, [sample.hypothesis for sample in group])) for group in samples]
+
+
+def start_samples(batch: GenerationBatch) -> list[list[Sample]]:
+    """Return the samples of each input, which begin with what all prefixes have in common in length."""
+    count = batch.config.num_return_sequences if batch.uniforms is not None else 1
+    return [
+        [Sample(index, number, list(prefix[: batch.shared_length])) for number in range(count)]
+        for index, prefix in enumerate(batch.prefixes)
     ]
-    cache, logits = task.start()
-    if samples > 1:
-        rows = [sentence for sentence in range(task.sentences) for _ in range(samples)]
+
+
+def generate_steps(batch: GenerationBatch, samples: list[list[Sample]]) -> Iterator[None]:
+    """Extend samples by one token per iteration until all have ended; finished inputs leave the batch."""
+    count = len(samples[0])
+    cache, logits = batch.prefill()
+    if count > 1:
+        rows = [index for index in range(batch.num_inputs) for _ in range(count)]
         cache.reorder(rows)
-        logits = task.take(logits, rows)
-    active = list(walks)
+        logits = batch.take(logits, rows)
+    active = list(samples)
     while True:
-        tokens = _advance(task, logits, [walk for group in active for walk in group])
-        going = [place for place, group in enumerate(active) if any(walk.state == "going" for walk in group)]
-        if not going:
-            break
-        if len(going) < len(active):
-            rows = [place * samples + sample for place in going for sample in range(samples)]
-            cache.reorder(rows, going)
-            active, tokens = [active[place] for place in going], [tokens[row] for row in rows]
-        logits = task.step([[token] for token in tokens], cache)
-    return [best_first(score(task, [walk.path for walk in group])) for group in walks]
+        tokens = _advance(batch, logits, [sample for group in active for sample in group])
+        yield
+        running = [row for row, group in enumerate(active) if any(sample.status == "running" for sample in group)]
+        if not running:
+            return
+        if len(running) < len(active):
+            rows = [row * count + number for row in running for number in range(count)]
+            cache.reorder(rows, running)
+            active, tokens = [active[row] for row in running], [tokens[row] for row in rows]
+        logits = batch.step([[token] for token in tokens], cache)
 
 
-def _advance(task: DecodingTask, logits: Array, walks: list[Walk]) -> list[int]:
-    """Take each row's next token."""
-    logits = process(task, logits, [walk.tokens for walk in walks], [walk.sentence for walk in walks])
+def _advance(batch: GenerationBatch, logits: Array, samples: list[Sample]) -> list[int]:
+    """Choose the next token of each row and append it."""
+    logits = batch.process(logits, [sample.tokens for sample in samples], [sample.index for sample in samples])
     xp = array_namespace(logits)
-    if task.uniforms is None:
+    if batch.uniforms is None:
         chosen = xp.argmax(logits, axis=-1)
     else:
-        uniforms = [task.uniforms[walk.sentence][walk.sample][len(walk.tokens)] for walk in walks]
-        chosen = draw(truncate(logits, task.options), uniforms)
-    gained = xp.take_along_axis(logits, xp.expand_dims(chosen, axis=-1), axis=-1) - log_sum_exp(logits)
-    # The first read waits for the step; the second finds its work done.
-    tokens, gains = to_host(chosen).tolist(), to_host(gained)[:, 0].tolist()
-    for walk, token, gain in zip(walks, tokens, gains, strict=True):
-        walk.follow(token, gain, task)
+        uniforms = [batch.uniforms[sample.index][sample.number][len(sample.tokens)] for sample in samples]
+        chosen = draw(truncate(logits, batch.config), uniforms)
+    chosen_log_probs = xp.take_along_axis(logits, xp.expand_dims(chosen, axis=-1), axis=-1) - log_sum_exp(logits)
+    # The first copy waits for the step; at the second, the work is done.
+    tokens, log_probs = to_host(chosen).tolist(), to_host(chosen_log_probs)[:, 0].tolist()
+    extended = []
+    for sample, token, log_prob in zip(samples, tokens, log_probs, strict=True):
+        length = len(sample.tokens)
+        sample.append(token, log_prob, batch)
+        extended += [sample] if len(sample.tokens) > length else []
+    stops = batch.should_stop([sample.tokens for sample in extended], [sample.index for sample in extended])
+    for sample in (sample for sample, stop in zip(extended, stops, strict=True) if stop):
+        sample.status = "stopped"
     return tokens  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What decoding finds, and how it is scored."""
+"""Results of generation and their order."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from typing import NamedTuple
 
 
 class Hypothesis(NamedTuple):
-    """One output of a model for one sentence.
+    """One output of a model for one input.
 
-    tokens: without bos and eos, a forced prefix included
-    log_probability: of the tokens and of eos, where it ended, under the distribution that was decoded from: the
-    model's, after forbidden tokens, repetition penalty and topics, before temperature and truncation. Forced tokens
-    have probability one.
-    score: what outputs are ranked by: log_probability / lp + cp, see DecodingOptions
-    finished: it ended by itself; False: it was cut at the length limit
+    Attributes:
+        tokens: Token ids without bos and eos; includes a forced prefix, excludes the prompt of a language model.
+        log_probability: Log-probability of the tokens, and of eos if the output ended, in nats, under the distribution
+            after all logits processors and before temperature, top_k, top_p and min_p. A forced token has
+            probability 1.
+        score: Score that outputs are ranked by: log_probability / lp + cp, see `GenerationConfig`.
+        finished: Whether the output ended by eos or a stopping criterion; False if it was truncated at the maximum
+            length.
     """
 
     tokens: list[int]
@@ -23,7 +25,11 @@ class Hypothesis(NamedTuple):
 
 
 def length_penalty(length: int, alpha: float) -> float:
-    """lp of Wu et al. (2016, equation 14): ((5 + length) / 6)^alpha; the length counts eos.
+    """Return lp of Wu et al. (2016, equation 14): ((5 + length) / 6)^alpha.
+
+    Args:
+        length: Tokens of the output, eos included.
+        alpha: Exponent.
 
     >>> length_penalty(7, 1.0)
     2.0
@@ -32,5 +38,5 @@ def length_penalty(length: int, alpha: float) -> float:
 
 
 def best_first(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """Sort by score; a hypothesis that ended comes before any that was cut."""
+    """Sort by score, finished hypotheses before truncated ones."""
     return sorted(hypotheses, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score))

@@ -1,88 +1,124 @@
-"""How long an output may be, sentence by sentence."""
+"""Length limits of outputs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from xformer.errors import ConfigError
-from xformer.generation.config import DecodingOptions
+from xformer.generation.config import GenerationConfig
 
-# Room for the tokens of one unit. The search ends by the units; this ends words that never end.
-_TOKENS_A_UNIT = 12
-MOST = 100_000  # of a desired length
-_ROUNDING = 1e-9  # 1.1 * 10 is 11.000000000000002, which is meant to be 11
+MAX_TARGET_LENGTH = 100_000
+# Token limit per unit of length_fn: outputs end by units; this only stops a unit that never ends.
+_TOKENS_PER_UNIT = 12
+_ROUNDING = 1e-9  # 1.1 * 10 is 11.000000000000002; it should count as 11
 
 
 class LengthRange(NamedTuple):
-    """The shortest and the longest an output may be: in tokens, eos not counted, unless a task measures otherwise."""
+    """Minimum and maximum length, eos excluded."""
 
     minimum: int
     maximum: int
 
 
-class MeasuredLengths(NamedTuple):
-    """Lengths in another unit than tokens, such as words.
+@dataclass(frozen=True)
+class LengthLimits:
+    """Length limits of the outputs of a batch.
 
-    length_of: how many units some tokens hold: at most as many as there are tokens. ranges: how many each output may
-    have
+    Attributes:
+        ranges: Range of each output in tokens, prompt included.
+        prompt_lengths: Tokens of each prompt, which are not part of the output; None without prompts.
+        length_fn: Function of token ids that returns a length in another unit, e.g. words; None: only tokens count.
+        unit_ranges: Range of each output in units of length_fn.
+        near_targets: The ranges surround target lengths, so a beam may end anywhere inside (see beam_search.py).
     """
 
-    length_of: Callable[[Sequence[int]], int]
     ranges: list[LengthRange]
+    prompt_lengths: list[int] | None = None
+    length_fn: Callable[[Sequence[int]], int] | None = None
+    unit_ranges: list[LengthRange] | None = None
+    near_targets: bool = False
 
-    def token_ranges(self, source_lengths: Sequence[int]) -> list[LengthRange]:
-        """Ranges in tokens that leave room for these."""
-        return [
-            LengthRange(limits.minimum, max(default_limit(length), _TOKENS_A_UNIT * limits.maximum))
-            for limits, length in zip(self.ranges, source_lengths, strict=True)
-        ]
+    def may_end(self, index: int, tokens: Sequence[int]) -> bool:
+        """Return whether output `index` has reached its minimum length."""
+        if len(tokens) < self.ranges[index].minimum:
+            return False
+        return self.unit_ranges is None or self._units(tokens) >= self.unit_ranges[index].minimum
+
+    def exceeds_units(self, index: int, tokens: Sequence[int]) -> bool:
+        """Return whether output `index` is longer than its limit in units of length_fn."""
+        return self.unit_ranges is not None and self._units(tokens) > self.unit_ranges[index].maximum
+
+    def output_length(self, index: int, num_tokens: int) -> int:
+        """Return the length without the prompt."""
+        return num_tokens - self.prompt_lengths[index] if self.prompt_lengths else num_tokens
+
+    def check_prefix(self, index: int, prefix: Sequence[int], number: int) -> None:
+        """Raise ConfigError for a prefix that exceeds the limits of output `index`, naming it by `number`."""
+        for length, ranges in ((len(prefix), self.ranges), (self._units(prefix), self.unit_ranges)):
+            if ranges is not None and length > ranges[index].maximum:
+                raise ConfigError(
+                    f"prefix {number} has length {length}; expected at most {ranges[index].maximum}, the maximum "
+                    "length of the output"
+                )
+
+    def _units(self, tokens: Sequence[int]) -> int:
+        return len(tokens) if self.length_fn is None else self.length_fn(tokens)
 
 
-def default_limit(source_length: int) -> int:
-    """The most tokens of an output when nobody says: room for any sensible one, and an end for a senseless one."""
+def default_max_length(source_length: int) -> int:
+    """Return the default maximum length of an output, in tokens: twice the source plus 20."""
     return 2 * source_length + 20
 
 
-def length_ranges(options: DecodingOptions, source_lengths: Sequence[int]) -> list[LengthRange]:
-    """The ranges that the options set for sources of these lengths (tokens, eos not counted)."""
+def length_ranges(config: GenerationConfig, source_lengths: Sequence[int]) -> list[LengthRange]:
+    """Return the configured range of each output, for inputs of these lengths (tokens, eos excluded)."""
     ranges = []
     for length in source_lengths:
-        minimum = max(options.min_length, math.ceil(options.min_length_ratio * length - _ROUNDING))
-        limits = [] if options.max_length is None else [options.max_length]
-        if options.max_length_ratio is not None:
-            limits.append(math.floor(options.max_length_ratio * length + _ROUNDING))
-        maximum = max(1, min(limits, default=max(minimum, default_limit(length))))
+        minimum = max(config.min_new_tokens, math.ceil(config.min_length_ratio * length - _ROUNDING))
+        limits = [] if config.max_new_tokens is None else [config.max_new_tokens]
+        if config.max_length_ratio is not None:
+            limits.append(math.floor(config.max_length_ratio * length + _ROUNDING))
+        maximum = max(1, min(limits, default=max(minimum, default_max_length(length))))
         ranges.append(LengthRange(min(minimum, maximum), maximum))
     return ranges
 
 
-def desired_ranges(options: DecodingOptions, desired: Sequence[int], sentences: int) -> list[LengthRange]:
-    """The ranges around desired lengths, by the method fixRng of Kikuchi et al. (2016, section 3.2).
+def target_ranges(config: GenerationConfig, target_lengths: Sequence[Any], num_inputs: int) -> list[LengthRange]:
+    """Return ranges around target lengths, for the method fixRng of Kikuchi et al. (2016, section 3.2).
 
-    Below the range the end is forbidden, above it hypotheses are given up. The range reaches length_tolerance either
-    way, to whole units (tokens, or what else is measured), and always holds the desired length itself.
+    Below the range eos is masked; above it hypotheses are truncated. A range extends config.length_tolerance to either
+    side, in whole units, and always contains the target itself.
 
-    Raises ConfigError for a length below 1, for another number of lengths than of sentences, and next to limits.
+    Raises:
+        ConfigError: For an invalid length, a wrong number of lengths, and if the config limits lengths, too.
     """
-    if len(desired) != sentences:
-        raise ConfigError(f"desired_lengths has {len(desired)} lengths for {sentences} sentences; expected one each")
-    set_limits = [
-        name
-        for name in ("min_length", "max_length", "min_length_ratio", "max_length_ratio")
-        if getattr(options, name) != getattr(DecodingOptions, name)
-    ]
-    if set_limits:
+    if len(target_lengths) != num_inputs:
         raise ConfigError(
-            f"a desired length and {set_limits[0]} are both given; expected one or the other: leave out {set_limits[0]}"
+            f"target_lengths has {len(target_lengths)} entries for {num_inputs} inputs; expected one each"
         )
+    default = GenerationConfig()
+    for name in ("min_new_tokens", "max_new_tokens", "min_length_ratio", "max_length_ratio"):
+        if getattr(config, name) != getattr(default, name):
+            raise ConfigError(f"both a target length and {name} are set; expected one or the other: omit {name}")
     ranges = []
-    for number, length in enumerate(desired, start=1):
-        if not isinstance(length, int) or isinstance(length, bool) or not 1 <= length <= MOST:
-            raise ConfigError(f"desired length of sentence {number} is {length!r}; expected 1 to {MOST}")
-        slack = options.length_tolerance * length
-        ranges.append(
-            LengthRange(max(1, math.ceil(length - slack - _ROUNDING)), math.floor(length + slack + _ROUNDING))
-        )
+    for number, length in enumerate(target_lengths, start=1):
+        if not isinstance(length, int) or isinstance(length, bool) or not 1 <= length <= MAX_TARGET_LENGTH:
+            raise ConfigError(f"target length {number} is {length!r}; expected 1 to {MAX_TARGET_LENGTH}")
+        slack = config.length_tolerance * length
+        minimum, maximum = math.ceil(length - slack - _ROUNDING), math.floor(length + slack + _ROUNDING)
+        ranges.append(LengthRange(max(1, minimum), maximum))
     return ranges
+
+
+def unit_limits(
+    unit_ranges: list[LengthRange], length_fn: Callable[[Sequence[int]], int], source_lengths: Sequence[int]
+) -> LengthLimits:
+    """Return limits in units of length_fn, with token limits that leave enough tokens for them."""
+    ranges = [
+        LengthRange(units.minimum, max(default_max_length(length), _TOKENS_PER_UNIT * units.maximum))
+        for units, length in zip(unit_ranges, source_lengths, strict=True)
+    ]
+    return LengthLimits(ranges, length_fn=length_fn, unit_ranges=unit_ranges, near_targets=True)

@@ -1,73 +1,204 @@
-"""What changes logits before they become probabilities.
+"""Logits processors: functions that change the logits before a token is chosen.
 
-All functions take logits (rows, vocabulary) and return new ones; scores are thus log-probabilities of the changed
-distribution. What they depend on, the tokens of each row so far, is on the host, so nothing here waits for a GPU:
-masks are built on the host and moved over once.
+A processor takes the token histories of all rows and their logits, and returns new logits. Log-probabilities and scores
+are those of the changed distribution. Histories are on the host, so the processors here never wait for a GPU: they
+build masks on the host and move them to the device once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from xformer.backends import Array, accumulation_dtype, array_namespace, device, from_host, resolve
-from xformer.generation.task import DecodingTask
-from xformer.generation.topic import weights_of_rows
+import numpy as np
+
+from xformer.backends import Array, array_namespace, device, from_host
+from xformer.generation.config import GenerationConfig
+from xformer.generation.lengths import LengthLimits
+from xformer.generation.sequence_bias import PhraseSet
 
 Tokens = Sequence[int]
 
 
-def process(task: DecodingTask, logits: Array, histories: Sequence[Tokens], sentences: Sequence[int]) -> Array:
-    """Do to the logits all that the task asks for.
+class Histories(list[list[int]]):
+    """Token ids of each row so far: prompt and forced prefix included, bos excluded.
 
-    histories, sentences: the tokens so far and the sentence of each row. Some token is always left: where everything
-    would be forbidden, n-gram blocks give way first, then the minimum length.
+    Attributes:
+        input_indices: Index of the input that each row belongs to; rows of finished inputs leave the batch.
     """
-    options, xp = task.options, array_namespace(logits)
-    logits = xp.astype(logits, accumulation_dtype(xp, logits.dtype), copy=False)
-    vocabulary = int(logits.shape[-1])
-    if options.repetition_penalty != 1.0:
-        logits = penalize_repetition(logits, histories, options.repetition_penalty)
-    if task.foci is not None and options.topic_strength:
-        logits = favor(logits, weights_of_rows(task.foci, histories, sentences), options.topic_strength)
-    logits = forbid(logits, task.never)
-    closed = task.closed
-    # A vocabulary of nothing but special tokens cannot wait for a minimum length.
-    early = [
-        len(closed) < vocabulary and not task.may_end(sentence, history)
-        for history, sentence in zip(histories, sentences, strict=True)
-    ]
-    if task.eos_id is not None and any(early):
-        logits = forbid_end(logits, early, task.eos_id)
-    if options.no_repeat_ngram_size:
-        blocked = [repeating_tokens(history, options.no_repeat_ngram_size) for history in histories]
-        for row, tokens in enumerate(blocked):
-            if len(tokens | (closed if early[row] else task.never)) >= vocabulary:
-                tokens.clear()
-        logits = forbid_in_rows(logits, blocked)
-    forced = [forced_token(task.prefixes[s], history) for history, s in zip(histories, sentences, strict=True)]
-    return force(logits, forced) if any(token is not None for token in forced) else logits
+
+    def __init__(self, tokens: Iterable[list[int]], input_indices: Sequence[int]) -> None:
+        super().__init__(tokens)
+        self.input_indices = list(input_indices)
 
 
-def forbid(logits: Array, tokens: Iterable[int]) -> Array:
-    """Forbid tokens in all rows."""
-    return forbid_in_rows(logits, [tokens])
+LogitsProcessor = Callable[[Histories, Array], Array]
+"""Function of the token histories of all rows and their logits (rows, vocabulary) that returns logits of that shape.
+
+Logits have at least float32 precision. -inf masks a token; at least one token of each row must stay finite. A processor
+may be any callable: `lambda histories, logits: logits / 2`. Rows are batched: samples or beams of all inputs.
+"""
 
 
-def forbid_in_rows(logits: Array, tokens: Sequence[Iterable[int]]) -> Array:
-    """Forbid in each row its own tokens; one entry stands for all rows."""
-    hit = _marked(tokens, logits)
-    return logits if hit is None else array_namespace(logits).where(hit, -math.inf, logits)
+def build_logits_processors(
+    config: GenerationConfig,
+    *,
+    vocab_size: int,
+    eos_id: int | None,
+    suppress_tokens: frozenset[int],
+    lengths: LengthLimits,
+    prefixes: Sequence[Tokens],
+    sequence_bias: Sequence[PhraseSet] | None = None,
+    user_processors: Iterable[LogitsProcessor] = (),
+) -> list[LogitsProcessor]:
+    """Return the logits processors of a batch, in the order in which they apply."""
+    processors: list[LogitsProcessor] = []
+    if config.repetition_penalty != 1.0:
+        processors.append(RepetitionPenalty(config.repetition_penalty))
+    if sequence_bias is not None and config.sequence_bias_strength:
+        processors.append(SequenceBias(sequence_bias, config.sequence_bias_strength))
+    if suppress_tokens:
+        processors.append(SuppressTokens(suppress_tokens))
+    has_minimum = lengths.unit_ranges is not None or any(
+        limits.minimum > len(prefix) for limits, prefix in zip(lengths.ranges, prefixes, strict=True)
+    )
+    # Without any other token, eos has to stay.
+    if eos_id is not None and has_minimum and len(suppress_tokens | {eos_id}) < vocab_size:
+        processors.append(MinLength(lengths, eos_id))
+    if config.no_repeat_ngram_size:
+        processors.append(NoRepeatNGram(config.no_repeat_ngram_size))
+    processors += user_processors
+    if len(set(map(len, prefixes))) > 1:  # what all have in common enters the model in one step
+        processors.append(ForcedPrefix(prefixes))
+    return processors
 
 
-def forbid_end(logits: Array, rows: Sequence[bool], eos_id: int) -> Array:
-    """Forbid the end in the rows that are True."""
-    return forbid_in_rows(logits, [(eos_id,) if row else () for row in rows])
+class RepetitionPenalty:
+    """Lower the logits of tokens in the history (Keskar et al., 2019, section 4.1).
+
+    Positive logits are divided by the penalty. Negative ones are multiplied, since dividing would raise them; the paper
+    leaves that case open.
+    """
+
+    def __init__(self, penalty: float) -> None:
+        self.penalty = penalty
+
+    def __call__(self, histories: Histories, logits: Array) -> Array:
+        """Return the changed logits."""
+        seen = _token_mask(histories, logits)
+        if seen is None:
+            return logits
+        xp = array_namespace(logits)
+        return xp.where(seen, xp.where(logits > 0.0, logits / self.penalty, logits * self.penalty), logits)
+
+
+class SequenceBias:
+    """Raise the logits of tokens that begin or continue a favored phrase (sequence_bias.py)."""
+
+    def __init__(self, phrases: Sequence[PhraseSet], strength: float) -> None:
+        self.phrases, self.strength = phrases, strength
+
+    def __call__(self, histories: Histories, logits: Array) -> Array:
+        """Return the changed logits."""
+        weights = [
+            self.phrases[index].weights(history)
+            for history, index in zip(histories, histories.input_indices, strict=True)
+        ]
+        if not any(weights):
+            return logits
+        bias = np.zeros(tuple(logits.shape), dtype=np.float32)
+        for row, by_token in enumerate(weights):
+            for token, weight in by_token.items():
+                bias[row, token] = self.strength * weight
+        return logits + from_host(array_namespace(logits), bias, dtype=logits.dtype, device=device(logits))
+
+
+class SuppressTokens:
+    """Mask tokens in all rows."""
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        self.tokens = sorted(tokens)
+        self._mask: Any = None  # on the device, from the first step on
+
+    def __call__(self, histories: Histories, logits: Array) -> Array:
+        """Return the changed logits."""
+        if self._mask is None:
+            self._mask = _token_mask([self.tokens], logits)
+        return logits if self._mask is None else array_namespace(logits).where(self._mask, -math.inf, logits)
+
+
+class MinLength:
+    """Mask eos in rows that are shorter than their minimum length."""
+
+    def __init__(self, lengths: LengthLimits, eos_id: int) -> None:
+        self.lengths, self.eos_id = lengths, eos_id
+
+    def __call__(self, histories: Histories, logits: Array) -> Array:
+        """Return the changed logits."""
+        rows = zip(histories, histories.input_indices, strict=True)
+        return mask_tokens(
+            logits, [() if self.lengths.may_end(index, history) else (self.eos_id,) for history, index in rows]
+        )
+
+
+class NoRepeatNGram:
+    """Mask tokens that would repeat an n-gram of the history (Paulus et al., 2018).
+
+    Rows in which no token would be left stay as they are.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, histories: Histories, logits: Array) -> Array:
+        """Return the changed logits."""
+        masked = mask_tokens(logits, [repeating_tokens(history, self.size) for history in histories])
+        if masked is logits:
+            return logits
+        xp = array_namespace(logits)
+        return xp.where(xp.max(masked, axis=-1, keepdims=True) > -math.inf, masked, logits)
+
+
+class ForcedPrefix:
+    """Make the next token of a prefix certain, whatever other processors masked."""
+
+    def __init__(self, prefixes: Sequence[Tokens]) -> None:
+        self.prefixes = prefixes
+
+    def __call__(self, histories: Histories, logits: Array) -> Array:
+        """Return the changed logits."""
+        rows = zip(histories, histories.input_indices, strict=True)
+        forced = np.asarray([[self._next_token(index, history)] for history, index in rows], dtype=np.int64)
+        if (forced < 0).all():
+            return logits
+        xp, on = array_namespace(logits), device(logits)
+        is_forced = forced == np.arange(logits.shape[-1], dtype=np.int64)[None, :]
+        certain = from_host(xp, np.where(is_forced, 0.0, -math.inf), dtype=logits.dtype, device=on)
+        return xp.where(from_host(xp, forced >= 0, device=on), certain, logits)
+
+    def _next_token(self, index: int, history: Tokens) -> int:
+        """Return the token that has to follow, or -1."""
+        prefix = self.prefixes[index]
+        return prefix[len(history)] if len(history) < len(prefix) else -1
+
+
+def mask_tokens(logits: Array, tokens: Sequence[Iterable[int]]) -> Array:
+    """Set the logits of some tokens to -inf.
+
+    Args:
+        logits: (rows, vocabulary).
+        tokens: Token ids of each row; a single entry applies to all rows.
+
+    Returns:
+        Logits of that shape; the same array if there are no tokens.
+    """
+    mask = _token_mask(tokens, logits)
+    return logits if mask is None else array_namespace(logits).where(mask, -math.inf, logits)
 
 
 def repeating_tokens(history: Tokens, size: int) -> set[int]:
-    """The tokens that would complete an n-gram of this size that the history has already (Paulus et al., 2018).
+    """Return the tokens that would complete an n-gram of this size that the history already contains.
 
     >>> repeating_tokens([1, 2, 3, 1, 2], 3)
     {3}
@@ -78,61 +209,21 @@ def repeating_tokens(history: Tokens, size: int) -> set[int]:
     return {history[end] for end in range(size - 1, len(history)) if tuple(history[end - size + 1 : end]) == context}
 
 
-def penalize_repetition(logits: Array, histories: Sequence[Tokens], penalty: float) -> Array:
-    """Make tokens of the history less probable (Keskar et al., 2019, section 4.1).
-
-    Their logits are divided by the penalty. A negative logit is multiplied instead, since dividing would raise it;
-    the paper leaves that case open.
-    """
-    seen = _marked(histories, logits)
-    if seen is None:
-        return logits
-    xp = array_namespace(logits)
-    return xp.where(seen, xp.where(logits > 0.0, logits / penalty, logits * penalty), logits)
-
-
-def favor(logits: Array, weights: Sequence[dict[int, float]], strength: float) -> Array:
-    """Add to the logits of each row's tokens the strength times their weights."""
-    if not any(weights):
-        return logits
-    host, xp = resolve("numpy"), array_namespace(logits)
-    bias = host.zeros(tuple(logits.shape), dtype=host.float32)
-    for row, wanted in enumerate(weights):
-        for token, weight in wanted.items():
-            bias[row, token] = strength * weight
-    return logits + from_host(xp, bias, dtype=logits.dtype, device=device(logits))
-
-
-def forced_token(prefix: Tokens, history: Tokens) -> int | None:
-    """The token that has to follow, if the prefix goes beyond the history."""
-    return prefix[len(history)] if len(history) < len(prefix) else None
-
-
-def force(logits: Array, tokens: Sequence[int | None]) -> Array:
-    """Make one token certain in the rows that have one, whatever was forbidden."""
-    host, xp = resolve("numpy"), array_namespace(logits)
-    wanted = host.asarray([[-1 if token is None else token] for token in tokens], dtype=host.int64)
-    hit = wanted == host.expand_dims(host.arange(logits.shape[-1], dtype=host.int64), axis=0)
-    certain = from_host(xp, host.where(hit, 0.0, -math.inf), dtype=logits.dtype, device=device(logits))
-    return xp.where(from_host(xp, wanted >= 0, device=device(logits)), certain, logits)
-
-
-def _marked(tokens: Sequence[Iterable[int]], logits: Array) -> Any:
-    """True at each row's tokens, where the logits live: (len(tokens), vocabulary); None if there are none."""
-    host, xp = resolve("numpy"), array_namespace(logits)
-    places = [(row, token) for row, ids in enumerate(tokens) for token in ids]
-    if not places:
-        return None
-    hit = host.zeros((len(tokens), logits.shape[-1]), dtype=host.bool)
-    hit[tuple(map(list, zip(*places, strict=True)))] = True
-    return from_host(xp, hit, device=device(logits))
-
-
 def log_sum_exp(logits: Array) -> Array:
-    """The logarithm of the sum of exponentials over the vocabulary: (rows, vocabulary) -> (rows, 1).
+    """Return the log of the sum of exponentials over the vocabulary: (rows, vocabulary) -> (rows, 1).
 
     It is at least the largest logit, in floating point too, so log-probabilities are never above zero.
     """
     xp = array_namespace(logits)
     top = xp.max(logits, axis=-1, keepdims=True)
     return top + xp.log(xp.sum(xp.exp(logits - top), axis=-1, keepdims=True, dtype=logits.dtype))
+
+
+def _token_mask(tokens: Sequence[Iterable[int]], logits: Array) -> Any:
+    """Return a mask (len(tokens), vocabulary) on the device, True at each row's tokens; None without tokens."""
+    positions = [(row, token) for row, ids in enumerate(tokens) for token in ids]
+    if not positions:
+        return None
+    mask = np.zeros((len(tokens), logits.shape[-1]), dtype=np.bool_)
+    mask[tuple(map(list, zip(*positions, strict=True)))] = True
+    return from_host(array_namespace(logits), mask, device=device(logits))

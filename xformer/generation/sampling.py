@@ -1,4 +1,4 @@
-"""Drawing tokens: temperature, truncation, and inverse-transform sampling from given uniform numbers."""
+"""Sampling: temperature, truncation, and inverse-transform sampling from uniform random numbers."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import math
 from collections.abc import Sequence
 
 from xformer.backends import Array, array_namespace, device, extra, from_host
-from xformer.generation.config import DecodingOptions
+from xformer.generation.config import GenerationConfig
 from xformer.ops import softmax
 from xformer.random import Rng
 
 
-def truncate(logits: Array, options: DecodingOptions) -> Array:
-    """Divide by the temperature, then keep what top_k, top_p and min_p keep, in this order.
+def truncate(logits: Array, config: GenerationConfig) -> Array:
+    """Divide logits (rows, vocabulary) by the temperature, then apply top_k, top_p and min_p, in this order.
 
-    logits: (rows, vocabulary). What is not kept becomes minus infinity; the most probable token always stays.
+    Other tokens get -inf. The most probable token always stays.
     """
-    if options.temperature is not None:
-        logits = logits / options.temperature
-    if options.top_k is not None:
-        logits = keep_top_k(logits, options.top_k)
-    if options.top_p is not None:
-        logits = keep_top_p(logits, options.top_p)
-    return logits if options.min_p is None else keep_min_p(logits, options.min_p)
+    if config.temperature is not None:
+        logits = logits / config.temperature
+    if config.top_k is not None:
+        logits = keep_top_k(logits, config.top_k)
+    if config.top_p is not None:
+        logits = keep_top_p(logits, config.top_p)
+    return logits if config.min_p is None else keep_min_p(logits, config.min_p)
 
 
 def keep_top_k(logits: Array, k: int) -> Array:
-    """Keep the k largest logits of each row, and what equals the smallest of them."""
+    """Keep the k largest logits of each row, and those equal to the smallest of them."""
     values, _ = extra.top_k(logits, min(k, int(logits.shape[-1])))
     return array_namespace(logits).where(logits >= values[:, -1:], logits, -math.inf)
 
@@ -34,43 +34,54 @@ def keep_top_k(logits: Array, k: int) -> Array:
 def keep_top_p(logits: Array, p: float) -> Array:
     """Keep the smallest set of tokens with at least probability p (nucleus sampling, Holtzman et al., 2020).
 
-    A token as probable as the least one of the set stays with it.
+    Tokens as probable as the least probable one of the set stay, too.
     """
     xp = array_namespace(logits)
     probabilities = softmax(logits)
     ordered = xp.sort(probabilities, axis=-1, descending=True)
     before = xp.cumulative_sum(ordered, axis=-1) - ordered
-    least = xp.min(xp.where(before < p, ordered, math.inf), axis=-1, keepdims=True)
-    return xp.where(probabilities >= least, logits, -math.inf)
+    smallest = xp.min(xp.where(before < p, ordered, math.inf), axis=-1, keepdims=True)
+    return xp.where(probabilities >= smallest, logits, -math.inf)
 
 
 def keep_min_p(logits: Array, p: float) -> Array:
-    """Keep the tokens with at least p times the probability of the best one (Nguyen et al., 2024)."""
+    """Keep the tokens with at least p times the highest probability (Nguyen et al., 2024)."""
     xp = array_namespace(logits)
     return xp.where(logits >= xp.max(logits, axis=-1, keepdims=True) + math.log(p), logits, -math.inf)
 
 
 def draw(logits: Array, uniforms: Sequence[float]) -> Array:
-    """Draw one token a row, by inverting the cumulative distribution at that row's uniform number in [0, 1).
+    """Draw one token per row, by inverting the cumulative distribution at that row's uniform number in [0, 1).
 
-    logits: (rows, vocabulary) -> (rows,) ids. A token of probability zero is never drawn, whatever the rounding.
+    Args:
+        logits: (rows, vocabulary).
+        uniforms: (rows,).
+
+    Returns:
+        Token ids (rows,). Tokens of probability zero are never drawn, whatever the rounding.
     """
     xp = array_namespace(logits)
     probabilities = softmax(logits)
     # Parallel sums may be uneven by a rounding error, so a token's own probability has to be above zero as well.
     cumulative = xp.where(probabilities > 0.0, xp.cumulative_sum(probabilities, axis=-1), -1.0)
     largest = 1.0 - 0.5 * float(xp.finfo(logits.dtype).eps)  # below 1 in this dtype too
-    shares = from_host(xp, [[min(uniform, largest)] for uniform in uniforms], dtype=logits.dtype, device=device(logits))
-    reached = cumulative > shares * xp.max(cumulative, axis=-1, keepdims=True)
+    thresholds = from_host(
+        xp, [[min(uniform, largest)] for uniform in uniforms], dtype=logits.dtype, device=device(logits)
+    )
+    reached = cumulative > thresholds * xp.max(cumulative, axis=-1, keepdims=True)
     return xp.argmax(xp.astype(reached, xp.int32), axis=-1)  # the first
 
 
-def uniform_streams(rng: Rng, numbers: Sequence[int], samples: int, lengths: Sequence[int]) -> list[list[list[float]]]:
-    """Uniform numbers for each sentence, sample and position.
+def uniform_streams(rng: Rng, indices: Sequence[int], samples: int, lengths: Sequence[int]) -> list[list[list[float]]]:
+    """Return uniform numbers in [0, 1) by input, sample and position.
 
-    numbers: what the sentences are called; one number always has the same stream, in any batch and at any length.
+    Args:
+        rng: Source of all streams.
+        indices: Index of each input; an index has the same stream in any batch and for any length.
+        samples: Samples per input.
+        lengths: Numbers needed for each input.
     """
     return [
-        [rng.fold("sentence", number, "sample", sample).uniform((length,)).tolist() for sample in range(samples)]
-        for number, length in zip(numbers, lengths, strict=True)
+        [rng.fold("sentence", index, "sample", sample).uniform((length,)).tolist() for sample in range(samples)]
+        for index, length in zip(indices, lengths, strict=True)
     ]

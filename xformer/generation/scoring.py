@@ -1,76 +1,91 @@
-"""Scores of whole hypotheses: length and coverage (Wu et al., 2016, section 7)."""
+"""Scores of hypotheses: length and coverage penalties (Wu et al., 2016, section 7)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xformer.backends import Array, array_namespace, device, from_host, to_host
+from xformer.generation.batch import GenerationBatch
 from xformer.generation.hypothesis import Hypothesis, length_penalty
-from xformer.generation.task import DecodingTask
 from xformer.models.token_ids import pad
 
-_LEAST_ATTENTION = 1e-30  # a weight that underflowed; its logarithm is finite
+_MIN_ATTENTION = 1e-30  # for weights that underflowed: keeps the logarithm finite
 
 
-class Path(NamedTuple):
-    """A hypothesis that is still without its score."""
+class UnscoredHypothesis(NamedTuple):
+    """A hypothesis before scoring; tokens include a prompt, has_eos says whether eos followed them."""
 
-    sentence: int
+    input_index: int
     tokens: list[int]
     log_probability: float
     finished: bool
+    has_eos: bool
 
 
-def score_bound(task: DecodingTask, path: Path) -> float:
-    """The score without the coverage penalty, which is at most zero."""
-    length = task.counted(path.sentence, len(path.tokens)) + int(path.finished)
-    return path.log_probability / length_penalty(length, task.options.length_penalty)
+def score_bound(batch: GenerationBatch, hypothesis: UnscoredHypothesis) -> float:
+    """Return the score without the coverage penalty, which is at most zero."""
+    length = batch.lengths.output_length(hypothesis.input_index, len(hypothesis.tokens)) + int(hypothesis.has_eos)
+    return hypothesis.log_probability / length_penalty(length, batch.config.length_penalty)
 
 
-def score(task: DecodingTask, paths: Sequence[Path]) -> list[Hypothesis]:
+def score(batch: GenerationBatch, hypotheses: Sequence[UnscoredHypothesis]) -> list[Hypothesis]:
     """Score hypotheses."""
-    penalties = coverage_penalties(task, paths) if task.options.coverage_penalty and paths else [0.0] * len(paths)
+    penalties = [0.0] * len(hypotheses)
+    if batch.coverage_penalties is not None and hypotheses:
+        penalties = batch.coverage_penalties(hypotheses)
     return [
         Hypothesis(
-            path.tokens[len(path.tokens) - task.counted(path.sentence, len(path.tokens)) :],
-            path.log_probability,
-            score_bound(task, path) + penalty,
-            path.finished,
+            each.tokens[len(each.tokens) - batch.lengths.output_length(each.input_index, len(each.tokens)) :],
+            each.log_probability,
+            score_bound(batch, each) + penalty,
+            each.finished,
         )
-        for path, penalty in zip(paths, penalties, strict=True)
+        for each, penalty in zip(hypotheses, penalties, strict=True)
     ]
 
 
-def coverage_penalties(task: DecodingTask, paths: Sequence[Path]) -> list[float]:
-    """cp of each hypothesis, at most zero: beta * sum_i log(min(sum_j p_ij, 1)), i a source token, j an output token.
+class CoveragePenalty:
+    """Coverage penalty of hypotheses, at most zero: beta * sum_i log(min(sum_j p_ij, 1)).
 
-    p is the attention of one teacher-forced pass, the mean over heads and layers.
+    i is a source token, j an output token, and p the attention of one teacher-forced pass, averaged over heads and
+    layers.
+
+    Args:
+        model: Encoder-decoder.
+        source: Source ids (inputs, source length).
+        beta: Weight.
+        lengths: Output lengths for a length encoding, eos included; None without one.
     """
-    model, config = task.model, task.model.config
-    source = task.take(task.source, [path.sentence for path in paths])
-    targets = [[config.bos_id, *path.tokens] for path in paths]
-    if not all(path.finished for path in paths):  # the last token of one that was cut predicts nothing
-        targets = [target if path.finished else target[:-1] for target, path in zip(targets, paths, strict=True)]
-    lengths = None if task.lengths is None else [task.lengths[path.sentence] for path in paths]
-    weights = mean_attention(model.cross_attention_weights(source, pad(targets, config.pad_id), lengths=lengths))
-    xp = array_namespace(weights)
-    counted = from_host(xp, pad([[1] * len(target) for target in targets], 0), device=device(weights)) == 1
-    received = to_host(xp.sum(xp.where(xp.expand_dims(counted, axis=-1), weights, 0.0), axis=1)).tolist()
-    tokens = to_host(source).tolist()
-    return [
-        task.options.coverage_penalty
-        * sum(
-            math.log(max(min(attention, 1.0), _LEAST_ATTENTION))
-            for attention, token in zip(attentions, ids, strict=True)
-            if token != config.pad_id
-        )
-        for attentions, ids in zip(received, tokens, strict=True)
-    ]
+
+    def __init__(self, model: Any, source: Array, beta: float, lengths: Sequence[int] | None) -> None:
+        self.model, self.source, self.beta, self.lengths = model, source, beta, lengths
+
+    def __call__(self, hypotheses: Sequence[UnscoredHypothesis]) -> list[float]:
+        """Return the penalty of each hypothesis."""
+        config, xp = self.model.config, array_namespace(self.source)
+        rows = from_host(xp, [each.input_index for each in hypotheses], dtype="int64", device=device(self.source))
+        source = xp.take(self.source, rows, axis=0)
+        # The last token predicts nothing unless eos follows.
+        targets = [[config.bos_id, *each.tokens][: len(each.tokens) + int(each.has_eos)] for each in hypotheses]
+        lengths = None if self.lengths is None else [self.lengths[each.input_index] for each in hypotheses]
+        layers = self.model.cross_attention_weights(source, pad(targets, config.pad_id), lengths=lengths)
+        weights = mean_attention(layers)
+        is_token = from_host(xp, pad([[1] * len(target) for target in targets], 0), device=device(weights)) == 1
+        received = to_host(xp.sum(xp.where(xp.expand_dims(is_token, axis=-1), weights, 0.0), axis=1)).tolist()
+        return [
+            self.beta
+            * sum(
+                math.log(max(min(attention, 1.0), _MIN_ATTENTION))
+                for attention, token in zip(attentions, ids, strict=True)
+                if token != config.pad_id
+            )
+            for attentions, ids in zip(received, to_host(source).tolist(), strict=True)
+        ]
 
 
 def mean_attention(layers: Sequence[Array]) -> Array:
-    """Mean over layers and heads: each (batch, heads, target, source) -> (batch, target, source)."""
+    """Return the mean over layers and heads: each (batch, heads, target, source) -> (batch, target, source)."""
     xp = array_namespace(layers[0])
     return xp.mean(xp.stack([xp.mean(weights, axis=1) for weights in layers]), axis=0)

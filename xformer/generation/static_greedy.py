@@ -1,8 +1,8 @@
-"""Greedy search in steps that are all alike, so that a GPU can record one and repeat it (CUDA graphs).
+"""Greedy search in steps of identical shapes, so that a GPU can capture one step and replay it (CUDA graphs).
 
-Launching the hundreds of small kernels of a step takes longer than they run; a recorded step is launched as one. So
-nothing of a step may depend on the host: tokens, counters and caches are arrays of one shape, written in place, and the
-host looks only now and then whether all sentences have ended.
+Launching the hundreds of small kernels of a step takes longer than running them; a captured step is one launch. So
+nothing in a step may depend on the host: tokens, counters and caches are arrays of fixed shape, updated in place, and
+the host checks only every few steps whether all outputs have ended.
 """
 
 from __future__ import annotations
@@ -12,102 +12,105 @@ from collections.abc import Callable
 from typing import Any
 
 from xformer.backends import Array, accumulation_dtype, array_namespace, assign, index_dtype, to_host
-from xformer.generation.greedy_sampling import Walk
+from xformer.generation.batch import GenerationBatch
+from xformer.generation.greedy_sampling import Sample, start_samples
 from xformer.generation.hypothesis import Hypothesis, best_first
-from xformer.generation.logits_processors import log_sum_exp
+from xformer.generation.logits_processors import MinLength, SuppressTokens, log_sum_exp
 from xformer.generation.scoring import score
-from xformer.generation.task import DecodingTask
 
-_BETWEEN_LOOKS = 16  # steps; those beyond the end of all sentences are for nothing
+_CHECK_INTERVAL = 16  # steps between checks; steps after the end of all outputs are wasted
 
 Step = Callable[[], None]
 
 
-def can_be_fixed(task: DecodingTask) -> bool:
-    """Whether steps can be all alike: greedy, and nothing that they do depends on the tokens so far or on the host."""
-    options, config = task.options, task.model.config
+def is_supported(batch: GenerationBatch) -> bool:
+    """Return whether this is greedy search whose steps depend neither on earlier tokens nor on the host."""
     return (
-        options.method == "greedy"
-        and options.repetition_penalty == 1.0
-        and not options.no_repeat_ngram_size
-        and task.foci is None
-        and task.measured is None
-        and all(len(prefix) == task.lead for prefix in task.prefixes)  # none is forced later
-        and config.window is None
-        and len(task.closed) < task.model.vocab_size
+        batch.config.method == "greedy"
+        and all(isinstance(each, SuppressTokens | MinLength) for each in batch.logits_processors)
+        and not batch.stopping_criteria
+        and batch.lengths.unit_ranges is None
+        and batch.model.config.window is None
+        and len(batch.suppress_tokens | {batch.eos_id}) < batch.model.vocab_size
     )
 
 
-def search_fixed(task: DecodingTask, record: Callable[[Step], Step]) -> list[list[Hypothesis]]:
-    """At each step take the most probable token, as search_stepwise does.
+def static_greedy(batch: GenerationBatch, capture: Callable[[Step], Step]) -> list[list[Hypothesis]]:
+    """Choose the most probable token at each step, as greedy_or_sample does.
 
-    record: makes of a step one that does the same again; the arrays that it writes stay where they are.
+    Args:
+        batch: Inputs that `is_supported`.
+        capture: Returns a function that repeats a step; the arrays that the step writes stay where they are.
     """
-    cache, logits = task.start()
-    # Where outputs can end, the token after the last one that is allowed shows whether they would.
-    limits = [limits.maximum - task.lead + int(task.eos_id is not None) for limits in task.ranges]
-    most = max(1, *limits)
-    state = _State(task, task.model.to_static(cache, cache.length + most - 1), limits)
+    cache, logits = batch.prefill()
+    # If outputs can end, the token after the last allowed one shows whether they do.
+    limits = [limits.maximum - batch.shared_length + int(batch.eos_id is not None) for limits in batch.lengths.ranges]
+    num_steps = max(1, *limits)
+    state = _State(batch, batch.model.to_static(cache, cache.length + num_steps - 1), limits)
     state.choose(logits)
 
     def step() -> None:
-        state.choose(task.model.decode_step(state.token, state.cache))
+        state.choose(batch.model.decode_step(state.token, state.cache))
 
-    again = record(step) if most > 1 else step
-    for number in range(1, most):
-        if number % _BETWEEN_LOOKS == 0 and bool(to_host(state.ended).all()):
+    replay = capture(step) if num_steps > 1 else step
+    for number in range(1, num_steps):
+        if number % _CHECK_INTERVAL == 0 and bool(to_host(state.ended).all()):
             break
-        again()
-    return [best_first(score(task, [walk.path])) for walk in state.walks()]
+        replay()
+    return [best_first(score(batch, [sample.hypothesis])) for sample in state.samples()]
 
 
 class _State:
-    """What changes from step to step, on the device.
+    """The arrays that change from step to step, on the device.
 
-    limits: how many tokens each sentence may take. token: the last one of each, (sentences, 1). ended: where that was
-    eos or the last that is allowed, (sentences,). tokens, gains: of every step so far, (sentences, steps).
+    Attributes:
+        token: Last token of each output, (inputs, 1).
+        ended: Whether an output has ended, by eos or by its limit, (inputs,).
+        tokens, log_probs: Tokens of all steps so far and their log-probabilities, (inputs, steps).
     """
 
-    def __init__(self, task: DecodingTask, cache: Any, limits: list[int]) -> None:
-        self.task, self.cache, xp = task, cache, task.xp
-        integers, steps = index_dtype(xp), max(1, *limits)
-        self.token = task.place([[0]] * task.sentences, integers)
-        self.ended = task.place([False] * task.sentences)
-        self.tokens = task.place([[0] * steps] * task.sentences, integers)
-        self.gains = task.place([[0.0] * steps] * task.sentences, accumulation_dtype(xp, task.home.dtype))
-        self._step = task.place([0], integers)
-        self._numbers = task.place(list(range(steps)), integers)
-        # Of sentence i, no eos before step _least[i].
-        self._least = task.place([max(0, limits.minimum - task.lead) for limits in task.ranges], integers)
-        vocabulary = range(task.model.vocab_size)
-        self._last = task.place([limit - 1 for limit in limits], integers)
-        self._eos = task.place([token == task.eos_id for token in vocabulary])
-        self._never = task.place([token in task.never for token in vocabulary])
+    def __init__(self, batch: GenerationBatch, cache: Any, limits: list[int]) -> None:
+        self.batch, self.cache, xp = batch, cache, batch.xp
+        integers, steps, to_device = index_dtype(xp), max(1, *limits), batch.to_device
+        self.token = to_device([[0]] * batch.num_inputs, integers)
+        self.ended = to_device([False] * batch.num_inputs)
+        self.tokens = to_device([[0] * steps] * batch.num_inputs, integers)
+        self.log_probs = to_device([[0.0] * steps] * batch.num_inputs, accumulation_dtype(xp, batch.parameter.dtype))
+        self._step = to_device([0], integers)
+        self._numbers = to_device(list(range(steps)), integers)
+        # Output i cannot end before step _min_steps[i].
+        minimums = [max(0, limits.minimum - batch.shared_length) for limits in batch.lengths.ranges]
+        self._min_steps = to_device(minimums, integers)
+        self._last_step = to_device([limit - 1 for limit in limits], integers)
+        vocabulary = range(batch.model.vocab_size)
+        self._is_eos = to_device([token == batch.eos_id for token in vocabulary])
+        self._is_suppressed = to_device([token in batch.suppress_tokens for token in vocabulary])
 
     def choose(self, logits: Array) -> None:
-        """Take each sentence's next token."""
+        """Choose the next token of each output."""
         xp = array_namespace(logits)
         logits = xp.astype(logits, accumulation_dtype(xp, logits.dtype), copy=False)
-        early = xp.expand_dims(self._step < self._least, axis=1)
-        logits = xp.where(xp.logical_or(self._never, xp.logical_and(early, self._eos)), -math.inf, logits)
+        early = xp.expand_dims(self._step < self._min_steps, axis=1)
+        masked = xp.logical_or(self._is_suppressed, xp.logical_and(early, self._is_eos))
+        logits = xp.where(masked, -math.inf, logits)
         chosen = xp.argmax(logits, axis=-1, keepdims=True)
-        gained = xp.take_along_axis(logits, chosen, axis=-1) - log_sum_exp(logits)
-        here = self._numbers == self._step
-        self.tokens = assign(self.tokens, xp.where(here, chosen, self.tokens))
-        self.gains = assign(self.gains, xp.where(here, gained, self.gains))
-        ended = xp.logical_or(self.ended, self._step >= self._last)
-        if self.task.eos_id is not None:
-            ended = xp.logical_or(ended, chosen[:, 0] == self.task.eos_id)
+        chosen_log_probs = xp.take_along_axis(logits, chosen, axis=-1) - log_sum_exp(logits)
+        is_now = self._numbers == self._step
+        self.tokens = assign(self.tokens, xp.where(is_now, chosen, self.tokens))
+        self.log_probs = assign(self.log_probs, xp.where(is_now, chosen_log_probs, self.log_probs))
+        ended = xp.logical_or(self.ended, self._step >= self._last_step)
+        if self.batch.eos_id is not None:
+            ended = xp.logical_or(ended, chosen[:, 0] == self.batch.eos_id)
         self.ended = assign(self.ended, ended)
         self.token = assign(self.token, xp.astype(chosen, self.token.dtype, copy=False))
         self._step = assign(self._step, self._step + 1)
 
-    def walks(self) -> list[Walk]:
-        """What the sentences became, followed on the host token by token."""
-        taken = int(to_host(self._step)[0])
-        walks = [Walk(sentence, 0, list(prefix)) for sentence, prefix in enumerate(self.task.prefixes)]
-        histories = to_host(self.tokens)[:, :taken].tolist(), to_host(self.gains)[:, :taken].tolist()
-        for walk, tokens, gains in zip(walks, *histories, strict=True):
-            for token, gain in zip(tokens, gains, strict=True):
-                walk.follow(token, gain, self.task)
-        return walks
+    def samples(self) -> list[Sample]:
+        """Return the outputs, rebuilt on the host token by token."""
+        steps = int(to_host(self._step)[0])
+        samples = [sample for (sample,) in start_samples(self.batch)]
+        columns = to_host(self.tokens)[:, :steps].tolist(), to_host(self.log_probs)[:, :steps].tolist()
+        for sample, tokens, log_probs in zip(samples, *columns, strict=True):
+            for token, log_prob in zip(tokens, log_probs, strict=True):
+                sample.append(token, log_prob, self.batch)
+        return samples

@@ -1,7 +1,6 @@
-"""Whole systems: from text to text."""
+"""Pipelines: from text to text."""
 
 from xformer.pipelines.evaluation import EncodedCorpus, ValidationScore
-from xformer.pipelines.requests import GenerationRequest
 from xformer.pipelines.seq2seq import Output, Result, Summarizer, TextToText, Translator, check_source_lengths
 from xformer.pipelines.text_generation import Continuation, TextGenerator
 from xformer.pipelines.tokenizers import Tokenizers
@@ -9,7 +8,6 @@ from xformer.pipelines.tokenizers import Tokenizers
 __all__ = [
     "Continuation",
     "EncodedCorpus",
-    "GenerationRequest",
     "Output",
     "Result",
     "Summarizer",

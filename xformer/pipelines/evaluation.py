@@ -1,4 +1,4 @@
-"""What a trainer needs of parallel text: token ids within the length limit, and a score of what the model writes."""
+"""Parallel text for training: token ids within the length limit, and validation scores of generated text."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from typing import Any
 
 from xformer.data.pairs import TokenPairs
 from xformer.models import Transformer
-from xformer.pipelines.requests import GenerationRequest
 from xformer.pipelines.seq2seq import Summarizer, Translator
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.text import ParallelCorpus, bleu, fit_lengths, rouge
 from xformer.text.extras import require
-from xformer.training.interrupt import until_stopped
 
-TASKS = {task.task: task for task in (Translator, Summarizer)}
-# What validation measures, by task.
+# Metric of validation, by task.
 METRICS = {"translation": "BLEU", "summarization": "ROUGE"}
+_PIPELINES = {pipeline.task: pipeline for pipeline in (Translator, Summarizer)}
 
 
 @dataclass(frozen=True)
 class EncodedCorpus:
-    """Pairs of texts, and the same as token ids. num_long: pairs that were left out for their length; num_cut: sources
-    that were cut to the limit."""
+    """Pairs of texts with their token ids.
+
+    Attributes:
+        text: The texts.
+        pairs: Their token ids.
+        num_long: Pairs that were dropped because of their length.
+        num_cut: Sources that were cut to the maximum length.
+    """
 
     text: ParallelCorpus
     pairs: TokenPairs
@@ -40,12 +44,17 @@ class EncodedCorpus:
         truncation: str = "error",
         names: Sequence[Any] = ("source", "target"),
     ) -> EncodedCorpus:
-        """Encode a corpus whose texts may have up to max_length tokens.
+        """Encode a corpus.
 
-        truncation: what to do with longer ones: "error", "drop" the pair, or "cut" the source. names: of the two
-        sides, for errors.
+        Args:
+            corpus: Pairs of texts.
+            tokenizers: Tokenizers of source and target.
+            max_length: Maximum tokens of a text.
+            truncation: Treatment of longer texts: "error", "drop" the pair, or "cut" the source.
+            names: Names of source and target in errors.
 
-        Raises DataError for texts that are too long, or when none is left.
+        Raises:
+            DataError: For texts that are too long, and if no pair is left.
         """
         pairs = tokenizers.encode(corpus)
         fitted = fit_lengths(
@@ -61,20 +70,30 @@ class EncodedCorpus:
 
     @property
     def num_tokens(self) -> tuple[int, int]:
-        """Tokens of the source and of the target, special ones not counted."""
+        """Number of source and target tokens, special tokens excluded."""
         return sum(map(len, self.pairs.source)), sum(map(len, self.pairs.target))
 
 
 class ValidationScore:
-    """How good what a model writes for a validation set is: the `score` of a TranslationTask.
+    """Quality of the outputs for a validation set: the `score` of a TranslationTask.
 
-    Outputs are decoded greedily; those of a model with a length encoding to the lengths of the references, with the
-    small beam that this takes.
+    Outputs are decoded greedily; a model with a length encoding generates outputs of the lengths of the references, by
+    the small beam search that this needs.
 
-    measure: (outputs, references) -> a score, more being better; default BLEU of words for translation, the mean of
-    ROUGE-1, 2 and L for summarization, case ignored where the target tokenizer lower-cases. outputs: the latest ones.
+    Args:
+        corpus: Validation set.
+        tokenizers: Tokenizers of source and target.
+        task: "translation" or "summarization".
+        measure: Function (outputs, references) -> score; higher is better. Default: BLEU of words for translation, the
+            mean of ROUGE-1, 2 and L for summarization; case is ignored if the target tokenizer lowercases.
+        on_batch: Called after each batch; may raise to stop.
 
-    Raises BackendError where the package that measures is not installed.
+    Attributes:
+        name: Name of the metric.
+        outputs: Latest outputs.
+
+    Raises:
+        BackendError: If the package that computes the metric is not installed.
     """
 
     def __init__(
@@ -83,24 +102,25 @@ class ValidationScore:
         tokenizers: Tokenizers,
         task: str = "translation",
         measure: Callable[[list[str], list[str]], float] | None = None,
+        on_batch: Callable[[], None] = lambda: None,
     ) -> None:
         self.corpus, self.tokenizers, self.task = corpus, tokenizers, task
         if measure is None:
             require({"translation": "sacrebleu", "summarization": "rouge_score"}[task])
         self.measure = measure or {"translation": self._bleu, "summarization": _rouge}[task]
-        self.name = METRICS[task]
+        self.name, self.on_batch = METRICS[task], on_batch
         self.outputs: list[str] = []
 
     def __call__(self, model: Transformer) -> float:
-        """Write the outputs of the validation set and score them."""
+        """Generate the outputs of the validation set and score them."""
         pairs = self.corpus.pairs
-        writer = TASKS[self.task](model, self.tokenizers)
-        # A model that writes to a length is measured at the lengths of the references.
+        pipeline = _PIPELINES[self.task](model, self.tokenizers)
         lengths = [max(1, len(ids)) for ids in pairs.target] if model.config.length_encoding else None
         self.outputs = [""] * len(pairs)
-        for batch in until_stopped(writer.batches_of_ids(pairs.source, GenerationRequest(desired_length=lengths))):
-            for row, outputs in batch:
-                self.outputs[row] = outputs[0].text
+        for batch in pipeline.batches_of_ids(pairs.source, target_length=lengths):
+            for index, outputs in batch:
+                self.outputs[index] = outputs[0].text
+            self.on_batch()
         return self.measure(self.outputs, self.corpus.text.target)
 
     def _bleu(self, outputs: list[str], references: list[str]) -> float:

@@ -1,32 +1,49 @@
-"""From texts to texts: what translation and summarization have in common."""
+"""Translation and summarization: from texts to texts."""
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
+import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
+from xformer.data.bucketing import fill_batches
 from xformer.errors import CheckpointError, ConfigError, DataError
-from xformer.generation import Hypothesis, alignments, decode
+from xformer.generation import (
+    GenerationConfig,
+    Hypothesis,
+    LogitsProcessor,
+    StoppingCriterion,
+    alignments,
+    generate,
+)
+from xformer.generation.lengths import MAX_TARGET_LENGTH
 from xformer.models import Transformer
 from xformer.models.token_ids import pad
-from xformer.pipelines.requests import GenerationRequest
+from xformer.pipelines.batching import encode_phrases, one_per_text, run_batches
 from xformer.pipelines.tokenizers import Tokenizers
-from xformer.pipelines.wishes import Wishes
 from xformer.random import Rng
 from xformer.runs.run_directory import RunDirectory
-from xformer.text import normalize_text
-from xformer.threads import blas_threads, num_threads, parallel_map
-from xformer.training.data_parallel import shards_for
+from xformer.text import UNK_ID, normalize_text
+
+LENGTH_UNITS = ("tokens", "words")
+NUM_BEAMS_FOR_LENGTHS = 4
 
 
 class Output(NamedTuple):
     """One output for one text.
 
-    tokens, log_probability, score, finished: as in generation.Hypothesis; alignment: for each token the source token,
-    counted from 0 and eos included, that it attends to most (generation.alignments), if that was asked for.
+    Attributes:
+        text: The text.
+        tokens: Its token ids.
+        log_probability: See `generation.Hypothesis`.
+        score: See `generation.Hypothesis`.
+        finished: See `generation.Hypothesis`.
+        alignment: For each token the index of the source token (eos included) that it attends to most, if requested;
+            see `generation.alignments`.
     """
 
     text: str
@@ -38,18 +55,27 @@ class Output(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The outputs for one text, best first. row: its place among the texts."""
+    """The outputs for one text, best first, and its index among the texts."""
 
-    row: int
+    text_index: int
     outputs: list[Output]
 
 
 class TextToText:
-    """A model with its tokenizers; `Translator` and `Summarizer` say what it was trained for.
+    """An encoder-decoder with its tokenizers: base class of `Translator` and `Summarizer`.
 
-    mean_length, tokens_per_word: of the outputs it was trained on, where that is known; they give a desired length
-    where none is given, or one in words. cut_length: where it was trained on sources cut to so many tokens, longer ones
-    are cut now, too.
+    Args:
+        model: The model.
+        tokenizers: Tokenizers of source and target.
+        mean_length: Mean length of the outputs in training, in tokens. It is the default length of a model with a
+            length encoding.
+        tokens_per_word: Mean tokens per word of the outputs in training; a model with a length encoding needs it for
+            target lengths in words.
+        max_source_tokens: Length that sources were cut to in training; longer ones are cut, too. Default: none is cut.
+
+    Raises:
+        ConfigError: For a model without a decoder.
+        CheckpointError: If the vocabulary sizes of model and tokenizers differ.
     """
 
     task: ClassVar[str]
@@ -61,198 +87,335 @@ class TextToText:
         *,
         mean_length: float | None = None,
         tokens_per_word: float | None = None,
-        cut_length: int | None = None,
+        max_source_tokens: int | None = None,
     ) -> None:
         if not model.decoder:
-            raise ConfigError("the model has no decoder (num_decoder_layers is 0); it cannot write text")
+            raise ConfigError("the model has no decoder (num_decoder_layers is 0); it cannot generate text")
         self.model = model
         self.tokenizers = tokenizers
-        self.mean_length, self.tokens_per_word, self.cut_length = mean_length, tokens_per_word, cut_length
+        self.mean_length, self.tokens_per_word, self.max_source_tokens = mean_length, tokens_per_word, max_source_tokens
         for side, tokenizer, size in (
             ("source", tokenizers.source, model.config.source_vocab_size),
             ("target", tokenizers.target, model.config.target_vocab_size),
         ):
             if tokenizer.vocab_size != size:
                 raise CheckpointError(
-                    f"the {side} tokenizer has {tokenizer.vocab_size} tokens, the model {size}; they are not of one run"
+                    f"the {side} tokenizer has {tokenizer.vocab_size} tokens, the model {size}; expected both from the "
+                    "same run"
                 )
 
     @classmethod
-    def from_pretrained(cls, directory: str | os.PathLike[str], *, xp: Any = "numpy", dtype: Any = None) -> Self:
+    def from_pretrained(cls, directory: str | os.PathLike[str], xp: Any = "numpy", *, dtype: Any = None) -> Self:
         """Load the best model of a training run.
 
-        Raises CheckpointError when something is missing, damaged, or does not belong to the run, ConfigError when the
-        run is of another task.
+        Args:
+            directory: Run directory.
+            xp: Array library of the model, as a module or by name.
+            dtype: dtype of the parameters. Default: as saved.
+
+        Raises:
+            CheckpointError: If a file is missing, damaged or from another run.
+            ConfigError: If the run is of another task.
         """
         run = RunDirectory(Path(directory))
         config = run.read_config_for(cls.task)
         model = Transformer.load(run.model, xp=xp, dtype=dtype)
-        return cls(model, Tokenizers.load(run), **_habits(config))
+        return cls(model, Tokenizers.load(run), **_training_statistics(config))
 
     @property
-    def usual_limit(self) -> int | None:
-        """The most tokens of an output where no limit is given; None: twice the source plus 20."""
+    def default_max_length(self) -> int | None:
+        """Default maximum length of an output, in tokens; None: twice the source plus 20."""
         return None
 
-    def __call__(self, texts: Sequence[str], **settings: Any) -> list[Any]:
-        """Write an output for each text, keeping their order; a blank text gets an empty one.
+    def __call__(self, texts: Sequence[str], config: GenerationConfig | None = None, **options: Any) -> list[Any]:
+        """Generate an output for each text: `translator(["Ein Mann schläft ."], num_beams=5)`.
 
-        settings: the fields of GenerationRequest and DecodingOptions, e.g. num_beams=5, length_penalty=0.6.
-        Returns one text each; with num_return_sequences above 1, a list of texts each, best first.
+        Args:
+            texts: Source texts. A blank text gets an empty output.
+            config: Settings. Default: greedy search.
+            **options: Arguments of `batches`, and fields of `GenerationConfig`.
 
-        Raises DataError, before any work, when a text has more than max_source_length tokens; ConfigError for settings
-        that are unknown or contradict each other.
+        Returns:
+            One text each, in order; with num_return_sequences above 1 a list of texts each, best first.
+
+        Raises:
+            DataError: If a text has more than max_source_length tokens, before any is translated.
+            ConfigError: For invalid or contradictory settings.
         """
-        request = GenerationRequest.of(**settings)
         results: list[Any] = [[""]] * len(texts)
-        for batch in self.batches(texts, request):
-            for row, outputs in batch:
-                results[row] = [output.text for output in outputs]
-        return results if request.decoding.num_return_sequences > 1 else [outputs[0] for outputs in results]
+        for batch in self.batches(texts, config, **options):
+            for index, outputs in batch:
+                results[index] = [output.text for output in outputs]
+        count = options.get("num_return_sequences", 1 if config is None else config.num_return_sequences)
+        return results if count > 1 else [outputs[0] for outputs in results]
 
-    def outputs(self, texts: Sequence[str], **settings: Any) -> list[list[Output]]:
-        """The n best outputs for each text, with their scores; none for a blank text. Arguments as above."""
+    def outputs(
+        self, texts: Sequence[str], config: GenerationConfig | None = None, **options: Any
+    ) -> list[list[Output]]:
+        """Generate outputs with their scores; none for a blank text. Arguments as for `__call__`."""
         results: list[list[Output]] = [[] for _ in texts]
-        for batch in self.batches(texts, GenerationRequest.of(**settings)):
-            for row, outputs in batch:
-                results[row] = outputs
+        for batch in self.batches(texts, config, **options):
+            for index, outputs in batch:
+                results[index] = outputs
         return results
 
-    def batches(self, texts: Sequence[str], request: GenerationRequest) -> Iterator[list[Result]]:
-        """Yield results as batches of similar length get done, the shortest texts first, blank ones never.
+    def batches(
+        self,
+        texts: Sequence[str],
+        config: GenerationConfig | None = None,
+        *,
+        max_source_length: int = 1024,
+        **options: Any,
+    ) -> Iterator[list[Result]]:
+        """Yield results batch by batch, shortest texts first; none for blank texts.
 
-        Raises what `__call__` raises.
+        Args:
+            texts: Source texts.
+            config: Settings. Default: greedy search.
+            max_source_length: Maximum tokens of a source.
+            **options: Arguments of `batches_of_ids`, and fields of `GenerationConfig`.
+
+        Raises:
+            DataError: If a text has more than max_source_length tokens.
+            ConfigError: For invalid or contradictory settings.
         """
-        encoded, _ = self.cut(self.encode(texts))
-        check_source_lengths(encoded, request.max_source_length)
-        return self.batches_of_ids(encoded, request)
+        _check_count("max_source_length", max_source_length)
+        encoded, _ = self.truncate(self.encode(texts))
+        check_source_lengths(encoded, max_source_length)
+        return self.batches_of_ids(encoded, config, **options)
 
     def batches_of_ids(
-        self, encoded: Sequence[Sequence[int]], request: GenerationRequest, *, first_number: int = 0
+        self,
+        encoded: Sequence[Sequence[int]],
+        config: GenerationConfig | None = None,
+        *,
+        prefix: str | Sequence[str] | None = None,
+        sequence_bias: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        target_length: int | Sequence[int] | None = None,
+        length_unit: str = "tokens",
+        align: bool = False,
+        seed: int = 0,
+        batch_tokens: int = 4096,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        stopping_criteria: Sequence[StoppingCriterion] = (),
+        first_index: int = 0,
+        **overrides: Any,
     ) -> Iterator[list[Result]]:
-        """Do the same as `batches` for sources that `encode` made token ids of, however long they are.
+        """Yield results for sources of any length that `encode` returned.
 
-        first_number: how many texts came before these, when they are part of a longer list: what is drawn for a text
-        depends on its number.
+        Args:
+            encoded: Token ids of each source, without eos.
+            config: Settings. Default: greedy search.
+            prefix: Text that outputs begin with: one for all, or one each.
+            sequence_bias: Words and phrases to favor: a list for all texts, or a list for each.
+            target_length: Length of outputs: one for all, or one each. Outputs keep to it within
+                config.length_tolerance, or as close as the model can; greedy search becomes a beam search with 4 beams.
+            length_unit: Unit of target_length: "tokens" or "words".
+            align: Also return alignments.
+            seed: Seed of sampling. The same seed gives the same outputs, however texts are batched.
+            batch_tokens: Maximum source tokens of a batch, padding included. On NumPy each core runs one batch.
+            logits_processors: Additional processors, see `generation.generate`.
+            stopping_criteria: Additional stopping criteria, see `generation.generate`.
+            first_index: Index of the first text if the texts are part of a longer list; samples depend on it.
+            **overrides: Fields of `GenerationConfig` that replace those of the config.
+
+        Raises:
+            ConfigError: For invalid or contradictory settings.
+            DataError: For a wrong number of prefixes, phrases or lengths, and for unknown characters.
         """
-        wishes = Wishes(self, request, len(encoded))
+        config = self._resolve_config(GenerationConfig.resolve(config, overrides), target_length, length_unit)
+        _check_count("batch_tokens", batch_tokens)
+        count, target, rng = len(encoded), self.tokenizers.target, Rng(seed)
+        if target.sep_id is not None:  # it separates sentences of sources only
+            config = dataclasses.replace(config, suppress_tokens=(*config.suppress_tokens, target.sep_id))
+        lengths = _target_lengths(target_length, length_unit, count)
+        conditions = self._length_conditions(lengths, length_unit, count)
+        columns: dict[str, list[Any] | None] = {
+            "prefix": _encode_prefixes(prefix, target, count),
+            "sequence_bias": encode_phrases(sequence_bias, target, count),
+            "target_lengths": lengths,
+            "length_condition": conditions,
+        }
+        length_fn = _word_counter(target) if lengths is not None and length_unit == "words" else None
 
-        config, separator = self.model.config, self.tokenizers.target.sep_id
-
-        def write(rows: list[int]) -> list[Result]:
-            source = pad([[*encoded[row], config.eos_id] for row in rows], config.pad_id)
-            found = decode(
+        def run(rows: list[int]) -> list[Result]:
+            source = pad([[*encoded[row], self.model.config.eos_id] for row in rows], self.model.config.pad_id)
+            hypotheses = generate(
                 self.model,
                 source,
-                wishes.decoding,
-                rng=Rng(request.seed),
-                sentence_numbers=[first_number + row for row in rows],
-                never=() if separator is None else (separator,),
-                **wishes.of(rows),
+                config,
+                logits_processors=logits_processors,
+                stopping_criteria=stopping_criteria,
+                rng=rng,
+                length_fn=length_fn,
+                indices=[first_index + row for row in rows],
+                **_select(columns, rows),
             )
-            chosen = [self._texts(each) for each in found]
-            if request.align:
-                told = [wishes.told(row) for row in rows]
-                chosen = [self._aligned(*each) for each in zip(source, chosen, told, strict=True)]
-            return [Result(row, outputs) for row, outputs in zip(rows, chosen, strict=True)]
+            outputs = [self._outputs(each) for each in hypotheses]
+            if align:
+                told = [None] * len(rows) if conditions is None else [conditions[row] for row in rows]
+                outputs = [self._align(*each) for each in zip(source, outputs, told, strict=True)]
+            return [Result(row, each) for row, each in zip(rows, outputs, strict=True)]
 
-        allowed = num_threads()
-        threads = shards_for(self.model, allowed)
-        batches = _by_length(encoded, request.batch_tokens)
-        while group := list(itertools.islice(batches, threads)):
-            # The products of decoding are small: threads inside them cost more than they gain, above all on a busy
-            # machine, where one of them waits for the other at every token.
-            with blas_threads(allowed // threads):
-                done = parallel_map(write, group)
-            yield from done
+        rows = sorted((row for row, ids in enumerate(encoded) if len(ids)), key=lambda row: (len(encoded[row]), row))
+        return run_batches(run, fill_batches(rows, [len(ids) + 1 for ids in encoded], batch_tokens), self.model)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Turn source texts into token ids; a blank text, invisible characters included, has none.
+        """Return the token ids of source texts; none for a blank text (invisible characters are blank).
 
-        Raises DataError for one text in the place of a list.
+        Raises:
+            DataError: For a single text instead of a list.
         """
         if isinstance(texts, str):
-            raise DataError("got one text; expected a list of texts: put it in brackets")
+            raise DataError("texts is a single text; expected a list of texts")
         encoded = self.tokenizers.encode_source(texts)
         return [ids if normalize_text(text) else [] for text, ids in zip(texts, encoded, strict=True)]
 
-    def cut(self, encoded: list[list[int]]) -> tuple[list[list[int]], int]:
-        """Sources as long as those of the training, if those were cut, and how many were longer."""
-        if self.cut_length is None:
+    def truncate(self, encoded: list[list[int]]) -> tuple[list[list[int]], int]:
+        """Cut sources to the maximum length in training, if there was one; return them and how many were longer."""
+        limit = self.max_source_tokens
+        if limit is None:
             return encoded, 0
-        return [ids[: self.cut_length] for ids in encoded], sum(len(ids) > self.cut_length for ids in encoded)
+        return [ids[:limit] for ids in encoded], sum(len(ids) > limit for ids in encoded)
 
-    def _aligned(self, ids: list[int], outputs: list[Output], told: int | None) -> list[Output]:
-        """The outputs for one source, with their alignments; told: the length that the model was told."""
-        lengths = None if told is None else [told + 1] * len(outputs)
-        weights = alignments(self.model, [ids] * len(outputs), [output.tokens for output in outputs], lengths=lengths)
+    def _resolve_config(self, config: GenerationConfig, target_length: Any, length_unit: str) -> GenerationConfig:
+        if length_unit not in LENGTH_UNITS:
+            raise ConfigError(f"length_unit is {length_unit!r}; expected 'tokens' or 'words'")
+        if target_length is not None:
+            if config.method == "greedy":
+                # Greedy search meets a length by chance; a beam search has hypotheses of many lengths to choose from.
+                return dataclasses.replace(config, num_beams=NUM_BEAMS_FOR_LENGTHS)
+            return config
+        for name, value, default in (
+            ("length_unit", length_unit, "tokens"),
+            ("length_tolerance", config.length_tolerance, GenerationConfig().length_tolerance),
+        ):
+            if value != default:
+                raise ConfigError(f"{name} is {value!r} without a target_length; set target_length or omit {name}")
+        limit = self.default_max_length
+        if limit is not None and config.max_new_tokens is None and config.max_length_ratio is None:
+            return dataclasses.replace(config, max_new_tokens=max(limit, config.min_new_tokens))
+        return config
+
+    def _length_conditions(self, lengths: list[int] | None, length_unit: str, count: int) -> list[int] | None:
+        """Return the lengths for a length encoding, in tokens: the target lengths, or the mean in training."""
+        if not self.model.config.length_encoding:
+            return None
+        if lengths is None:
+            if self.mean_length is None:
+                raise ConfigError("this model has a length encoding; expected a target_length")
+            return [max(1, round(self.mean_length))] * count
+        if length_unit == "tokens":
+            return lengths
+        tokens_per_word = self.tokens_per_word
+        if tokens_per_word is None:
+            raise ConfigError("tokens_per_word of this model is unknown; expected target_length in tokens")
+        return [max(1, round(length * tokens_per_word)) for length in lengths]
+
+    def _align(self, source: list[int], outputs: list[Output], condition: int | None) -> list[Output]:
+        """Return the outputs for one source with their alignments."""
+        lengths = None if condition is None else [condition + 1] * len(outputs)
+        tokens = [output.tokens for output in outputs]
+        weights = alignments(self.model, [source] * len(outputs), tokens, lengths=lengths)
         return [
             output._replace(alignment=each.argmax(axis=1).tolist())
             for output, each in zip(outputs, weights, strict=True)
         ]
 
-    def _texts(self, hypotheses: Sequence[Hypothesis]) -> list[Output]:
+    def _outputs(self, hypotheses: Sequence[Hypothesis]) -> list[Output]:
         texts = self.tokenizers.target.decode_batch([hypothesis.tokens for hypothesis in hypotheses])
         return [Output(text, *hypothesis) for text, hypothesis in zip(texts, hypotheses, strict=True)]
 
 
 def check_source_lengths(
-    encoded: Sequence[Sequence[int]], max_source_length: int, *, name: str = "text", first_number: int = 1
+    encoded: Iterable[Sequence[int]], max_source_length: int, *, name: str = "text", first_number: int = 1
 ) -> None:
-    """Raise DataError for the first source that has more than max_source_length tokens.
+    """Raise DataError for the first source with more than max_source_length tokens.
 
-    name, first_number: what the error calls a source, and the number that it gives the first one.
+    Args:
+        encoded: Token ids of each source.
+        max_source_length: Maximum number of tokens.
+        name: Name of a source in the error.
+        first_number: Number of the first source in the error.
     """
     for number, ids in enumerate(encoded, start=first_number):
         if len(ids) > max_source_length:
             raise DataError(
-                f"{name} {number} has {len(ids)} tokens; expected at most {max_source_length}; split it up, or raise "
+                f"{name} {number} has {len(ids)} tokens; expected at most {max_source_length}; split it, or raise "
                 "max_source_length"
             )
 
 
-def _habits(config: dict[str, Any]) -> dict[str, Any]:
-    """What a run's configuration says about the texts it was trained on."""
-    counts, settings = config.get("counts", {}), config.get("recipe", {}).get("training", {})
-    pairs, tokens, words = (counts.get(name) for name in ("train_pairs", "train_target_tokens", "train_target_words"))
-    known: dict[str, Any] = {}
-    if settings.get("truncation") == "cut" and isinstance(settings.get("max_length"), int):
-        known["cut_length"] = settings["max_length"]
-    if isinstance(pairs, int) and isinstance(tokens, int) and pairs > 0:
-        known["mean_length"] = tokens / pairs
-        if isinstance(words, int) and words > 0:
-            known["tokens_per_word"] = tokens / words
-    return known
-
-
-def _by_length(encoded: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:
-    """Group rows of similar length, leaving out those without tokens."""
-    batch: list[int] = []
-    filled = (row for row, ids in enumerate(encoded) if ids)
-    for row in sorted(filled, key=lambda row: (len(encoded[row]), row)):
-        if batch and (len(encoded[row]) + 1) * (len(batch) + 1) > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
-
-
 class Translator(TextToText):
-    """Translates: `Translator.from_pretrained("run")(["Ein Mann schläft ."], num_beams=5)`."""
+    """Translate texts: `Translator.from_pretrained("run")(["Ein Mann schläft ."], num_beams=5)`."""
 
     task = "translation"
 
 
 class Summarizer(TextToText):
-    """Summarizes: `Summarizer.from_pretrained("run")([document], desired_length=10, length_unit="words")`.
+    """Summarize texts: `Summarizer.from_pretrained("run")([document], target_length=10, length_unit="words")`.
 
-    A document is split into sentences, which the model sees with separators between them.
+    A document is split into sentences, which are separated by `<sep>` in the model's input.
     """
 
     task = "summarization"
 
     @property
-    def usual_limit(self) -> int | None:
-        """Four times as many tokens as summaries have on average, plus 20: twice a document would be no limit."""
+    def default_max_length(self) -> int | None:
+        """Four times the mean length in training, plus 20: twice a document would be no limit."""
         return None if self.mean_length is None else round(4 * self.mean_length) + 20
+
+
+def _training_statistics(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of TextToText that a run's configuration contains."""
+    counts, settings = config.get("counts", {}), config.get("recipe", {}).get("training", {})
+    pairs, tokens, words = (counts.get(name) for name in ("train_pairs", "train_target_tokens", "train_target_words"))
+    statistics: dict[str, Any] = {}
+    if settings.get("truncation") == "cut" and isinstance(settings.get("max_length"), int):
+        statistics["max_source_tokens"] = settings["max_length"]
+    if isinstance(pairs, int) and isinstance(tokens, int) and pairs > 0:
+        statistics["mean_length"] = tokens / pairs
+        if isinstance(words, int) and words > 0:
+            statistics["tokens_per_word"] = tokens / words
+    return statistics
+
+
+def _target_lengths(target_length: Any, unit: str, count: int) -> list[int] | None:
+    """Return one length per text, or None."""
+    if target_length is None:
+        return None
+    is_single = not isinstance(target_length, Sequence) or isinstance(target_length, str)
+    lengths = [target_length] * count if is_single else target_length
+    for length in [target_length] if is_single else lengths:
+        _check_count("target_length", length, maximum=MAX_TARGET_LENGTH, unit=f", in {unit}")
+    return [int(length) for length in one_per_text("target_length", lengths, count)]
+
+
+def _select(columns: dict[str, list[Any] | None], rows: Sequence[int]) -> dict[str, Any]:
+    """Return the values of some rows, without the columns that are None."""
+    return {name: [column[row] for row in rows] for name, column in columns.items() if column is not None}
+
+
+def _check_count(name: str, value: Any, *, maximum: int | None = None, unit: str = "") -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
+        raise ConfigError(f"{name} is {value!r}; expected an integer of at least 1{unit}")
+    if maximum is not None and int(value) > maximum:
+        raise ConfigError(f"{name} is {value}; expected at most {maximum}")
+
+
+def _encode_prefixes(prefix: str | Sequence[str] | None, tokenizer: Any, count: int) -> list[list[int]] | None:
+    """Return the token ids of one prefix per text, or None."""
+    if prefix is None:
+        return None
+    texts = one_per_text("prefix", [prefix] * count if isinstance(prefix, str) else prefix, count)
+    encoded: list[list[int]] = [tokenizer.encode(text) for text in texts]
+    for text, ids in zip(texts, encoded, strict=True):
+        if UNK_ID in ids:
+            raise DataError(f"prefix {text!r} has characters that the tokenizer does not know")
+    return encoded
+
+
+def _word_counter(tokenizer: Any) -> Callable[[Sequence[int]], int]:
+    """Return a function that counts the words of token ids; it is cached, since a search repeats its questions."""
+    count = functools.lru_cache(maxsize=65536)(lambda tokens: len(tokenizer.decode(tokens).split()))
+    return lambda tokens: count(tuple(tokens))

@@ -1,41 +1,47 @@
-"""From prompts to texts that go on from them."""
+"""Text generation: continue prompts with a language model."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
-from xformer.backends import Array, array_namespace, device, from_host
-from xformer.config import check_keys
+from xformer.data.bucketing import fill_batches
 from xformer.errors import CheckpointError, ConfigError, DataError
-from xformer.generation import DecodingOptions, Hypothesis, generate
+from xformer.generation import (
+    GenerationConfig,
+    Histories,
+    Hypothesis,
+    LogitsProcessor,
+    StoppingCriterion,
+    generate,
+    stream,
+)
 from xformer.models import LanguageModel
-from xformer.models.cache import DecodingCache
-from xformer.models.config import LanguageModelConfig
-from xformer.pipelines.requests import GenerationRequest
+from xformer.pipelines.batching import encode_phrases, run_batches
 from xformer.random import Rng
 from xformer.runs.run_directory import RunDirectory
 from xformer.text import SPECIAL_TOKENS, UNK_ID, Tokenizer
-from xformer.threads import blas_threads, num_threads, parallel_map
-from xformer.training.data_parallel import shards_for
 
-# What a request without any such setting means: nanoGPT's way to write.
-DEFAULT_MAX_LENGTH = 500
+# Defaults of nanoGPT's sampling script.
+DEFAULT_MAX_NEW_TOKENS = 500
 DEFAULT_SAMPLING = {"temperature": 0.8, "top_k": 200}
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-# The fields of GenerationRequest and DecodingOptions that mean something without a source and without an end.
-SETTINGS = (
-    "num_beams", "num_return_sequences", "num_beam_groups", "diversity_penalty", "keep_greedy", "max_length", "topics", "topic_strength",
-    "no_repeat_ngram_size", "repetition_penalty", *_SAMPLING, "seed", "batch_tokens",
-)  # fmt: skip
+_SEARCH_FIELDS = ("do_sample", "temperature", "top_k", "top_p", "min_p")
+_REPLACEMENT = "\ufffd"  # what a tokenizer decodes an incomplete character to
 
 
 class Continuation(NamedTuple):
-    """What was written after a prompt. log_probability: of these tokens, in nats, as in generation.Hypothesis."""
+    """A continuation of a prompt.
+
+    Attributes:
+        text: The text after the prompt.
+        tokens: Its token ids.
+        log_probability: Log-probability of the tokens, see `generation.Hypothesis`.
+    """
 
     text: str
     tokens: list[int]
@@ -45,36 +51,59 @@ class Continuation(NamedTuple):
 class TextGenerator:
     """A language model with its tokenizer: `TextGenerator.from_pretrained("run")(["ROMEO:"], seed=1)`.
 
-    context_length: how many tokens the model sees at a time (default: its max_positions). A text that outgrows it goes
-    on from its later half. Pieces of text have no end: an output is as long as it may be.
+    Text that outgrows the context continues from its later half. Special tokens are never generated, so an output has
+    the maximum length unless a stopping criterion ends it.
 
-    Raises CheckpointError when model and tokenizer do not fit, ConfigError for a context in which nothing can be
-    written.
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        context_length: Number of tokens that the model sees at a time. Default: max_positions of the model.
+
+    Raises:
+        CheckpointError: If the vocabulary sizes of model and tokenizer differ.
+        ConfigError: For a context that is too short.
     """
 
-    task = "language_modeling"
+    task: ClassVar[str] = "language_modeling"
+    unsupported_fields: ClassVar[frozenset[str]] = frozenset(
+        {
+            "length_penalty",
+            "coverage_penalty",
+            "min_new_tokens",
+            "min_length_ratio",
+            "max_length_ratio",
+            "length_tolerance",
+        }
+    )
+    """Fields of `GenerationConfig` that have no meaning without a source and without an end."""
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, *, context_length: int | None = None) -> None:
         if tokenizer.vocab_size != model.vocab_size:
             raise CheckpointError(
-                f"the tokenizer has {tokenizer.vocab_size} tokens, the model {model.vocab_size}; they are not of one "
-                "run"
+                f"the tokenizer has {tokenizer.vocab_size} tokens, the model {model.vocab_size}; expected both from "
+                "the same run"
             )
         self.model, self.tokenizer = model, tokenizer
-        most = model.config.max_positions
-        self.context_length = most if context_length is None else context_length
-        # The search keeps a learned position free for the token after the last.
-        self._sight = min(self.context_length, most - 1) if model.config.positions == "learned" else self.context_length
-        if self._sight < 2:
-            raise ConfigError(f"the model sees {self.context_length} tokens at a time; expected at least 3 to write in")
-        self._writer: Any = _TextAlone(model)
+        max_positions = model.config.max_positions
+        self.context_length = max_positions if context_length is None else context_length
+        self._context_window = self.context_length
+        if model.config.positions == "learned":  # the search needs a position for the token after the last
+            self._context_window = min(self.context_length, max_positions - 1)
+        if self._context_window < 2:
+            raise ConfigError(f"the context has {self.context_length} tokens; expected at least 3")
 
     @classmethod
-    def from_pretrained(cls, directory: str | os.PathLike[str], *, xp: Any = "numpy", dtype: Any = None) -> Self:
+    def from_pretrained(cls, directory: str | os.PathLike[str], xp: Any = "numpy", *, dtype: Any = None) -> Self:
         """Load the best model of a run of `xformer train-lm`.
 
-        Raises CheckpointError when something is missing, damaged, or does not belong to the run, ConfigError when the
-        run is of another task.
+        Args:
+            directory: Run directory.
+            xp: Array library of the model, as a module or by name.
+            dtype: dtype of the parameters. Default: as saved.
+
+        Raises:
+            CheckpointError: If a file is missing, damaged or from another run.
+            ConfigError: If the run is of another task.
         """
         run = RunDirectory(Path(directory))
         config = run.read_config_for(cls.task)
@@ -82,196 +111,302 @@ class TextGenerator:
         model = LanguageModel.load(run.model, xp=xp, dtype=dtype)
         return cls(model, run.load_tokenizer("joint"), context_length=training.get("context_length"))
 
-    def __call__(self, prompts: Sequence[str], **settings: Any) -> list[Any]:
-        """Continue each prompt; a prompt that is empty begins after a line end.
+    def __call__(self, prompts: Sequence[str], config: GenerationConfig | None = None, **options: Any) -> list[Any]:
+        """Continue each prompt; an empty prompt starts after a line end.
 
-        settings: max_length (default 500 tokens), num_return_sequences, seed, temperature, top_k, top_p, min_p, num_beams, topics and
-        others of GenerationRequest and DecodingOptions (SETTINGS). Without a beam and without any setting of sampling,
-        texts are sampled with temperature 0.8 from the 200 best tokens; top_k=1 is greedy search.
-        Returns what follows each prompt; with num_return_sequences above 1, a list of texts each, the most probable first.
+        Args:
+            prompts: Texts to continue.
+            config: Settings. Default: 500 tokens sampled with temperature 0.8 from the 200 most probable ones; any
+                setting of sampling or num_beams replaces this sampling, do_sample=False means greedy search.
+            **options: Arguments of `continuations`, and fields of `GenerationConfig`.
 
-        Raises DataError for a prompt with characters that the model has never seen, ConfigError for settings that are
-        unknown or contradict each other.
+        Returns:
+            The text after each prompt; with num_return_sequences above 1 a list of texts each, most probable first.
+
+        Raises:
+            DataError: For a prompt with unknown characters.
+            ConfigError: For invalid or contradictory settings.
         """
-        found = [[output.text for output in each] for each in self.continuations(prompts, **settings)]
-        return found if settings.get("num_return_sequences", 1) > 1 else [texts[0] for texts in found]
+        texts = [[each.text for each in group] for group in self.continuations(prompts, config, **options)]
+        count = options.get("num_return_sequences", 1 if config is None else config.num_return_sequences)
+        return texts if count > 1 else [group[0] for group in texts]
 
     def continuations(
-        self, prompts: Sequence[str], *, first_number: int = 0, **settings: Any
+        self,
+        prompts: Sequence[str],
+        config: GenerationConfig | None = None,
+        *,
+        sequence_bias: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        seed: int = 0,
+        batch_tokens: int = 4096,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        stopping_criteria: Sequence[StoppingCriterion] = (),
+        first_index: int = 0,
+        **overrides: Any,
     ) -> list[list[Continuation]]:
-        """The n best continuations of each prompt, with their log-probabilities. Arguments as above.
+        """Continue each prompt; return continuations with their log-probabilities, most probable first.
 
-        first_number: how many prompts came before these, when they are part of a longer list: what is drawn for a
-        prompt depends on its number.
+        Args:
+            prompts: Texts to continue.
+            config: Settings, see `__call__`.
+            sequence_bias: Words and phrases to favor: a list for all prompts, or a list for each.
+            seed: Seed of sampling. The same seed gives the same texts, however prompts are batched.
+            batch_tokens: Maximum tokens of a batch. On NumPy each core runs one batch.
+            logits_processors: Additional processors, see `generation.generate`.
+            stopping_criteria: Additional stopping criteria, see `generation.generate`.
+            first_index: Index of the first prompt if the prompts are part of a longer list; samples depend on it.
+            **overrides: Fields of `GenerationConfig` that replace those of the config.
+
+        Raises:
+            DataError: For a prompt with unknown characters.
+            ConfigError: For invalid or contradictory settings.
         """
-        request = self.request(**settings)
-        encoded = self.encode(prompts, first_number)
-        topics = request.topics_of_each(len(encoded))
-        phrases = (
-            None
-            if topics is None
-            else [[self.tokenizer.phrase_ids(topic).anywhere for topic in each] for each in topics]
-        )
-        samples = request.decoding.num_return_sequences
-        if request.decoding.method == "beam":
-            self._check_sight(encoded, request.decoding, first_number)
-            samples = 1  # text, of which the beam finds the n best continuations
-        texts = [
-            _Text(number, (first_number + number) * samples + sample, ids, None if phrases is None else phrases[number])
-            for number, ids in enumerate(encoded)
-            for sample in range(samples)
-        ]
-        found: list[list[Continuation]] = [[] for _ in encoded]
-        for text, written in self._write(texts, request):
-            prompt = encoded[text.number]
-            found[text.number] += [self._continuation(prompt, *each) for each in written]
-        return [sorted(each, key=lambda output: -output.log_probability) for each in found]
+        config = self.resolve_config(config, **overrides)
+        texts = self._texts(prompts, config, sequence_bias, first_index)
+        extensions = {"logits_processors": logits_processors, "stopping_criteria": stopping_criteria}
+        results: list[list[Continuation]] = [[] for _ in prompts]
+        for text, hypotheses in self._generate(texts, config, seed, batch_tokens, extensions):
+            results[text.index] += [self._continuation(text.prompt, *each) for each in hypotheses]
+        return [sorted(each, key=lambda output: -output.log_probability) for each in results]
 
-    def request(self, **settings: Any) -> GenerationRequest:
-        """The settings as a request, defaults filled in; raises ConfigError for those that mean nothing here."""
-        for name in settings:
-            check_keys([name], set(SETTINGS), "the request")
-        given = {name: value for name, value in settings.items() if value is not None}
-        if given.get("num_beams", 1) == 1 and not given.keys() & _SAMPLING:
-            given |= DEFAULT_SAMPLING
-        return GenerationRequest.of(**{"max_length": DEFAULT_MAX_LENGTH, **given})
+    def stream(
+        self,
+        prompt: str,
+        config: GenerationConfig | None = None,
+        *,
+        sequence_bias: Sequence[str] | None = None,
+        seed: int = 0,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        stopping_criteria: Sequence[StoppingCriterion] = (),
+        **overrides: Any,
+    ) -> Iterator[str]:
+        """Continue a prompt, yielding text as it is generated.
 
-    def encode(self, prompts: Sequence[str], first_number: int = 0) -> list[list[int]]:
-        """Turn prompts into token ids; raises DataError, with the number, for what the model has never seen."""
+        The pieces concatenate to the text that `__call__([prompt])` returns for the same arguments. Characters that
+        take several tokens are yielded once they are complete. Arguments are those of `continuations`; beam search and
+        several outputs cannot be streamed.
+
+        Raises:
+            DataError: For a prompt with unknown characters.
+            ConfigError: For invalid or contradictory settings.
+        """
+        config = self.resolve_config(config, **overrides)
+        if config.method == "beam" or config.num_return_sequences > 1:
+            raise ConfigError("num_beams and num_return_sequences above 1 cannot be streamed; expected 1 of each")
+        (text,) = self._texts([prompt], config, sequence_bias, 0)
+        extensions = {"logits_processors": logits_processors, "stopping_criteria": stopping_criteria}
+        return self._stream(text, config, seed, extensions)
+
+    def resolve_config(self, config: GenerationConfig | None = None, **overrides: Any) -> GenerationConfig:
+        """Return the settings with the defaults of text generation.
+
+        Args:
+            config: Settings, see `__call__`.
+            **overrides: Fields of `GenerationConfig` that replace those of the config.
+
+        Raises:
+            ConfigError: For invalid or contradictory settings, and for `unsupported_fields`.
+        """
+        if config is None:
+            overrides = {name: value for name, value in overrides.items() if value is not None}
+            if overrides.get("num_beams", 1) == 1 and not overrides.keys() & set(_SEARCH_FIELDS):
+                overrides |= DEFAULT_SAMPLING
+        config = GenerationConfig.resolve(config, overrides)
+        default = GenerationConfig()
+        for name in sorted(self.unsupported_fields):
+            if getattr(config, name) != getattr(default, name):
+                raise ConfigError(f"{name} does not apply to text generation; omit it")
+        if config.max_new_tokens is None:
+            config = dataclasses.replace(config, max_new_tokens=DEFAULT_MAX_NEW_TOKENS)
+        return config
+
+    def encode(self, prompts: Sequence[str], first_index: int = 0) -> list[list[int]]:
+        """Return the token ids of prompts.
+
+        Args:
+            prompts: Texts to continue.
+            first_index: Index of the first prompt; errors count from 1.
+
+        Raises:
+            DataError: For a prompt with unknown characters, and for a single text instead of a list.
+        """
         if isinstance(prompts, str):
-            raise DataError("got one text; expected a list of prompts: put it in brackets")
+            raise DataError("prompts is a single text; expected a list of texts")
         encoded = []
-        for number, prompt in enumerate(prompts, start=first_number + 1):
+        for number, prompt in enumerate(prompts, start=first_index + 1):
             ids = self.tokenizer.encode_text(prompt or "\n")
             if not prompt and UNK_ID in ids:
-                raise DataError(f"prompt {number} is empty, and the model has never seen a line end; give it some text")
+                raise DataError(f"prompt {number} is empty and the tokenizer has no line end; expected some text")
             if UNK_ID in ids:
                 characters = dict.fromkeys(self.tokenizer.normalize(prompt))
                 unknown = [each for each in characters if UNK_ID in self.tokenizer.encode_text(each)]
                 raise DataError(
-                    f"prompt {number} has characters that the model has never seen: "
-                    f"{', '.join(map(repr, unknown))}; leave them out"
+                    f"prompt {number} has characters that the tokenizer does not know: {', '.join(map(repr, unknown))}"
                 )
             encoded.append(ids)
         return encoded
 
-    # --- LayerFactory of the above -------------------------------------------------------------------------------------------
-
-    def _write(
-        self, texts: Sequence[_Text], request: GenerationRequest
-    ) -> Iterable[tuple[_Text, list[tuple[list[int], float]]]]:
-        """Write all texts to their end, piece by piece; of each, what was written with its log-probabilities.
-
-        What is drawn depends on the seed, the prompt's number, the sample and the piece, never on the other texts.
-        """
-        wanted = request.decoding.max_length or DEFAULT_MAX_LENGTH
-        for number in itertools.count():
-            pieces = [self._piece(text, wanted) for text in texts if len(text.written) < wanted]
-            if not pieces:
-                break
-            rng = Rng(request.seed).fold("piece", number)
-            found = self._generate(pieces, request, rng)
-            if request.decoding.method == "beam":  # in one piece
-                return [
-                    (piece.text, [(each.tokens, each.log_probability) for each in hypotheses])
-                    for piece, hypotheses in found
-                ]
-            for piece, (best, *_) in found:
-                piece.text.written += best.tokens
-                piece.text.log_probability += best.log_probability
-        return [(text, [(text.written, text.log_probability)]) for text in texts]
-
-    def _piece(self, text: _Text, wanted: int) -> _Piece:
-        """What the model is shown of a text, and how much it is to write before it is shown something else."""
-        tokens = [*text.prompt, *text.written]
-        shown = tokens if len(tokens) < self._sight else tokens[-(self._sight // 2) :]
-        return _Piece(text, shown, min(wanted - len(text.written), self._sight - len(shown)))
+    def _texts(
+        self, prompts: Sequence[str], config: GenerationConfig, sequence_bias: Any, first_index: int
+    ) -> list[_Text]:
+        """Return one text per sample."""
+        encoded = self.encode(prompts, first_index)
+        phrases = encode_phrases(sequence_bias, self.tokenizer, len(encoded))
+        samples = config.num_return_sequences
+        if config.method == "beam":
+            self._check_context(encoded, config, first_index)
+            samples = 1  # beam search finds the best continuations of one text
+        return [
+            _Text(index, (first_index + index) * samples + sample, ids, None if phrases is None else phrases[index])
+            for index, ids in enumerate(encoded)
+            for sample in range(samples)
+        ]
 
     def _generate(
-        self, pieces: Sequence[_Piece], request: GenerationRequest, rng: Rng
-    ) -> list[tuple[_Piece, list[Hypothesis]]]:
-        def write(batch: Sequence[_Piece]) -> list[tuple[_Piece, list[Hypothesis]]]:
-            options = replace(request.decoding, max_length=batch[0].room)
-            if options.method != "beam":
-                options = replace(options, num_return_sequences=1)
-            found = generate(
-                self._writer,
-                [piece.shown for piece in batch],
-                options,
-                rng=rng,
-                prompt_numbers=[piece.text.stream for piece in batch],
-                topics=[piece.text.topics or [] for piece in batch] if batch[0].text.topics is not None else None,
-                special_tokens=False,
+        self,
+        texts: Sequence[_Text],
+        config: GenerationConfig,
+        seed: int,
+        batch_tokens: int,
+        extensions: dict[str, Any],
+    ) -> list[tuple[_Text, list[tuple[list[int], float]]]]:
+        """Generate all texts chunk by chunk; return the new tokens and log-probabilities of each.
+
+        Samples depend on the seed, the index of the prompt, the sample and the chunk, never on the other texts.
+        """
+
+        def run(batch: Sequence[_Chunk]) -> list[tuple[_Chunk, list[Hypothesis]]]:
+            hypotheses = generate(
+                self.model, [chunk.context for chunk in batch], **self._chunk_options(batch, config, rng), **extensions
             )
-            return list(zip(batch, found, strict=True))
+            return list(zip(batch, hypotheses, strict=True))
 
-        rows = max(1, request.batch_tokens // self._sight)
-        batches = iter(_alike(pieces, rows))
-        allowed = num_threads()
-        threads = shards_for(self.model, allowed)
-        done: list[tuple[_Piece, list[Hypothesis]]] = []
-        while group := list(itertools.islice(batches, threads)):
-            with blas_threads(allowed // threads):
-                done += [each for results in parallel_map(write, group) for each in results]
-        return done
+        for number in itertools.count():
+            chunks = [self._chunk(text, config) for text in texts if not text.is_done(config)]
+            if not chunks:
+                break
+            rng = Rng(seed).fold("piece", number)
+            for batch in run_batches(run, self._batches(chunks, batch_tokens), self.model):
+                for chunk, hypotheses in batch:
+                    if config.method == "beam":  # a single chunk
+                        chunk.text.results = [(each.tokens, each.log_probability) for each in hypotheses]
+                        chunk.text.stopped = True
+                    else:
+                        chunk.text.extend(hypotheses[0])
+        return [(text, text.results or [(text.tokens, text.log_probability)]) for text in texts]
 
-    def _check_sight(self, encoded: Sequence[Sequence[int]], options: DecodingOptions, first_number: int) -> None:
-        for number, ids in enumerate(encoded, start=first_number + 1):
-            if len(ids) + (options.max_length or 0) > self._sight:
+    def _stream(self, text: _Text, config: GenerationConfig, seed: int, extensions: dict[str, Any]) -> Iterator[str]:
+        num_yielded = len(self.tokenizer.decode(text.prompt))
+        decoded = ""
+        criteria = extensions["stopping_criteria"]
+
+        def stop(histories: Histories) -> list[bool]:
+            text.stopped = any(criterion(histories)[0] for criterion in criteria)
+            return [text.stopped]
+
+        extensions = {**extensions, "stopping_criteria": [stop]}
+        for number in itertools.count():
+            if text.is_done(config):
+                break
+            chunk = self._chunk(text, config)
+            options = self._chunk_options([chunk], config, Rng(seed).fold("piece", number))
+            for (new,) in stream(self.model, [chunk.context], **options, **extensions):
+                text.tokens += new
+                decoded = self.tokenizer.decode([*text.prompt, *text.tokens])
+                stable = decoded.rstrip(_REPLACEMENT)
+                if len(stable) > num_yielded:
+                    yield stable[num_yielded:]
+                    num_yielded = len(stable)
+        if len(decoded) > num_yielded:
+            yield decoded[num_yielded:]
+
+    def _chunk(self, text: _Text, config: GenerationConfig) -> _Chunk:
+        """Return the next chunk of a text: the context that the model sees, and the tokens to generate after it."""
+        tokens, window = [*text.prompt, *text.tokens], self._context_window
+        context = tokens if len(tokens) < window else tokens[-(window // 2) :]
+        remaining = (config.max_new_tokens or 0) - len(text.tokens)
+        return _Chunk(text, context, min(remaining, window - len(context)))
+
+    def _chunk_options(self, batch: Sequence[_Chunk], config: GenerationConfig, rng: Rng) -> dict[str, Any]:
+        """Return the arguments of `generate` for chunks of one length."""
+        special = range(len(SPECIAL_TOKENS))
+        overrides: dict[str, Any] = {
+            "max_new_tokens": batch[0].max_new_tokens,
+            "suppress_tokens": (*special, *config.suppress_tokens),
+        }
+        if config.method != "beam":
+            overrides["num_return_sequences"] = 1
+        phrases = [chunk.text.phrases for chunk in batch]
+        return {
+            "config": dataclasses.replace(config, **overrides),
+            "rng": rng,
+            "indices": [chunk.text.stream for chunk in batch],
+            "sequence_bias": None if phrases[0] is None else phrases,
+            "special_tokens": False,
+        }
+
+    def _batches(self, chunks: Sequence[_Chunk], batch_tokens: int) -> Iterator[list[_Chunk]]:
+        """Group chunks of equal lengths, which can be generated together."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row, chunk in enumerate(chunks):
+            groups.setdefault((len(chunk.context), chunk.max_new_tokens), []).append(row)
+        lengths = [self._context_window] * len(chunks)
+        for group in groups.values():
+            for rows in fill_batches(group, lengths, batch_tokens):
+                yield [chunks[row] for row in rows]
+
+    def _check_context(self, encoded: Sequence[Sequence[int]], config: GenerationConfig, first_index: int) -> None:
+        for number, ids in enumerate(encoded, start=first_index + 1):
+            if len(ids) + (config.max_new_tokens or 0) > self._context_window:
                 raise ConfigError(
-                    f"prompt {number} of {len(ids)} tokens and max_length {options.max_length} are more than the "
-                    f"{self._sight} tokens that this model sees, and beam search has to see both at once; lower "
-                    "max_length, or leave out num_beams to sample"
+                    f"prompt {number} has {len(ids)} tokens and max_new_tokens is {config.max_new_tokens}; beam search "
+                    f"expects at most {self._context_window} tokens in all: lower max_new_tokens, or omit num_beams"
                 )
 
     def _continuation(self, prompt: list[int], tokens: list[int], log_probability: float) -> Continuation:
-        # The space before a word belongs to its token, and the first one of a text loses it.
-        before, whole = self.tokenizer.decode_batch([prompt, [*prompt, *tokens]])
-        return Continuation(whole[len(before) :], tokens, log_probability)
+        # The space before a word belongs to its token, and the first one of a text is dropped: decode both.
+        before, text = self.tokenizer.decode_batch([prompt, [*prompt, *tokens]])
+        return Continuation(text[len(before) :], tokens, log_probability)
 
 
 @dataclass
 class _Text:
-    """A text on its way. number: of its prompt; stream: of what is drawn for it."""
+    """A text during generation.
 
-    number: int
+    Attributes:
+        index: Index of its prompt.
+        stream: Index of its random stream.
+        prompt: Token ids of the prompt.
+        phrases: Favored phrases.
+        tokens: New tokens so far.
+        log_probability: Their log-probability.
+        stopped: Whether it ended before the maximum length.
+        results: Tokens and log-probabilities found by beam search.
+    """
+
+    index: int
     stream: int
     prompt: list[int]
-    topics: list[list[list[int]]] | None
+    phrases: list[list[list[int]]] | None
+    tokens: list[int] = field(default_factory=list)
+    log_probability: float = 0.0
+    stopped: bool = False
+    results: list[tuple[list[int], float]] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.written: list[int] = []
-        self.log_probability = 0.0
+    def extend(self, hypothesis: Hypothesis) -> None:
+        """Append the tokens of a chunk."""
+        self.tokens += hypothesis.tokens
+        self.log_probability += hypothesis.log_probability
+        self.stopped = hypothesis.finished
+
+    def is_done(self, config: GenerationConfig) -> bool:
+        """Return whether nothing is left to generate."""
+        return self.stopped or len(self.tokens) >= (config.max_new_tokens or 0)
 
 
-class _Piece(NamedTuple):
-    """What the model is shown, and how many tokens there is room for after it."""
+class _Chunk(NamedTuple):
+    """The context that the model sees, and the number of tokens to generate after it."""
 
     text: _Text
-    shown: list[int]
-    room: int
-
-
-def _alike(pieces: Sequence[_Piece], rows: int) -> list[list[_Piece]]:
-    """Batches of at most so many pieces, all of one length, to be continued by as many tokens."""
-    groups: dict[tuple[int, int], list[_Piece]] = {}
-    for piece in pieces:
-        groups.setdefault((len(piece.shown), piece.room), []).append(piece)
-    return [group[first : first + rows] for group in groups.values() for first in range(0, len(group), rows)]
-
-
-class _TextAlone:
-    """A language model that writes no special token: its tokenizer has them, the text it learned from did not."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        self.model, self.vocab_size = model, model.vocab_size
-        self.config: LanguageModelConfig = model.config
-        self.init_cache, self.named_parameters = model.init_cache, model.named_parameters
-        weight = model.embedding.weight
-        special = [token < len(SPECIAL_TOKENS) for token in range(model.vocab_size)]
-        self._special = from_host(array_namespace(weight), special, device=device(weight))
-
-    def decode_step(self, tokens: Array, cache: DecodingCache) -> Array:
-        """Logits of the next token."""
-        logits = self.model.decode_step(tokens, cache)
-        return array_namespace(logits).where(self._special, -float("inf"), logits)
+    context: list[int]
+    max_new_tokens: int

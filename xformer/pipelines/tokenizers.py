@@ -1,22 +1,22 @@
-"""The tokenizers of both sides of a model: learned, kept and loaded together."""
+"""The tokenizers of source and target, trained, saved and loaded together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from xformer.data.pairs import TokenPairs
-from xformer.models import Transformer, TransformerConfig
-from xformer.runs.config import TokenizerSettings
-from xformer.runs.recipe import Recipe
 from xformer.runs.run_directory import RunDirectory
 from xformer.text import ParallelCorpus, Tokenizer, split_sentences
 
 
 class Tokenizers(NamedTuple):
-    """The tokenizers of both sides; one and the same object where the vocabulary is joint.
+    """The tokenizers of source and target; the same object if the vocabulary is joint.
 
-    language: of documents ("en" or "de"), which decides where their sentences end.
+    Attributes:
+        source: Source tokenizer.
+        target: Target tokenizer.
+        language: Language of documents, "en" or "de", which determines where their sentences end.
     """
 
     source: Tokenizer
@@ -24,28 +24,54 @@ class Tokenizers(NamedTuple):
     language: str = "en"
 
     @classmethod
-    def train(cls, corpus: ParallelCorpus, settings: TokenizerSettings) -> Tokenizers:
-        """Learn them from the training text; raises what `Tokenizer.train` raises."""
+    def train(
+        cls,
+        corpus: ParallelCorpus,
+        *,
+        vocab_size: int = 8000,
+        model: str = "bpe",
+        joint: bool = True,
+        lowercase: bool = False,
+        unicode_form: str = "NFC",
+        documents: bool = False,
+        language: str = "en",
+    ) -> Tokenizers:
+        """Train tokenizers on the training text.
+
+        Args:
+            corpus: Training text.
+            vocab_size: Maximum size of the vocabulary (of each, if separate).
+            model: "bpe", "words" or "characters".
+            joint: Use one tokenizer for both sides.
+            lowercase: Lowercase all text.
+            unicode_form: "NFC" or "NFKC".
+            documents: Sources are documents: separate their sentences by `<sep>`.
+            language: Language of documents.
+
+        Raises:
+            ConfigError: For invalid settings and a vocabulary that is too small, see `Tokenizer.train`.
+            DataError: If there is no text.
+        """
 
         def learn(lines: list[str], *, separator: bool) -> Tokenizer:
             return Tokenizer.train(
                 lines,
-                settings.vocab_size,
-                lowercase=settings.lowercase,
-                model=settings.model,
-                unicode_form=settings.unicode_form,
+                vocab_size,
+                lowercase=lowercase,
+                model=model,
+                unicode_form=unicode_form,
                 separator=separator,
             )
 
-        if settings.joint:
-            joint = learn([*corpus.source, *corpus.target], separator=settings.documents)
-            return cls(joint, joint, settings.language)
-        source = learn(corpus.source, separator=settings.documents)
-        return cls(source, learn(corpus.target, separator=False), settings.language)
+        if joint:
+            both = learn([*corpus.source, *corpus.target], separator=documents)
+            return cls(both, both, language)
+        source = learn(corpus.source, separator=documents)
+        return cls(source, learn(corpus.target, separator=False), language)
 
     @classmethod
     def load(cls, run: RunDirectory) -> Tokenizers:
-        """Read those of a run; raises CheckpointError when one is missing, damaged, or of another run."""
+        """Load the tokenizers of a run; raise CheckpointError if one is missing, damaged or from another run."""
         config = run.read_config()
         language = config.get("recipe", {}).get("tokenizer", {}).get("language", "en")
         if run.tokenizer("joint").name in config.get("tokenizers", {}):
@@ -54,32 +80,22 @@ class Tokenizers(NamedTuple):
         return cls(run.load_tokenizer("source"), run.load_tokenizer("target"), language)
 
     def by_side(self) -> dict[str, Tokenizer]:
-        """The different ones, under the names that a run directory keeps them by."""
+        """Return the distinct tokenizers by their names in a run directory."""
         if self.source is self.target:
             return {"joint": self.source}
         return {"source": self.source, "target": self.target}
 
     @property
     def documents(self) -> bool:
-        """Whether sources are documents, of which the tokenizer marks the sentences."""
+        """Whether sources are documents whose sentences are separated by `<sep>`."""
         return self.source.sep_id is not None
 
     def encode_source(self, texts: Sequence[str]) -> list[list[int]]:
-        """Turn sources into token ids: sentences, or documents with a separator between their sentences."""
+        """Return the token ids of sources: sentences, or documents with `<sep>` between sentences."""
         if self.documents:
             return self.source.encode_documents([split_sentences(text, self.language) for text in texts])
         return self.source.encode_batch(list(texts))
 
     def encode(self, corpus: ParallelCorpus) -> TokenPairs:
-        """Turn pairs of texts into token ids."""
+        """Return the token ids of pairs of texts."""
         return TokenPairs(self.encode_source(corpus.source), self.target.encode_batch(corpus.target))
-
-    def make_model(self, recipe: Recipe, xp: Any) -> Transformer:
-        """A fresh model of the recipe's shape, seed and dtype for these vocabularies."""
-        config = TransformerConfig(
-            source_vocab_size=self.source.vocab_size,
-            target_vocab_size=self.target.vocab_size,
-            share_embeddings=self.source is self.target,
-            **recipe.model,
-        )
-        return Transformer(config, xp=xp, seed=recipe.training.seed, dtype=recipe.training.dtype)

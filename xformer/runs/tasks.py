@@ -9,7 +9,7 @@ from xformer.backends import Array, array_namespace, device
 from xformer.data.pairs import Batch, TokenPairs, epochs, plan_batches, split_rows
 from xformer.data.windows import TextChunks, all_windows, check_text, random_starts
 from xformer.errors import ConfigError
-from xformer.models import LanguageModel, Transformer
+from xformer.models import LanguageModel, Transformer, TransformerConfig
 from xformer.random import Rng
 from xformer.training.loss import language_model_loss, translation_loss
 from xformer.tree import flatten
@@ -122,3 +122,20 @@ class LanguageModelTask:
         """The whole validation text, window after window."""
         plan = all_windows(self.valid, self.context_length, self.batch_size)
         return [TextChunks.make(self.valid, starts, length, **self._place) for starts, length in plan]
+
+
+def build_model(recipe: Any, tokenizers: Any, xp: Any) -> Transformer:
+    """Return a new encoder-decoder for training.
+
+    Args:
+        recipe: Recipe with the model's configuration, seed and dtype.
+        tokenizers: `Tokenizers` that determine the vocabularies.
+        xp: Array library.
+    """
+    config = TransformerConfig(
+        source_vocab_size=tokenizers.source.vocab_size,
+        target_vocab_size=tokenizers.target.vocab_size,
+        share_embeddings=tokenizers.source is tokenizers.target,
+        **recipe.model,
+    )
+    return Transformer(config, xp=xp, seed=recipe.training.seed, dtype=recipe.training.dtype)

@@ -11,9 +11,9 @@ from tests.generation import definitions
 from tests.generation.definitions import SEEDS, SOURCES, Models, lively_model, padded, rescored
 from tests.reference import without_jax
 from xformer.backends import from_host
-from xformer.generation import DecodingOptions, decode, greedy
-from xformer.generation.beam import search_beams
-from xformer.generation.group import Group
+from xformer.generation import GenerationConfig, generate
+from xformer.generation.beam_group import BeamGroup
+from xformer.generation.beam_search import beam_search
 from xformer.generation.hypothesis import Hypothesis
 from xformer.tree import replace
 
@@ -35,8 +35,8 @@ def model(models):
 
 
 def beam(model, rows, size, **settings):
-    settings = {"max_length": LIMIT, **settings}
-    return decode(model, padded(rows), DecodingOptions(num_beams=size, **settings))
+    settings = {"max_new_tokens": LIMIT, **settings}
+    return generate(model, padded(rows), GenerationConfig(num_beams=size, **settings))
 
 
 def pairs(hypotheses):
@@ -46,7 +46,7 @@ def pairs(hypotheses):
 def test_the_models_are_worth_a_test(models):
     lengths = {len(found[0].tokens) for model in models for found in beam(model, SOURCES, 4)}
     assert len(lengths) > 3
-    differs = [beam(m, SOURCES, 4)[i][0].tokens != greedy(m, padded(SOURCES), max_length=LIMIT)[i]
+    differs = [beam(m, SOURCES, 4)[i][0].tokens != generate(m, padded(SOURCES), max_new_tokens=LIMIT)[i][0].tokens
                for m in models for i in range(len(SOURCES))]  # fmt: skip
     assert any(differs)
     assert not all(differs)
@@ -82,7 +82,9 @@ def test_a_batch_with_a_cache_gives_what_the_definition_gives(models, seed, rows
 @given(seed=st.integers(0, 3), rows=sources, size=st.integers(2, 5), minimum=st.integers(0, 4),
        ngram=st.integers(0, 3), penalty=st.sampled_from([1.0, 1.3]))  # fmt: skip
 def test_processors_work_within_beams(models, seed, rows, size, minimum, ngram, penalty):
-    found = beam(models[seed], rows, size, min_length=minimum, no_repeat_ngram_size=ngram, repetition_penalty=penalty)
+    found = beam(
+        models[seed], rows, size, min_new_tokens=minimum, no_repeat_ngram_size=ngram, repetition_penalty=penalty
+    )
     for row, (hypothesis, *_) in zip(rows, found, strict=True):
         rules = {"minimum": minimum, "ngram": ngram, "penalty": penalty}
         (score, tokens), *_ = definitions.beam(models[seed], row, size, limit=LIMIT, **rules)
@@ -101,7 +103,7 @@ def test_a_wide_beam_finds_the_best_of_all_outputs(alpha, seed):
         for tokens, total in definitions.every_output(model, SOURCES[0], limit, 6)
     )
     # At the last step 27 hypotheses have 4 ways to go on.
-    found = beam(model, SOURCES[:1], 108, num_return_sequences=40, length_penalty=alpha, max_length=limit)[0]
+    found = beam(model, SOURCES[:1], 108, num_return_sequences=40, length_penalty=alpha, max_new_tokens=limit)[0]
     assert [hypothesis.tokens for hypothesis in found] == [tokens for _, tokens in scored]
     np.testing.assert_allclose([-hypothesis.score for hypothesis in found], [score for score, _ in scored], atol=1e-9)
 
@@ -112,14 +114,13 @@ def test_a_wide_beam_finds_the_best_of_all_outputs(alpha, seed):
 @few
 @given(seed=st.integers(0, 3), rows=sources, alpha=alphas, limit=st.integers(1, 9))
 def test_a_beam_of_one_is_greedy_search(models, seed, rows, alpha, limit):
-    model, options = models[seed], DecodingOptions(max_length=limit, length_penalty=alpha)
-    expected = decode(model, padded(rows), options)
+    model, options = models[seed], GenerationConfig(max_new_tokens=limit, length_penalty=alpha)
+    expected = generate(model, padded(rows), options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("xformer.generation.generate"), "search_stepwise", search_beams)
-        found = decode(model, padded(rows), options)
+        patch.setattr(importlib.import_module("xformer.generation.generate"), "greedy_or_sample", beam_search)
+        found = generate(model, padded(rows), options)
     assert [pairs(one) for one in found] == [pairs(one) for one in expected]
     np.testing.assert_allclose([one[0].score for one in found], [one[0].score for one in expected], atol=1e-9)
-    assert [one[0].tokens for one in found] == greedy(model, padded(rows), max_length=limit)
     for row, (hypothesis,) in zip(rows, found, strict=True):
         tokens, total, finished = definitions.greedy(model, row, limit)
         assert (hypothesis.tokens, hypothesis.finished) == (tokens, finished)
@@ -131,18 +132,18 @@ def test_a_beam_of_one_is_greedy_search(models, seed, rows, alpha, limit):
        extra=st.integers(0, 3), data=st.data())  # fmt: skip
 def test_the_batch_its_order_and_its_padding_change_nothing(models, seed, rows, size, alpha, extra, data):
     model = models[seed]
-    options = DecodingOptions(num_beams=size, num_return_sequences=2, length_penalty=alpha, max_length=LIMIT)
-    single = [decode(model, [row], options)[0] for row in rows]
+    options = GenerationConfig(num_beams=size, num_return_sequences=2, length_penalty=alpha, max_new_tokens=LIMIT)
+    single = [generate(model, [row], options)[0] for row in rows]
     order = data.draw(st.permutations(range(len(rows))))
     for left in (False, True):
-        together = decode(model, padded([rows[i] for i in order], left=left, extra=extra), options)
+        together = generate(model, padded([rows[i] for i in order], left=left, extra=extra), options)
         assert [pairs(found) for found in together] == [pairs(single[i]) for i in order]
 
 
 @few
 @given(seed=st.integers(0, 3), rows=sources, size=st.integers(2, 6), alpha=alphas, limit=st.integers(1, 9))
 def test_scores_are_those_of_teacher_forcing(models, seed, rows, size, alpha, limit):
-    found = beam(models[seed], rows, size, num_return_sequences=size, length_penalty=alpha, max_length=limit)
+    found = beam(models[seed], rows, size, num_return_sequences=size, length_penalty=alpha, max_new_tokens=limit)
     for row, hypotheses in zip(rows, found, strict=True):
         for hypothesis in hypotheses:
             total = rescored(models[seed], row, hypothesis.tokens, finished=hypothesis.finished)
@@ -156,11 +157,15 @@ def test_scores_are_those_of_teacher_forcing(models, seed, rows, size, alpha, li
        beta=st.sampled_from([0.0, 0.3]), data=st.data())  # fmt: skip
 def test_stopping_early_changes_nothing(models, seed, rows, size, groups, alpha, beta, data):
     size *= groups
-    settings = {"num_return_sequences": data.draw(st.integers(1, size)), "length_penalty": alpha, "num_beam_groups": groups,
-                "coverage_penalty": beta}  # fmt: skip
+    settings = {
+        "num_return_sequences": data.draw(st.integers(1, size)),
+        "length_penalty": alpha,
+        "num_beam_groups": groups,
+        "coverage_penalty": beta,
+    }
     early = beam(models[seed], rows, size, **settings)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Group, "needs_more", property(lambda group: bool(group.live)))
+        patch.setattr(BeamGroup, "is_done", property(lambda group: not group.beams))
         late = beam(models[seed], rows, size, **settings)
     assert [pairs(found) for found in late] == [pairs(found) for found in early]
     for one, two in zip(late, early, strict=True):
@@ -172,7 +177,7 @@ def test_stopping_early_waits_for_long_outputs(seed, num_return_sequences, monke
     """Here an output that is behind comes out ahead, since a length penalty this strong favors long ones."""
     model = lively_model(seed)
     early = beam(model, SOURCES, 2, num_return_sequences=num_return_sequences, length_penalty=2.0)
-    monkeypatch.setattr(Group, "needs_more", property(lambda group: bool(group.live)))
+    monkeypatch.setattr(BeamGroup, "is_done", property(lambda group: not group.beams))
     late = beam(model, SOURCES, 2, num_return_sequences=num_return_sequences, length_penalty=2.0)
     assert [pairs(found) for found in early] == [pairs(found) for found in late]
 
@@ -183,11 +188,11 @@ def test_stopping_early_saves_steps(model, monkeypatch):
     monkeypatch.setattr(
         type(model), "decode_step", lambda self, tokens, cache: steps.append(len(tokens)) or step(self, tokens, cache)
     )
-    beam(model, SOURCES[4:], 3, max_length=30)
+    beam(model, SOURCES[4:], 3, max_new_tokens=30)
     assert len(steps) < 6
     steps.clear()
-    monkeypatch.setattr(Group, "needs_more", property(lambda group: bool(group.live)))
-    beam(model, SOURCES[4:], 3, max_length=30)
+    monkeypatch.setattr(BeamGroup, "is_done", property(lambda group: not group.beams))
+    beam(model, SOURCES[4:], 3, max_new_tokens=30)
     assert len(steps) == 31
 
 
@@ -195,8 +200,8 @@ def test_stopping_early_saves_steps(model, monkeypatch):
 @given(seed=st.integers(0, 3), rows=sources, size=st.integers(2, 6), alpha=alphas, limit=st.integers(1, 9),
        beta=st.sampled_from([0.0, 0.3]), groups=st.sampled_from([1, 2]))  # fmt: skip
 def test_a_beam_is_never_worse_than_greedy_search(models, seed, rows, size, alpha, limit, beta, groups):
-    settings = {"length_penalty": alpha, "coverage_penalty": beta, "max_length": limit}
-    plain = decode(models[seed], padded(rows), DecodingOptions(**settings))
+    settings = {"length_penalty": alpha, "coverage_penalty": beta, "max_new_tokens": limit}
+    plain = generate(models[seed], padded(rows), GenerationConfig(**settings))
     found = beam(models[seed], rows, size * groups, num_beam_groups=groups, **settings)
     for (expected,), (hypothesis,) in zip(plain, found, strict=True):
         assert (hypothesis.finished, hypothesis.score + 1e-9) >= (expected.finished, expected.score)
@@ -204,11 +209,11 @@ def test_a_beam_is_never_worse_than_greedy_search(models, seed, rows, size, alph
 
 def test_without_its_place_the_greedy_hypothesis_can_be_lost():
     """Here a beam of two loses sight of the only output that ends in time, which greedy search finds."""
-    model, options = lively_model(28), DecodingOptions(max_length=6)
-    ((expected,),) = decode(model, [SOURCES[3]], options)
+    model, options = lively_model(28), GenerationConfig(max_new_tokens=6)
+    ((expected,),) = generate(model, [SOURCES[3]], options)
     assert expected.finished
-    assert not beam(model, [SOURCES[3]], 2, max_length=6, keep_greedy=False)[0][0].finished
-    assert beam(model, [SOURCES[3]], 2, max_length=6)[0][0].tokens == expected.tokens
+    assert not beam(model, [SOURCES[3]], 2, max_new_tokens=6, keep_greedy=False)[0][0].finished
+    assert beam(model, [SOURCES[3]], 2, max_new_tokens=6)[0][0].tokens == expected.tokens
 
 
 @few
@@ -243,9 +248,11 @@ SCHEMES = {
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_of_positions_decodes_as_the_definition_says(scheme):
     model = lively_model(**SCHEMES[scheme])
-    plain = greedy(model, padded(SOURCES, left=True), max_length=6)
-    found = beam(model, SOURCES, 3, max_length=6, num_return_sequences=2)
-    left = decode(model, padded(SOURCES, left=True), DecodingOptions(num_beams=3, max_length=6, num_return_sequences=2))
+    plain = [one[0].tokens for one in generate(model, padded(SOURCES, left=True), max_new_tokens=6)]
+    found = beam(model, SOURCES, 3, max_new_tokens=6, num_return_sequences=2)
+    left = generate(
+        model, padded(SOURCES, left=True), GenerationConfig(num_beams=3, max_new_tokens=6, num_return_sequences=2)
+    )
     assert [pairs(one) for one in left] == [pairs(one) for one in found]
     for row, hypotheses, tokens in zip(SOURCES, found, plain, strict=True):
         assert definitions.greedy(model, row, 6)[0] == tokens
@@ -270,7 +277,7 @@ def test_groups_differ_from_one_beam_and_the_first_is_a_beam_of_its_size(models)
 
 def test_groups_are_more_diverse_when_told_to_be():
     def openings(strength):
-        options = {"num_return_sequences": 6, "num_beam_groups": 6, "diversity_penalty": strength, "max_length": 4}
+        options = {"num_return_sequences": 6, "num_beam_groups": 6, "diversity_penalty": strength, "max_new_tokens": 4}
         return sum(len({tuple(h.tokens[:2]) for h in found}) for found in beam(endless(), SOURCES, 6, **options))
 
     assert openings(0.01) < openings(1.0) < openings(20.0) == 6 * len(SOURCES)
@@ -294,24 +301,25 @@ def test_groups_of_one_by_the_formula(model):
                     states[number] = ([*tokens, best], total + found[best], False)
                     used[best] += 1
         expected = {tuple(tokens) for tokens, _, ended in states if ended} or {tuple(t) for t, _, _ in states}
-        found = decode(
+        found = generate(
             model,
             [row],
-            DecodingOptions(
-                num_beams=3, num_return_sequences=3, num_beam_groups=3, diversity_penalty=strength, max_length=4
+            GenerationConfig(
+                num_beams=3, num_return_sequences=3, num_beam_groups=3, diversity_penalty=strength, max_new_tokens=4
             ),
         )[0]
         assert {tuple(hypothesis.tokens) for hypothesis in found} == expected
 
 
 @few
-@given(seed=st.integers(0, 3), rows=sources, shape=st.sampled_from([(4, 2), (6, 3), (6, 2)]), num_return_sequences=st.integers(1, 4),
-       strength=st.sampled_from([0.2, 1.0, 5.0]), alpha=st.sampled_from([0.0, 1.0]))  # fmt: skip
+@given(seed=st.integers(0, 3), rows=sources, shape=st.sampled_from([(4, 2), (6, 3), (6, 2)]),
+       num_return_sequences=st.integers(1, 4), strength=st.sampled_from([0.2, 1.0, 5.0]),
+       alpha=st.sampled_from([0.0, 1.0]))  # fmt: skip
 def test_groups_are_what_the_definition_says(models, seed, rows, shape, num_return_sequences, strength, alpha):
     size, groups = shape
     found = beam(
-        models[seed], rows, size, num_beam_groups=groups, diversity_penalty=strength, num_return_sequences=num_return_sequences, length_penalty=alpha,
-        max_length=5,
+        models[seed], rows, size, num_beam_groups=groups, diversity_penalty=strength,
+        num_return_sequences=num_return_sequences, length_penalty=alpha, max_new_tokens=5,
     )  # fmt: skip
     for row, hypotheses in zip(rows, found, strict=True):
         expected = definitions.diverse_beam(
@@ -357,8 +365,8 @@ def test_coverage_is_the_formula_and_chooses(models, alpha):
 
 def test_coverage_of_a_model_that_sees_lengths_is_that_of_the_length_it_was_told():
     model, row, told = lively_model(length_encoding=True), SOURCES[0], 6
-    options = DecodingOptions(num_beams=4, num_return_sequences=4, coverage_penalty=1.0, length_tolerance=0.5)
-    (found,) = decode(model, padded([row]), options, desired_lengths=[told])
+    options = GenerationConfig(num_beams=4, num_return_sequences=4, coverage_penalty=1.0, length_tolerance=0.5)
+    (found,) = generate(model, padded([row]), options, target_lengths=[told])
     assert any(len(one.tokens) != told for one in found)
     for one in found:
         inputs = [1, *one.tokens] if one.finished else [1, *one.tokens][:-1]
@@ -368,9 +376,9 @@ def test_coverage_of_a_model_that_sees_lengths_is_that_of_the_length_it_was_told
 
 
 def test_coverage_counts_no_padding(model):
-    options = DecodingOptions(num_beams=3, num_return_sequences=3, coverage_penalty=0.5, max_length=LIMIT)
-    alone = decode(model, [SOURCES[1]], options)[0]
-    among = decode(model, padded(SOURCES, left=True), options)[1]
+    options = GenerationConfig(num_beams=3, num_return_sequences=3, coverage_penalty=0.5, max_new_tokens=LIMIT)
+    alone = generate(model, [SOURCES[1]], options)[0]
+    among = generate(model, padded(SOURCES, left=True), options)[1]
     assert pairs(alone) == pairs(among)
     np.testing.assert_allclose([h.score for h in alone], [h.score for h in among], atol=1e-9)
 
@@ -386,7 +394,7 @@ def endless():
 
 
 def test_what_did_not_end_is_returned_only_if_nothing_did(model):
-    found = beam(endless(), SOURCES, 4, num_return_sequences=3, max_length=5)
+    found = beam(endless(), SOURCES, 4, num_return_sequences=3, max_new_tokens=5)
     for row, hypotheses in zip(SOURCES, found, strict=True):
         assert len(hypotheses) == 3
         for hypothesis in hypotheses:
@@ -397,7 +405,7 @@ def test_what_did_not_end_is_returned_only_if_nothing_did(model):
     mixed = [
         h
         for size in (2, 3, 4)
-        for found in beam(model, SOURCES, size, num_return_sequences=size, max_length=2)
+        for found in beam(model, SOURCES, size, num_return_sequences=size, max_new_tokens=2)
         for h in found
     ]
     assert {h.finished for h in mixed} == {True, False}
@@ -406,9 +414,9 @@ def test_what_did_not_end_is_returned_only_if_nothing_did(model):
 def test_an_output_may_end_right_at_the_limit(models):
     for model in models:
         for row in SOURCES:
-            full = decode(model, [row], DecodingOptions(num_beams=3, max_length=LIMIT))[0][0]
+            full = generate(model, [row], GenerationConfig(num_beams=3, max_new_tokens=LIMIT))[0][0]
             if full.finished and full.tokens:
-                exact = decode(model, [row], DecodingOptions(max_length=len(full.tokens), num_beams=3))[0][0]
+                exact = generate(model, [row], GenerationConfig(max_new_tokens=len(full.tokens), num_beams=3))[0][0]
                 assert exact.finished
                 assert exact.score >= full.score - 1e-9
 
@@ -422,7 +430,7 @@ def test_finished_sentences_leave_the_batch(model, monkeypatch):
     monkeypatch.setattr(
         type(model), "decode_step", lambda self, tokens, cache: sizes.append(len(tokens)) or step(self, tokens, cache)
     )
-    beam(model, SOURCES, 3, max_length=20)
+    beam(model, SOURCES, 3, max_new_tokens=20)
     assert sizes[0] == len(SOURCES)
     assert sizes[1] <= 3 * len(SOURCES)
     assert all(size % 3 == 0 for size in sizes[1:])
@@ -435,7 +443,7 @@ def test_what_belongs_to_the_sentence_is_never_repeated(model, monkeypatch):
     monkeypatch.setattr(
         type(model), "prefill", lambda self, *a, **k: caches.append(prefill(self, *a, **k)) or caches[-1]
     )
-    beam(model, SOURCES, 4, max_length=3)
+    beam(model, SOURCES, 4, max_new_tokens=3)
     (cache,) = caches
     assert cache.layers[0].cross_attention.key.shape[0] <= len(SOURCES)
     assert cache.layers[0].self_attention.key.shape[0] == 4 * cache.layers[0].cross_attention.key.shape[0]
@@ -443,24 +451,24 @@ def test_what_belongs_to_the_sentence_is_never_repeated(model, monkeypatch):
 
 @without_jax
 def test_every_library_finds_the_same(model, xp):
-    options = DecodingOptions(
-        num_beams=4, num_return_sequences=2, num_beam_groups=2, length_penalty=0.6, coverage_penalty=0.2, no_repeat_ngram_size=2,
-        repetition_penalty=1.2, min_length=2, max_length=6,
+    options = GenerationConfig(
+        num_beams=4, num_return_sequences=2, num_beam_groups=2, length_penalty=0.6, coverage_penalty=0.2,
+        no_repeat_ngram_size=2, repetition_penalty=1.2, min_new_tokens=2, max_new_tokens=6,
     )  # fmt: skip
-    expected = decode(model, padded(SOURCES), options)
-    found = decode(model.to(xp), from_host(xp, padded(SOURCES)), options)
+    expected = generate(model, padded(SOURCES), options)
+    found = generate(model.to(xp), from_host(xp, padded(SOURCES)), options)
     assert [pairs(one) for one in found] == [pairs(one) for one in expected]
 
 
 def test_jax_finds_the_same(model):
     xp = library_or_skip("jax")  # it compiles every length
-    options = DecodingOptions(num_beams=3, num_return_sequences=2, length_penalty=0.6, max_length=2)
-    expected = decode(model, padded(SOURCES[:2]), options)
-    found = decode(model.to(xp), padded(SOURCES[:2]), options)
+    options = GenerationConfig(num_beams=3, num_return_sequences=2, length_penalty=0.6, max_new_tokens=2)
+    expected = generate(model, padded(SOURCES[:2]), options)
+    found = generate(model.to(xp), padded(SOURCES[:2]), options)
     assert [pairs(one) for one in found] == [pairs(one) for one in expected]
 
 
 def test_a_beam_wider_than_the_vocabulary(model):
-    for found in beam(model, SOURCES, 40, num_return_sequences=40, max_length=2):
+    for found in beam(model, SOURCES, 40, num_return_sequences=40, max_new_tokens=2):
         assert len(found) == len({tuple(hypothesis.tokens) for hypothesis in found})
         assert all(isinstance(hypothesis, Hypothesis) and hypothesis.score > -math.inf for hypothesis in found)

@@ -1,0 +1,150 @@
+"""A batch of inputs with everything that a search needs to know about them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xformer.backends import (
+    Array,
+    Namespace,
+    accumulation_dtype,
+    array_namespace,
+    base_namespace,
+    device,
+    from_host,
+    index_dtype,
+)
+from xformer.errors import DataError
+from xformer.generation.config import GenerationConfig
+from xformer.generation.lengths import LengthLimits
+from xformer.generation.logits_processors import Histories, LogitsProcessor
+from xformer.generation.stopping_criteria import StoppingCriterion
+
+
+@dataclass(frozen=True)
+class GenerationBatch:
+    """Inputs of a search.
+
+    Attributes:
+        model: Object with `vocab_size`, `config` and `decode_step(tokens, cache)`.
+        config: Settings of the search.
+        init_cache: Returns a cache with one row per input.
+        start: Tokens that every row begins with, e.g. bos.
+        prefixes: Tokens that each output (of a language model: prompt and output) begins with.
+        lengths: Length limits of each output.
+        eos_id: Token that ends an output; None: outputs end at their maximum length.
+        suppress_tokens: Tokens that are never generated.
+        logits_processors: Applied in this order at each step.
+        stopping_criteria: Checked after each step.
+        uniforms: Uniform random numbers in [0, 1) by input, sample and position; None: nothing is sampled.
+        coverage_penalties: Returns the coverage penalty of hypotheses (scoring.py); None: not part of the score.
+    """
+
+    model: Any
+    config: GenerationConfig
+    init_cache: Callable[[], Any]
+    start: list[int]
+    prefixes: list[list[int]]
+    lengths: LengthLimits
+    eos_id: int | None
+    suppress_tokens: frozenset[int]
+    logits_processors: Sequence[LogitsProcessor] = ()
+    stopping_criteria: Sequence[StoppingCriterion] = ()
+    uniforms: list[list[list[float]]] | None = None
+    coverage_penalties: Callable[[Sequence[Any]], list[float]] | None = None
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of inputs."""
+        return len(self.prefixes)
+
+    @functools.cached_property
+    def shared_length(self) -> int:
+        """Number of prefix tokens that enter the model in one step; longer prefixes are forced token by token."""
+        return min(map(len, self.prefixes))
+
+    @functools.cached_property
+    def parameter(self) -> Array:
+        """A parameter of the model, for its dtype and device."""
+        return next(array for _, array in self.model.named_parameters())
+
+    @functools.cached_property
+    def xp(self) -> Namespace:
+        """Array namespace of the model."""
+        return base_namespace(array_namespace(self.parameter))
+
+    def to_device(self, data: Any, dtype: Any = None) -> Array:
+        """Move host data to the device of the model."""
+        return from_host(self.xp, data, dtype=dtype, device=device(self.parameter))
+
+    def prefill(self) -> tuple[Any, Array]:
+        """Return a cache with the shared part of the prefixes, one row per input, and the logits of the next token."""
+        cache = self.init_cache()
+        return cache, self.step([[*self.start, *prefix[: self.shared_length]] for prefix in self.prefixes], cache)
+
+    def step(self, tokens: list[list[int]], cache: Any) -> Array:
+        """Append tokens (rows, new tokens) to the cache and return the next logits (rows, vocabulary)."""
+        return self.model.decode_step(self.to_device(tokens, index_dtype(self.xp)), cache)
+
+    def process(self, logits: Array, histories: Sequence[list[int]], input_indices: Sequence[int]) -> Array:
+        """Apply the logits processors, in float32 or wider."""
+        xp = array_namespace(logits)
+        logits = xp.astype(logits, accumulation_dtype(xp, logits.dtype), copy=False)
+        rows = Histories(histories, input_indices)
+        for processor in self.logits_processors:
+            logits = processor(rows, logits)
+        return logits
+
+    def should_stop(self, histories: Sequence[list[int]], input_indices: Sequence[int]) -> list[bool]:
+        """Return for each row whether a stopping criterion ends it; never within a prefix."""
+        if not self.stopping_criteria or not histories:
+            return [False] * len(histories)
+        rows = Histories(histories, input_indices)
+        flags = [list(criterion(rows)) for criterion in self.stopping_criteria]
+        return [
+            len(tokens) > len(self.prefixes[index]) and any(column)
+            for tokens, index, column in zip(rows, input_indices, zip(*flags, strict=True), strict=True)
+        ]
+
+    def is_too_long(self, index: int, tokens: Sequence[int]) -> bool:
+        """Return whether tokens after the prefix exceed the limit of output `index` in units of `length_fn`."""
+        return len(tokens) > len(self.prefixes[index]) and self.lengths.exceeds_units(index, tokens)
+
+    def take(self, x: Array, rows: Sequence[int]) -> Array:
+        """Select rows of an array."""
+        return self.xp.take(x, self.to_device(list(rows), index_dtype(self.xp)), axis=0)
+
+
+def check_prefixes(
+    prefixes: Sequence[Sequence[int]] | None, lengths: LengthLimits, model: Any, indices: Sequence[int]
+) -> list[list[int]]:
+    """Return one prefix per input.
+
+    Args:
+        prefixes: Token ids, one list per input; None: no prefixes.
+        lengths: Limits of the outputs.
+        model: The model.
+        indices: Indices of the inputs, counted from 0; errors count from 1.
+
+    Raises:
+        DataError: For ids that no output may contain and a wrong number of prefixes.
+        ConfigError: For a prefix that is longer than its output may be.
+    """
+    if prefixes is None:
+        return [[] for _ in lengths.ranges]
+    if len(prefixes) != len(lengths.ranges):
+        raise DataError(f"prefix has {len(prefixes)} entries for {len(lengths.ranges)} inputs; expected one list each")
+    config, size = model.config, model.vocab_size
+    special = {config.pad_id: "pad_id", config.bos_id: "bos_id", config.eos_id: "eos_id"}
+    for index, prefix in enumerate(prefixes):
+        number = indices[index] + 1
+        for token in prefix:
+            if not 0 <= token < size:
+                raise DataError(f"prefix {number} has token id {token}; expected 0 to {size - 1}")
+            if token in special:
+                raise DataError(f"prefix {number} has {special[token]} {token}; expected ordinary tokens only")
+        lengths.check_prefix(index, prefix, number)
+    return [[int(token) for token in prefix] for prefix in prefixes]
