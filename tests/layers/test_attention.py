@@ -79,7 +79,7 @@ def test_output_and_gradients_equal_those_of_torch(layer, name):
         assert_close(gradient, expected_gradients[parameter])
 
 
-def test_a_query_that_may_attend_nowhere_gets_the_output_bias(layer):
+def test_a_fully_masked_query_gets_the_output_bias(layer):
     x = normal(0, BATCH, QUERIES, D_MODEL)
     layer = map_arrays(lambda array: array + 0.25, layer)
     mask = np.ones((BATCH, 1, QUERIES, QUERIES), dtype=bool)
@@ -88,7 +88,7 @@ def test_a_query_that_may_attend_nowhere_gets_the_output_bias(layer):
     assert not np.allclose(layer(x, mask=mask)[1, 1], layer.output.bias)
 
 
-def test_d_model_has_to_be_divisible_by_num_heads():
+def test_d_model_must_be_divisible_by_num_heads():
     with raises_line(ConfigError, r"d_model 10 is not divisible by num_heads 4; choose e\.g\. d_model 8 "):
         MultiHeadAttention(10, 4, init=Initializer("numpy"))
     with raises_line(ConfigError, "num_heads is 0; expected at least 1"):
@@ -208,7 +208,7 @@ def test_a_bias_that_does_not_fit_is_refused(layer):
         layer(normal(0, BATCH, QUERIES, D_MODEL), bias=normal(1, 2, 4, 4))
 
 
-def test_a_store_gives_what_the_whole_gives(xp):
+def test_attention_with_a_cache_equals_full_attention(xp):
     layer = MultiHeadAttention(8, 4, num_key_value_heads=2, window=3, init=Initializer(xp, dtype="float64"))
     x = xp.asarray(normal(0, 2, 6, 8))
     whole, store = layer(x, causal=True), KVCache()
@@ -217,7 +217,7 @@ def test_a_store_gives_what_the_whole_gives(xp):
     assert tuple(store.key.shape) == (2, 2, 6, 2)
 
 
-def test_a_store_grows_and_is_reordered_as_arrays_would_be(xp):
+def test_a_cache_grows_and_reorders_like_arrays(xp):
     key, value = (xp.asarray(normal(seed, 3, 2, 40, 4)) for seed in (0, 1))
     given = xp.asarray(to_host(key[:, :, :5, :]), copy=True)
     store, rows = KVCache(given, value[:, :, :5, :]), xp.asarray([2, 0, 2])
@@ -233,7 +233,7 @@ def test_a_store_grows_and_is_reordered_as_arrays_would_be(xp):
 
 
 @pytest.mark.parametrize("tokens", [0, 20])
-def test_rows_of_a_store_move_as_if_all_were_selected(xp, tokens):
+def test_moving_rows_of_a_cache_equals_reordering_all(xp, tokens):
     key, value = (xp.asarray(normal(seed, 4, 2, 30, 4)) for seed in (0, 1))
     rows, moved = xp.asarray([0, 2, 1, 2]), (xp.asarray([1, 2, 3]), xp.asarray([2, 1, 2]))
     given = xp.asarray(to_host(key[:, :, :5, :]), copy=True)
@@ -254,7 +254,7 @@ def test_rows_of_a_store_move_as_if_all_were_selected(xp, tokens):
     assert_close(given, key[:, :, :5, :], tolerance=0.0)  # it was not written
 
 
-def test_rows_that_share_a_memory_attend_as_if_each_had_its_own(xp):
+def test_rows_sharing_a_memory_equal_rows_with_their_own(xp):
     layer = MultiHeadAttention(8, 2, init=Initializer(xp, dtype="float64"))
     x, memory = xp.asarray(normal(0, 6, 2, 8)), xp.asarray(normal(1, 2, 5, 8))
     mask = masks.padding(xp.asarray([[1, 2, 3, 0, 0], [1, 2, 3, 4, 5]]), 0)
@@ -264,7 +264,7 @@ def test_rows_that_share_a_memory_attend_as_if_each_had_its_own(xp):
         layer.attend(x, KVCache())
 
 
-def test_a_store_refuses_what_does_not_fit():
+def test_a_cache_rejects_other_shapes():
     store = KVCache(*(np.zeros((3, 2, 5, 4), "float32") for _ in range(2)))
     with pytest.raises(ValueError, match="must match"):
         store.append(*(np.zeros((1, 2, 1, 4), "float32") for _ in range(2)))
@@ -272,7 +272,7 @@ def test_a_store_refuses_what_does_not_fit():
     assert key.dtype == "float64"
 
 
-def test_no_sentences(xp):
+def test_an_empty_batch(xp):
     layer = MultiHeadAttention(8, 2, init=Initializer(xp))
 
     def total(layer):
@@ -287,7 +287,7 @@ def test_no_sentences(xp):
 # --- Weights as other systems store them ------------------------------------------------------------------------------
 
 
-def test_a_fused_projection_is_cut_into_three(xp):
+def test_a_fused_projection_is_split_into_three(xp):
     torch = pytest.importorskip("torch", reason="torch is what it is compared with")
     theirs = randomize(torch.nn.MultiheadAttention(D_MODEL, NUM_HEADS, batch_first=True, dtype=torch.float64))
     fused, bias = (xp.asarray(values(p)) for p in (theirs.in_proj_weight.T, theirs.in_proj_bias))
@@ -299,7 +299,7 @@ def test_a_fused_projection_is_cut_into_three(xp):
     assert_close(layer(xp.asarray(x)), values(expected), xp=xp)
 
 
-def test_fused_projections_of_grouped_queries_say_how_wide_they_are():
+def test_fused_projections_of_grouped_queries_need_the_key_value_features():
     parts = split_fused(np.arange(12.0), key_value_features=2)
     assert [list(part) for part in parts] == [list(range(8)), [8, 9], [10, 11]]
     with raises_line(ShapeError, "a fused projection has 10 features; expected three times d_model"):
@@ -308,12 +308,12 @@ def test_fused_projections_of_grouped_queries_say_how_wide_they_are():
         split_fused(np.zeros((4, 12)), key_value_features=6)
 
 
-def test_per_head_matrices_have_three_axes():
+def test_per_head_matrices_must_have_three_axes():
     with raises_line(ShapeError, r"per-head matrices have shape \(4, 4\); expected \(heads, d_model, head_dim\)"):
         join_heads(np.zeros((4, 4)))
 
 
-def test_blocked_masks_give_the_same_result_once_converted(layer):
+def test_from_blocked_converts_masks(layer):
     x = normal(0, BATCH, QUERIES, D_MODEL)
     allowed_mask = RANDOM[..., :QUERIES]
     blocked = (~allowed_mask).astype("int64")  # 1 marks what may not be attended to

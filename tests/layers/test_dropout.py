@@ -15,13 +15,13 @@ from xformer.errors import ConfigError
 from xformer.layers import Dropout
 
 
-def test_without_an_rng_nothing_happens(xp):
+def test_without_an_rng_dropout_is_the_identity(xp):
     x = from_host(xp, normal(0, 4))
     assert Dropout(0.5)(x, None) is x
     assert Dropout(0.0)(x, Rng(0)) is x
 
 
-def test_the_same_rng_drops_the_same(xp):
+def test_the_same_rng_draws_the_same_mask(xp):
     x, layer = from_host(xp, normal(0, 8, 8)), Dropout(0.5)
     first = layer(x, Rng(0))
     assert_close(layer(x, Rng(0)), first, tolerance=0.0)
@@ -39,7 +39,7 @@ def test_elements_are_zero_or_scaled_and_the_mean_stays(rate, seed):
     assert abs(y.mean() - 1.0) < 5.0 * (rate / (1.0 - rate) / y.size) ** 0.5 + 1e-9
 
 
-def test_gradients_pass_where_elements_do(xp):
+def test_gradients_pass_through_kept_elements_only(xp):
     x, g, layer = from_host(xp, normal(0, 6, 6)), from_host(xp, normal(1, 6, 6)), Dropout(0.4)
     _, gradient = value_and_grad(lambda x: weighted_sum(layer(x, Rng(2)), g))(x)
     assert_close(gradient * x, layer(x, Rng(2)) * g)
@@ -50,6 +50,6 @@ def test_a_rate_close_to_one_keeps_a_few():
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
-def test_rates_that_are_no_probability_are_refused(rate):
+def test_rates_outside_zero_to_one_are_refused(rate):
     with raises_line(ConfigError, r"dropout is .*; expected a probability in \[0, 1\)"):
         Dropout(rate)

@@ -34,13 +34,13 @@ def test_rows_are_independent():
     assert_close(layer(x)[1, 2], layer(x[1, 2]))
 
 
-def test_an_unknown_activation_is_refused_at_once():
+def test_an_unknown_activation_is_refused_by_the_constructor():
     with raises_line(ConfigError, "activation is 'swish'; expected one of relu, gelu, gelu_tanh"):
         FeedForward(4, 8, activation="swish", init=Initializer("numpy"))
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu"])
-def test_the_gated_one_follows_its_formula(name):
+def test_gated_feed_forward_follows_its_formula(name):
     layer = GatedFeedForward(4, 8, activation=name, init=Initializer("numpy", dtype="float64"))
     x = normal(0, 2, 3, 4)
     gate, up = x @ layer.gate.weight, x @ layer.up.weight

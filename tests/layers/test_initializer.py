@@ -32,12 +32,12 @@ def test_another_seed_gives_other_parameters():
     assert (first.source_embedding.weight != second.source_embedding.weight).all()
 
 
-def test_no_two_matrices_are_alike():
+def test_all_matrices_differ():
     matrices = [array for array in flatten(small_model())[0] if array.ndim == 2]
     assert len({float(array[0, 0]) for array in matrices}) == len(matrices)
 
 
-def test_the_spread_of_new_values():
+def test_the_variance_of_initial_values():
     init = Initializer("numpy", dtype="float64")
     uniform = init.xavier_uniform((200, 400))
     bound = (6.0 / 600.0) ** 0.5
@@ -54,7 +54,7 @@ def test_embeddings_start_at_unit_variance_once_scaled():
     assert abs(model.source_embedding(np.arange(3000)).std() - 1.0) < 0.02
 
 
-def test_an_rng_may_take_the_place_of_a_seed():
+def test_an_rng_can_replace_the_seed():
     arrays = [
         Initializer("numpy", seed=Rng(4).fold("parameters")).normal((2, 2), 1.0),
         Initializer("numpy", seed=4).normal((2, 2), 1.0),
@@ -62,7 +62,7 @@ def test_an_rng_may_take_the_place_of_a_seed():
     assert_close(*arrays, tolerance=0.0)
 
 
-def test_parts_can_go_without_bias():
+def test_layers_without_bias():
     init = Initializer("numpy")
     assert [name for name, _ in LayerNorm(4, bias=False, init=init).named_parameters()] == ["weight"]
     assert len(flatten(FeedForward(4, 8, bias=False, init=init))[0]) == 2

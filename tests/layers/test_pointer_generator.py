@@ -34,7 +34,7 @@ def test_weights_of_equal_tokens_are_summed(xp):
     assert_close(found, expected, xp=xp, tolerance=1e-14)
 
 
-def test_probabilities_sum_to_one_and_padding_gets_no_share(xp):
+def test_probabilities_sum_to_one_and_padding_gets_zero(xp):
     x, logits, memory = arrays(xp)
     source = xp.asarray(SOURCE)
     log_probabilities = head(xp)(x, logits, memory, source, masks.padding(source, 0))
@@ -61,7 +61,7 @@ def test_hypotheses_of_a_sentence_share_its_source(xp):
         assert_close(shared[row, ...], alone[0, ...])
 
 
-def test_its_gradient_is_that_of_torch(xp):
+def test_the_gradient_of_the_copy_head_equals_that_of_torch(xp):
     torch = pytest.importorskip("torch", reason="torch differentiates the same code by itself")
     from xformer.backends import resolve
 

@@ -31,7 +31,7 @@ def test_values_and_dtype_in_every_library(xp, dtype):
     assert_close(sinusoidal(5, 6, start=2, xp=xp, dtype=getattr(xp, dtype)), expected, xp=xp, tolerance=0.0)
 
 
-def test_the_table_cannot_be_changed_through_what_was_handed_out():
+def test_the_cached_table_is_read_only():
     table = sinusoidal(4, 6, xp=np, dtype=np.float64)
     expected = table.copy()
     with pytest.raises(ValueError, match="read-only"):
@@ -39,7 +39,7 @@ def test_the_table_cannot_be_changed_through_what_was_handed_out():
     assert_close(sinusoidal(4, 6, xp=np, dtype=np.float64), expected, tolerance=0.0)
 
 
-def test_positions_may_be_given_token_by_token(xp):
+def test_positions_can_be_given_per_token(xp):
     x = xp.zeros((2, 3, 6), dtype=xp.float64)
     positions = xp.asarray([[0, 0, 1], [0, 1, 2]])
     table = sinusoidal(3, 6, xp=xp, dtype=xp.float64)
@@ -86,7 +86,7 @@ def test_rotary_follows_the_formula(xp):
     assert_close(found, expected, xp=xp, tolerance=1e-14)
 
 
-def test_rotary_needs_pairs_of_features():
+def test_rotary_expects_an_even_head_dim():
     with raises_line(ConfigError, "head_dim is 5; rotary positions expect an even number"):
         Rotary(5)
 
@@ -127,7 +127,7 @@ def test_relative_buckets_are_those_of_t5(bidirectional):
             np.testing.assert_array_equal(bias[:, query, key], layer.weight[first + bucket])
 
 
-def test_relative_bias_of_late_queries_is_a_part_of_the_whole():
+def test_relative_bias_of_the_last_queries_is_a_slice_of_the_full_bias():
     layer = RelativeBias(2, bidirectional=False, init=Initializer("numpy", dtype="float64"))
     whole = layer.terms(9, 9, layer.weight).bias
     assert_close(layer.terms(2, 9, layer.weight).bias, whole[:, 7:])

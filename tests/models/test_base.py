@@ -43,7 +43,7 @@ def test_save_and_load_are_the_identity(xp, path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_model_comes_back_the_same(path, kind):
+def test_save_and_load_of_every_variant(path, kind):
     model = model_of_kind(kind)
     model.save(path)
     loaded = Transformer.load(path, xp="numpy")
@@ -55,13 +55,13 @@ def test_every_kind_of_model_comes_back_the_same(path, kind):
     assert_close(loaded(SOURCE, TARGET), model(SOURCE, TARGET), tolerance=0.0)
 
 
-def test_the_dtype_is_kept_unless_another_is_wanted(path):
+def test_the_saved_dtype_is_the_default(path):
     small_model(dtype="float64").save(path)
     assert dtypes(Transformer.load(path, xp="numpy")) == {"float64"}
     assert dtypes(Transformer.load(path, xp="numpy", dtype="float32")) == {"float32"}
 
 
-def test_bfloat16_is_kept_where_the_library_has_it(path):
+def test_bfloat16_is_kept_if_the_library_has_it(path):
     torch = library_or_skip("torch")
     model = small_model(torch, dtype="bfloat16")
     model.save(path)
@@ -75,7 +75,7 @@ def test_bfloat16_is_kept_where_the_library_has_it(path):
     assert dtypes(Transformer.load(path, xp=torch, dtype="float64")) == {"float64"}
 
 
-def test_a_disk_that_is_full_leaves_the_old_model(path, monkeypatch):
+def test_a_full_disk_leaves_the_old_file(path, monkeypatch):
     first = small_model(seed=1)
     first.save(path)
 
@@ -83,7 +83,7 @@ def test_a_disk_that_is_full_leaves_the_old_model(path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with raises_line(CheckpointError, r"cannot write .*: No space left on device; .*saved there before is intact"):
+    with raises_line(CheckpointError, r"cannot write .*: No space left on device; .*there before is intact"):
         small_model(seed=2).save(path)
     monkeypatch.undo()
     assert_close(Transformer.load(path, xp="numpy")(SOURCE, TARGET), first(SOURCE, TARGET), tolerance=0.0)
@@ -138,7 +138,7 @@ def test_files_without_a_model_are_refused(path):
         (lambda arrays, config: config.clear(), "configuration requires source_vocab_size"),
     ],
 )
-def test_arrays_and_configuration_that_do_not_fit(path, change, message):
+def test_arrays_must_match_the_configuration(path, change, message):
     small_model().save(path)
     arrays, metadata = load_arrays(path)
     config = json.loads(metadata["config"])

@@ -74,7 +74,7 @@ def work(model, number):
 
 
 @pytest.mark.parametrize(("name", "kernels"), [("numpy", "no-jit"), ("numpy", "auto"), ("torch", "auto")])
-def test_many_threads_compute_what_one_does(three_threads, monkeypatch, name, kernels):
+def test_many_threads_compute_the_same_as_one(three_threads, monkeypatch, name, kernels):
     monkeypatch.setenv("XFORMER_KERNELS", kernels)
     model = xformer.Transformer(CONFIG, xp=library_or_skip(name), seed=0)
     spread = []
@@ -91,7 +91,7 @@ def test_many_threads_compute_what_one_does(three_threads, monkeypatch, name, ke
         assert len(set(spread)) == CALLERS + 1
 
 
-def test_traces_of_threads_are_apart(xp):
+def test_traces_of_threads_are_independent(xp):
     """All are open at once, each inside another of its own, which is where they would mix."""
     meet = threading.Barrier(CALLERS, timeout=60)
 

@@ -61,7 +61,7 @@ def test_a_configuration_survives_json():
         ({"pad_id": 12}, "pad_id is 12; expected less than source_vocab_size 11"),
     ],
 )
-def test_values_that_make_no_model_are_refused(values, message):
+def test_invalid_values_are_refused(values, message):
     with raises_line(ConfigError, message):
         TransformerConfig(**{**SIZES, **values})
 
@@ -76,7 +76,7 @@ def test_values_that_make_no_model_are_refused(values, message):
         ([1], "TransformerConfig is a list; expected a table of names and values"),
     ],
 )
-def test_dictionaries_that_are_no_configuration_are_refused(values, message):
+def test_invalid_dictionaries_are_refused(values, message):
     with raises_line(ConfigError, message.replace("?", r"\?")):
         TransformerConfig.from_dict(values)
 
@@ -89,6 +89,6 @@ def test_dictionaries_that_are_no_configuration_are_refused(values, message):
         ({"vocab_size": 8, "d_model": 10, "num_heads": 4}, "d_model 10 is not divisible by num_heads 4"),
     ],
 )
-def test_language_models_are_checked_as_well(values, message):
+def test_language_model_configurations_are_checked_too(values, message):
     with raises_line(ConfigError, message):
         LanguageModelConfig(**values)

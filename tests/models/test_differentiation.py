@@ -43,8 +43,9 @@ def test_value_and_grad(xp, model, expected):
     assert_all_close(value_and_grad(translation_loss)(moved), expected, xp)
 
 
+@pytest.mark.slow
 def test_value_and_grad_on_jax_outside_jit():
-    """With few layers and shapes: each is compiled on its own."""
+    """Few layers and shapes, because JAX compiles each operation on its own."""
     xp = library_or_skip("jax")
     small = small_model(d_ff=8, num_encoder_layers=0, num_decoder_layers=1, norm_position="post")
     inputs = (SOURCE[:, :4], TARGET)
@@ -81,6 +82,7 @@ def test_torch_autograd_of_every_kind_of_model(kind):
         np.testing.assert_allclose(gradient, wanted, rtol=1e-10, atol=1e-14, err_msg=name)
 
 
+@pytest.mark.slow
 def test_jax_grad(model, expected):
     xp = library_or_skip("jax")
     jax = pytest.importorskip("jax")
@@ -89,9 +91,11 @@ def test_jax_grad(model, expected):
     assert_all_close((loss, rebuild(gradients)), expected, xp)
 
 
-def test_value_and_grad_inside_jit_with_ids_traced_by_jax(model, expected):
+def test_value_and_grad_inside_jit_with_ids_traced_by_jax():
     xp = library_or_skip("jax")
     jax = pytest.importorskip("jax")
+    model = small_model(num_encoder_layers=0, num_decoder_layers=1)
+    expected = value_and_grad(translation_loss)(model)
     leaves, rebuild = flatten(model.to(xp))
 
     def step(leaves, source, target):
@@ -102,6 +106,7 @@ def test_value_and_grad_inside_jit_with_ids_traced_by_jax(model, expected):
     assert_all_close((loss, rebuild(gradients)), expected, xp)
 
 
+@pytest.mark.slow
 def test_the_forward_pass_inside_jit(model):
     xp = library_or_skip("jax")
     jax = pytest.importorskip("jax")

@@ -97,7 +97,7 @@ def test_loss_and_gradients_of_a_training_step_equal_those_of_torch():
 
 
 @pytest.mark.parametrize("settings", KINDS)
-def test_steps_with_a_cache_give_what_the_whole_gives(xp, settings):
+def test_cached_decoding_equals_the_full_model(xp, settings):
     model = small_language_model(xp, **settings)
     tokens = xp.asarray(TOKENS[:, :3])
     whole, cache = model(tokens), model.init_cache(2)
@@ -110,7 +110,7 @@ def test_steps_with_a_cache_give_what_the_whole_gives(xp, settings):
 
 
 @pytest.mark.parametrize("settings", KINDS)
-def test_padding_is_invisible_and_the_future_hidden(settings):
+def test_padding_and_later_tokens_change_no_logits(settings):
     model = small_language_model(**settings)
     expected = model([[1, 12, 6]])[0]
     np.testing.assert_allclose(model(TOKENS)[1, :3], expected, atol=1e-12)
@@ -118,7 +118,7 @@ def test_padding_is_invisible_and_the_future_hidden(settings):
     np.testing.assert_allclose(model([[1, 12, 7]])[0, :2], expected[:2], atol=1e-12)
 
 
-def test_rematerialization_computes_layers_again_and_changes_no_gradient(monkeypatch):
+def test_rematerialization_recomputes_layers_and_changes_no_gradient(monkeypatch):
     calls = counted_calls(monkeypatch, FeedForward)
     found = []
     for flag, expected in ((False, 2), (True, 4)):  # two layers, each of them run once or twice
@@ -145,7 +145,7 @@ def test_save_and_load_are_the_identity(tmp_path, settings):
         Transformer.load(tmp_path / "m.safetensors", xp="numpy")
 
 
-def test_what_it_refuses():
+def test_invalid_inputs_are_refused():
     model = small_language_model()
     with raises_line(DataError, "token ids range from 3 to 13; expected 0 to 12"):
         model([[3, 13]])

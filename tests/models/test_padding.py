@@ -55,7 +55,7 @@ def test_an_end_token_that_is_also_padding_is_not_hidden(positions):
     assert_close(model.decode_step(tokens, cache), expected[:, -1])
 
 
-def test_a_mask_that_is_no_padding_mask_is_refused():
+def test_source_masks_of_other_shapes_and_dtypes_are_refused():
     message = r"source_mask has shape \(2, 4\) and dtype bool; expected booleans of shape \(2, 1, 1, 4\); see masks"
     with raises_line(ShapeError, message):
         small_model()(SOURCE, TARGET, source_mask=SOURCE != 0)

@@ -79,7 +79,7 @@ def test_a_token_changes_no_logits_before_it(model, pair, data):
 
 @few
 @given(rows=st.lists(pairs, min_size=2, max_size=4))
-def test_a_batch_gives_what_its_rows_give_alone(model, rows):
+def test_a_batch_equals_its_rows_alone(model, rows):
     batch = model(*(padded([row[side] for row in rows]) for side in (0, 1)))
     for index, (source, target) in enumerate(rows):
         np.testing.assert_allclose(batch[index, : len(target)], model([source], [target])[0], **TOLERANCE)
@@ -87,7 +87,7 @@ def test_a_batch_gives_what_its_rows_give_alone(model, rows):
 
 @few
 @given(pair=pairs, cuts=st.lists(st.integers(1, 5), max_size=3), padding=st.integers(0, 2))
-def test_steps_with_a_cache_give_what_the_whole_gives(model, pair, cuts, padding):
+def test_cached_decoding_equals_the_full_model(model, pair, cuts, padding):
     source, target = pair
     whole = model([source], [target])[0]
     bounds = sorted({cut for cut in cuts if cut < len(target)} | {len(target)})
@@ -104,7 +104,7 @@ def test_steps_with_a_cache_give_what_the_whole_gives(model, pair, cuts, padding
 @given(
     sources=st.lists(sentences(11), min_size=2, max_size=3), tokens=st.lists(sentences(13, 1), min_size=6, max_size=6)
 )
-def test_hypotheses_of_a_batch_are_like_single_ones(model, sources, tokens):
+def test_reordered_hypotheses_of_a_batch_equal_single_ones(model, sources, tokens):
     """Rows are expanded, reordered and dropped with their sentences, and stay what they would be alone."""
     encoded = model.config.length_encoding
     cache = model.prefill(padded(sources), lengths=[9] * len(sources) if encoded else None)

@@ -51,12 +51,12 @@ def test_jax_ids_out_of_range_are_refused_too():
         ([[2**70]], ShapeError, "source ids have dtype object; expected integers"),
     ],
 )
-def test_what_is_no_rectangle_of_integers_is_refused(ids, kind, message):
+def test_ids_must_be_a_rectangle_of_integers(ids, kind, message):
     with raises_line(kind, message):
         small_model()(ids, TARGET)
 
 
-def test_arrays_of_the_library_have_to_fit_too():
+def test_arrays_of_the_library_are_checked_too():
     torch = pytest.importorskip("torch", reason="another library than NumPy")
     model = small_model(torch)
     with raises_line(ShapeError, "source ids have dtype float32; expected integers"):
@@ -79,7 +79,7 @@ def test_ids_on_another_device_are_refused():
 
 @without_jax
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
-def test_every_integer_dtype_will_do(xp, dtype):
+def test_every_integer_dtype_is_accepted(xp, dtype):
     model = small_model(xp, num_encoder_layers=0, num_decoder_layers=1)
     expected = model(SOURCE, TARGET)
     assert_close(model(SOURCE.astype(dtype), TARGET.astype(dtype)), expected)
@@ -87,6 +87,6 @@ def test_every_integer_dtype_will_do(xp, dtype):
     assert_close(model(*narrow), expected)
 
 
-def test_ids_that_fit_are_not_copied(xp):
+def test_valid_ids_are_not_copied(xp):
     ids = from_host(xp, SOURCE, dtype=index_dtype(xp))
     assert as_token_ids(ids, "source", 11, small_model(xp, num_encoder_layers=0).source_embedding.weight) is ids

@@ -34,7 +34,7 @@ def test_ids_may_be_lists_numpy_arrays_or_arrays_of_the_library(xp):
     assert_close(model(from_host(xp, SOURCE), from_host(xp, TARGET)), expected)
 
 
-def test_decoding_a_memory_is_what_the_call_does():
+def test_encode_and_decode_equal_a_call():
     model = small_model()
     memory = model.encode(SOURCE)
     assert memory.shape == (2, 5, 8)
@@ -48,7 +48,7 @@ def test_without_a_target_the_memory_is_returned():
     assert_close(model(SOURCE), model.encode(SOURCE), tolerance=0.0)
 
 
-def test_an_encoder_alone_has_no_parts_of_a_decoder(tmp_path):
+def test_an_encoder_only_model_has_no_decoder_parameters(tmp_path):
     model = small_model(num_decoder_layers=0, output_bias=True, tie_output=False)
     names = {name.split(".")[0] for name, _ in model.named_parameters()}
     assert names == {"source_embedding", "encoder", "encoder_norm"}
@@ -81,7 +81,7 @@ def xp_sum(y):
     return array_namespace(y).sum(y * y)
 
 
-def test_rematerialization_computes_layers_again_and_changes_no_gradient(monkeypatch):
+def test_rematerialization_recomputes_layers_and_changes_no_gradient(monkeypatch):
     settings = {"dropout": 0.2, "attention_dropout": 0.2, "positions": "relative"}
     calls = counted_calls(monkeypatch, FeedForward)
     found = []
@@ -95,7 +95,7 @@ def test_rematerialization_computes_layers_again_and_changes_no_gradient(monkeyp
         assert_close(one, other, tolerance=1e-14)
 
 
-def test_lengths_are_for_models_that_see_them():
+def test_lengths_require_a_length_encoding():
     with raises_line(ConfigError, "lengths is given to a model without a length encoding"):
         small_model().prefill(SOURCE, lengths=[3, 4])
     model = small_model(length_encoding=True)
@@ -147,7 +147,7 @@ def test_an_empty_batch_gives_no_logits():
     assert small_model()(np.zeros((0, 3), dtype=int), np.zeros((0, 4), dtype=int)).shape == (0, 4, 13)
 
 
-def test_cross_attention_weights_sum_to_one_and_leave_padding_out():
+def test_cross_attention_weights_sum_to_one_and_are_zero_for_padding():
     first, second = small_model().cross_attention_weights(SOURCE, TARGET)
     assert first.shape == second.shape == (2, 2, 4, 5)
     np.testing.assert_allclose(second.sum(axis=-1), 1.0)
@@ -155,7 +155,7 @@ def test_cross_attention_weights_sum_to_one_and_leave_padding_out():
     assert (second[1, :, :, 3:] == 0.0).all()
 
 
-def test_settings_decide_which_parameters_there_are():
+def test_the_configuration_decides_which_parameters_exist():
     names = dict(small_model().named_parameters())
     assert "target_embedding.weight" in names
     assert "encoder_norm.weight" in names
@@ -184,7 +184,7 @@ def test_settings_decide_which_parameters_there_are():
         ("norm_bias", r"norm\.bias$", {"norm": "max_scaled", "norm_position": "post"}),
     ],
 )
-def test_a_model_without_biases_is_one_whose_biases_are_zero(setting, names, variant):
+def test_a_model_without_biases_equals_one_with_zero_biases(setting, names, variant):
     model, whole = small_model(**{setting: False}, **variant), small_model(**variant)
     model = map_arrays(lambda array: array + 0.1 * normal(array.size, *array.shape), model)
     arrays, fresh = dict(model.named_parameters()), dict(whole.named_parameters())
@@ -204,7 +204,7 @@ def test_parameters_are_counted():
     assert small_model().parameter_count() == expected
 
 
-def test_the_scale_of_embeddings_is_a_setting():
+def test_scaling_of_embeddings_is_optional():
     scaled, plain = small_model(), small_model(scale_embeddings=False)
     embedded = scaled.source_embedding(SOURCE)
     assert_close(embedded, plain.source_embedding(SOURCE) * np.sqrt(8.0))
@@ -234,7 +234,7 @@ def test_bfloat16_stays_bfloat16():
 EVERYWHERE = {"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.1}
 
 
-def test_there_is_no_dropout_without_an_rng():
+def test_dropout_needs_an_rng():
     assert_close(small_model(**EVERYWHERE)(SOURCE, TARGET), small_model(dropout=0.0)(SOURCE, TARGET))
 
 
@@ -252,7 +252,7 @@ def test_each_dropout_acts_when_an_rng_is_passed(place):
     assert np.abs(first - model(SOURCE, TARGET)).max() > 1e-3
 
 
-def test_places_that_drop_do_not_share_their_masks(monkeypatch):
+def test_dropouts_draw_different_masks(monkeypatch):
     """Every draw of one forward pass comes from a stream of its own."""
     keys, draw = [], Rng.bernoulli
 
@@ -288,7 +288,7 @@ def test_gradients_under_dropout_belong_to_the_drawn_mask():
 # --- Bad input --------------------------------------------------------------------------------------------------------
 
 
-def test_a_memory_that_does_not_fit_is_refused():
+def test_a_memory_of_another_shape_is_refused():
     model = small_model()
     for shape in ((2, 5), (3, 5, 8), (2, 5, 7)):
         with raises_line(ShapeError, r"memory has shape .*; expected \(2, source length, 8\) for target ids"):
@@ -317,7 +317,7 @@ def test_unknown_and_missing_libraries():
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.dtype("float64"), "float64"])
-def test_a_dtype_may_be_named_or_be_that_of_another_library(xp, dtype):
+def test_a_dtype_can_be_a_name_or_that_of_another_library(xp, dtype):
     model = small_model(xp, dtype=dtype, num_encoder_layers=0, num_decoder_layers=0)
     assert dtype_name(model.source_embedding.weight.dtype) == "float64"
     assert backend_name(xp) in type(model.source_embedding.weight).__module__

@@ -231,12 +231,12 @@ def test_drop_long_keeps_rows_that_fit_on_every_side():
     assert drop_long(3, []) == ([], 0)
 
 
-def test_drop_long_does_not_leave_nothing():
+def test_drop_long_raises_if_no_row_remains():
     with pytest.raises(DataError, match="all 2 lines have more than 3 tokens; raise the limit with --max-length"):
         drop_long(3, [[5] * 4, [5]], [[5], [5] * 4])
 
 
-def test_drop_long_wants_equal_columns():
+def test_drop_long_expects_equal_columns():
     with pytest.raises(DataError, match=r"columns have \[1, 2\] lines"):
         drop_long(3, [[5]], [[5], [5]])
     with pytest.raises(DataError, match=r"columns have \[\] lines"):
@@ -272,7 +272,7 @@ LONG_SOURCE = [[5, 6, 7, 8], [5], [9, 8, 7]]
 TARGETS = [[5], [6, 7], [8]]
 
 
-def test_fit_lengths_refuses_unless_told_otherwise():
+def test_fit_lengths_raises_by_default():
     with pytest.raises(DataError, match=r"^train.de has 2 lines of more than 2 tokens, the first on line 4"):
         fit_lengths(LONG_SOURCE, TARGETS, 2, names=("train.de", "train.en"), line_numbers=[4, 5, 6])
     with pytest.raises(DataError, match=r"^train.en has 1 line of more than 1 tokens, the first on line 2"):

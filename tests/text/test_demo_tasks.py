@@ -27,7 +27,7 @@ def test_sizes_and_disjoint_splits(make):
 
 
 @pytest.mark.parametrize("make", TASKS)
-def test_the_seed_decides(make):
+def test_the_seed_decides_the_task(make):
     sizes = {"num_train": 500, "num_valid": 20, "num_test": 50}
     random.seed(0)
     state = random.getstate()
@@ -126,14 +126,14 @@ def test_largest_out_of_range(largest):
         numbers_task(largest=largest)
 
 
-def test_more_numbers_than_there_are():
+def test_too_few_numbers_for_the_splits():
     with pytest.raises(ConfigError, match=r"the splits need 1001 numbers; expected at most 1000, those from 0 to 999"):
         numbers_task(num_train=800, num_valid=101, num_test=100, largest=999)
     with pytest.raises(ConfigError, match="num_train is 108; expected at least 109, the numbers that show every word"):
         numbers_task(num_train=108, num_valid=1, num_test=1, largest=999)
 
 
-def test_more_sequences_than_there_are():
+def test_too_few_sequences_for_the_splits():
     with pytest.raises(ConfigError, match=r"need 25 different sequences; expected at most 24; raise longest=2"):
         reverse_task(num_train=23, num_valid=1, num_test=1, shortest=1, longest=2)
 

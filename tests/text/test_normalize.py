@@ -27,7 +27,7 @@ def test_each_white_space_is_a_space(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_invisible_goes_without_a_gap(form):
+def test_invisible_characters_are_removed(form):
     for character in INVISIBLE:
         assert normalize_text(f"{character}Haus{character}boot ", form) == "Hausboot"
 
@@ -46,7 +46,7 @@ def test_forms():
 
 
 @given(text=any_text, form=st.sampled_from(FORMS))
-def test_twice_is_once(text, form):
+def test_normalization_is_idempotent(text, form):
     once = normalize_text(text, form)
     assert normalize_text(once, form) == once
     assert unicodedata.is_normalized(form, once)
@@ -65,6 +65,6 @@ def test_other_forms():
 
 
 @pytest.mark.parametrize("wrong", [None, b"a", 3])
-def test_what_is_not_text(wrong):
+def test_other_types_are_refused(wrong):
     with pytest.raises(DataError, match=r"; expected text, a str$"):
         normalize_text(wrong)

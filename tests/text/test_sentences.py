@@ -79,7 +79,7 @@ def test_no_text(text):
 
 
 @pytest.mark.parametrize("text", [".", "...", "?!", "Hello", "Dr.", ". . .", "U.S."])
-def test_a_single_piece(text):
+def test_a_single_sentence(text):
     assert split_sentences(text) == [text]
 
 
@@ -121,7 +121,7 @@ def test_unknown_language():
 
 
 @pytest.mark.parametrize("wrong", [None, b"a", ["a"]])
-def test_what_is_not_text(wrong):
+def test_other_types_are_refused(wrong):
     with pytest.raises(DataError, match=r"; expected text, a str$"):
         split_sentences(wrong)
 

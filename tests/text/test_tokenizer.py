@@ -196,7 +196,7 @@ def test_ids_outside_the_vocabulary(bpe, wrong):
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "a\ud800"])
-def test_what_is_not_text(bpe, wrong):
+def test_other_types_are_refused(bpe, wrong):
     for call in (bpe.encode, lambda line: bpe.encode_batch(["a", line])):
         with pytest.raises(DataError, match="got something that is not text"):
             call(wrong)
@@ -308,7 +308,7 @@ def test_the_file_is_one_that_the_library_reads(bpe, tmp_path):
     assert theirs.encode("zwei Männer").ids == bpe.encode("zwei Männer")
 
 
-def test_save_to_a_place_that_cannot_be_written(bpe, tmp_path):
+def test_save_to_an_unwritable_path(bpe, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="cannot write"):
         bpe.save(tmp_path / "file" / "tokenizer.json")
@@ -395,7 +395,7 @@ def test_load_with_gaps_in_the_ids(tmp_path):
         Tokenizer.load(path)
 
 
-def test_a_foreign_file_cannot_make_us_cut_or_pad_lines(tmp_path):
+def test_truncation_and_padding_of_a_file_are_ignored(tmp_path):
     inner = foreign()
     expected = inner.encode(SENTENCES[0]).ids
     inner.enable_truncation(5)
@@ -453,7 +453,7 @@ def test_a_document_is_read_back_without_its_separators():
     assert tokenizer.decode(ids) == " ".join(SENTENCES[:2])
 
 
-def test_documents_want_a_separator_and_lists(bpe):
+def test_documents_require_a_separator_and_lists(bpe):
     with pytest.raises(ConfigError, match=r"^the tokenizer has no <sep>; expected one trained with separator=True"):
         bpe.encode_documents([["a"]])
     tokenizer = Tokenizer.train(LINES, 200, separator=True)
@@ -464,7 +464,7 @@ def test_documents_want_a_separator_and_lists(bpe):
         tokenizer.encode_documents([[None]])
 
 
-def test_the_separator_needs_room():
+def test_the_separator_counts_toward_the_vocabulary():
     with pytest.raises(ConfigError, match=r"^vocab_size is 5; expected more than the 5 special tokens$"):
         Tokenizer.train(LINES, 5, separator=True)
     with pytest.raises(ConfigError, match=r"^vocab_size is 10; expected at least 11, for 5 special tokens and 6 dist"):
@@ -511,7 +511,7 @@ def test_a_text_is_encoded_as_a_line_is(tokenizer, text):
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "a\ud800"])
-def test_a_text_that_is_none(tokenizer, wrong):
+def test_texts_of_other_types_are_refused(tokenizer, wrong):
     with pytest.raises(DataError, match="got something that is not text"):
         tokenizer.encode_text(wrong)
 

@@ -1,4 +1,4 @@
-"""Layers: frozen modules of plain forward code on the Array API."""
+"""Layers: immutable modules whose forward code uses the Array API only."""
 
 from xformer.layers.attention import MultiHeadAttention
 from xformer.layers.decoder import DecoderLayer

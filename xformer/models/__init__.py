@@ -1,6 +1,6 @@
-"""Models: whole networks from one configuration."""
+"""Models: networks built from one configuration."""
 
-from xformer.models.base import BaseModel
+from xformer.models.base import BaseModel, load
 from xformer.models.cache import DecodingCache
 from xformer.models.config import LanguageModelConfig, ModelConfig, TransformerConfig
 from xformer.models.language_model import LanguageModel
@@ -14,4 +14,5 @@ __all__ = [
     "ModelConfig",
     "Transformer",
     "TransformerConfig",
+    "load",
 ]
