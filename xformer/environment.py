@@ -8,16 +8,16 @@ import os
 from xformer.errors import ConfigError
 
 
-@functools.cache  # operations ask, and os.environ takes a microsecond
+@functools.cache  # every operation reads some, and os.environ takes a microsecond
 def env_value(name: str, default: str = "") -> str:
-    """A setting of the environment, as it was when it was first needed."""
+    """Return an environment variable, as it was at the first call."""
     return os.environ.get(name, default).strip()
 
 
 def env_flag(name: str, default: bool = False) -> bool:
-    """A setting of the environment that is 1 or 0; raises ConfigError for anything else."""
-    said = env_value(name)
-    if said not in ("", "0", "1"):
-        env_value.cache_clear()  # once it is mended, it is read again
-        raise ConfigError(f"{name} is {said!r}; expected 0 or 1")
-    return said == "1" if said else default
+    """Return an environment variable that is 0 or 1 as a bool; raise ConfigError for another value."""
+    value = env_value(name)
+    if value not in ("", "0", "1"):
+        env_value.cache_clear()  # so that a corrected value is read
+        raise ConfigError(f"{name} is {value!r}; expected 0 or 1")
+    return value == "1" if value else default

@@ -1,44 +1,44 @@
-"""The errors that xformer raises on bad input.
+"""The errors that xformer raises.
 
-Every message says what came, what was expected and how to mend it, in one line.
+Each message says in one line what was received, what was expected and how to fix it.
 """
 
 from __future__ import annotations
 
 
 class XformerError(Exception):
-    """Base of all errors that xformer raises on purpose; the command line turns it into one line, exit code 2."""
+    """Base class of all errors; the command line prints one line and exits with code 2."""
 
 
 class ShapeError(XformerError, ValueError):
-    """An array has a shape or dtype that the operation cannot take."""
+    """An array has an invalid shape or dtype."""
 
 
 class BackendError(XformerError, TypeError):
-    """An array library is unknown or absent, or arrays of two libraries or devices were mixed."""
+    """An array library is unknown or not installed, or arrays of two libraries or devices were mixed."""
 
 
 class ConfigError(XformerError, ValueError):
-    """A configuration value, recipe key or command-line option is not usable."""
+    """A configuration value, recipe key or command-line option is invalid."""
 
 
 class DataError(XformerError, ValueError):
-    """Text or token ids are not usable: line counts differ, invalid UTF-8, an id out of range."""
+    """Text or token ids are invalid: line counts differ, the text is not UTF-8, or an id is out of range."""
 
 
 class CheckpointError(XformerError, OSError):
-    """A model, tokenizer or training state could not be read or written; what was saved before is intact."""
+    """A model, tokenizer or training state cannot be read or written; earlier files are intact."""
 
 
 class TrainingError(XformerError, ArithmeticError):
-    """Training cannot go on: the loss or the gradient norm is no longer finite."""
+    """Training stopped because the loss or the gradient norm is not finite."""
 
 
 class OutOfMemoryError(XformerError, MemoryError):
-    """Memory ran out, on the host or on a device; what was saved before is intact."""
+    """The host or a device ran out of memory; files that were saved before are intact."""
 
 
-# What to install for a package, where that is not its name.
+# Distributions of packages with another name.
 _WHEELS = {
     "cupy": "'cupy-cuda13x[ctk]' ml_dtypes",
     "ml_dtypes": "ml_dtypes",
@@ -47,7 +47,7 @@ _WHEELS = {
 
 
 def how_to_install(package: str) -> str:
-    """How to mend the absence of a package that is imported by this name.
+    """Return the command that installs a package, given its import name.
 
     >>> how_to_install("rouge_score.rouge_scorer")
     'run: pip install rouge-score'

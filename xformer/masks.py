@@ -1,6 +1,6 @@
-"""The only constructors of attention masks.
+"""Constructors of attention masks.
 
-One convention everywhere: boolean, True = may attend, broadcastable to (batch, heads, queries, keys).
+Masks are boolean, True where attention is allowed, and broadcastable to (batch, heads, queries, keys).
 """
 
 from __future__ import annotations
@@ -13,9 +13,17 @@ from xformer.ops.attention import causal_mask, check_boolean
 
 
 def padding(tokens: Array, pad_id: int) -> Array:
-    """Mask the padding of keys: True where a token is not `pad_id`.
+    """Mask padded keys.
 
-    tokens: (batch, keys) integers. Returns (batch, 1, 1, keys).
+    Args:
+        tokens: Integer token ids, shape (batch, keys).
+        pad_id: Id of the padding token.
+
+    Returns:
+        Mask of shape (batch, 1, 1, keys), True where a token is not `pad_id`.
+
+    Raises:
+        ShapeError: If the tokens are not a matrix of integers.
     """
     xp = array_namespace(tokens)
     if len(tokens.shape) != 2 or not is_integer(tokens.dtype):
@@ -26,19 +34,42 @@ def padding(tokens: Array, pad_id: int) -> Array:
     return xp.expand_dims(xp.expand_dims(tokens != pad_id, axis=1), axis=1)
 
 
-def causal(queries: int, keys: int | None = None, *, xp: Any, device: Device = None) -> Array:
-    """Mask the future: query i may see key j when j <= i + keys - queries (the last query sees the last key).
+def causal(queries: int, keys: int | None = None, *, xp: Any = "numpy", device: Device = None) -> Array:
+    """Mask future keys: query i attends to key j if j <= i + keys - queries, so the last query attends to all.
 
-    Returns (queries, keys); `keys` defaults to `queries`. Attention layers build this themselves with causal=True.
+    Attention layers build this mask themselves with causal=True.
+
+    Args:
+        queries: Number of queries.
+        keys: Number of keys; default `queries`.
+        xp: Array library, as a module or by name.
+        device: Device of the mask.
+
+    Returns:
+        Mask of shape (queries, keys).
     """
     return causal_mask(resolve(xp), queries, queries if keys is None else keys, device)
 
 
-def sliding_window(queries: int, keys: int | None = None, *, size: int, xp: Any, device: Device = None) -> Array:
-    """Mask what is far away: query i may see the keys less than `size` positions from its own, i + keys - queries.
+def sliding_window(
+    queries: int, keys: int | None = None, *, size: int, xp: Any = "numpy", device: Device = None
+) -> Array:
+    """Mask distant keys: query i attends to keys less than `size` positions from its own, i + keys - queries.
 
-    With causal=True those are the last `size` keys (Beltagy et al., 2020; Jiang et al., 2023). Returns (queries, keys).
-    Raises ShapeError for a size below 1.
+    With causal=True those are the last `size` keys (Beltagy et al., 2020; Jiang et al., 2023).
+
+    Args:
+        queries: Number of queries.
+        keys: Number of keys; default `queries`.
+        size: Size of the window, at least 1.
+        xp: Array library, as a module or by name.
+        device: Device of the mask.
+
+    Returns:
+        Mask of shape (queries, keys).
+
+    Raises:
+        ShapeError: If the size is below 1.
     """
     if size < 1:
         raise ShapeError(f"size is {size}; expected a window of at least 1 token")
@@ -49,7 +80,17 @@ def sliding_window(queries: int, keys: int | None = None, *, size: int, xp: Any,
 
 
 def combine(*masks: Array | None) -> Array | None:
-    """Allow what every mask allows; None allows everything. Raises ShapeError for a mask that is not boolean."""
+    """Combine masks by logical and.
+
+    Args:
+        *masks: Masks that broadcast to each other; None allows everything.
+
+    Returns:
+        The combined mask, or None if all masks are None.
+
+    Raises:
+        ShapeError: If a mask is not boolean.
+    """
     result = None
     for mask in masks:
         if mask is not None:
@@ -59,6 +100,6 @@ def combine(*masks: Array | None) -> Array | None:
 
 
 def from_blocked(blocked: Array) -> Array:
-    """Convert the opposite convention, common in tutorials: there 1 or True marks what may NOT be attended to."""
+    """Convert a mask of the opposite convention, in which True or 1 marks positions that may not be attended to."""
     xp = array_namespace(blocked)
     return xp.logical_not(blocked) if dtype_name(blocked.dtype) == "bool" else blocked == 0

@@ -171,7 +171,7 @@ def test_vjp_pulls_a_tree_of_cotangents_back_to_every_primal():
 def test_a_pullback_works_once():
     _, pullback = vjp(lambda x: x * x, values(3))
     pullback(np.ones(3))
-    with pytest.raises(RuntimeError, match="used before; call vjp again"):
+    with pytest.raises(RuntimeError, match="called before; call vjp again"):
         pullback(np.ones(3))
 
 
@@ -179,7 +179,7 @@ def test_a_cotangent_of_another_shape_is_refused_and_the_pullback_stays_usable()
     x = values(3)
     _, pullback = vjp(lambda x: x * x, x)
     with pytest.raises(
-        ShapeError, match=r"the cotangent has shapes \[\(2,\)\]; expected those of the result, \[\(3,\)\]"
+        ShapeError, match=r"the cotangent has shapes \[\(2,\)\]; expected those of the output, \[\(3,\)\]"
     ):
         pullback(np.ones(2))
     close(pullback(np.ones(3))[0], 2.0 * x)

@@ -87,9 +87,9 @@ class TrackingNamespace(DiffNamespace):
             return Tracer(output, self, -1)
         return super().record(output, pull, parents, saved)
 
-    def record_several(self, outputs: Any, pull: Any, parents: Any, saved: Any) -> Any:
+    def record_outputs(self, outputs: Any, pull: Any, parents: Any, saved: Any) -> Any:
         self.tape.pull_back(pull, parents, saved, [self.base.ones_like(output) for output in outputs])
-        return super().record_several(outputs, pull, parents, saved)
+        return super().record_outputs(outputs, pull, parents, saved)
 
 
 xp = TrackingNamespace(resolve("numpy"))

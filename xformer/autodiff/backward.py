@@ -1,4 +1,4 @@
-"""The backward pass: walk the tape from the end, pull each cotangent back to the inputs of its record."""
+"""The backward pass: walk the tape from the end and pull each cotangent back to the inputs of its record."""
 
 from __future__ import annotations
 
@@ -9,53 +9,61 @@ from xformer.backends import accumulation_dtype
 
 
 def backward(xp: Any, tape: list[Record], seeds: dict[int, Any], leaves: int) -> list[Any]:
-    """Return the cotangents of the first `leaves` records, None where nothing depends on one.
+    """Return the cotangents of the first `leaves` records.
 
-    xp: the namespace to compute in. seeds: the cotangents of the outputs, by tape position. The tape is consumed:
-    memory is freed as the sweep goes. Cotangents are brought to the shape and dtype of what they belong to here,
-    once, for all rules.
+    Cotangents are summed to the shapes and cast to the dtypes of their primals here, so that rules need not.
+
+    Args:
+        xp: Namespace to compute in.
+        tape: Records of the trace. The tape is consumed, so memory is freed on the way.
+        seeds: Cotangents of the outputs by tape position.
+        leaves: Number of differentiable inputs, which are the first records.
+
+    Returns:
+        One cotangent per leaf; None if no output depends on it.
     """
     cotangents: list[Any] = [None] * len(tape)
     for position, seed in seeds.items():
         cotangents[position] = seed
-    several: list[Any] = []  # cotangents of the outputs of a record of several, which come before the record itself
+    outputs: list[Any] = []  # cotangents of the outputs of a multi-output record, which precede the record itself
     while len(tape) > leaves:
-        pull, parents, saved, shape, _ = tape.pop()
+        pull, parents, residuals, shape, _ = tape.pop()
         g = cotangents.pop()
         if pull is None:
-            several.append(g)
+            outputs.append(g)
             continue
         if shape is None:
-            g, several = several[::-1], []
+            g, outputs = outputs[::-1], []
             if all(item is None for item in g):
                 continue
         elif g is None:
             continue
-        for parent, cotangent in zip(parents, pull(xp, g, saved), strict=True):
+        for parent, cotangent in zip(parents, pull(xp, g, residuals), strict=True):
             if parent < 0 or cotangent is None:
                 continue
             _, _, _, shape, dtype = tape[parent]
             if cotangent.shape != shape or cotangent.dtype != dtype:
                 cotangent = unbroadcast(xp, cotangent, shape, dtype)
             # Rules may hand one array to two inputs, so a sum is always a new array, never an update in place.
-            known = cotangents[parent]
-            cotangents[parent] = cotangent if known is None else known + cotangent
+            previous = cotangents[parent]
+            cotangents[parent] = cotangent if previous is None else previous + cotangent
     return cotangents
 
 
 def unbroadcast(xp: Any, cotangent: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Bring a cotangent to a shape and a dtype: undo broadcasting by summing over the axes that were repeated.
+    """Bring a cotangent to the shape and dtype of its primal: sum over the axes along which the primal was broadcast.
 
-    A cotangent of fewer elements is broadcast instead (a rule may return a scalar for "the same everywhere").
+    A cotangent with fewer elements is broadcast instead: a rule may return a scalar for "the same everywhere".
     """
-    came = tuple(cotangent.shape)
-    leading = len(came) - len(shape)
+    leading = len(cotangent.shape) - len(shape)
     repeated = tuple(
-        axis for axis, size in enumerate(came) if axis < leading or (shape[axis - leading] == 1 and size != 1)
+        axis
+        for axis, size in enumerate(cotangent.shape)
+        if axis < leading or (shape[axis - leading] == 1 and size != 1)
     )
     if repeated:
-        wide = accumulation_dtype(xp, cotangent.dtype)
-        cotangent = xp.sum(cotangent, axis=repeated, keepdims=True, dtype=wide)
+        sum_dtype = accumulation_dtype(xp, cotangent.dtype)
+        cotangent = xp.sum(cotangent, axis=repeated, keepdims=True, dtype=sum_dtype)
         cotangent = xp.reshape(cotangent, tuple(cotangent.shape)[max(leading, 0) :])
     if tuple(cotangent.shape) != shape:
         cotangent = xp.broadcast_to(cotangent, shape)

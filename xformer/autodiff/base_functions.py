@@ -1,4 +1,4 @@
-"""What a name means below a trace: the library's function, a Python operator, or something the standard lacks."""
+"""Functions of the base namespace of a trace: the library's, Python operators, and those that the standard lacks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PYTHON_OPERATORS: dict[str, Callable[..., Any]] = {
 }
 
 
-def function_below(base: Any, name: str) -> Any:
-    """Find what `name` means in the namespace below a trace; an enclosing trace knows all names itself."""
+def base_function(base: Any, name: str) -> Any:
+    """Return the function called `name` in the base namespace of a trace; an enclosing trace knows all names itself."""
     if trace_level(base):
         return getattr(base, name)
     if name in _PYTHON_OPERATORS:
@@ -29,7 +29,7 @@ def function_below(base: Any, name: str) -> Any:
 
 
 def set_item(xp: Any, x: Any, value: Any, key: Any) -> Any:
-    """Return a copy of `x` with `value` written at `key`."""
+    """Return a copy of `x` with `value` at `key`."""
     if trace_level(xp):
         return xp.setitem(x, value, key)
     return backend_of(xp).set_item(xp, x, value, key)

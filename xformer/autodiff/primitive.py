@@ -1,4 +1,4 @@
-"""Operations that are differentiated as a whole, by a VJP of their own, instead of step by step."""
+"""Operations with a VJP of their own, which are differentiated as a whole instead of step by step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from xformer.backends import array_namespace, trace_level
 class Implementation(NamedTuple):
     """One way to compute an operation and its derivative.
 
-    forward(*arrays, save, **static) -> (output, residuals): `save` says whether residuals will be needed. An
-    operation of several outputs returns a tuple of them.
-    vjp(g, residuals, needs, **static) -> one cotangent for each array; None is fine where `needs` says False. It is
-    None itself where there is no derivative. Of several outputs, g is the list of cotangents, None where unused.
+    Attributes:
+        name: Name of the implementation.
+        forward: forward(*arrays, save, **static) -> (output, residuals). `save` is True if a derivative needs the
+            residuals. An operation with several outputs returns a tuple of them.
+        vjp: vjp(g, residuals, needs, **static) -> one cotangent per array, which may be None if `needs` is False for
+            it. For several outputs g is the list of their cotangents, None for unused ones. `vjp` is None if the
+            operation has no derivative.
     """
 
     name: str
@@ -25,7 +28,8 @@ class Implementation(NamedTuple):
 class Primitive:
     """A function of arrays with a hand-written VJP; some arrays may be None.
 
-    `portable` is the definition, in the Array API alone; `choose` may be overridden to serve faster ones.
+    `portable` is the definition in functions of the Array API. A subclass overrides `select` to use faster
+    implementations.
     """
 
     def __init__(self, portable: Implementation) -> None:
@@ -33,11 +37,11 @@ class Primitive:
         self.portable = portable
 
     def select(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> Implementation:
-        """Pick the implementation for arrays of `xp`; in a trace, one that is differentiable itself."""
+        """Return the implementation for arrays of `xp`; for a trace, one that is differentiable itself."""
         return self.portable
 
     def __call__(self, *arrays: Any, **static: Any) -> Any:
-        """Compute the operation; under a trace, leave one record for all of it."""
+        """Compute the operation; in a trace, append one record for all of it."""
         xp = array_namespace(*arrays)
         if trace_level(xp) == 0:
             return self.select(xp, arrays, static).forward(*arrays, save=False, **static)[0]
@@ -45,15 +49,15 @@ class Primitive:
         parents = tuple(xp.position(array) for array in arrays)
         if max(parents) < 0:
             return xp.wrap(self(*values, **static))
-        chosen = self.select(xp.base, values, static)
-        if chosen.vjp is None:  # before anything is computed, since such operations may work in place
+        implementation = self.select(xp.base, values, static)
+        if implementation.vjp is None:  # raise before computing, since such operations may work in place
             raise NotImplementedError(f"{self.name} has no derivative; call it outside the differentiated function")
-        output, residuals = chosen.forward(*values, save=True, **static)
+        output, residuals = implementation.forward(*values, save=True, **static)
         needs = tuple(parent >= 0 for parent in parents)
-        record = xp.record_several if isinstance(output, tuple) else xp.record
-        return record(output, _pull, parents, (chosen, residuals, needs, static))
+        record = xp.record_outputs if isinstance(output, tuple) else xp.record
+        return record(output, _pull, parents, (implementation, residuals, needs, static))
 
 
 def _pull(xp: Any, g: Any, saved: Any) -> Any:
-    chosen, residuals, needs, static = saved
-    return chosen.vjp(g, residuals, needs, **static)
+    implementation, residuals, needs, static = saved
+    return implementation.vjp(g, residuals, needs, **static)

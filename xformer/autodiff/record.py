@@ -1,9 +1,8 @@
-"""The functions of a trace: each computes below the trace, leaves a record on the tape, and wraps what came out.
+"""The functions of a trace: each computes in the base namespace, appends a record to the tape and wraps the result.
 
-There are four kinds: functions with a rule; functions of a list of arrays; unstack, whose results are many; and
-functions without a rule, whose result is constant unless a decomposition stands in for them. `_one_array` and
-`_two_arrays` are the short way for the calls that make up most of a training step; everything they do, `_any_arrays`
-does for any call.
+There are four kinds: functions with a rule; functions of a list of arrays; unstack, which has several outputs; and
+functions without a rule, whose result is a constant unless they have a decomposition. `_one_array` and `_two_arrays`
+are fast paths for the calls that make up most of a training step; `_any_arrays` handles every call.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ Function = Callable[..., Any]
 _NO_KEYWORDS: dict[str, Any] = {}
 
 
-def recorder(trace: Any, name: str, function: Function, rule: Rule) -> Function:
-    """Make the traced version of a function with a rule."""
+def bind_rule(trace: Any, name: str, function: Function, rule: Rule) -> Function:
+    """Return the traced version of a function with a rule."""
     general = innermost(name, _any_arrays(trace, name, function, rule))
     if trace.trace_level > 1:
         return _named(function, general)
@@ -36,16 +35,16 @@ def _named(function: Function, call: Function) -> Function:
 
 
 def _one_array(trace: Any, name: str, function: Function, rule: Rule, general: Function) -> Function:
-    """The short way for f(x), and for f(x, axis=0), of a tracked array of this trace."""
-    tape, floating, ((keep, pull),) = trace.tape, trace.floating, rule.steps
+    """Return the fast path for f(x) and f(x, axis=0), where x is a tracked array of this trace."""
+    tape, floating, ((select, pull),) = trace.tape, trace.floating, rule.steps
 
     def with_static(x: Tracer, static: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         try:
             static, keywords = trace.unwrap(static), _unwrap_keywords(trace, name, keywords)
-        except InnerArray as found:
-            return getattr(found.trace, name)(x, *static, **keywords)
+        except InnerArray as error:
+            return getattr(error.trace, name)(x, *static, **keywords)
         output = function(x._value, *static, **keywords)
-        return trace.record(output, pull, (x._index,), (keep((x._value, output)) + static, keywords))
+        return trace.record(output, pull, (x._index,), (select((x._value, output)) + static, keywords))
 
     def call(x: Any, /, *static: Any, **keywords: Any) -> Any:
         if type(x) is not Tracer or x._namespace is not trace or x._index < 0:
@@ -55,17 +54,17 @@ def _one_array(trace: Any, name: str, function: Function, rule: Rule, general: F
         value = x._value
         output = function(value)
         if output.dtype not in floating:
-            return trace.record(output, pull, (x._index,), (keep((value, output)), _NO_KEYWORDS))
-        tape.append((pull, (x._index,), (keep((value, output)), _NO_KEYWORDS), output.shape, output.dtype))
+            return trace.record(output, pull, (x._index,), (select((value, output)), _NO_KEYWORDS))
+        tape.append((pull, (x._index,), (select((value, output)), _NO_KEYWORDS), output.shape, output.dtype))
         return Tracer(output, trace, len(tape) - 1)
 
     return call
 
 
 def _two_arrays(trace: Any, function: Function, rule: Rule, general: Function) -> Function:
-    """The short way for f(a, b), each an array of this trace, a plain array or a scalar."""
+    """Return the fast path for f(a, b), each an array of this trace, a plain array or a scalar."""
     tape, floating, (first, second) = trace.tape, trace.floating, rule.steps
-    keep_first, pull_first, keep_second, pull_second, pull_both = *first, *second, rule.pull_all
+    select_first, pull_first, select_second, pull_second, pull_both = *first, *second, rule.pull_all
 
     def call(a: Any, b: Any, /, *static: Any, **keywords: Any) -> Any:
         i = j = -1
@@ -79,19 +78,19 @@ def _two_arrays(trace: Any, function: Function, rule: Rule, general: Function) -
         output = function(x, y)
         pull: Pull
         parents: tuple[int, ...]
-        saved: tuple[Any, ...]
+        residuals: tuple[Any, ...]
         if j < 0:
             if i < 0:
                 return Tracer(output, trace, -1)
-            pull, parents, saved = pull_first, (i,), (keep_first((x, y, output)), _NO_KEYWORDS)
+            pull, parents, residuals = pull_first, (i,), (select_first((x, y, output)), _NO_KEYWORDS)
         elif i < 0:
-            pull, parents, saved = pull_second, (j,), (keep_second((x, y, output)), _NO_KEYWORDS)
+            pull, parents, residuals = pull_second, (j,), (select_second((x, y, output)), _NO_KEYWORDS)
         else:
             pool = (x, y, output)
-            pull, parents, saved = pull_both, (i, j), (keep_first(pool), keep_second(pool), _NO_KEYWORDS)
+            pull, parents, residuals = pull_both, (i, j), (select_first(pool), select_second(pool), _NO_KEYWORDS)
         if output.dtype not in floating:
-            return trace.record(output, pull, parents, saved)
-        tape.append((pull, parents, saved, output.shape, output.dtype))
+            return trace.record(output, pull, parents, residuals)
+        tape.append((pull, parents, residuals, output.shape, output.dtype))
         return Tracer(output, trace, len(tape) - 1)
 
     return call
@@ -105,7 +104,7 @@ def _unwrap_keywords(trace: Any, name: str, keywords: dict[str, Any]) -> dict[st
 
 
 def _any_arrays(trace: Any, name: str, function: Function, rule: Rule) -> Function:
-    """The long way, for any call."""
+    """Return the function for calls of any kind."""
     positions, unwrap = rule.positions, trace.unwrap
 
     def call(*args: Any, **keywords: Any) -> Any:
@@ -122,11 +121,11 @@ def _any_arrays(trace: Any, name: str, function: Function, rule: Rule) -> Functi
     return call
 
 
-def sequence_recorder(trace: Any, name: str, function: Function, formula: Function) -> Function:
-    """Make the traced version of concat and stack, whose inputs come in a list."""
+def bind_sequence(trace: Any, name: str, function: Function, formula: Function) -> Function:
+    """Return the traced version of concat or stack, whose inputs are a list."""
 
-    def pull(xp: Any, g: Any, saved: Any) -> Any:
-        shapes, keywords = saved
+    def pull(xp: Any, g: Any, residuals: Any) -> Any:
+        shapes, keywords = residuals
         return formula(xp, g, shapes, **keywords)
 
     def call(arrays: Any, /, **keywords: Any) -> Any:
@@ -140,8 +139,8 @@ def sequence_recorder(trace: Any, name: str, function: Function, formula: Functi
     return _named(function, innermost(name, call))
 
 
-def unstack_recorder(trace: Any, function: Function) -> Function:
-    """Make the traced version of unstack: slicing instead would cost a full array of zeros for every slice."""
+def bind_unstack(trace: Any, function: Function) -> Function:
+    """Return the traced version of unstack; the VJP of slicing would allocate an array of zeros for each slice."""
 
     def pull(xp: Any, cotangents: Any, axis: int) -> Any:
         used = next(g for g in cotangents if g is not None)
@@ -151,13 +150,13 @@ def unstack_recorder(trace: Any, function: Function) -> Function:
         outputs = function(trace.unwrap(x), axis=axis)
         if not outputs or trace.position(x) < 0:
             return tuple(map(trace.wrap, outputs))
-        return trace.record_several(outputs, pull, (trace.position(x),), axis)  # type: ignore[no-any-return]
+        return trace.record_outputs(outputs, pull, (trace.position(x),), axis)  # type: ignore[no-any-return]
 
     return _named(function, innermost("unstack", call))
 
 
-def without_rule(trace: Any, name: str, function: Function) -> Function:
-    """Make the traced version of any other function: a constant, a decomposition, or an error."""
+def bind_without_rule(trace: Any, name: str, function: Function) -> Function:
+    """Return the traced version of any other function: a constant, a decomposition, or an error."""
     is_constant = name in NOT_DIFFERENTIABLE
 
     def call(*args: Any, **keywords: Any) -> Any:
@@ -174,12 +173,12 @@ def without_rule(trace: Any, name: str, function: Function) -> Function:
 
 
 def innermost(name: str, call: Function) -> Function:
-    """Give way to an inner trace: when an array of one is among the arguments, that trace must record the call."""
+    """Let an inner trace record the call if one of its arrays is among the arguments."""
 
     def dispatch(*args: Any, **keywords: Any) -> Any:
         try:
             return call(*args, **keywords)
-        except InnerArray as found:
-            return getattr(found.trace, name)(*args, **keywords)
+        except InnerArray as error:
+            return getattr(error.trace, name)(*args, **keywords)
 
     return dispatch

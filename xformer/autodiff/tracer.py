@@ -1,4 +1,4 @@
-"""The array that remembers: a value, the trace it belongs to, and where on the tape it was made."""
+"""The traced array: a value, its trace, and the position on the tape of the record that made it."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Tracer:
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
     ) -> Any:
         options = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
-        given = {name: option for name, option in options.items() if option is not None}
-        return self.__array__() if self._index >= 0 else self._value.__dlpack__(**given)
+        options = {name: option for name, option in options.items() if option is not None}
+        return self.__array__() if self._index >= 0 else self._value.__dlpack__(**options)
 
-    # --- facts about the value -----------------------------------------------------------------------------------
+    # --- attributes of the value -----------------------------------------------------------------------------------
 
     @property
     def shape(self) -> Any:
@@ -71,7 +71,7 @@ class Tracer:
     @property
     def size(self) -> Any:
         size = self._value.size
-        return math.prod(self._value.shape) if callable(size) else size  # torch's is a method; the standard's a number
+        return math.prod(self._value.shape) if callable(size) else size  # a method in torch, a number in the standard
 
     @property
     def device(self) -> Any:
@@ -126,7 +126,7 @@ class Tracer:
         return self._namespace.getitem(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        # The value is never written: a new array takes the place of the old one in this box. Layers never do this.
+        # The array is not written: a copy with the change replaces it in this tracer. Layers do not use this.
         updated = self._namespace.setitem(self, value, key)
         self._value, self._index = updated._value, updated._index
 
@@ -135,7 +135,7 @@ class Tracer:
 
 
 def _binary(name: str) -> tuple[Any, Any]:
-    """Make `a op b` and `b op a`: both are the namespace's operator."""
+    """Return the methods of `a op b` and `b op a`: both call the namespace's operator."""
     operator_name = f"operator_{name}"
 
     def forward(self: Tracer, other: Any) -> Any:

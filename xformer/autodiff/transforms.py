@@ -1,4 +1,4 @@
-"""Functions of functions: value_and_grad, grad, vjp, checkpoint, stop_gradient."""
+"""Transformations of functions: value_and_grad, grad, vjp, remat, stop_gradient."""
 
 from __future__ import annotations
 
@@ -15,13 +15,20 @@ from xformer.tree import flatten, is_array, map_arrays
 
 
 def value_and_grad(function: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., Any]:
-    """Return a function that computes `function(tree, ...)` and its gradient with respect to `tree`.
+    """Return a function that computes the value of `function` and its gradient with respect to the first argument.
 
-    tree: the first argument: a Module, an array, or tuples, lists and dicts of them, in any library. The gradient
-    has its structure, shapes and dtypes; its arrays may share memory, so do not write into them. `function` returns
-    a scalar, or (scalar, anything) with `has_aux`; the result is (value, gradient), or ((value, anything), gradient).
+    Args:
+        function: Function whose first argument is a Module, an array, or tuples, lists and dicts of them, of any
+            library. It returns a floating-point scalar, or (scalar, auxiliary output) with `has_aux`.
+        has_aux: Whether `function` returns auxiliary output.
 
-    Raises ShapeError when the result is not a floating scalar.
+    Returns:
+        A function with the same arguments that returns (value, gradient), or ((value, auxiliary output), gradient). The
+        gradient has the structure, shapes and dtypes of the first argument. Its arrays may share memory, so do not
+        write into them.
+
+    Raises:
+        ShapeError: When called, if the value is not a floating-point scalar.
 
     >>> import numpy as np
     >>> value_and_grad(lambda x: (x * x)[0])(np.asarray([3.0]))
@@ -43,7 +50,11 @@ def value_and_grad(function: Callable[..., Any], *, has_aux: bool = False) -> Ca
 
 
 def grad(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that computes only the gradient; see `value_and_grad`."""
+    """Return a function that computes the gradient of `function` with respect to its first argument.
+
+    Args:
+        function: Function that returns a floating-point scalar; see `value_and_grad`.
+    """
     both = value_and_grad(function)
 
     @functools.wraps(function)
@@ -54,10 +65,16 @@ def grad(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
-    """Compute `function(*primals)` and return it with a pullback.
+    """Compute `function(*primals)` and the pullback of cotangents.
 
-    The pullback takes a cotangent (a tree like the result) and returns one cotangent for each primal. It consumes
-    the trace, so it can be called once. It raises ShapeError when the cotangent does not fit the result.
+    Args:
+        function: Function of arrays or trees of arrays.
+        *primals: Its arguments.
+
+    Returns:
+        The output, and a function that takes a cotangent (a tree like the output) and returns a tuple with one
+        cotangent for each primal. The pullback consumes the trace, so it can be called once. It raises ShapeError if
+        the cotangent does not have the shapes of the output.
     """
     leaves, rebuild = flatten(primals)
     with tracing(base_for(leaves)) as trace:
@@ -68,12 +85,12 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
 
     def pullback(cotangent: Any) -> tuple[Any, ...]:
         if not pending:
-            raise RuntimeError("this pullback was used before; call vjp again for another cotangent")
+            raise RuntimeError("this pullback was called before; call vjp again for another cotangent")
         outputs, inputs = pending[0]
         seeds = flatten(cotangent)[0]
-        came, wanted = ([tuple(array.shape) for array in arrays] for arrays in (seeds, outputs))
-        if came != wanted:
-            raise ShapeError(f"the cotangent has shapes {came}; expected those of the result, {wanted}")
+        shapes, expected = ([tuple(array.shape) for array in arrays] for arrays in (seeds, outputs))
+        if shapes != expected:
+            raise ShapeError(f"the cotangent has shapes {shapes}; expected those of the output, {expected}")
         pending.clear()
         return rebuild(_pull_back(trace, outputs, seeds, inputs))  # type: ignore[no-any-return]
 
@@ -81,16 +98,20 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
 
 
 def remat(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Trade time for memory: keep only the inputs, and compute `function` again in the backward pass.
+    """Return a function that saves only its inputs and is computed again in the backward pass.
 
-    (Rematerialization; Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost".) Everything that is
-    differentiated must come in as an argument (a Module is one). Random draws repeat, since an Rng is a value.
+    Rematerialization trades time for memory (Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost").
+    Random draws repeat, since an Rng is a value.
 
-    The returned function raises RuntimeError when `function` used another array of the trace.
+    Args:
+        function: Function whose differentiable inputs are all arguments; a Module may be one.
+
+    Raises:
+        RuntimeError: When called, if `function` closes over an array of the trace.
     """
 
     @functools.wraps(function)
-    def remembered(*args: Any, **keywords: Any) -> Any:
+    def rematerialized(*args: Any, **keywords: Any) -> Any:
         leaves, rebuild = flatten((args, keywords))
         trace = array_namespace(*leaves) if leaves else None
         if not isinstance(trace, DiffNamespace):
@@ -109,13 +130,13 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
         parents = [trace.position(leaf) for leaf in leaves]
         if max(parents) < 0:
             return map_arrays(trace.wrap, result)
-        return rebuild_result(trace.record_several(outputs, _recompute, parents, (run, values, parents)))
+        return rebuild_result(trace.record_outputs(outputs, _recompute, parents, (run, values, parents)))
 
-    return remembered
+    return rematerialized
 
 
 def _recompute(xp: Any, cotangents: Any, saved: Any) -> Any:
-    """The pull of a checkpointed function: trace it now, from its saved inputs, and sweep at once."""
+    """Pull cotangents back through a rematerialized function: trace it from its saved inputs."""
     run, values, parents = saved
     with tracing(xp) as trace:
         traced = [
@@ -127,16 +148,24 @@ def _recompute(xp: Any, cotangents: Any, saved: Any) -> Any:
 
 
 def stop_gradient(x: Any) -> Any:
-    """Return `x` as a constant: nothing is differentiated through it."""
+    """Return `x` as a constant, through which nothing is differentiated.
+
+    Args:
+        x: An array, traced or not.
+    """
     if type(x) is Tracer:
         return Tracer(stop_gradient(x._value), x._namespace, -1)
     return x
 
 
 def _pull_back(trace: DiffNamespace, outputs: list[Any], seeds: list[Any] | None, traced: list[Any]) -> list[Any]:
-    """Sweep an ended trace from `outputs` to its inputs; inputs that nothing depends on get zeros.
+    """Pull cotangents of `outputs` back to the inputs of an ended trace; inputs without influence get zeros.
 
-    seeds: the cotangents of the outputs, None for none; without seeds, ones.
+    Args:
+        trace: The trace.
+        outputs: Its outputs.
+        seeds: Their cotangents, None for outputs that are not used; without seeds, ones.
+        traced: Its inputs.
     """
     xp = trace.base
     for seed in seeds or ():
@@ -148,8 +177,8 @@ def _pull_back(trace: DiffNamespace, outputs: list[Any], seeds: list[Any] | None
         if index < 0 or (seeds and seed is None):
             continue
         cotangent = xp.ones_like(output._value) if seed is None else unbroadcast(xp, seed, *trace.tape[index][3:])
-        known = by_position.get(index)
-        by_position[index] = cotangent if known is None else known + cotangent
+        previous = by_position.get(index)
+        by_position[index] = cotangent if previous is None else previous + cotangent
     leaves = sum(leaf._index >= 0 for leaf in traced)
     gradients = backward(xp, trace.tape, by_position, leaves)
     return [

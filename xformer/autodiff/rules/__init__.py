@@ -1,4 +1,4 @@
-"""The derivatives of the standard's functions, one family a file; importing this package registers them."""
+"""The derivatives of the standard's functions, one file per family. Importing this package registers them."""
 
 from xformer.autodiff.rules import constants, elementwise, indexing, linear_algebra, manipulation, reductions
 

@@ -1,4 +1,4 @@
-"""Derivatives of elementwise functions. The sweep undoes broadcasting, so each rule is the scalar formula."""
+"""Derivatives of elementwise functions. `backward` undoes broadcasting, so each rule is the scalar formula."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ defvjp(
 
 
 def _array(xp: Any, value: Any, like: Any) -> Any:
-    """Make a Python scalar an array; some functions take arrays only."""
+    """Convert a Python scalar to an array, since some functions take arrays only."""
     return xp.asarray(value, dtype=like.dtype, device=device(like)) if isinstance(value, bool | int | float) else value
 
 
@@ -79,7 +79,7 @@ defvjp("pow", _pow_base, _pow_exponent)
 
 
 def _wins(xp: Any, g: Any, mine: Any, other: Any, y: Any) -> Any:
-    """The share of maximum and minimum: all to the winner, one half each on a tie."""
+    """Return the derivative of maximum or minimum: 1 for the selected input, one half each for equal ones."""
     mine, other = _array(xp, mine, y), _array(xp, other, y)
     return xp.where(mine == y, xp.where(other == y, 0.5 * g, g), 0.0)
 
@@ -110,7 +110,7 @@ defvjp(
 
 @decomposition("clip")
 def _clip(xp: Any, x: Any, /, min: Any = None, max: Any = None) -> Any:
-    """clip in terms of maximum and minimum, so that bounds may be traced as well."""
+    """Decompose clip into maximum and minimum, so that bounds may be traced."""
     for bound, choose in ((min, xp.maximum), (max, xp.minimum)):
         if bound is not None:
             bound = xp.asarray(bound, dtype=x.dtype, device=device(x)) if isinstance(bound, int | float) else bound

@@ -12,7 +12,7 @@ from xformer.tree import is_array
 
 
 def _take(xp: Any, g: Any, x_shape: Any, indices: Any, *, axis: int | None = None) -> Any:
-    """Add each cotangent to the row it was read from: rows that were read twice get both."""
+    """Add each cotangent to the row that was read; rows that were read twice get both."""
     axis = 0 if axis is None else axis % len(x_shape)
     g = xp.moveaxis(g, axis, 0)
     rest = tuple(x_shape[:axis]) + tuple(x_shape[axis + 1 :])
@@ -38,7 +38,7 @@ def _take_along_axis(xp: Any, g: Any, x_shape: Any, indices: Any, *, axis: int =
 
 
 def _get_item(xp: Any, g: Any, x_shape: Any, key: Any) -> Any:
-    """Write the cotangent where it was read from; positions given by integer arrays (or lists) accumulate."""
+    """Write the cotangent to the elements that were read; positions in integer arrays or lists accumulate."""
     keys = key if isinstance(key, tuple) else (key,)
     keys = tuple(xp.asarray(item) if isinstance(item, list) else item for item in keys)
     positions = [item for item in keys if _is_position(item)]
@@ -70,7 +70,7 @@ def _get_items(xp: Any, g: Any, x_shape: Any, keys: tuple[Any, ...]) -> Any:
 
 
 def _set_old(xp: Any, g: Any, key: Any) -> Any:
-    """What was overwritten has no influence any more."""
+    """Set the cotangent of overwritten elements to zero."""
     return set_item(xp, g, 0.0, key)
 
 
@@ -83,7 +83,7 @@ defvjp("scatter_add", lambda g, indices: g, lambda xp, g, indices: xp.take(g, in
 
 
 def _unique(name: str) -> None:
-    """unique_values and its kin: find the values below the trace, then read them from where they stand first."""
+    """Decompose unique_values and its variants into a search in the base namespace and a read of first occurrences."""
 
     @decomposition(name)
     def unique(xp: Any, x: Any, /) -> Any:

@@ -45,7 +45,7 @@ defvjp(
 
 @decomposition("tensordot")
 def _tensordot(xp: Any, x1: Any, x2: Any, /, *, axes: Any = 2) -> Any:
-    """tensordot as one matmul of reshaped operands."""
+    """Decompose tensordot into one matmul of reshaped operands."""
     if isinstance(axes, int):
         axes = (tuple(range(x1.ndim - axes, x1.ndim)), tuple(range(axes)))
     first, second = (tuple(a % x.ndim for a in group) for group, x in zip(axes, (x1, x2), strict=True))

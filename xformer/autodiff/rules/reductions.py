@@ -10,14 +10,14 @@ from xformer.backends import device
 
 
 def _axes(shape: tuple[int, ...], axis: Any) -> tuple[int, ...]:
-    """Normalise an axis argument to a tuple of non-negative axes."""
+    """Normalize an axis argument to a tuple of non-negative axes."""
     if axis is None:
         return tuple(range(len(shape)))
     return tuple(a % len(shape) for a in (axis if isinstance(axis, tuple) else (axis,)))
 
 
 def _restore(xp: Any, value: Any, shape: tuple[int, ...], axis: Any, keepdims: bool) -> Any:
-    """Put the reduced axes back with length one, so that `value` broadcasts against the input."""
+    """Restore the reduced axes with length one, so that `value` broadcasts against the input."""
     if keepdims:
         return value
     reduced = _axes(shape, axis)
@@ -34,7 +34,7 @@ def _mean(xp: Any, g: Any, x_shape: Any, *, axis: Any = None, keepdims: bool = F
 
 
 def _extreme(xp: Any, g: Any, x: Any, y: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
-    """max and min: the cotangent goes to the elements that attain it, in equal shares on a tie."""
+    """Divide the cotangent of max or min equally among the elements that attain it."""
     attains = x == _restore(xp, y, x.shape, axis, keepdims)
     share = xp.astype(attains, g.dtype)
     share = share / xp.sum(share, axis=axis, keepdims=True)
@@ -48,7 +48,7 @@ defvjp("min", _extreme)
 
 
 def _prod(xp: Any, g: Any, x: Any, *, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Any:
-    """The product of all other elements, from exclusive products on both sides: right with zeros, too."""
+    """Multiply all other elements, by exclusive products from both sides, which is correct for zeros, too."""
     shape, reduced = tuple(x.shape), _axes(tuple(x.shape), axis)
     kept = tuple(i for i in range(len(shape)) if i not in reduced)
     order = (*kept, *reduced)
@@ -73,7 +73,7 @@ defvjp("prod", _prod)
 def _cumulative_sum(
     xp: Any, g: Any, x_shape: Any, *, axis: Any = None, dtype: Any = None, include_initial: bool = False
 ) -> Any:
-    """Each element reaches every later sum: add up the cotangents from the end."""
+    """Accumulate the cotangents from the end, since each element enters every later sum."""
     axis = 0 if axis is None else axis % len(x_shape)
     if include_initial:
         g = g[(*(slice(None) for _ in range(axis)), slice(1, None), ...)]
@@ -85,7 +85,7 @@ defvjp("cumulative_sum", _cumulative_sum)
 
 @decomposition("cumulative_prod")
 def _cumulative_prod(xp: Any, x: Any, /, *, axis: Any = None, dtype: Any = None, include_initial: bool = False) -> Any:
-    """One product after the other: right with zeros, too."""
+    """Decompose into one product after the other, which is correct for zeros, too."""
     axis = 0 if axis is None else axis % x.ndim
     x = x if dtype is None else xp.astype(x, dtype)
     rest = tuple(x.shape[:axis]) + tuple(x.shape[axis + 1 :])
@@ -98,7 +98,7 @@ def _cumulative_prod(xp: Any, x: Any, /, *, axis: Any = None, dtype: Any = None,
 
 @decomposition("var")
 def _var(xp: Any, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
-    """Variance from deviations: no cancellation, unlike the mean of squares."""
+    """Decompose the variance into deviations, which avoids the cancellation of the mean of squares."""
     count = math.prod(x.shape[i] for i in _axes(tuple(x.shape), axis))
     deviation = x - xp.mean(x, axis=axis, keepdims=True)
     total = xp.sum(deviation * deviation, axis=axis, keepdims=keepdims, dtype=x.dtype)
