@@ -33,7 +33,7 @@ SMALL = {
     "num_decoder_layers": 2,
 }
 
-# Every scheme of positions, and with them the other parts a model may be made of.
+# Every positional encoding, combined with the other options of a model.
 KINDS: dict[str, dict[str, Any]] = {
     "sinusoidal": {"length_encoding": True},
     "post-norm": {"norm_position": "post", "embedding_norm": True},
@@ -52,23 +52,23 @@ LABELS = np.asarray([[12, 6, 4, 2], [9, 2, 0, 0]])
 
 
 def small_model(xp: Any = "numpy", *, dtype: str = "float64", seed: int = 0, **settings: Any) -> Transformer:
-    """A model of two layers on each side, in float64 unless told otherwise."""
+    """Return a model of two layers on each side, in float64 by default."""
     return Transformer(TransformerConfig(**{**SMALL, **settings}), xp=xp, seed=seed, dtype=dtype)
 
 
 def model_of_kind(kind: str) -> Transformer:
-    """A small model of one of KINDS, away from the zeros and ones of fresh biases and norms: nothing is left out."""
+    """Return a small model of one of KINDS, with noise so that no bias is zero and no norm is one."""
     return map_arrays(lambda array: array + 0.1 * normal(array.size, *array.shape), small_model(**KINDS[kind]))
 
 
 def small_language_model(xp: Any = "numpy", *, dtype: str = "float64", seed: int = 0, **settings: Any) -> LanguageModel:
-    """A decoder-only model of two layers, in float64 unless told otherwise."""
+    """Return a decoder-only model of two layers, in float64 by default."""
     shape = {"vocab_size": 13, "d_model": 8, "num_heads": 2, "d_ff": 12, "num_layers": 2}
     return LanguageModel(LanguageModelConfig(**{**shape, **settings}), xp=xp, seed=seed, dtype=dtype)
 
 
 def small_parts(xp: Any = "numpy", *, dtype: str = "float64", seed: int = 0, **settings: Any) -> LayerFactory:
-    """What makes the layers of a small model."""
+    """Return the factory of the layers of a small model."""
     config = ModelConfig(**{"d_model": 8, "num_heads": 2, "d_ff": 12, "dropout": 0.0, **settings})
     return LayerFactory(config, Initializer(xp, seed=seed, dtype=dtype))
 
@@ -76,7 +76,7 @@ def small_parts(xp: Any = "numpy", *, dtype: str = "float64", seed: int = 0, **s
 def translation_loss(
     model: Transformer, source: Any = SOURCE, target: Any = TARGET, labels: Any = LABELS, rng: Any = None
 ) -> Any:
-    """Mean smoothed cross-entropy of all labels that are not padding."""
+    """Return the mean smoothed cross-entropy of all labels that are not padding."""
     logits = model(source, target, rng=rng)
     xp = array_namespace(logits)
     losses = cross_entropy(logits, from_host(xp, labels), pad_id=0, label_smoothing=0.1)
@@ -84,17 +84,17 @@ def translation_loss(
 
 
 def weighted_sum(y: Any, weights: Any) -> Any:
-    """A scalar whose gradient with respect to y is `weights`."""
+    """Return a scalar whose gradient with respect to y is `weights`."""
     return array_namespace(y).sum(y * weights)
 
 
 def normal(seed: int, *shape: int) -> Any:
-    """Standard normal float64 values."""
+    """Return standard normal float64 values."""
     return np.random.default_rng(seed).normal(size=shape)
 
 
 def counted_calls(monkeypatch: pytest.MonkeyPatch, kind: type[Any]) -> list[Any]:
-    """A list that grows with every call of a module of this kind, by that module."""
+    """Return a list to which every call of a class of modules appends the module."""
     calls, call = [], kind.__call__
 
     def counting(self: Any, *args: Any, **keywords: Any) -> Any:
@@ -107,14 +107,14 @@ def counted_calls(monkeypatch: pytest.MonkeyPatch, kind: type[Any]) -> list[Any]
 
 @contextlib.contextmanager
 def raises_line(kind: type[Exception], match: str) -> Iterator[None]:
-    """`pytest.raises`, and the error is of exactly this kind and its message is one line."""
+    """Check as `pytest.raises` does, and that the error has exactly this type and a message of one line."""
     with pytest.raises(kind, match=match) as caught:
         yield
     assert type(caught.value) is kind
     assert "\n" not in str(caught.value)
 
 
-# --- Parameters of torch modules under our names. `of` picks what is wanted of each: its values, or its gradient. -----
+# --- Parameters of torch modules under the names of xformer; `of` returns the value or the gradient of each. ----------
 
 Arrays = dict[str, Any]
 Pick = Callable[[Any], Any]

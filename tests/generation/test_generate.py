@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -387,3 +389,17 @@ def test_bad_arguments(model):
 def test_a_model_without_a_decoder():
     with raises_line(ConfigError, "this model has no decoder"):
         generate(small_model(num_decoder_layers=0), [[4, 2]])
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_an_end_that_is_also_padding_ends_outputs(num_beams):
+    """GPT-2 and others have pad_id = eos_id: the end must not be suppressed, and no source is masked by its id."""
+    config = GenerationConfig(num_beams=num_beams, max_new_tokens=6)
+    sources, reference = [[4, 5, 2], [6, 2, 7]], small_model(seed=3, pad_id=None)
+    model = reference.__class__(dataclasses.replace(reference.config, pad_id=2), seed=3, dtype="float64")
+    outputs = generate(model, sources, config)
+    assert [[each.tokens for each in row] for row in outputs] == [
+        [each.tokens for each in row] for row in generate(reference, sources, config)
+    ]
+    with raises_line(ConfigError, "inputs differ in length and pad_id is 2; expected inputs of one length"):
+        generate(model, [[4, 2], [5, 6, 2]], config)

@@ -50,6 +50,6 @@ def alignments(
     weights = model.cross_attention_weights(source, pad(inputs, config.pad_id), lengths=lengths)[layer]
     attention = to_host(array_namespace(weights).mean(weights, axis=1))  # (sentences, target, source)
     return [
-        attention[row, : len(output)][:, ids != config.pad_id]
-        for row, (output, ids) in enumerate(zip(outputs, to_host(source), strict=True))
+        attention[row, : len(output)][:, [token != config.source_padding_id for token in ids]]
+        for row, (output, ids) in enumerate(zip(outputs, to_host(source).tolist(), strict=True))
     ]

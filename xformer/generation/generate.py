@@ -228,7 +228,15 @@ def _make_batch(
 def _source_ids(model: Transformer, inputs: Any) -> Array:
     """Return checked source ids (inputs, source length); lists are padded."""
     is_ragged = isinstance(inputs, list | tuple) and all(isinstance(row, list | tuple) for row in inputs)
-    return ids_of(model.source_ids(pad(inputs, model.config.pad_id) if is_ragged and inputs else inputs))
+    if is_ragged and inputs:
+        pad_id = model.config.source_padding_id
+        if pad_id is None and len(set(map(len, inputs))) > 1:
+            raise ConfigError(
+                f"inputs differ in length and pad_id is {model.config.pad_id}; expected inputs of one length, or a "
+                "pad_id other than eos_id"
+            )
+        inputs = pad(inputs, pad_id)
+    return ids_of(model.source_ids(inputs))
 
 
 def _source_limits(

@@ -79,7 +79,7 @@ class CoveragePenalty:
             * sum(
                 math.log(max(min(attention, 1.0), _MIN_ATTENTION))
                 for attention, token in zip(attentions, ids, strict=True)
-                if token != config.pad_id
+                if token != config.source_padding_id
             )
             for attentions, ids in zip(received, to_host(source).tolist(), strict=True)
         ]
