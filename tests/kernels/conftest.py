@@ -16,10 +16,8 @@ from tests.kernels.cupy import cuda_on_host, fake_cublas
 from xformer import kernels, vjp
 from xformer.backends import dtype_name, dtype_named, from_host, is_floating, resolve
 from xformer.kernels import registry
-from xformer.kernels.cupy import cublas as cupy_products
-from xformer.kernels.cupy import cublaslt as cupy_cublaslt
+from xformer.kernels.cupy import cublas, cublaslt, plans
 from xformer.kernels.cupy import launch as cuda_launch
-from xformer.kernels.cupy import plans as cupy_plans
 
 
 @pytest.fixture
@@ -100,7 +98,7 @@ def launcher(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def cublaslt(tmp_path_factory):
+def fake_cublaslt(tmp_path_factory):
     """A cuBLASLt that multiplies on the CPU."""
     if cuda_on_host.COMPILER is None:
         pytest.skip("g++ is not installed")
@@ -108,21 +106,21 @@ def cublaslt(tmp_path_factory):
     code = Path(__file__).parent / "cupy" / "fake_cublaslt.cpp"
     options = ["-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-o", str(built)]
     subprocess.run([cuda_on_host.COMPILER, *options, str(code)], check=True)
-    return cupy_cublaslt.declared(ctypes.CDLL(str(built)))
+    return cublaslt.declare(ctypes.CDLL(str(built)))
 
 
-def serve_products(cublaslt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def use_fake_cublas(fake_cublaslt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the stand-ins for cuBLAS and cuBLASLt multiply, with no plans made yet."""
-    monkeypatch.setattr(cupy_cublaslt, "library", lambda: cublaslt)
-    monkeypatch.setattr(cupy_cublaslt, "_plans", cupy_plans.Plans(512))
-    monkeypatch.setattr(cupy_cublaslt, "_failures", cupy_plans.Failures())
-    monkeypatch.setattr(cupy_plans, "current", lambda: (0, 54321))
-    monkeypatch.setattr(cupy_plans, "workspace", lambda size: np.empty(size, np.uint8))
-    monkeypatch.setattr(cupy_products, "cublas", lambda: (fake_cublas.Binding(), fake_cublas.HANDLE))
-    monkeypatch.setattr(cupy_products, "pointer", lambda array: array.ctypes.data)
+    monkeypatch.setattr(cublaslt, "library", lambda: fake_cublaslt)
+    monkeypatch.setattr(cublaslt, "_plans", plans.Plans(512))
+    monkeypatch.setattr(cublaslt, "_failures", plans.Failures())
+    monkeypatch.setattr(plans, "current", lambda: (0, 54321))
+    monkeypatch.setattr(plans, "workspace", lambda size: np.empty(size, np.uint8))
+    monkeypatch.setattr(cublas, "binding_and_handle", lambda: (fake_cublas.Binding(), fake_cublas.HANDLE))
+    monkeypatch.setattr(cublas, "pointer", lambda array: array.ctypes.data)
 
 
-def on_the_host(launcher: Any, cublaslt: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda:
+def on_the_host(launcher: Any, fake_cublaslt: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda:
     """Have the CuPy kernels serve NumPy's arrays."""
     kernels.explain("relu", np.ones(1))  # loads NumPy's, which are to go
     importlib.import_module("xformer.kernels.cupy")
@@ -134,17 +132,17 @@ def on_the_host(launcher: Any, cublaslt: Any, monkeypatch: pytest.MonkeyPatch) -
     }
     monkeypatch.setattr(registry, "_KERNELS", ours)
     monkeypatch.setattr(cuda_launch, "launch", launcher.launch)
-    monkeypatch.setattr(cuda_launch, "is_here", lambda array: True)
-    serve_products(cublaslt, monkeypatch)
+    monkeypatch.setattr(cuda_launch, "is_current_device", lambda array: True)
+    use_fake_cublas(fake_cublaslt, monkeypatch)
     launcher.launched.clear()
     return Cuda(resolve("numpy"), launcher, monkeypatch)
 
 
 @pytest.fixture
-def cuda_host(launcher, cublaslt, monkeypatch):
+def cuda_host(launcher, fake_cublaslt, monkeypatch):
     """The CuPy kernels, their sources built for the CPU, on NumPy's arrays."""
     monkeypatch.setenv("XFORMER_KERNELS", "auto")
-    return on_the_host(launcher, cublaslt, monkeypatch)
+    return on_the_host(launcher, fake_cublaslt, monkeypatch)
 
 
 @pytest.fixture(params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])

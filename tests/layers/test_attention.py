@@ -107,7 +107,7 @@ def test_shapes_that_do_not_fit_are_refused(layer):
 
 def test_masks_that_do_not_fit_are_refused(layer):
     x = normal(0, BATCH, QUERIES, D_MODEL)
-    with raises_line(ShapeError, r"mask has shape \(2, 5\); expected one broadcastable to \(2, 3, 4, 4\)"):
+    with raises_line(ShapeError, r"mask has shape \(2, 5\); expected a shape broadcastable to \(2, 3, 4, 4\)"):
         layer(x, mask=np.ones((2, 5), dtype=bool))
     with raises_line(ShapeError, r"mask has shape \(1, 2, 3, 4, 4\)"):
         layer(x, mask=np.ones((1, 2, 3, 4, 4), dtype=bool))
@@ -204,7 +204,7 @@ def test_a_bias_is_added_to_the_scores_and_has_a_gradient(layer, shape):
 
 
 def test_a_bias_that_does_not_fit_is_refused(layer):
-    with raises_line(ShapeError, r"bias has shape \(2, 4, 4\); expected one broadcastable to \(2, 3, 4, 4\)"):
+    with raises_line(ShapeError, r"bias has shape \(2, 4, 4\); expected a shape broadcastable to \(2, 3, 4, 4\)"):
         layer(normal(0, BATCH, QUERIES, D_MODEL), bias=normal(1, 2, 4, 4))
 
 

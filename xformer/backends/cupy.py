@@ -73,14 +73,14 @@ class CupyBackend(Backend):
         blocks = min(_MAX_BLOCKS, -(-mask.size // (_ELEMENTS_PER_THREAD * _THREADS)))
         words = (key >> 32 * index & 0xFFFFFFFF for index in range(4))
         launch = importlib.import_module("xformer.kernels.cupy.launch").launch
-        launch("random.keep", ("bool",), blocks, _THREADS, mask, mask.size, threshold, *words)
+        launch("random.dropout_mask", ("bool",), blocks, _THREADS, mask, mask.size, threshold, *words)
         return mask
 
     def graph_capture(self) -> Callable[[Callable[[], Any]], Callable[[], Any]] | None:
         """Return the function that captures CUDA graphs, or None if kernels are switched off."""
         if env_value("XFORMER_KERNELS") == "portable":
             return None
-        return importlib.import_module("xformer.kernels.cupy.graph").record  # type: ignore[no-any-return]
+        return importlib.import_module("xformer.kernels.cupy.graph").capture_graph  # type: ignore[no-any-return]
 
 
 register_backend(CupyBackend("cupy"))

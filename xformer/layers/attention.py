@@ -12,7 +12,7 @@ from xformer.layers.linear import Linear, as_dtype_of
 from xformer.layers.positions import Rotation
 from xformer.ops import attention, attention_weights, project_heads
 from xformer.ops.attention import check_mask
-from xformer.ops.project_heads import Projection
+from xformer.ops.project_heads import Projection, merge_heads
 from xformer.random import Rng
 from xformer.tree import Module
 
@@ -111,10 +111,10 @@ class MultiHeadAttention(Module):
             ShapeError: If shapes do not fit each other, or `value` is given without `key`.
         """
         q, k, v, mask = self._project(query, key, value, mask, rotation, cache)
-        keep, keep_probability = self.dropout.draw((*q.shape[:-1], k.shape[-2]), q, rng)
+        dropout_mask, keep_probability = self.dropout.draw((*q.shape[:-1], k.shape[-2]), q, rng)
         bias = None if bias is None else as_dtype_of(bias, q)
         heads = attention(
-            q, k, v, mask, bias, causal=causal, keep=keep, keep_probability=keep_probability
+            q, k, v, mask, bias, causal=causal, dropout_mask=dropout_mask, keep_probability=keep_probability
         )  # (batch, heads, queries, head_dim)
         return self.output(merge_heads(heads))
 
@@ -215,13 +215,6 @@ class MultiHeadAttention(Module):
             near = masks.sliding_window(*lengths, size=self.window, xp=array_namespace(q), device=device(q))
             mask = masks.combine(mask, near)
         return q, k, v, mask
-
-
-def merge_heads(x: Array) -> Array:
-    """Reshape (batch, heads, length, head_dim) to (batch, length, heads * head_dim)."""
-    batch, heads, length, head_dim = x.shape
-    xp = array_namespace(x)
-    return xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (batch, length, heads * head_dim))
 
 
 def check_heads(d_model: int, num_heads: int, num_key_value_heads: int) -> None:

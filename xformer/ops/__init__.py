@@ -1,4 +1,4 @@
-"""The operations that layers are made of: portable definitions with their VJPs, replaceable by kernels."""
+"""The operations of layers: portable definitions with their VJPs, which kernels may replace."""
 
 from xformer.ops.activations import activation, gelu, gelu_tanh, relu, silu
 from xformer.ops.adafactor import adafactor

@@ -13,14 +13,14 @@ from xformer.ops.operation import Operation
 
 
 def relu_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
-    """The positive part, which is all that the derivative needs."""
+    """Return max(x, 0), which is also the residual."""
     xp = array_namespace(x)
-    y = xp.where(x < 0, xp.zeros_like(x), x)  # this way round, NaN stays visible
+    y = xp.where(x < 0, xp.zeros_like(x), x)  # in this order, NaN propagates
     return y, y
 
 
 def relu_vjp(g: Array, y: Any, needs: Any) -> tuple[Any, ...]:
-    """g where y, what the forward returned, is positive."""
+    """Return g where y = relu(x) is positive, else zero."""
     xp = array_namespace(g, y)
     return (xp.where(y > 0, g, xp.zeros_like(g)),)
 
@@ -29,45 +29,73 @@ _relu = Operation(Implementation("relu", relu_forward, relu_vjp))
 
 
 def relu(x: Array) -> Array:
-    """max(x, 0), with derivative zero at zero."""
+    """Compute max(x, 0); the derivative at zero is zero.
+
+    Args:
+        x: Array of any shape, floating.
+
+    Returns:
+        Array of the same shape and dtype.
+    """
     return _relu(x)
 
 
-_FLAT = 40.0  # the normal distribution's tail beyond it is zero in float64
+_MAX_ABS = 40.0  # beyond, the tail of the normal distribution is zero in float64
 
 
 def _gelu_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
     xp = array_namespace(x)
-    tailed = xp.where(x < -_FLAT, xp.zeros_like(x), x)  # minus infinity times zero would be NaN
-    return 0.5 * tailed * (1.0 + extra.erf(x * math.sqrt(0.5))), x
+    clipped = xp.where(x < -_MAX_ABS, xp.zeros_like(x), x)  # minus infinity times zero would be NaN
+    return 0.5 * clipped * (1.0 + extra.erf(x * math.sqrt(0.5))), x
 
 
 def _gelu_vjp(g: Array, x: Any, needs: Any) -> tuple[Any, ...]:
-    """With Phi and phi the normal distribution function and its density: dx = g (Phi(x) + x phi(x))."""
+    """With Phi the normal distribution function and phi its density: dx = g (Phi(x) + x phi(x))."""
     xp = array_namespace(g, x)
-    near = xp.where(xp.abs(x) < _FLAT, x, xp.zeros_like(x))  # infinity times zero would be NaN
-    density = xp.exp(-0.5 * near * near) * (1.0 / math.sqrt(2.0 * math.pi))
-    return (g * (0.5 * (1.0 + extra.erf(x * math.sqrt(0.5))) + near * density),)
+    clipped = xp.where(xp.abs(x) < _MAX_ABS, x, xp.zeros_like(x))  # infinity times zero would be NaN
+    density = xp.exp(-0.5 * clipped * clipped) * (1.0 / math.sqrt(2.0 * math.pi))
+    return (g * (0.5 * (1.0 + extra.erf(x * math.sqrt(0.5))) + clipped * density),)
 
 
 _gelu = Operation(Implementation("gelu", _gelu_forward, _gelu_vjp), compute_in_float32=True)
 
 
 def gelu(x: Array) -> Array:
-    """x times the normal distribution function of x, exactly, through erf (Hendrycks and Gimpel, 2016)."""
+    """Compute GELU, x Phi(x) with Phi the normal distribution function (Hendrycks and Gimpel, 2016).
+
+    Args:
+        x: Array of any shape, floating.
+
+    Returns:
+        Array of the same shape and dtype.
+    """
     return _gelu(x)
 
 
 def gelu_tanh(x: Array) -> Array:
-    """The tanh approximation of GELU (Hendrycks and Gimpel, 2016, section 2)."""
+    """Compute the tanh approximation of GELU (Hendrycks and Gimpel, 2016, section 2).
+
+    Args:
+        x: Array of any shape, floating.
+
+    Returns:
+        Array of the same shape and dtype.
+    """
     xp = array_namespace(x)
     return extra.cast_like(0.5 * x * (1.0 + xp.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x))), x)
 
 
 def silu(x: Array) -> Array:
-    """x times the logistic function of x (Elfwing et al., 2018), also known as swish."""
+    """Compute SiLU, x times the logistic function of x, also known as swish (Elfwing et al., 2018).
+
+    Args:
+        x: Array of any shape, floating.
+
+    Returns:
+        Array of the same shape and dtype.
+    """
     xp = array_namespace(x)
-    # 1 / (1 + exp(-x)) through tanh, which overflows nowhere.
+    # tanh does not overflow, unlike exp(-x).
     return extra.cast_like(0.5 * x * (1.0 + xp.tanh(0.5 * x)), x)
 
 
@@ -80,7 +108,17 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def activation(name: str) -> Callable[[Array], Array]:
-    """Return the activation function of that name; raises ConfigError for an unknown one."""
+    """Return an activation function by name.
+
+    Args:
+        name: "relu", "gelu", "gelu_tanh" or "silu".
+
+    Returns:
+        The function of one array.
+
+    Raises:
+        ConfigError: If the name is unknown.
+    """
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ConfigError(f"activation is {name!r}; expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]

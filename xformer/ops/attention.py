@@ -19,13 +19,23 @@ from xformer.backends import (
 )
 from xformer.errors import ShapeError
 from xformer.kernels import registry
-from xformer.ops.dropout import apply_keep
+from xformer.ops.dropout import apply_dropout
 from xformer.ops.operation import Operation
 from xformer.ops.softmax import softmax, softmax_cotangent
 
 
 def causal_mask(xp: Namespace, queries: int, keys: int, device: Device = None) -> Array:
-    """Boolean (queries, keys): True where a key is not later than the query, the last query seeing the last key."""
+    """Build a causal mask, in which the last query sees the last key.
+
+    Args:
+        xp: Array namespace.
+        queries: Number of queries.
+        keys: Number of keys.
+        device: Device of the mask.
+
+    Returns:
+        Boolean array of shape (queries, keys), True where a key is not later than the query.
+    """
     query = xp.reshape(xp.arange(keys - queries, keys, device=device), (queries, 1))
     key = xp.reshape(xp.arange(keys, device=device), (1, keys))
     return key <= query
@@ -40,9 +50,18 @@ def attention_weights(
     causal: bool = False,
     scale: float | None = None,
 ) -> Array:
-    """The probabilities with which each query attends to each key: (batch, heads, queries, keys).
+    """Compute the weights of attention, softmax(scale Q K^T + bias).
 
-    Shapes, mask and bias are those of `attention`; rows that may attend nowhere are zero.
+    Args:
+        query: As in `attention`.
+        key: As in `attention`.
+        mask: As in `attention`.
+        bias: As in `attention`.
+        causal: As in `attention`.
+        scale: As in `attention`.
+
+    Returns:
+        Array of shape (batch, heads, queries, keys); fully masked rows are zero.
     """
     check_shapes(query, key, key)
     key = repeat_kv(key, query)
@@ -58,8 +77,8 @@ def _weights(query: Array, key: Array, mask: Array | None, bias: Array | None, *
     if bias is not None:
         scores = scores + bias
     if causal:
-        allowed = causal_mask(xp, query.shape[-2], key.shape[-2], device(query))
-        mask = allowed if mask is None else xp.logical_and(mask, allowed)
+        visible = causal_mask(xp, query.shape[-2], key.shape[-2], device(query))
+        mask = visible if mask is None else xp.logical_and(mask, visible)
     return softmax(scores, mask)
 
 
@@ -69,7 +88,7 @@ def _forward(
     value: Array,
     mask: Array | None,
     bias: Array | None,
-    keep: Array | None,
+    dropout_mask: Array | None,
     *,
     causal: bool,
     scale: float,
@@ -77,22 +96,22 @@ def _forward(
     save: bool,
 ) -> tuple[Array, Any]:
     xp, weights = array_namespace(query, value), _weights(query, key, mask, bias, causal=causal, scale=scale)
-    dropped = weights if keep is None else apply_keep(weights, keep, keep_probability)
-    return xp.matmul(dropped, value), (query, key, value, weights, keep)
+    dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
+    return xp.matmul(dropped, value), (query, key, value, weights, dropout_mask)
 
 
 def _vjp(
     g: Array, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float
 ) -> tuple[Any, ...]:
-    """With P the weights and S the scores: dV = P'g, dP = gV', dS = P (dP - sum(dP P)), dQ = dS K, dK = dS'Q."""
-    query, key, value, weights, keep = residuals
+    """With P the weights, S the scores: dV = P^T g, dP = g V^T, dS = P (dP - sum(dP P)), dQ = dS K, dK = dS^T Q."""
+    query, key, value, weights, dropout_mask = residuals
     xp = array_namespace(g, query, key, value)
-    dropped = weights if keep is None else apply_keep(weights, keep, keep_probability)
+    dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
     dvalue = xp.matmul(xp.matrix_transpose(dropped), g)
     dweights = xp.matmul(g, xp.matrix_transpose(value))
-    if keep is not None:
-        dweights = apply_keep(dweights, keep, keep_probability)
-    dbias = softmax_cotangent(dweights, weights)  # a bias is added to the scores as they are
+    if dropout_mask is not None:
+        dweights = apply_dropout(dweights, dropout_mask, keep_probability)
+    dbias = softmax_cotangent(dweights, weights)  # the bias is added to the scaled scores
     dscores = dbias * scale
     dkey = xp.matmul(xp.matrix_transpose(dscores), query)
     return xp.matmul(dscores, key), dkey, dvalue, None, dbias, None
@@ -107,12 +126,12 @@ def _grouped_forward(query: Array, key: Array, value: Array, *others: Array | No
 
 
 def _grouped_vjp(g: Array, residuals: Any, needs: Any, **static: Any) -> tuple[Any, ...]:
-    inner, heads = residuals
-    dquery, dkey, dvalue, *others = _vjp(g, inner, needs, **static)
+    ungrouped, heads = residuals
+    dquery, dkey, dvalue, *others = _vjp(g, ungrouped, needs, **static)
     return dquery, sum_kv_groups(dkey, heads), sum_kv_groups(dvalue, heads), *others
 
 
-# For libraries with a kernel that reads each head of keys once, however many heads of the query it serves.
+# For backends with a kernel that reads each head of the keys once for all its query heads.
 _grouped = Operation(Implementation("grouped_attention", _grouped_forward, _grouped_vjp), compute_in_float32=True)
 
 
@@ -125,59 +144,76 @@ def attention(
     *,
     causal: bool = False,
     scale: float | None = None,
-    keep: Array | None = None,
+    dropout_mask: Array | None = None,
     keep_probability: float = 1.0,
 ) -> Array:
-    """Attend from queries to keys and average the values with the resulting weights.
+    """Compute scaled dot-product attention, softmax(scale Q K^T + bias) V.
 
-    query: (batch, heads, queries, head_dim); key: (batch, heads, keys, head_dim);
-    value: (batch, heads, keys, value_dim). Key and value may have fewer heads, each then serving as many
-    neighboring heads of the query (Ainslie et al., 2023; one head: Shazeer, 2019).
-    mask: boolean, True = may attend, broadcastable to (batch, heads, queries, keys). A query that may attend
-    nowhere gets zeros, and zero gradients.
-    bias: added to the scaled scores, broadcastable to (batch, heads, queries, keys), of the query's dtype.
-    causal: also forbid keys later than the query; the last query sees the last key.
-    scale: of the scores; default 1 / sqrt(head_dim).
-    keep, keep_probability: a drawn dropout mask for the weights, (batch, heads, queries, keys).
+    Key and value may have fewer heads than the query, each shared by neighboring heads of the query: grouped-query
+    attention (Ainslie et al., 2023) or, with one head, multi-query attention (Shazeer, 2019).
 
-    Returns (batch, heads, queries, value_dim). Raises ShapeError when shapes do not fit or the mask is not boolean,
-    BackendError when the arrays are not all on one device.
+    Args:
+        query: Array of shape (batch, heads, queries, head_dim).
+        key: Array of shape (batch, key_value_heads, keys, head_dim).
+        value: Array of shape (batch, key_value_heads, keys, value_dim).
+        mask: Boolean, True = may attend, broadcastable to (batch, heads, queries, keys). A fully masked row gives
+            zeros, and zero gradients.
+        bias: Added to the scaled scores, broadcastable to (batch, heads, queries, keys), of the dtype of the query.
+        causal: Whether to mask keys later than the query, too; the last query sees the last key.
+        scale: Scale of the scores, by default 1 / sqrt(head_dim).
+        dropout_mask: Dropout mask of the weights, (batch, heads, queries, keys), True = keep.
+        keep_probability: Probability with which the dropout mask was drawn.
+
+    Returns:
+        Array of shape (batch, heads, queries, value_dim).
+
+    Raises:
+        ShapeError: If the shapes do not match, or the mask is not boolean.
+        BackendError: If the arrays are on different devices.
     """
-    same_device((query, key, value, mask, bias))  # masks and biases come from anywhere, so here is where to look
+    same_device((query, key, value, mask, bias))
     check_shapes(query, key, value)
     check_mask(mask, (*query.shape[:-1], key.shape[-2]))
     check_bias(bias, (*query.shape[:-1], key.shape[-2]))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     static = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
-    if not _in_groups(query, key):
-        return _operation(query, key, value, mask, bias, keep, **static)
-    if query.shape[2] == 1 and keep is None and not any(_by_head(each) for each in (mask, bias)):
-        # Heads that share keys are as good as queries that do; a last query of its own sees every key.
-        groups = _with_heads(query, key.shape[1]), key, value, mask, bias, keep
-        return _with_heads(_operation(*groups, **static | {"causal": False}), query.shape[1])
+    if not _is_grouped(query, key):
+        return _operation(query, key, value, mask, bias, dropout_mask, **static)
+    if query.shape[2] == 1 and dropout_mask is None and not any(_depends_on_head(each) for each in (mask, bias)):
+        # Query heads that share keys can be queries of one head; without a mask, a single query sees every key.
+        groups = _regroup(query, key.shape[1]), key, value, mask, bias, dropout_mask
+        return _regroup(_operation(*groups, **static | {"causal": False}), query.shape[1])
     if registry.has_kernel("grouped_attention", query):
-        return _grouped(query, key, value, mask, bias, keep, **static)
-    return _operation(query, repeat_kv(key, query), repeat_kv(value, query), mask, bias, keep, **static)
+        return _grouped(query, key, value, mask, bias, dropout_mask, **static)
+    return _operation(query, repeat_kv(key, query), repeat_kv(value, query), mask, bias, dropout_mask, **static)
 
 
-def _in_groups(query: Array, key: Array) -> bool:
-    """Whether heads of the keys serve several heads of the query."""
+def _is_grouped(query: Array, key: Array) -> bool:
+    """Return whether several heads of the query share a head of the keys."""
     return len(query.shape) == 4 and query.shape[1] > key.shape[1] > 0
 
 
-def _by_head(x: Array | None) -> bool:
+def _depends_on_head(x: Array | None) -> bool:
     return x is not None and len(x.shape) > 2 and x.shape[-3] > 1
 
 
-def _with_heads(x: Array, heads: int) -> Array:
-    """Have so many heads, of which the others' queries become queries: (batch, heads, queries, features)."""
-    batch, before, queries, features = x.shape
-    return array_namespace(x).reshape(x, (batch, heads, before * queries // heads, features))
+def _regroup(x: Array, heads: int) -> Array:
+    """Reshape (batch, old_heads, queries, features) to another number of heads, and more or fewer queries."""
+    batch, old_heads, queries, features = x.shape
+    return array_namespace(x).reshape(x, (batch, heads, old_heads * queries // heads, features))
 
 
 def repeat_kv(x: Array, query: Array) -> Array:
-    """Repeat the heads of keys or values that serve several heads of the query."""
-    if not _in_groups(query, x):
+    """Repeat the heads of keys or values that several heads of the query share.
+
+    Args:
+        x: Keys or values, (batch, key_value_heads, length, features).
+        query: Queries, (batch, heads, queries, head_dim).
+
+    Returns:
+        Array of shape (batch, heads, length, features).
+    """
+    if not _is_grouped(query, x):
         return x
     (batch, heads, length, features), group = x.shape, query.shape[1] // x.shape[1]
     xp = array_namespace(x)
@@ -186,7 +222,15 @@ def repeat_kv(x: Array, query: Array) -> Array:
 
 
 def sum_kv_groups(x: Array, heads: int) -> Array:
-    """Sum the cotangents of repeated heads, if any: (batch, query_heads, length, features) -> (batch, heads, ...)."""
+    """Sum the cotangents of repeated heads, the VJP of `repeat_kv`.
+
+    Args:
+        x: Array of shape (batch, query_heads, length, features).
+        heads: Number of heads of keys or values.
+
+    Returns:
+        Array of shape (batch, heads, length, features).
+    """
     if len(x.shape) != 4 or x.shape[1] in (heads, 0):
         return x
     batch, repeated, length, features = x.shape
@@ -196,14 +240,16 @@ def sum_kv_groups(x: Array, heads: int) -> Array:
 
 
 def check_shapes(query: Array, key: Array, value: Array) -> None:
-    """Raise ShapeError unless query, key and value fit together."""
+    """Raise ShapeError unless the shapes of query, key and value match."""
     shapes = [tuple(array.shape) for array in (query, key, value)]
     ranks = {len(shape) for shape in shapes}
-    fits = len(ranks) == 1 and min(ranks) >= 2 and shapes[0][-1] == shapes[1][-1] and shapes[1][:-1] == shapes[2][:-1]
+    matches = (
+        len(ranks) == 1 and min(ranks) >= 2 and shapes[0][-1] == shapes[1][-1] and shapes[1][:-1] == shapes[2][:-1]
+    )
     sizes = [list(shape[:-2]) for shape in shapes[:2]]
-    if fits and ranks == {4} and sizes[1][1] and sizes[0][1] % sizes[1][1] == 0:
-        sizes[1][1] = sizes[0][1]  # heads that serve several
-    if not fits or any(len({1, *pair}) > 2 for pair in zip(*sizes, strict=True)):
+    if matches and ranks == {4} and sizes[1][1] and sizes[0][1] % sizes[1][1] == 0:
+        sizes[1][1] = sizes[0][1]  # grouped heads
+    if not matches or any(len({1, *pair}) > 2 for pair in zip(*sizes, strict=True)):
         raise ShapeError(
             f"query, key and value have shapes {shapes[0]}, {shapes[1]}, {shapes[2]}; expected (..., queries, "
             "head_dim), (..., keys, head_dim), (..., keys, value_dim)"
@@ -217,14 +263,14 @@ def check_mask(mask: Array | None, scores_shape: tuple[int, ...]) -> None:
     check_boolean(mask)
     if not _broadcasts(tuple(mask.shape), scores_shape):
         raise ShapeError(
-            f"mask has shape {tuple(mask.shape)}; expected one broadcastable to {scores_shape} (batch, heads, queries, "
-            "keys); see masks.padding(tokens, pad_id)"
+            f"mask has shape {tuple(mask.shape)}; expected a shape broadcastable to {scores_shape} "
+            "(batch, heads, queries, keys); see masks.padding(tokens, pad_id)"
         )
 
 
 def check_boolean(mask: Array) -> None:
     """Raise ShapeError unless the mask is boolean."""
-    array_namespace(mask)  # a list or a number is no mask
+    array_namespace(mask)  # raises for a list or a number
     if dtype_name(mask.dtype) != "bool":
         raise ShapeError(
             f"mask has dtype {dtype_name(mask.dtype)}; expected bool, True = may attend; "
@@ -236,11 +282,11 @@ def check_bias(bias: Array | None, scores_shape: tuple[int, ...]) -> None:
     """Raise ShapeError unless the bias is broadcastable to (batch, heads, queries, keys)."""
     if bias is not None and not _broadcasts(tuple(bias.shape), scores_shape):
         raise ShapeError(
-            f"bias has shape {tuple(bias.shape)}; expected one broadcastable to {scores_shape} (batch, heads, queries, "
-            "keys)"
+            f"bias has shape {tuple(bias.shape)}; expected a shape broadcastable to {scores_shape} "
+            "(batch, heads, queries, keys)"
         )
 
 
-def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    pairs = zip(reversed(shape), reversed(wanted), strict=False)
-    return len(shape) <= len(wanted) and all(size in (1, full) for size, full in pairs)
+def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(size in (1, full) for size, full in pairs)

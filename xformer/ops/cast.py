@@ -1,4 +1,4 @@
-"""Many arrays in another floating dtype: what mixed precision begins and ends with."""
+"""Casts of many arrays, for mixed precision."""
 
 from __future__ import annotations
 
@@ -11,17 +11,25 @@ from xformer.ops.operation import Operation
 
 def _forward(*arrays: Array, dtype: str, save: bool) -> tuple[tuple[Array, ...], Any]:
     xp = array_namespace(*arrays)
-    wanted = dtype_named(xp, dtype)
-    return tuple(xp.astype(x, wanted) for x in arrays), None
+    target = dtype_named(xp, dtype)
+    return tuple(xp.astype(x, target) for x in arrays), None
 
 
 def _vjp(g: Any, residuals: Any, needs: Any, *, dtype: str) -> tuple[Any, ...]:
-    return tuple(g)  # the sweep gives a cotangent the dtype of what it belongs to
+    return tuple(g)  # the backward pass casts cotangents to the dtypes of their arrays
 
 
 _operation = Operation(Implementation("cast", _forward, _vjp))
 
 
 def cast(*arrays: Array, dtype: str) -> tuple[Array, ...]:
-    """Bring floating arrays, of any shapes, to one floating dtype, as new arrays."""
+    """Cast arrays to one floating dtype.
+
+    Args:
+        *arrays: Floating arrays of any shapes.
+        dtype: Name of the dtype, such as "bfloat16".
+
+    Returns:
+        New arrays of that dtype.
+    """
     return _operation(*arrays, dtype=dtype) if arrays else ()

@@ -1,5 +1,7 @@
-"""Cross-entropy of token ids under logits, with label smoothing (Szegedy et al., 2016, section 7) and z-loss
-(Chowdhery et al., 2022, section 5)."""
+"""Cross-entropy with label smoothing and z-loss.
+
+Label smoothing: Szegedy et al. (2016), section 7; z-loss: Chowdhery et al. (2022), section 5.
+"""
 
 from __future__ import annotations
 
@@ -29,39 +31,39 @@ def _forward(
     top = xp.max(wide, axis=-1, keepdims=True)
     shifted = wide - top
     log_total = xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True, dtype=wide.dtype))
-    log_probabilities = shifted - log_total
-    counted = labels != pad_id
-    picked = xp.take_along_axis(log_probabilities, xp.expand_dims(labels, axis=-1), axis=-1)[..., 0]
-    losses = -(1.0 - label_smoothing) * picked
+    log_probs = shifted - log_total
+    is_token = labels != pad_id
+    label_log_probs = xp.take_along_axis(log_probs, xp.expand_dims(labels, axis=-1), axis=-1)[..., 0]
+    losses = -(1.0 - label_smoothing) * label_log_probs
     if label_smoothing:
-        losses = losses - label_smoothing * xp.mean(log_probabilities, axis=-1)
-    log_partition = (log_total + top)[..., 0]
+        losses = losses - label_smoothing * xp.mean(log_probs, axis=-1)
+    log_z = (log_total + top)[..., 0]
     if z_loss:
-        losses = losses + z_loss * (log_partition * log_partition)
-    return xp.where(counted, losses, xp.zeros_like(losses)), (log_probabilities, log_partition, labels, counted)
+        losses = losses + z_loss * (log_z * log_z)
+    return xp.where(is_token, losses, xp.zeros_like(losses)), (log_probs, log_z, labels, is_token)
 
 
 def _vjp(
     g: Array, residuals: Any, needs: Any, *, pad_id: int, label_smoothing: float, z_loss: float
 ) -> tuple[Any, ...]:
-    """dlogits = g (p - q + 2 z log(Z) p), q being the smoothed one-hot distribution, Z the partition function."""
-    log_probabilities, log_partition, labels, counted = residuals
-    xp = array_namespace(g, log_probabilities)
-    classes = log_probabilities.shape[-1]
-    place = device(labels)
-    every = xp.arange(classes, dtype=labels.dtype, device=place)
-    hit = xp.expand_dims(labels, axis=-1) == every
+    """dlogits = g (p - q + 2 z log(Z) p), with q the smoothed one-hot distribution and Z the partition function."""
+    log_probs, log_z, labels, is_token = residuals
+    xp = array_namespace(g, log_probs)
+    classes = log_probs.shape[-1]
+    on = device(labels)
+    class_ids = xp.arange(classes, dtype=labels.dtype, device=on)
+    one_hot = xp.expand_dims(labels, axis=-1) == class_ids
     low = label_smoothing / classes
-    dtype = log_probabilities.dtype
+    dtype = log_probs.dtype
     target = xp.where(
-        hit,
-        xp.asarray(1.0 - label_smoothing + low, dtype=dtype, device=place),
-        xp.asarray(low, dtype=dtype, device=place),
+        one_hot,
+        xp.asarray(1.0 - label_smoothing + low, dtype=dtype, device=on),
+        xp.asarray(low, dtype=dtype, device=on),
     )
-    g = xp.where(counted, g, xp.zeros_like(g))
-    probabilities = xp.exp(log_probabilities)
+    g = xp.where(is_token, g, xp.zeros_like(g))
+    probabilities = xp.exp(log_probs)
     if z_loss:
-        probabilities = probabilities * (1.0 + 2.0 * z_loss * xp.expand_dims(log_partition, axis=-1))
+        probabilities = probabilities * (1.0 + 2.0 * z_loss * xp.expand_dims(log_z, axis=-1))
     return (probabilities - target) * xp.expand_dims(g, axis=-1), None
 
 
@@ -71,15 +73,25 @@ _operation = Operation(Implementation("cross_entropy", _forward, _vjp))
 def cross_entropy(
     logits: Array, labels: Array, *, pad_id: int = 0, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> Array:
-    """The loss of each token, in nats; zero where the label is `pad_id`.
+    """Compute the loss of each token, in nats.
 
-    logits: (..., vocabulary); labels: integers (...), in [0, vocabulary) or pad_id. With smoothing s the target
-    distribution puts 1 - s on the label and spreads s evenly over the whole vocabulary. z_loss times the squared
-    logarithm of the softmax's denominator is added, which keeps the logits from drifting away (PaLM has 1e-4).
-    Returns (...), float32 or wider.
+    The loss is -sum(q log(p)) + z_loss log(Z)^2, with p the softmax of the logits and Z its denominator. The target
+    distribution q is 1 - label_smoothing for the label plus label_smoothing spread evenly over the vocabulary.
 
-    Raises ShapeError when labels and logits do not fit, DataError for labels out of range, where reading them costs
-    no wait, ConfigError for a smoothing outside [0, 1) or a negative z_loss.
+    Args:
+        logits: Array of shape (..., vocabulary).
+        labels: Integers of shape (...), in [0, vocabulary) or `pad_id`.
+        pad_id: Label of padding, whose loss and gradients are zero; may be outside the vocabulary, such as -100.
+        label_smoothing: Number in [0, 1).
+        z_loss: Weight of log(Z)^2, which prevents a drift of the logits; PaLM uses 1e-4.
+
+    Returns:
+        Losses of shape (...), float32 or float64.
+
+    Raises:
+        ShapeError: If the labels do not have the shape of the logits without the vocabulary, or are not integers.
+        DataError: If labels are out of range; checked only on the CPU.
+        ConfigError: If label_smoothing or z_loss is out of range.
     """
     array_namespace(logits, labels)
     if tuple(labels.shape) != tuple(logits.shape[:-1]):
@@ -95,17 +107,17 @@ def cross_entropy(
         raise ConfigError(f"z_loss is {z_loss}; expected a number of at least 0")
     settings = {"pad_id": pad_id, "label_smoothing": label_smoothing, "z_loss": z_loss}
     xp = array_namespace(labels)
-    labels = xp.astype(labels, index_dtype(xp), copy=False)  # narrow integers cannot count a large vocabulary
+    labels = xp.astype(labels, index_dtype(xp), copy=False)  # uint8 cannot hold the ids of a large vocabulary
     if 0 <= pad_id < logits.shape[-1]:
         _check_range(labels, logits.shape[-1], pad_id)
         return _operation(logits, labels, **settings)
-    # A mark that no token has, such as -100: there is no logit to pick for it.
-    counted = labels != pad_id
-    labels = xp.where(counted, labels, xp.zeros_like(labels))
+    # The pad_id is no token, such as -100, so it has no logit.
+    is_token = labels != pad_id
+    labels = xp.where(is_token, labels, xp.zeros_like(labels))
     _check_range(labels, logits.shape[-1], pad_id)
     losses = _operation(logits, labels, **settings)
     xp = array_namespace(losses)
-    return xp.where(counted, losses, xp.zeros_like(losses))
+    return xp.where(is_token, losses, xp.zeros_like(losses))
 
 
 def _check_range(labels: Array, classes: int, pad_id: int) -> None:

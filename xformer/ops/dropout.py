@@ -1,4 +1,4 @@
-"""Dropout with a mask that was drawn before (Srivastava et al., 2014)."""
+"""Dropout with a given mask (Srivastava et al., 2014)."""
 
 from __future__ import annotations
 
@@ -9,26 +9,34 @@ from xformer.backends import Array, array_namespace, extra
 from xformer.ops.operation import Operation
 
 
-def apply_keep(x: Array, keep: Array, keep_probability: float) -> Array:
-    """Zero what is not kept and scale the rest, so that the expectation stays the same."""
+def apply_dropout(x: Array, mask: Array, keep_probability: float) -> Array:
+    """Return x / keep_probability where the mask is True, else zero."""
     xp = array_namespace(x)
-    return xp.where(keep, extra.cast_like(x * (1.0 / keep_probability), x), xp.zeros_like(x))
+    return xp.where(mask, extra.cast_like(x * (1.0 / keep_probability), x), xp.zeros_like(x))
 
 
-def _forward(x: Array, keep: Array, *, keep_probability: float, save: bool) -> tuple[Array, Any]:
-    return apply_keep(x, keep, keep_probability), keep
+def _forward(x: Array, mask: Array, *, keep_probability: float, save: bool) -> tuple[Array, Any]:
+    return apply_dropout(x, mask, keep_probability), mask
 
 
-def _vjp(g: Array, keep: Any, needs: Any, *, keep_probability: float) -> tuple[Any, ...]:
-    return apply_keep(g, keep, keep_probability), None
+def _vjp(g: Array, mask: Any, needs: Any, *, keep_probability: float) -> tuple[Any, ...]:
+    return apply_dropout(g, mask, keep_probability), None
 
 
 _operation = Operation(Implementation("dropout", _forward, _vjp))
 
 
-def dropout(x: Array, keep: Array, keep_probability: float) -> Array:
-    """Zero the elements where `keep` is False and divide the others by `keep_probability`.
+def dropout(x: Array, mask: Array, keep_probability: float) -> Array:
+    """Set elements to zero where the mask is False, and divide the others by `keep_probability`.
 
-    x: any shape; keep: boolean, the same shape. The mask is an argument, so the operation itself is not random.
+    The mask is an argument, so the operation itself is not random.
+
+    Args:
+        x: Array of any shape, floating.
+        mask: Boolean array of the same shape, True = keep.
+        keep_probability: Probability with which the mask was drawn.
+
+    Returns:
+        Array of the shape and dtype of x.
     """
-    return _operation(x, keep, keep_probability=keep_probability)
+    return _operation(x, mask, keep_probability=keep_probability)

@@ -1,4 +1,4 @@
-"""Rows of a table by token id."""
+"""Embedding: rows of a weight by token id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xformer.ops.operation import Operation
 
 def _forward(weight: Array, ids: Array, *, save: bool) -> tuple[Array, Any]:
     xp = array_namespace(weight, ids)
-    rows = xp.take(weight, xp.reshape(ids, (math.prod(ids.shape),)), axis=0)  # the standard's take wants one axis
+    rows = xp.take(weight, xp.reshape(ids, (math.prod(ids.shape),)), axis=0)  # the standard's take accepts 1D indices
     return xp.reshape(rows, (*ids.shape, weight.shape[1])), (ids, weight)
 
 
@@ -29,8 +29,15 @@ _operation = Operation(Implementation("embedding", _forward, _vjp))
 
 
 def embedding(weight: Array, ids: Array) -> Array:
-    """Look up rows: weight (vocabulary, features), ids integers (...) -> (..., features).
+    """Look up rows of a weight.
 
-    Ids must lie in [0, vocabulary): check them on the host first, since negative ones wrap silently.
+    The ids are not checked here, because that would wait for a GPU: check them on the host first.
+
+    Args:
+        weight: Array of shape (vocabulary, features).
+        ids: Integers of any shape (...), in [0, vocabulary).
+
+    Returns:
+        Array of shape (..., features).
     """
     return _operation(weight, ids)

@@ -9,11 +9,16 @@ from xformer.backends import Array, accumulation_dtype, array_namespace
 from xformer.ops.operation import Operation
 
 
-def widened_rows(x: Array) -> tuple[Array, Array | None]:
-    """Rows in float32 or wider: as they are, or float16 and bfloat16 ones times a scale that makes them safe to square.
+def upcast_rows(x: Array) -> tuple[Array, Array | None]:
+    """Cast float16 and bfloat16 rows to float32, scaled so that their squares do not overflow.
 
-    Returns (rows, scale), the scale being (..., 1) and at most 1, or None where nothing was scaled. A norm of scaled
-    rows is that of the rows themselves when its epsilon is scaled too, by the square.
+    The norm of scaled rows equals that of the rows if epsilon is multiplied by the square of the scale.
+
+    Args:
+        x: Array of shape (..., features).
+
+    Returns:
+        The rows in float32 or float64, and their scale (..., 1), at most 1, or None if they are not scaled.
     """
     xp = array_namespace(x)
     dtype = accumulation_dtype(xp, x.dtype)
@@ -26,18 +31,18 @@ def widened_rows(x: Array) -> tuple[Array, Array | None]:
 
 def _forward(x: Array, weight: Array, bias: Array | None, *, epsilon: float, save: bool) -> tuple[Array, Any]:
     xp = array_namespace(x, weight)
-    wide, scale = widened_rows(x)
-    centred = wide - xp.mean(wide, axis=-1, keepdims=True)
-    variance = xp.mean(centred * centred, axis=-1, keepdims=True)
+    wide, scale = upcast_rows(x)
+    centered = wide - xp.mean(wide, axis=-1, keepdims=True)
+    variance = xp.mean(centered * centered, axis=-1, keepdims=True)
     inverse = 1.0 / xp.sqrt(variance + (epsilon if scale is None else epsilon * scale * scale))
-    normalized = centred * inverse
+    normalized = centered * inverse
     y = normalized * weight
     y = y if bias is None else y + bias
     return xp.astype(y, x.dtype, copy=False), (normalized, inverse, scale, weight)
 
 
 def _vjp(g: Array, residuals: Any, needs: Any, *, epsilon: float) -> tuple[Any, ...]:
-    """With x^ the normalized rows and h = g w: dx = (h - mean(h) - x^ mean(h x^)) / sigma."""
+    """With x^ the normalized rows and h = g weight: dx = (h - mean(h) - x^ mean(h x^)) / sigma."""
     normalized, inverse, scale, weight = residuals
     xp = array_namespace(g, normalized, weight)
     g = xp.astype(g, normalized.dtype, copy=False)
@@ -45,7 +50,7 @@ def _vjp(g: Array, residuals: Any, needs: Any, *, epsilon: float) -> tuple[Any, 
     dx = inverse * (
         h - xp.mean(h, axis=-1, keepdims=True) - normalized * xp.mean(h * normalized, axis=-1, keepdims=True)
     )
-    # The sweep sums the two parameter cotangents over all rows.
+    # The backward pass sums the cotangents of weight and bias over all rows.
     return (
         dx if scale is None else dx * scale,
         g * normalized if needs[1] else None,
@@ -57,9 +62,18 @@ _operation = Operation(Implementation("layer_norm", _forward, _vjp))
 
 
 def layer_norm(x: Array, weight: Array, bias: Array | None, *, epsilon: float = 1e-5) -> Array:
-    """Shift and scale each row to mean 0 and variance 1, then by `weight` and `bias`.
+    """Normalize rows to mean 0 and variance 1, then multiply by `weight` and add `bias`.
 
-    x: (..., features); weight, bias: (features,). The variance is the biased one (divided by the number of
-    features); epsilon is added to it. float16 and bfloat16 are normalized in float32.
+    y = (x - mean(x)) / sqrt(var(x) + epsilon) * weight + bias (section 3), with the biased variance (divided by the
+    number of features). float16 and bfloat16 are normalized in float32.
+
+    Args:
+        x: Array of shape (..., features).
+        weight: Array of shape (features,).
+        bias: Array of shape (features,), or None.
+        epsilon: Added to the variance.
+
+    Returns:
+        Array of the shape and dtype of x.
     """
     return _operation(x, weight, bias, epsilon=epsilon)

@@ -1,4 +1,4 @@
-"""The affine map of rows: x @ weight + bias."""
+"""Linear map: x @ weight + bias."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xformer.ops.operation import Operation
 
 
 def as_rows(x: Array) -> Array:
-    """View (..., features) as a matrix (rows, features): one large product is faster than a stack of small ones."""
+    """Reshape (..., features) to (rows, features): one large product is faster than a stack of small ones."""
     if x.ndim == 2:
         return x
     return array_namespace(x).reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
@@ -51,15 +51,25 @@ def _relu_vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
     return _vjp(relu_vjp(g, y, needs)[0], (x, weight), needs)
 
 
-# For libraries in which one kernel does both; elsewhere each has its own.
+# For backends with a kernel that computes both at once.
 _with_relu = Operation(Implementation("linear_relu", _relu_forward, _relu_vjp), compute_in_float32=True)
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None, *, activation: str | None = None) -> Array:
-    """Multiply rows by a matrix, add a bias, and apply an activation function if one is named.
+    """Compute x @ weight + bias, and optionally an activation function of it.
 
-    x: (..., in_features); weight: (in_features, out_features); bias: (out_features,) or None.
-    Returns (..., out_features). Raises ShapeError when the features do not match.
+    Args:
+        x: Array of shape (..., in_features).
+        weight: Array of shape (in_features, out_features).
+        bias: Array of shape (out_features,), or None.
+        activation: Name of an activation function, or None.
+
+    Returns:
+        Array of shape (..., out_features).
+
+    Raises:
+        ShapeError: If the features of x are not those that the weight expects.
+        ConfigError: If the activation function is unknown.
     """
     check_features(x, weight)
     if activation == "relu" and registry.has_kernel("linear_relu", x):
@@ -69,7 +79,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None, *, activation: st
 
 
 def check_features(x: Array, weight: Array) -> None:
-    """Raise ShapeError unless the last axis of x is the first of the weight."""
+    """Raise ShapeError unless x has the features that the weight expects."""
     if x.shape[-1] != weight.shape[0]:
         raise ShapeError(
             f"x has shape {tuple(x.shape)}; expected (..., {weight.shape[0]}) for a weight of shape "

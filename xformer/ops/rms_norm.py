@@ -6,22 +6,21 @@ from typing import Any
 
 from xformer.autodiff import Implementation
 from xformer.backends import Array, array_namespace
-from xformer.ops.layer_norm import widened_rows
+from xformer.ops.layer_norm import upcast_rows
 from xformer.ops.operation import Operation
 
 
 def _forward(x: Array, weight: Array, *, epsilon: float, save: bool) -> tuple[Array, Any]:
     xp = array_namespace(x, weight)
-    wide, scale = widened_rows(x)
-    floor = epsilon if scale is None else epsilon * scale * scale
-    # inverse: of the root mean square of the rows as they are after scaling.
-    inverse = 1.0 / xp.sqrt(xp.mean(wide * wide, axis=-1, keepdims=True) + floor)
+    wide, scale = upcast_rows(x)
+    scaled_epsilon = epsilon if scale is None else epsilon * scale * scale
+    inverse = 1.0 / xp.sqrt(xp.mean(wide * wide, axis=-1, keepdims=True) + scaled_epsilon)
     normalized = wide * inverse
     return xp.astype(normalized * weight, x.dtype, copy=False), (normalized, inverse, scale, weight)
 
 
 def _vjp(g: Array, residuals: Any, needs: Any, *, epsilon: float) -> tuple[Any, ...]:
-    """With x^ the normalized rows and h = g w: dx = (h - x^ mean(h x^)) / rms."""
+    """With x^ the normalized rows and h = g weight: dx = (h - x^ mean(h x^)) / rms."""
     normalized, inverse, scale, weight = residuals
     xp = array_namespace(g, normalized, weight)
     g = xp.astype(g, normalized.dtype, copy=False)
@@ -34,9 +33,16 @@ _operation = Operation(Implementation("rms_norm", _forward, _vjp))
 
 
 def rms_norm(x: Array, weight: Array, *, epsilon: float = 1e-5) -> Array:
-    """Divide each row by its root mean square, and scale it by `weight`.
+    """Divide rows by their root mean square, then multiply by `weight`.
 
-    x: (..., features); weight: (features,). epsilon is added to the mean square. float16 and bfloat16 are
-    normalized in float32.
+    y = x / sqrt(mean(x^2) + epsilon) * weight (section 4). float16 and bfloat16 are normalized in float32.
+
+    Args:
+        x: Array of shape (..., features).
+        weight: Array of shape (features,).
+        epsilon: Added to the mean square.
+
+    Returns:
+        Array of the shape and dtype of x.
     """
     return _operation(x, weight, epsilon=epsilon)

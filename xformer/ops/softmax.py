@@ -1,4 +1,4 @@
-"""Softmax over the last axis, with rows that may be masked entirely."""
+"""Masked softmax over the last axis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _forward(x: Array, mask: Array | None, *, save: bool) -> tuple[Array, Any]:
     if mask is not None:
         wide = xp.where(mask, wide, -math.inf)
     top = xp.max(wide, axis=-1, keepdims=True)
-    # Where everything is masked, the maximum is -inf and -inf - (-inf) would be NaN; subtract zero there.
+    # In a fully masked row the maximum is -inf, and -inf - (-inf) would be NaN; subtract zero instead.
     powers = xp.exp(wide - xp.where(top == -math.inf, 0.0, top))
     total = xp.sum(powers, axis=-1, keepdims=True, dtype=powers.dtype)
     y = xp.astype(powers / xp.where(total == 0.0, 1.0, total), x.dtype, copy=False)
@@ -29,7 +29,15 @@ def _vjp(g: Array, y: Any, needs: Any) -> tuple[Any, ...]:
 
 
 def softmax_cotangent(g: Array, y: Array) -> Array:
-    """The cotangent of the scores from that of the probabilities `y`: y (g - sum(g y))."""
+    """Return the cotangent of the scores, y (g - sum(g y)).
+
+    Args:
+        g: Cotangent of the probabilities, (..., classes).
+        y: The probabilities, (..., classes).
+
+    Returns:
+        Array of shape (..., classes).
+    """
     xp = array_namespace(g, y)
     weighted = g * y
     total = xp.sum(weighted, axis=-1, keepdims=True, dtype=accumulation_dtype(xp, weighted.dtype))
@@ -40,16 +48,23 @@ _operation = Operation(Implementation("softmax", _forward, _vjp))
 
 
 def softmax(x: Array, mask: Array | None = None, *, temperature: float = 1.0) -> Array:
-    """Turn scores into probabilities over the last axis.
+    """Compute exp(x / temperature) / sum(exp(x / temperature)) over the last axis.
 
-    x: (..., classes), floating. mask: boolean, True = may take part, broadcastable to x; a row without any True
-    gives zeros. temperature: divides the scores first; above 1 flattens the distribution, below 1 sharpens it.
     float16 and bfloat16 are summed in float32.
 
-    Raises ConfigError for a temperature that is not above zero.
+    Args:
+        x: Scores of shape (..., classes), floating.
+        mask: Boolean, broadcastable to x; where it is False, the probability is zero. A fully masked row gives zeros.
+        temperature: Divides the scores; above 1 flattens the distribution, below 1 sharpens it.
+
+    Returns:
+        Probabilities of the shape and dtype of x.
+
+    Raises:
+        ConfigError: If the temperature is not positive.
     """
     if not temperature > 0.0:
         raise ConfigError(f"temperature is {temperature}; expected more than 0")
-    if x.shape[-1] == 0:  # no keys to attend to; a maximum of nothing is an error to most libraries
+    if x.shape[-1] == 0:  # no keys to attend to; most libraries raise for the maximum of an empty array
         return x
     return _operation(x if temperature == 1.0 else extra.cast_like(x / temperature, x), mask)

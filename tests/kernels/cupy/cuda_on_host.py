@@ -27,8 +27,8 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "columns": {"column_sums": [*PAIRS, ("float32", "float16"), ("float32", "bfloat16")], "add_bias": SAME},
     "elementwise": dict.fromkeys(("relu", "relu_vjp", "gelu", "gelu_vjp", "dropout", "doubled_by"), SAME),
     "softmax": dict.fromkeys(("softmax", "softmax_vjp", "cross_entropy", "cross_entropy_vjp"), SAME),
-    "embedding": dict.fromkeys(("gather", "scatter_pieces", "scatter_join"), SAME),
-    "random": {"keep": [("bool",)]},
+    "embedding": dict.fromkeys(("gather", "scatter_segments", "scatter_join"), SAME),
+    "random": {"dropout_mask": [("bool",)]},
     "optimizer": {"adam": PAIRS, "squares": SAME, "total": WIDE, "cast": CASTS},
 }
 

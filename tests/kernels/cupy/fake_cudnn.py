@@ -100,7 +100,7 @@ class Graph:
     def sdpa(self, *, q, k, v, bias=None, seq_len_q=None, seq_len_kv=None, dropout=(), generate_stats, **settings):
         tensors = {"q": q, "k": k, "v": v, "bias": bias, "seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
         if dropout:
-            tensors["keep"], tensors["scale"] = dropout
+            tensors["dropout_mask"], tensors["scale"] = dropout
         given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         made = self._add(False, ("O", "Stats") if generate_stats else ("O",), given, settings)
         return made if generate_stats else [*made, None]
@@ -109,7 +109,7 @@ class Graph:
         tensors = {"q": q, "k": k, "v": v, "o": o, "dO": dO, "stats": stats}
         tensors |= {"bias": bias, "seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
         if "dropout" in settings:
-            tensors["keep"], tensors["scale"], tensors["inverse"] = settings.pop("dropout")
+            tensors["dropout_mask"], tensors["scale"], tensors["inverse"] = settings.pop("dropout")
         given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         return self._add(True, ("dQ", "dK", "dV"), given, settings)
 
@@ -127,7 +127,7 @@ class Graph:
         self.module.built += 1
 
     def _validate(self):
-        query, key, value, bias, keep = map(self._of, ("q", "k", "v", "bias", "keep"))
+        query, key, value, bias, keep = map(self._of, ("q", "k", "v", "bias", "dropout_mask"))
         batch, heads, queries, features = query.dim
         keys, causal = key.dim[2], self.node.get("diagonal_alignment")
         wrong = [
@@ -244,7 +244,7 @@ def _write(place, values, inside):
 
 
 def _dropout(arrays):
-    return _wide(arrays["keep"]) * arrays["scale"] if "keep" in arrays else np.float32(1.0)
+    return _wide(arrays["dropout_mask"]) * arrays["scale"] if "dropout_mask" in arrays else np.float32(1.0)
 
 
 def _forward(node, arrays):
@@ -268,7 +268,7 @@ def _backward(node, arrays):
         dweights = g @ value.swapaxes(-1, -2) * dropout
         dscores = weights * (dweights - (g * output).sum(axis=-1, keepdims=True))
         dquery = node["attn_scale"] * (dscores @ key)
-    if "keep" in arrays:
+    if "dropout_mask" in arrays:
         assert arrays["scale"] * arrays["inverse"] == pytest.approx(1.0)
     if "bias" in arrays and not node.get("use_padding_mask") and (scores.shape[2] % 128 or scores.shape[3] % 128):
         dquery = np.where(arrays["stats"] < -88.0, np.nan, dquery)

@@ -10,16 +10,15 @@ import pytest
 
 from tests.conftest import TOLERANCES, library_or_skip
 from tests.kernels.cupy.fake_cublas import DTYPES, HANDLE, Binding, dtype_named
-from xformer.kernels.cupy import cublas as cupy_products
-from xformer.kernels.cupy import plans as cupy_plans
+from xformer.kernels.cupy import cublas, plans
 from xformer.kernels.cupy.cublas import batched_product
 
 
 @pytest.fixture
-def cublas(monkeypatch):
+def fake_cublas(monkeypatch):
     binding = Binding()
-    monkeypatch.setattr(cupy_products, "cublas", lambda: (binding, HANDLE))
-    monkeypatch.setattr(cupy_products, "pointer", lambda array: array.ctypes.data)
+    monkeypatch.setattr(cublas, "binding_and_handle", lambda: (binding, HANDLE))
+    monkeypatch.setattr(cublas, "pointer", lambda array: array.ctypes.data)
     return binding
 
 
@@ -39,39 +38,39 @@ def assert_product(a, b, **options):
 
 @pytest.mark.parametrize("setting", ["", "0", "1"])
 @pytest.mark.parametrize("dtype", DTYPES.values())
-def test_tf32_is_for_float32_where_it_is_asked_for(monkeypatch, cublas, dtype, setting):
+def test_tf32_is_for_float32_where_it_is_asked_for(monkeypatch, fake_cublas, dtype, setting):
     monkeypatch.setenv("XFORMER_TF32", setting)
     assert_product(normal(2, 3, 4, dtype=dtype), normal(2, 4, 5, dtype=dtype))
-    (call,) = cublas.calls
+    (call,) = fake_cublas.calls
     assert (call["computeType"] == 77) == (dtype == "float32" and setting == "1")
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
 @pytest.mark.parametrize("sizes", [(3, 4, 5), (1, 4, 5), (3, 1, 5), (3, 4, 1), (1, 1, 1), (17, 9, 33)], ids=str)
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3), (1, 3), (2, 1)], ids=str)
-def test_any_size_and_dtype(cublas, dtype, sizes, batch):
+def test_any_size_and_dtype(fake_cublas, dtype, sizes, batch):
     m, k, n = sizes
     assert_product(normal(*batch, m, k, dtype=dtype), normal(*batch, k, n, seed=1, dtype=dtype), alpha=0.3)
-    assert len(cublas.calls) == 1
+    assert len(fake_cublas.calls) == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
 @pytest.mark.parametrize("sizes", [(3, 4, 5), (3, 0, 5), (0, 4, 5)], ids=str)
-def test_a_product_is_added_to_what_there_is(cublas, dtype, sizes):
+def test_a_product_is_added_to_what_there_is(fake_cublas, dtype, sizes):
     m, k, n = sizes
     a, b, more = normal(m, k, dtype=dtype), normal(k, n, seed=1, dtype=dtype), normal(m, n, seed=2, dtype=dtype)
     exact = a.astype("float64") @ b.astype("float64") + more.astype("float64")
-    out = batched_product(a, b, more=more)
+    out = batched_product(a, b, addend=more)
     assert out is more
     np.testing.assert_allclose(out.astype("float64"), exact, rtol=0.0, atol=4 * TOLERANCES[dtype])
 
 
-def test_what_there_is_must_be_of_the_shape_and_in_order(cublas):
+def test_what_there_is_must_be_of_the_shape_and_in_order(fake_cublas):
     a, b = normal(3, 4), normal(4, 5)
     for more in (normal(5), normal(3, 5, dtype="float32"), np.asfortranarray(normal(3, 5))):
-        with pytest.raises(ValueError, match=r"more is .*; expected \(3, 5\) float64 in C order"):
-            batched_product(a, b, more=more)
-    assert not cublas.calls
+        with pytest.raises(ValueError, match=r"addend is .*; expected \(3, 5\) float64 in C order"):
+            batched_product(a, b, addend=more)
+    assert not fake_cublas.calls
 
 
 # Matrices (2, 3, 4, 5) in other memory, and whether cuBLAS can read them there.
@@ -94,19 +93,19 @@ MEMORY = {
 
 @pytest.mark.parametrize("left", MEMORY)
 @pytest.mark.parametrize("right", MEMORY)
-def test_operands_are_read_where_they_lie_if_they_can_be(cublas, left, right):
+def test_operands_are_read_where_they_lie_if_they_can_be(fake_cublas, left, right):
     (a, a_stays), (b, b_stays) = MEMORY[left], MEMORY[right]
     b = b.swapaxes(-1, -2)
     assert_product(a, b)
-    (call,) = cublas.calls  # the second operand of cuBLAS is the first of the product
+    (call,) = fake_cublas.calls  # the second operand of cuBLAS is the first of the product
     assert (call["B"] == a.ctypes.data) == a_stays
     assert (call["A"] == b.ctypes.data) == b_stays
 
 
-def test_heads_of_one_sentence_are_not_copied(cublas):
+def test_heads_of_one_sentence_are_not_copied(fake_cublas):
     query, key = (normal(1, length, 3, 8, seed=length).transpose(0, 2, 1, 3) for length in (4, 5))
     assert_product(query, key.swapaxes(-1, -2))
-    (call,) = cublas.calls
+    (call,) = fake_cublas.calls
     assert (call["B"], call["A"]) == (query.ctypes.data, key.ctypes.data)
     assert (call["transa"], call["transb"], call["lda"], call["ldb"]) == (1, 0, 24, 24)
     assert (call["m"], call["n"], call["k"], call["batchCount"]) == (5, 4, 8, 3)
@@ -114,25 +113,25 @@ def test_heads_of_one_sentence_are_not_copied(cublas):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_product_of_16_bits_may_be_float32(cublas, dtype):
+def test_a_product_of_16_bits_may_be_float32(fake_cublas, dtype):
     a, b = normal(2, 3, 40, dtype=dtype), normal(2, 40, 5, seed=1, dtype=dtype)
     out = assert_product(a, b, dtype=np.dtype("float32"), alpha=0.1)
     np.testing.assert_allclose(out, 0.1 * (a.astype("float64") @ b.astype("float64")), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("sizes", list(itertools.product([0, 2], [0, 3], [0, 4])), ids=str)
-def test_nothing_to_multiply(cublas, sizes):
+def test_nothing_to_multiply(fake_cublas, sizes):
     m, k, n = sizes
     for batch in (0, 2):
         assert_product(normal(batch, m, k), normal(batch, k, n))
-    assert len(cublas.calls) == (0 not in sizes)
+    assert len(fake_cublas.calls) == (0 not in sizes)
 
 
 @pytest.mark.parametrize("other", [normal(2, 4, 5), normal(3, 3, 5), normal(2, 3, 5).astype("float32")])
-def test_operands_that_do_not_fit_are_refused(cublas, other):
+def test_operands_that_do_not_fit_are_refused(fake_cublas, other):
     with pytest.raises(ValueError, match=r"^operands \(2, 4, 3\) float64 and .*; expected"):
         batched_product(normal(2, 4, 3), other)
-    assert not cublas.calls
+    assert not fake_cublas.calls
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -144,10 +143,10 @@ def test_the_library_is_called_as_c_has_it(monkeypatch, batch):
 
     names = "cublasSetStream_v2", "cublasGemmEx", "cublasGemmStridedBatchedEx"
     library = types.SimpleNamespace(**{name: function(name) for name in names})
-    monkeypatch.setattr(cupy_plans, "current", lambda: (0, 54321))
+    monkeypatch.setattr(plans, "current", lambda: (0, 54321))
     a, b, c = ("A", 14, 8, 80), ("B", 14, 9, 90), ("C", 0, 7, 70)  # address, type, leading dimension, step
     given = 0, 1, 2, 3, 4, "alpha", *a, *b, "beta", *c, batch, 68, -1
-    cupy_products._Direct(library).gemmStridedBatchedEx(12345, *given)
+    cublas._Direct(library).gemmStridedBatchedEx(12345, *given)
     assert calls.pop("cublasSetStream_v2") == (12345, 54321)
     one = 0, 1, 2, 3, 4, "alpha", *a[:3], *b[:3], "beta", *c[:3], 68, -1
     assert calls == ({names[1]: (12345, *one)} if batch == 1 else {names[2]: (12345, *given)})
@@ -155,7 +154,7 @@ def test_the_library_is_called_as_c_has_it(monkeypatch, batch):
         assert len(getattr(library, name).argtypes) == len(arguments)
     setattr(library, names[1 if batch == 1 else 2], function("failing", 13))
     with pytest.raises(RuntimeError, match="cuBLAS returned status 13"):
-        cupy_products._Direct(library).gemmStridedBatchedEx(12345, *given)
+        cublas._Direct(library).gemmStridedBatchedEx(12345, *given)
 
 
 @pytest.mark.gpu

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from tests.conftest import TOLERANCES, library_or_skip
-from tests.kernels.conftest import serve_products
+from tests.kernels.conftest import use_fake_cublas
 from tests.kernels.cupy.cuda_cases import normal
 from tests.kernels.cupy.fake_cublas import dtype_named
 from xformer.backends import to_host
-from xformer.kernels.cupy import cublaslt as cupy_cublaslt
+from xformer.kernels.cupy import cublaslt
 from xformer.kernels.cupy.cublaslt import affine
 from xformer.ops import linear
 
@@ -23,9 +23,9 @@ NARROW = ["float32", "float16", "bfloat16"]
 
 
 @pytest.fixture
-def products(cublaslt, monkeypatch):
-    serve_products(cublaslt, monkeypatch)
-    return cublaslt
+def products(fake_cublaslt, monkeypatch):
+    use_fake_cublas(fake_cublaslt, monkeypatch)
+    return fake_cublaslt
 
 
 def arrays(m, k, n, dtype="float32"):
@@ -62,19 +62,19 @@ def test_any_memory(products):
 
 
 def test_a_plan_is_made_once_for_a_shape(products, monkeypatch):
-    monkeypatch.setattr(cupy_cublaslt, "_ALIGNED", (2,))
+    monkeypatch.setattr(cublaslt, "_ALIGNED_TO", (2,))
     rows, weight, bias = arrays(6, 40, 10)
     outputs = [affine(rows, weight, each) for each in (bias, bias, bias.copy())]
     np.testing.assert_array_equal(outputs[0], outputs[1])
     assert_affine(rows, weight, bias + 1.0)  # the address of the bias is told anew
-    assert len(list(cupy_cublaslt._plans)) == 1
+    assert len(list(cublaslt._plans)) == 1
 
 
 def test_descriptors_are_given_back(products, monkeypatch):
     gc.collect()
     before = products.alive_descriptors()
-    cupy_cublaslt._plans.most = 2
-    monkeypatch.setattr(cupy_cublaslt, "_ALIGNED", (2,))
+    cublaslt._plans.max_plans = 2
+    monkeypatch.setattr(cublaslt, "_ALIGNED_TO", (2,))
     for m in range(1, 6):
         affine(*arrays(m, 4, 5))
     gc.collect()
@@ -83,18 +83,18 @@ def test_descriptors_are_given_back(products, monkeypatch):
 
 def test_every_thread_has_plans_of_its_own(products):
     inputs, outputs = arrays(3, 4, 5), []
-    thread = threading.Thread(target=lambda: outputs.append((affine(*inputs), len(list(cupy_cublaslt._plans)))))
+    thread = threading.Thread(target=lambda: outputs.append((affine(*inputs), len(list(cublaslt._plans)))))
     thread.start()
     thread.join()
     np.testing.assert_array_equal(outputs[0][0], affine(*inputs))
-    assert outputs[0][1] == len(list(cupy_cublaslt._plans)) == 1
+    assert outputs[0][1] == len(list(cublaslt._plans)) == 1
 
 
 @pytest.mark.parametrize("activation", [None, "relu"])
 def test_what_is_refused_is_told_once_and_served(cuda_host, activation):
     rows, weight, bias = arrays(3, 4, REFUSED)
     with pytest.warns(
-        RuntimeWarning, match=r"cuBLASLt failed for \(3, 4\) by \(4, 13\), float32; the bias takes a pass"
+        RuntimeWarning, match=r"cuBLASLt failed for \(3, 4\) by \(4, 13\), float32; adding the bias takes another pass"
     ):
         got = linear(rows, weight, bias, activation=activation)
     with warnings.catch_warnings():
@@ -113,7 +113,7 @@ def test_a_bias_takes_no_launch(cuda_host):
 @pytest.mark.parametrize("why", ["float64", "empty", "no library"])
 def test_what_is_not_for_it(products, monkeypatch, why):
     if why == "no library":
-        monkeypatch.setattr(cupy_cublaslt, "library", lambda: None)
+        monkeypatch.setattr(cublaslt, "library", lambda: None)
     assert affine(*arrays(0 if why == "empty" else 3, 4, 5, "float64" if why == "float64" else "float32")) is None
 
 

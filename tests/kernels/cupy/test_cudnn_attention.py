@@ -20,9 +20,7 @@ from tests.kernels.cupy.test_attention import MASKS, assert_same, heads, make_ma
 from xformer import kernels, vjp
 from xformer.backends import to_host
 from xformer.kernels.cupy import cudnn_attention as cupy_cudnn
-from xformer.kernels.cupy import cudnn_plans as cupy_cudnn_plans
-from xformer.kernels.cupy import cudnn_store as cupy_cudnn_store
-from xformer.kernels.cupy import plans as cupy_plans
+from xformer.kernels.cupy import cudnn_plans, cudnn_store, plans
 from xformer.ops import attention
 
 PLAIN = {"causal": False, "scale": 0.3, "keep_probability": 1.0}
@@ -40,14 +38,14 @@ def cudnn(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # what tests write need not outlast a power cut
     module = fake_cudnn.Module()
-    monkeypatch.setattr(cupy_cudnn_plans, "frontend", lambda: (module, None))
-    monkeypatch.setattr(cupy_cudnn_plans, "current", lambda: (0, fake_cudnn.STREAM))
-    monkeypatch.setattr(cupy_cudnn_plans, "machine", lambda device: ("NVIDIA H200", 90))
-    monkeypatch.setattr(cupy_cudnn_plans, "workspace", lambda size: aligned(np.empty(max(size, 1), np.uint8)))
-    monkeypatch.setattr(cupy_cudnn_plans, "_failures", cupy_plans.Failures())
-    monkeypatch.setattr(cupy_cudnn_plans, "_began", [])
-    monkeypatch.setattr(cupy_cudnn_plans, "_took", [])
-    monkeypatch.setattr(cupy_cudnn, "_LEAST_SCORES", 1)
+    monkeypatch.setattr(cudnn_plans, "frontend", lambda: (module, None))
+    monkeypatch.setattr(cudnn_plans, "current", lambda: (0, fake_cudnn.STREAM))
+    monkeypatch.setattr(cudnn_plans, "device_properties", lambda device: ("NVIDIA H200", 90))
+    monkeypatch.setattr(cudnn_plans, "workspace", lambda size: aligned(np.empty(max(size, 1), np.uint8)))
+    monkeypatch.setattr(cudnn_plans, "_failures", plans.Failures())
+    monkeypatch.setattr(cudnn_plans, "_first_build", [])
+    monkeypatch.setattr(cudnn_plans, "_build_times", [])
+    monkeypatch.setattr(cupy_cudnn, "_MIN_SCORES", 1)
     forget(monkeypatch)
     return module
 
@@ -61,8 +59,8 @@ def unwritten(make, *like):
 
 def forget(monkeypatch):
     """Be a thread that has no plans yet."""
-    monkeypatch.setattr(cupy_cudnn_plans, "_mine", threading.local())
-    monkeypatch.setattr(cupy_cudnn_plans, "_plans", cupy_plans.Plans(256))
+    monkeypatch.setattr(cudnn_plans, "_thread_data", threading.local())
+    monkeypatch.setattr(cudnn_plans, "_plans", plans.Plans(256))
 
 
 def aligned(x):
@@ -115,7 +113,7 @@ def test_padding_is_told_as_lengths(monkeypatch, cudnn, causal):
 def test_dropout(monkeypatch, cudnn, kind, dtype):
     arrays, mask = qkv(5, 7, dtype=dtype), make_mask(kind, 2, 3, 5, 7)
     keep = np.random.default_rng(3).random((2, 3, 5, 7)) < 0.7
-    dropped = functools.partial(attention, mask=mask, keep=keep, keep_probability=0.7)
+    dropped = functools.partial(attention, mask=mask, dropout_mask=keep, keep_probability=0.7)
     assert_same(monkeypatch, lambda *qkv: dropped(*qkv), *arrays, tolerance=0.03)
     assert ("backward", "private") in cudnn.executed
 
@@ -165,12 +163,12 @@ def test_scores_of_closed_rows_are_of_ordinary_size(causal):
     """Only what forbids something is low: with a row of low scores, the derivative's exponents would be rounded."""
     query, mask = qkv(5, 5)[0], make_mask("heads", 2, 3, 5, 5)
     mask[0, 1, 3, :4] = False  # what is left of this row, a causal mask closes
-    layout = cupy_cudnn._additive_layout(mask.shape, None, query.shape, query.shape)
-    added, alive = cupy_cudnn._additive(mask, None, query, layout, causal)
+    layout = cupy_cudnn._bias_layout(mask.shape, None, query.shape, query.shape)
+    added, has_keys = cupy_cudnn._attn_bias(mask, None, query, layout, causal)
     seen = mask & np.tril(np.ones((5, 5), bool)) if causal else mask
     closed = ~seen.any(axis=-1, keepdims=True)
     assert closed.sum() >= 6 + causal
-    np.testing.assert_array_equal(alive, ~closed)
+    np.testing.assert_array_equal(has_keys, ~closed)
     np.testing.assert_array_equal(added < 0, ~mask & ~closed)
     assert layout == (added.shape, tuple(stride // added.itemsize for stride in added.strides))
 
@@ -212,7 +210,7 @@ def test_any_memory(monkeypatch, cudnn, memory, batch):
 def test_results_lie_as_layers_merge_heads(cudnn):
     output, pull = vjp(attention, *qkv(6, 5, width=24))
     for array in (output, *pull(output)):
-        assert cupy_cudnn._lies_packed(array)
+        assert cupy_cudnn._is_packed(array)
 
 
 KEEP = np.random.default_rng(5).random((2, 3, 4, 4)) < 0.5
@@ -221,25 +219,25 @@ KEEP = np.random.default_rng(5).random((2, 3, 4, 4)) < 0.5
 @pytest.mark.parametrize(
     ("arrays", "static", "reason"),
     [
-        (qkv(4, 4, dtype="float32"), {}, "dtype float32 (made for float16, bfloat16)"),
+        (qkv(4, 4, dtype="float32"), {}, "dtype float32 (kernels take float16, bfloat16)"),
         ([x[0] for x in qkv(4, 4, dtype="float16")], {}, "not (batch, heads, length, features)"),
         ([*qkv(4, 4, dtype="float16")[:2], qkv(4, 4, dtype="float16")[2][:1]], {}, "batch or heads are broadcast"),
-        ([x[:0] for x in qkv(4, 4, dtype="float16")], {}, "nothing to attend to"),
+        ([x[:0] for x in qkv(4, 4, dtype="float16")], {}, "an empty array"),
         (qkv(4, 4, 12, 16, dtype="float16"), {}, "heads of 12 and 16 features"),
         (qkv(4, 4, 264, 16, dtype="float16"), {}, "heads of 264 and 16 features"),
-        (qkv(1, 4, dtype="float16"), {}, "one query"),
-        (qkv(5, 4, dtype="float16"), {"causal": True}, "causal, with fewer keys than queries"),
-        ([*qkv(3, 4, dtype="float16"), np.ones(4, bool)], {"causal": True}, "causal, with more keys than queries and"),
+        (qkv(1, 4, dtype="float16"), {}, "a single query"),
+        (qkv(5, 4, dtype="float16"), {"causal": True}, "causal with fewer keys than queries"),
+        ([*qkv(3, 4, dtype="float16"), np.ones(4, bool)], {"causal": True}, "causal with more keys than queries and"),
         (
             [*qkv(3, 4, dtype="float16"), None, None, KEEP[:, :, :3, :4]],
             {"causal": True},
-            "causal, with more keys than",
+            "causal with more keys than",
         ),
-        ([*qkv(4, 4, dtype="float16"), None, np.ones(4, "float32")], {}, "dtypes float16 and float32 are mixed"),
+        ([*qkv(4, 4, dtype="float16"), None, np.ones(4, "float32")], {}, "mixed dtypes float16 and float32"),
         (
             [*qkv(4, 4, dtype="float16"), None, None, np.ones((2, 1, 4, 4), bool)],
             {},
-            "the mask of dropout is broadcast",
+            "the dropout mask is broadcast",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -247,7 +245,7 @@ KEEP = np.random.default_rng(5).random((2, 3, 4, 4)) < 0.5
 def test_what_is_left_to_others_and_why(monkeypatch, cudnn, arrays, static, reason):
     assert f"not cudnn.attention: {reason}" in explained(*arrays, **static)
     if "mixed" not in reason and "broadcast" not in reason:
-        given = dict(zip(("mask", "bias", "keep"), arrays[3:], strict=False))
+        given = dict(zip(("mask", "bias", "dropout_mask"), arrays[3:], strict=False))
         given = {name: value for name, value in given.items() if value is not None}
         assert_same(monkeypatch, functools.partial(attention, **given, **static), *arrays[:3])
     assert not cudnn.executed
@@ -255,7 +253,7 @@ def test_what_is_left_to_others_and_why(monkeypatch, cudnn, arrays, static, reas
 
 def test_an_absent_frontend_is_named_with_what_to_install(monkeypatch, cudnn):
     reason = "the cuDNN frontend is not installed; run: pip install nvidia-cudnn-frontend nvidia-cudnn-cu13"
-    monkeypatch.setattr(cupy_cudnn_plans, "frontend", lambda: (None, reason))
+    monkeypatch.setattr(cudnn_plans, "frontend", lambda: (None, reason))
     assert f"not cudnn.attention: {reason}" in explained(*qkv(4, 4))
     assert_same(monkeypatch, attention, *qkv(4, 4))
 
@@ -270,22 +268,22 @@ def test_the_frontend_is_loaded_after_what_it_does_not_find_itself(monkeypatch):
             raise RuntimeError("not found among the wheels")
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "run: pip install nvidia-cudnn-frontend nvidia-cudnn-cu13" in cupy_cudnn_plans.frontend.__wrapped__()[1]
+    assert "run: pip install nvidia-cudnn-frontend nvidia-cudnn-cu13" in cudnn_plans.frontend.__wrapped__()[1]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     module = types.SimpleNamespace(backend_version=lambda: used.append("cudnn") or version[0])
     modules = {"cuda.pathfinder": types.SimpleNamespace(load_nvidia_dynamic_lib=load), "cudnn": module}
-    monkeypatch.setattr(cupy_cudnn_plans.importlib, "import_module", modules.__getitem__)
-    assert cupy_cudnn_plans.frontend.__wrapped__() == (module, None)
+    monkeypatch.setattr(cudnn_plans.importlib, "import_module", modules.__getitem__)
+    assert cudnn_plans.frontend.__wrapped__() == (module, None)
     assert used == ["cudart", "nvrtc", "cudnn"]
     version[0] = 91801
-    assert cupy_cudnn_plans.frontend.__wrapped__()[1] == "cuDNN 91801 is older than 91900"
+    assert cudnn_plans.frontend.__wrapped__()[1] == "cuDNN 91801 is older than 91900"
     del module.backend_version  # half installed
-    assert "cannot be used: " in cupy_cudnn_plans.frontend.__wrapped__()[1]
+    assert "cannot be used: " in cudnn_plans.frontend.__wrapped__()[1]
 
 
 def test_an_old_gpu_is_left_to_others(monkeypatch, cudnn):
-    monkeypatch.setattr(cupy_cudnn_plans, "machine", lambda device: ("Tesla V100", 70))
-    assert "not cudnn.attention: Tesla V100 has compute capability 7.0; at least 8.0" in explained(*qkv(4, 4))
+    monkeypatch.setattr(cudnn_plans, "device_properties", lambda device: ("Tesla V100", 70))
+    assert "not cudnn.attention: Tesla V100 has compute capability 7.0; expected at least 8.0" in explained(*qkv(4, 4))
 
 
 # --- plans -----------------------------------------------------------------------------------------------------------
@@ -308,8 +306,8 @@ def test_plans_are_built_once_for_a_shape_and_a_memory(monkeypatch, cudnn):
 
 
 def test_plans_used_longest_ago_are_dropped(monkeypatch, cudnn):
-    cupy_cudnn_plans._plans.most = 2
-    monkeypatch.setattr(cupy_cudnn_store, "load", lambda purpose: None)
+    cudnn_plans._plans.max_plans = 2
+    monkeypatch.setattr(cudnn_store, "load", lambda cache_key: None)
     for length in (2, 3, 2, 4, 2):
         attention(*qkv(length, length))
     assert cudnn.built == 3
@@ -330,7 +328,7 @@ def test_every_thread_has_plans_and_a_handle_of_its_own(cudnn):
 
 def test_plans_are_found_on_disk(monkeypatch, cudnn):
     wanted = pulled(attention, *qkv(6, 6))
-    assert len(list(cupy_cudnn_store.folder().glob("*.plan"))) == cudnn.built == 2
+    assert len(list(cudnn_store.folder().glob("*.plan"))) == cudnn.built == 2
     forget(monkeypatch)
     for got, expected in zip(pulled(attention, *qkv(6, 6)), wanted, strict=True):
         np.testing.assert_array_equal(got, expected)
@@ -344,11 +342,11 @@ def test_plans_are_found_on_disk(monkeypatch, cudnn):
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[]\n", b"\xff\n", "cut", "changed", "for another", "foreign"])
 def test_a_damaged_file_is_replaced(monkeypatch, cudnn, damage):
     attention(*qkv(6, 6))
-    (path,) = cupy_cudnn_store.folder().glob("*.plan")
+    (path,) = cudnn_store.folder().glob("*.plan")
     whole = path.read_bytes()
     if damage == "foreign":  # whole, but nothing that cuDNN could read
-        (spec, device) = next(iter(cupy_cudnn_plans._plans))
-        cupy_cudnn_store.save(cupy_cudnn_plans.purpose(spec, device), {}, b"no plan")
+        (spec, device) = next(iter(cudnn_plans._plans))
+        cudnn_store.save(cudnn_plans.cache_key(spec, device), {}, b"no plan")
     else:
         changed = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
         path.write_bytes(
@@ -363,10 +361,10 @@ def test_a_damaged_file_is_replaced(monkeypatch, cudnn, damage):
 
 
 def test_the_disk_holds_only_so_many(monkeypatch, cudnn):
-    monkeypatch.setattr(cupy_cudnn_store, "_MOST_FILES", 3)
+    monkeypatch.setattr(cudnn_store, "_MAX_FILES", 3)
     for length in range(2, 8):
         attention(*qkv(length, length))
-    assert len(list(cupy_cudnn_store.folder().iterdir())) == 3
+    assert len(list(cudnn_store.folder().iterdir())) == 3
 
 
 def test_a_place_that_cannot_be_written_to_is_no_reason_to_stop(monkeypatch, cudnn, tmp_path):
@@ -382,7 +380,7 @@ def test_what_cannot_be_built_is_said_once_and_left_to_others(monkeypatch, cudnn
         vjp(attention, *qkv(6, 6))
     cudnn.refuses = None
     assert_same(monkeypatch, attention, *qkv(6, 6))
-    assert "not cudnn.attention: cuDNN does not take this: No valid engine configs" in explained(
+    assert "not cudnn.attention: cuDNN does not support this call: No valid engine configs" in explained(
         *qkv(6, 6), scale=1.0 / math.sqrt(8)
     )
     assert not cudnn.executed
@@ -407,17 +405,17 @@ def test_without_the_private_way_in_the_public_one_serves(monkeypatch, cudnn, pr
 
 
 def test_the_same_calls_take_the_same_way_and_are_summed_in_order(monkeypatch, cudnn):
-    monkeypatch.setattr(cupy_cudnn_plans, "_began", [0.0])
-    monkeypatch.setattr(cupy_cudnn_plans, "_took", [1e9])
+    monkeypatch.setattr(cudnn_plans, "_first_build", [0.0])
+    monkeypatch.setattr(cudnn_plans, "_build_times", [1e9])
     pulled(attention, *qkv(6, 6))
     assert cudnn.built == 3 - 1  # forward with what the derivative needs, and the derivative
-    assert {spec.backward: spec.repeatable for spec, _ in cupy_cudnn_plans._plans} == {False: False, True: True}
+    assert {spec.backward: spec.deterministic for spec, _ in cudnn_plans._plans} == {False: False, True: True}
 
 
 def test_building_takes_no_more_than_a_share_of_the_time(monkeypatch, cudnn):
     monkeypatch.setenv("XFORMER_DETERMINISTIC", "0")
     clock = [100.0]
-    monkeypatch.setattr(cupy_cudnn_plans.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(cudnn_plans.time, "monotonic", lambda: clock[0])
     build = fake_cudnn.Graph.build
     monkeypatch.setattr(
         fake_cudnn.Graph, "build", lambda self, modes: (build(self, modes), clock.append(clock.pop() + 20))
@@ -442,12 +440,12 @@ def test_no_warning_is_given_for_what_works(cudnn):
 def agree_on_the_gpu(*arrays, operation="attention", **given):
     """Output and cotangents on a GPU, and in float64 on the host."""
     cupy = library_or_skip("cupy")
-    if cupy_cudnn_plans.frontend()[1] is not None:
-        pytest.skip(cupy_cudnn_plans.frontend()[1])
+    if cudnn_plans.frontend()[1] is not None:
+        pytest.skip(cudnn_plans.frontend()[1])
     wanted = pulled(functools.partial(attention, **given), *(array.astype("float64") for array in arrays))
     here = [*map(cupy.asarray, arrays)]
     given = {name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in given.items()}
-    masks = [given.get(name) for name in ("mask", "bias", "keep")]
+    masks = [given.get(name) for name in ("mask", "bias", "dropout_mask")]
     static = {**PLAIN, **{name: given[name] for name in ("causal", "keep_probability") if name in given}}
     said = kernels.explain(operation, *here, *masks, **static)
     assert f": cudnn.{operation}" in said
@@ -472,7 +470,7 @@ def test_on_the_gpu(length, kind, causal):
 @pytest.mark.parametrize("kind", [None, "padding"])
 def test_dropout_on_the_gpu(lengths, kind):
     keep, mask = np.random.default_rng(3).random((2, 3, *lengths)) < 0.8, make_mask(kind, 2, 3, *lengths)
-    agree_on_the_gpu(*qkv(*lengths, 64, 64), mask=mask, keep=keep, keep_probability=0.8)
+    agree_on_the_gpu(*qkv(*lengths, 64, 64), mask=mask, dropout_mask=keep, keep_probability=0.8)
 
 
 @pytest.mark.gpu

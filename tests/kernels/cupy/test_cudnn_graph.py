@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from tests.kernels.cupy import stub_drivers
-from xformer.kernels.cupy import cublas as cupy_products
+from xformer.kernels.cupy import cublas, cudnn_plans
 from xformer.kernels.cupy import cudnn_attention as cupy_cudnn
-from xformer.kernels.cupy import cudnn_plans as cupy_cudnn_plans
 from xformer.kernels.cupy.cudnn_graph import Spec, describe
 
 # What cuDNN says of one, by create_device_properties(0).serialize(), from NVIDIA's data sheets.
@@ -47,7 +46,7 @@ H200 = {
 def cudnn():
     if os.environ.get("XFORMER_CUDNN_PLANS") != "1":
         pytest.skip("needs cuDNN and stand-ins for drivers; run: nox -s cudnn_plans")
-    module, reason = cupy_cudnn_plans.frontend()
+    module, reason = cudnn_plans.frontend()
     assert reason is None
     return module
 
@@ -66,12 +65,12 @@ def empty(batch, heads, length, features, dtype="float16"):
 
 def specs(monkeypatch, queries, keys, features, *, width=None, shared=4, dtype="float16", **given):
     """Those of a call that `supports` accepts: forward, forward with what the derivative needs, derivative."""
-    monkeypatch.setattr(cupy_products, "pointer", lambda array: array.ctypes.data)
-    monkeypatch.setattr(cupy_cudnn_plans, "refusal", lambda *specs: None)
-    monkeypatch.setattr(cupy_cudnn, "_LEAST_SCORES", 1)
+    monkeypatch.setattr(cublas, "pointer", lambda array: array.ctypes.data)
+    monkeypatch.setattr(cudnn_plans, "unsupported_reason", lambda *specs: None)
+    monkeypatch.setattr(cupy_cudnn, "_MIN_SCORES", 1)
     shapes = (4, queries, features), (shared, keys, features), (shared, keys, width or features)
     arrays = [empty(2, *shape) for shape in shapes]
-    kinds = {"mask": bool, "bias": "float16", "keep": bool}
+    kinds = {"mask": bool, "bias": "float16", "dropout_mask": bool}
     arrays += [np.ones(given[name], kind) if name in given else None for name, kind in kinds.items()]
     static = {"causal": given.get("causal", False), "scale": 0.125}
     assert cupy_cudnn.supports(tuple(arrays), static) is None
@@ -99,9 +98,15 @@ CALLS = {
     "a window": {"queries": 100, "keys": 100, "features": 64, "mask": (100, 100), "causal": True},
     "a bias of heads": {"queries": 77, "keys": 77, "features": 64, "bias": (1, 4, 77, 77), "causal": True},
     "bias and padding": {"queries": 64, "keys": 64, "features": 64, "mask": (2, 1, 1, 64), "bias": (4, 64, 64)},
-    "dropout": {"queries": 77, "keys": 50, "features": 64, "keep": (2, 4, 77, 50), "dtype": "bfloat16"},
-    "causal dropout": {"queries": 256, "keys": 256, "features": 64, "keep": (2, 4, 256, 256), "causal": True},
-    "dropout and padding": {"queries": 64, "keys": 77, "features": 64, "keep": (2, 4, 64, 77), "mask": (2, 1, 1, 77)},
+    "dropout": {"queries": 77, "keys": 50, "features": 64, "dropout_mask": (2, 4, 77, 50), "dtype": "bfloat16"},
+    "causal dropout": {"queries": 256, "keys": 256, "features": 64, "dropout_mask": (2, 4, 256, 256), "causal": True},
+    "dropout and padding": {
+        "queries": 64,
+        "keys": 77,
+        "features": 64,
+        "dropout_mask": (2, 4, 64, 77),
+        "mask": (2, 1, 1, 77),
+    },
     "shared keys": {"queries": 100, "keys": 100, "features": 64, "shared": 2, "causal": True, "dtype": "bfloat16"},
     "one head of keys": {"queries": 64, "keys": 77, "features": 64, "shared": 1, "mask": (2, 1, 1, 77)},
     "slopes": {"queries": 50, "keys": 50, "features": 64, "bias": (1, 4, 1, 50)},
@@ -145,7 +150,7 @@ def test_what_is_refused_here_is_refused_there(monkeypatch, cudnn, context):
     for spec in (
         forward._replace(**bottom_right),
         backward._replace(**bottom_right),
-        forward._replace(bias=None, dropped=True, **bottom_right),
+        forward._replace(bias=None, dropout=True, **bottom_right),
         backward._replace(query=wide, key=wide, bias=None),
         forward._replace(query=odd, key=odd, bias=None),
         backward._replace(query=odd, key=odd, bias=None),

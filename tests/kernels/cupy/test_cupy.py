@@ -130,7 +130,7 @@ def test_explain_says_that_our_kernel_serves(cuda, operation):
 
 @pytest.mark.parametrize("operation", CASES)
 def test_arrays_on_another_device_than_the_current_one_are_left_to_the_library(cuda_host, monkeypatch, operation):
-    monkeypatch.setattr(cuda_launch, "is_here", lambda array: False)
+    monkeypatch.setattr(cuda_launch, "is_current_device", lambda array: False)
     (kernel,) = registry._KERNELS[(operation, "numpy")]
     hosts, static = CASES[operation]
     assert kernel.supports(hosts, static) == "arrays are on cpu, which is not the current device"
@@ -172,7 +172,11 @@ def test_three_updates_of_a_model_are_those_of_the_portable_code(cuda_host, monk
     for array, want in zip(arrays, wanted_arrays, strict=True):
         np.testing.assert_allclose(array, want, rtol=0, atol=1e-10)
     assert launched >= {"norms.normalize_parameters_vjp", "optimizer.adam", "softmax.cross_entropy_vjp"}
-    assert launched >= {f"elementwise.{settings['activation']}_vjp", "elementwise.dropout", "embedding.scatter_pieces"}
+    assert launched >= {
+        f"elementwise.{settings['activation']}_vjp",
+        "elementwise.dropout",
+        "embedding.scatter_segments",
+    }
 
 
 SPIN = """

@@ -49,8 +49,8 @@ def test_masks_of_any_layout(cuda):
 def test_masks_that_are_not_served(cuda):
     x = cuda.array(np.ones((2, 3)))
     for keep, reason in [
-        (np.ones((2, 1), bool), "keep is broadcast"),
-        (np.ones((2, 3), np.int64), "keep of dtype int64 (kernels take bool)"),
+        (np.ones((2, 1), bool), "the mask is broadcast"),
+        (np.ones((2, 3), np.int64), "mask of dtype int64 (kernels take bool)"),
     ]:
         said = kernels.explain("dropout", x, cuda.array(keep), keep_probability=0.5)
         assert f"  not cupy.dropout: {reason}" in said
@@ -85,7 +85,7 @@ IDS = {
 @pytest.mark.parametrize("piece", [64, 7, 1])
 def test_embedding(cuda, monkeypatch, dtype, ids, piece):
     """Ids that stand in one piece, in two, and in many; 12 features are one chunk and a half of 16 bytes."""
-    monkeypatch.setattr(cupy_elementwise, "_PIECE", piece)
+    monkeypatch.setattr(cupy_elementwise, "_SEGMENT", piece)
     table, host_ids = normal(11, 12), np.asarray(IDS[ids], dtype="int64")
     assert cuda.served("embedding", cuda.array(table, dtype), cuda.array(host_ids))
     cuda.agree(embedding, table, host_ids, dtype=dtype)
@@ -108,4 +108,4 @@ def test_an_id_that_is_no_row_is_seen_and_has_no_gradient(cuda):
 
 def test_a_table_that_is_not_contiguous_is_not_copied(cuda):
     table = cuda.array(normal(3, 5)).T
-    assert "  not cupy.embedding: the table is not contiguous" in kernels.explain("embedding", table, cuda.array([1]))
+    assert "  not cupy.embedding: the weight is not contiguous" in kernels.explain("embedding", table, cuda.array([1]))

@@ -62,7 +62,7 @@ def record(request, diary, monkeypatch):
     fake.cuda = cuda
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.delitem(sys.modules, "xformer.kernels.cupy.graph", raising=False)
-    yield importlib.import_module("xformer.kernels.cupy.graph").record, stream
+    yield importlib.import_module("xformer.kernels.cupy.graph").capture_graph, stream
     sys.modules.pop("xformer.kernels.cupy.graph", None)
 
 
@@ -73,7 +73,7 @@ def test_twice_as_it_is_then_recorded(record, diary):
         again()
     assert [entry for entry in diary if entry not in ("in", "out")] == ["done", "done"]
     if stream.broken:
-        with pytest.warns(UserWarning, match=r"could not be recorded as a CUDA graph.*cudaErrorStreamCapture"):
+        with pytest.warns(UserWarning, match=r"cannot be captured as a CUDA graph.*cudaErrorStreamCapture"):
             again()
         again()
         expected = ["captured", "done", "done"]

@@ -18,12 +18,13 @@ from xformer import vjp
 from xformer.backends import dtype_named, resolve, to_host
 from xformer.errors import BackendError
 from xformer.kernels.cupy import launch as cuda_launch
-from xformer.kernels.cupy.support import column_total
+from xformer.kernels.cupy.columns import column_total
 from xformer.ops import cross_entropy, layer_norm
 
 NVCC = shutil.which("nvcc")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", cuda_on_host.INSTANCES)
 def test_sources_compile_for_a_gpu(tmp_path, file):
     if NVCC is None:

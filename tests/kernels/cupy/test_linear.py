@@ -98,7 +98,7 @@ def test_gradients_of_only_some_inputs(cuda):
 def test_what_is_not_served_is_said(cuda):
     x, weight = cuda.array(np.ones((2, 3)), "float32"), cuda.array(np.ones((3, 4)), "float16")
     one = cuda.array(np.ones(1), "float32")
-    assert "  not cupy.linear: dtypes float32 and float16 are mixed" in kernels.explain("linear", x, weight, None)
+    assert "  not cupy.linear: mixed dtypes float32 and float16" in kernels.explain("linear", x, weight, None)
     assert "  not cupy.linear: the bias is broadcast" in kernels.explain("linear", x, x.T, one)
     said = kernels.explain("project_heads", cuda.xp.stack([x]), x.T, one, heads=(1,))
     assert "  not cupy.project_heads: a bias is broadcast" in said

@@ -51,9 +51,9 @@ def test_what_is_not_served_is_said(cuda):
     x, weight = cuda.array(np.ones((2, 3)), "float32"), cuda.array(np.ones(3), "float16")
     wide, one = cuda.array(np.ones(3), "float64"), cuda.array(np.ones(1), "float32")
     for parameter, reason in [
-        (weight, "parameters of dtype float16 for rows of float32"),
-        (wide, "parameters of dtype float64 for rows of float32"),
-        (one, "a parameter is broadcast"),
+        (weight, "parameters of dtype float16 with float32 rows"),
+        (wide, "parameters of dtype float64 with float32 rows"),
+        (one, "weight or bias is broadcast"),
     ]:
         said = kernels.explain("rms_norm", x, parameter, epsilon=1e-5).splitlines()
         assert any(line.endswith(f"  not cupy.rms_norm: {reason}") for line in said)

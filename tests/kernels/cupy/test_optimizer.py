@@ -20,13 +20,13 @@ SHAPES = [(3, 5), (7,), (), (0, 4), (2, 5000), (64,)]
 SETTINGS = {"learning_rate": 0.01, "step": 3, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9}
 
 
-def wide(dtype):
+def compute_dtype(dtype):
     return "float64" if dtype == "float64" else "float32"
 
 
 def rows_of(cuda, dtype, shapes=SHAPES, gradient=None):
     """Parameters, gradients and moments, on the device and on the host in float64."""
-    dtypes = dtype, gradient or dtype, wide(dtype), wide(dtype)
+    dtypes = dtype, gradient or dtype, compute_dtype(dtype), compute_dtype(dtype)
     rows = [
         tuple(
             cuda.array(np.asarray(values(shape, 4 * i + k)), each)
@@ -52,16 +52,16 @@ VALUES = [signed, signed, signed, positive]
 @pytest.mark.parametrize("weight_decay", [None, [0.1, 0.0, 0.2, 0.3, 0.1, 0.5]], ids=["adam", "adamw"])
 @pytest.mark.parametrize("most", [64, 2], ids=["one launch", "several"])
 def test_adam(cuda, monkeypatch, dtype, weight_decay, most):
-    monkeypatch.setattr(cupy_optimizer, "_MOST_ROWS", most)
+    monkeypatch.setattr(cupy_optimizer, "_MAX_ROWS", most)
     rows, hosts = rows_of(cuda, dtype)
-    factor = None if weight_decay is None else cuda.array(np.asarray(0.375), wide(dtype))
+    factor = None if weight_decay is None else cuda.array(np.asarray(0.375), compute_dtype(dtype))
     assert cuda.served("adam", factor, *(array for row in rows for array in row))
     updated = adam(rows, **SETTINGS, weight_decay=weight_decay, factor=factor)
     monkeypatch.setattr(registry, "_KERNELS", {})
     expected = adam(hosts, **SETTINGS, weight_decay=weight_decay, factor=None if factor is None else np.asarray(0.375))
     for row, got, wanted in zip(rows, updated, expected, strict=True):
         assert [got[0] is row[0], got[1] is row[2], got[2] is row[3]] == [True] * 3
-        for array, want, each in zip(got, wanted, (dtype, wide(dtype), wide(dtype)), strict=True):
+        for array, want, each in zip(got, wanted, (dtype, compute_dtype(dtype), compute_dtype(dtype)), strict=True):
             assert_close(array, np.asarray(want), xp=cuda.xp, dtype=each)
 
 
@@ -107,7 +107,7 @@ def test_what_is_not_served_is_said(cuda):
     good = [cuda.array(np.ones((2, 3)), "float32") for _ in range(4)]
     narrow, ints, columns = cuda.array(np.ones((2, 3)), "float16"), cuda.array(np.ones((2, 3), int)), good[0][:, ::2]
     for row, reason in [
-        ([ints, *good[1:]], "dtype int64 (kernels take floating ones)"),
+        ([ints, *good[1:]], "dtype int64 (kernels take floating dtypes)"),
         ([good[0], narrow, *good[2:]], "a gradient of dtype float16 for a float32 parameter"),
         ([narrow, narrow, narrow, good[3]], "moments of dtype float16 for a float16 parameter"),
         ([columns] * 4, "arrays are not contiguous, or differ in memory order"),
@@ -130,7 +130,7 @@ def test_a_factor_that_is_no_number_changes_nothing(cuda, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("most", [128, 2], ids=["one launch", "several"])
 def test_squared_norm(cuda, monkeypatch, dtype, most):
-    monkeypatch.setattr(cupy_optimizer, "_MOST_ARRAYS", most)
+    monkeypatch.setattr(cupy_optimizer, "_MAX_ARRAYS", most)
     arrays = [np.asarray(normal(*shape, seed=place)) for place, shape in enumerate([*SHAPES, (9000,)])]
     assert cuda.served("squared_norm", *(cuda.array(array, dtype) for array in arrays))
     cuda.agree(squared_norm, *arrays, dtype=dtype)
@@ -142,9 +142,11 @@ def test_arrays_of_several_dtypes(cuda):
         squared_norm, normal(5, 3), normal(70, seed=1), normal(4, seed=2), dtype=("bfloat16", "float32", "float16")
     )
     mixed = [cuda.array(np.ones(3), dtype) for dtype in ("float64", "float32")]
-    assert "  not cupy.squared_norm: dtypes float64 and narrower are mixed" in kernels.explain("squared_norm", *mixed)
+    assert "  not cupy.squared_norm: mixed dtypes: float64 and others" in kernels.explain("squared_norm", *mixed)
     ints = cuda.array(np.ones(3, int))
-    assert "  not cupy.squared_norm: dtype int64 (kernels take floating ones)" in kernels.explain("squared_norm", ints)
+    assert "  not cupy.squared_norm: dtype int64 (kernels take floating dtypes)" in kernels.explain(
+        "squared_norm", ints
+    )
 
 
 # --- cast --------------------------------------------------------------------------
@@ -153,7 +155,7 @@ def test_arrays_of_several_dtypes(cuda):
 @pytest.mark.parametrize("most", [112, 2], ids=["one launch", "several"])
 @pytest.mark.parametrize(("before", "after"), CASTS)
 def test_cast_has_the_bits_of_numpy(cuda, monkeypatch, before, after, most):
-    monkeypatch.setattr(cupy_optimizer, "_MOST_PAIRS", most)
+    monkeypatch.setattr(cupy_optimizer, "_MAX_PAIRS", most)
     special = np.array(
         [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-41, 1e-7, 65519.0, 65520.0, 3e38, 1 + 2**-8, 1 + 3 * 2**-8]
     )

@@ -46,7 +46,7 @@ def test_short_sequences(monkeypatch, lengths, mask, causal, drop):
     keep = np.random.default_rng(6).random((3, 2, queries, keys)) < 0.8 if drop else None
     static = {"causal": causal, "keep_probability": 0.8 if drop else 1.0}
     assert_served(*arrays, allowed, None, keep, scale=0.5, **static)
-    assert_same(monkeypatch, functools.partial(attention, mask=allowed, keep=keep, **static), *arrays)
+    assert_same(monkeypatch, functools.partial(attention, mask=allowed, dropout_mask=keep, **static), *arrays)
 
 
 @pytest.mark.parametrize("lengths", [(64, 128), (65, 129), (130, 100), (100, 300), (200, 130)], ids=str)

@@ -37,7 +37,7 @@ def test_attention(monkeypatch, dtype, lengths, mask, causal, drop):
     keep = np.random.default_rng(6).random((BATCH, HEADS, queries, keys)) < 0.8 if drop else None
     static = {"causal": causal, "keep_probability": 0.8 if drop else 1.0}
     assert_selected("attention", *arrays, mask_array, None, keep, scale=0.5, **static)
-    attend = functools.partial(attention, mask=mask_array, keep=keep, **static)
+    attend = functools.partial(attention, mask=mask_array, dropout_mask=keep, **static)
     assert_same(monkeypatch, attend, *arrays)
     monkeypatch.setattr(numpy_attention, "_TILE_SCORES", 1)  # one head of one sentence per tile
     assert_same(monkeypatch, attend, *arrays)

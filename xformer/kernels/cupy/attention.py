@@ -1,7 +1,7 @@
-"""Attention on CuPy by batched products, with the scores in memory: for what the fused kernel leaves out.
+"""Attention on CuPy by batched products, for calls that the cuDNN kernel does not support.
 
-Scores and their softmax are float32 for float16 and bfloat16; weights are kept, and multiplied, in the dtype of the
-arrays. Memory grows with queries times keys.
+For float16 and bfloat16, scores and softmax are float32, and the weights have the dtype of the arrays. Memory grows
+with queries times keys.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from xformer.backends import Array, accumulation_dtype, array_namespace, device,
 from xformer.kernels.cupy.cublas import batched_product
 from xformer.kernels.registry import Kernel, register
 from xformer.ops.attention import causal_mask, repeat_kv, sum_kv_groups
-from xformer.ops.dropout import apply_keep
+from xformer.ops.dropout import apply_dropout
 from xformer.ops.softmax import softmax, softmax_cotangent
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
-def mixed(arrays: tuple[Any, ...], dtypes: tuple[str, ...]) -> str | None:
-    """None where query, key, value and bias, those that there are, have one dtype out of `dtypes`, else the reason."""
+def unsupported_dtype(arrays: tuple[Any, ...], dtypes: tuple[str, ...]) -> str | None:
+    """Return None if query, key, value and bias have one dtype out of `dtypes`, else the reason."""
     query, key, value, _, bias, _ = arrays
-    found = {dtype_name(array.dtype) for array in (query, key, value, bias) if array is not None}
-    if len(found) > 1:
-        return f"dtypes {' and '.join(sorted(found))} are mixed"
-    return None if found <= {*dtypes} else f"dtype {found.pop()} (made for {', '.join(dtypes)})"
+    names = {dtype_name(array.dtype) for array in (query, key, value, bias) if array is not None}
+    if len(names) > 1:
+        return f"mixed dtypes {' and '.join(sorted(names))}"
+    return None if names <= {*dtypes} else f"dtype {names.pop()} (kernels take {', '.join(dtypes)})"
 
 
 def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    """None for floating arrays of one dtype, in which batch and heads may be broadcast, else the reason why not."""
-    return mixed(arrays, _DTYPES)
+    """Accept floating arrays of one dtype; batch and heads may be broadcast."""
+    return unsupported_dtype(arrays, _DTYPES)
 
 
 def forward(
@@ -38,54 +38,54 @@ def forward(
     value: Array,
     mask: Array | None,
     bias: Array | None,
-    keep: Array | None,
+    dropout_mask: Array | None,
     *,
     causal: bool,
     scale: float,
     keep_probability: float,
     save: bool,
 ) -> tuple[Array, Any]:
-    """The output (..., queries, value_dim); kept are the arrays, the weights and the mask of dropout."""
+    """Return the output (..., queries, value_dim), and the arrays, weights and dropout mask as residuals."""
     xp, heads = array_namespace(query), key.shape[-3] if len(key.shape) > 2 else 1
-    query, key, value = _together(xp, query, repeat_kv(key, query), repeat_kv(value, query))
-    scores = batched_product(query, _turned(key), alpha=scale, dtype=accumulation_dtype(xp, query.dtype))
+    query, key, value = _broadcast_batch(xp, query, repeat_kv(key, query), repeat_kv(value, query))
+    scores = batched_product(query, _transpose(key), alpha=scale, dtype=accumulation_dtype(xp, query.dtype))
     if bias is not None:
         scores += xp.astype(bias, scores.dtype, copy=False)
     if causal and query.shape[-2] > 1:  # a single query is the last one, and sees every key
         allowed = causal_mask(xp, query.shape[-2], key.shape[-2], device(query))
         mask = allowed if mask is None else xp.logical_and(mask, allowed)
     weights = xp.astype(softmax(scores, mask), query.dtype, copy=False)
-    dropped = weights if keep is None else apply_keep(weights, keep, keep_probability)
-    return batched_product(dropped, value), (query, key, value, weights, keep, heads) if save else None
+    dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
+    return batched_product(dropped, value), (query, key, value, weights, dropout_mask, heads) if save else None
 
 
 def vjp(g: Array, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float) -> Any:
-    """As in ops/attention.py, with dS in float32 until it is multiplied; only what is needed."""
-    query, key, value, weights, keep, heads = residuals
+    """Compute the cotangents that are needed, as in ops/attention.py, with dS in float32 until it is multiplied."""
+    query, key, value, weights, dropout_mask, heads = residuals
     xp = array_namespace(g)
     dquery = dkey = dvalue = dbias = None
     if needs[2]:
-        dropped = weights if keep is None else apply_keep(weights, keep, keep_probability)
-        dvalue = batched_product(_turned(dropped), g)
+        dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
+        dvalue = batched_product(_transpose(dropped), g)
     if needs[0] or needs[1] or needs[4]:
-        wide = accumulation_dtype(xp, weights.dtype)
-        dweights = batched_product(g, _turned(value), dtype=wide)
-        if keep is not None:
-            dweights = apply_keep(dweights, keep, keep_probability)
-        dbias = softmax_cotangent(dweights, xp.astype(weights, wide, copy=False))
+        dtype = accumulation_dtype(xp, weights.dtype)
+        dweights = batched_product(g, _transpose(value), dtype=dtype)
+        if dropout_mask is not None:
+            dweights = apply_dropout(dweights, dropout_mask, keep_probability)
+        dbias = softmax_cotangent(dweights, xp.astype(weights, dtype, copy=False))
         dscores = xp.astype(dbias, weights.dtype, copy=False)
         dquery = batched_product(dscores, key, alpha=scale) if needs[0] else None
-        dkey = batched_product(_turned(dscores), query, alpha=scale) if needs[1] else None
+        dkey = batched_product(_transpose(dscores), query, alpha=scale) if needs[1] else None
     dkey, dvalue = (None if x is None else sum_kv_groups(x, heads) for x in (dkey, dvalue))
     return dquery, dkey, dvalue, None, dbias if needs[4] else None, None
 
 
-def _turned(x: Array) -> Array:
+def _transpose(x: Array) -> Array:
     return array_namespace(x).matrix_transpose(x)
 
 
-def _together(xp: Any, *arrays: Array) -> list[Array]:
-    """The same batch and heads in all arrays (their cotangents are summed where they are used, as after any op)."""
+def _broadcast_batch(xp: Any, *arrays: Array) -> list[Array]:
+    """Broadcast batch and heads; autodiff sums the cotangents, as after every operation."""
     shapes = [tuple(array.shape[:-2]) for array in arrays]
     if shapes.count(shapes[0]) == len(shapes):
         return list(arrays)

@@ -1,8 +1,8 @@
-"""Linear maps by cuBLASLt: a bias and ReLU cost no pass over memory, since each sum gets them before it is written.
+"""Linear maps by cuBLASLt, which adds the bias and applies ReLU before it writes the product.
 
-CuPy binds cuBLAS and not cuBLASLt, which comes and is loaded with it, so its functions are called as C has them, with
-CuPy's handle. What it is asked once for every shape (descriptors, and the algorithm that its heuristic puts first) is
-kept, one set a thread; what it does not take is remembered and warned about once, and callers do without.
+CuPy does not bind cuBLASLt but loads it with cuBLAS, so its functions are called through ctypes with CuPy's handle.
+The plan of each shape (descriptors and the first algorithm of its heuristic) is cached per thread. A shape that
+cuBLASLt does not support causes one warning, and callers fall back to cuBLAS.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from ctypes import c_int, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
 from xformer.backends import Array, array_namespace, dtype_name
-from xformer.kernels.cupy import cublas as cupy_products
-from xformer.kernels.cupy import plans as cupy_plans
+from xformer.kernels.cupy import cublas, plans
+from xformer.kernels.cupy.arrays import contiguous
 from xformer.kernels.cupy.plans import Failures, Plans
-from xformer.kernels.cupy.support import contiguous
 
-_MOST_WORKSPACE = 32 << 20  # bytes, as much as cuBLAS takes on Hopper
+_MAX_WORKSPACE = 32 << 20  # bytes, as cuBLAS uses on Hopper
 # cublasLtMatmulDescAttributes_t, cublasLtMatmulPreferenceAttributes_t, cublasLtEpilogue_t
 _TRANSPOSED, _EPILOGUE, _BIAS = (3, 4), 7, 8
 _WORKSPACE, _REDUCTION, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
 _ADD_BIAS, _ADD_BIAS_AND_RELU = 4, 6
-_ALIGNED = 256, 16, 2  # bytes: CuPy's pool, what kernels read at once, the smallest element
-_IN_FLOAT32 = 2  # what several blocks have summed is added up in the type of sums, not of the output
+_ALIGNED_TO = 256, 16, 2  # bytes: CuPy's pool, vector loads, the smallest element
+_COMPUTE_TYPE_REDUCTION = 2  # sums of several blocks are added in the compute type, not that of the output
 _SIGNATURES = {
     "cublasLtMatmulDescCreate": (c_void_p, c_int, c_int),
     "cublasLtMatmulDescSetAttribute": (c_void_p, c_int, c_void_p, c_size_t),
@@ -41,19 +40,18 @@ _SIGNATURES = {
 
 
 class _Heuristic(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t: an algorithm, the bytes that it needs, and what is not read here."""
+    """cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = (("algorithm", c_uint64 * 8), ("workspace", c_size_t), ("state", c_int), ("_rest", c_int * 5))
 
 
 class Spec(NamedTuple):
-    """What a plan depends on, but for the device and how addresses are aligned.
+    """A product, (n, m) = (n, k) (k, m) in column-major order; its plan also depends on device and alignment.
 
-    cuBLAS sees the transposed product: (n, m) = (n, k) (k, m).
-    kind: cudaDataType. transposed, leading: of the weight and the rows.
+    data_type: cudaDataType; transposed, leading: of the weight and of the rows.
     """
 
-    kind: int
+    data_type: int
     compute: int
     n: int
     m: int
@@ -69,43 +67,50 @@ _ONE_AND_ZERO = (ctypes.c_float * 2)(1.0, 0.0)
 
 @functools.cache
 def library() -> Any:
-    """The functions of cuBLASLt, each returning its status; None where there is none beside CuPy's cuBLAS."""
-    cupy_products.cublas()  # which loads it
-    found = cupy_products.loaded("cublasLt")
-    return None if found is None else declared(found)
+    """Return cuBLASLt, or None if CuPy has not loaded it with cuBLAS."""
+    cublas.binding_and_handle()  # loads it
+    loaded = cublas.loaded("cublasLt")
+    return None if loaded is None else declare(loaded)
 
 
-def declared(found: Any) -> Any:
-    """A library whose functions know what they take."""
+def declare(library: Any) -> Any:
+    """Declare the argument types of the functions of cuBLASLt."""
     for name, arguments in _SIGNATURES.items():
-        getattr(found, name).argtypes = arguments
-    return found
+        getattr(library, name).argtypes = arguments
+    return library
 
 
 def affine(rows: Array, weight: Array, bias: Array, *, relu: bool = False) -> Array | None:
-    """rows @ weight + bias, and its positive part if `relu`; None where cuBLASLt does not serve, with nothing done.
+    """Compute rows @ weight + bias, and ReLU of it if `relu`.
 
-    rows: (m, k), weight: (k, n), bias: (n,), of one dtype; sums are float32. Returns (m, n), C-contiguous.
+    Args:
+        rows: Array of shape (m, k).
+        weight: Array of shape (k, n) and the same dtype.
+        bias: Array of shape (n,) and the same dtype.
+        relu: Whether to apply ReLU.
+
+    Returns:
+        C-contiguous array of shape (m, n), accumulated in float32, or None if cuBLASLt does not support the product.
     """
-    (m, k), n, kind = rows.shape, weight.shape[1], cupy_products.data_type(rows.dtype)
+    (m, k), n, data_type = rows.shape, weight.shape[1], cublas.data_type(rows.dtype)
     if dtype_name(rows.dtype) == "float64" or 0 in (m, k, n) or library() is None:
         return None
-    first, second = cupy_products.operand(weight), cupy_products.operand(rows)
+    first, second = cublas.operand(weight), cublas.operand(rows)
     transposed, leading = (first.transposed, second.transposed), (first.leading, second.leading)
-    spec = Spec(kind, cupy_products.compute_type(kind), n, m, k, transposed, leading, relu)
-    device, stream = cupy_plans.current()
+    spec = Spec(data_type, cublas.compute_type(data_type), n, m, k, transposed, leading, relu)
+    device, stream = plans.current()
     if _failures.get((spec, device)):
         return None
     out, bias = array_namespace(rows).empty((m, n), dtype=rows.dtype), contiguous(bias)
-    addresses = tuple(map(cupy_products.pointer, (first.array, second.array, out, bias)))
-    aligned = tuple(next(size for size in _ALIGNED if address % size == 0) for address in addresses)
+    addresses = tuple(map(cublas.pointer, (first.array, second.array, out, bias)))
+    alignments = tuple(next(size for size in _ALIGNED_TO if address % size == 0) for address in addresses)
     try:
-        plan: _Plan = _plans.find((spec, aligned, device), functools.partial(_Plan, spec, aligned))
+        plan: _Plan = _plans.find((spec, alignments, device), functools.partial(_Plan, spec, alignments))
         plan.run(addresses, stream)
     except RuntimeError as error:
         shapes = f"({m}, {k}) by ({k}, {n}), {dtype_name(rows.dtype)}"
         warning = (
-            f"cuBLASLt failed for {shapes}; the bias takes a pass over memory of its own: {cupy_plans.line(error)}"
+            f"cuBLASLt failed for {shapes}; adding the bias takes another pass over memory: {plans.one_line(error)}"
         )
         _failures.add((spec, device), str(error), warning)
         return None
@@ -113,74 +118,74 @@ def affine(rows: Array, weight: Array, bias: Array, *, relu: bool = False) -> Ar
 
 
 class _Plan:
-    """A product that can be run: its descriptors, and the algorithm for weight, rows, output and bias so aligned."""
+    """Descriptors and algorithm of a product, for the alignments of weight, rows, output and bias."""
 
-    def __init__(self, spec: Spec, aligned: tuple[int, ...]) -> None:
-        self._made: list[tuple[str, c_void_p]] = []
-        weakref.finalize(self, _give_back, library(), self._made).atexit = False
-        self._product = self._make("MatmulDesc", spec.compute, 0)  # scalars are float32
-        self._of_bias = aligned[3]  # so much an address tells before there is one
+    def __init__(self, spec: Spec, alignments: tuple[int, ...]) -> None:
+        self._descriptors: list[tuple[str, c_void_p]] = []
+        weakref.finalize(self, _destroy, library(), self._descriptors).atexit = False
+        self._operation = self._create("MatmulDesc", spec.compute, 0)  # scalars are float32
+        self._bias = alignments[3]  # an address with the same alignment, until a bias is given
         epilogue = _ADD_BIAS_AND_RELU if spec.relu else _ADD_BIAS
         for attribute, value in zip((*_TRANSPOSED, _EPILOGUE), (*spec.transposed, epilogue), strict=True):
-            self._set("MatmulDesc", self._product, attribute, c_int(value))
-        self._set("MatmulDesc", self._product, _BIAS, c_uint64(self._of_bias))
+            self._set("MatmulDesc", self._operation, attribute, c_int(value))
+        self._set("MatmulDesc", self._operation, _BIAS, c_uint64(self._bias))
         shapes = (spec.n, spec.k), (spec.k, spec.m), (spec.n, spec.m)
-        ways = (*zip(spec.transposed, spec.leading, strict=True), (0, spec.n))
+        layouts = (*zip(spec.transposed, spec.leading, strict=True), (0, spec.n))
         self._layouts = [
-            self._make("MatrixLayout", spec.kind, *(reversed(shape) if transposed else shape), leading)
-            for shape, (transposed, leading) in zip(shapes, ways, strict=True)
+            self._create("MatrixLayout", spec.data_type, *(reversed(shape) if transposed else shape), leading)
+            for shape, (transposed, leading) in zip(shapes, layouts, strict=True)
         ]
-        self._best = self._chosen(aligned)
+        self._best = self._find_algorithm(alignments)
 
-    def _chosen(self, aligned: tuple[int, ...]) -> _Heuristic:
-        wanted = self._make("MatmulPreference")
-        self._set("MatmulPreference", wanted, _WORKSPACE, c_uint64(_MOST_WORKSPACE))
-        self._set("MatmulPreference", wanted, _REDUCTION, c_int(_IN_FLOAT32))
-        for attribute, size in zip(_ALIGNMENTS, (*aligned[:3], aligned[2]), strict=True):
-            self._set("MatmulPreference", wanted, attribute, c_int(size))
+    def _find_algorithm(self, alignments: tuple[int, ...]) -> _Heuristic:
+        preference = self._create("MatmulPreference")
+        self._set("MatmulPreference", preference, _WORKSPACE, c_uint64(_MAX_WORKSPACE))
+        self._set("MatmulPreference", preference, _REDUCTION, c_int(_COMPUTE_TYPE_REDUCTION))
+        for attribute, size in zip(_ALIGNMENTS, (*alignments[:3], alignments[2]), strict=True):
+            self._set("MatmulPreference", preference, attribute, c_int(size))
         best, count = _Heuristic(), c_int()
-        places = self._handle(), self._product, *self._layouts, self._layouts[2], wanted
-        _checked("MatmulAlgoGetHeuristic", *places, 1, ctypes.byref(best), ctypes.byref(count))
+        arguments = self._handle(), self._operation, *self._layouts, self._layouts[2], preference
+        _check("MatmulAlgoGetHeuristic", *arguments, 1, ctypes.byref(best), ctypes.byref(count))
         if count.value < 1 or best.state:
             raise RuntimeError("no algorithm for this shape")
         return best
 
     def run(self, addresses: tuple[int, ...], stream: int) -> None:
-        """Enqueue the product of what lies at the addresses of weight, rows, output and bias."""
+        """Enqueue the product, given the addresses of weight, rows, output and bias."""
         weight, rows, out, bias = addresses
-        if bias != self._of_bias:
-            self._set("MatmulDesc", self._product, _BIAS, c_uint64(bias))
-            self._of_bias = bias
-        of_weight, of_rows, of_out = self._layouts
+        if bias != self._bias:
+            self._set("MatmulDesc", self._operation, _BIAS, c_uint64(bias))
+            self._bias = bias
+        weight_layout, rows_layout, out_layout = self._layouts
         size = self._best.workspace
-        space = cupy_plans.workspace(size) if size else None  # kept until the product is enqueued
+        space = plans.workspace(size) if size else None  # alive until the product is enqueued
         one = ctypes.addressof(_ONE_AND_ZERO)
-        _checked(
+        _check(
             "Matmul",
-            *(self._handle(), self._product, one, weight, of_weight, rows, of_rows),
-            *(one + 4, out, of_out, out, of_out, ctypes.addressof(self._best)),
-            *(None if space is None else cupy_products.pointer(space), size, stream),
+            *(self._handle(), self._operation, one, weight, weight_layout, rows, rows_layout),
+            *(one + 4, out, out_layout, out, out_layout, ctypes.addressof(self._best)),
+            *(None if space is None else cublas.pointer(space), size, stream),
         )
 
     def _handle(self) -> int:
-        return cupy_products.cublas()[1]  # good for cuBLASLt, too
+        return cublas.binding_and_handle()[1]  # valid for cuBLASLt, too
 
-    def _make(self, kind: str, *arguments: Any) -> c_void_p:
-        made = c_void_p()
-        _checked(f"{kind}Create", ctypes.byref(made), *arguments)
-        self._made.append((kind, made))
-        return made
+    def _create(self, kind: str, *arguments: Any) -> c_void_p:
+        descriptor = c_void_p()
+        _check(f"{kind}Create", ctypes.byref(descriptor), *arguments)
+        self._descriptors.append((kind, descriptor))
+        return descriptor
 
-    def _set(self, kind: str, of: c_void_p, attribute: int, value: Any) -> None:
-        _checked(f"{kind}SetAttribute", of, attribute, ctypes.byref(value), ctypes.sizeof(value))
+    def _set(self, kind: str, descriptor: c_void_p, attribute: int, value: Any) -> None:
+        _check(f"{kind}SetAttribute", descriptor, attribute, ctypes.byref(value), ctypes.sizeof(value))
 
 
-def _checked(function: str, *arguments: Any) -> None:
+def _check(function: str, *arguments: Any) -> None:
     status = getattr(library(), f"cublasLt{function}")(*arguments)
     if status:
         raise RuntimeError(f"cublasLt{function} returned status {status}")
 
 
-def _give_back(functions: Any, made: list[tuple[str, c_void_p]]) -> None:
-    for kind, descriptor in made:
-        getattr(functions, f"cublasLt{kind}Destroy")(descriptor)
+def _destroy(library: Any, descriptors: list[tuple[str, c_void_p]]) -> None:
+    for kind, descriptor in descriptors:
+        getattr(library, f"cublasLt{kind}Destroy")(descriptor)

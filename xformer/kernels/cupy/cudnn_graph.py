@@ -1,25 +1,31 @@
-"""Attention as cuDNN graphs: what is read, what is written, and what lies between.
+"""Attention as cuDNN graphs: inputs, outputs and their memory layouts.
 
-Softmax(scale Q K' + bias) V and its derivative, each one node of the frontend's graph, which cuDNN makes one kernel of
-(FlashAttention-2: Dao, 2023). Shapes are (batch, heads, length, features); strides, in elements, say how they lie.
+softmax(scale Q K^T + bias) V and its derivative are one node each of a graph of the cuDNN frontend, which runs as one
+kernel (FlashAttention-2: Dao, 2023). Shapes are (batch, heads, length, features).
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-Layout = tuple[tuple[int, int, int, int], tuple[int, int, int, int]]  # shape, and strides in elements
+Layout = tuple[tuple[int, int, int, int], tuple[int, int, int, int]]  # shape and strides, in elements
 
 DTYPES = {"float16": "HALF", "bfloat16": "BFLOAT16"}
 
 
 class Spec(NamedTuple):
-    """All that a plan depends on, but for the device and the versions of the software.
+    """A graph; its plan also depends on the device and the versions of the libraries.
 
-    dtype: of all tensors but `stats`. causal: "" (no), "top_left" or "bottom_right", the corner on the diagonal.
-    padded: lengths are given, one a sentence. dropped: weights are multiplied by a mask, and by a number. stats: the
-    forward also writes what the backward needs. repeatable: the backward sums in a fixed order, for which it takes
-    memory for queries times keys.
+    Attributes:
+        backward: Whether this is the derivative.
+        dtype: Dtype of all tensors except `stats`.
+        query, key, value, bias: Layouts.
+        causal: "" (no), "top_left" or "bottom_right", the corner that the diagonal goes through.
+        scale: Scale of the scores.
+        padded: Whether the lengths of each sentence are given.
+        dropout: Whether the weights are multiplied by a mask and a scale.
+        stats: Whether the forward also writes the logsumexp, for the derivative.
+        deterministic: Whether the derivative sums in a fixed order, which needs memory for queries times keys.
     """
 
     backward: bool
@@ -31,78 +37,93 @@ class Spec(NamedTuple):
     causal: str
     scale: float
     padded: bool
-    dropped: bool
+    dropout: bool
     stats: bool
-    repeatable: bool
+    deterministic: bool
 
 
 def packed(batch: int, heads: int, length: int, features: int) -> Layout:
-    """Memory in the order (batch, length, heads, features): heads are merged and split without a copy."""
+    """Return the layout (batch, length, heads, features), in which heads are merged and split without a copy."""
     return (batch, heads, length, features), (length * heads * features, features, heads * features, 1)
 
 
-def in_rows(batch: int, heads: int, queries: int, keys: int) -> Layout:
-    """Memory of what there is for every score, its rows aligned to 16 bytes."""
+def aligned_rows(batch: int, heads: int, queries: int, keys: int) -> Layout:
+    """Return the layout of scores, biases and dropout masks, with rows aligned to 16 bytes."""
     row = -(-keys // 8) * 8
     return (batch, heads, queries, keys), (heads * queries * row, queries * row, row, 1)
 
 
 def describe(cudnn: Any, spec: Spec, context: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Make the graph of a spec and its ports by name; `context` is what the graph is made for (a handle).
+    """Build the graph of a spec.
 
-    Forward: query, key, value, [bias], [query_lengths, key_lengths], [keep, scale, scale_inverse: of dropout], output,
-    [stats: logsumexp of the scores]. Backward: those, of which output and stats are read, g, dquery, dkey, dvalue.
+    The forward reads query, key, value, bias, query_lengths and key_lengths, dropout_mask and dropout_scale, as far as
+    the spec has them, and writes output and stats. The backward reads all of them and g, and writes dquery, dkey and
+    dvalue.
+
+    Args:
+        cudnn: Module of the cuDNN frontend.
+        spec: The spec.
+        context: Further arguments of the graph, such as its handle.
+
+    Returns:
+        The graph, and its ports by name.
     """
-    kind, layouts = cudnn.data_type, _layouts(spec)
-    dtypes = {"query_lengths": kind.INT32, "key_lengths": kind.INT32}
-    dtypes |= dict.fromkeys(("scale", "scale_inverse", "stats"), kind.FLOAT)
-    io = getattr(kind, DTYPES[spec.dtype])
-    graph = cudnn.pygraph(io_data_type=io, intermediate_data_type=kind.FLOAT, compute_data_type=kind.FLOAT, **context)
+    types, layouts = cudnn.data_type, _layouts(spec)
+    dtypes = {"query_lengths": types.INT32, "key_lengths": types.INT32}
+    dtypes |= dict.fromkeys(("dropout_scale", "dropout_scale_inverse", "stats"), types.FLOAT)
+    io = getattr(types, DTYPES[spec.dtype])
+    graph = cudnn.pygraph(io_data_type=io, intermediate_data_type=types.FLOAT, compute_data_type=types.FLOAT, **context)
     ports = {}
-    for name in _read(spec):
+    for name in _inputs(spec):
         shape, strides = layouts[name]
         ports[name] = graph.tensor(name=name, dim=[*shape], stride=[*strides], data_type=dtypes.get(name, io))
     settings = {_KEYWORDS[name]: port for name, port in ports.items() if name in _KEYWORDS}
     settings |= {"name": "attention", "attn_scale": spec.scale, **_masking(cudnn, spec)}
-    if spec.dropped:
-        settings["dropout"] = tuple(ports[name] for name in ("keep", "scale", "scale_inverse") if name in ports)
+    if spec.dropout:
+        settings["dropout"] = tuple(ports[name] for name in _DROPOUT if name in ports)
     if spec.backward:
-        made = graph.sdpa_backward(**settings, use_deterministic_algorithm=spec.repeatable)
+        outputs = graph.sdpa_backward(**settings, use_deterministic_algorithm=spec.deterministic)
         names = ["dquery", "dkey", "dvalue"]
     else:
-        made = graph.sdpa(**settings, generate_stats=spec.stats)
+        outputs = graph.sdpa(**settings, generate_stats=spec.stats)
         names = ["output", "stats"] if spec.stats else ["output"]
-    for name, port in zip(names, made, strict=False):
+    for name, port in zip(names, outputs, strict=False):
         shape, strides = layouts[name]
         port.set_output(True).set_dim([*shape]).set_stride([*strides]).set_data_type(dtypes.get(name, io))
         ports[name] = port
     return graph, ports
 
 
-def _read(spec: Spec) -> list[str]:
-    """The ports that are read."""
+def _inputs(spec: Spec) -> list[str]:
+    """Return the names of the ports that are read."""
     names = ["query", "key", "value"]
     names += ["bias"] if spec.bias else []
     names += ["query_lengths", "key_lengths"] if spec.padded else []
-    names += ["keep", "scale"] if spec.dropped else []
-    names += ["scale_inverse"] if spec.dropped and spec.backward else []
+    names += _DROPOUT[:2] if spec.dropout else []
+    names += _DROPOUT[2:] if spec.dropout and spec.backward else []
     return [*names, "output", "g", "stats"] if spec.backward else names
 
 
 def _layouts(spec: Spec) -> dict[str, Layout]:
-    """How all that a graph may read or write lies."""
+    """Return the layouts of all ports."""
     (batch, heads, queries, _), keys = spec.query[0], spec.key[0][2]
     output = packed(batch, heads, queries, spec.value[0][-1])
     lengths: Layout = (batch, 1, 1, 1), (1, 1, 1, 1)
     number: Layout = (1, 1, 1, 1), (1, 1, 1, 1)
     layouts = {name: getattr(spec, name) for name in ("query", "key", "value", "bias")}
     layouts |= {"d" + name: packed(*getattr(spec, name)[0]) for name in ("query", "key", "value")}
-    layouts |= {"query_lengths": lengths, "key_lengths": lengths, "scale": number, "scale_inverse": number}
-    layouts |= {"keep": in_rows(batch, heads, queries, keys), "output": output, "g": output}
+    layouts |= {
+        "query_lengths": lengths,
+        "key_lengths": lengths,
+        "dropout_scale": number,
+        "dropout_scale_inverse": number,
+    }
+    layouts |= {"dropout_mask": aligned_rows(batch, heads, queries, keys), "output": output, "g": output}
     return layouts | {"stats": ((batch, heads, queries, 1), (heads * queries, queries, 1, 1))}
 
 
-# What cuDNN calls them.
+_DROPOUT = ["dropout_mask", "dropout_scale", "dropout_scale_inverse"]
+# The names of ports in cuDNN.
 _KEYWORDS = {
     "query": "q",
     "key": "k",

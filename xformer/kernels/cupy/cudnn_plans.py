@@ -1,12 +1,12 @@
-"""Plans of cuDNN: a graph built for one shape, kept, and run on the addresses of arrays.
+"""cuDNN plans: graphs that are built for one shape, cached, and run on the addresses of arrays.
 
-Building compiles for about half a second, so plans are kept: in memory, those used last, one set a thread (cuDNN's
-handles are not to be shared), and on disk for the next process. What cannot be built is remembered and warned about
-once, and callers do without.
+Building a plan takes about half a second, so the most recently used ones are cached in memory, per thread, because
+threads must not share handles, and on disk. A plan that cannot be built causes one warning, and callers fall back to
+another kernel.
 
-The same calls give the same bits, on the same device. XFORMER_DETERMINISTIC=0 gives that up for speed: the derivative
-is summed as it comes, and where shapes never repeat, so that building would take longer than it saves, it may take a
-tenth of the time that passes, and callers do without in the meantime.
+The same calls give the same bits on the same device. XFORMER_DETERMINISTIC=0 is faster instead: the derivative is
+summed in any order, and building may take at most a tenth of the time, so that new shapes use the other kernel
+meanwhile.
 """
 
 from __future__ import annotations
@@ -22,69 +22,69 @@ from typing import Any
 
 from xformer.environment import env_flag
 from xformer.errors import how_to_install
-from xformer.kernels.cupy import cublas as cupy_products
+from xformer.kernels.cupy import cublas
 from xformer.kernels.cupy import cudnn_store as store
 from xformer.kernels.cupy.cudnn_graph import Spec, describe
-from xformer.kernels.cupy.plans import Failures, Plans, current, line, machine, workspace
+from xformer.kernels.cupy.plans import Failures, Plans, current, device_properties, one_line, workspace
 
-_LEAST_CUDNN, _LEAST_CAPABILITY = 91900, 80
-_FREE_SECONDS, _SHARE = 30.0, 0.1  # building takes this long, and this share of the time since it began
+_MIN_CUDNN, _MIN_CAPABILITY = 91900, 80
+# Building may take _FREE_SECONDS and this fraction of the time since the first plan.
+_FREE_SECONDS, _BUILD_FRACTION = 30.0, 0.1
 
 _plans, _failures = Plans(256), Failures()  # by spec and device
-_mine = threading.local()  # .handles: dict[device, handle]
-_began: list[float] = []  # when the first plan was built
-_took: list[float] = []  # how long each was built
+_thread_data = threading.local()  # .handles: dict[device, handle]
+_first_build: list[float] = []  # time of the first build
+_build_times: list[float] = []
 
 
 @functools.cache
 def frontend() -> tuple[Any, str | None]:
-    """The module `cudnn`, or why there is none that can serve."""
+    """Return the module `cudnn`, and why it cannot be used, if so."""
     if importlib.util.find_spec("cudnn") is None:
         return None, f"the cuDNN frontend is not installed; {how_to_install('cudnn')}"
     try:
-        # Without torch nobody has loaded these yet, and cuDNN itself does not find those that wheels bring: all plans
-        # of attention, which are compiled, would fail.
-        find = importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib
+        # cuDNN compiles attention with these libraries and does not find those in wheels; torch would load them.
+        load = importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib
         for name in ("cudart", "nvrtc"):
-            with contextlib.suppress(RuntimeError):  # the system may have them all the same
-                find(name)
+            with contextlib.suppress(RuntimeError):  # the system may have them
+                load(name)
         cudnn = importlib.import_module("cudnn")
         version = cudnn.backend_version()
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        return None, f"the cuDNN frontend cannot be used: {line(error)}"
-    return cudnn, None if version >= _LEAST_CUDNN else f"cuDNN {version} is older than {_LEAST_CUDNN}"
+        return None, f"the cuDNN frontend cannot be used: {one_line(error)}"
+    return cudnn, None if version >= _MIN_CUDNN else f"cuDNN {version} is older than {_MIN_CUDNN}"
 
 
-def repeatable() -> bool:
-    """Whether the same calls are to give the same bits."""
+def deterministic() -> bool:
+    """Return whether the same calls must give the same bits (XFORMER_DETERMINISTIC, default True)."""
     return env_flag("XFORMER_DETERMINISTIC", default=True)
 
 
-def refusal(*specs: Spec) -> str | None:
-    """Why one of the specs has no plan here, as far as one knows without building it."""
+def unsupported_reason(*specs: Spec) -> str | None:
+    """Return why one of the specs has no plan, as far as is known without building it, or None."""
     reason = frontend()[1]
     if reason is not None:
         return reason
     device, _ = current()
-    name, capability = machine(device)
-    if capability < _LEAST_CAPABILITY:
-        return f"{name} has compute capability {capability / 10}; at least 8.0 is needed"
+    name, capability = device_properties(device)
+    if capability < _MIN_CAPABILITY:
+        return f"{name} has compute capability {capability / 10}; expected at least 8.0"
     return next(filter(None, (_failures.get((spec, device)) for spec in specs)), None)
 
 
 def ready(spec: Spec) -> bool:
-    """Have the plan of a spec at hand, building it if need be; False when it cannot be built, or not yet."""
-    return refusal(spec) is None and _find(spec, current()[0]) is not None
+    """Build the plan of a spec if it is not cached; returns False if it cannot be built, or not yet."""
+    return unsupported_reason(spec) is None and _find(spec, current()[0]) is not None
 
 
 def run(spec: Spec, arrays: dict[str, Any]) -> bool:
-    """Run the plan of a spec on arrays by the names of its ports; False, with nothing written, when there is none."""
+    """Run the plan of a spec on arrays by port name; returns False, and writes nothing, if there is no plan."""
     device, stream = current()
-    plan = _find(spec, device) if refusal(spec) is None else None
+    plan = _find(spec, device) if unsupported_reason(spec) is None else None
     if plan is None:
         return False
     try:
-        plan.run({uid: cupy_products.pointer(arrays[name]) for name, uid in plan.uids.items()}, stream)
+        plan.run({uid: cublas.pointer(arrays[name]) for name, uid in plan.uids.items()}, stream)
     except _errors() as error:
         _fail(spec, device, error)
         return False
@@ -92,55 +92,55 @@ def run(spec: Spec, arrays: dict[str, Any]) -> bool:
 
 
 class Plan:
-    """A built graph. uids: the numbers of its ports, by name."""
+    """A built graph; uids: the ids of its ports, by name."""
 
     def __init__(self, graph: Any, uids: dict[str, int], handle: Any) -> None:
         self.graph, self.uids, self.handle = graph, uids, handle
         self.size = graph.get_workspace_size()
-        # What execute() does for arrays of all libraries takes longer than the call itself: addresses go past it,
-        # where this version of the frontend has the way in, and cuDNN itself, not an engine in Python, serves.
-        served = getattr(graph, "selected_engine", None) is None
-        self.lowered: Any = getattr(graph, "_lowered_graph", None) if served else None
+        # execute() accepts arrays of all libraries and takes longer than the call itself. If this version of the
+        # frontend has a lowered graph, and runs cuDNN, not an engine in Python, the addresses go there directly.
+        runs_cudnn = getattr(graph, "selected_engine", None) is None
+        self.lowered: Any = getattr(graph, "_lowered_graph", None) if runs_cudnn else None
 
     def run(self, addresses: dict[int, int], stream: int) -> None:
-        """Enqueue the plan on a stream, addresses by uid."""
+        """Enqueue the plan on a stream, given addresses by port id."""
         frontend()[0].set_stream(handle=self.handle, stream=stream)
-        space = workspace(self.size)  # kept until the plan is enqueued
-        address = cupy_products.pointer(space)
+        space = workspace(self.size)  # alive until the plan is enqueued
+        address = cublas.pointer(space)
         if hasattr(self.lowered, "_execute"):
             try:
                 self.lowered._execute(addresses, address, getattr(self.handle, "backend_handle", self.handle))
                 return
-            except TypeError:  # it takes other arguments now, and has done nothing
+            except TypeError:  # another version of the frontend with other arguments; nothing was run
                 self.lowered = None
         self.graph.execute(addresses, address, handle=self.handle)
 
 
 def _find(spec: Spec, device: int) -> Plan | None:
-    """The plan of this thread, from its memory, the disk or the compiler; None where it cannot be made, or not yet."""
+    """Return the plan from memory, disk or a new build, or None if it cannot be built, or not yet."""
     try:
-        found: Plan | None = _plans.find((spec, device), functools.partial(_made, spec, device))
+        plan: Plan | None = _plans.find((spec, device), functools.partial(_make, spec, device))
     except _errors() as error:
         _fail(spec, device, error)
         return None
-    return found
+    return plan
 
 
-def _made(spec: Spec, device: int) -> Plan | None:
-    handles = _mine.__dict__.setdefault("handles", {})
+def _make(spec: Spec, device: int) -> Plan | None:
+    handles = _thread_data.__dict__.setdefault("handles", {})
     if device not in handles:
         handles[device] = frontend()[0].create_handle()
-    return _restored(spec, device, handles[device]) or _built(spec, device, handles[device])
+    return _load(spec, device, handles[device]) or _build(spec, device, handles[device])
 
 
-def purpose(spec: Spec, device: int) -> str:
-    """What a plan on disk is good for: one spec, one kind of device, one version of each library."""
+def cache_key(spec: Spec, device: int) -> str:
+    """Return the key of a plan on disk: the spec, the device model and the versions of the libraries."""
     cudnn = frontend()[0]
-    return json.dumps([spec._asdict(), machine(device), cudnn.backend_version(), cudnn.__version__])
+    return json.dumps([spec._asdict(), device_properties(device), cudnn.backend_version(), cudnn.__version__])
 
 
-def _restored(spec: Spec, device: int, handle: Any) -> Plan | None:
-    saved = store.load(purpose(spec, device))
+def _load(spec: Spec, device: int, handle: Any) -> Plan | None:
+    saved = store.load(cache_key(spec, device))
     if saved is None:
         return None
     uids, content = saved
@@ -148,36 +148,40 @@ def _restored(spec: Spec, device: int, handle: Any) -> Plan | None:
     try:
         graph.deserialize(handle, content)
         return Plan(graph, uids, handle)
-    except _errors():  # whole, but not to cuDNN's taste: it is built again and written over
+    except _errors():  # cuDNN rejects it: build it again and overwrite the file
         return None
 
 
-def _built(spec: Spec, device: int, handle: Any) -> Plan | None:
+def _build(spec: Spec, device: int, handle: Any) -> Plan | None:
     cudnn, now = frontend()[0], time.monotonic()
-    if not repeatable() and _began and sum(_took) > _FREE_SECONDS + _SHARE * (now - _began[0]):
+    if (
+        not deterministic()
+        and _first_build
+        and sum(_build_times) > _FREE_SECONDS + _BUILD_FRACTION * (now - _first_build[0])
+    ):
         return None
-    _began[:] = _began or [now]
+    _first_build[:] = _first_build or [now]
     graph, ports = describe(cudnn, spec, {"handle": handle})
     graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-    _took.append(time.monotonic() - now)
+    _build_times.append(time.monotonic() - now)
     plan = Plan(graph, {name: port.get_uid() for name, port in ports.items()}, handle)
-    with contextlib.suppress(*_errors()):  # a plan that cannot be serialized is as good for this process
-        store.save(purpose(spec, device), plan.uids, bytes(graph.serialize()))
+    with contextlib.suppress(*_errors()):  # a plan that cannot be serialized is still valid in this process
+        store.save(cache_key(spec, device), plan.uids, bytes(graph.serialize()))
     return plan
 
 
 def _errors() -> tuple[type[BaseException], ...]:
-    """What the frontend raises for graphs that it does not support, or that fail."""
+    """Return the exceptions that the frontend raises for graphs that are unsupported or fail."""
     unsupported = getattr(frontend()[0], "cudnnGraphNotSupportedError", RuntimeError)
     return RuntimeError, ValueError, TypeError, KeyError, AttributeError, unsupported
 
 
 def _fail(spec: Spec, device: int, error: BaseException) -> None:
-    """Remember that a spec has no plan, and say so once."""
+    """Record that a spec has no plan, and warn once."""
     shapes = f"query {spec.query[0]}, key {spec.key[0]}, {spec.dtype}"
-    pass_ = "backward" if spec.backward else "forward"
+    direction = "backward" if spec.backward else "forward"
     _failures.add(
         (spec, device),
-        f"cuDNN does not take this: {line(error)}",
-        f"cuDNN failed for attention {pass_} ({shapes}), which is slower without it: {line(error)}",
+        f"cuDNN does not support this call: {one_line(error)}",
+        f"cuDNN failed for attention {direction} ({shapes}); a slower kernel runs instead: {one_line(error)}",
     )

@@ -1,4 +1,4 @@
-"""CUDA graphs: the kernels of a piece of work, recorded once and launched together."""
+"""CUDA graphs: the kernels that a function launches, captured once and replayed together."""
 
 from __future__ import annotations
 
@@ -8,22 +8,27 @@ from typing import Any
 
 import cupy
 
-_WARM_UP = 2  # times the work is done before it is recorded: kernels are compiled, plans made, libraries get workspace
+_WARM_UP = 2  # calls before the capture, which compile kernels, build plans and allocate workspaces
 
 
-def record(work: Callable[[], Any]) -> Callable[[], None]:
-    """Make of work, which reads and writes arrays that stay where they are, one that does the same again.
+def capture_graph(function: Callable[[], Any]) -> Callable[[], None]:
+    """Capture a function as a CUDA graph.
 
-    The first calls do it as it is; the next one records it. What it allocates comes from a pool of its own, which
-    nothing else gets memory from as long as the recording is there. What cannot be recorded is done as it is, after a
-    warning that says why.
+    The first calls run the function; the next one captures it, and later ones replay the graph. Its memory comes from
+    a pool of its own. If the function cannot be captured, a warning gives the reason and it is run as usual.
+
+    Args:
+        function: A function without arguments, which reads and writes the same arrays in every call.
+
+    Returns:
+        A function that does the same.
     """
-    return _Recording(work)
+    return _Graph(function)
 
 
-class _Recording:
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._work, self._calls = work, 0
+class _Graph:
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function, self._calls = function, 0
         self._pool = cupy.cuda.MemoryPool()
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._graph: Any = None
@@ -33,20 +38,20 @@ class _Recording:
         self._stream.wait_event(outside.record())
         with self._stream, cupy.cuda.using_allocator(self._pool.malloc):
             if self._calls == _WARM_UP:
-                self._record()
+                self._capture()
             if self._graph is None:
-                self._work()
+                self._function()
             else:
                 self._graph.launch(self._stream)
         self._calls += 1
         outside.wait_event(self._stream.record())
 
-    def _record(self) -> None:
+    def _capture(self) -> None:
         self._stream.begin_capture()  # in relaxed mode, which lets the pool grow
         reason: Exception | None = None
         try:
-            self._work()
-        except (RuntimeError, TypeError, ValueError, MemoryError) as error:  # CUDA's own are RuntimeErrors
+            self._function()
+        except (RuntimeError, TypeError, ValueError, MemoryError) as error:  # errors of CUDA are RuntimeErrors
             reason = error
         try:
             self._graph = self._stream.end_capture()
@@ -54,4 +59,4 @@ class _Recording:
             reason = reason or error
         if reason is not None:
             self._graph = None
-            warnings.warn(f"a step could not be recorded as a CUDA graph, and runs as it is: {reason}", stacklevel=2)
+            warnings.warn(f"a step cannot be captured as a CUDA graph and runs without one: {reason}", stacklevel=2)

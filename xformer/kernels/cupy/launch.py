@@ -1,7 +1,7 @@
-"""The seam between the CuPy kernels and CUDA: sources from `cuda/`, compiled when they are first needed.
+"""Launches of the CUDA sources in `cuda/`, which are compiled when they are first needed.
 
-Everything else in these kernels is plain Python on arrays, so a launcher for another kind of array (the tests have one
-for NumPy's, which runs the sources on the CPU) needs to replace `launch`, `is_here` and `cublas.pointer` only.
+Everything else in the CuPy kernels is Python code on arrays. To run it on other arrays, as the tests do on the CPU,
+replace `launch`, `is_current_device` and `cublas.pointer`.
 """
 
 from __future__ import annotations
@@ -18,38 +18,43 @@ OPTIONS = ("--std=c++17",)
 
 
 def source(name: str) -> str:
-    """The text of a source, beginning with what all have in common: it needs no header."""
+    """Return the text of a source with the common part, which needs no header."""
     return "\n".join((_SOURCES / f"{part}.cu").read_text(encoding="utf-8") for part in ("common", name))
 
 
 def launch(kernel: str, dtypes: tuple[str, ...], blocks: int, threads: int, *arguments: Any) -> None:
-    """Run a kernel on the current stream; it does not wait for it, and no blocks are no launch.
+    """Enqueue a kernel on the current stream, unless there are no blocks.
 
-    kernel: source and function template, as "norms.normalize"; dtypes: the names of the types it is made for.
-    threads: of a block, a multiple of 32. arguments: arrays, as the address of their first element, None, as a null
-    pointer, int, as long long, float, as double, and NumPy arrays of one element, by value.
+    Args:
+        kernel: Source and function template, as in "norms.normalize".
+        dtypes: Template arguments, names of dtypes.
+        blocks: Number of blocks.
+        threads: Threads per block, a multiple of 32.
+        *arguments: Arrays are passed as pointers, None as a null pointer, int as long long, float as double, and NumPy
+            arrays of one element by value.
 
-    Raises BackendError where CuPy is not installed.
+    Raises:
+        BackendError: If CuPy is not installed.
     """
     if blocks:
         function = _compiled(kernel, dtypes)
         function((blocks,), (threads,), tuple(0 if argument is None else argument for argument in arguments))
 
 
-def is_here(array: Any) -> bool:
-    """Whether an array lives on the current device, which is where a launch runs."""
+def is_current_device(array: Any) -> bool:
+    """Return whether an array is on the current device, on which launches run."""
     return array.data.device_id == cuda().runtime.getDevice()  # type: ignore[no-any-return]
 
 
 @functools.cache
 def cuda() -> Any:
-    """CuPy's own access to CUDA."""
+    """Return the module cupy.cuda."""
     return importlib.import_module("cupy").cuda
 
 
 @functools.cache
 def _compiled(kernel: str, dtypes: tuple[str, ...]) -> Any:
-    """One instance of a template; CuPy keeps what it compiled in memory, for each device, and on the disk."""
+    """Compile an instance of a template; CuPy caches it in memory, per device, and on disk."""
     file, _, function = kernel.partition(".")
     expression = instance(function, dtypes)
     module = resolve("cupy").RawModule(code=source(file), options=OPTIONS, name_expressions=(expression,))
@@ -57,5 +62,5 @@ def _compiled(kernel: str, dtypes: tuple[str, ...]) -> Any:
 
 
 def instance(function: str, dtypes: tuple[str, ...]) -> str:
-    """How C++ names a function template made for some dtypes."""
+    """Return the C++ name of an instance of a function template."""
     return f"{function}<{', '.join(dtypes)}>"

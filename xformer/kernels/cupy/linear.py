@@ -1,33 +1,38 @@
-"""Linear maps on CuPy: products of matrices, never of stacks, which CuPy would widen or refuse.
+"""Linear maps on CuPy, as products of 2D matrices: CuPy upcasts or refuses stacks of float16 and bfloat16 matrices.
 
-A bias, and ReLU after it, are cuBLASLt's where it serves, else a pass over memory each.
+cuBLASLt adds a bias and applies ReLU if it supports the product; otherwise each is a pass over memory.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from xformer.kernels.cupy import cublaslt as cupy_cublaslt
+from xformer.kernels.cupy import cublaslt
 from xformer.kernels.cupy import launch as cuda_launch
+from xformer.kernels.cupy.arrays import contiguous, dtype_names, supports_floats
+from xformer.kernels.cupy.columns import column_sums
 from xformer.kernels.cupy.cublas import batched_product
 from xformer.kernels.cupy.elementwise import relu_forward, relu_vjp
-from xformer.kernels.cupy.support import column_sums, contiguous, flat_blocks, floats, names
+from xformer.kernels.cupy.grid import grid_for_elements
 from xformer.kernels.registry import Kernel, register
 from xformer.ops.linear import as_rows
+from xformer.ops.project_heads import merge_heads, split_heads
 
 
 def _affine(rows: Any, weight: Any, bias: Any, *, relu: bool = False) -> Any:
-    y = None if bias is None else cupy_cublaslt.affine(rows, weight, bias, relu=relu)
+    y = None if bias is None else cublaslt.affine(rows, weight, bias, relu=relu)
     if y is not None:
         return y
     y = batched_product(rows, weight)
     if bias is not None:
-        cuda_launch.launch("columns.add_bias", names(y), *flat_blocks(y), y, contiguous(bias), y.size, len(bias))
+        cuda_launch.launch(
+            "columns.add_bias", dtype_names(y), *grid_for_elements(y), y, contiguous(bias), y.size, len(bias)
+        )
     return relu_forward(y, save=False)[0] if relu else y
 
 
 def _weight_cotangent(rows: Any, g_rows: Any, weight: Any) -> Any:
-    """Of a weight given transposed (the tied output) in that memory order, in which the table's own is added to it."""
+    """Return the cotangent of a weight in the weight's memory order, as the tied output layer needs it."""
     transposed = weight.flags.f_contiguous and not weight.flags.c_contiguous
     return batched_product(g_rows.T, rows).T if transposed else batched_product(rows.T, g_rows)
 
@@ -39,7 +44,7 @@ def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     bias = arrays[2]
     if bias is not None and bias.shape != arrays[1].shape[1:]:
         return "the bias is broadcast"
-    return floats(arrays, static)
+    return supports_floats(arrays, static)
 
 
 def _forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
@@ -78,34 +83,32 @@ def _heads_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | No
     maps = zip(arrays[1 : 1 + count], arrays[1 + count :], strict=True)
     if any(bias is not None and bias.shape != weight.shape[1:] for weight, bias in maps):
         return "a bias is broadcast"
-    return floats(arrays, static)
+    return supports_floats(arrays, static)
 
 
 def _heads_forward(x: Any, *maps: Any, heads: Any, save: bool) -> tuple[Any, Any]:
-    """The heads are views of a product's rows."""
     weights, biases, rows = maps[: len(heads)], maps[len(heads) :], as_rows(x)
     outputs = []
     for weight, bias, count in zip(weights, biases, heads, strict=True):
-        y = _affine(rows, weight, bias)
-        outputs.append(y.reshape(*x.shape[:2], count, weight.shape[1] // count).transpose(0, 2, 1, 3))
+        outputs.append(split_heads(_affine(rows, weight, bias), x.shape, count))
     return tuple(outputs), (x, weights)
 
 
 def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any) -> tuple[Any, ...]:
-    """The cotangents of x add up; an output that nothing depends on has none."""
+    """Sum the cotangents of x over the maps; an output without a cotangent (None) contributes nothing."""
     x, weights = residuals
     count, rows, dx = len(heads), as_rows(x), None
     dmaps: list[Any] = [None] * (2 * count)
-    for place, (g_heads, weight) in enumerate(zip(g, weights, strict=True)):
+    for index, (g_heads, weight) in enumerate(zip(g, weights, strict=True)):
         if g_heads is None:
             continue
-        g_rows = contiguous(g_heads.transpose(0, 2, 1, 3)).reshape(len(rows), weight.shape[1])
+        g_rows = contiguous(as_rows(merge_heads(g_heads)))
         if needs[0]:
-            dx = batched_product(g_rows, weight.T, more=dx)
-        if needs[1 + place]:
-            dmaps[place] = _weight_cotangent(rows, g_rows, weight)
-        if needs[1 + count + place]:
-            dmaps[count + place] = column_sums(g_rows, weight.dtype)
+            dx = batched_product(g_rows, weight.T, addend=dx)
+        if needs[1 + index]:
+            dmaps[index] = _weight_cotangent(rows, g_rows, weight)
+        if needs[1 + count + index]:
+            dmaps[count + index] = column_sums(g_rows, weight.dtype)
     return None if dx is None else dx.reshape(x.shape), *dmaps
 
 

@@ -1,5 +1,4 @@
-"""Layer normalization and root mean square normalization on CuPy: a block a row, each pass over a row but the first
-from the cache."""
+"""Layer norm and RMS norm on CuPy: one block per row, which reads the row from the cache after the first pass."""
 
 from __future__ import annotations
 
@@ -7,63 +6,72 @@ from typing import Any
 
 from xformer.backends import dtype_name
 from xformer.kernels.cupy import launch as cuda_launch
-from xformer.kernels.cupy.support import (
-    SUMMING_THREADS,
-    column_blocks,
-    column_total,
+from xformer.kernels.cupy.arrays import (
+    compute_dtype,
     contiguous,
+    dtype_names,
     empty,
-    fits,
-    names,
-    row_blocks,
+    is_compatible_dtype,
     row_count,
-    unserved,
-    wide,
+    unsupported_reason,
 )
+from xformer.kernels.cupy.columns import SUMMING_THREADS, column_total, grid_for_columns
+from xformer.kernels.cupy.grid import grid_for_rows
 from xformer.kernels.registry import Kernel, register
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     x, weight, *rest = arrays
-    if reason := unserved(x):
+    if reason := unsupported_reason(x):
         return reason
     for parameter in (weight, *rest):
         if parameter is None:
             continue
-        if parameter.dtype != weight.dtype or not fits(parameter, x):
-            return f"parameters of dtype {dtype_name(parameter.dtype)} for rows of {dtype_name(x.dtype)}"
+        if parameter.dtype != weight.dtype or not is_compatible_dtype(parameter, x):
+            return f"parameters of dtype {dtype_name(parameter.dtype)} with {dtype_name(x.dtype)} rows"
         if parameter.shape != x.shape[-1:]:
-            return "a parameter is broadcast"
+            return "weight or bias is broadcast"
     return None
 
 
-def _forward(x: Any, weight: Any, bias: Any, centred: int, epsilon: float, save: bool) -> tuple[Any, Any]:
+def _forward(x: Any, weight: Any, bias: Any, centered: int, epsilon: float, save: bool) -> tuple[Any, Any]:
     x, weight, bias = contiguous(x), contiguous(weight), None if bias is None else contiguous(bias)
     rows, n = row_count(x), x.shape[-1]
     y = empty(x)
-    means, inverses = (empty(x, (rows,), wide(x)) if save else None for _ in range(2))
-    settings = rows, n, centred, float(epsilon)
+    means, inverses = (empty(x, (rows,), compute_dtype(x)) if save else None for _ in range(2))
+    settings = rows, n, centered, float(epsilon)
     cuda_launch.launch(
-        "norms.normalize", names(x, weight), *row_blocks(rows, x), x, weight, bias, y, means, inverses, *settings
+        "norms.normalize",
+        dtype_names(x, weight),
+        *grid_for_rows(rows, x),
+        x,
+        weight,
+        bias,
+        y,
+        means,
+        inverses,
+        *settings,
     )
     return y, (x, weight, means, inverses)
 
 
-def _vjp(g: Any, residuals: Any, centred: int, needs: tuple[bool, bool, bool]) -> tuple[Any, Any, Any]:
-    """Cotangents of x, weight and bias, None where not needed."""
+def _vjp(g: Any, residuals: Any, centered: int, needs: tuple[bool, bool, bool]) -> tuple[Any, Any, Any]:
+    """Return the cotangents of x, weight and bias, None if not needed."""
     x, weight, means, inverses = residuals
     g, rows, n = contiguous(g, x.dtype), row_count(x), x.shape[-1]
     dx = dweight = dbias = None
     if needs[0]:
         dx = empty(x)
         arrays = g, x, weight, means, inverses, dx
-        cuda_launch.launch("norms.normalize_vjp", names(x, weight), *row_blocks(rows, x), *arrays, rows, n, centred)
+        cuda_launch.launch(
+            "norms.normalize_vjp", dtype_names(x, weight), *grid_for_rows(rows, x), *arrays, rows, n, centered
+        )
     if needs[1] or needs[2]:
-        blocks, chunks, chunk_rows = column_blocks(x, rows)
-        dweight, dbias = (empty(x, (chunks, n), wide(x)) if needed else None for needed in (True, needs[2]))
+        blocks, chunks, chunk_rows = grid_for_columns(x, rows)
+        dweight, dbias = (empty(x, (chunks, n), compute_dtype(x)) if needed else None for needed in (True, needs[2]))
         arrays = g, x, means, inverses, dweight, dbias
-        launched = "norms.normalize_parameters_vjp", names(x), blocks, SUMMING_THREADS
-        cuda_launch.launch(*launched, *arrays, rows, n, chunk_rows)
+        grid = blocks, SUMMING_THREADS
+        cuda_launch.launch("norms.normalize_parameters_vjp", dtype_names(x), *grid, *arrays, rows, n, chunk_rows)
         dweight, dbias = (None if sums is None else column_total(sums, weight.dtype) for sums in (dweight, dbias))
     return dx, dweight, dbias
 

@@ -1,4 +1,4 @@
-"""What is done with all parameters of a model on CuPy, many in one launch: Adam, in place, norms, other dtypes."""
+"""Operations on all parameters of a model on CuPy, many arrays per launch: Adam, squared norm and casts."""
 
 from __future__ import annotations
 
@@ -9,44 +9,51 @@ from typing import Any
 import numpy as np
 
 from xformer.backends import array_namespace, dtype_name, dtype_named
-from xformer.kernels.cupy import cublas as cupy_products
+from xformer.kernels.cupy import cublas
 from xformer.kernels.cupy import launch as cuda_launch
-from xformer.kernels.cupy.support import contiguous, empty, fits, flat_blocks, floats, names, unserved, wide
+from xformer.kernels.cupy.arrays import (
+    compute_dtype,
+    contiguous,
+    dtype_names,
+    empty,
+    is_compatible_dtype,
+    supports_floats,
+    unsupported_reason,
+)
+from xformer.kernels.cupy.grid import grid_for_elements
 from xformer.kernels.registry import Kernel, register
 from xformer.ops.adam import Row, rows, updated
 
-_SHARE = 8192  # elements that one block works on
+_BLOCK_ELEMENTS = 8192
 _THREADS = 256
-# The tables of cuda/optimizer.cu: with the other arguments, no more than the 4 KiB that a launch takes everywhere.
-_MOST_ROWS, _MOST_ARRAYS, _MOST_PAIRS = 64, 128, 112
+# Tables of cuda/optimizer.cu; with the other arguments they fit in the 4 KiB that every device accepts.
+_MAX_ROWS, _MAX_ARRAYS, _MAX_PAIRS = 64, 128, 112
 _ROWS = np.dtype(
-    [(name, np.uint64, _MOST_ROWS) for name in ("parameters", "gradients", "firsts", "seconds")]
-    + [("sizes", np.int64, _MOST_ROWS), ("keeps", np.float64, _MOST_ROWS), ("ends", np.int64, _MOST_ROWS)]
+    [(name, np.uint64, _MAX_ROWS) for name in ("parameters", "gradients", "firsts", "seconds")]
+    + [("sizes", np.int64, _MAX_ROWS), ("keeps", np.float64, _MAX_ROWS), ("ends", np.int64, _MAX_ROWS)]
 )
-_ARRAYS = np.dtype(
-    [("at", np.uint64, _MOST_ARRAYS), ("sizes", np.int64, _MOST_ARRAYS), ("ends", np.int64, _MOST_ARRAYS)]
-)
+_ARRAYS = np.dtype([("at", np.uint64, _MAX_ARRAYS), ("sizes", np.int64, _MAX_ARRAYS), ("ends", np.int64, _MAX_ARRAYS)])
 _PAIRS = np.dtype(
-    [(name, np.uint64, _MOST_PAIRS) for name in ("from", "to")]
-    + [(name, np.int64, _MOST_PAIRS) for name in ("sizes", "ends")]
+    [(name, np.uint64, _MAX_PAIRS) for name in ("from", "to")]
+    + [(name, np.int64, _MAX_PAIRS) for name in ("sizes", "ends")]
 )
 
 
-def _batches(items: Sequence[Any], most: int) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
-    """Cut a list of tuples of arrays, of which the first says the size, by dtypes and into parts of `most` at most."""
+def _batches(items: Sequence[Any], max_items: int) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
+    """Group tuples of arrays by dtypes, in batches of at most `max_items`; the first array has the size."""
     by_dtypes: dict[tuple[str, ...], list[Any]] = {}
     for item in items:
         if item[0].size:
-            by_dtypes.setdefault(names(*item[:2]), []).append(item)
-    for dtypes, same in by_dtypes.items():
-        for start in range(0, len(same), most):
-            yield dtypes, same[start : start + most]
+            by_dtypes.setdefault(dtype_names(*item[:2]), []).append(item)
+    for dtypes, group in by_dtypes.items():
+        for start in range(0, len(group), max_items):
+            yield dtypes, group[start : start + max_items]
 
 
 def _table(dtype: Any, columns: dict[str, list[Any]]) -> tuple[Any, int]:
-    """A table to give by value, and the number of its blocks."""
+    """Return a table, which is passed by value, and the number of blocks."""
     table = np.zeros(1, dtype)
-    ends = list(itertools.accumulate(-(-size // _SHARE) for size in columns["sizes"]))
+    ends = list(itertools.accumulate(-(-size // _BLOCK_ELEMENTS) for size in columns["sizes"]))
     for name, column in {**columns, "ends": ends}.items():
         table[name][0, : len(column)] = column
     return table, ends[-1]
@@ -57,11 +64,11 @@ def _table(dtype: Any, columns: dict[str, list[Any]]) -> tuple[Any, int]:
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     for parameter, gradient, first, second in rows(arrays[1:]):
-        if reason := unserved(parameter):
+        if reason := unsupported_reason(parameter):
             return reason
-        if not fits(gradient, parameter):
+        if not is_compatible_dtype(gradient, parameter):
             return f"a gradient of dtype {dtype_name(gradient.dtype)} for a {dtype_name(parameter.dtype)} parameter"
-        if first.dtype != wide(parameter) or second.dtype != first.dtype:
+        if first.dtype != compute_dtype(parameter) or second.dtype != first.dtype:
             return f"moments of dtype {dtype_name(first.dtype)} for a {dtype_name(parameter.dtype)} parameter"
         in_place = parameter, first, second
         if not any(all(array.flags[order] for array in in_place) for order in ("C_CONTIGUOUS", "F_CONTIGUOUS")):
@@ -90,13 +97,13 @@ def _forward(
 ) -> tuple[Any, Any]:
     settings = float(step_size), float(beta1), float(beta2), float(second_scale), float(epsilon)
     items = [(*_in_order(row), kept) for row, kept in zip(rows(arrays), keep, strict=True)]
-    for dtypes, batch in _batches(items, _MOST_ROWS):
+    for dtypes, batch in _batches(items, _MAX_ROWS):
         fields = zip(("parameters", "gradients", "firsts", "seconds"), zip(*batch, strict=True), strict=False)
-        columns = {name: [cupy_products.pointer(array) for array in column] for name, column in fields}
+        columns = {name: [cublas.pointer(array) for array in column] for name, column in fields}
         columns |= {"sizes": [item[0].size for item in batch], "keeps": [item[4] for item in batch]}
         table, blocks = _table(_ROWS, columns)
-        at = None if factor is None else contiguous(factor, wide(batch[0][0]))
-        cuda_launch.launch("optimizer.adam", dtypes, blocks, _THREADS, table, _SHARE, *settings, at)
+        at = None if factor is None else contiguous(factor, compute_dtype(batch[0][0]))
+        cuda_launch.launch("optimizer.adam", dtypes, blocks, _THREADS, table, _BLOCK_ELEMENTS, *settings, at)
     return updated(arrays), None
 
 
@@ -106,38 +113,41 @@ register(Kernel("cupy.adam", "adam", "cupy", _supports, _forward, None))
 
 
 def _squared_norm_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    reasons = (floats((array,), static) for array in arrays)
+    reasons = (supports_floats((array,), static) for array in arrays)
     if reason := next((reason for reason in reasons if reason), None):
         return reason
-    return "dtypes float64 and narrower are mixed" if len({wide(array) for array in arrays}) > 1 else None
+    return "mixed dtypes: float64 and others" if len({compute_dtype(array) for array in arrays}) > 1 else None
 
 
 def _squared_norm_forward(*arrays: Any, save: bool) -> tuple[Any, Any]:
-    """Sums of shares, then the sum of those: the order is that of the arrays."""
+    """Sum the squares per block, then sum these in the order of the arrays."""
     arrays = tuple(contiguous(array) for array in arrays)
-    shares = sum(-(-array.size // _SHARE) for array in arrays)
-    sums, norm = empty(arrays[0], (shares,), wide(arrays[0])), empty(arrays[0], (), wide(arrays[0]))
+    num_blocks = sum(-(-array.size // _BLOCK_ELEMENTS) for array in arrays)
+    sums, norm = (
+        empty(arrays[0], (num_blocks,), compute_dtype(arrays[0])),
+        empty(arrays[0], (), compute_dtype(arrays[0])),
+    )
     start = 0
-    for dtypes, batch in _batches([(array,) for array in arrays], _MOST_ARRAYS):
+    for dtypes, batch in _batches([(array,) for array in arrays], _MAX_ARRAYS):
         columns = {
-            "at": [cupy_products.pointer(array) for (array,) in batch],
+            "at": [cublas.pointer(array) for (array,) in batch],
             "sizes": [item[0].size for item in batch],
         }
         table, blocks = _table(_ARRAYS, columns)
-        cuda_launch.launch("optimizer.squares", dtypes, blocks, _THREADS, table, sums[start:], _SHARE)
+        cuda_launch.launch("optimizer.squares", dtypes, blocks, _THREADS, table, sums[start:], _BLOCK_ELEMENTS)
         start += blocks
-    cuda_launch.launch("optimizer.total", names(sums), 1, 1024, sums, norm, shares)
+    cuda_launch.launch("optimizer.total", dtype_names(sums), 1, 1024, sums, norm, num_blocks)
     return norm, arrays
 
 
 def _squared_norm_vjp(g: Any, arrays: Any, needs: Any) -> tuple[Any, ...]:
-    return tuple(_doubled(array, g) if needed else None for array, needed in zip(arrays, needs, strict=True))
+    return tuple(_times_2g(array, g) if needed else None for array, needed in zip(arrays, needs, strict=True))
 
 
-def _doubled(x: Any, g: Any) -> Any:
-    """2 g x, without reading g."""
-    y, g = empty(x), contiguous(g, wide(x))
-    cuda_launch.launch("elementwise.doubled_by", names(x), *flat_blocks(x), x, g, y, x.size)
+def _times_2g(x: Any, g: Any) -> Any:
+    """Return 2 g x, without reading g on the host."""
+    y, g = empty(x), contiguous(g, compute_dtype(x))
+    cuda_launch.launch("elementwise.doubled_by", dtype_names(x), *grid_for_elements(x), x, g, y, x.size)
     return y
 
 
@@ -152,16 +162,16 @@ register(
 
 def _cast_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     twice = dtype_name(arrays[0].dtype) == "float64" and static["dtype"] not in ("float64", "float32")
-    return floats(arrays, static) or ("float64 would be rounded to 16 bits in two steps" if twice else None)
+    return supports_floats(arrays, static) or ("float64 would be rounded to 16 bits twice" if twice else None)
 
 
 def _cast(arrays: Sequence[Any], dtype: Any) -> tuple[Any, ...]:
     pairs = [(x := contiguous(array), empty(x, dtype=dtype)) for array in arrays]
-    for dtypes, batch in _batches(pairs, _MOST_PAIRS):
+    for dtypes, batch in _batches(pairs, _MAX_PAIRS):
         before, after = zip(*batch, strict=True)
-        columns = {"from": [*map(cupy_products.pointer, before)], "to": [*map(cupy_products.pointer, after)]}
+        columns = {"from": [*map(cublas.pointer, before)], "to": [*map(cublas.pointer, after)]}
         table, blocks = _table(_PAIRS, columns | {"sizes": [x.size for x in before]})
-        cuda_launch.launch("optimizer.cast", dtypes, blocks, _THREADS, table, _SHARE)
+        cuda_launch.launch("optimizer.cast", dtypes, blocks, _THREADS, table, _BLOCK_ELEMENTS)
     return tuple(after for _, after in pairs)
 
 
@@ -170,8 +180,8 @@ def _cast_forward(*arrays: Any, dtype: str, save: bool) -> tuple[Any, Any]:
 
 
 def _cast_vjp(g: Any, before: Any, needs: Any, *, dtype: str) -> tuple[Any, ...]:
-    known = iter(_cast([each for each in g if each is not None], before))
-    return tuple(None if each is None else next(known) for each in g)
+    cotangents = iter(_cast([each for each in g if each is not None], before))
+    return tuple(None if each is None else next(cotangents) for each in g)
 
 
 register(Kernel("cupy.cast", "cast", "cupy", _cast_supports, _cast_forward, _cast_vjp))

@@ -1,6 +1,6 @@
-"""What plans of NVIDIA's libraries share: where they run, that the last ones are kept, and that failures are told once.
+"""Caches of the plans of cuBLASLt and cuDNN, and of the reasons why some plans cannot be built.
 
-A plan is what a library prepares for one shape; making it takes longer than running it.
+A plan is what a library prepares for one shape; building it takes longer than running it.
 """
 
 from __future__ import annotations
@@ -15,71 +15,71 @@ from typing import Any
 
 from xformer.kernels.cupy.launch import cuda
 
-_MOST_FAILURES = 1024
+_MAX_FAILURES = 1024
 
 
 def current() -> tuple[int, int]:
-    """The current device, and the address of its current stream."""
+    """Return the current device and the address of its current stream."""
     return cuda().runtime.getDevice(), cuda().get_current_stream().ptr
 
 
 @functools.cache
-def machine(device: int) -> tuple[str, int]:
-    """The name of a device and its compute capability, 90 for 9.0."""
-    found = cuda().runtime.getDeviceProperties(device)
-    return found["name"].decode(), 10 * found["major"] + found["minor"]
+def device_properties(device: int) -> tuple[str, int]:
+    """Return the name of a device and its compute capability, 90 for 9.0."""
+    properties = cuda().runtime.getDeviceProperties(device)
+    return properties["name"].decode(), 10 * properties["major"] + properties["minor"]
 
 
 def workspace(size: int) -> Any:
-    """Memory from CuPy's pool, which hands it out again only to what comes later on the same stream."""
+    """Allocate bytes from CuPy's pool, which reuses them only for later work on the same stream."""
     cupy = importlib.import_module("cupy")
     return cupy.empty(max(size, 1), dtype=cupy.uint8)
 
 
 class Plans(threading.local):
-    """The plans that each thread used last, at most so many: handles of these libraries are not to be shared."""
+    """The most recently used plans, per thread, because threads must not share handles of these libraries."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_plans: int) -> None:
+        self.max_plans = max_plans
         self._plans: OrderedDict[Hashable, Any] = OrderedDict()
 
     def find(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The plan for a key, made if there is none; a None that was made is not kept."""
-        found = self._plans.get(key)
-        if found is None:
-            found = make()
-            if found is None:
+        """Return the plan of a key, from the cache or from `make`; None is not cached."""
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = make()
+            if plan is None:
                 return None
-            self._plans[key] = found
-            if len(self._plans) > self.most:
+            self._plans[key] = plan
+            if len(self._plans) > self.max_plans:
                 self._plans.popitem(last=False)
         self._plans.move_to_end(key)
-        return found
+        return plan
 
     def __iter__(self) -> Any:
         return iter(self._plans)
 
 
 class Failures:
-    """Why there are no plans for some keys."""
+    """The reasons why the plans of some keys cannot be built."""
 
     def __init__(self) -> None:
         self._reasons: dict[Hashable, str] = {}
 
     def get(self, key: Hashable) -> str | None:
-        """The reason for a key, if there is one."""
+        """Return the reason, or None."""
         return self._reasons.get(key) if self._reasons else None
 
     def add(self, key: Hashable, reason: str, warning: str) -> None:
-        """Remember a reason, and give the warning where it is new."""
+        """Store a reason, and warn if the key is new."""
         if key in self._reasons:
             return
-        while len(self._reasons) >= _MOST_FAILURES:
+        while len(self._reasons) >= _MAX_FAILURES:
             self._reasons.pop(next(iter(self._reasons)), None)
         self._reasons[key] = reason
         warnings.warn(warning, RuntimeWarning, stacklevel=3)
 
 
-def line(error: BaseException) -> str:
-    """What an error says, in one line."""
+def one_line(error: BaseException) -> str:
+    """Return the message of an error on one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

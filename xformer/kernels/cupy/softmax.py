@@ -1,4 +1,4 @@
-"""Softmax and cross-entropy on CuPy: one pass finds a row's largest value and its sum of exponentials."""
+"""Softmax and cross-entropy on CuPy: one pass computes the maximum of a row and its sum of exponentials."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from xformer.backends import array_namespace, dtype_name
 from xformer.kernels.cupy import launch as cuda_launch
-from xformer.kernels.cupy.support import contiguous, empty, floats, names, row_blocks, row_count, wide
+from xformer.kernels.cupy.arrays import compute_dtype, contiguous, dtype_names, empty, row_count, supports_floats
+from xformer.kernels.cupy.grid import grid_for_rows
 from xformer.kernels.registry import Kernel, register
 
 # --- softmax ---------------------------------------------------------------------------------------------------------
@@ -19,22 +20,25 @@ def _softmax_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | 
         if dtype_name(mask.dtype) != "bool":
             return f"a mask of dtype {dtype_name(mask.dtype)} (kernels take bool)"
         sizes = zip(mask.shape[::-1], x.shape[::-1], strict=False)
-        if mask.ndim > x.ndim or any(size not in (1, of_x) for size, of_x in sizes):
-            return "the mask has elements that the scores have not"
-    return floats(arrays, static)
+        if mask.ndim > x.ndim or any(size not in (1, x_size) for size, x_size in sizes):
+            return "the mask is larger than the scores"
+    return supports_floats(arrays, static)
 
 
 def _strided(mask: Any, shape: tuple[int, ...]) -> tuple[Any, int, int, tuple[int, ...]]:
-    """A mask broadcast to `shape` as (outer, middle, inner, last) axes: mask, middle, inner, the strides of all four.
+    """View a mask broadcast to `shape` with the axes (outer, middle, inner, last).
 
-    Nothing is copied unless more axes than that have strides of their own.
+    The mask is copied only if more axes have strides of their own.
+
+    Returns:
+        The mask, the sizes `middle` and `inner`, and the strides of all four axes.
     """
     xp = array_namespace(mask)
     mask = xp.broadcast_to(mask, shape)
     axes: list[tuple[int, int]] = []  # sizes and strides of all axes but the last
     for size, stride in zip(shape[:-1], mask.strides[:-1], strict=True):
         if axes and axes[-1][1] == stride * size:
-            axes[-1] = axes[-1][0] * size, stride  # the two axes are one
+            axes[-1] = axes[-1][0] * size, stride  # merge the two axes
         elif size != 1:
             axes.append((size, stride))
     if len(axes) > 3:
@@ -49,14 +53,14 @@ def _softmax_forward(x: Any, mask: Any, *, save: bool) -> tuple[Any, Any]:
     if x.size:
         mask, middle, inner, strides = (None, 1, 1, (0, 0, 0, 0)) if mask is None else _strided(mask, x.shape)
         sizes = rows, x.shape[-1], middle, inner
-        cuda_launch.launch("softmax.softmax", names(x), *row_blocks(rows, x), x, mask, y, *sizes, *strides)
+        cuda_launch.launch("softmax.softmax", dtype_names(x), *grid_for_rows(rows, x), x, mask, y, *sizes, *strides)
     return y, y
 
 
 def _softmax_vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
     g, rows = contiguous(g, y.dtype), row_count(y)
     dx = empty(y)
-    cuda_launch.launch("softmax.softmax_vjp", names(y), *row_blocks(rows, y), g, y, dx, rows, y.shape[-1])
+    cuda_launch.launch("softmax.softmax_vjp", dtype_names(y), *grid_for_rows(rows, y), g, y, dx, rows, y.shape[-1])
     return dx, None
 
 
@@ -68,13 +72,13 @@ register(Kernel("cupy.softmax", "softmax", "cupy", _softmax_supports, _softmax_f
 def _cross_entropy_forward(
     logits: Any, labels: Any, *, pad_id: int, label_smoothing: float, z_loss: float, save: bool
 ) -> tuple[Any, Any]:
-    """Keep the logits, which the derivative reads again, and two numbers a row."""
+    """Save the logits, and two numbers per row."""
     logits, labels = contiguous(logits), contiguous(labels, array_namespace(labels).int64)
     rows, n = row_count(logits), logits.shape[-1]
-    losses, tops, log_totals = (empty(logits, labels.shape, wide(logits)) for _ in range(3))
+    losses, tops, log_totals = (empty(logits, labels.shape, compute_dtype(logits)) for _ in range(3))
     arrays = logits, labels, losses, tops, log_totals
     settings = rows, n, pad_id, float(label_smoothing), float(z_loss)
-    cuda_launch.launch("softmax.cross_entropy", names(logits), *row_blocks(rows, logits), *arrays, *settings)
+    cuda_launch.launch("softmax.cross_entropy", dtype_names(logits), *grid_for_rows(rows, logits), *arrays, *settings)
     return losses, (logits, labels, tops, log_totals)
 
 
@@ -86,8 +90,12 @@ def _cross_entropy_vjp(
     dlogits = empty(logits)
     arrays = g, logits, labels, tops, log_totals, dlogits
     settings = rows, n, pad_id, float(label_smoothing), float(z_loss)
-    cuda_launch.launch("softmax.cross_entropy_vjp", names(logits), *row_blocks(rows, logits), *arrays, *settings)
+    cuda_launch.launch(
+        "softmax.cross_entropy_vjp", dtype_names(logits), *grid_for_rows(rows, logits), *arrays, *settings
+    )
     return dlogits, None
 
 
-register(Kernel("cupy.cross_entropy", "cross_entropy", "cupy", floats, _cross_entropy_forward, _cross_entropy_vjp))
+register(
+    Kernel("cupy.cross_entropy", "cross_entropy", "cupy", supports_floats, _cross_entropy_forward, _cross_entropy_vjp)
+)

@@ -1,14 +1,14 @@
-// What a bias needs: added to every row, and its gradient, a sum over rows.
+// Adding a bias to every row, and its gradient, a sum over rows.
 
-// sums is (chunks, n): a row for each chunk of rows of x.
+// sums: (chunks, n), the sums of each chunk of rows of x.
 template <typename T, typename P>
 __global__ void column_sums(const T* x, P* sums, long long rows, long long n, long long chunk_rows)
 {
-    const int V = Pack<T>::size;
+    const int V = VectorSize<T>::value;
     const bool whole = aligned<V>(x, n);
     const Tile<V> tile(n);
     Wide<T> v[V], totals[V] = {};
-    CHUNK_ROWS(row, tile, chunk_rows, rows) {
+    FOR_CHUNK_ROWS(row, tile, chunk_rows, rows) {
         if (tile.first >= n) break;
         load(x + row * n + tile.first, n - tile.first, whole, v);
         for (int k = 0; k < V; ++k) totals[k] += v[k];
@@ -16,10 +16,10 @@ __global__ void column_sums(const T* x, P* sums, long long rows, long long n, lo
     tile.write(totals, n, sums);
 }
 
-// In place; `size` is that of y.
+// Add a bias to y in place; `size` is the number of elements of y.
 template <typename T> __global__ void add_bias(T* y, const T* bias, long long size, long long n)
 {
-    const int V = Pack<T>::size;
+    const int V = VectorSize<T>::value;
     const bool whole = aligned<V>(y, n) && aligned<V>(bias, n);
     Wide<T> v[V], b[V];
     for (long long i = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * V; i < size;
@@ -28,7 +28,7 @@ template <typename T> __global__ void add_bias(T* y, const T* bias, long long si
         if (whole) {
             load(bias + i % n, V, true, b);
         } else {
-            for (int k = 0; k < V; ++k) b[k] = widen(bias[(i + k) % n]);
+            for (int k = 0; k < V; ++k) b[k] = upcast(bias[(i + k) % n]);
         }
         for (int k = 0; k < V; ++k) v[k] += b[k];
         store(v, size - i, whole, y + i);

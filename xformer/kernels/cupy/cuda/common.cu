@@ -1,13 +1,13 @@
-// What every source begins with: number types by the names that dtypes have, loads and stores of several numbers at
-// once, reductions over a block. No header is needed. All arithmetic is in float, that of float64 in double. Nothing
-// here or in the sources adds in an order that depends on timing: the same arrays give the same bits.
+// The common part of all sources: number types named as dtypes, vector loads and stores, reductions over a block. It
+// needs no header. Arithmetic is in float, or in double for float64. No source adds in an order that depends on timing:
+// the same arrays give the same bits.
 
 typedef float float32;
 typedef double float64;
 struct float16 { unsigned short bits; };
 struct bfloat16 { unsigned short bits; };
 
-// The type to compute in.
+// The compute type.
 template <typename T> struct WideType { typedef float type; };
 template <> struct WideType<float64> { typedef double type; };
 template <typename T> using Wide = typename WideType<T>::type;
@@ -28,22 +28,22 @@ __device__ inline unsigned short float_to_half(float x)
 }
 #endif
 
-__device__ inline float widen(float x) { return x; }
-__device__ inline double widen(double x) { return x; }
-__device__ inline float widen(float16 x) { return half_to_float(x.bits); }
-__device__ inline float widen(bfloat16 x) { return __uint_as_float((unsigned)x.bits << 16); }
-__device__ inline float widen(bool x) { return x ? 1.0f : 0.0f; }
+__device__ inline float upcast(float x) { return x; }
+__device__ inline double upcast(double x) { return x; }
+__device__ inline float upcast(float16 x) { return half_to_float(x.bits); }
+__device__ inline float upcast(bfloat16 x) { return __uint_as_float((unsigned)x.bits << 16); }
+__device__ inline float upcast(bool x) { return x ? 1.0f : 0.0f; }
 
 // Round to nearest, ties to even.
-__device__ inline void narrow(float x, float& to) { to = x; }
-__device__ inline void narrow(float x, double& to) { to = x; }
-__device__ inline void narrow(double x, float& to) { to = (float)x; }
-__device__ inline void narrow(double x, double& to) { to = x; }
-__device__ inline void narrow(float x, float16& to) { to.bits = float_to_half(x); }
-__device__ inline void narrow(float x, bfloat16& to)
+__device__ inline void downcast(float x, float& to) { to = x; }
+__device__ inline void downcast(float x, double& to) { to = x; }
+__device__ inline void downcast(double x, float& to) { to = (float)x; }
+__device__ inline void downcast(double x, double& to) { to = x; }
+__device__ inline void downcast(float x, float16& to) { to.bits = float_to_half(x); }
+__device__ inline void downcast(float x, bfloat16& to)
 {
     unsigned bits = __float_as_uint(x);
-    // Rounding could carry a NaN's last bits into infinity.
+    // Rounding could turn a NaN into infinity.
     to.bits = x != x ? (bits >> 16) | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
@@ -62,26 +62,26 @@ __device__ inline float not_a_number() { return __uint_as_float(0x7fc00000); }
 
 // --- memory ---------------------------------------------------------------------------------------------------------
 
-// How many numbers a thread takes at once: 16 bytes of them.
-template <typename T> struct Pack { static const int size = 16 / sizeof(T); };
+// The number of elements that a thread loads at a time: 16 bytes.
+template <typename T> struct VectorSize { static const int value = 16 / sizeof(T); };
 
-template <typename T, int V> struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Chunk { T element[V]; };
+template <typename T, int V> struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Vector { T element[V]; };
 
-// Whether V numbers can be read at once where rows of `length` begin.
+// Whether vectors of V elements can be loaded from rows of `length`.
 template <int V, typename T> __device__ inline bool aligned(const T* rows, long long length)
 {
-    return length % V == 0 && (unsigned long long)rows % alignof(Chunk<T, V>) == 0;
+    return length % V == 0 && (unsigned long long)rows % alignof(Vector<T, V>) == 0;
 }
 
-// Read V numbers, of which `left` are there; beyond are zeros. `whole`: all are there, and aligned.
+// Load V elements, of which `left` exist; the others are zero. `whole`: all exist and are aligned.
 template <int V, typename T, typename W>
 __device__ inline void load(const T* from, long long left, bool whole, W (&to)[V])
 {
     if (whole) {
-        Chunk<T, V> chunk = *reinterpret_cast<const Chunk<T, V>*>(from);
-        for (int k = 0; k < V; ++k) to[k] = widen(chunk.element[k]);
+        Vector<T, V> chunk = *reinterpret_cast<const Vector<T, V>*>(from);
+        for (int k = 0; k < V; ++k) to[k] = upcast(chunk.element[k]);
     } else {
-        for (int k = 0; k < V; ++k) to[k] = k < left ? (W)widen(from[k]) : W(0);
+        for (int k = 0; k < V; ++k) to[k] = k < left ? (W)upcast(from[k]) : W(0);
     }
 }
 
@@ -89,21 +89,21 @@ template <int V, typename T, typename W>
 __device__ inline void store(const W (&from)[V], long long left, bool whole, T* to)
 {
     if (whole) {
-        Chunk<T, V> chunk;
-        for (int k = 0; k < V; ++k) narrow(from[k], chunk.element[k]);
-        *reinterpret_cast<Chunk<T, V>*>(to) = chunk;
+        Vector<T, V> chunk;
+        for (int k = 0; k < V; ++k) downcast(from[k], chunk.element[k]);
+        *reinterpret_cast<Vector<T, V>*>(to) = chunk;
     } else {
         for (int k = 0; k < V; ++k)
-            if (k < left) narrow(from[k], to[k]);
+            if (k < left) downcast(from[k], to[k]);
     }
 }
 
-// All places of a row at which this thread takes V numbers.
-#define PLACES(i, length) \
+// Loop over the columns of a row at which this thread loads vectors.
+#define FOR_COLUMNS(i, length) \
     for (long long i = (long long)threadIdx.x * V; i < (length); i += (long long)blockDim.x * V)
 
-// All rows of this block.
-#define ROWS(row, rows) for (long long row = blockIdx.x; row < (rows); row += gridDim.x)
+// Loop over the rows of this block.
+#define FOR_ROWS(row, rows) for (long long row = blockIdx.x; row < (rows); row += gridDim.x)
 
 // --- reductions -----------------------------------------------------------------------------------------------------
 
@@ -114,26 +114,26 @@ struct Largest {
     template <typename W> __device__ static W of(W a, W b) { return a > b ? a : b; }
 };
 
-// Reduce K numbers over the threads of a block, of which there are a multiple of 32; all threads get the results.
+// Reduce K numbers over the threads of a block, a multiple of 32; all threads get the results.
 template <typename Op, int K, typename W> __device__ inline void reduce(W (&value)[K])
 {
-    __shared__ W kept[K][32];
+    __shared__ W partial[K][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     for (int k = 0; k < K; ++k)
         for (int other = 16; other; other /= 2)
             value[k] = Op::of(value[k], __shfl_xor_sync(0xffffffffu, value[k], other));
     if (warps == 1) return;
-    __syncthreads();  // what an earlier call kept has been read by all
+    __syncthreads();  // all threads have read the results of an earlier call
     if (lane == 0)
-        for (int k = 0; k < K; ++k) kept[k][warp] = value[k];
+        for (int k = 0; k < K; ++k) partial[k][warp] = value[k];
     __syncthreads();
     for (int k = 0; k < K; ++k) {
-        value[k] = kept[k][0];
-        for (int other = 1; other < warps; ++other) value[k] = Op::of(value[k], kept[k][other]);
+        value[k] = partial[k][0];
+        for (int other = 1; other < warps; ++other) value[k] = Op::of(value[k], partial[k][other]);
     }
 }
 
-// One number of each thread.
+// Reduce one number per thread.
 template <typename Op, typename W> __device__ inline W reduced(W value)
 {
     W values[1] = {value};
@@ -143,8 +143,8 @@ template <typename Op, typename W> __device__ inline W reduced(W value)
 
 // --- sums over rows -------------------------------------------------------------------------------------------------
 
-// A block of 8 warps sums a tile of columns over a chunk of rows: a lane has V columns, warps take rows in turn. `first`
-// is the lane's first column; `add(row, first)` adds to what the lane has; `write` puts a tile's sums into its row.
+// A block of 8 warps sums a tile of columns over a chunk of rows: a lane has V columns, and warps take rows in turn.
+// `first` is the first column of the lane; `write` stores the sums of a tile in the row of its chunk.
 enum { SUMMING_WARPS = 8 };
 
 template <int V> struct Tile {
@@ -158,20 +158,20 @@ template <int V> struct Tile {
 
     template <typename W, typename P> __device__ void write(const W (&sums)[V], long long columns, P* to) const
     {
-        __shared__ W kept[SUMMING_WARPS][32 * V];
+        __shared__ W partial[SUMMING_WARPS][32 * V];
         const int lane = threadIdx.x % 32;
-        for (int k = 0; k < V; ++k) kept[threadIdx.x / 32][lane * V + k] = sums[k];
+        for (int k = 0; k < V; ++k) partial[threadIdx.x / 32][lane * V + k] = sums[k];
         __syncthreads();
-        for (int place = threadIdx.x; place < 32 * V; place += blockDim.x) {
-            const long long column = first - lane * V + place;
+        for (int i = threadIdx.x; i < 32 * V; i += blockDim.x) {
+            const long long column = first - lane * V + i;
             W total = 0;
-            for (int warp = 0; warp < SUMMING_WARPS; ++warp) total += kept[warp][place];
-            if (column < columns) narrow(total, to[chunk * columns + column]);
+            for (int warp = 0; warp < SUMMING_WARPS; ++warp) total += partial[warp][i];
+            if (column < columns) downcast(total, to[chunk * columns + column]);
         }
-        __syncthreads();  // before another call writes there
+        __syncthreads();  // before another call overwrites it
     }
 };
 
-#define CHUNK_ROWS(row, tile, chunk_rows, rows)                                                      \
+#define FOR_CHUNK_ROWS(row, tile, chunk_rows, rows)                                                      \
     for (long long row = tile.chunk * chunk_rows + threadIdx.x / 32;                                 \
          row < (rows) && row < (tile.chunk + 1) * chunk_rows; row += SUMMING_WARPS)

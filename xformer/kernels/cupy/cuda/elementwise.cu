@@ -1,10 +1,10 @@
-// Functions of single elements, over arrays of `size`.
+// Elementwise functions of arrays of `size` elements.
 
 // y = f(x, other)
 template <typename T, typename S, typename F>
 __device__ inline void map(const T* x, const S* other, T* y, long long size, F f)
 {
-    const int V = Pack<T>::size;
+    const int V = VectorSize<T>::value;
     const bool is_aligned = aligned<V>(x, 0) && aligned<V>(other, 0) && aligned<V>(y, 0);
     Wide<T> a[V], b[V];
     for (long long i = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * V; i < size;
@@ -17,7 +17,7 @@ __device__ inline void map(const T* x, const S* other, T* y, long long size, F f
     }
 }
 
-// NaN stays visible.
+// NaN propagates.
 template <typename T> __global__ void relu(const T* x, T* y, long long size)
 {
     typedef Wide<T> W;
@@ -30,8 +30,8 @@ template <typename T> __global__ void relu_vjp(const T* g, const T* y, T* dx, lo
     map(g, y, dx, size, [](W v, W of) { return of > 0 ? v : W(0); });
 }
 
-// The normal distribution's tail beyond FLAT is zero; infinity times zero would be NaN.
-#define FLAT 40
+// Beyond MAX_ABS the tail of the normal distribution is zero; infinity times zero would be NaN.
+#define MAX_ABS 40
 #define ROOT_HALF 0.70710678118654752440
 #define DENSITY_AT_ZERO 0.39894228040143267794
 
@@ -39,7 +39,7 @@ template <typename T> __global__ void gelu(const T* x, T* y, long long size)
 {
     typedef Wide<T> W;
     map(x, x, y, size, [](W v, W) {
-        return v < -FLAT ? W(0) : W(0.5) * v * (1 + error_function(v * W(ROOT_HALF)));
+        return v < -MAX_ABS ? W(0) : W(0.5) * v * (1 + error_function(v * W(ROOT_HALF)));
     });
 }
 
@@ -47,20 +47,20 @@ template <typename T> __global__ void gelu_vjp(const T* g, const T* x, T* dx, lo
 {
     typedef Wide<T> W;
     map(g, x, dx, size, [](W v, W at) {
-        at = at < -FLAT ? W(-FLAT) : at > FLAT ? W(FLAT) : at;
+        at = at < -MAX_ABS ? W(-MAX_ABS) : at > MAX_ABS ? W(MAX_ABS) : at;
         const W density = exponential(W(-0.5) * at * at) * W(DENSITY_AT_ZERO);
         return v * (W(0.5) * (1 + error_function(at * W(ROOT_HALF))) + at * density);
     });
 }
 
-template <typename T> __global__ void dropout(const T* x, const bool* keep, T* y, long long size, double scale)
+template <typename T> __global__ void dropout(const T* x, const bool* mask, T* y, long long size, double scale)
 {
     typedef Wide<T> W;
     const W factor = (W)scale;
-    map(x, keep, y, size, [factor](W v, W kept) { return kept != 0 ? v * factor : W(0); });
+    map(x, mask, y, size, [factor](W v, W kept) { return kept != 0 ? v * factor : W(0); });
 }
 
-// y = 2 g x, g being one number.
+// y = 2 g x, where g is one number.
 template <typename T> __global__ void doubled_by(const T* x, const Wide<T>* g, T* y, long long size)
 {
     typedef Wide<T> W;

@@ -1,76 +1,76 @@
-// Rows of a table by id, and their gradient: ids are sorted, and the rows of one id summed in the order in which they
-// came, a piece of at most `piece` sorted places at a time. Places are numbers 0 .. count - 1 of sorted ids.
+// Embedding and its gradient, for which the ids are sorted and the rows of g of each id are summed in their order. The
+// sorted positions are cut into segments; the rows of one id may be spread over several.
 
-// An id that is no row gives NaN.
+// An id out of range gives NaN.
 template <typename T>
 __global__ void gather(const T* table, const long long* ids, T* y, long long count, long long rows, long long n)
 {
-    const int V = Pack<T>::size;
+    const int V = VectorSize<T>::value;
     const bool whole = aligned<V>(table, n) && aligned<V>(y, n);
-    ROWS(place, count) {
-        const long long id = ids[place];
+    FOR_ROWS(position, count) {
+        const long long id = ids[position];
         const bool known = id >= 0 && id < rows;
-        PLACES(i, n) {
+        FOR_COLUMNS(i, n) {
             Wide<T> v[V];
             if (known) {
                 load(table + id * n + i, n - i, whole, v);
             } else {
                 for (int k = 0; k < V; ++k) v[k] = not_a_number();
             }
-            store(v, n - i, whole, y + place * n + i);
+            store(v, n - i, whole, y + position * n + i);
         }
     }
 }
 
-// A block sums the rows of one id that stand in one piece, from `place` on, where such rows begin. Rows that are all
-// of their id go to dtable; of the others, those that begin in an earlier piece go to heads, those that end in a later
-// one to tails, both (pieces, n).
+// A block sums the rows of one id in one segment, if they begin at its position. If the segment has all rows of the id,
+// the sum goes to dtable; else, if the id begins in an earlier segment, to heads, and otherwise to tails, both of shape
+// (segments, n).
 template <typename T>
-__global__ void scatter_pieces(const T* g, const long long* order, const long long* sorted, T* dtable,
+__global__ void scatter_segments(const T* g, const long long* order, const long long* sorted, T* dtable,
                                Wide<T>* heads, Wide<T>* tails, long long count, long long rows, long long n,
-                               long long piece)
+                               long long segment_size)
 {
-    const int V = Pack<T>::size;
+    const int V = VectorSize<T>::value;
     const bool whole = aligned<V>(g, n) && aligned<V>(dtable, n) && aligned<V>(heads, n) && aligned<V>(tails, n);
-    ROWS(place, count) {
-        const long long id = sorted[place], of = place / piece;
-        const bool follows = place > 0 && sorted[place - 1] == id;
-        if ((follows && place % piece) || id < 0 || id >= rows) continue;
-        long long end = (of + 1) * piece;
+    FOR_ROWS(position, count) {
+        const long long id = sorted[position], segment = position / segment_size;
+        const bool follows = position > 0 && sorted[position - 1] == id;
+        if ((follows && position % segment_size) || id < 0 || id >= rows) continue;
+        long long end = (segment + 1) * segment_size;
         if (end > count) end = count;
-        const bool goes_on = end < count && sorted[end] == id;
-        PLACES(i, n) {
+        const bool continues = end < count && sorted[end] == id;
+        FOR_COLUMNS(i, n) {
             Wide<T> v[V], total[V] = {};
-            for (long long at = place; at < end && sorted[at] == id; ++at) {
+            for (long long at = position; at < end && sorted[at] == id; ++at) {
                 load(g + order[at] * n + i, n - i, whole, v);
                 for (int k = 0; k < V; ++k) total[k] += v[k];
             }
             if (follows)
-                store(total, n - i, whole, heads + of * n + i);
-            else if (goes_on)
-                store(total, n - i, whole, tails + of * n + i);
+                store(total, n - i, whole, heads + segment * n + i);
+            else if (continues)
+                store(total, n - i, whole, tails + segment * n + i);
             else
                 store(total, n - i, whole, dtable + id * n + i);
         }
     }
 }
 
-// A block brings together the sums of the id that begins in its piece and goes on in the next.
+// A block adds the sums of the id that begins in its segment and continues in the next.
 template <typename T>
 __global__ void scatter_join(const long long* sorted, const Wide<T>* heads, const Wide<T>* tails, T* dtable,
-                             long long count, long long rows, long long n, long long piece)
+                             long long count, long long rows, long long n, long long segment_size)
 {
-    const int V = Pack<T>::size;
+    const int V = VectorSize<T>::value;
     const bool whole = aligned<V>(dtable, n) && aligned<V>(heads, n) && aligned<V>(tails, n);
-    ROWS(of, (count - 1) / piece) {
-        const long long first = of * piece, next = first + piece, id = sorted[next - 1];
+    FOR_ROWS(segment, (count - 1) / segment_size) {
+        const long long first = segment * segment_size, next = first + segment_size, id = sorted[next - 1];
         const bool begins = sorted[first] != id || first == 0 || sorted[first - 1] != id;
         if (sorted[next] != id || !begins || id < 0 || id >= rows) continue;
-        PLACES(i, n) {
+        FOR_COLUMNS(i, n) {
             Wide<T> v[V], total[V];
-            load(tails + of * n + i, n - i, whole, total);
-            for (long long at = next; at < count && sorted[at] == id; at += piece) {
-                load(heads + at / piece * n + i, n - i, whole, v);
+            load(tails + segment * n + i, n - i, whole, total);
+            for (long long at = next; at < count && sorted[at] == id; at += segment_size) {
+                load(heads + at / segment_size * n + i, n - i, whole, v);
                 for (int k = 0; k < V; ++k) total[k] += v[k];
             }
             store(total, n - i, whole, dtable + id * n + i);

@@ -1,20 +1,20 @@
-// Layer normalization and root mean square normalization, a block a row: `centred` says which.
+// Layer norm (`centered`) and RMS norm, with one block per row.
 
-// Rows with larger numbers are scaled first, so that no square overflows.
-const float SQUARABLE = 1e15f;
+// Rows with larger elements are scaled first, so that squares do not overflow.
+const float MAX_UNSCALED = 1e15f;
 
-// y = (x - mean) / sigma * weight + bias; means and inverses (1 / sigma) of the rows are kept unless null.
+// y = (x - mean) / sigma * weight + bias; the means and inverses (1 / sigma) of rows are saved unless null.
 template <typename T, typename P>
 __global__ void normalize(const T* x, const P* weight, const P* bias, T* y, Wide<T>* means, Wide<T>* inverses,
-                          long long rows, long long n, long long centred, double epsilon)
+                          long long rows, long long n, long long centered, double epsilon)
 {
     typedef Wide<T> W;
-    const int V = Pack<T>::size;
+    const int V = VectorSize<T>::value;
     const bool whole = aligned<V>(x, n) && aligned<V>(y, n) && aligned<V>(weight, n) && aligned<V>(bias, n);
-    ROWS(row, rows) {
+    FOR_ROWS(row, rows) {
         const T* from = x + row * n;
         W v[V], w[V], b[V], largest = 0, total = 0, scale = 1, squares = 0;
-        PLACES(i, n) {
+        FOR_COLUMNS(i, n) {
             load(from + i, n - i, whole, v);
             for (int k = 0; k < V; ++k) {
                 largest = Largest::of(largest, magnitude(v[k]));
@@ -22,16 +22,16 @@ __global__ void normalize(const T* x, const P* weight, const P* bias, T* y, Wide
             }
         }
         largest = reduced<Largest>(largest);
-        if (largest > SQUARABLE) {
+        if (largest > MAX_UNSCALED) {
             scale = 1 / largest;
             total = 0;
-            PLACES(i, n) {
+            FOR_COLUMNS(i, n) {
                 load(from + i, n - i, whole, v);
                 for (int k = 0; k < V; ++k) total += v[k] * scale;
             }
         }
-        const W mean = centred ? reduced<Sum>(total) / n : W(0);
-        PLACES(i, n) {
+        const W mean = centered ? reduced<Sum>(total) / n : W(0);
+        FOR_COLUMNS(i, n) {
             load(from + i, n - i, whole, v);
             for (int k = 0; k < V; ++k) {
                 const W centre = v[k] * scale - mean;
@@ -39,7 +39,7 @@ __global__ void normalize(const T* x, const P* weight, const P* bias, T* y, Wide
             }
         }
         const W inverse = 1 / square_root(reduced<Sum>(squares) / n + (W)epsilon * scale * scale);
-        PLACES(i, n) {
+        FOR_COLUMNS(i, n) {
             load(from + i, n - i, whole, v);
             load(weight + i, n - i, whole, w);
             if (bias) load(bias + i, n - i, whole, b);
@@ -59,12 +59,12 @@ __global__ void normalize(const T* x, const P* weight, const P* bias, T* y, Wide
 // With x^ the normalized rows and h = g weight: dx = (h - mean(h) - x^ mean(h x^)) / sigma.
 template <typename T, typename P>
 __global__ void normalize_vjp(const T* g, const T* x, const P* weight, const Wide<T>* means, const Wide<T>* inverses,
-                              T* dx, long long rows, long long n, long long centred)
+                              T* dx, long long rows, long long n, long long centered)
 {
     typedef Wide<T> W;
-    const int V = Pack<T>::size;
+    const int V = VectorSize<T>::value;
     const bool whole = aligned<V>(g, n) && aligned<V>(x, n) && aligned<V>(weight, n) && aligned<V>(dx, n);
-    ROWS(row, rows) {
+    FOR_ROWS(row, rows) {
         const W mean = means[row], inverse = inverses[row];
         W h[V], hat[V], w[V], totals[2] = {0, 0};
         const auto read = [&](long long i) {
@@ -76,16 +76,16 @@ __global__ void normalize_vjp(const T* g, const T* x, const P* weight, const Wid
                 hat[k] = (hat[k] - mean) * inverse;
             }
         };
-        PLACES(i, n) {
+        FOR_COLUMNS(i, n) {
             read(i);
             for (int k = 0; k < V; ++k) {
                 totals[0] += h[k];
-                totals[1] += h[k] * hat[k];  // beyond the row, h is zero
+                totals[1] += h[k] * hat[k];  // h is zero beyond the row
             }
         }
         reduce<Sum>(totals);
-        const W mean_h = centred ? totals[0] / n : W(0), mean_product = totals[1] / n;
-        PLACES(i, n) {
+        const W mean_h = centered ? totals[0] / n : W(0), mean_product = totals[1] / n;
+        FOR_COLUMNS(i, n) {
             read(i);
             for (int k = 0; k < V; ++k) h[k] = inverse * (h[k] - mean_h - hat[k] * mean_product);
             store(h, n - i, whole, dx + row * n + i);
@@ -93,26 +93,26 @@ __global__ void normalize_vjp(const T* g, const T* x, const P* weight, const Wid
     }
 }
 
-// Sums of g x^ and, unless dbias is null, of g over chunks of rows: dweight and dbias are (chunks, n).
+// Sum g x^ and, unless dbias is null, g over chunks of rows; dweight and dbias: (chunks, n).
 template <typename T>
 __global__ void normalize_parameters_vjp(const T* g, const T* x, const Wide<T>* means, const Wide<T>* inverses,
                                          Wide<T>* dweight, Wide<T>* dbias, long long rows, long long n,
                                          long long chunk_rows)
 {
     typedef Wide<T> W;
-    const int V = Pack<T>::size;
+    const int V = VectorSize<T>::value;
     const bool whole = aligned<V>(g, n) && aligned<V>(x, n);
     const Tile<V> tile(n);
-    W a[V], b[V], of_weight[V] = {}, of_bias[V] = {};
-    CHUNK_ROWS(row, tile, chunk_rows, rows) {
+    W a[V], b[V], weight_sums[V] = {}, bias_sums[V] = {};
+    FOR_CHUNK_ROWS(row, tile, chunk_rows, rows) {
         if (tile.first >= n) break;
         load(g + row * n + tile.first, n - tile.first, whole, a);
         load(x + row * n + tile.first, n - tile.first, whole, b);
         for (int k = 0; k < V; ++k) {
-            of_weight[k] += a[k] * ((b[k] - means[row]) * inverses[row]);
-            of_bias[k] += a[k];
+            weight_sums[k] += a[k] * ((b[k] - means[row]) * inverses[row]);
+            bias_sums[k] += a[k];
         }
     }
-    tile.write(of_weight, n, dweight);
-    if (dbias) tile.write(of_bias, n, dbias);
+    tile.write(weight_sums, n, dweight);
+    if (dbias) tile.write(bias_sums, n, dbias);
 }

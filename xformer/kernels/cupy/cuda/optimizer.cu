@@ -1,26 +1,26 @@
-// Many arrays in one launch: tables of addresses and sizes, given by value. Each array has blocks of its own, of `share`
-// elements each; `ends` are where they end.
+// Many arrays per launch, in tables of addresses and sizes that are passed by value. Each array has its own blocks of
+// `share` elements; `ends` are the cumulative numbers of blocks.
 
-const int MOST_ROWS = 64, MOST_ARRAYS = 128, MOST_PAIRS = 112;
+const int MAX_ROWS = 64, MAX_ARRAYS = 128, MAX_PAIRS = 112;
 
 struct Rows {
-    unsigned long long parameters[MOST_ROWS], gradients[MOST_ROWS], firsts[MOST_ROWS], seconds[MOST_ROWS];
-    long long sizes[MOST_ROWS];
-    double keeps[MOST_ROWS];
-    long long ends[MOST_ROWS];
+    unsigned long long parameters[MAX_ROWS], gradients[MAX_ROWS], firsts[MAX_ROWS], seconds[MAX_ROWS];
+    long long sizes[MAX_ROWS];
+    double keeps[MAX_ROWS];
+    long long ends[MAX_ROWS];
 };
 
 struct Arrays {
-    unsigned long long at[MOST_ARRAYS];
-    long long sizes[MOST_ARRAYS], ends[MOST_ARRAYS];
+    unsigned long long at[MAX_ARRAYS];
+    long long sizes[MAX_ARRAYS], ends[MAX_ARRAYS];
 };
 
 struct Pairs {
-    unsigned long long from[MOST_PAIRS], to[MOST_PAIRS];
-    long long sizes[MOST_PAIRS], ends[MOST_PAIRS];
+    unsigned long long from[MAX_PAIRS], to[MAX_PAIRS];
+    long long sizes[MAX_PAIRS], ends[MAX_PAIRS];
 };
 
-// The array that this block works on, and the elements of it: from `start` to `stop`.
+// The array of this block, and its elements from `start` to `stop`.
 struct Share {
     int array = 0;
     long long start, stop;
@@ -32,15 +32,15 @@ struct Share {
     }
 };
 
-// The gradients count `factor` times, if there is one; where it is NaN nothing changes.
+// Gradients are multiplied by `factor`, unless null; if it is NaN nothing changes.
 template <typename T, typename G>
 __global__ void adam(const Rows rows, long long share, double step_size, double beta1, double beta2,
                      double second_scale, double epsilon, const Wide<T>* factor)
 {
     typedef Wide<T> W;
-    const W of_gradient = factor ? *factor : W(1);
-    if (of_gradient != of_gradient) return;
-    const int V = Pack<W>::size;
+    const W grad_scale = factor ? *factor : W(1);
+    if (grad_scale != grad_scale) return;
+    const int V = VectorSize<W>::value;
     const Share part(rows.ends, rows.sizes, share);
     T* parameter = reinterpret_cast<T*>(rows.parameters[part.array]);
     const G* gradient = reinterpret_cast<const G*>(rows.gradients[part.array]);
@@ -58,7 +58,7 @@ __global__ void adam(const Rows rows, long long share, double step_size, double 
         load(first + i, left, whole, m);
         load(second + i, left, whole, v);
         for (int k = 0; k < V; ++k) {
-            g[k] *= of_gradient;
+            g[k] *= grad_scale;
             m[k] = b1 * m[k] + c1 * g[k];
             v[k] = b2 * v[k] + c2 * (g[k] * g[k]);
             p[k] = keep * p[k] - (W)step_size * m[k] / (square_root(v[k] * (W)second_scale) + (W)epsilon);
@@ -69,10 +69,10 @@ __global__ void adam(const Rows rows, long long share, double step_size, double 
     }
 }
 
-// The sum of squares of each block's elements.
+// Sum the squares of the elements of each block.
 template <typename T> __global__ void squares(const Arrays arrays, Wide<T>* sums, long long share)
 {
-    const int V = Pack<T>::size;
+    const int V = VectorSize<T>::value;
     const Share part(arrays.ends, arrays.sizes, share);
     const T* x = reinterpret_cast<const T*>(arrays.at[part.array]);
     const bool is_aligned = aligned<V>(x, 0);
@@ -85,7 +85,7 @@ template <typename T> __global__ void squares(const Arrays arrays, Wide<T>* sums
     if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-// The sum of all, by one block.
+// Sum all elements, in one block.
 template <typename W> __global__ void total(const W* x, W* sum, long long size)
 {
     W own = 0;
@@ -96,7 +96,7 @@ template <typename W> __global__ void total(const W* x, W* sum, long long size)
 
 template <typename T, typename U> __global__ void cast(const Pairs pairs, long long share)
 {
-    const int V = Pack<Wide<T>>::size;
+    const int V = VectorSize<Wide<T>>::value;
     const Share part(pairs.ends, pairs.sizes, share);
     const T* x = reinterpret_cast<const T*>(pairs.from[part.array]);
     U* y = reinterpret_cast<U*>(pairs.to[part.array]);

@@ -1,4 +1,4 @@
-// Random numbers that depend on a key and on a place alone, whatever the device and whichever thread draws them.
+// Random numbers that depend only on a key and a position, not on the device or the thread.
 
 struct Words { unsigned at[4]; };
 
@@ -14,21 +14,21 @@ __device__ inline Words philox(Words c, unsigned key, unsigned other)
     return c;
 }
 
-// mask is true where 16 bits, of 65536 values, are below `accepted`; k0 to k3 are 32 bits of the key each.
+// The mask is true where 16 random bits are below `threshold`; k0 to k3 have 32 bits of the key each.
 template <typename T>
-__global__ void keep(
-    T* mask, long long size, long long accepted, long long k0, long long k1, long long k2, long long k3)
+__global__ void dropout_mask(
+    T* mask, long long size, long long threshold, long long k0, long long k1, long long k2, long long k3)
 {
-    for (long long place = blockIdx.x * (long long)blockDim.x + threadIdx.x; place * 8 < size;
-         place += (long long)gridDim.x * blockDim.x) {
-        const Words counter = {{(unsigned)place, (unsigned)(place >> 32), (unsigned)k2, (unsigned)k3}};
+    for (long long position = blockIdx.x * (long long)blockDim.x + threadIdx.x; position * 8 < size;
+         position += (long long)gridDim.x * blockDim.x) {
+        const Words counter = {{(unsigned)position, (unsigned)(position >> 32), (unsigned)k2, (unsigned)k3}};
         const Words drawn = philox(counter, (unsigned)k0, (unsigned)k1);
-        unsigned long long kept = 0;  // eight bytes, the first one lowest
+        unsigned long long bytes = 0;  // eight bytes, lowest first
         for (int k = 0; k < 8; ++k)
-            kept |= (unsigned long long)((drawn.at[k / 2] >> k % 2 * 16 & 0xffff) < accepted) << 8 * k;
-        if (size - place * 8 >= 8)
-            ((unsigned long long*)mask)[place] = kept;
+            bytes |= (unsigned long long)((drawn.at[k / 2] >> k % 2 * 16 & 0xffff) < threshold) << 8 * k;
+        if (size - position * 8 >= 8)
+            ((unsigned long long*)mask)[position] = bytes;
         else
-            for (int k = 0; k < size - place * 8; ++k) mask[place * 8 + k] = kept >> 8 * k & 1;
+            for (int k = 0; k < size - position * 8; ++k) mask[position * 8 + k] = bytes >> 8 * k & 1;
     }
 }

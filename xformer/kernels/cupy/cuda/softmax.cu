@@ -1,20 +1,20 @@
-// Softmax and cross-entropy, a block a row.
+// Softmax and cross-entropy, with one block per row.
 
-// The largest of some numbers, and the sum of exp(number - largest); minus infinity is no number.
+// The maximum of some numbers, and the sum of exp(number - maximum), where -inf counts as no number.
 template <typename W> struct Total {
     W top = -infinity(), sum = 0;
 
     template <int V> __device__ void add(const W (&v)[V])
     {
         W highest = top;
-        for (int k = 0; k < V; ++k) highest = Largest::of(v[k], highest);  // which NaN is not; it comes with the sum
+        for (int k = 0; k < V; ++k) highest = Largest::of(v[k], highest);  // ignores NaN, which propagates through the sum
         const W base = highest == -infinity() ? W(0) : highest;
         sum *= exponential(top - base);
         for (int k = 0; k < V; ++k) sum += exponential(v[k] - base);
         top = highest;
     }
 
-    // That of all threads.
+    // Combine the totals of all threads.
     __device__ void join()
     {
         const W highest = reduced<Largest>(top);
@@ -23,7 +23,7 @@ template <typename W> struct Total {
     }
 };
 
-// A mask broadcast to (outer, middle, inner, n) rows: strides in bytes, that of n last; null for none.
+// A mask broadcast to (outer, middle, inner, n), with strides in bytes.
 struct Mask {
     const bool* at;
     long long middle, inner, strides[4];
@@ -34,27 +34,27 @@ struct Mask {
     }
 };
 
-// What is masked has probability zero, and so has everything where all is masked.
+// Masked elements have probability zero, also in fully masked rows.
 template <typename T>
 __global__ void softmax(const T* x, const bool* mask, T* y, long long rows, long long n, long long middle,
                         long long inner, long long stride0, long long stride1, long long stride2, long long stride3)
 {
     typedef Wide<T> W;
-    const int V = Pack<T>::size;
+    const int V = VectorSize<T>::value;
     const bool whole = aligned<V>(x, n) && aligned<V>(y, n);
     const Mask all = {mask, middle, inner, {stride0, stride1, stride2, stride3}};
-    ROWS(row, rows) {
+    FOR_ROWS(row, rows) {
         const bool* allowed = mask ? all.row(row) : 0;
         W v[V];
         Total<W> total;
-        PLACES(i, n) {
+        FOR_COLUMNS(i, n) {
             load(x + row * n + i, n - i, whole, v);
             for (int k = 0; k < V; ++k)
                 if (k >= n - i || (allowed && !allowed[(i + k) * stride3])) v[k] = -infinity();
             total.add(v);
         }
         total.join();
-        PLACES(i, n) {
+        FOR_COLUMNS(i, n) {
             load(x + row * n + i, n - i, whole, v);
             for (int k = 0; k < V; ++k) {
                 const bool counts = k < n - i && v[k] != -infinity() && (!allowed || allowed[(i + k) * stride3]);
@@ -69,17 +69,17 @@ __global__ void softmax(const T* x, const bool* mask, T* y, long long rows, long
 template <typename T> __global__ void softmax_vjp(const T* g, const T* y, T* dx, long long rows, long long n)
 {
     typedef Wide<T> W;
-    const int V = Pack<T>::size;
+    const int V = VectorSize<T>::value;
     const bool whole = aligned<V>(g, n) && aligned<V>(y, n) && aligned<V>(dx, n);
-    ROWS(row, rows) {
+    FOR_ROWS(row, rows) {
         W a[V], p[V], total = 0;
-        PLACES(i, n) {
+        FOR_COLUMNS(i, n) {
             load(g + row * n + i, n - i, whole, a);
             load(y + row * n + i, n - i, whole, p);
             for (int k = 0; k < V; ++k) total += a[k] * p[k];
         }
         total = reduced<Sum>(total);
-        PLACES(i, n) {
+        FOR_COLUMNS(i, n) {
             load(g + row * n + i, n - i, whole, a);
             load(y + row * n + i, n - i, whole, p);
             for (int k = 0; k < V; ++k) a[k] = p[k] * (a[k] - total);
@@ -88,17 +88,17 @@ template <typename T> __global__ void softmax_vjp(const T* g, const T* y, T* dx,
     }
 }
 
-// Of each row the loss, the largest logit, and the logarithm of the sum of exp(logit - largest). A label that is no
-// class makes its row NaN; a padded row is not read.
+// Compute the loss of each row, its largest logit, and log(sum(exp(logit - largest))). A label out of range gives NaN;
+// a padded row is not read.
 template <typename T>
 __global__ void cross_entropy(const T* logits, const long long* labels, Wide<T>* losses, Wide<T>* tops,
                               Wide<T>* log_totals, long long rows, long long n, long long pad, double smoothing,
                               double z_loss)
 {
     typedef Wide<T> W;
-    const int V = Pack<T>::size;
+    const int V = VectorSize<T>::value;
     const bool whole = aligned<V>(logits, n);
-    ROWS(row, rows) {
+    FOR_ROWS(row, rows) {
         const T* from = logits + row * n;
         const long long label = labels[row];
         const bool known = label >= 0 && label < n;
@@ -112,7 +112,7 @@ __global__ void cross_entropy(const T* logits, const long long* labels, Wide<T>*
         }
         W v[V], sum = 0;
         Total<W> total;
-        PLACES(i, n) {
+        FOR_COLUMNS(i, n) {
             load(from + i, n - i, whole, v);
             for (int k = 0; k < V; ++k) {
                 sum += v[k];
@@ -124,7 +124,7 @@ __global__ void cross_entropy(const T* logits, const long long* labels, Wide<T>*
         sum = reduced<Sum>(sum);
         if (threadIdx.x == 0) {
             const W log_total = logarithm(total.sum), log_partition = log_total + total.top;
-            W loss = (1 - (W)smoothing) * (log_total + (total.top - widen(from[label])));
+            W loss = (1 - (W)smoothing) * (log_total + (total.top - upcast(from[label])));
             if (smoothing != 0) loss += (W)smoothing * (log_total + (total.top - sum / n));
             if (z_loss != 0) loss += (W)z_loss * (log_partition * log_partition);
             losses[row] = loss;
@@ -134,22 +134,22 @@ __global__ void cross_entropy(const T* logits, const long long* labels, Wide<T>*
     }
 }
 
-// dlogits = g (p - q + 2 z log(Z) p), q being the smoothed one-hot distribution, Z the partition function.
+// dlogits = g (p - q + 2 z log(Z) p), with q the smoothed one-hot distribution and Z the partition function.
 template <typename T>
 __global__ void cross_entropy_vjp(const Wide<T>* g, const T* logits, const long long* labels, const Wide<T>* tops,
                                   const Wide<T>* log_totals, T* dlogits, long long rows, long long n, long long pad,
                                   double smoothing, double z_loss)
 {
     typedef Wide<T> W;
-    const int V = Pack<T>::size;
+    const int V = VectorSize<T>::value;
     const bool whole = aligned<V>(logits, n) && aligned<V>(dlogits, n);
     const W low = (W)(smoothing / n), high = (W)(1 - smoothing + smoothing / n);
-    ROWS(row, rows) {
+    FOR_ROWS(row, rows) {
         const long long label = labels[row];
         const W weight = g[row], top = tops[row], log_total = log_totals[row];
         const W factor = 1 + 2 * (W)z_loss * (log_total + top);
         W v[V];
-        PLACES(i, n) {
+        FOR_COLUMNS(i, n) {
             load(logits + row * n + i, label == pad ? 0 : n - i, whole && label != pad, v);
             for (int k = 0; k < V; ++k) {
                 const W p = exponential((v[k] - top) - log_total);
