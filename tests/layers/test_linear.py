@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import xformer as xf
-from tests.conftest import assert_close
+from tests.conftest import assert_close, library_or_skip
 from tests.reference import normal, raises_line
 from xformer import Initializer, MultiHeadAttention, value_and_grad
 from xformer.backends import array_namespace, to_host
-from xformer.errors import ShapeError
+from xformer.errors import BackendError, ShapeError
 from xformer.layers import (
     CopyHead,
     Embedding,
@@ -75,6 +75,14 @@ def test_a_memory_is_cast_to_the_dtype_of_the_model():
     )  # fmt: skip
     model = xf.Transformer(config)
     assert model.decode([[1, 4]], normal(0, 1, 3, 8), source=[[3, 4, 5]]).dtype == "float32"
+
+
+def test_lists_and_arrays_of_other_libraries_are_refused():
+    torch = library_or_skip("torch")
+    with raises_line(BackendError, "arrays of torch and numpy were mixed; move one over"):
+        Linear(4, 3)(torch.ones((2, 4), dtype=torch.float64))
+    with raises_line(BackendError, "list"):
+        Linear(4, 3)([[1.0, 2.0, 3.0, 4.0]])
 
 
 def test_the_cast_is_differentiated():

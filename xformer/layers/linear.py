@@ -50,4 +50,6 @@ class Linear(Module):
 
 def as_dtype_of(x: Array, parameter: Array) -> Array:
     """Cast an input to the dtype of a layer's parameters."""
-    return x if x.dtype == parameter.dtype else array_namespace(x, parameter).astype(x, parameter.dtype)
+    if getattr(x, "dtype", None) == parameter.dtype:
+        return x
+    return array_namespace(x, parameter).astype(x, parameter.dtype)
