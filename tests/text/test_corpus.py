@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from xformer.errors import ConfigError, DataError
 from xformer.text.corpus import (
-    LONG_LINES,
+    TRUNCATION_MODES,
     ParallelCorpus,
     check_lengths,
     drop_long,
@@ -300,7 +300,7 @@ def test_fit_lengths_never_cuts_a_target():
 def test_fit_lengths_checks_its_settings():
     with pytest.raises(ConfigError, match=r"^truncation is 'trim'; expected one of: error, drop, cut$"):
         fit_lengths(LONG_SOURCE, TARGETS, 2, truncation="trim")
-    for way in LONG_LINES:
+    for way in TRUNCATION_MODES:
         with pytest.raises(ConfigError, match="limit is 0 tokens"):
             fit_lengths(LONG_SOURCE, TARGETS, 0, truncation=way)
         with pytest.raises(DataError, match="source has 3 lines and target 1"):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from xformer.text.corpus import (
-    LONG_LINES,
     MAX_CHARACTERS,
+    TRUNCATION_MODES,
     FittedPairs,
     ParallelCorpus,
     check_lengths,
@@ -26,11 +26,11 @@ from xformer.text.tokenizer_models import BOS_ID, EOS_ID, PAD_ID, SEPARATOR, SPE
 __all__ = [
     "BOS_ID",
     "EOS_ID",
-    "LONG_LINES",
     "MAX_CHARACTERS",
     "PAD_ID",
     "SEPARATOR",
     "SPECIAL_TOKENS",
+    "TRUNCATION_MODES",
     "UNK_ID",
     "DemoTask",
     "FittedPairs",

@@ -22,7 +22,7 @@ PathName = str | os.PathLike[str]
 MAX_CHARACTERS = 100_000
 
 # Treatments of lines with too many tokens.
-LONG_LINES = ("error", "drop", "cut")
+TRUNCATION_MODES = ("error", "drop", "cut")
 
 
 @dataclass(frozen=True)
@@ -299,8 +299,8 @@ def fit_lengths(
         ConfigError: For a limit below 1 or another truncation.
     """
     _check_limit(limit)
-    if truncation not in LONG_LINES:
-        raise ConfigError(f"truncation is {truncation!r}; expected one of: {', '.join(LONG_LINES)}")
+    if truncation not in TRUNCATION_MODES:
+        raise ConfigError(f"truncation is {truncation!r}; expected one of: {', '.join(TRUNCATION_MODES)}")
     if len(source) != len(target):
         raise DataError(f"source has {len(source)} lines and target {len(target)}; expected one target for each source")
     rows, num_dropped, num_cut = list(range(len(source))), 0, 0
