@@ -7,7 +7,7 @@ import pytest
 
 from tests.reference import raises_line
 from xformer.errors import CheckpointError, ConfigError, DataError
-from xformer.generation import GenerationConfig
+from xformer.generation import GenerationConfig, StopSequences
 from xformer.generation import generate as search
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.pipelines import TextGenerator
@@ -150,3 +150,50 @@ def test_the_default_is_sampling_as_documented(generator):
     assert generator.resolve_config(do_sample=False).method == "greedy"
     assert generator.resolve_config(GenerationConfig(max_new_tokens=7)) == GenerationConfig(max_new_tokens=7)
     assert generator.resolve_config(GenerationConfig(), top_k=2) == GenerationConfig(top_k=2, max_new_tokens=500)
+
+
+# --- Streaming --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{"seed": 3}, {"do_sample": False}, {"top_k": 3, "sequence_bias": ["cat"]}])
+@pytest.mark.parametrize("prompt", ["", "the cat sat on the mat"])
+def test_streamed_text_concatenates_to_the_output(generator, settings, prompt):
+    pieces = list(generator.stream(prompt, max_new_tokens=40, **settings))
+    assert "".join(pieces) == generator([prompt], max_new_tokens=40, **settings)[0]
+    assert len(pieces) == 40  # characters; the context has 12 tokens
+
+
+def test_streamed_pieces_of_words_keep_their_spaces():
+    generator = make("low lower lowest slow slower " * 8, model="bpe", context_length=16)
+    pieces = list(generator.stream("low", max_new_tokens=20, seed=2))
+    assert "".join(pieces) == generator(["low"], max_new_tokens=20, seed=2)[0]
+    assert len(pieces) > 5
+
+
+def test_incomplete_characters_are_streamed_once_they_are_complete(generator, monkeypatch):
+    """As with a tokenizer of bytes: here every character takes two tokens."""
+    decode = generator.tokenizer.decode
+
+    def decode_pairs(tokens):
+        text = decode(tokens)
+        return text[: len(text) // 2 * 2] + "\ufffd" * (len(text) % 2)
+
+    expected = generator(["the "], max_new_tokens=9, seed=1)[0]
+    monkeypatch.setattr(generator.tokenizer, "decode", decode_pairs)
+    pieces = list(generator.stream("the ", max_new_tokens=9, seed=1))
+    assert pieces == [expected[:2], expected[2:4], expected[4:6], expected[6:8], "\ufffd"]
+
+
+def test_a_stopping_criterion_ends_text_and_stream(generator):
+    criteria = [StopSequences(generator.encode(["t"]))]
+    settings = {"max_new_tokens": 60, "temperature": 5.0, "stopping_criteria": criteria}
+    for prompt in PROMPTS:
+        (text,) = generator([prompt], **settings)
+        assert "".join(generator.stream(prompt, **settings)) == text
+        assert "t" not in text[:-1]
+    assert any(len(generator([prompt], **settings)[0]) < 60 for prompt in PROMPTS)
+
+
+def test_beams_cannot_be_streamed(generator):
+    with raises_line(ConfigError, "num_beams and num_return_sequences above 1 cannot be streamed"):
+        generator.stream("the", num_beams=2)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from xformer.backends import Array, backend_of, to_host
+from xformer.backends import Array, array_namespace, backend_of, device, from_host, to_host
 from xformer.errors import ConfigError, DataError
 from xformer.generation.batch import GenerationBatch, check_prefixes
 from xformer.generation.beam_search import beam_search
@@ -171,7 +171,7 @@ def _make_batch(
     model_config = model.config
     coverage_penalties = None
     if isinstance(model, Transformer):
-        source = _source_ids(model, inputs)
+        source, source_mask = _source_ids(model, inputs)
         indices = _check_indices(indices, source.shape[0])
         lengths = _source_limits(model, source, config, target_lengths, length_fn)
         conditions = _length_conditions(model, target_lengths if length_condition is None else length_condition)
@@ -179,10 +179,10 @@ def _make_batch(
         start, eos_id, suppressed = [model_config.bos_id], model_config.eos_id, model_config.suppressed_ids
 
         def init_cache() -> Any:
-            return model.prefill(source, lengths=conditions)
+            return model.prefill(source, lengths=conditions, **source_mask)
 
         if config.coverage_penalty:
-            coverage_penalties = CoveragePenalty(model, source, config.coverage_penalty, conditions)
+            coverage_penalties = CoveragePenalty(model, source, config.coverage_penalty, conditions, **source_mask)
     else:
         options = {"prefix": prefix, "target_lengths": target_lengths, "length_condition": length_condition}
         for name in (name for name, value in options.items() if value is not None):
@@ -225,18 +225,15 @@ def _make_batch(
     )
 
 
-def _source_ids(model: Transformer, inputs: Any) -> Array:
-    """Return checked source ids (inputs, source length); lists are padded."""
-    is_ragged = isinstance(inputs, list | tuple) and all(isinstance(row, list | tuple) for row in inputs)
-    if is_ragged and inputs:
-        pad_id = model.config.source_padding_id
-        if pad_id is None and len(set(map(len, inputs))) > 1:
-            raise ConfigError(
-                f"inputs differ in length and pad_id is {model.config.pad_id}; expected inputs of one length, or a "
-                "pad_id other than eos_id"
-            )
-        inputs = pad(inputs, pad_id)
-    return ids_of(model.source_ids(inputs))
+def _source_ids(model: Transformer, inputs: Any) -> tuple[Array, dict[str, Array]]:
+    """Return checked source ids (inputs, source length), and a mask if lists of ids of ambiguous padding are padded."""
+    is_list = isinstance(inputs, list | tuple) and all(isinstance(row, list | tuple) for row in inputs)
+    source = ids_of(model.source_ids(pad(inputs, model.config.pad_id) if is_list and inputs else inputs))
+    if not is_list or model.config.source_padding_id is not None or len(set(map(len, inputs))) < 2:
+        return source, {}
+    is_token = pad([[1] * len(row) for row in inputs], 0)
+    mask = from_host(array_namespace(source), is_token, device=device(source)) == 1
+    return source, {"source_mask": mask[:, None, None, :]}
 
 
 def _source_limits(

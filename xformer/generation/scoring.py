@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from xformer.backends import Array, array_namespace, device, from_host, to_host
 from xformer.generation.batch import GenerationBatch
 from xformer.generation.hypothesis import Hypothesis, length_penalty
-from xformer.models.token_ids import pad
+from xformer.models.token_ids import pad, padding_mask
 
 _MIN_ATTENTION = 1e-30  # for weights that underflowed: keeps the logarithm finite
 
@@ -57,10 +57,19 @@ class CoveragePenalty:
         source: Source ids (inputs, source length).
         beta: Weight.
         lengths: Output lengths for a length encoding, eos included; None without one.
+        source_mask: Boolean (inputs, 1, 1, source length), True = a token. Default: ids other than pad_id.
     """
 
-    def __init__(self, model: Any, source: Array, beta: float, lengths: Sequence[int] | None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        source: Array,
+        beta: float,
+        lengths: Sequence[int] | None,
+        source_mask: Array | None = None,
+    ) -> None:
         self.model, self.source, self.beta, self.lengths = model, source, beta, lengths
+        self.source_mask = source_mask
 
     def __call__(self, hypotheses: Sequence[UnscoredHypothesis]) -> list[float]:
         """Return the penalty of each hypothesis."""
@@ -70,18 +79,18 @@ class CoveragePenalty:
         # The last token predicts nothing unless eos follows.
         targets = [[config.bos_id, *each.tokens][: len(each.tokens) + int(each.has_eos)] for each in hypotheses]
         lengths = None if self.lengths is None else [self.lengths[each.input_index] for each in hypotheses]
-        layers = self.model.cross_attention_weights(source, pad(targets, config.pad_id), lengths=lengths)
-        weights = mean_attention(layers)
+        options, mask = {}, padding_mask(source, config.source_padding_id)
+        if self.source_mask is not None:
+            mask = options["source_mask"] = xp.take(self.source_mask, rows, axis=0)
+        padded = pad(targets, config.pad_id)
+        weights = mean_attention(self.model.cross_attention_weights(source, padded, lengths=lengths, **options))
+        if mask is not None:  # padding has received enough attention
+            weights = xp.where(mask[:, 0, :, :], weights, 1.0)
         is_token = from_host(xp, pad([[1] * len(target) for target in targets], 0), device=device(weights)) == 1
         received = to_host(xp.sum(xp.where(xp.expand_dims(is_token, axis=-1), weights, 0.0), axis=1)).tolist()
         return [
-            self.beta
-            * sum(
-                math.log(max(min(attention, 1.0), _MIN_ATTENTION))
-                for attention, token in zip(attentions, ids, strict=True)
-                if token != config.source_padding_id
-            )
-            for attentions, ids in zip(received, to_host(source).tolist(), strict=True)
+            self.beta * sum(math.log(max(min(attention, 1.0), _MIN_ATTENTION)) for attention in attentions)
+            for attentions in received
         ]
 
 
