@@ -17,7 +17,7 @@ from xformer.generation.beam_search import beam_search
 from xformer.generation.hypothesis import Hypothesis
 from xformer.tree import replace
 
-few = settings(max_examples=20, deadline=None)
+few = settings(max_examples=8)
 LIMIT = 8
 sources = st.lists(st.lists(st.integers(3, 10), min_size=1, max_size=6), min_size=1, max_size=4)
 alphas = st.sampled_from([0.0, 0.6, 1.0, 2.0])
@@ -43,7 +43,7 @@ def pairs(hypotheses):
     return [(hypothesis.tokens, hypothesis.finished) for hypothesis in hypotheses]
 
 
-def test_the_models_are_worth_a_test(models):
+def test_the_models_cover_early_and_late_ends(models):
     lengths = {len(found[0].tokens) for model in models for found in beam(model, SOURCES, 4)}
     assert len(lengths) > 3
     differs = [beam(m, SOURCES, 4)[i][0].tokens != generate(m, padded(SOURCES), max_new_tokens=LIMIT)[i][0].tokens
@@ -232,7 +232,8 @@ def test_n_best_lists_are_sorted_and_distinct(models, seed, rows, size, alpha, g
 
 
 def test_n_best_begins_with_the_best(model):
-    assert [found[:1] for found in beam(model, SOURCES, 4, num_return_sequences=4)] == beam(model, SOURCES, 4)
+    best = [pairs(found[:1]) for found in beam(model, SOURCES, 4, num_return_sequences=4)]
+    assert best == [pairs(found) for found in beam(model, SOURCES, 4)]
 
 
 SCHEMES = {
@@ -460,6 +461,7 @@ def test_every_library_finds_the_same(model, xp):
     assert [pairs(one) for one in found] == [pairs(one) for one in expected]
 
 
+@pytest.mark.slow
 def test_jax_finds_the_same(model):
     xp = library_or_skip("jax")  # it compiles every length
     options = GenerationConfig(num_beams=3, num_return_sequences=2, length_penalty=0.6, max_new_tokens=2)

@@ -13,7 +13,7 @@ from xformer.errors import ConfigError, DataError
 from xformer.generation import GenerationConfig, generate
 from xformer.random import Rng
 
-few = settings(max_examples=15, deadline=None)
+few = settings(max_examples=8)
 METHODS = {
     "greedy": {},
     "beam": {"num_beams": 4},
@@ -115,7 +115,7 @@ def evens(tokens):
 
 
 @pytest.mark.parametrize("method", ["beam", "groups", "groups of one", "sampling"])
-@pytest.mark.parametrize("desired", [1, 2, 5])
+@pytest.mark.parametrize("desired", [1, 5])
 def test_lengths_in_another_unit_are_kept(models, method, desired):
     for model in models:
         found = run(model, SOURCES, method, max_new_tokens=None, target_lengths=[desired] * 5, length_fn=evens)

@@ -10,6 +10,7 @@ from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationScore
 from xformer.pipelines.seq2seq import Output, Result, TextToText
 from xformer.text import ParallelCorpus, bleu, rouge
 from xformer.training.interrupt import Stopped, check_stop, stop_on_signals
+from xformer.tree import replace
 
 CORPUS = ParallelCorpus(["a b", "a b c d", "b", "c"], ["A", "B", "A B C D E", "C"], line_numbers=[1, 3, 4, 6])
 WORDS = {"vocab_size": 30, "model": "words"}
@@ -70,10 +71,10 @@ def test_dropping_everything_is_an_error(tokenizers):
         EncodedCorpus.encode(corpus, tokenizers, max_length=3, truncation="drop")
 
 
-def make_model(tokenizers):
+def make_model(tokenizers, **settings):
     size = tokenizers.source.vocab_size
     sizes = {"d_model": 8, "num_heads": 2, "d_ff": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
-    return Transformer(TransformerConfig(source_vocab_size=size, target_vocab_size=size, **sizes), xp=np)
+    return Transformer(TransformerConfig(source_vocab_size=size, target_vocab_size=size, **sizes, **settings), xp=np)
 
 
 def write_always(monkeypatch, text):
@@ -105,12 +106,14 @@ def test_validation_scores_what_the_model_writes(lowercase, monkeypatch):
 
 
 def test_validation_takes_texts_of_any_length():
-    """Whether they are too long was decided when the corpus was read."""
+    """The maximum length applies when the corpus is read."""
     corpus = ParallelCorpus(["a " * 1100], ["A"])
     tokenizers = Tokenizers.train(corpus, **WORDS)
     encoded = EncodedCorpus.encode(corpus, tokenizers, max_length=1200)
     score = ValidationScore(encoded, tokenizers, measure=lambda outputs, references: 1.0)
-    assert score(make_model(tokenizers)) == 1.0
+    model = make_model(tokenizers, output_bias=True)
+    ends = np.where(np.arange(model.vocab_size) == model.config.eos_id, 1e3, 0.0).astype("float32")
+    assert score(replace(model, {**dict(model.named_parameters()), "output_bias": ends})) == 1.0
 
 
 def test_writing_for_a_validation_ends_after_the_batch_under_way():
