@@ -276,7 +276,7 @@ def test_groups_differ_from_one_beam_and_the_first_is_a_beam_of_its_size(models)
     assert differs
 
 
-def test_groups_are_more_diverse_when_told_to_be():
+def test_a_higher_penalty_makes_groups_more_diverse():
     def openings(strength):
         options = {"num_return_sequences": 6, "num_beam_groups": 6, "diversity_penalty": strength, "max_new_tokens": 4}
         return sum(len({tuple(h.tokens[:2]) for h in found}) for found in beam(endless(), SOURCES, 6, **options))
@@ -364,7 +364,7 @@ def test_coverage_is_the_formula_and_chooses(models, alpha):
     assert changed
 
 
-def test_coverage_of_a_model_that_sees_lengths_is_that_of_the_length_it_was_told():
+def test_coverage_uses_the_length_condition():
     model, row, told = lively_model(length_encoding=True), SOURCES[0], 6
     options = GenerationConfig(num_beams=4, num_return_sequences=4, coverage_penalty=1.0, length_tolerance=0.5)
     (found,) = generate(model, padded([row]), options, target_lengths=[told])

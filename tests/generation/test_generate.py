@@ -147,14 +147,14 @@ def test_a_prefix_may_not_be_longer_than_the_output_in_any_unit(model):
         assert (evens(hypothesis.tokens), hypothesis.finished) == (2, True)
 
 
-def test_a_length_encoding_may_be_told_another_length():
+def test_the_length_condition_may_differ_from_the_target():
     model = lively_model(length_encoding=True)
     free = run(model, SOURCES, "beam", max_new_tokens=9, length_condition=[4] * 5)
     other = run(model, SOURCES, "beam", max_new_tokens=9, length_condition=[9] * 5)
     assert tokens(free) != tokens(other)
 
 
-def test_a_model_with_a_length_encoding_is_told_the_length():
+def test_the_length_condition_defaults_to_the_target():
     model = lively_model(length_encoding=True)
     found = run(model, SOURCES, "beam", max_new_tokens=None, target_lengths=[4, 5, 6, 7, 8])
     assert [len(one[0].tokens) for one in found] == [4, 5, 6, 7, 8]

@@ -94,20 +94,20 @@ def test_a_target_length_in_words_is_kept_to(translator, words):
     assert all(len(output.text.split()) <= words for output, *_ in sampled)
 
 
-def test_a_length_encoding_needs_to_know_how_long_words_are():
+def test_a_length_encoding_needs_tokens_per_word():
     with pytest.raises(ConfigError, match="tokens_per_word of this model is unknown; expected target_length in tokens"):
         make(length_encoding=True, mean_length=6.4)(LINES, target_length=3, length_unit="words")
 
 
-def test_a_model_that_sees_lengths_is_told_one_anyway(monkeypatch):
-    told, prefill = [], Transformer.prefill
+def test_the_length_condition_defaults_to_the_mean_length(monkeypatch):
+    conditions, prefill = [], Transformer.prefill
     monkeypatch.setattr(
         Transformer,
         "prefill",
-        lambda self, source, lengths: (told.extend(lengths), prefill(self, source, lengths=lengths))[1],
+        lambda self, source, lengths: (conditions.extend(lengths), prefill(self, source, lengths=lengths))[1],
     )
     make(length_encoding=True, mean_length=6.4)(LINES)
-    assert told == [7] * 5  # the usual length and the end
+    assert conditions == [7] * 5  # the usual length and the end
     with pytest.raises(ConfigError, match="this model has a length encoding; expected a target_length"):
         make(length_encoding=True)(LINES)
 

@@ -41,7 +41,7 @@ def test_a_continuation_is_as_long_as_it_may_be_and_text_alone(generator):
     assert len(generator(["t"])[0]) == 500
 
 
-def test_within_its_sight_it_is_greedy_search(generator):
+def test_within_the_context_it_is_greedy_search(generator):
     prompt = generator.tokenizer.encode_text("the ")
     ((expected,),) = search(generator.model, [prompt], max_new_tokens=8, suppress_tokens=range(4), special_tokens=False)
     ((output,),) = generator.continuations(["the "], max_new_tokens=8, top_k=1)
@@ -121,7 +121,7 @@ def test_pieces_of_words_keep_their_spaces():
     assert "low" + output.text == tokenizer.decode([*tokenizer.encode_text("low"), *output.tokens])
 
 
-def test_what_it_refuses(generator):
+def test_invalid_arguments_raise(generator):
     with raises_line(DataError, r"prompt 2 has characters that the tokenizer does not know: 'X', 'é'"):
         generator(["the", "Xé"])
     with raises_line(DataError, r"prompt 8 has characters"):

@@ -253,8 +253,8 @@ class TextToText:
             )
             outputs = [self._outputs(each) for each in hypotheses]
             if align:
-                told = [None] * len(rows) if conditions is None else [conditions[row] for row in rows]
-                outputs = [self._align(*each) for each in zip(source, outputs, told, strict=True)]
+                row_conditions = [None] * len(rows) if conditions is None else [conditions[row] for row in rows]
+                outputs = [self._align(*each) for each in zip(source, outputs, row_conditions, strict=True)]
             return [Result(row, each) for row, each in zip(rows, outputs, strict=True)]
 
         rows = sorted((row for row, ids in enumerate(encoded) if len(ids)), key=lambda row: (len(encoded[row]), row))
