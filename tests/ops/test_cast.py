@@ -11,7 +11,7 @@ from xformer.training.precision import autocast
 from xformer.tree import Module
 
 
-def test_arrays_get_the_dtype_and_keep_their_values(xp):
+def test_cast_changes_the_dtype_and_keeps_the_values(xp):
     hosts = [np.asarray([[0.1, -2.0]]), np.asarray(3.5), np.zeros((0, 2))]
     for before, after in [("float64", "float32"), ("float32", "float64"), ("float32", "float32")]:
         arrays = [from_host(xp, host, dtype=before) for host in hosts]
@@ -21,7 +21,7 @@ def test_arrays_get_the_dtype_and_keep_their_values(xp):
     assert cast(dtype="float32") == ()
 
 
-def test_cotangents_have_the_dtype_of_what_was_cast(xp):
+def test_cotangents_have_the_dtype_of_the_arrays(xp):
     arrays = [from_host(xp, np.asarray([1.0, 2.0]), dtype="float64"), from_host(xp, np.asarray(3.0), dtype="float32")]
 
     def total(arrays):
@@ -43,7 +43,7 @@ class Counted(Module):
         self.weight, self.counts = weight, counts
 
 
-def test_integers_of_a_model_stay_what_they_are():
+def test_integer_arrays_of_a_model_are_not_cast():
     model = Counted(np.asarray([1.0, 2.0], "float32"), np.asarray([70_001]))
     seen = autocast("float16", lambda model, batch, rng: model)(model, None)
     assert [seen.weight.dtype.name, seen.counts.dtype.name] == ["float16", "int64"]

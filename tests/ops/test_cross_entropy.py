@@ -56,7 +56,7 @@ def test_z_loss_adds_the_squared_log_partition(monkeypatch, mode, pad_id):
 
 @without_jax
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
-def test_narrow_labels_of_a_large_vocabulary(xp, dtype):
+def test_uint8_labels_of_a_large_vocabulary(xp, dtype):
     logits, labels = normal(0, 3, 500), np.asarray([0, 100, 7])
     expected = value_and_grad(lambda logits: weighted_sum(cross_entropy(logits, labels), 1.0))(logits)
     narrow = from_host(xp, labels, dtype=dtype)
@@ -67,7 +67,7 @@ def test_narrow_labels_of_a_large_vocabulary(xp, dtype):
     assert_close(gradient, expected[1], xp=xp)
 
 
-def test_half_precision_is_summed_in_single():
+def test_half_precision_is_summed_in_float32():
     torch = pytest.importorskip("torch", reason="NumPy has no bfloat16")
     logits = torch.tensor(LOGITS).to(torch.bfloat16)
     losses = cross_entropy(logits, torch.tensor(LABELS))
@@ -91,7 +91,7 @@ def test_labels_out_of_range_are_refused(xp, bad):
         cross_entropy(from_host(xp, LOGITS), from_host(xp, labels))
 
 
-def test_labels_and_settings_that_do_not_fit_are_refused():
+def test_invalid_labels_and_settings_are_refused():
     with raises_line(ShapeError, r"labels have shape \(4,\); expected \(2, 4\), the shape of the logits \(2, 4, 7\)"):
         cross_entropy(LOGITS, LABELS[0])
     with raises_line(ShapeError, "labels have dtype float64; expected integers"):

@@ -24,7 +24,7 @@ def test_activations(xp, name):
     assert_close(linear(x, weight, bias, activation=name), activation(name)(linear(x, weight, bias)))
 
 
-def test_as_one_operation_it_has_the_same_derivatives(xp):
+def test_the_fused_operation_has_the_same_derivatives(xp):
     def of_sum(function):
         def loss(x, weight, bias):
             y = function(x, weight, bias)

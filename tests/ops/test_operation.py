@@ -48,7 +48,7 @@ CASES = {
 
 @pytest.mark.parametrize("kernels_are", ["no-jit", "portable"])
 @pytest.mark.parametrize("case", CASES)
-def test_results_and_derivatives_are_those_of_float64_but_for_one_rounding(case, dtype, kernels_are, monkeypatch):
+def test_results_and_derivatives_are_rounded_once(case, dtype, kernels_are, monkeypatch):
     monkeypatch.setenv("XFORMER_KERNELS", kernels_are)
     function, shapes = CASES[case]
     arrays = [normal(dtype, *shape, seed=number) for number, shape in enumerate(shapes)]
@@ -67,7 +67,7 @@ def test_results_and_derivatives_are_those_of_float64_but_for_one_rounding(case,
         assert (error <= 0.6 * SPACING[dtype.name] * np.abs(wanted) + 1e-5).all()
 
 
-def test_it_is_served(dtype):
+def test_explain_names_the_kernel_of_upcast_arrays(dtype):
     three = [normal(dtype, 1, 2, 3, 4)] * 3
     for operation, arrays, static in (
         ("linear", (three[0], normal(dtype, 4, 2), None), {}),
@@ -80,7 +80,7 @@ def test_it_is_served(dtype):
         assert any(line.startswith(f"{operation} on numpy: numpy.{operation}") for line in lines)
 
 
-def test_the_portable_code_takes_the_same(dtype, monkeypatch):
+def test_the_portable_definition_of_upcast_arrays(dtype, monkeypatch):
     monkeypatch.setenv("XFORMER_KERNELS", "portable")
     x = np.asarray([-np.inf, -300.0, -1.0, 0.0, 1.0, 300.0, np.inf]).astype(dtype)
     y, pull = vjp(gelu, x)
@@ -89,7 +89,7 @@ def test_the_portable_code_takes_the_same(dtype, monkeypatch):
     np.testing.assert_allclose(slope.astype("float64"), [0.0, 0.0, -0.0833, 0.5, 1.0833, 1.0, 1.0], atol=0.01)
 
 
-def test_a_mask_of_dropout_and_numbers_in_formulas_keep_the_dtype(dtype):
+def test_dropout_masks_and_python_numbers_keep_the_dtype(dtype):
     x, keep = normal(dtype, 4, 5), normal(dtype, 4, 5, seed=1) > 0
     for function in (relu, silu, gelu_tanh, lambda x: dropout(x, keep, 0.9), lambda x: softmax(x, temperature=0.7)):
         y, pull = vjp(function, x)
@@ -98,7 +98,7 @@ def test_a_mask_of_dropout_and_numbers_in_formulas_keep_the_dtype(dtype):
         np.testing.assert_allclose(y.astype("float64"), exact, rtol=4 * SPACING[dtype.name], atol=1e-3)
 
 
-def test_second_derivatives_are_rounded_too(dtype):
+def test_second_derivatives_are_rounded(dtype):
     x, weight = normal(dtype, 3, 5), normal(dtype, 5, 4, seed=1)
 
     def slope(x, weight):
@@ -112,7 +112,7 @@ def test_second_derivatives_are_rounded_too(dtype):
     np.testing.assert_allclose(found.astype("float64"), exact, atol=16 * SPACING[dtype.name] * np.abs(exact).max())
 
 
-def test_a_check_compares_with_what_is_rounded_once(dtype, monkeypatch):
+def test_the_check_compares_with_the_rounded_definition(dtype, monkeypatch):
     """Else a kernel that rounds, as it should, would differ from what is left in float32."""
     monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
     x, calls = normal(dtype, 4, 5), []
@@ -131,6 +131,6 @@ def test_a_check_compares_with_what_is_rounded_once(dtype, monkeypatch):
     assert calls == [False, True, False]
 
 
-def test_other_dtypes_are_taken_as_they_are():
+def test_other_dtypes_are_not_upcast():
     for x in (np.ones(3), np.ones(3, dtype="float32")):
         assert "rounded" not in kernels.explain("gelu", x)

@@ -32,13 +32,13 @@ def test_probabilities_and_gradients_equal_those_of_torch(temperature):
 
 
 @without_jax
-def test_a_temperature_divides_the_scores_in_every_library(xp):
+def test_the_temperature_divides_the_scores(xp):
     scores = from_host(xp, SCORES)
     for temperature in (0.5, 2.5):
         assert_close(softmax(scores, temperature=temperature), softmax(SCORES / temperature), xp=xp)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
-def test_temperatures_that_are_not_above_zero_are_refused(temperature):
+def test_temperatures_that_are_not_positive_are_refused(temperature):
     with raises_line(ConfigError, rf"temperature is {temperature}; expected more than 0"):
         softmax(SCORES, temperature=temperature)

@@ -46,7 +46,7 @@ def _forward(
 def _vjp(
     g: Array, residuals: Any, needs: Any, *, pad_id: int, label_smoothing: float, z_loss: float
 ) -> tuple[Any, ...]:
-    """dlogits = g (p - q + 2 z log(Z) p), with q the smoothed one-hot distribution and Z the partition function."""
+    """Compute dlogits = g (p - q + 2 z log(Z) p), with q the smoothed target distribution, Z the partition function."""
     log_probs, log_z, labels, is_token = residuals
     xp = array_namespace(g, log_probs)
     classes = log_probs.shape[-1]

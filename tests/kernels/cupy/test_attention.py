@@ -108,7 +108,7 @@ def test_masks(monkeypatch, fake_cublas, dtype, lengths, causal, kind):
     assert fake_cublas.calls
 
 
-def test_closed_rows_give_zeros_and_zero_gradients(fake_cublas):
+def test_fully_masked_rows_give_zeros_and_zero_gradients(fake_cublas):
     arrays = [heads(2, 3, 4, 8, seed=seed, dtype="float16") for seed in range(3)]
     mask = make_mask("padding", 2, 3, 4, 4)
     output, dquery, dkey, dvalue = pulled(lambda *qkv: attention(*qkv, mask), *arrays)
@@ -121,7 +121,7 @@ def test_closed_rows_give_zeros_and_zero_gradients(fake_cublas):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 3, 5, 6), (1, 3, 5, 6), (3, 1, 6), (6,)], ids=str)
-def test_a_bias_that_is_differentiated(monkeypatch, fake_cublas, dtype, shape):
+def test_the_gradient_of_a_bias(monkeypatch, fake_cublas, dtype, shape):
     arrays = heads(2, 3, 5, 8, 0, dtype), heads(2, 3, 6, 8, 1, dtype), heads(2, 3, 6, 8, 2, dtype)
     bias, mask = normal(*shape, seed=4, dtype=dtype), make_mask("queries", 2, 3, 5, 6)
     assert_same(monkeypatch, lambda *all_: attention(*all_[:3], mask, all_[3]), *arrays, bias)
@@ -142,7 +142,7 @@ def test_other_shapes(monkeypatch, fake_cublas, shapes):
     assert_same(monkeypatch, attention, query, key, normal(*shapes[1][:-1], 7, seed=2))
 
 
-def test_only_what_is_needed_is_computed(fake_cublas):
+def test_only_needed_cotangents_are_computed(fake_cublas):
     query, key, value = (heads(1, 2, 4, 8, seed) for seed in range(3))
     static = {"causal": False, "scale": 0.5, "keep_probability": 1.0}
     output, residuals = cupy_attention.forward(query, key, value, None, None, None, **static, save=True)
@@ -153,7 +153,7 @@ def test_only_what_is_needed_is_computed(fake_cublas):
         assert len(fake_cublas.calls) - before == products
 
 
-def test_mixed_dtypes_are_left_to_others(fake_cublas):
+def test_mixed_dtypes_are_not_supported(fake_cublas):
     arrays = normal(2, 3, 4, dtype="float32"), normal(2, 3, 4), normal(2, 3, 4)
     lines = kernels.explain("attention", *arrays, None, None, None, causal=False, scale=1.0, keep_probability=1.0)
     assert "not cupy.attention: mixed dtypes float32 and float64" in lines

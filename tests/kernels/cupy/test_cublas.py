@@ -38,7 +38,7 @@ def assert_product(a, b, **options):
 
 @pytest.mark.parametrize("setting", ["", "0", "1"])
 @pytest.mark.parametrize("dtype", DTYPES.values())
-def test_tf32_is_for_float32_where_it_is_asked_for(monkeypatch, fake_cublas, dtype, setting):
+def test_tf32_applies_to_float32_only_if_requested(monkeypatch, fake_cublas, dtype, setting):
     monkeypatch.setenv("XFORMER_TF32", setting)
     assert_product(normal(2, 3, 4, dtype=dtype), normal(2, 4, 5, dtype=dtype))
     (call,) = fake_cublas.calls
@@ -46,8 +46,18 @@ def test_tf32_is_for_float32_where_it_is_asked_for(monkeypatch, fake_cublas, dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
-@pytest.mark.parametrize("sizes", [(3, 4, 5), (1, 4, 5), (3, 1, 5), (3, 4, 1), (1, 1, 1), (17, 9, 33)], ids=str)
-@pytest.mark.parametrize("batch", [(), (3,), (2, 3), (1, 3), (2, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "batch"),
+    [
+        ((3, 4, 5), ()),
+        ((1, 4, 5), (3,)),
+        ((3, 1, 5), (2, 3)),
+        ((3, 4, 1), (1, 3)),
+        ((1, 1, 1), (2, 1)),
+        ((17, 9, 33), (3,)),
+    ],
+    ids=str,
+)
 def test_any_size_and_dtype(fake_cublas, dtype, sizes, batch):
     m, k, n = sizes
     assert_product(normal(*batch, m, k, dtype=dtype), normal(*batch, k, n, seed=1, dtype=dtype), alpha=0.3)
@@ -56,7 +66,7 @@ def test_any_size_and_dtype(fake_cublas, dtype, sizes, batch):
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
 @pytest.mark.parametrize("sizes", [(3, 4, 5), (3, 0, 5), (0, 4, 5)], ids=str)
-def test_a_product_is_added_to_what_there_is(fake_cublas, dtype, sizes):
+def test_a_product_is_added_to_the_addend(fake_cublas, dtype, sizes):
     m, k, n = sizes
     a, b, more = normal(m, k, dtype=dtype), normal(k, n, seed=1, dtype=dtype), normal(m, n, seed=2, dtype=dtype)
     exact = a.astype("float64") @ b.astype("float64") + more.astype("float64")
@@ -65,7 +75,7 @@ def test_a_product_is_added_to_what_there_is(fake_cublas, dtype, sizes):
     np.testing.assert_allclose(out.astype("float64"), exact, rtol=0.0, atol=4 * TOLERANCES[dtype])
 
 
-def test_what_there_is_must_be_of_the_shape_and_in_order(fake_cublas):
+def test_an_addend_of_another_shape_dtype_or_order_is_refused(fake_cublas):
     a, b = normal(3, 4), normal(4, 5)
     for more in (normal(5), normal(3, 5, dtype="float32"), np.asfortranarray(normal(3, 5))):
         with pytest.raises(ValueError, match=r"addend is .*; expected \(3, 5\) float64 in C order"):
@@ -91,9 +101,10 @@ MEMORY = {
 }
 
 
-@pytest.mark.parametrize("left", MEMORY)
-@pytest.mark.parametrize("right", MEMORY)
-def test_operands_are_read_where_they_lie_if_they_can_be(fake_cublas, left, right):
+@pytest.mark.parametrize(
+    ("left", "right"), [*((name, "packed") for name in MEMORY), *(("turned", name) for name in MEMORY)]
+)
+def test_operands_are_copied_only_if_necessary(fake_cublas, left, right):
     (a, a_stays), (b, b_stays) = MEMORY[left], MEMORY[right]
     b = b.swapaxes(-1, -2)
     assert_product(a, b)
@@ -113,14 +124,14 @@ def test_heads_of_one_sentence_are_not_copied(fake_cublas):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_product_of_16_bits_may_be_float32(fake_cublas, dtype):
+def test_operands_of_16_bits_can_give_a_float32_result(fake_cublas, dtype):
     a, b = normal(2, 3, 40, dtype=dtype), normal(2, 40, 5, seed=1, dtype=dtype)
     out = assert_product(a, b, dtype=np.dtype("float32"), alpha=0.1)
     np.testing.assert_allclose(out, 0.1 * (a.astype("float64") @ b.astype("float64")), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("sizes", list(itertools.product([0, 2], [0, 3], [0, 4])), ids=str)
-def test_nothing_to_multiply(fake_cublas, sizes):
+def test_empty_products(fake_cublas, sizes):
     m, k, n = sizes
     for batch in (0, 2):
         assert_product(normal(batch, m, k), normal(batch, k, n))
@@ -128,14 +139,14 @@ def test_nothing_to_multiply(fake_cublas, sizes):
 
 
 @pytest.mark.parametrize("other", [normal(2, 4, 5), normal(3, 3, 5), normal(2, 3, 5).astype("float32")])
-def test_operands_that_do_not_fit_are_refused(fake_cublas, other):
+def test_operands_that_do_not_match_are_refused(fake_cublas, other):
     with pytest.raises(ValueError, match=r"^operands \(2, 4, 3\) float64 and .*; expected"):
         batched_product(normal(2, 4, 3), other)
     assert not fake_cublas.calls
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_the_library_is_called_as_c_has_it(monkeypatch, batch):
+def test_the_arguments_of_the_c_functions(monkeypatch, batch):
     calls = {}
 
     def function(name, status=0):

@@ -70,7 +70,7 @@ def test_a_plan_is_made_once_for_a_shape(products, monkeypatch):
     assert len(list(cublaslt._plans)) == 1
 
 
-def test_descriptors_are_given_back(products, monkeypatch):
+def test_descriptors_are_destroyed(products, monkeypatch):
     gc.collect()
     before = products.alive_descriptors()
     cublaslt._plans.max_plans = 2
@@ -81,7 +81,7 @@ def test_descriptors_are_given_back(products, monkeypatch):
     assert products.alive_descriptors() - before == 2 * 5
 
 
-def test_every_thread_has_plans_of_its_own(products):
+def test_every_thread_has_its_own_plans(products):
     inputs, outputs = arrays(3, 4, 5), []
     thread = threading.Thread(target=lambda: outputs.append((affine(*inputs), len(list(cublaslt._plans)))))
     thread.start()
@@ -91,7 +91,7 @@ def test_every_thread_has_plans_of_its_own(products):
 
 
 @pytest.mark.parametrize("activation", [None, "relu"])
-def test_what_is_refused_is_told_once_and_served(cuda_host, activation):
+def test_an_unsupported_product_warns_once_and_falls_back(cuda_host, activation):
     rows, weight, bias = arrays(3, 4, REFUSED)
     with pytest.warns(
         RuntimeWarning, match=r"cuBLASLt failed for \(3, 4\) by \(4, 13\), float32; adding the bias takes another pass"
@@ -105,20 +105,20 @@ def test_what_is_refused_is_told_once_and_served(cuda_host, activation):
     assert "columns.add_bias<float32>" in cuda_host.launcher.launched
 
 
-def test_a_bias_takes_no_launch(cuda_host):
+def test_a_bias_needs_no_launch(cuda_host):
     linear(*arrays(3, 4, 5), activation="relu")
     assert not cuda_host.launcher.launched
 
 
 @pytest.mark.parametrize("why", ["float64", "empty", "no library"])
-def test_what_is_not_for_it(products, monkeypatch, why):
+def test_unsupported_products(products, monkeypatch, why):
     if why == "no library":
         monkeypatch.setattr(cublaslt, "library", lambda: None)
     assert affine(*arrays(0 if why == "empty" else 3, 4, 5, "float64" if why == "float64" else "float32")) is None
 
 
 @pytest.mark.gpu
-def test_nan_stays_visible_on_a_gpu():
+def test_nan_propagates_on_a_gpu():
     cupy = library_or_skip("cupy")
     rows, weight, bias = (cupy.asarray(each) for each in arrays(64, 32, 48))
     rows[3, 5], rows[4, 5] = np.nan, np.inf

@@ -93,7 +93,7 @@ def test_masks(monkeypatch, cudnn, lengths, causal, kind):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_padding_is_told_as_lengths(monkeypatch, cudnn, causal):
+def test_padding_is_passed_as_lengths(monkeypatch, cudnn, causal):
     """So that no tile of keys beyond them is computed; a sentence may have holes, too, or be empty."""
     lengths, forward = [], fake_cudnn._forward
 
@@ -148,7 +148,7 @@ def test_the_gradient_of_a_bias_comes_from_batched_products(monkeypatch, cudnn):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_bias_that_closes_rows(cudnn, causal):
+def test_a_bias_that_masks_rows(cudnn, causal):
     arrays, bias = qkv(6, 6), normal(1, 1, 6, 6, seed=4, dtype="bfloat16")
     bias[:, :, 2] = -np.inf
     output, dquery, *others = pulled(lambda *qkv: attention(*qkv, None, bias, causal=causal), *arrays)
@@ -159,7 +159,7 @@ def test_a_bias_that_closes_rows(cudnn, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_scores_of_closed_rows_are_of_ordinary_size(causal):
+def test_the_bias_of_fully_masked_rows_is_zero(causal):
     """Only what forbids something is low: with a row of low scores, the derivative's exponents would be rounded."""
     query, mask = qkv(5, 5)[0], make_mask("heads", 2, 3, 5, 5)
     mask[0, 1, 3, :4] = False  # what is left of this row, a causal mask closes
@@ -207,7 +207,7 @@ def test_any_memory(monkeypatch, cudnn, memory, batch):
     assert ("backward", "private") in cudnn.executed
 
 
-def test_results_lie_as_layers_merge_heads(cudnn):
+def test_results_have_the_layout_that_merging_heads_needs(cudnn):
     output, pull = vjp(attention, *qkv(6, 5, width=24))
     for array in (output, *pull(output)):
         assert cupy_cudnn._is_packed(array)
@@ -242,7 +242,7 @@ KEEP = np.random.default_rng(5).random((2, 3, 4, 4)) < 0.5
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_left_to_others_and_why(monkeypatch, cudnn, arrays, static, reason):
+def test_explain_gives_the_reason(monkeypatch, cudnn, arrays, static, reason):
     assert f"not cudnn.attention: {reason}" in explained(*arrays, **static)
     if "mixed" not in reason and "broadcast" not in reason:
         given = dict(zip(("mask", "bias", "dropout_mask"), arrays[3:], strict=False))
@@ -251,14 +251,14 @@ def test_what_is_left_to_others_and_why(monkeypatch, cudnn, arrays, static, reas
     assert not cudnn.executed
 
 
-def test_an_absent_frontend_is_named_with_what_to_install(monkeypatch, cudnn):
+def test_a_missing_frontend_is_reported_with_the_install_command(monkeypatch, cudnn):
     reason = "the cuDNN frontend is not installed; run: pip install nvidia-cudnn-frontend nvidia-cudnn-cu13"
     monkeypatch.setattr(cudnn_plans, "frontend", lambda: (None, reason))
     assert f"not cudnn.attention: {reason}" in explained(*qkv(4, 4))
     assert_same(monkeypatch, attention, *qkv(4, 4))
 
 
-def test_the_frontend_is_loaded_after_what_it_does_not_find_itself(monkeypatch):
+def test_libraries_are_loaded_before_the_frontend(monkeypatch):
     """The real function, on modules that say in which order they were used."""
     used, version = [], [91900]
 
@@ -281,7 +281,7 @@ def test_the_frontend_is_loaded_after_what_it_does_not_find_itself(monkeypatch):
     assert "cannot be used: " in cudnn_plans.frontend.__wrapped__()[1]
 
 
-def test_an_old_gpu_is_left_to_others(monkeypatch, cudnn):
+def test_an_old_gpu_is_not_supported(monkeypatch, cudnn):
     monkeypatch.setattr(cudnn_plans, "device_properties", lambda device: ("Tesla V100", 70))
     assert "not cudnn.attention: Tesla V100 has compute capability 7.0; expected at least 8.0" in explained(*qkv(4, 4))
 
@@ -289,7 +289,7 @@ def test_an_old_gpu_is_left_to_others(monkeypatch, cudnn):
 # --- plans -----------------------------------------------------------------------------------------------------------
 
 
-def test_plans_are_built_once_for_a_shape_and_a_memory(monkeypatch, cudnn):
+def test_plans_are_built_once_per_shape_and_layout(monkeypatch, cudnn):
     for _ in range(2):
         assert_same(monkeypatch, attention, *qkv(6, 6))
     assert cudnn.built == 3  # forward, forward with what the derivative needs, derivative
@@ -305,7 +305,7 @@ def test_plans_are_built_once_for_a_shape_and_a_memory(monkeypatch, cudnn):
     assert len(cudnn.handles) == 1
 
 
-def test_plans_used_longest_ago_are_dropped(monkeypatch, cudnn):
+def test_the_least_recently_used_plans_are_dropped(monkeypatch, cudnn):
     cudnn_plans._plans.max_plans = 2
     monkeypatch.setattr(cudnn_store, "load", lambda cache_key: None)
     for length in (2, 3, 2, 4, 2):
@@ -315,7 +315,7 @@ def test_plans_used_longest_ago_are_dropped(monkeypatch, cudnn):
     assert cudnn.built == 4
 
 
-def test_every_thread_has_plans_and_a_handle_of_its_own(cudnn):
+def test_every_thread_has_its_own_plans_and_handle(cudnn):
     arrays, made = qkv(6, 6), []
     for _ in range(2):
         thread = threading.Thread(target=lambda: made.append(attention(*arrays)))
@@ -326,7 +326,7 @@ def test_every_thread_has_plans_and_a_handle_of_its_own(cudnn):
     assert (cudnn.built, cudnn.restored) == (1, 1)
 
 
-def test_plans_are_found_on_disk(monkeypatch, cudnn):
+def test_plans_are_loaded_from_disk(monkeypatch, cudnn):
     wanted = pulled(attention, *qkv(6, 6))
     assert len(list(cudnn_store.folder().glob("*.plan"))) == cudnn.built == 2
     forget(monkeypatch)
@@ -360,21 +360,21 @@ def test_a_damaged_file_is_replaced(monkeypatch, cudnn, damage):
     assert path.read_bytes() == whole
 
 
-def test_the_disk_holds_only_so_many(monkeypatch, cudnn):
+def test_the_number_of_files_is_limited(monkeypatch, cudnn):
     monkeypatch.setattr(cudnn_store, "_MAX_FILES", 3)
     for length in range(2, 8):
         attention(*qkv(length, length))
     assert len(list(cudnn_store.folder().iterdir())) == 3
 
 
-def test_a_place_that_cannot_be_written_to_is_no_reason_to_stop(monkeypatch, cudnn, tmp_path):
+def test_an_unwritable_cache_directory_is_ignored(monkeypatch, cudnn, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert_same(monkeypatch, attention, *qkv(6, 6))
     assert ("backward", "private") in cudnn.executed
 
 
-def test_what_cannot_be_built_is_said_once_and_left_to_others(monkeypatch, cudnn):
+def test_a_plan_that_cannot_be_built_warns_once_and_falls_back(monkeypatch, cudnn):
     cudnn.refuses = "No valid engine configs"
     with pytest.warns(RuntimeWarning, match="cuDNN failed for attention backward .*No valid engine configs"):
         vjp(attention, *qkv(6, 6))
@@ -386,7 +386,7 @@ def test_what_cannot_be_built_is_said_once_and_left_to_others(monkeypatch, cudnn
     assert not cudnn.executed
 
 
-def test_a_derivative_that_fails_is_computed_all_the_same(monkeypatch, cudnn):
+def test_a_derivative_that_fails_falls_back(monkeypatch, cudnn):
     arrays = qkv(6, 6)
     wanted = pulled(attention, *arrays)
     output, pull = vjp(attention, *arrays)
@@ -398,13 +398,13 @@ def test_a_derivative_that_fails_is_computed_all_the_same(monkeypatch, cudnn):
 
 
 @pytest.mark.parametrize("private", [False, "other arguments"])
-def test_without_the_private_way_in_the_public_one_serves(monkeypatch, cudnn, private):
+def test_the_public_function_runs_if_the_private_one_is_missing(monkeypatch, cudnn, private):
     cudnn.private = private
     assert_same(monkeypatch, attention, *qkv(6, 6))
     assert cudnn.executed == [("forward", "public"), ("forward", "public"), ("backward", "public")]
 
 
-def test_the_same_calls_take_the_same_way_and_are_summed_in_order(monkeypatch, cudnn):
+def test_deterministic_mode_builds_plans_that_sum_in_order(monkeypatch, cudnn):
     monkeypatch.setattr(cudnn_plans, "_first_build", [0.0])
     monkeypatch.setattr(cudnn_plans, "_build_times", [1e9])
     pulled(attention, *qkv(6, 6))
@@ -412,7 +412,7 @@ def test_the_same_calls_take_the_same_way_and_are_summed_in_order(monkeypatch, c
     assert {spec.backward: spec.deterministic for spec, _ in cudnn_plans._plans} == {False: False, True: True}
 
 
-def test_building_takes_no_more_than_a_share_of_the_time(monkeypatch, cudnn):
+def test_the_time_of_building_is_limited(monkeypatch, cudnn):
     monkeypatch.setenv("XFORMER_DETERMINISTIC", "0")
     clock = [100.0]
     monkeypatch.setattr(cudnn_plans.time, "monotonic", lambda: clock[0])
@@ -431,7 +431,7 @@ def test_building_takes_no_more_than_a_share_of_the_time(monkeypatch, cudnn):
     assert cudnn.built == 3
 
 
-def test_no_warning_is_given_for_what_works(cudnn):
+def test_supported_calls_do_not_warn(cudnn):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pulled(attention, *qkv(6, 6))

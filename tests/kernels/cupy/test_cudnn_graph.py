@@ -125,7 +125,7 @@ def test_plans_are_built(monkeypatch, cudnn, context, call, deterministic):
         assert "var_pack: collections.abc.Mapping[int, int], workspace: int, handle: int" in private
 
 
-def test_scores_are_nowhere_in_the_memory(monkeypatch, cudnn, context):
+def test_scores_are_not_stored(monkeypatch, cudnn, context):
     monkeypatch.setenv("XFORMER_DETERMINISTIC", "0")
     for spec in specs(monkeypatch, 4096, 4096, 64, mask=(2, 1, 1, 4096), causal=True):
         size = build(cudnn, spec, context)[0].get_workspace_size()
@@ -133,7 +133,7 @@ def test_scores_are_nowhere_in_the_memory(monkeypatch, cudnn, context):
         assert size < 2 * 4 * 4096 * 4096 // 4
 
 
-def test_a_serialized_plan_is_read_again(monkeypatch, cudnn, context):
+def test_a_serialized_plan_can_be_loaded(monkeypatch, cudnn, context):
     for spec in specs(monkeypatch, **CALLS["padding"]):
         graph, _ = build(cudnn, spec, context)
         again = cudnn.pygraph(**context)
@@ -141,7 +141,7 @@ def test_a_serialized_plan_is_read_again(monkeypatch, cudnn, context):
         assert again.get_workspace_size() == graph.get_workspace_size()
 
 
-def test_what_is_refused_here_is_refused_there(monkeypatch, cudnn, context):
+def test_cudnn_refuses_what_the_stand_in_refuses(monkeypatch, cudnn, context):
     """The rules of the stand-in that other tests use, and of `supports`, are cuDNN's."""
     _, forward, backward = specs(monkeypatch, 64, 64, 64, bias=(64, 64))
     bottom_right = {"causal": "bottom_right"}
@@ -159,7 +159,7 @@ def test_what_is_refused_here_is_refused_there(monkeypatch, cudnn, context):
             build(cudnn, spec, context)
 
 
-def test_both_libraries_are_those_that_the_project_asks_for(cudnn):
+def test_library_versions_match_the_requirements(cudnn):
     tomllib, metadata = importlib.import_module("tomllib"), importlib.import_module("importlib.metadata")
     requirement = importlib.import_module("packaging.requirements").Requirement
     with open("pyproject.toml", "rb") as file:

@@ -91,7 +91,7 @@ def test_there_is_a_case_for_every_kernel(cuda_host):
     assert {operation for operation, _ in registry._KERNELS} == set(CASES)
 
 
-def test_what_is_watched_cannot_be_read(watching):
+def test_watched_arrays_cannot_be_read_on_the_host(watching):
     for read in (float, int, bool, list, np.sum, Watched.item, Watched.tolist):
         with pytest.raises(AssertionError, match="a value is read on the host"):
             read(device_array(np.ones(1), "float32"))
@@ -99,7 +99,7 @@ def test_what_is_watched_cannot_be_read(watching):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("operation", CASES)
-def test_nothing_is_read_on_the_host_and_nothing_given_is_written(watching, operation, dtype):
+def test_kernels_do_not_read_on_the_host_or_write_to_their_inputs(watching, operation, dtype):
     hosts, static = CASES[operation]
     arrays = [device_array(host, dtype_named(watching.xp, dtype)) for host in hosts]
     if operation == "adam":  # which works in place
@@ -120,7 +120,7 @@ def test_nothing_is_read_on_the_host_and_nothing_given_is_written(watching, oper
 
 
 @pytest.mark.parametrize("operation", CASES)
-def test_explain_says_that_our_kernel_serves(cuda, operation):
+def test_explain_names_our_kernel(cuda, operation):
     importlib.import_module("xformer.training")  # an operation is known once it is imported
     hosts, static = CASES[operation]
     name = "numpy" if cuda.launcher else "cupy"
@@ -129,14 +129,14 @@ def test_explain_says_that_our_kernel_serves(cuda, operation):
 
 
 @pytest.mark.parametrize("operation", CASES)
-def test_arrays_on_another_device_than_the_current_one_are_left_to_the_library(cuda_host, monkeypatch, operation):
+def test_arrays_on_another_device_are_not_supported(cuda_host, monkeypatch, operation):
     monkeypatch.setattr(cuda_launch, "is_current_device", lambda array: False)
     (kernel,) = registry._KERNELS[(operation, "numpy")]
     hosts, static = CASES[operation]
     assert kernel.supports(hosts, static) == "arrays are on cpu, which is not the current device"
 
 
-def test_the_kernels_agree_with_what_the_check_of_all_kernels_asks_for(cuda, monkeypatch):
+def test_the_check_of_the_registry_passes(cuda, monkeypatch):
     """Also at the narrow dtypes, whose rounding is far larger than float32's."""
     monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
     monkeypatch.setattr(registry, "_CHECKED", set())
@@ -149,7 +149,7 @@ def test_the_kernels_agree_with_what_the_check_of_all_kernels_asks_for(cuda, mon
 
 
 @pytest.mark.parametrize("settings", [{"activation": "relu"}, {"activation": "gelu", "norm": "rms"}])
-def test_three_updates_of_a_model_are_those_of_the_portable_code(cuda_host, monkeypatch, settings):
+def test_three_training_steps_equal_those_of_the_portable_definitions(cuda_host, monkeypatch, settings):
     """Dropout, tied embeddings, smoothed labels and clipping included; attention is the portable one."""
 
     def updates():

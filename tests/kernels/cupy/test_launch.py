@@ -62,7 +62,7 @@ def test_sources_compile_as_cupy_compiles_them(file):
     assert len({nvrtc.getLoweredName(program, name) for name in names}) == len(names)
 
 
-def test_all_kernels_are_tried():
+def test_all_kernels_of_the_sources_are_tested():
     for file, functions in cuda_on_host.INSTANCES.items():
         text = cuda_launch.source(file)
         assert set(re.findall(r"__global__ void (\w+)\(", text)) == set(functions)
@@ -73,12 +73,12 @@ def test_all_kernels_are_tried():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="cupy is installed")
-def test_without_cupy_a_launch_says_what_to_install():
+def test_a_launch_without_cupy_reports_the_install_command():
     with pytest.raises(BackendError, match=r"^backend 'cupy' is not installed; run: pip install 'cupy-cuda13x"):
         cuda_launch.launch("elementwise.relu", ("float32",), 1, 32)
 
 
-def test_importing_the_kernels_imports_no_array_library_but_numpy():
+def test_importing_the_kernels_imports_only_numpy():
     program = "import sys, xformer.kernels.cupy; print(sorted({'cupy', 'torch', 'jax', 'numba'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -105,7 +105,7 @@ def flushed(cuda, host):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_numbers_of_16_bits_are_read_and_rounded_as_numpy_has_it(cuda, dtype):
+def test_conversions_of_16_bits_equal_those_of_numpy(cuda, dtype):
     """A sum over one row changes nothing but the type."""
     narrow = dtype_named(resolve("numpy"), dtype)
     values, every = flushed(cuda, unrounded()).astype(np.float32), np.arange(2**16, dtype=np.uint16).view(narrow)
@@ -121,7 +121,7 @@ def test_numbers_of_16_bits_are_read_and_rounded_as_numpy_has_it(cuda, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_order_in_which_threads_run_changes_no_bit(launcher, cuda_host, dtype):
+def test_the_order_of_threads_does_not_change_the_bits(launcher, cuda_host, dtype):
     x, weight, bias = (cuda_host.array(normal(*shape), dtype) for shape in ((40, 600), (600,), (600,)))
     labels = np.arange(40)
 
@@ -140,7 +140,7 @@ def test_the_order_in_which_threads_run_changes_no_bit(launcher, cuda_host, dtyp
         np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
 
 
-def test_a_barrier_that_not_all_threads_reach_is_found(tmp_path, monkeypatch):
+def test_a_barrier_that_some_threads_miss_is_reported(tmp_path, monkeypatch):
     if cuda_on_host.COMPILER is None:
         pytest.skip("g++ is not installed")
     code = "template <typename T> __global__ void stuck(T* x) { if (threadIdx.x) { __syncthreads(); *x = 1; } }"

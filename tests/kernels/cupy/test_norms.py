@@ -41,13 +41,13 @@ def test_layouts(cuda, layout, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_parameters_may_be_float32_where_rows_have_16_bits(cuda, dtype):
+def test_float32_parameters_with_rows_of_16_bits(cuda, dtype):
     x, weight, bias = normal(9, 24), normal(24, seed=1), normal(24, seed=2)
     cuda.agree(layer_norm, x, weight, bias, dtype=(dtype, "float32", "float32"))
     cuda.agree(rms_norm, x, weight, dtype=(dtype, "float32"))
 
 
-def test_what_is_not_served_is_said(cuda):
+def test_explain_gives_the_reason(cuda):
     x, weight = cuda.array(np.ones((2, 3)), "float32"), cuda.array(np.ones(3), "float16")
     wide, one = cuda.array(np.ones(3), "float64"), cuda.array(np.ones(1), "float32")
     for parameter, reason in [
@@ -59,7 +59,7 @@ def test_what_is_not_served_is_said(cuda):
         assert any(line.endswith(f"  not cupy.rms_norm: {reason}") for line in said)
 
 
-def test_gradients_of_only_some_inputs(cuda):
+def test_gradients_of_some_inputs(cuda):
     arrays = [cuda.array(array) for array in (normal(5, 7), normal(7, seed=1), normal(7, seed=2))]
     g = cuda.array(normal(5, 7, seed=3))
     whole = vjp(layer_norm, *arrays)[1](g)
@@ -85,7 +85,7 @@ def test_large_rows_do_not_overflow(cuda, dtype, norm):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance * np.abs(wanted).max())
 
 
-def test_what_is_no_number_stays_in_its_row(cuda):
+def test_nan_stays_in_its_row(cuda):
     x = normal(3, 8)
     x[1, 2] = np.nan
     y = to_host(layer_norm(cuda.array(x, "float32"), *(cuda.array(np.ones(8), "float32") for _ in range(2))))

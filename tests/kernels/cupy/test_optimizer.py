@@ -65,7 +65,7 @@ def test_adam(cuda, monkeypatch, dtype, weight_decay, most):
             assert_close(array, np.asarray(want), xp=cuda.xp, dtype=each)
 
 
-def test_adam_goes_on_from_what_it_updated(cuda, monkeypatch):
+def test_adam_updates_in_place(cuda, monkeypatch):
     rows, hosts = rows_of(cuda, "float32", [(5, 9), (4,)])
     gradients = [row[1] for row in rows]
     for step in range(1, 6):
@@ -103,7 +103,7 @@ def test_parameters_in_column_order(cuda, monkeypatch):
         assert_close(array, want, xp=cuda.xp)
 
 
-def test_what_is_not_served_is_said(cuda):
+def test_explain_gives_the_reason(cuda):
     good = [cuda.array(np.ones((2, 3)), "float32") for _ in range(4)]
     narrow, ints, columns = cuda.array(np.ones((2, 3)), "float16"), cuda.array(np.ones((2, 3), int)), good[0][:, ::2]
     for row, reason in [
@@ -116,7 +116,7 @@ def test_what_is_not_served_is_said(cuda):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_factor_that_is_no_number_changes_nothing(cuda, dtype):
+def test_a_nan_factor_skips_the_update(cuda, dtype):
     rows, hosts = rows_of(cuda, dtype)
     updated = adam(rows, **SETTINGS, weight_decay=[0.1] * len(rows), factor=cuda.array(np.asarray(np.nan), "float32"))
     for (parameter, first, second), (before, _, *moments) in zip(updated, hosts, strict=True):
@@ -137,7 +137,7 @@ def test_squared_norm(cuda, monkeypatch, dtype, most):
     cuda.agree(squared_norm, normal(0, 3), dtype=dtype)
 
 
-def test_arrays_of_several_dtypes(cuda):
+def test_the_squared_norm_of_mixed_dtypes(cuda):
     cuda.agree(
         squared_norm, normal(5, 3), normal(70, seed=1), normal(4, seed=2), dtype=("bfloat16", "float32", "float16")
     )
@@ -171,7 +171,7 @@ def test_cast_has_the_bits_of_numpy(cuda, monkeypatch, before, after, most):
         np.testing.assert_array_equal(to_host(got).astype("float64"), wanted.astype("float64"))
 
 
-def test_cotangents_of_a_cast_come_back(cuda):
+def test_the_cotangents_of_a_cast(cuda):
     arrays = [cuda.array(normal(*shape), "float32") for shape in [(3, 5), (7,), (2, 600)]]
     outputs, pull = vjp(lambda *arrays: cast(*arrays, dtype="bfloat16")[::2], *arrays)
     g = [cuda.array(normal(*output.shape, seed=9), "bfloat16") for output in outputs]
@@ -182,6 +182,6 @@ def test_cotangents_of_a_cast_come_back(cuda):
     assert not to_host(cotangents[1]).any()
 
 
-def test_a_cast_that_rounds_twice_is_not_served(cuda):
+def test_a_cast_that_would_round_twice_is_not_supported(cuda):
     x = cuda.array(normal(3), "float64")
     assert "  not cupy.cast: float64 would be rounded" in kernels.explain("cast", x, dtype="float16")

@@ -50,7 +50,7 @@ def expected(key, size, accepted):
         ),
     ],
 )
-def test_the_reference_gives_the_known_answers(counter, key, words):
+def test_the_reference_gives_the_published_values(counter, key, words):
     """Those that the authors of Philox publish with it."""
     assert " ".join(f"{word:08x}" for word in philox([counter], key)[0]) == words
 
@@ -66,7 +66,7 @@ def test_masks_are_those_of_philox(cuda_host, shape, backwards):
     np.testing.assert_array_equal(mask, expected(KEY, mask.size, 45875).reshape(shape))
 
 
-def test_blocks_go_on_with_what_more_would_have_drawn(cuda_host, monkeypatch):
+def test_fewer_blocks_draw_the_same_mask(cuda_host, monkeypatch):
     monkeypatch.setattr("xformer.backends.cupy._MAX_BLOCKS", 1)
     mask = CupyBackend("cupy").bernoulli(np, KEY, 30000, (5000,), None)
     np.testing.assert_array_equal(mask, expected(KEY, 5000, 30000))

@@ -39,7 +39,7 @@ def test_softmax_of_rows_of_any_length(cuda, shape):
     cuda.agree(softmax, 30.0 * normal(*shape), dtype="float32")
 
 
-def test_a_mask_with_strides_of_its_own_on_more_axes_than_kernels_know(cuda):
+def test_a_mask_with_more_strided_axes_than_the_kernel_takes(cuda):
     x, mask = normal(2, 2, 2, 2, 2, 3), np.random.default_rng(6).random((2, 1, 2, 1, 2, 1)) < 0.5
     got = to_host(softmax(cuda.array(x), cuda.array(mask)))
     np.testing.assert_allclose(got, softmax_by_hand(x, mask), rtol=1e-12)
@@ -55,7 +55,7 @@ def softmax_by_hand(x, mask):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_masked_entirely_are_zero_and_so_are_their_gradients(cuda, dtype):
+def test_fully_masked_rows_give_zeros_and_zero_gradients(cuda, dtype):
     x, mask = normal(4, 9), np.ones((4, 9), bool)
     mask[1] = False
     x[2] = -np.inf
@@ -65,7 +65,7 @@ def test_rows_masked_entirely_are_zero_and_so_are_their_gradients(cuda, dtype):
     np.testing.assert_array_equal(to_host(dx).any(axis=-1), [True, False, False, True])
 
 
-def test_masks_that_are_not_served(cuda):
+def test_unsupported_masks(cuda):
     x, mask = cuda.array(normal(1, 3)), cuda.array(np.ones((4, 3), bool))
     for wrong, reason in [
         (mask, "the mask is larger than the scores"),
@@ -86,8 +86,7 @@ LABELS = {
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("labels", LABELS)
-@pytest.mark.parametrize(("label_smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.0), (0.1, 0.01)])
-@pytest.mark.parametrize("scale", [1.0, 300.0], ids=["usual", "would overflow"])
+@pytest.mark.parametrize(("label_smoothing", "z_loss", "scale"), [(0.0, 0.0, 300.0), (0.1, 0.0, 1.0), (0.1, 0.01, 1.0)])
 def test_cross_entropy(cuda, dtype, labels, label_smoothing, z_loss, scale):
     settings = {"label_smoothing": label_smoothing, "z_loss": z_loss}
     logits, ids = scale * normal(2, 4, 13), np.asarray(LABELS[labels])
@@ -106,20 +105,20 @@ def test_layouts(cuda, layout, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_large_vocabularies_and_no_tokens(cuda, dtype):
+def test_large_vocabularies_and_empty_batches(cuda, dtype):
     labels = np.random.default_rng(4).integers(0, 3001, 6)
     loss = functools.partial(cross_entropy, label_smoothing=0.1, z_loss=0.1)
     cuda.agree(loss, normal(6, 3001), labels, dtype=dtype)
     cuda.agree(loss, normal(0, 5, 7), labels[:0].reshape(0, 5), dtype=dtype)
 
 
-def test_losses_of_16_bits_are_float32_and_their_gradients_16_bits(cuda):
+def test_logits_of_16_bits_give_float32_losses_and_gradients_of_16_bits(cuda):
     output, pull = vjp(lambda x: cross_entropy(x, cuda.array([1, 2])), cuda.array(normal(2, 5), "bfloat16"))
     assert str(output.dtype) == "float32"
     assert str(pull(cuda.xp.ones_like(output))[0].dtype) == "bfloat16"
 
 
-def test_odd_logits(cuda):
+def test_logits_with_infinities_and_nan(cuda):
     """Padded rows may hold anything; a logit of minus infinity has no probability."""
     logits = normal(3, 5)
     logits[0], logits[1, 2] = np.nan, -np.inf
@@ -132,7 +131,7 @@ def test_odd_logits(cuda):
     assert to_host(dlogits)[1, 2] == 0
 
 
-def test_a_label_that_is_no_class_is_seen(cuda):
+def test_a_label_out_of_range_gives_nan(cuda):
     """Where reading labels would mean waiting, nothing checks them before the kernel does."""
     logits, labels = cuda.array(normal(4, 5), "float32"), cuda.array([-1, 5, 1, 0])
     kernel = registry.select("cross_entropy", cuda.xp, (logits, labels), {})

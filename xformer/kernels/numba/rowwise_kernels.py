@@ -43,21 +43,21 @@ def gelu(x, coefficients, p, y, slope):
 
 @kernel(in_array(1), out_array(1))
 def relu(x, y):
-    """y = max(x, 0), which propagates NaN."""
+    """Compute y = max(x, 0), which propagates NaN."""
     for i in range(x.size):
         y[i] = ZERO if x[i] < ZERO else x[i]
 
 
 @kernel(in_array(1), in_array(1), out_array(1))
 def relu_vjp(g, y, dx):
-    """dx = g where y > 0, else 0."""
+    """Compute dx = g where y > 0, else 0."""
     for i in range(g.size):
         dx[i] = g[i] if y[i] > ZERO else ZERO
 
 
 @kernel(in_array(1), in_array(1, boolean), float32, out_array(1))
 def dropout(x, mask, scale, y):
-    """y = scale x where the mask is True, else 0."""
+    """Compute y = scale x where the mask is True, else 0."""
     for i in range(x.size):
         y[i] = x[i] * scale if mask[i] else ZERO
 
@@ -151,7 +151,7 @@ def cross_entropy(logits, labels, pad_id, smoothing, z_loss, losses, statistics)
 
 @kernel(in_array(1), in_array(2), in_array(1, int64), in_array(2), int64, float32, float32, out_array(2))
 def cross_entropy_vjp(g, logits, labels, statistics, pad_id, smoothing, z_loss, dlogits):
-    """dlogits = g (p - q + 2 z log(Z) p), with q the smoothed one-hot distribution and Z the partition function."""
+    """Compute dlogits = g (p - q + 2 z log(Z) p), with q the smoothed target distribution, Z the partition function."""
     classes = logits.shape[1]
     for i in range(logits.shape[0]):
         row, out, largest, total = logits[i], dlogits[i], statistics[0, i], statistics[1, i]

@@ -20,7 +20,7 @@ _C2, _C3, _C4, _C5, _C6 = map(_f32, (0.4999999343, 0.166665204, 0.04166839079, 0
 
 @inline_exact
 def exp(x):
-    """Return exp(x) = 2^n exp(r) for x up to 88, and zero below -87.3; branch-free, accurate to 2 ulp."""
+    """Compute the exponential as 2^n e^r for x up to 88, and zero below -87.3; branch-free, accurate to 2 ulp."""
     t = x * _LOG2_E + _ROUNDER
     n = t - _ROUNDER
     r = x - n * _LN2_HIGH - n * _LN2_LOW

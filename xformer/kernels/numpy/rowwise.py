@@ -153,7 +153,7 @@ def _cross_entropy_forward(
 def _cross_entropy_vjp(
     g: Any, residuals: Any, needs: Any, *, pad_id: int, label_smoothing: float, z_loss: float
 ) -> tuple[Any, ...]:
-    """dlogits = g (p - q + 2 z log(Z) p), with q the smoothed one-hot distribution and Z the partition function."""
+    """Compute dlogits = g (p - q + 2 z log(Z) p), with q the smoothed target distribution, Z the partition function."""
     powers, inverse, log_z, labels, is_token, shape = residuals
     g = np.where(is_token, g.reshape(-1), powers.dtype.type(0.0))
     inverse *= (g * (1.0 + 2.0 * z_loss * log_z) if z_loss else g)[:, None]
