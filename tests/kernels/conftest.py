@@ -1,4 +1,4 @@
-"""What the tests of kernels share."""
+"""Fixtures of the tests of kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from xformer.kernels.cupy import launch as cuda_launch
 
 @pytest.fixture
 def no_jit(monkeypatch):
-    """Have the kernels of the library alone serve, where numba is installed, too."""
+    """Disable the kernels compiled by numba."""
     monkeypatch.setenv("XFORMER_KERNELS", "no-jit")
 
 
@@ -30,26 +30,26 @@ def no_jit(monkeypatch):
 
 
 class Cuda:
-    """Where the CuPy kernels run in a test: on CuPy's arrays, or, through `launcher`, on NumPy's."""
+    """Runs the CuPy kernels of a test on CuPy arrays or, with a `launcher`, on NumPy arrays."""
 
     def __init__(self, xp: Any, launcher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.xp, self.launcher, self._monkeypatch = xp, launcher, monkeypatch
 
     def array(self, host: Any, dtype: str | None = None) -> Any:
-        """An array of the kernels' library; floating ones in another dtype, if one is given."""
+        """Return an array of the library; floating arrays in `dtype`, if given."""
         host = np.asarray(host)
         return from_host(self.xp, host, dtype=dtype if host.dtype.kind == "f" else None)
 
     def served(self, operation: str, *arrays: Any, **static: Any) -> bool:
-        """Whether our kernel serves a call."""
+        """Return whether our kernel is selected for a call."""
         lines = kernels.explain(operation, *arrays, **static).splitlines()
         return any(line.endswith(f": cupy.{operation}") for line in lines)
 
     def agree(self, function: Any, *hosts: Any, dtype: Any, layout: Any = None, tolerance: float | None = None) -> None:
-        """Output and cotangents of a function of arrays: by the kernels, and portably, in float64.
+        """Compare output and cotangents of a function with those of the portable definitions in float64.
 
-        Masks, ids and labels are constants. dtype: of all floating arrays, or a tuple with each one's. layout: brings
-        the first array into another memory layout.
+        Masks, ids and labels are constants. dtype: of all floating arrays, or a tuple with one dtype per array.
+        layout: a function that changes the memory layout of the first array.
         """
         hosts = [np.asarray(host) for host in hosts]
         dtypes = (dtype,) * len(hosts) if isinstance(dtype, str) else dtype
@@ -74,12 +74,12 @@ class Cuda:
 
 
 def _rounded(host: Any, dtype: str) -> Any:
-    """A host array in a dtype that may be bfloat16; masks and ids as they are."""
+    """Cast a floating host array; masks and ids stay as they are."""
     return host.astype(dtype_named(resolve("numpy"), dtype)) if is_floating(host.dtype) else host
 
 
 def _vjp(function: Any, arrays: Any) -> Any:
-    """The output, and what pulls a cotangent back to the floating arrays."""
+    """Return the output and the VJP with respect to the floating arrays."""
     places = [place for place, array in enumerate(arrays) if is_floating(array.dtype)]
 
     def of_floats(*floats: Any) -> Any:
@@ -91,7 +91,7 @@ def _vjp(function: Any, arrays: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def launcher(tmp_path_factory):
-    """Runs the CUDA sources on the CPU."""
+    """Return a launcher that runs the CUDA sources on the CPU."""
     if cuda_on_host.COMPILER is None:
         pytest.skip("g++ is not installed")
     return cuda_on_host.Launcher(tmp_path_factory.mktemp("cuda_on_host"))
@@ -99,7 +99,7 @@ def launcher(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def fake_cublaslt(tmp_path_factory):
-    """A cuBLASLt that multiplies on the CPU."""
+    """Build a cuBLASLt that multiplies on the CPU."""
     if cuda_on_host.COMPILER is None:
         pytest.skip("g++ is not installed")
     built = tmp_path_factory.mktemp("cublaslt") / "libcublasLt.so"
@@ -110,7 +110,7 @@ def fake_cublaslt(tmp_path_factory):
 
 
 def use_fake_cublas(fake_cublaslt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the stand-ins for cuBLAS and cuBLASLt multiply, with no plans made yet."""
+    """Replace cuBLAS and cuBLASLt by stand-ins, with empty caches."""
     monkeypatch.setattr(cublaslt, "library", lambda: fake_cublaslt)
     monkeypatch.setattr(cublaslt, "_plans", plans.Plans(512))
     monkeypatch.setattr(cublaslt, "_failures", plans.Failures())
@@ -121,10 +121,10 @@ def use_fake_cublas(fake_cublaslt: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def on_the_host(launcher: Any, fake_cublaslt: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    """Have the CuPy kernels serve NumPy's arrays."""
-    kernels.explain("relu", np.ones(1))  # loads NumPy's, which are to go
+    """Register the CuPy kernels for NumPy arrays."""
+    kernels.explain("relu", np.ones(1))  # loads the NumPy kernels, which are replaced
     importlib.import_module("xformer.kernels.cupy")
-    ours = {  # but for attention, which has tests of its own
+    ours = {  # attention has its own tests
         (kernel.operation, "numpy"): [kernel]
         for kernels_of_one in registry._KERNELS.values()
         for kernel in kernels_of_one
@@ -140,14 +140,14 @@ def on_the_host(launcher: Any, fake_cublaslt: Any, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def cuda_host(launcher, fake_cublaslt, monkeypatch):
-    """The CuPy kernels, their sources built for the CPU, on NumPy's arrays."""
+    """Run the CuPy kernels on NumPy arrays, with sources compiled for the CPU."""
     monkeypatch.setenv("XFORMER_KERNELS", "auto")
     return on_the_host(launcher, fake_cublaslt, monkeypatch)
 
 
 @pytest.fixture(params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
 def cuda(request, monkeypatch):
-    """The CuPy kernels: on NumPy's arrays, and as they are."""
+    """Run the CuPy kernels on NumPy arrays and, marked gpu, on CuPy arrays."""
     monkeypatch.setenv("XFORMER_KERNELS", "auto")
     if request.param == "host":
         return request.getfixturevalue("cuda_host")

@@ -1,4 +1,4 @@
-"""Cases that the tests of several CuPy kernels go through."""
+"""Arrays for the tests of CuPy kernels."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ DTYPES = ["float32", "float64", "float16", "bfloat16"]
 
 
 def normal(*shape: int, seed: int = 0) -> Any:
-    """Values to compute with, in float64."""
+    """Return normally distributed float64 values."""
     return np.random.default_rng(seed).normal(size=shape)
 
 
 def _off_by_one(x: Any) -> Any:
-    """The same, one element beyond where memory is aligned."""
+    """Copy to memory one element beyond an aligned address."""
     xp = array_namespace(x)
     flat = xp.concat([xp.zeros(1, dtype=x.dtype), xp.reshape(x, (-1,))])
     return xp.reshape(flat[1:], x.shape)
@@ -33,7 +33,7 @@ def _columns_first(x: Any) -> Any:
     return array_namespace(x).asfortranarray(x)
 
 
-# Ways in which an array may lie in memory.
+# Memory layouts.
 LAYOUTS = {
     "plain": lambda x: x,
     "off by one": _off_by_one,

@@ -1,4 +1,4 @@
-"""A launcher that runs the CUDA sources on the CPU, on NumPy arrays: it stands where CuPy's would (`cuda_launch`)."""
+"""A launcher that runs the CUDA sources on the CPU, on NumPy arrays, in place of `xformer.kernels.cupy.launch`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xformer.kernels.cupy import launch as cuda_launch
 HEADER = Path(__file__).with_name("cuda_on_host.h")
 COMPILER = shutil.which("g++")
 
-# What the kernels are made for: dtypes of arrays, alone or with those of parameters.
+# Template arguments of the kernels: dtypes of arrays and of parameters.
 SAME = [("float32",), ("float64",), ("float16",), ("bfloat16",)]
 WIDE = [("float32",), ("float64",)]
 PAIRS = [*(dtypes * 2 for dtypes in SAME), ("float16", "float32"), ("bfloat16", "float32")]
@@ -34,23 +34,23 @@ INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
 
 
 def instances(file: str) -> Iterator[str]:
-    """All instances of the templates of a source, as C++ names them."""
+    """Yield the C++ names of all instances of the templates of a source."""
     for function, combinations in INSTANCES[file].items():
         yield from (cuda_launch.instance(function, dtypes) for dtypes in combinations)
 
 
 class Launcher:
-    """Compiles a source when it is first launched, for all of `INSTANCES`."""
+    """Compiles a source with all of its `INSTANCES` at the first launch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.launched: list[str] = []
         self.backwards = False
         self._libraries: dict[str, Any] = {}
-        self._lock = threading.Lock()  # the threads of blocks, and what they share, are static
+        self._lock = threading.Lock()  # threads and shared memory are static variables
 
     def launch(self, kernel: str, dtypes: tuple[str, ...], blocks: int, threads: int, *arguments: Any) -> None:
-        """Run a kernel to its end."""
+        """Run a kernel."""
         file, _, function = kernel.partition(".")
         name = cuda_launch.instance(function, dtypes)
         places = list(instances(file))
@@ -65,12 +65,12 @@ class Launcher:
         addresses = (ctypes.c_void_p * len(values))(*(_address_of(value) for value in values))
         with self._lock:
             if file not in self._libraries:
-                self._libraries[file] = self._compiled(file)
+                self._libraries[file] = self._compile(file)
             library = self._libraries[file]
             error = library.launch(places.index(name), blocks, threads, self.backwards, addresses)
         assert not error, f"{name}: not all threads reach a barrier"
 
-    def _compiled(self, file: str) -> Any:
+    def _compile(self, file: str) -> Any:
         code = self.folder / f"{file}.cpp"
         calls = "\n".join(
             f"        case {place}: return on_host::run(&{name}, blocks, threads, backwards, arguments);"
@@ -97,7 +97,7 @@ class Launcher:
 
 
 def _value(argument: Any) -> Any:
-    """An argument as CUDA takes it; what has an address of its own is given as that."""
+    """Convert an argument as CuPy does."""
     if argument is None:
         return ctypes.c_void_p(0)
     if isinstance(argument, np.ndarray) and argument.dtype.names:
