@@ -77,7 +77,7 @@ def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
 
 
 def _in_order(row: Row) -> tuple[Any, ...]:
-    """A row in the memory order of its parameter, which a copy of the gradient may take."""
+    """Return a row with the gradient in the memory order of the parameter."""
     parameter, gradient, first, second = row
     if parameter.flags.c_contiguous:
         return parameter, contiguous(gradient), first, second
