@@ -32,8 +32,8 @@ SHARDS = (1, 2)
 def texts() -> tuple[list[int], list[int], int]:
     """Return the training and validation text as token ids, and the vocabulary size."""
     from xformer.cli.train_lm import split, train_tokenizer
+    from xformer.runs.recipe import Recipe
     from xformer.text import read_text
-    from xformer.training import Recipe
 
     if not (DATA / "input.txt").is_file():
         import numpy as np
@@ -51,7 +51,7 @@ def make_settings() -> tuple[dict[str, Any], list[int]]:
     import dataclasses
 
     from xformer.models import LanguageModelConfig
-    from xformer.training import Recipe
+    from xformer.runs.recipe import Recipe
 
     recipe = Recipe.from_toml(RECIPE)
     train, valid, vocab_size = texts()

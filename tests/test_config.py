@@ -37,8 +37,8 @@ def test_values_are_kept():
     ("values", "message"),
     [
         ({"size": 0}, "size is 0; expected at least 1"),
-        ({"size": True}, "size is True; expected at least 1"),
-        ({"size": 1.5}, "size is 1.5; expected at least 1"),
+        ({"size": True}, "size is True; expected an integer of at least 1"),
+        ({"size": 1.5}, "size is 1.5; expected an integer of at least 1"),
         ({"rate": 1.0}, "rate is 1.0; expected a number in [0, 1)"),
         ({"rate": float("nan")}, "rate is nan; expected a number in [0, 1)"),
         ({"rate": "much"}, "rate is 'much'; expected a number in [0, 1)"),
@@ -57,7 +57,7 @@ def test_invalid_values_are_refused(values, message):
 def test_required_fields_and_positional_arguments():
     with raises_line(ConfigError, re.escape("Derived requires depth")):
         Derived()
-    with raises_line(ConfigError, re.escape("Base takes keyword arguments only, e.g. Base(size=...)")):
+    with raises_line(ConfigError, re.escape("Base takes keyword arguments only; use Base(size=...)")):
         Base(3)
 
 

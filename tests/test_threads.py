@@ -12,11 +12,10 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import xformer
-from xformer import environment, shared_memory, threads
+from xformer import environment, threads
 from xformer.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -611,24 +610,3 @@ if importlib.util.find_spec("numba"):
 def test_a_forked_process_computes(program):
     pytest.importorskip("threadpoolctl")
     run_program(FORKING + program)
-
-
-# --- SharedArrays ------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not shared_memory.can_share_memory(), reason="the system cannot share anonymous memory")
-def test_shared_arrays_are_one_memory():
-    specs = [((2, 3), np.dtype("float32")), ((), np.dtype("float64")), ((0, 4), np.dtype("float32")), ((5,), "int64")]
-    mine = shared_memory.SharedArrays(specs)
-    theirs = shared_memory.SharedArrays(specs, os.dup(mine.descriptor))
-    assert [(array.shape, array.dtype) for array in mine.arrays] == specs
-    assert all((array == 0).all() for array in mine.arrays)
-    assert all(array.ctypes.data % 64 == 0 for array in mine.arrays if array.size)
-    for number, array in enumerate(mine.arrays):
-        array[...] = number + 1
-    for number, array in enumerate(theirs.arrays):
-        assert (array == number + 1).all()
-    mine.close()
-    theirs.close()
-    theirs.arrays[0][0, 0] = 9.0  # the memory outlives its descriptor
-    assert mine.arrays[0][0, 0] == 9.0

@@ -63,7 +63,8 @@ class _ConfigType(type):
     def __call__(cls, *args: Any, **values: Any) -> Any:
         names = field_names(cls)
         if args:
-            raise ConfigError(f"{cls.__name__} takes keyword arguments only, e.g. {cls.__name__}({names[0]}=...)")
+            usage = getattr(cls, "_usage", "") or f"use {cls.__name__}({names[0]}=...)"
+            raise ConfigError(f"{cls.__name__} takes keyword arguments only; {usage}")
         _check_names(cls, values, cls.__name__)
         return super().__call__(**values)
 
@@ -150,6 +151,8 @@ def check_value(field: dataclasses.Field[Any], value: Any, name: str = "") -> No
     kind, words = _TYPES.get(annotation.removesuffix(" | None"), (object, ""))
     expected = _expected(metadata) or words
     has_type = isinstance(value, kind) and (not isinstance(value, bool) or kind in (bool, object))
+    if not has_type and expected.startswith("at "):
+        expected = f"{words} of {expected}"
     if not has_type or not _is_valid(value, metadata):
         raise ConfigError(f"{name or field.name} is {value!r}; expected {expected}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import importlib.util
 import json
 import os
 import stat
@@ -104,6 +105,37 @@ def _sync_directory(directory: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+_locked: set[Path] = set()  # by this process
+
+
+@contextlib.contextmanager
+def lock_directory(directory: Path) -> Iterator[None]:
+    """Lock a directory for this process; nested locks of one process are allowed.
+
+    Raises CheckpointError when another process holds the lock.
+    """
+    directory = directory.resolve()
+    fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None
+    if fcntl is None or directory in _locked:
+        yield
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"another process is training in {directory}; stop it first, or choose another directory"
+            ) from None
+        except OSError:  # some network file systems have no locks
+            pass
+        _locked.add(directory)
+        yield
+    finally:
+        _locked.discard(directory)
+        os.close(handle)
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

@@ -26,18 +26,16 @@ def build_xformer(settings: dict[str, Any]) -> Computation:
     import numpy as np
 
     import xformer as xf
-    from xformer.training import AdamW, LanguageModelTask, train_step
-    from xformer.training.data_parallel import ShardedGradient
-    from xformer.training.loss import weighted_loss
+    from xformer.runs.tasks import LanguageModelTask
+    from xformer.training import AdamW, data_parallel, train_step
 
     training, shards = settings["training"], settings["shards"]
     model = xf.LanguageModel(xf.LanguageModelConfig(**settings["model"]), xp=np, seed=0)
     text, sizes = np.asarray(settings["text"]), {name: training[name] for name in ("context_length", "batch_size")}
     task = LanguageModelTask(model, text, text, **sizes)
-    batches = task.batches(xf.Rng(0), skip=0, shards=shards)
-    optimizer = AdamW(training["beta1"], training["beta2"], training["epsilon"], training["weight_decay"])
+    batches = task.batches(xf.Rng(0), skip=0)
+    optimizer = AdamW(**{name: training[name] for name in ("beta1", "beta2", "epsilon", "weight_decay")})
     state = optimizer.init(model)
-    gradient = ShardedGradient(functools.partial(weighted_loss, loss=task.loss), shards, processes=True)
 
     def step(index: int) -> float:
         nonlocal model, state
@@ -47,13 +45,15 @@ def build_xformer(settings: dict[str, Any]) -> Computation:
                 state,
                 [next(batches)[1]],
                 xf.Rng(index).fold(update),
-                gradient=gradient,
+                loss_fn=task.loss,
                 optimizer=optimizer,
                 learning_rate=training["learning_rate"],
                 max_grad_norm=training["max_grad_norm"],
+                value_and_grad=data_parallel(shards),
+                donate=True,
             )
             model, state = result.model, result.state
-        return result.loss
+        return float(result.loss)
 
     # A batch that is not split into shards needs all threads of the BLAS.
     context = functools.partial(blas_threads, 1) if shards > 1 else contextlib.nullcontext

@@ -16,7 +16,7 @@ import pytest
 from xformer.cli.main import exit_code
 from xformer.io import load_arrays
 from xformer.text import numbers_task
-from xformer.training import RunDirectory
+from xformer.training.checkpoint import TrainingFiles
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -104,7 +104,7 @@ def write(path: Path, text: str | bytes) -> Path:
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in RunDirectory(run).read_log() if event["event"] == kind]
+    return [event for event in TrainingFiles(run).read_log() if event["event"] == kind]
 
 
 def state(run: Path) -> dict[str, bytes]:

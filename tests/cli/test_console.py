@@ -10,7 +10,9 @@ from rich.console import Console
 
 from xformer.cli import _console
 from xformer.cli._console import TrainingProgress, make_console, plural, program
-from xformer.training import Average, TrainingSettings, Update, Validation
+from xformer.runs.config import TrainingConfig
+from xformer.runs.trainer import Average
+from xformer.training import Step, Validation
 
 
 @pytest.fixture
@@ -62,13 +64,13 @@ def test_plural():
 
 
 def update(step, *, loss=2.0, minutes=0.5, speed=1000.0):
-    return Update(
+    return Step(
         step=step,
         epoch=0,
         loss=loss,
-        gradient_norm=1.0,
+        grad_norm=1.0,
         learning_rate=1e-3,
-        tokens=100,
+        num_tokens=100,
         tokens_per_second=speed,
         minutes=minutes,
     )
@@ -101,7 +103,7 @@ def shown(settings, events, *, terminal=False, first_step=0, clock=None, seconds
 def test_without_a_terminal_there_is_a_line_every_ten_seconds(monkeypatch):
     clock = Clock(monkeypatch)
     events = [update(step) for step in range(1, 11)]
-    lines = shown(TrainingSettings(max_updates=20), events, clock=clock, seconds=3.0).splitlines()
+    lines = shown(TrainingConfig(max_updates=20), events, clock=clock, seconds=3.0).splitlines()
     assert lines == [
         "update 4  loss 2.000  1,000 target tokens/s  0:48 left",
         "update 8  loss 2.000  1,000 target tokens/s  0:36 left",
@@ -109,21 +111,21 @@ def test_without_a_terminal_there_is_a_line_every_ten_seconds(monkeypatch):
 
 
 def test_a_validation_is_a_line():
-    line = shown(TrainingSettings(), [VALIDATION])
+    line = shown(TrainingConfig(), [VALIDATION])
     assert line == (
         "validation after update 500  epoch 3  1:01:30  loss 1.5000  perplexity 4.48  BLEU 21.50  (best so far)\n"
     )
 
 
 def test_the_validation_of_an_average_is_named():
-    average = Average(**dataclasses.asdict(VALIDATION), updates=[400, 450, 500])
-    assert shown(TrainingSettings(), [average]).startswith(
+    average = Average(**dataclasses.asdict(VALIDATION), steps=[400, 450, 500])
+    assert shown(TrainingConfig(), [average]).startswith(
         "average of 3 checkpoints: validation after update 500  epoch 3  "
     )
 
 
 def test_a_validation_without_bleu():
-    line = shown(TrainingSettings(), [Validation(7, 0, 1.5, 4.4817, None, None, False, 0.1)])
+    line = shown(TrainingConfig(), [Validation(7, 0, 1.5, 4.4817, None, None, False, 0.1)])
     assert line == "validation after update 7  epoch 1  0:06  loss 1.5000  perplexity 4.48\n"
 
 
@@ -138,24 +140,24 @@ def test_a_validation_without_bleu():
 )
 def test_the_first_limit_decides_the_time_left(monkeypatch, limits, left):
     clock = Clock(monkeypatch)
-    assert left in shown(TrainingSettings(**limits), [update(10)], clock=clock, seconds=10.0)
+    assert left in shown(TrainingConfig(**limits), [update(10)], clock=clock, seconds=10.0)
 
 
 def test_a_resumed_run_counts_its_own_updates(monkeypatch):
     clock = Clock(monkeypatch)
-    line = shown(TrainingSettings(max_updates=120), [update(110)], clock=clock, seconds=10.0, first_step=100)
+    line = shown(TrainingConfig(max_updates=120), [update(110)], clock=clock, seconds=10.0, first_step=100)
     assert "0:10 left" in line
 
 
 def test_numbers_are_smoothed(monkeypatch):
     clock = Clock(monkeypatch)
     events = [update(1, loss=4.0, speed=500.0), update(2, loss=2.0, speed=1500.0)]
-    line = shown(TrainingSettings(), events, clock=clock, seconds=9.0)
+    line = shown(TrainingConfig(), events, clock=clock, seconds=9.0)
     assert "loss 3.000  1,000 target tokens/s" in line
 
 
 def test_a_terminal_gets_a_bar_with_the_last_validation():
-    settings = TrainingSettings(max_updates=1000)
+    settings = TrainingConfig(max_updates=1000)
     text = shown(settings, [update(1), VALIDATION, update(501)], terminal=True)
     assert "━" in text
     assert "validation after update 500" in text

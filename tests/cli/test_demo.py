@@ -9,8 +9,8 @@ import pytest
 
 from xformer.cli import demo
 from xformer.models import TransformerConfig
+from xformer.runs.run_directory import RunDirectory
 from xformer.text import numbers_task, reverse_task
-from xformer.training import RunDirectory
 
 TINY = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import events, state, wait_for_state, write
 from xformer.io import load_arrays
-from xformer.training import RunDirectory
+from xformer.runs.run_directory import RunDirectory
 
 STOPPING = "stopping as soon as the state is saved; a second Ctrl-C ends at once\n"
 
@@ -50,7 +50,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     monkeypatch.setenv("XFORMER_NUM_THREADS", "2")
     assert xformer("train", *train_options, "--out", tmp_path / "whole", "--max-updates", end).code == 0
     assert state(tmp_path / "stopped") == state(tmp_path / "whole")
-    steps = [event["step"] for event in events(tmp_path / "stopped", "update")]
+    steps = [event["step"] for event in events(tmp_path / "stopped", "step")]
     assert steps == sorted(set(steps))
 
 
@@ -71,7 +71,7 @@ def test_two_trainings_do_not_share_a_directory(refused, start_process, train_op
     process = start_process("train", *train_options, "--out", tmp_path / "run", "--max-updates", 100_000)
     wait_for_state(process, tmp_path / "run")
     error = refused("resume", tmp_path / "run", untouched=tmp_path / "nothing")
-    assert "another training is at work in" in error
+    assert "another process is training in" in error
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
 
@@ -91,7 +91,7 @@ def test_a_finished_run_has_nothing_left_to_do(xformer, trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     done = xformer("resume", tmp_path / "run")
     assert done.code == 0
-    assert "nothing left to do: 6 updates" in done.out
+    assert "nothing left to do: 6 steps" in done.out
     assert state(tmp_path / "run") == state(trained)
 
 
@@ -100,7 +100,7 @@ def test_resume_without_its_state_keeps_the_model(refused, trained, tmp_path):
     (tmp_path / "run" / "last.safetensors").unlink()
     error = refused("resume", tmp_path / "run", "--max-updates", 9, untouched=tmp_path)
     assert "last.safetensors is missing, but" in error
-    assert "has a trained model; restore it to go on, or start a new run" in error
+    assert "has a trained model; restore it, or start a new run" in error
 
 
 @pytest.mark.parametrize("key", ["model", "tokenizer", "training"])

@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import RECIPE
 from xformer.cli.main import exit_code
 from xformer.pipelines import Summarizer
-from xformer.training import RunDirectory
+from xformer.runs.run_directory import RunDirectory
 
 DOCUMENTS = [
     "We count words. One two three four. The end is near.",

@@ -14,8 +14,9 @@ import pytest
 
 from tests.cli.conftest import events, write
 from xformer.io import load_arrays
+from xformer.runs.run_directory import RunDirectory
 from xformer.text import Tokenizer
-from xformer.training import RunDirectory
+from xformer.training.checkpoint import TrainingFiles
 
 SIZE = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}
 # --- A run ------------------------------------------------------------------------------------------------------------
@@ -34,7 +35,7 @@ def test_a_run_leaves_its_files_and_prints_the_next_command(xformer, train_optio
     assert "training: 400 sentence pairs" in done.out
     assert "validation after update 4" in done.out
     assert "validation after update 6" in done.out
-    assert "ended after update 6: 6 updates" in done.out
+    assert "ended after update 6: 6 steps" in done.out
     assert f"translate --model {tmp_path / 'run'}" in done.out
     assert [event["step"] for event in events(tmp_path / "run", "validation")] == [4, 6]
 
@@ -50,7 +51,12 @@ def test_the_configuration_is_what_was_really_used(xformer, train_options, text,
     assert config["recipe"]["tokenizer"] == {**tokenizer, "unicode_form": "NFC", "documents": False, "language": "en"}
     assert (config["task"], config["recipe"]["task"]) == ("translation", "translation")
     training = config["recipe"]["training"]
-    assert (training["seed"], training["dtype"], training["max_updates"], training["shards"]) == (3, "float64", 2, 3)
+    assert (training["seed"], training["dtype"], training["max_updates"], training["data_parallel"]) == (
+        3,
+        "float64",
+        2,
+        3,
+    )
     for name, file in (("source", "train.en"), ("valid_target", "valid.de")):
         content = (text / file).read_bytes()
         assert config["data"][name] == {"path": str(text / file), "sha256": hashlib.sha256(content).hexdigest()}
@@ -68,7 +74,7 @@ def test_a_run_is_resumed_in_its_precision(xformer, train_options, tmp_path):
     assert "numpy, float16 mixed precision, " in done.out
     assert RunDirectory(run).read_config()["recipe"]["training"]["precision"] == "float16"
     assert xformer("resume", run, "--max-updates", 4).code == 0
-    assert [event["loss_scale"] for event in events(run, "update")] == [2.0**16]
+    assert [event["loss_scale"] for event in events(run, "step")] == [2.0**16]
     assert {array.dtype for array in load_arrays(run / "model.safetensors")[0].values()} == {np.dtype("float32")}
 
 
@@ -76,7 +82,7 @@ def test_a_precision_that_a_library_lacks(refused, train_options, tmp_path):
     pytest.importorskip("array_api_strict")
     options = ["--precision", "bfloat16", "--backend", "array_api_strict"]
     error = refused("train", *train_options, *options, "--out", tmp_path / "run", untouched=tmp_path)
-    assert "precision is 'bfloat16', in which array_api_strict cannot compute here" in error
+    assert "precision is 'bfloat16', but array_api_strict cannot compute in it" in error
 
 
 def test_separate_vocabularies(xformer, train_options, text, tmp_path):
@@ -224,9 +230,9 @@ def test_bad_options(refused, train_options, tmp_path, options, message):
         ("[trainng]\n", "unknown key 'trainng' in {}; did you mean 'training'?"),
         ("[model]\nd_model = 30\nnum_heads = 4", "d_model 30 is not divisible by num_heads 4"),
         ("[model]\npad_id = 7", "unknown key 'pad_id'"),
-        ("[training]\nseed = 'one'", "seed in [training] of {} is 'one'; expected a value of type int"),
+        ("[training]\nseed = 'one'", "seed is 'one'; expected an integer of at least 0"),
         ("[training]\nschedule = 'cosine'", "needs max_updates"),
-        ("[tokenizer]\nmodel = 'wordpiece'", "tokenizer model is 'wordpiece'"),
+        ("[tokenizer]\nmodel = 'wordpiece'", "model is 'wordpiece'; expected one of 'bpe'"),
         ("training = 3", "expected a table [training]"),
         ("[training", "{} is not valid TOML"),
         ("\xff", "{} is not valid TOML"),
@@ -295,12 +301,12 @@ def test_a_backend_that_is_not_installed_names_its_extra(refused, train_options,
 def test_out_that_holds_something(refused, train_options, trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     error = refused("train", *train_options, "--out", tmp_path / "run", untouched=tmp_path)
-    assert "holds another run; pass --resume" in error
+    assert "holds another run; continue it with: xformer resume" in error
     (tmp_path / "full").mkdir()
     letter = write(tmp_path / "full" / "letter.txt", "dear")
     assert "is not empty" in refused("train", *train_options, "--out", tmp_path / "full", untouched=tmp_path)
     assert "is a file" in refused("train", *train_options, "--out", letter, untouched=tmp_path)
-    assert "cannot make" in refused("train", *train_options, "--out", letter / "run", untouched=tmp_path)
+    assert "cannot create" in refused("train", *train_options, "--out", letter / "run", untouched=tmp_path)
 
 
 def test_a_disk_that_is_full_at_the_start_leaves_nothing(refused, train_options, tmp_path, monkeypatch):
@@ -325,14 +331,14 @@ def test_a_disk_that_gets_full_leaves_the_old_state(xformer, train_options, tmp_
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor)
 
-    save_state = RunDirectory.save_state
+    save_state = TrainingFiles.save_state
 
     def then_full(self, *arguments):
         save_state(self, *arguments)
         full.append(True)
 
     monkeypatch.setattr("xformer.io.os.fsync", fsync)
-    monkeypatch.setattr(RunDirectory, "save_state", then_full)
+    monkeypatch.setattr(TrainingFiles, "save_state", then_full)
     done = xformer("train", *train_options, "--out", tmp_path / "run")
     assert done.code == 2
     assert done.err.count("\n") == 1
@@ -347,10 +353,8 @@ def test_a_loss_that_is_not_a_number_ends_the_run(xformer, train_options, text, 
     done = xformer("train", *options_with(train_options, recipe=path, max_updates=200, out=tmp_path / "run"))
     assert done.code == 2
     assert done.err.count("\n") == 1
-    assert done.err.startswith("error: update 2: the loss is")
-    assert "lower the learning rate, by a smaller learning_rate_factor (it is " in done.err
-    assert " or more warmup_steps, in a new run (--resume keeps it); " in done.err
-    assert "no state had been saved yet" in done.err
+    assert done.err.startswith("error: step 2: the loss is")
+    assert "lower the learning rate or use a longer warm-up (no state was saved)" in done.err
     assert not (tmp_path / "run" / "last.safetensors").exists()
 
 
@@ -360,8 +364,8 @@ def test_a_loss_that_stops_being_a_number_leaves_the_last_good_state(xformer, tr
     )
     done = xformer("train", *options_with(train_options, max_updates=20, out=tmp_path / "run"))
     assert done.code == 2
-    assert "error: update 7: the loss is" in done.err
-    assert "the state of update 4 is kept" in done.err
+    assert "error: step 7: the loss is" in done.err
+    assert "the state of step 4 is kept" in done.err
     arrays, metadata = load_arrays(tmp_path / "run" / "last.safetensors")
     assert json.loads(metadata["progress"])["step"] == 4
     assert all(np.isfinite(array).all() for array in arrays.values())
@@ -379,4 +383,4 @@ def test_checkpoints_and_their_mean(xformer, train_options, text, tmp_path, monk
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert names == ["step-4.safetensors", "step-8.safetensors"]
     again = xformer("resume", tmp_path / "run")
-    assert (again.code, "nothing left to do: 8 updates" in again.out) == (0, True)
+    assert (again.code, "nothing left to do: 8 steps" in again.out) == (0, True)

@@ -11,8 +11,9 @@ import pytest
 from tests.cli.conftest import events, state, write
 from xformer.cli.train_lm import split
 from xformer.models import LanguageModel
+from xformer.runs.run_directory import RunDirectory
+from xformer.runs.tasks import LanguageModelTask
 from xformer.text import numbers_task
-from xformer.training import LanguageModelTask, RunDirectory
 
 TEXT = 2 * ("\n".join(numbers_task(num_train=118, num_valid=1, num_test=1, largest=9999).train.source) + "\n")
 RECIPE = """
@@ -157,7 +158,7 @@ def test_a_validation_text_of_one_character(refused, options, tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--valid-share", 1.5], "error: --valid-share is 1.5; expected a number between 0 and 1"),
+        (["--valid-share", 1.5], "error: --valid-share is 1.5; expected a number in (0, 1)"),
         (["--valid-share", 0.2, "--valid-text", "x"], "--valid-text and --valid-share are both given"),
         (["--valid-text", "nowhere"], "cannot read nowhere"),
         (["--max-updates", 0], "error: --max-updates is 0"),
@@ -183,8 +184,8 @@ def test_a_text_is_needed(refused, tmp_path):
         ("[training]\ntruncation = 'cut'", "unknown key 'truncation'"),
         ("[training]\nbatch_size = 0", "batch_size is 0; expected at least 1"),
         ("[training]\ncontext_length = 0", "context_length is 0; expected at least 1"),
-        ("[training]\nmetric_for_best = 'score'", "a language model has its loss alone"),
-        ("[tokenizer]\nmodel = 'words'", "model 'words' forgets spaces and line ends"),
+        ("[training]\nmetric_for_best = 'score'", "metric_for_best is 'score'; expected one of 'loss'"),
+        ("[tokenizer]\nmodel = 'words'", "model is 'words'; expected one of 'bpe', 'characters'"),
         ("[tokenizer]\njoint = true", "unknown key 'joint' in [tokenizer] of {}"),
         ("[tokenizer]\nvocab_size = 9", "error: [tokenizer]: vocab_size is 9; expected at least"),
         ("[model]\nnum_encoder_layers = 2", "unknown key 'num_encoder_layers' in [model] of {}"),

@@ -190,7 +190,7 @@ def test_a_tokenizer_of_another_run(refused, trained, tmp_path):
     vocabulary["o"], vocabulary["h"] = vocabulary["h"], vocabulary["o"]
     path.write_text(json.dumps(content), encoding="utf-8")
     error = refused("translate", "--model", tmp_path / "run", untouched=tmp_path, stdin=b"one\n")
-    assert "is not the tokenizer that this run began with" in error
+    assert "is not the tokenizer that this run started with" in error
 
 
 def test_an_output_that_cannot_be_written(refused, trained, tmp_path):

@@ -273,7 +273,7 @@ def test_the_check_accepts_rounding_where_a_cotangent_is_zero(monkeypatch):
 
 def test_the_check_compares_every_output_and_copies_the_arguments(monkeypatch):
     monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
-    settings = {"learning_rate": 0.1, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9}
+    settings = {"learning_rate": 0.1, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9, "donate": True}
     arrays = [np.ones((2, 3)), np.ones((2, 3)), np.zeros((2, 3)), np.zeros((2, 3))]
     ((parameter, exp_avg, _),) = adam([arrays], step=1, **settings)  # the kernel works in place: once, not twice
     np.testing.assert_allclose(parameter, 0.9)

@@ -11,8 +11,8 @@ from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.generation import GenerationConfig, generate, sampling
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import Summarizer, Tokenizers, Translator, seq2seq
+from xformer.runs.run_directory import RunDirectory
 from xformer.text import Tokenizer, numbers_task
-from xformer.training import RunDirectory
 from xformer.tree import map_arrays
 
 TASK = numbers_task(num_train=400, num_valid=10, num_test=12, largest=9999)
@@ -291,5 +291,5 @@ def test_a_run_of_another_task_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="holds a model for summarization; expected one for translation"):
         Translator.from_pretrained(run.path)
     run.model.unlink()
-    with pytest.raises(CheckpointError, match="has no model yet; go on with: xformer train --out"):
+    with pytest.raises(CheckpointError, match="has no model yet; continue with: xformer resume"):
         Summarizer.from_pretrained(run.path)

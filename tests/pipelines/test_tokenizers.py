@@ -5,9 +5,10 @@ import pytest
 
 from xformer.errors import CheckpointError
 from xformer.pipelines import Tokenizers
+from xformer.runs.recipe import Recipe
+from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import build_model
 from xformer.text import ParallelCorpus
-from xformer.training import Recipe, RunDirectory
 
 CORPUS = ParallelCorpus(["One two", "two three"], ["eins zwei", "zwei drei"])
 

@@ -9,8 +9,8 @@ from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.generation import Hypothesis
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import Tokenizers, Translator, check_source_lengths
+from xformer.runs.run_directory import RunDirectory
 from xformer.text import Tokenizer, numbers_task
-from xformer.training import RunDirectory
 
 TASK = numbers_task(num_train=400, num_valid=10, num_test=12, largest=9999)
 LINES = TASK.test.source
@@ -151,7 +151,7 @@ def test_a_tokenizer_of_another_run_is_refused_though_its_size_fits(run):
     vocabulary = content["model"]["vocab"]
     vocabulary["o"], vocabulary["h"] = vocabulary["h"], vocabulary["o"]
     run.tokenizer("joint").write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="is not the tokenizer that this run began with"):
+    with pytest.raises(CheckpointError, match="is not the tokenizer that this run started with"):
         Translator.from_pretrained(run.path, xp=np)
 
 

@@ -83,7 +83,7 @@ def test_the_loss_of_a_language_model_counts_every_position(label_smoothing, z_l
 def test_a_mean_over_batches_ends_after_the_one_under_way():
     asked = []
 
-    def loss(model, batch):
+    def loss(model, batch, rng):
         asked.append(batch)
         if len(asked) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -93,4 +93,4 @@ def test_a_mean_over_batches_ends_after_the_one_under_way():
     with stop_on_signals(), pytest.raises(Stopped):
         mean_loss(loss, None, batches, 1)
     assert len(asked) == 2
-    assert mean_loss(lambda model, batch: 3.0, None, batches, 1) == 3.0 / batches[0].num_tokens
+    assert mean_loss(lambda model, batch, rng: 3.0, None, batches, 1) == 3.0 / batches[0].num_tokens

@@ -10,12 +10,12 @@ from typing import Any
 from xformer.benchmarks import stacks
 from xformer.benchmarks.computation import Backend, Computation
 from xformer.benchmarks.interleaved import Workload, dtype_of, name_with_dtype
-from xformer.data.pairs import Batch, TokenPairs, split_rows
+from xformer.data.pairs import Batch, TokenPairs
 from xformer.models import Transformer, TransformerConfig
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
-from xformer.training.data_parallel import ShardedGradient, shards_for
-from xformer.training.loss import translation_loss, weighted_loss
+from xformer.training.data_parallel import data_parallel, shards_for
+from xformer.training.loss import translation_loss
 from xformer.training.optimizers import Adam
 from xformer.training.precision import autocast
 from xformer.training.step import train_step
@@ -64,19 +64,25 @@ def build(settings: dict[str, Any]) -> Computation:
     pairs = TokenPairs(settings["source"], settings["target"])
     smoothed = functools.partial(translation_loss, label_smoothing=settings["label_smoothing"])
     computed = autocast(dtype_of(settings), smoothed)
-    objective = functools.partial(weighted_loss, loss=computed)
-    gradient = ShardedGradient(objective, workers, processes=True)
     max_grad_norm = math.inf if settings["max_grad_norm"] is None else settings["max_grad_norm"]
-    batches = [[Batch.make(pairs, part, xp=xp) for part in split_rows(rows, workers)] for rows in settings["batches"]]
+    batches = [Batch.make(pairs, rows, xp=xp) for rows in settings["batches"]]
 
     def step(index: int) -> float:
         nonlocal model, state
-        how: dict[str, Any] = {"gradient": gradient, "optimizer": optimizer, "learning_rate": LEARNING_RATE}
         result = train_step(
-            model, state, [batches[index % len(batches)]], Rng(index), **how, max_grad_norm=max_grad_norm
+            model,
+            state,
+            [batches[index % len(batches)]],
+            Rng(index),
+            loss_fn=computed,
+            optimizer=optimizer,
+            learning_rate=LEARNING_RATE,
+            max_grad_norm=max_grad_norm,
+            value_and_grad=data_parallel(workers),
+            donate=True,
         )
         model, state = result.model, result.state
-        return result.loss
+        return float(result.loss)
 
     metadata = {"parameters": model.parameter_count()}
     context = functools.partial(blas_threads, 1) if workers > 1 else contextlib.nullcontext

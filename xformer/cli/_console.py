@@ -15,7 +15,9 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from xformer.training import Average, LoopSettings, Update, Validation
+from xformer.runs.config import BaseTrainingConfig
+from xformer.runs.trainer import Average
+from xformer.training import Event, Step, Validation
 
 _WIDTH_WITHOUT_TERMINAL = 110  # of tables
 _SECONDS_BETWEEN_LINES = 10.0
@@ -95,10 +97,10 @@ class TrainingProgress:
     """
 
     def __init__(
-        self, console: Console, settings: LoopSettings, first_step: int = 0, *, unit: str = "target tokens"
+        self, console: Console, settings: BaseTrainingConfig, first_step: int = 0, *, unit: str = "target tokens"
     ) -> None:
         self.console, self.settings, self.unit = console, settings, unit
-        self._first_step, self._start_time = first_step, time.monotonic()
+        self.first_step, self._start_time = first_step, time.monotonic()
         self._loss = self._speed = 0.0
         self._num_smoothed = 0
         self._last_line_time = self._start_time
@@ -123,16 +125,16 @@ class TrainingProgress:
             with contextlib.suppress(OSError):
                 self._bar.stop()
 
-    def __call__(self, event: Update | Validation) -> None:
+    def __call__(self, event: Event, loop: object = None) -> None:
         """Show an event. Training continues if the terminal or pipe has been closed."""
         with contextlib.suppress(OSError):
             if isinstance(event, Validation):
                 self._validation = _summarize_validation(event)
                 self.console.print(describe_validation(event))
-            else:
+            elif isinstance(event, Step):
                 self._show_update(event)
 
-    def _show_update(self, update: Update) -> None:
+    def _show_update(self, update: Step) -> None:
         self._num_smoothed += 1
         decay = min(_SMOOTHING, 1.0 - 1.0 / self._num_smoothed)
         self._loss = decay * self._loss + (1.0 - decay) * update.loss
@@ -148,12 +150,12 @@ class TrainingProgress:
             self._last_line_time = time.monotonic()
             self.console.print(text)
 
-    def _remaining(self, update: Update) -> tuple[float, float | None]:
+    def _remaining(self, update: Step) -> tuple[float, float | None]:
         """Return the completed fraction of the run and the seconds left, by the limit that is reached first."""
         max_updates, max_minutes = self.settings.max_updates, self.settings.max_minutes
         fraction, seconds_left = 0.0, None
         if max_updates is not None:
-            seconds_per_update = (time.monotonic() - self._start_time) / max(1, update.step - self._first_step)
+            seconds_per_update = (time.monotonic() - self._start_time) / max(1, update.step - self.first_step)
             fraction, seconds_left = update.step / max_updates, seconds_per_update * (max_updates - update.step)
         if max_minutes is not None:
             fraction = max(fraction, update.minutes / max_minutes)
@@ -164,19 +166,23 @@ class TrainingProgress:
 
 def _summarize_validation(validation: Validation) -> str:
     score = "" if validation.score is None else f", {validation.metric} {validation.score:.2f}"
-    return f"valid: perplexity {format_number(validation.perplexity)}{score}"
+    return f"valid: perplexity {_format_optional(validation.perplexity)}{score}"
 
 
 def describe_validation(validation: Validation) -> str:
     """Return one line about a validation."""
     score = "" if validation.score is None else f"  {validation.metric} {validation.score:.2f}"
     best = "  (best so far)" if validation.best else ""
-    averaged = f"average of {len(validation.updates)} checkpoints: " if isinstance(validation, Average) else ""
+    averaged = f"average of {len(validation.steps)} checkpoints: " if isinstance(validation, Average) else ""
     return (
         f"{averaged}validation after update {validation.step:,}  epoch {validation.epoch + 1}  "
-        f"{_format_duration(60.0 * validation.minutes)}  loss {format_number(validation.loss, 4)}  "
-        f"perplexity {format_number(validation.perplexity)}{score}{best}"
+        f"{_format_duration(60.0 * validation.minutes)}  loss {_format_optional(validation.loss, 4)}  "
+        f"perplexity {_format_optional(validation.perplexity)}{score}{best}"
     )
+
+
+def _format_optional(value: float | None, *digits: int) -> str:
+    return "-" if value is None else format_number(value, *digits)
 
 
 def _format_duration(seconds: float) -> str:

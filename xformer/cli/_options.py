@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from xformer.backends import BACKENDS, backend_of, resolve
+from xformer.config import check_value, options_of
 from xformer.errors import BackendError, ConfigError
 from xformer.kernels.registry import load
 from xformer.threads import disable_malloc_trim, num_threads
@@ -105,10 +106,12 @@ def option_name(name: str) -> str:
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise ConfigError, naming the option, for an invalid value of a training setting; None is always valid."""
-    from xformer.runs.config import check_setting
+    from xformer.runs.tasks import TASKS
 
+    fields = {name: field for spec in TASKS.values() for name, _, field in options_of(spec.training)}
     for name, value in options.items():
-        check_setting(name, value, option_name(name))
+        if name in fields and value is not None:
+            check_value(fields[name], value, option_name(name))
 
 
 def parse_assignments(assignments: Sequence[str] | None) -> dict[str, Any]:

@@ -16,20 +16,17 @@ import xformer
 from xformer.cli._console import TrainingProgress, format_number, make_console, plural, program
 from xformer.cli._options import check_options, option_name
 from xformer.errors import CheckpointError, ConfigError, DataError
-from xformer.runs.recipe import TASKS, read_tables
-from xformer.runs.run_directory import sha256
+from xformer.runs.recipe import Recipe, read_tables
+from xformer.runs.run_directory import RunDirectory, sha256
+from xformer.runs.tasks import TASKS, Task
+from xformer.runs.trainer import Trainer
 from xformer.text import Tokenizer
-from xformer.training import Recipe, RunDirectory, Task, Trainer, Validation
+from xformer.training import Event, Validation
+from xformer.training.checkpoint import TrainingFiles
 
 DEFAULT_MINUTES = 30.0
 # Exit codes as a shell reports them for a process that a signal ended.
 _EXIT_CODES = {"stopped by SIGHUP": 129, "stopped by SIGINT": 130, "stopped by SIGTERM": 143}
-# The command that uses the model, by task.
-_NEXT_COMMANDS = {
-    "translation": "translate --model {run} --input FILE --output FILE",
-    "summarization": "summarize --model {run} --input FILE --output FILE",
-    "language_modeling": "generate --model {run}",
-}
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ class TrainingJob(ABC):
         precision = f"{settings.precision} mixed precision" if mixed else settings.dtype
         console.print(
             f"model: {plural(self.model.parameter_count(), 'parameter')}, {self.describe_vocabulary()} tokens; "
-            f"{self.backend}, {precision}, {plural(settings.shards, 'shard')}, seed {settings.seed}"
+            f"{self.backend}, {precision}, {plural(settings.data_parallel, 'shard')}, seed {settings.seed}"
         )
 
 
@@ -221,19 +218,25 @@ def train_job(
         stop_when: Returns true for a validation after which training ends.
     """
     settings = job.recipe.training
-    trainer = Trainer(job.model, task or job.task(), settings, run, enough=stop_when)
+    progress = TrainingProgress(console, settings, unit=job.unit)
+
+    def goal(event: Event, loop: object) -> str | None:
+        return "the goal is reached" if isinstance(event, Validation) and stop_when(event) else None
+
+    trainer = Trainer(job.model, task or job.task(), settings, run, callbacks=[progress, goal])
     if resume and run.last.exists():
         trainer.resume()
-        console.print(f"resuming after update {trainer.progress.step:,}")
-        if trainer.lost:
-            console.print(f"note: the checkpoints of updates {trainer.lost} are missing and will not be averaged")
+        console.print(f"resuming after update {trainer.loop.step:,}")
+        if trainer.missing_checkpoints:
+            missing = trainer.missing_checkpoints
+            console.print(f"note: the checkpoints of updates {missing} are missing and will not be averaged")
     elif resume:
-        run.rewind_log(0)
+        TrainingFiles(run.path).rewind_log(0)
         console.print("nothing was saved yet; starting from the first update")
-    if trainer.done():
-        return Outcome(trainer, f"nothing left to do: {trainer.done()}", 0)
-    with TrainingProgress(console, settings, trainer.progress.step, unit=job.unit) as progress:
-        trainer.report = progress
+    if trainer.is_done():
+        return Outcome(trainer, f"nothing left to do: {trainer.stop_reason()}", 0)
+    progress.first_step = trainer.loop.step
+    with progress:
         reason = trainer.run()
     return Outcome(trainer, reason, _EXIT_CODES.get(reason, 0))
 
@@ -241,11 +244,11 @@ def train_job(
 def print_summary(task: str, outcome: Outcome, run: RunDirectory, console: Console) -> None:
     """Print where the model is, its score, and the next command."""
     progress = outcome.trainer.progress
-    console.print(f"ended after update {progress.step:,}: {outcome.reason}")
+    console.print(f"ended after update {outcome.trainer.loop.step:,}: {outcome.reason}")
     if progress.best_score is None:
         console.print(f"the model is in {run.path}; it has not been validated")
     else:
-        by_score = outcome.trainer.settings.metric_for_best == "score"
+        by_score = outcome.trainer.config.metric_for_best == "score"
         best, averaged = progress.best_score, progress.averaged_score
         name = f"the best model (update {progress.best_step:,})" if averaged is None else "the averaged model"
         value = best if averaged is None else averaged
@@ -255,4 +258,5 @@ def print_summary(task: str, outcome: Outcome, run: RunDirectory, console: Conso
     if outcome.exit_code:
         console.print(f"everything is saved; continue with: {program()} resume {path}")
     else:
-        console.print(f"next: {program()} {_NEXT_COMMANDS[task].format(run=path)}")
+        files = "" if TASKS[task].command == "generate" else " --input FILE --output FILE"
+        console.print(f"next: {program()} {TASKS[task].command} --model {path}{files}")

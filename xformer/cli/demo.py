@@ -19,9 +19,10 @@ from xformer.cli._training import train_job
 from xformer.cli.train import ParallelTrainingJob
 from xformer.errors import CheckpointError, ConfigError
 from xformer.pipelines import Translator, ValidationScore
+from xformer.runs.recipe import Recipe
+from xformer.runs.run_directory import RunDirectory
 from xformer.text import DemoTask, copy_task, exact_match, numbers_task, reverse_task
 from xformer.text import bleu as word_bleu
-from xformer.training import Recipe, RunDirectory
 from xformer.training.interrupt import check_stop
 
 HELP = """Train a small translator on made-up text and show what it learned, in about a minute on two cores.
@@ -133,7 +134,7 @@ def run_demo(name: str, *, seconds: float | None, seed: int, out: Path, backend:
         outcome = train_job(
             job, run, console, task=job.task(score), stop_when=lambda _: score.outputs == task.valid.target
         )
-    console.print(f"ended after update {outcome.trainer.progress.step:,}: {outcome.reason}")
+    console.print(f"ended after update {outcome.trainer.loop.step:,}: {outcome.reason}")
     if outcome.exit_code:
         console.print(f"the demo was interrupted; start it again with: {program()} demo --task {name}")
         return outcome.exit_code

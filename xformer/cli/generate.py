@@ -26,7 +26,7 @@ from xformer.config import field_names
 from xformer.errors import ConfigError
 from xformer.generation import GenerationConfig
 from xformer.pipelines import Continuation, TextGenerator
-from xformer.training import RunDirectory
+from xformer.runs.run_directory import RunDirectory
 
 HELP = """Continue prompts with the best model of a run of train-lm, and print prompt and continuation.
 

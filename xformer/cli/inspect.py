@@ -17,7 +17,8 @@ from xformer.cli import _plots
 from xformer.cli._console import format_number, make_console, plural
 from xformer.io import load_arrays
 from xformer.pipelines import Tokenizers
-from xformer.training import RunDirectory
+from xformer.runs.run_directory import RunDirectory
+from xformer.training.checkpoint import TrainingFiles
 
 HELP = """Show a training run: its configuration, the parameters of the model by part, the tokenizers, and the \
 validations.
@@ -58,7 +59,7 @@ def collect(directory: Path) -> dict[str, Any]:
     """Return everything about a run, JSON-serializable; raises CheckpointError if a file is missing or damaged."""
     run = RunDirectory(directory)
     config = run.read_config()
-    log = run.read_log()
+    log = TrainingFiles(directory).read_log()
     return {
         "directory": str(directory),
         "config": config,
@@ -155,5 +156,5 @@ def _history(validations: list[dict[str, Any]]) -> Table | str:
 
 def _remark(event: dict[str, Any], best: dict[str, Any] | None) -> str:
     """Mark the best model, and the average of several."""
-    average = f"average of {len(event['updates'])} checkpoints" if event["event"] == "average" else ""
+    average = f"average of {len(event['steps'])} checkpoints" if event["event"] == "average" else ""
     return ", ".join(filter(None, ("best" if event is best else "", average)))

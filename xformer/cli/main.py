@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import importlib.util
 import io
@@ -15,7 +14,6 @@ from typing import Any, TextIO
 
 _REQUIRED = ("typer", "rich")
 _SILENT = {"train", "train-lm", "resume", "demo"}  # the result is a directory, so stdout may be closed
-_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "can't allocate memory", "can't start new thread")  # raised as RuntimeError
 
 HELP = """Train Transformers for translation, summarization and language modeling, and use them, on any array library.
 
@@ -145,6 +143,7 @@ def _deferred(command: Callable[..., int | None]) -> Callable[..., Callable[[], 
 def _message(error: Exception) -> str | None:
     """Return the error message for the user, or None for an error that is a bug of ours."""
     from xformer.errors import XformerError
+    from xformer.memory import is_out_of_memory
 
     if hasattr(error, "format_message"):  # a usage error of click, or of typer's copy of it
         message = error.format_message().strip().rstrip(".")
@@ -153,7 +152,7 @@ def _message(error: Exception) -> str | None:
         return f"{message[:1].lower()}{message[1:]}; see: {command} --help"
     if isinstance(error, XformerError):
         return str(error)
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         return (
             f"out of memory ({str(error) or type(error).__name__}); use a smaller batch (batch_tokens, batch_size) "
             "or a smaller model"
@@ -166,15 +165,6 @@ def _message(error: Exception) -> str | None:
         return str(error)
     _discard_output()
     return f"cannot write the output: {error.strerror or error}"
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-        or any(text in str(error) for text in _OUT_OF_MEMORY)
-    )
 
 
 def _discard_output() -> None:

@@ -12,7 +12,8 @@ from xformer.cli._options import MaxMinutesOption, MaxUpdatesOption, OptionalBac
 from xformer.cli._training import TrainCommand, file_digest, train_and_report
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.io import write_json
-from xformer.training import Recipe, RunDirectory
+from xformer.runs.recipe import Recipe
+from xformer.runs.run_directory import RunDirectory
 
 HELP = """Continue a training run that was stopped or interrupted, or train a finished one longer.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,11 +28,11 @@ from xformer.cli._options import (
 )
 from xformer.cli._training import TrainArgs, TrainCommand, TrainingJob, start_run
 from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationScore
-from xformer.runs.recipe import error_context
-from xformer.runs.tasks import build_model
+from xformer.runs.recipe import Recipe, error_context
+from xformer.runs.run_directory import RunDirectory
+from xformer.runs.tasks import TranslationTask, build_model
 from xformer.text import ParallelCorpus, Tokenizer, read_parallel
 from xformer.threads import num_threads
-from xformer.training import Recipe, RunDirectory, TranslationTask
 from xformer.training.data_parallel import shards_for
 from xformer.training.interrupt import check_stop
 
@@ -177,7 +176,7 @@ class ParallelTrainingJob(TrainingJob):
             ConfigError: If the vocabulary does not.
         """
         with error_context("[tokenizer]"):
-            tokenizers = tokenizers or Tokenizers.train(train, **dataclasses.asdict(recipe.tokenizer))
+            tokenizers = tokenizers or Tokenizers.train(train, **recipe.tokenizer.to_dict())
         settings = recipe.training
         encode = functools.partial(
             EncodedCorpus.encode,
@@ -188,7 +187,7 @@ class ParallelTrainingJob(TrainingJob):
         encoded, encoded_valid = encode(train, names=names[:2]), encode(valid, names=names[2:])
         model = build_model(recipe, tokenizers, xp)
         # The last bits of the results depend on the number of shards, so it is part of the run.
-        recipe = recipe.with_training(shards=settings.shards or shards_for(model, num_threads()))
+        recipe = recipe.with_training(data_parallel=settings.data_parallel or shards_for(model, num_threads()))
         return cls(recipe, model, backend, tokenizers, encoded, encoded_valid)
 
     def task(self, score: ValidationScore | None = None) -> TranslationTask:

@@ -29,10 +29,12 @@ from xformer.cli._options import (
 from xformer.cli._training import TrainArgs, TrainCommand, TrainingJob, start_run
 from xformer.errors import ConfigError
 from xformer.models import LanguageModel, LanguageModelConfig
-from xformer.runs.recipe import error_context
+from xformer.runs.config import TextTokenizerConfig
+from xformer.runs.recipe import Recipe, error_context
+from xformer.runs.run_directory import RunDirectory
+from xformer.runs.tasks import LanguageModelTask
 from xformer.text import UNK_ID, Tokenizer, read_text
 from xformer.threads import num_threads
-from xformer.training import LanguageModelTask, Recipe, RunDirectory, TextTokenizerSettings
 from xformer.training.data_parallel import shards_for
 
 HELP = """Train a language model on plain text: a decoder-only Transformer that predicts each character, or token, \
@@ -133,7 +135,7 @@ class LanguageModelTrainingJob(TrainingJob):
         settings = recipe.training
         model = LanguageModel(config, xp=xp, seed=settings.seed, dtype=settings.dtype)
         # The last bits of the results depend on the number of shards, so it is part of the run.
-        recipe = recipe.with_training(shards=settings.shards or shards_for(model, num_threads()))
+        recipe = recipe.with_training(data_parallel=settings.data_parallel or shards_for(model, num_threads()))
         job = cls(recipe, model, backend, tokenizer, ids[0], ids[1], (len(train), len(valid)))
         job.task()  # raises an error if the text is too short
         return job
@@ -186,7 +188,7 @@ class LanguageModelTrainingJob(TrainingJob):
         return "tokens"
 
 
-def train_tokenizer(text: str, settings: TextTokenizerSettings) -> Tokenizer:
+def train_tokenizer(text: str, settings: TextTokenizerConfig) -> Tokenizer:
     """Train a tokenizer on a text; raises what `Tokenizer.train` raises."""
     return Tokenizer.train(
         [text],

@@ -18,7 +18,7 @@ from xformer.cli._options import DATA, BackendOption, ModelOption, open_backend,
 from xformer.config import field_names
 from xformer.generation import GenerationConfig
 from xformer.pipelines import Output, TextGenerator, TextToText, Translator, check_source_lengths
-from xformer.training import RunDirectory
+from xformer.runs.run_directory import RunDirectory
 
 HELP = """Translate text with the best model of a training run: one line in, one line out, in the same order.
 

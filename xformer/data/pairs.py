@@ -1,13 +1,13 @@
-"""Sentence pairs in batches of similar length, filled up to a number of tokens."""
+"""Sentence pairs, in batches of similar length with a limited number of tokens."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from xformer.backends import Array, Device, Namespace, from_host
+from xformer.backends import Array, Device, Namespace, array_namespace, from_host
 from xformer.data.bucketing import fill_batches
 from xformer.errors import ConfigError, DataError
 from xformer.models.token_ids import pad
@@ -19,7 +19,15 @@ _LENGTH_NOISE = 4.0
 
 @dataclass(frozen=True)
 class TokenPairs:
-    """Encoded sentence pairs, without bos and eos."""
+    """Token ids of sentence pairs, without bos and eos.
+
+    Attributes:
+        source: Token ids of each source sentence.
+        target: Token ids of each target sentence.
+
+    Raises:
+        DataError: If the numbers of sentences differ.
+    """
 
     source: Sequence[Sequence[int]]
     target: Sequence[Sequence[int]]
@@ -35,12 +43,39 @@ class TokenPairs:
 
 
 class Batch(NamedTuple):
-    """Padded ids: source (batch, source length), target (the decoder's input) and labels (batch, target length)."""
+    """Padded token ids of sentence pairs.
+
+    Attributes:
+        source: (batch, source length), with eos.
+        target: (batch, target length), the decoder's input, with bos.
+        labels: (batch, target length), with eos.
+        lengths: Lengths of the source and the target of each pair, without padding.
+    """
 
     source: Array
     target: Array
     labels: Array
-    num_tokens: int  # labels that are not padding
+    lengths: Sequence[tuple[int, int]]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of labels that are not padding."""
+        return sum(target for _, target in self.lengths)
+
+    def split(self, count: int) -> list[Self]:
+        """Return at most `count` batches of neighboring pairs, each padded to its own longest pair."""
+        return [self._rows(rows[0], rows[-1] + 1) for rows in split_rows(range(len(self.lengths)), count)]
+
+    def _rows(self, start: int, stop: int) -> Self:
+        lengths = self.lengths[start:stop]
+        source_length, target_length = (max(column) for column in zip(*lengths, strict=True))
+        copy = array_namespace(self.source).asarray  # kernels need contiguous arrays
+        return self._replace(
+            source=copy(self.source[start:stop, :source_length], copy=True),
+            target=copy(self.target[start:stop, :target_length], copy=True),
+            labels=copy(self.labels[start:stop, :target_length], copy=True),
+            lengths=lengths,
+        )
 
     @classmethod
     def make(
@@ -53,21 +88,40 @@ class Batch(NamedTuple):
         pad_id: int = 0,
         bos_id: int = 1,
         eos_id: int = 2,
-    ) -> Batch:
-        """Pad the chosen rows: source + eos, bos + target, target + eos."""
+    ) -> Self:
+        """Make a batch of some pairs.
+
+        Args:
+            pairs: The pairs.
+            rows: Which of them.
+            xp: Namespace of the arrays.
+            device: Device of the arrays.
+            pad_id: Token of the padding.
+            bos_id: First token of the target.
+            eos_id: Last token of the source and the labels.
+        """
         source = [[*pairs.source[row], eos_id] for row in rows]
         target = [[bos_id, *pairs.target[row]] for row in rows]
         labels = [[*pairs.target[row], eos_id] for row in rows]
         columns = (pad(ids, pad_id) for ids in (source, target, labels))
         arrays = [from_host(xp, ids, dtype="int64", device=device) for ids in columns]
-        return cls(arrays[0], arrays[1], arrays[2], num_tokens=sum(map(len, labels)))
+        lengths = [(len(ids), len(out)) for ids, out in zip(source, labels, strict=True)]
+        return cls(arrays[0], arrays[1], arrays[2], lengths)
 
 
 def plan_batches(pairs: TokenPairs, batch_tokens: int, rng: Rng | None) -> list[list[int]]:
-    """Group row numbers into batches whose padded size (rows times longest side) is at most `batch_tokens`.
+    """Group pairs into batches of similar length.
 
-    rng: blurs the lengths and shuffles the batches; None keeps them sorted (for validation).
-    A pair longer than batch_tokens gets a batch of its own.
+    Args:
+        pairs: The pairs.
+        batch_tokens: Largest padded size of a batch: rows times the longest side. A longer pair gets its own batch.
+        rng: Blurs the lengths and shuffles the batches; None keeps them sorted, for validation.
+
+    Returns:
+        The row numbers of each batch.
+
+    Raises:
+        ConfigError: If batch_tokens is below 1.
     """
     if batch_tokens < 1:
         raise ConfigError(f"batch_tokens is {batch_tokens}; expected at least 1")
@@ -82,11 +136,18 @@ def plan_batches(pairs: TokenPairs, batch_tokens: int, rng: Rng | None) -> list[
 
 
 def epochs(pairs: TokenPairs, batch_tokens: int, rng: Rng, skip: int = 0) -> Iterator[tuple[int, list[int]]]:
-    """Yield (epoch, rows) without end, every epoch in an order of its own; `skip` batches were seen before.
+    """Yield (epoch, row numbers of a batch) without end, in another order in every epoch.
 
-    The order depends on the Rng and the epoch alone, so a resumed run sees the same batches.
+    The order depends only on the Rng and the epoch, so a resumed run sees the same batches.
 
-    Raises DataError when there are no pairs.
+    Args:
+        pairs: The pairs.
+        batch_tokens: As in `plan_batches`.
+        rng: Source of the orders.
+        skip: Number of batches to skip.
+
+    Raises:
+        DataError: If there are no pairs.
     """
     if not len(pairs):
         raise DataError("there are no sentence pairs to train on; expected at least one")
@@ -99,8 +160,8 @@ def epochs(pairs: TokenPairs, batch_tokens: int, rng: Rng, skip: int = 0) -> Ite
         epoch += 1
 
 
-def split_rows(rows: Sequence[int], parts: int) -> list[list[int]]:
-    """Split a batch into at most `parts` shards of neighboring rows; sorted rows keep their padding small."""
-    parts = max(1, min(parts, len(rows)))
-    bounds = [len(rows) * i // parts for i in range(parts + 1)]
+def split_rows(rows: Sequence[int], count: int) -> list[list[int]]:
+    """Split rows into at most `count` groups of neighbors; sorted rows keep their padding small."""
+    count = max(1, min(count, len(rows)))
+    bounds = [len(rows) * index // count for index in range(count + 1)]
     return [list(rows[start:stop]) for start, stop in itertools.pairwise(bounds)]

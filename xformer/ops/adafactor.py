@@ -1,7 +1,7 @@
 """One update of Adafactor (Shazeer and Stern, 2018, algorithms 4 and 5).
 
-As in torch.optim.Adafactor: sums over rows and columns are means, and epsilon bounds the root of the second moment
-from below, where the paper adds it to every squared gradient.
+As in torch.optim.Adafactor, sums over rows and columns are means, and epsilon bounds the root of the second moment from
+below, where the paper adds it to every squared gradient.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from xformer.autodiff import Implementation
 from xformer.backends import Array, accumulation_dtype, array_namespace, device
-from xformer.ops.factor import times, unless_nan
+from xformer.ops.grad_scale import scale_gradient, skip_if_nonfinite
 from xformer.ops.operation import Operation
 
 
@@ -20,36 +20,38 @@ def _forward(
     gradient: Array,
     row: Any,
     column: Any,
-    second: Any,
-    factor: Array | None,
+    variance: Any,
+    grad_scale: Array | None,
     *,
     step_size: float,
     beta2: float,
     epsilon: float | None,
     min_scale: float | None,
-    threshold: float,
-    keep: float,
+    clip_threshold: float,
+    decay: float,
     save: bool,
 ) -> tuple[Any, Any]:
     xp = array_namespace(parameter, gradient)
     wide = accumulation_dtype(xp, parameter.dtype)
     p, g = (xp.astype(array, wide, copy=False) for array in (parameter, gradient))
-    g, given = times(g, factor), (parameter, row, column, second)
+    g, old = scale_gradient(g, grad_scale), (parameter, row, column, variance)
     epsilon = float(xp.finfo(wide).eps) if epsilon is None else epsilon
     squares = g * g
-    if second is None:
+    if variance is None:
         row = beta2 * row + (1.0 - beta2) * _mean(squares, -1)
         column = beta2 * column + (1.0 - beta2) * _mean(squares, -2)
         estimate = row / _at_least(_mean(row, -2), epsilon) * column
     else:
-        estimate = second = beta2 * second + (1.0 - beta2) * squares
+        estimate = variance = beta2 * variance + (1.0 - beta2) * squares
     update = g / xp.sqrt(_at_least(estimate, epsilon * epsilon))
-    size = step_size / _at_least(_root_mean_square(update) / threshold, 1.0)
+    size = step_size / _at_least(_root_mean_square(update) / clip_threshold, 1.0)
     if min_scale is not None:
         size = size * _at_least(_root_mean_square(p), min_scale)
-    updated = xp.astype(keep * p - size * update, parameter.dtype, copy=False), row, column, second
-    pairs = zip(given, updated, strict=True)
-    return tuple(None if new is None else unless_nan(factor, old, new) for old, new in pairs), None
+    new = xp.astype(decay * p - size * update, parameter.dtype, copy=False), row, column, variance
+    pairs = zip(old, new, strict=True)
+    return tuple(
+        None if after is None else skip_if_nonfinite(grad_scale, before, after) for before, after in pairs
+    ), None
 
 
 def _root_mean_square(x: Array) -> Array:
@@ -58,13 +60,13 @@ def _root_mean_square(x: Array) -> Array:
 
 
 def _mean(x: Array, axis: int) -> Array:
-    """The mean along an axis, which stays; zero where it has no elements."""
+    """Return the mean along an axis, which is kept; zero for an empty axis."""
     return array_namespace(x).sum(x, axis=axis, keepdims=True) / max(1, x.shape[axis])
 
 
-def _at_least(x: Array, least: float) -> Array:
+def _at_least(x: Array, bound: float) -> Array:
     xp = array_namespace(x)
-    return xp.maximum(x, xp.asarray(least, dtype=x.dtype, device=device(x)))
+    return xp.maximum(x, xp.asarray(bound, dtype=x.dtype, device=device(x)))
 
 
 _operation = Operation(Implementation("adafactor", _forward, vjp=None))
@@ -75,33 +77,54 @@ def adafactor(
     gradient: Array,
     row: Array | None,
     column: Array | None,
-    second: Array | None,
-    factor: Array | None = None,
-    **settings: Any,
+    variance: Array | None,
+    grad_scale: Array | None = None,
+    *,
+    step_size: float,
+    beta2: float,
+    epsilon: float | None,
+    min_scale: float | None,
+    clip_threshold: float,
+    decay: float,
 ) -> tuple[Array, Array | None, Array | None, Array | None]:
-    """Return the updated (parameter, row, column, second).
+    """Update one parameter.
 
-    row, column: factors of the second moment of a parameter (..., rows, columns), as (..., rows, 1) and
-    (..., 1, columns); second: the whole of it, where those are None; factor: of the gradient, as ops/factor.py has it.
-    `settings`, all of them needed:
+    Args:
+        parameter: Array of shape (..., rows, columns), or with fewer than two axes.
+        gradient: Array of the parameter's shape.
+        row: Mean squared gradients of the rows, (..., rows, 1); None for parameters with fewer than two axes.
+        column: Mean squared gradients of the columns, (..., 1, columns); None as above.
+        variance: Mean squared gradients of the elements, for parameters with fewer than two axes; else None.
+        grad_scale: Scale of the gradient (see ops/grad_scale.py).
+        step_size: Step size relative to the root mean square of the parameter; absolute if min_scale is None.
+        beta2: Decay rate of the mean squared gradients.
+        epsilon: Lower bound of the root of the second moment; None is the dtype's precision.
+        min_scale: Lower bound of the parameter's root mean square.
+        clip_threshold: Updates with a larger root mean square are scaled down to it (section 6 of the paper).
+        decay: Factor that weight decay multiplies the parameter by; 1 is none.
 
-    step_size: relative to the root mean square of the parameter, which counts as `min_scale` at least; absolute
-    where min_scale is None
-    beta2: of the second moment's running mean
-    epsilon: lower bound of the root of the second moment (None: the dtype's precision)
-    threshold: updates whose root mean square is larger are scaled down to it (section 6 of the paper)
-    keep: what weight decay leaves of the parameter, 1 being all
-
-    The arrays given may be overwritten: use only what is returned.
+    Returns:
+        The updated (parameter, row, column, variance).
     """
     result: tuple[Array, Array | None, Array | None, Array | None] = _operation(
-        parameter, gradient, row, column, second, factor, **settings
+        parameter,
+        gradient,
+        row,
+        column,
+        variance,
+        grad_scale,
+        step_size=step_size,
+        beta2=beta2,
+        epsilon=epsilon,
+        min_scale=min_scale,
+        clip_threshold=clip_threshold,
+        decay=decay,
     )
     return result
 
 
 def zero_factors(parameter: Array) -> tuple[Array | None, Array | None, Array | None]:
-    """(row, column, second) to start from: zeros in float32 or wider; matrices have factors, all else the whole."""
+    """Return the initial (row, column, variance) of a parameter: zeros, in float32 or wider, or None."""
     xp = array_namespace(parameter)
     shape = tuple(parameter.shape)
     options = {"dtype": accumulation_dtype(xp, parameter.dtype), "device": device(parameter)}

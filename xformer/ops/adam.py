@@ -1,4 +1,4 @@
-"""One update of Adam (Kingma and Ba, 2015, algorithm 1), or of AdamW (Loshchilov and Hutter, 2019, algorithm 2)."""
+"""One update of Adam (Kingma and Ba, 2015, algorithm 1) or AdamW (Loshchilov and Hutter, 2019, algorithm 2)."""
 
 from __future__ import annotations
 
@@ -7,43 +7,52 @@ from typing import Any
 
 from xformer.autodiff import Implementation
 from xformer.backends import Array, accumulation_dtype, array_namespace
-from xformer.ops.factor import times, unless_nan
+from xformer.ops.grad_scale import scale_gradient, skip_if_nonfinite
 from xformer.ops.operation import Operation
 
-Row = tuple[Array, Array, Array, Array]  # parameter, gradient, first and second moment
+Slot = tuple[Array, Array, Array, Array]  # parameter, gradient, exp_avg, exp_avg_sq
 
 
-def rows(arrays: Sequence[Array]) -> Iterator[Row]:
-    """The rows of what the operation is given after the factor: all arrays one after the other."""
+def slots(arrays: Sequence[Array]) -> Iterator[Slot]:
+    """Group the operation's flat arguments (without the gradient scale) into one slot for each parameter."""
     return zip(*[iter(arrays)] * 4, strict=True)
 
 
 def updated(arrays: Sequence[Array]) -> tuple[Array, ...]:
-    """What an update in place returns: of each row all but the gradient."""
-    return tuple(array for parameter, _, *moments in rows(arrays) for array in (parameter, *moments))
+    """Return the arrays of an update in place: all but the gradients."""
+    return tuple(array for parameter, _, *moments in slots(arrays) for array in (parameter, *moments))
+
+
+def writable(arrays: Sequence[Array], donate: bool) -> Sequence[Array]:
+    """Return the arrays that a kernel may write to: donated ones themselves, else copies of all but the gradients."""
+    if donate:
+        return arrays
+    copy = array_namespace(*arrays).asarray
+    return [array if index % 4 == 1 else copy(array, copy=True) for index, array in enumerate(arrays)]
 
 
 def _forward(
-    factor: Array | None,
+    grad_scale: Array | None,
     *arrays: Array,
     step_size: float,
     beta1: float,
     beta2: float,
-    second_scale: float,
+    bias_correction2: float,
     epsilon: float,
-    keep: Sequence[float],
+    decay: Sequence[float],
+    donate: bool,
     save: bool,
 ) -> tuple[Any, Any]:
     xp = array_namespace(*arrays)
     results: list[Array] = []
-    for (parameter, gradient, *moments), kept in zip(rows(arrays), keep, strict=True):
-        g = times(xp.astype(gradient, moments[0].dtype, copy=False), factor)
-        first = beta1 * moments[0] + (1.0 - beta1) * g
-        second = beta2 * moments[1] + (1.0 - beta2) * (g * g)
-        change = step_size * first / (xp.sqrt(second * second_scale) + epsilon)
-        changed = kept * xp.astype(parameter, first.dtype, copy=False) - change
-        new = xp.astype(changed, parameter.dtype, copy=False), first, second
-        results += (unless_nan(factor, *each) for each in zip((parameter, *moments), new, strict=True))
+    for (parameter, gradient, *moments), factor in zip(slots(arrays), decay, strict=True):
+        g = scale_gradient(xp.astype(gradient, moments[0].dtype, copy=False), grad_scale)
+        exp_avg = beta1 * moments[0] + (1.0 - beta1) * g
+        exp_avg_sq = beta2 * moments[1] + (1.0 - beta2) * (g * g)
+        change = step_size * exp_avg / (xp.sqrt(exp_avg_sq * bias_correction2) + epsilon)
+        changed = factor * xp.astype(parameter, exp_avg.dtype, copy=False) - change
+        new = xp.astype(changed, parameter.dtype, copy=False), exp_avg, exp_avg_sq
+        results += (skip_if_nonfinite(grad_scale, *pair) for pair in zip((parameter, *moments), new, strict=True))
     return tuple(results), None
 
 
@@ -51,7 +60,7 @@ _operation = Operation(Implementation("adam", _forward, vjp=None))
 
 
 def adam(
-    parameters: Sequence[Row],
+    parameters: Sequence[Slot],
     *,
     learning_rate: float,
     step: int,
@@ -59,32 +68,45 @@ def adam(
     beta2: float,
     epsilon: float,
     weight_decay: Sequence[float] | None = None,
-    factor: Array | None = None,
+    grad_scale: Array | None = None,
+    donate: bool = False,
 ) -> list[tuple[Array, Array, Array]]:
-    """Update parameters: rows (parameter, gradient, first moment, second moment), the arrays of a row of one shape.
+    """Update parameters.
 
-    Returns a row (parameter, first moment, second moment) for each. step counts from 1, for the bias correction;
-    weight_decay, a number for each, first shrinks the parameter by learning_rate * weight_decay of itself, apart from
-    the moments (AdamW); factor: of the gradients, as ops/factor.py has it. The arrays given may be overwritten: a
-    kernel may update them in place, so use only what is returned. One row that a kernel cannot serve sends all of them
-    to the portable code.
+    A slot that a kernel does not support sends all slots to the portable definition.
+
+    Args:
+        parameters: Slots (parameter, gradient, exp_avg, exp_avg_sq) of arrays of one shape.
+        learning_rate: Step size before the bias correction.
+        step: Number of this update, counted from 1, for the bias correction.
+        beta1: Decay rate of the mean of the gradients.
+        beta2: Decay rate of the mean of the squared gradients.
+        epsilon: Added to the denominator.
+        weight_decay: One number for each slot; the parameter first shrinks by learning_rate * weight_decay of
+            itself, apart from the moments (AdamW). Default 0.
+        grad_scale: Scale of the gradients (see ops/grad_scale.py).
+        donate: Let kernels write the results into the arrays of the slots; use only the returned arrays then.
+
+    Returns:
+        For each slot (parameter, exp_avg, exp_avg_sq).
     """
     if not parameters:
         return []
     results = _operation(
-        factor,
-        *(array for row in parameters for array in row),
+        grad_scale,
+        *(array for slot in parameters for array in slot),
         step_size=learning_rate / (1.0 - beta1**step),
         beta1=beta1,
         beta2=beta2,
-        second_scale=1.0 / (1.0 - beta2**step),
+        bias_correction2=1.0 / (1.0 - beta2**step),
         epsilon=epsilon,
-        keep=tuple(1.0 - learning_rate * decay for decay in weight_decay or [0.0] * len(parameters)),
+        decay=tuple(1.0 - learning_rate * each for each in weight_decay or [0.0] * len(parameters)),
+        donate=donate,
     )
     return list(zip(*[iter(results)] * 3, strict=True))
 
 
 def zero_moment(parameter: Array) -> Array:
-    """A moment to start from: zeros, in float32 or wider."""
+    """Return the initial moment of a parameter: zeros, in float32 or wider."""
     xp = array_namespace(parameter)
     return xp.zeros_like(parameter, dtype=accumulation_dtype(xp, parameter.dtype))

@@ -6,7 +6,7 @@ from typing import Any
 
 from xformer.autodiff import Implementation
 from xformer.backends import Array, accumulation_dtype, array_namespace
-from xformer.ops.factor import times, unless_nan
+from xformer.ops.grad_scale import scale_gradient, skip_if_nonfinite
 from xformer.ops.operation import Operation
 
 
@@ -14,7 +14,7 @@ def _forward(
     parameter: Array,
     gradient: Array,
     velocity: Array | None,
-    factor: Array | None,
+    grad_scale: Array | None,
     *,
     learning_rate: float,
     momentum: float,
@@ -23,13 +23,13 @@ def _forward(
 ) -> tuple[Any, Any]:
     xp = array_namespace(parameter, gradient)
     wide = accumulation_dtype(xp, parameter.dtype)
-    change = times(xp.astype(gradient, wide, copy=False), factor)
+    change = scale_gradient(xp.astype(gradient, wide, copy=False), grad_scale)
     if velocity is not None:
         moved = momentum * velocity + change
         change = change + momentum * moved if nesterov else moved
-        velocity = unless_nan(factor, velocity, moved)
+        velocity = skip_if_nonfinite(grad_scale, velocity, moved)
     updated = xp.astype(xp.astype(parameter, wide, copy=False) - learning_rate * change, parameter.dtype, copy=False)
-    return (unless_nan(factor, parameter, updated), velocity), None
+    return (skip_if_nonfinite(grad_scale, parameter, updated), velocity), None
 
 
 _operation = Operation(Implementation("sgd", _forward, vjp=None))
@@ -39,19 +39,29 @@ def sgd(
     parameter: Array,
     gradient: Array,
     velocity: Array | None,
-    factor: Array | None = None,
+    grad_scale: Array | None = None,
     *,
     learning_rate: float,
     momentum: float = 0.0,
     nesterov: bool = False,
 ) -> tuple[Array, Array | None]:
-    """Return the updated (parameter, velocity), both of the parameter's shape; without a velocity, no momentum.
+    """Update one parameter.
 
-    The velocity becomes momentum * velocity + gradient, and the parameter follows it; with `nesterov`, it follows
-    where the velocity is going to be. factor: of the gradient, as ops/factor.py has it. The arrays given may be
-    overwritten: use only what is returned.
+    The velocity becomes momentum * velocity + gradient, and the parameter moves along it.
+
+    Args:
+        parameter: Array of any shape.
+        gradient: Array of the parameter's shape.
+        velocity: Array of the parameter's shape, or None without momentum.
+        grad_scale: Scale of the gradient (see ops/grad_scale.py).
+        learning_rate: Step size.
+        momentum: Decay rate of the velocity.
+        nesterov: Look ahead along the velocity, as Sutskever et al. do.
+
+    Returns:
+        The updated (parameter, velocity).
     """
     result: tuple[Array, Array | None] = _operation(
-        parameter, gradient, velocity, factor, learning_rate=learning_rate, momentum=momentum, nesterov=nesterov
+        parameter, gradient, velocity, grad_scale, learning_rate=learning_rate, momentum=momentum, nesterov=nesterov
     )
     return result

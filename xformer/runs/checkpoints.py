@@ -1,4 +1,4 @@
-"""Models that a run keeps on the way, and their average (Vaswani et al., 2017, section 6.1)."""
+"""Models kept during training, and their average (Vaswani et al., 2017, section 6.1)."""
 
 from __future__ import annotations
 
@@ -11,66 +11,76 @@ from typing import Any
 from xformer.backends import to_host
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.io import load_arrays, restore_like, verify_checkpoint
+from xformer.training.checkpoint import save_parameters
 from xformer.tree import Module, replace
 
 
 class Checkpoints:
-    """The files step-<n>.safetensors of a run, and which of them stay: the `keep` most recent, or the best ones.
+    """The files step-<n>.safetensors of a run: the most recent models, or the best ones.
 
-    Which there are is for the caller to remember, as a list of [update, score], so that it is saved with the rest of
-    the run's state: files on disk may be newer than that.
+    The caller keeps the list of entries [step, score] and saves it with the training state, since files on disk may be
+    newer than the state.
+
+    Args:
+        directory: Where the files are.
+        keep: How many models to keep.
+        best: Keep the models with the best scores instead of the most recent ones.
     """
 
     def __init__(self, directory: Path, keep: int, *, best: bool) -> None:
         self.directory, self.keep, self.best = directory, keep, best
 
     def path(self, step: int) -> Path:
-        """Where the model after this update is."""
+        """Return the path of the model after this step."""
         return self.directory / f"step-{step}.safetensors"
 
-    def add(self, kept: Sequence[list[Any]], step: int, score: float | None, model: Any) -> list[list[Any]]:
-        """Write a model, if it is among those that stay; returns which do. The other files wait for `prune`."""
-        entries = [*(entry for entry in kept if entry[0] != step), [step, score]]
+    def add(self, entries: Sequence[list[Any]], step: int, score: float | None, model: Any) -> list[list[Any]]:
+        """Save a model if it is to be kept, and return the new entries. `prune` removes the other files."""
+        candidates = [*(entry for entry in entries if entry[0] != step), [step, score]]
         if self.best:
-            entries.sort(key=lambda entry: (entry[1], entry[0]))
-        chosen = sorted(entries[-self.keep :])
-        if [step, score] in chosen:
-            model.save(self.path(step))
-        return chosen
+            candidates.sort(key=lambda entry: (entry[1], entry[0]))
+        kept = sorted(candidates[-self.keep :])
+        if [step, score] in kept:
+            save_parameters(model, self.path(step))
+        return kept
 
-    def there(self, kept: Sequence[list[Any]]) -> tuple[list[list[Any]], list[int]]:
-        """Which of the list have their file, and the updates of those that have none.
+    def existing(self, entries: Sequence[list[Any]]) -> tuple[list[list[Any]], list[int]]:
+        """Return the entries whose file exists, and the steps of those whose file is missing.
 
-        Raises CheckpointError, before the work that it would spoil, for a file that is damaged.
+        Raises CheckpointError for a damaged file, before it spoils an average.
         """
-        found = [entry for entry in kept if self.path(entry[0]).exists()]
-        for step, _ in found:
-            verify_checkpoint(self.path(step), without="the run goes on without it")
-        return found, [entry[0] for entry in kept if entry not in found]
+        existing = [entry for entry in entries if self.path(entry[0]).exists()]
+        for step, _ in existing:
+            verify_checkpoint(self.path(step), without="the run continues without it")
+        return existing, [entry[0] for entry in entries if entry not in existing]
 
-    def prune(self, kept: Sequence[list[Any]]) -> None:
-        """Remove the files of all others. Call it once the list of those that stay is saved."""
-        names = {self.path(step).name for step, _ in kept}
+    def prune(self, entries: Sequence[list[Any]]) -> None:
+        """Remove all other files. Call it once the entries are saved."""
+        names = {self.path(step).name for step, _ in entries}
         for path in self.directory.glob("step-*.safetensors"):
             if path.name not in names:
-                with contextlib.suppress(OSError):  # a file too many does no harm
+                with contextlib.suppress(OSError):  # an extra file does no harm
                     path.unlink()
 
 
 def average_models(models: Sequence[Any], *, like: Any = None) -> Any:
     """Return the arithmetic mean of models, summed in float64.
 
-    models: models, or the files they were saved in; they are read one after the other. like: a model of the same
-    structure, whose library, dtype and configuration the result has (default: the first one).
+    Args:
+        models: Models, or the files they were saved in, which are read one after the other.
+        like: A model of the same structure, whose backend, dtype and configuration the result has; default the first
+            model.
 
-    Raises ConfigError when there is none, or no `like` for files; ShapeError when the parameters differ in name or
-    shape; CheckpointError when a file cannot be read.
+    Raises:
+        ConfigError: If there are no models, or files without `like`.
+        ShapeError: If the parameters differ in name or shape.
+        CheckpointError: If a file cannot be read.
     """
     if not models:
-        raise ConfigError("there are no models to average; expected at least one")
+        raise ConfigError("models is empty; expected at least one model to average")
     like = models[0] if like is None else like
     if not isinstance(like, Module):
-        raise ConfigError(f"{like} is a file; pass `like`, a model of the same structure, to say what to make of it")
+        raise ConfigError(f"{like} is a file; pass like=, a model of the same structure")
     shapes = {name: tuple(array.shape) for name, array in like.named_parameters()}
     total: dict[str, Any] = {}
     for number, model in enumerate(models, start=1):
@@ -85,7 +95,7 @@ def average_models(models: Sequence[Any], *, like: Any = None) -> Any:
 
 
 def _arrays_of(model: Any) -> dict[str, Any]:
-    """The parameters of a model, or of a file, as NumPy arrays."""
+    """Return the parameters of a model, or of a file, as NumPy arrays."""
     if isinstance(model, Module):
         return {name: to_host(array) for name, array in model.named_parameters()}
     arrays, metadata = load_arrays(model)
@@ -94,10 +104,8 @@ def _arrays_of(model: Any) -> dict[str, Any]:
     return arrays
 
 
-def _check_structure(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str) -> None:
-    for key in sorted(found.keys() | wanted.keys()):
-        if found.get(key) != wanted.get(key):
-            ours, others = (str(shapes.get(key, "absent")) for shapes in (found, wanted))
-            raise ShapeError(
-                f"{key} of {name} is {ours}; expected {others}; only models of the same structure have a mean"
-            )
+def _check_structure(shapes: Mapping[str, Any], expected: Mapping[str, Any], name: str) -> None:
+    for key in sorted(shapes.keys() | expected.keys()):
+        if shapes.get(key) != expected.get(key):
+            received, needed = (str(some.get(key, "absent")) for some in (shapes, expected))
+            raise ShapeError(f"{key} of {name} is {received}; expected {needed}; models must have the same structure")

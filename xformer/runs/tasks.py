@@ -1,53 +1,139 @@
-"""What a trainer is told about its work: the data, the objective, and what makes a model good."""
+"""The tasks that a recipe can name, and the training tasks (data, loss, score) that a `Trainer` works on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from xformer.backends import Array, array_namespace, device
-from xformer.data.pairs import Batch, TokenPairs, epochs, plan_batches, split_rows
-from xformer.data.windows import TextChunks, all_windows, check_text, random_starts
+from xformer.config import Config
+from xformer.data.chunks import TextChunks, check_text, consecutive_chunks, random_starts
+from xformer.data.pairs import Batch, TokenPairs, epochs, plan_batches
 from xformer.errors import ConfigError
-from xformer.models import LanguageModel, Transformer, TransformerConfig
+from xformer.models import LanguageModel, LanguageModelConfig, Transformer, TransformerConfig
 from xformer.random import Rng
+from xformer.runs.config import (
+    BaseTrainingConfig,
+    LanguageModelTrainingConfig,
+    TextTokenizerConfig,
+    TokenizerConfig,
+    TrainingConfig,
+)
+from xformer.runs.run_directory import COMMANDS
 from xformer.training.loss import language_model_loss, translation_loss
 from xformer.tree import flatten
 
+_SPECIAL_TOKENS = frozenset({"pad_id", "bos_id", "eos_id"})
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A task that a recipe can name.
+
+    Attributes:
+        model: Configuration of the model, whose fields [model] sets.
+        model_defaults: Defaults of [model]: a model that a CPU trains in half an hour. (The defaults of the
+            configuration itself are those of the paper's base model.)
+        from_tokenizer: Fields of the model's configuration that the tokenizers decide, which [model] cannot set.
+        tokenizer: Configuration of [tokenizer].
+        training: Configuration of [training].
+        defaults: Defaults of other tables where they differ from those of the configurations.
+        metric: Name of the validation score, or None.
+        unit: Name of a training example.
+        train_command: Command that trains the model.
+        command: Command that uses it.
+    """
+
+    model: type[Any]
+    model_defaults: Mapping[str, Any]
+    from_tokenizer: frozenset[str]
+    tokenizer: type[Config]
+    training: type[BaseTrainingConfig]
+    metric: str | None
+    unit: str
+    train_command: str
+    command: str
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def tables(self) -> dict[str, type[Any]]:
+        """The configurations of the tables of a recipe."""
+        return {"model": self.model, "tokenizer": self.tokenizer, "training": self.training}
+
+
+_PAIRS: dict[str, Any] = {
+    "model": TransformerConfig,
+    "model_defaults": {
+        "d_model": 256,
+        "num_heads": 4,
+        "d_ff": 1024,
+        "num_encoder_layers": 3,
+        "num_decoder_layers": 3,
+    },
+    "from_tokenizer": _SPECIAL_TOKENS | {"source_vocab_size", "target_vocab_size", "share_embeddings"},
+    "tokenizer": TokenizerConfig,
+    "training": TrainingConfig,
+    "train_command": "train",
+}
+TASKS = {
+    "translation": TaskSpec(**_PAIRS, metric="BLEU", unit="sentence pair", command=COMMANDS["translation"]),
+    "summarization": TaskSpec(
+        **_PAIRS,
+        metric="ROUGE",
+        unit="document",
+        command=COMMANDS["summarization"],
+        defaults={"tokenizer": {"documents": True}, "training": {"truncation": "cut"}},
+    ),
+    "language_modeling": TaskSpec(
+        model=LanguageModelConfig,
+        model_defaults={"d_model": 256, "num_heads": 4, "d_ff": 1024, "num_layers": 4},
+        from_tokenizer=_SPECIAL_TOKENS | {"vocab_size"},
+        tokenizer=TextTokenizerConfig,
+        training=LanguageModelTrainingConfig,
+        metric=None,
+        unit="character",
+        train_command="train-lm",
+        command=COMMANDS["language_modeling"],
+    ),
+}
+
 
 class Task(Protocol):
-    """What differs between translation and other work; the training loop (trainer.py) is the same.
-
-    A batch is anything with `num_tokens`. It may be worked on by another process: it holds data, and the loss can be
-    imported by name.
-    """
+    """The data, the loss and the score that a `Trainer` works on."""
 
     @property
     def loss(self) -> Callable[..., Array]:
-        """(model, batch, rng=None, *, label_smoothing=0.0, z_loss=0.0) -> the sum over all tokens, in nats."""
+        """(model, batch, rng, *, label_smoothing, z_loss) -> the sum of the losses of all tokens."""
 
-    def batches(self, rng: Rng, *, skip: int, shards: int) -> Iterator[tuple[int, list[Any]]]:
-        """Yield (epoch, the batch in at most so many shards) without end; `skip` batches were seen before.
+    def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, Any]]:
+        """Yield (epoch, batch) without end; `skip` batches were seen before.
 
-        A batch depends on the Rng and its own number alone, so that a resumed run sees the same ones.
+        A batch depends only on the Rng and its own number, so that a resumed run sees the same ones.
         """
 
     def validation_batches(self) -> list[Any]:
-        """The whole validation set."""
+        """Return the validation set."""
 
     @property
     def score(self) -> Callable[[Any], float] | None:
-        """Says how good a model is beyond its loss, more being better; None when the loss is all there is."""
+        """A function (model) -> score, larger being better; None if only the loss is measured."""
 
     @property
     def metric(self) -> str | None:
-        """What the score is called."""
+        """Name of the score."""
 
 
 class TranslationTask:
-    """Pairs of texts, in batches of so many tokens.
+    """Pairs of texts, in batches of a number of tokens.
 
-    score: says how good what the model writes for the validation set is, by the metric of that name.
+    Args:
+        model: The model, which decides the backend and the special tokens of the batches.
+        train: Training set.
+        valid: Validation set.
+        batch_tokens: Largest number of tokens of a batch, padding included.
+        score: (model) -> score on the validation set, larger being better.
+        metric: Name of the score.
     """
 
     loss = staticmethod(translation_loss)
@@ -64,32 +150,38 @@ class TranslationTask:
     ) -> None:
         self.train, self.valid, self.batch_tokens = train, valid, batch_tokens
         self.score, self.metric = score, metric
-        weight, config = flatten(model)[0][0], model.config
-        self._place = {"xp": array_namespace(weight), "device": device(weight)}
+        self._batch_options = _array_options(model)
+        config = model.config
         if config.padding_id is None:
             raise ConfigError(f"pad_id is {config.pad_id}; training on pairs expects an id of its own")
-        self._ids = {"pad_id": config.padding_id, "bos_id": config.bos_id, "eos_id": config.eos_id}
+        self._batch_options |= {"pad_id": config.padding_id, "bos_id": config.bos_id, "eos_id": config.eos_id}
 
-    def batches(self, rng: Rng, *, skip: int, shards: int) -> Iterator[tuple[int, list[Batch]]]:
-        """Yield (epoch, the batch in at most so many shards) without end."""
+    def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, Batch]]:
+        """Yield (epoch, batch) without end."""
         for epoch, rows in epochs(self.train, self.batch_tokens, rng, skip=skip):
-            yield epoch, [self._batch(self.train, part) for part in split_rows(rows, shards)]
+            yield epoch, Batch.make(self.train, rows, **self._batch_options)
 
     def validation_batches(self) -> list[Batch]:
-        """The whole validation set, sorted by length."""
+        """Return the validation set, sorted by length."""
         plan = plan_batches(self.valid, self.batch_tokens, rng=None)
-        return [self._batch(self.valid, rows) for rows in plan]
-
-    def _batch(self, pairs: TokenPairs, rows: list[int]) -> Batch:
-        return Batch.make(pairs, rows, **self._place, **self._ids)
+        return [Batch.make(self.valid, rows, **self._batch_options) for rows in plan]
 
 
 class LanguageModelTask:
-    """One long text, in windows of context_length tokens, batch_size of them drawn at random for each batch.
+    """One long text, in batches of random chunks.
 
-    train, valid: token ids, as lists or NumPy arrays. An epoch is as many batches as the text has tokens for.
+    An epoch is as many batches as the text has tokens for.
 
-    Raises DataError for a text that is shorter than a window, ConfigError for windows or batches of nothing.
+    Args:
+        model: The model, which decides the backend of the batches.
+        train: Token ids of the training text, as a list or NumPy array.
+        valid: Token ids of the validation text.
+        context_length: Number of tokens of a chunk.
+        batch_size: Number of chunks in a batch.
+
+    Raises:
+        DataError: If a text is shorter than a chunk.
+        ConfigError: If chunks or batches are empty.
     """
 
     loss = staticmethod(language_model_loss)
@@ -108,20 +200,19 @@ class LanguageModelTask:
         check_text(valid, 1, batch_size, "validation")
         self.train, self.valid = train, valid
         self.context_length, self.batch_size = context_length, batch_size
-        weight = flatten(model)[0][0]
-        self._place = {"xp": array_namespace(weight), "device": device(weight)}
+        self._batch_options = _array_options(model)
 
-    def batches(self, rng: Rng, *, skip: int, shards: int) -> Iterator[tuple[int, list[TextChunks]]]:
-        """Yield (epoch, the batch in at most so many shards) without end."""
+    def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, TextChunks]]:
+        """Yield (epoch, batch) without end."""
         length, size = self.context_length, self.batch_size
         for number, starts in enumerate(random_starts(self.train, length, size, rng, skip), start=skip):
-            parts = [TextChunks.make(self.train, part, length, **self._place) for part in split_rows(starts, shards)]
-            yield number * size * length // len(self.train), parts
+            epoch = number * size * length // len(self.train)
+            yield epoch, TextChunks.make(self.train, starts, length, **self._batch_options)
 
     def validation_batches(self) -> list[TextChunks]:
-        """The whole validation text, window after window."""
-        plan = all_windows(self.valid, self.context_length, self.batch_size)
-        return [TextChunks.make(self.valid, starts, length, **self._place) for starts, length in plan]
+        """Return the validation text, chunk after chunk."""
+        plan = consecutive_chunks(self.valid, self.context_length, self.batch_size)
+        return [TextChunks.make(self.valid, starts, length, **self._batch_options) for starts, length in plan]
 
 
 def build_model(recipe: Any, tokenizers: Any, xp: Any) -> Transformer:
@@ -139,3 +230,9 @@ def build_model(recipe: Any, tokenizers: Any, xp: Any) -> Transformer:
         **recipe.model,
     )
     return Transformer(config, xp=xp, seed=recipe.training.seed, dtype=recipe.training.dtype)
+
+
+def _array_options(model: Any) -> dict[str, Any]:
+    """Return the namespace and the device of a model's arrays."""
+    weight = flatten(model)[0][0]
+    return {"xp": array_namespace(weight), "device": device(weight)}

@@ -1,299 +1,322 @@
-"""The training loop: updates, validation, checkpoints."""
+"""Training runs on disk: `fit`'s loop with validation, the best model, checkpoints and their average."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
-import time
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar
 
-from xformer.errors import CheckpointError, TrainingError
-from xformer.memory import enough_memory
 from xformer.random import Rng
 from xformer.runs.checkpoints import Checkpoints, average_models
-from xformer.runs.config import LoopSettings
+from xformer.runs.config import BaseTrainingConfig
 from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import Task
-from xformer.threads import blas_threads, num_threads
-from xformer.training import advice
-from xformer.training.data_parallel import ShardedGradient, shards_for
-from xformer.training.events import Average, Progress, Update, Validation
-from xformer.training.interrupt import Stopped, check_stop, stop_on_signals
-from xformer.training.loss import mean_loss, weighted_loss
-from xformer.training.precision import UNSCALED, GradScaler, autocast, check_precision
+from xformer.training.checkpoint import TrainingFiles, save_parameters
+from xformer.training.events import Checkpoint, End, Event, Start, Step, Validation
+from xformer.training.fit import Callback, TrainingLoop
+from xformer.training.interrupt import check_stop
+from xformer.training.loss import mean_loss
 from xformer.training.schedules import schedule
-from xformer.training.step import not_finite, train_step
 
-_LOG_EVERY = 10  # updates between lines of the log
+
+@dataclass(frozen=True, slots=True)
+class ModelCheckpoint(Event):
+    """A model was kept in checkpoints/.
+
+    Attributes:
+        score: Its validation score, or None if it was not validated.
+        kept: Steps of all models that are kept.
+    """
+
+    name: ClassVar[str] = "checkpoint"
+
+    score: float | None
+    kept: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Average(Validation):
+    """The validation of the average of checkpoints.
+
+    Attributes:
+        steps: Steps of the averaged models.
+    """
+
+    name: ClassVar[str] = "average"
+
+    steps: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class MissingCheckpoints(Event):
+    """Kept models whose files are gone; averages leave them out.
+
+    Attributes:
+        checkpoints: Their steps.
+    """
+
+    name: ClassVar[str] = "missing_checkpoints"
+
+    checkpoints: list[int]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of a `Trainer` beside that of the loop.
+
+    Attributes:
+        validated_step: Step of the last validation.
+        best_step: Step of the best model.
+        best_score: Its score, or its negated loss.
+        best_loss: Its loss.
+        stale_validations: Number of validations since then.
+        checkpoints: [step, score] of each model that is kept; the score of a model that was not validated is None.
+        averaged_step: Step of the last average.
+        averaged_score: Score of the average, if it became the best model.
+    """
+
+    validated_step: int = 0
+    best_step: int = 0
+    best_score: float | None = None
+    best_loss: float | None = None
+    stale_validations: int = 0
+    checkpoints: list[list[Any]] = field(default_factory=list)
+    averaged_step: int = 0
+    averaged_score: float | None = None
 
 
 class Trainer:
-    """Trains one model in one directory.
+    """Train a model on a task, in a directory: a callback of `fit`'s loop that validates and keeps models.
 
-    task: the data, the objective, and what makes a model good (tasks.py). report: is told every Update and
-    Validation. enough: says of a validation that training may end with it.
+    Args:
+        model: The model, any Module.
+        task: Data, loss and score (see `runs.tasks.Task`).
+        config: The configuration. Without `learning_rate` it requires a model with `config.d_model`.
+        directory: The directory; created if necessary.
+        callbacks: Receive every event, before the trainer acts on it; see `xformer.training.fit.Callback`.
+
+    Attributes:
+        loop: The training loop.
+        progress: The state beside that of the loop.
+        missing_checkpoints: Steps of checkpoints that were missing when the run was resumed.
     """
 
     def __init__(
         self,
         model: Any,
         task: Task,
-        settings: LoopSettings,
+        config: BaseTrainingConfig,
         directory: RunDirectory,
         *,
-        report: Callable[[Update | Validation], None] = lambda event: None,
-        enough: Callable[[Validation], bool] = lambda validation: False,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
-        check_precision(settings.precision, model)
-        self.model, self.task, self.settings, self.directory = model, task, settings, directory
-        self.report, self.enough = report, enough
-        self.optimizer = settings.make_optimizer()
-        with enough_memory("the optimizer's state", lambda most: advice.smaller_model(settings)):
-            self.state = self.optimizer.init(model)
-        self.progress = Progress(loss_scale=GradScaler.init(settings.precision))
-        self.lost: list[int] = []
-        self._saved_step: int | None = None
-        self._saved_at = time.monotonic()
-        self.rng = Rng(settings.seed).fold("training")
-        self.learning_rate = schedule(settings.schedule, **settings.schedule_settings(model.config.d_model))
-        best = settings.average == "best"
-        self.checkpoints = Checkpoints(directory.checkpoints, settings.keep_checkpoints, best=best)
-        self.shards = settings.shards or shards_for(model, num_threads())
+        self.task, self.config, self.directory = task, config, directory
+        self.progress = Progress()
+        self.missing_checkpoints: list[int] = []
+        best = config.average == "best"
+        self.checkpoints = Checkpoints(directory.checkpoints, config.keep_checkpoints, best=best)
+        d_model = getattr(getattr(model, "config", None), "d_model", None)
+        self.loop = TrainingLoop(
+            model,
+            partial(task.loss, label_smoothing=config.label_smoothing, z_loss=config.z_loss),
+            partial(_TaskBatches, task, Rng(config.seed).fold("training", "batches")),
+            optimizer=config.make_optimizer(),
+            learning_rate=schedule(config.schedule, **config.schedule_options(d_model)),
+            max_grad_norm=config.max_grad_norm,
+            steps=config.max_updates,
+            callbacks=[*callbacks, self],
+            run_dir=directory.path,
+            seed=config.seed,
+            grad_accumulation=config.grad_accumulation,
+            precision=config.precision,
+            data_parallel=config.data_parallel or None,
+            save_every_minutes=config.save_every_minutes,
+        )
+
+    @property
+    def model(self) -> Any:
+        """The current model."""
+        return self.loop.model
 
     def resume(self) -> None:
-        """Go on from the directory's last state; raises CheckpointError when it is not this run's.
-
-        `lost` names the updates whose checkpoints are gone: the mean does without them.
-        """
-        self.model, self.state, values = self.directory.load_state(self.model, self.state)
-        try:
-            progress = Progress(**values)
-        except TypeError as error:
-            last = self.directory.last
-            raise CheckpointError(f"{last} is not a state of this version of xformer: {error}") from error
-        if (progress.loss_scale == UNSCALED) != (self.progress.loss_scale == UNSCALED):  # of another precision
-            progress = replace(progress, loss_scale=self.progress.loss_scale)
-        if not self.directory.model.exists():  # removed: the mean, or what the next validation is to find anew
-            progress = replace(progress, averaged_step=0, averaged_score=None)
+        """Load the directory's last state; raise CheckpointError if it is damaged or not of this run."""
+        self.loop.resume()
+        if not self.directory.model.exists():  # removed by the user: restore it, or let the next validation find it
+            self.progress = replace(self.progress, averaged_step=0, averaged_score=None)
             if not self.directory.restore_best():
-                progress = replace(progress, validated_step=0, best_score=None, best_loss=None, stale_validations=0)
-        there, self.lost = self.checkpoints.there(progress.checkpoints)
-        self.progress, self._saved_step = replace(progress, checkpoints=there), progress.step
-        self.directory.rewind_log(progress.step)
-        if self.lost:
-            self._log({"event": "lost", "step": progress.step, "checkpoints": self.lost})
+                self.progress = replace(
+                    self.progress, validated_step=0, best_score=None, best_loss=None, stale_validations=0
+                )
+        existing, self.missing_checkpoints = self.checkpoints.existing(self.progress.checkpoints)
+        self.progress = replace(self.progress, checkpoints=existing)
 
     def run(self) -> str:
-        """Train until the end the settings name, or until Ctrl-C; returns why it ended.
+        """Train until the end that the configuration names, or a signal; return the reason.
 
-        Everything is saved before it returns. Raises TrainingError, naming the update, when the loss is no longer
-        finite: the last good state stays on disk.
+        Everything is saved before it returns.
+
+        Raises:
+            TrainingError: If the loss is not finite; the last state stays on disk.
         """
-        settings = self.settings
-        smoothed = functools.partial(self.task.loss, label_smoothing=settings.label_smoothing, z_loss=settings.z_loss)
-        objective = functools.partial(weighted_loss, loss=autocast(settings.precision, smoothed))
-        workers = min(self.shards, num_threads())  # a run goes on with its shards, wherever it does
-        gradient = ShardedGradient(objective, workers, processes=True)
-        limit = blas_threads(1 if self.shards > 1 else num_threads())
-        began = time.monotonic() - 60.0 * self.progress.minutes
-        with limit, contextlib.closing(gradient), stop_on_signals(), warnings.catch_warnings():
-            # Overflow shows in the loss, which is checked; a warning about it would come in the middle of a line.
-            warnings.simplefilter("ignore", RuntimeWarning)
-            try:
-                reason = self._train(gradient, began)
-                if self.progress.step != self.progress.validated_step:
-                    self._validate(began)
-                else:
-                    self._save(began)  # the minutes since the last one
-                if self._average_is_due():
-                    self._average(began)
-            except Stopped as stopped:
-                self._save_unvalidated(began)
-                reason = str(stopped)
+        with TrainingFiles(self.directory.path).open():
+            return self.loop.run()
+
+    def is_done(self) -> bool:
+        """Return whether nothing is left to do, validation and averaging included."""
+        is_validated = self.loop.step == self.progress.validated_step
+        return self.stop_reason() is not None and is_validated and not self._average_is_due()
+
+    def stop_reason(self) -> str | None:
+        """Return why there are no more updates to make, or None."""
+        if reason := self.loop.stop_reason():
             return reason
+        if self.config.max_minutes is not None and self.loop.minutes >= self.config.max_minutes:
+            return f"{self.config.max_minutes:g} minutes"
+        patience = self.config.patience
+        if patience is not None and self.progress.stale_validations >= patience:
+            return f"no better model in {patience} validation{'s' if patience > 1 else ''}"
+        return None
 
-    def _train(self, gradient: ShardedGradient, began: float) -> str:
-        """Make updates and validations until there is a reason to end; raises Stopped."""
-        if self.finished(began) is None:
-            self.directory.restore_best()  # an earlier end was made of averages, which have no part in going on
+    def __call__(self, event: Event, loop: TrainingLoop) -> str | None:
+        """Handle an event of the loop."""
+        if isinstance(event, Start):
+            self._start(event.step)
+        if isinstance(event, Start | Step):
+            # After the start too, for a validation that was interrupted.
+            self._validate_or_keep(event.step)
+            return self.stop_reason()
+        if isinstance(event, End):
+            self._end(event)
+        if isinstance(event, Checkpoint) and self.config.keep_checkpoints:
+            self.checkpoints.prune(self.progress.checkpoints)
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that a resumed run needs."""
+        return asdict(self.progress)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state."""
+        self.progress = Progress(**state)
+
+    def _start(self, step: int) -> None:
+        if self.missing_checkpoints:
+            self.loop.emit(MissingCheckpoints(step, self.missing_checkpoints))
+        if self.stop_reason() is None:
+            self.directory.restore_best()  # an average of an earlier end has no part in a run that continues
             self.progress = replace(self.progress, averaged_step=0, averaged_score=None)
-        batches = self.task.batches(
-            self.rng.fold("batches"), skip=self.progress.step * self.settings.accumulate, shards=self.shards
-        )
-        while True:
-            if reason := self.finished(began):
-                return reason
-            check_stop()
-            # Before the next update rather than after the last one, so that a run which ended in between makes up
-            # for the validation when it is resumed.
-            if self.progress.step != self.progress.validated_step:
-                if self.progress.step % self.settings.validate_every == 0:
-                    if self.enough(self._validate(began)):
-                        return "the goal is reached"
-                    continue
-                self._log(*self._keep_checkpoint(None))
-            if time.monotonic() - self._saved_at >= 60.0 * self.settings.save_every_minutes:
-                self._save_unvalidated(began)
-            started = time.monotonic()
-            drawn = [next(batches) for _ in range(self.settings.accumulate)]
-            with enough_memory(f"update {self.progress.step + 1}", self._less_memory):
-                self._update(drawn[-1][0], [shards for _, shards in drawn], gradient, began, started)
 
-    def finished(self, began: float | None = None) -> str | None:
-        """Why there is nothing left to do by the settings (None: there is); began: when the clock was at zero."""
-        minutes = self.progress.minutes if began is None else (time.monotonic() - began) / 60.0
-        return self.settings.end_of(self.progress.step, minutes, self.progress.stale_validations)
-
-    def done(self) -> str | None:
-        """Why there is nothing left to do at all, validation and averaging included (None: there is)."""
-        validated = self.progress.step == self.progress.validated_step
-        return self.finished() if validated and not self._average_is_due() else None
-
-    def _update(
-        self, epoch: int, batches: Sequence[list[Any]], gradient: ShardedGradient, began: float, started: float
-    ) -> None:
-        step, scale = self.progress.step + 1, self.progress.loss_scale
-        try:
-            result = train_step(
-                self.model,
-                self.state,
-                batches,
-                self.rng.fold("dropout", step),
-                gradient=gradient,
-                optimizer=self.optimizer,
-                learning_rate=self.learning_rate(step),
-                max_grad_norm=self.settings.max_grad_norm,
-                scale=scale,
-            )
-        except TrainingError as error:
-            raise self._diverged(f"update {step}: {error}") from None
-        self.model, self.state = result.model, result.state
-        tokens = sum(shard.num_tokens for shards in batches for shard in shards)
-        now = time.monotonic()
-        self.progress = replace(self.progress, step=step, epoch=epoch, loss_scale=result.scale)
-        self.progress = replace(self.progress, tokens=self.progress.tokens + tokens, minutes=(now - began) / 60.0)
-        if result.scale.value < scale.value:
-            self._log({"event": "skipped", "step": step, "loss_scale": scale.value})
+    def _validate_or_keep(self, step: int) -> None:
+        if step == self.progress.validated_step:
             return
-        update = Update(
-            step=step,
-            epoch=epoch,
-            loss=result.loss,
-            gradient_norm=result.gradient_norm,
-            learning_rate=self.learning_rate(step),
-            tokens=tokens,
-            tokens_per_second=tokens / (now - started),
-            minutes=self.progress.minutes,
-            loss_scale=scale.value,
-        )
-        if step % _LOG_EVERY == 0 or step == 1:
-            self._log({"event": "update", **asdict(update)})
-        self.report(update)
+        check_stop()
+        if step % self.config.validate_every == 0:
+            self._validate()
+        elif kept := self._keep_checkpoint(None):
+            self.loop.emit(kept)
 
-    def _validate(self, began: float) -> Validation:
-        """Measure, keep the model if it is the best so far, and save the state."""
-        step = self.progress.step
-        with enough_memory(f"the validation after update {step}", self._less_memory):
-            loss = self.validation_loss(self.model)
-        if not math.isfinite(loss):
-            # The last update went wrong; it must not replace the state before it.
-            raise self._diverged(f"the validation loss after update {step} is {loss}; lower the learning rate")
-        self._save(began)  # before the model, and before translating, which takes a while: the updates are safe
-        quality = None if self.task.score is None else self.task.score(self.model)
+    def _end(self, event: End) -> None:
+        if event.is_interrupted:
+            if self.progress.best_score is None:
+                save_parameters(self.loop.model, self.directory.model)
+            return
+        if event.step != self.progress.validated_step:
+            self._validate()
+        if self._average_is_due():
+            self.loop.save()
+            self._average()
+
+    def _validate(self) -> None:
+        """Evaluate the model, keep it if it is the best so far, and save the state."""
+        step, model = self.loop.step, self.loop.model
+        loss = self.validation_loss(model)
+        if not math.isfinite(loss):  # the last update went wrong; it must not replace the state before it
+            raise self.loop.diverged(f"the validation loss after step {step} is {loss}")
+        self.loop.save()  # before the score, which takes a while to compute
+        quality = None if self.task.score is None else self.task.score(model)
         score = self._score_of(loss, quality)
-        best = self._is_best(score, loss)
-        stale = 0 if best else self.progress.stale_validations + 1
+        is_best = self._is_best(score, loss)
+        stale = 0 if is_best else self.progress.stale_validations + 1
         self.progress = replace(self.progress, validated_step=step, stale_validations=stale)
-        if best:
+        if is_best:
             self.progress = replace(self.progress, best_step=step, best_score=score, best_loss=loss)
-            self.model.save(self.directory.model)
+            save_parameters(model, self.directory.model)
         kept = self._keep_checkpoint(score)
-        self._save(began)
-        validation = Validation(**self._described(loss, quality, best))
-        self._log(*kept, {"event": "validation", **asdict(validation)})
-        self.report(validation)
-        return validation
+        self.loop.save()
+        if kept:
+            self.loop.emit(kept)
+        self.loop.emit(self._describe(Validation, loss, quality, is_best))
 
-    def _score_of(self, loss: float, quality: float | None) -> float:
-        return quality if quality is not None and self.settings.metric_for_best == "score" else -loss
-
-    def _described(self, loss: float, quality: float | None, best: bool) -> dict[str, Any]:
-        """The fields of a Validation."""
-        measured = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "score": quality, "best": best}
-        progress, metric = self.progress, None if quality is None else self.task.metric
-        where = {"step": progress.step, "epoch": progress.epoch, "minutes": progress.minutes}
-        return {**where, **measured, "metric": metric}
-
-    def _keep_checkpoint(self, score: float | None) -> list[dict[str, Any]]:
-        """Keep the model, if its turn has come; the next saved state will know of it. Returns what to log."""
-        step = self.progress.step
-        if not self.settings.keep_checkpoints or step == 0 or step % self.settings.checkpoint_interval:
-            return []
-        if score is None and any(entry[0] == step for entry in self.progress.checkpoints):
-            return []  # kept before the run was stopped here
-        kept = self.checkpoints.add(self.progress.checkpoints, step, score, self.model)
-        self.progress = replace(self.progress, checkpoints=kept)
-        return [{"event": "checkpoint", "step": step, "score": score, "kept": [entry[0] for entry in kept]}]
-
-    def _average_is_due(self) -> bool:
-        wanted = self.settings.average != "none" and bool(self.progress.checkpoints)
-        return wanted and self.progress.averaged_step != self.progress.step
-
-    def _average(self, began: float) -> None:
-        """Measure the mean of the models that were kept; it becomes the model if it is better than the best."""
+    def _average(self) -> None:
+        """Evaluate the average of the kept models, which becomes the model if it is better than the best one."""
         steps = [step for step, _ in self.progress.checkpoints]
-        model = average_models([self.checkpoints.path(step) for step in steps], like=self.model)
-        model.save(self.directory.averaged)
+        model = average_models([self.checkpoints.path(step) for step in steps], like=self.loop.model)
+        save_parameters(model, self.directory.averaged)
         loss = self.validation_loss(model)
         quality = None if self.task.score is None else self.task.score(model)
         score = self._score_of(loss, quality)
-        better = math.isfinite(loss) and self._is_best(score, loss)
-        if better:
-            self.directory.replace_best(model)
-        self.progress = replace(
-            self.progress, averaged_step=self.progress.step, averaged_score=score if better else None
+        is_best = math.isfinite(loss) and self._is_best(score, loss)
+        if is_best:
+            self.directory.back_up_best()
+            save_parameters(model, self.directory.model)
+        averaged_score = score if is_best else None
+        self.progress = replace(self.progress, averaged_step=self.loop.step, averaged_score=averaged_score)
+        self.loop.save()
+        self.loop.emit(self._describe(partial(Average, steps=steps), loss, quality, is_best))
+
+    def _average_is_due(self) -> bool:
+        is_requested = self.config.average != "none" and bool(self.progress.checkpoints)
+        return is_requested and self.progress.averaged_step != self.loop.step
+
+    def _describe(
+        self, event: Callable[..., Validation], loss: float, quality: float | None, is_best: bool
+    ) -> Validation:
+        return event(
+            step=self.loop.step,
+            epoch=self.loop.epoch,
+            loss=loss,
+            perplexity=math.exp(min(loss, 700.0)),
+            score=quality,
+            metric=None if quality is None else self.task.metric,
+            best=is_best,
+            minutes=self.loop.minutes,
         )
-        self._save(began)
-        average = Average(**self._described(loss, quality, better), updates=steps)
-        self._log({"event": "average", **asdict(average)})
-        self.report(average)
+
+    def _keep_checkpoint(self, score: float | None) -> ModelCheckpoint | None:
+        """Keep the model and return the event, if it is time to; the next saved state contains the entry."""
+        step, entries = self.loop.step, self.progress.checkpoints
+        if not self.config.keep_checkpoints or step == 0 or step % self.config.checkpoint_interval:
+            return None
+        if score is None and any(entry[0] == step for entry in entries):
+            return None  # kept before the run was interrupted here
+        entries = self.checkpoints.add(entries, step, score, self.loop.model)
+        self.progress = replace(self.progress, checkpoints=entries)
+        return ModelCheckpoint(step, score, [entry[0] for entry in entries])
+
+    def _score_of(self, loss: float, quality: float | None) -> float:
+        return quality if quality is not None and self.config.metric_for_best == "score" else -loss
 
     def _is_best(self, score: float, loss: float) -> bool:
-        """Compare with the best model so far; of equal scores (BLEU is 0 early on) the lower loss decides."""
+        """Compare with the best model so far; the lower loss decides between equal scores (BLEU is 0 early on)."""
         if self.progress.best_score is None or self.progress.best_loss is None:
             return True
         return (score, -loss) > (self.progress.best_score, -self.progress.best_loss)
 
     def validation_loss(self, model: Any) -> float:
-        """Mean cross-entropy of the validation set, in nats a token, without smoothing or dropout."""
-        return mean_loss(self.task.loss, model, self.task.validation_batches(), self.shards)
+        """Return the mean cross-entropy of the validation set, in nats per token, without smoothing or dropout."""
+        return mean_loss(self.task.loss, model, self.task.validation_batches(), self.loop.workers)
 
-    def _log(self, *events: dict[str, Any]) -> None:
-        for event in events:
-            self.directory.append_log(event)
 
-    def _save(self, began: float) -> None:
-        self.progress = replace(self.progress, minutes=(time.monotonic() - began) / 60.0)
-        self.directory.save_state(self.model, self.state, asdict(self.progress))
-        self._saved_step, self._saved_at = self.progress.step, time.monotonic()
-        if self.settings.keep_checkpoints:
-            self.checkpoints.prune(self.progress.checkpoints)
+class _TaskBatches:
+    """The batches of a task from a number on, with their epoch."""
 
-    def _save_unvalidated(self, began: float) -> None:
-        """Save what there is between validations, unless the last update ruined it."""
-        step, name = self.progress.step, not_finite(self.model)
-        if name:
-            raise self._diverged(f"after update {step}, {name} is no longer finite; lower the learning rate")
-        self._save(began)
-        if self.progress.best_score is None:
-            self.model.save(self.directory.model)
+    def __init__(self, task: Task, rng: Rng, start: int) -> None:
+        self._batches = task.batches(rng, skip=start)
+        self.epoch = 0
 
-    def _diverged(self, what: str) -> TrainingError:
-        return TrainingError(f"{what}, {advice.more_careful(self.settings)}; {advice.kept(self._saved_step)}")
-
-    def _less_memory(self, most: float | None) -> str:
-        return f"{advice.less_memory(self.settings, self.model, self.state, most)}; {advice.kept(self._saved_step)}"
+    def __iter__(self) -> Iterator[Any]:
+        for epoch, batch in self._batches:
+            self.epoch = epoch
+            yield batch

@@ -1,56 +1,48 @@
-"""Training: batches, the objective, optimizers, schedules, the step and the loop around it."""
+"""Training: the step, the loop around it, losses, optimizers, schedules and callbacks."""
 
+from xformer.data.chunks import TextChunks
 from xformer.data.pairs import Batch, TokenPairs
-from xformer.data.windows import TextChunks
-from xformer.runs.checkpoints import average_models
-from xformer.runs.config import (
-    LanguageModelSettings,
-    LoopSettings,
-    TextTokenizerSettings,
-    TokenizerSettings,
-    TrainingSettings,
-)
-from xformer.runs.recipe import Recipe
-from xformer.runs.run_directory import RunDirectory
-from xformer.runs.tasks import LanguageModelTask, Task, TranslationTask
-from xformer.runs.trainer import Trainer
-from xformer.training.events import Average, Progress, Update, Validation
-from xformer.training.loss import language_model_loss, translation_loss
+from xformer.training import schedules
+from xformer.training.callbacks import early_stopping, print_every, time_limit, validate
+from xformer.training.checkpoint import load_parameters, save_parameters
+from xformer.training.data_parallel import data_parallel
+from xformer.training.events import Checkpoint, End, Event, Skip, Start, Step, Validation
+from xformer.training.fit import Callback, TrainingLoop, fit
+from xformer.training.loss import language_model_loss, mean_loss, translation_loss
 from xformer.training.optimizers import SGD, Adafactor, Adam, AdamW, Optimizer
-from xformer.training.schedules import constant, cosine, inverse_square_root, linear
-from xformer.training.step import clip_by_global_norm, train_step
+from xformer.training.step import StepResult, clip_by_global_norm, train_step
 
 __all__ = [
     "SGD",
     "Adafactor",
     "Adam",
     "AdamW",
-    "Average",
     "Batch",
-    "LanguageModelSettings",
-    "LanguageModelTask",
-    "LoopSettings",
+    "Callback",
+    "Checkpoint",
+    "End",
+    "Event",
     "Optimizer",
-    "Progress",
-    "Recipe",
-    "RunDirectory",
-    "Task",
+    "Skip",
+    "Start",
+    "Step",
+    "StepResult",
     "TextChunks",
-    "TextTokenizerSettings",
     "TokenPairs",
-    "TokenizerSettings",
-    "Trainer",
-    "TrainingSettings",
-    "TranslationTask",
-    "Update",
+    "TrainingLoop",
     "Validation",
-    "average_models",
     "clip_by_global_norm",
-    "constant",
-    "cosine",
-    "inverse_square_root",
+    "data_parallel",
+    "early_stopping",
+    "fit",
     "language_model_loss",
-    "linear",
+    "load_parameters",
+    "mean_loss",
+    "print_every",
+    "save_parameters",
+    "schedules",
+    "time_limit",
     "train_step",
     "translation_loss",
+    "validate",
 ]

@@ -1,81 +1,68 @@
-"""Gradients of a batch in shards, worked on side by side.
+"""Data parallelism on the cores of a CPU: each thread differentiates a shard of the batch.
 
-A single thread leaves every core but one idle in everything that is not a matrix product. So each core gets a part of
-the batch, with the linear algebra library held to one thread: on threads, since NumPy lets other threads run inside
-its loops and products, or better on processes (see worker.py).
+A single thread leaves every core but one idle in everything except matrix products. NumPy releases the GIL inside its
+loops and products, so threads suffice.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from xformer.autodiff import value_and_grad
+from xformer import autodiff
 from xformer.backends import array_namespace, backend_name
-from xformer.shared_memory import can_share_memory
-from xformer.threads import parallel_map, run_serially
-from xformer.training.worker import WorkerPool
-from xformer.tree import flatten, map_arrays
+from xformer.random import Rng
+from xformer.threads import blas_threads, num_threads, parallel_map
+from xformer.training.step import Loss, ValueAndGrad, split_rng
+from xformer.tree import flatten, is_array, map_arrays
 
 
-class ShardedGradient:
-    """value_and_grad of a sum over shards: `value, gradients = sharded(model, shards, rngs)`.
+def data_parallel(num_workers: int | None = None) -> ValueAndGrad:
+    """Return a replacement for `value_and_grad` that computes the shards of a batch on threads.
 
-    function: (model, shard, rng) -> scalar.
-    workers: how many shards are worked on at a time, at most; with one, shards simply follow each other.
-    processes: give every shard after the first a process of its own (on NumPy, where the system can share memory)
-    instead of a thread. Threads of one process take turns in the interpreter, which costs about a tenth of a step;
-    but a function for other processes must be importable by name, and so must all that shards hold.
+    A batch with a method `split(n)` -> list of at most n batches is split into `num_workers` shards, and the BLAS
+    library gets one thread for each. Any other batch is one shard, with all BLAS threads. The loss must be a sum over
+    the batch, so that the shards' losses add up to it. Losses and gradients are summed in the order of the shards, and
+    each shard has its own Rng: the bits depend on `num_workers`, not on timing or the number of cores.
 
-    Shards are added up in order, so the result does not depend on who was first, nor on where the work was done.
+    Args:
+        num_workers: Number of shards; default `num_threads()`.
     """
 
-    def __init__(self, function: Callable[..., Any], workers: int, *, processes: bool = False) -> None:
-        self._function, self._workers = function, workers
-        self._processes = processes and can_share_memory()
-        self._differentiated = value_and_grad(function)
-        self._team: WorkerPool | None = None
+    def value_and_grad(loss_fn: Loss) -> Callable[[Any, Any, Rng | None], tuple[Any, Any]]:
+        differentiate = autodiff.value_and_grad(loss_fn)
 
-    def __call__(self, model: Any, shards: Sequence[Any], rngs: Sequence[Any]) -> tuple[Any, Any]:
-        """Return the sum of the function over all shards, and its gradient with respect to the model."""
+        def sharded(model: Any, batch: Any, rng: Rng | None = None) -> tuple[Any, Any]:
+            shards = split_batch(batch, num_workers or num_threads())
+            items = list(zip(shards, split_rng(rng, len(shards)), strict=True))
+            with blas_threads(1) if len(items) > 1 else contextlib.nullcontext():
+                results = parallel_map(lambda item: differentiate(model, *item), items)
+            total: tuple[Any, Any] = functools.reduce(
+                lambda total, result: map_arrays(operator.add, total, result), results
+            )
+            return total
 
-        def differentiate(item: tuple[Any, Any]) -> tuple[Any, Any]:
-            return self._differentiated(model, *item)  # type: ignore[no-any-return]
+        return sharded
 
-        items = list(zip(shards, rngs, strict=True))
-        groups = (items[start : start + self._workers] for start in range(0, len(items), self._workers))
-        results = (result for group in groups for result in self._at_once(model, group, differentiate))
-        value, gradients = next(results)
-        for other_value, other_gradients in results:
-            value = value + other_value
-            gradients = map_arrays(operator.add, gradients, other_gradients)
-        return value, gradients
+    return value_and_grad
 
-    def _at_once(self, model: Any, items: list[Any], differentiate: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
-        if len(items) == 1:
-            return [differentiate(items[0])]
-        if self._processes and shards_for(model, self._workers) > 1:
-            here = functools.partial(run_serially, differentiate)
-            return self._team_for(model, len(items) - 1).differentiate(model, items, here)
-        return parallel_map(differentiate, items)
 
-    def close(self) -> None:
-        """Let the processes go; the next call would start new ones."""
-        if self._team is not None:
-            self._team.close()
-        self._team = None
+def split_batch(batch: Any, count: int) -> Sequence[Any]:
+    """Return the shards of a batch: `batch.split(count)`, or the batch itself if it cannot be split."""
+    if count < 2 or not can_split(batch):
+        return [batch]
+    return batch.split(count)  # type: ignore[no-any-return]
 
-    def _team_for(self, model: Any, size: int) -> WorkerPool:
-        if self._team is not None and not self._team.fits(model, size):
-            self.close()
-        if self._team is None:
-            self._team = WorkerPool(self._function, model, size)
-        return self._team
+
+def can_split(batch: Any) -> bool:
+    """Return whether a batch has the method `split` of this protocol; torch's tensors have another one."""
+    return hasattr(batch, "split") and not is_array(batch)
 
 
 def shards_for(model: Any, threads: int) -> int:
-    """Into how many shards a batch is worth splitting: as many as threads on NumPy, one elsewhere."""
+    """Return the number of shards that a batch is worth splitting into: one for each thread on NumPy, else 1."""
     leaves = flatten(model)[0]
     return threads if backend_name(array_namespace(leaves[0])) == "numpy" else 1

@@ -1,78 +1,124 @@
-"""What a trainer tells about itself: how far it is, each update, each validation."""
+"""Events of a training run, which callbacks receive and log.jsonl records."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
-from xformer.training.precision import UNSCALED, GradScaler
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is.
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened in a training run.
 
-    minutes: wall time so far, over all sittings; best_score, best_loss: of the best model; stale_validations: since
-    then; checkpoints: the [update, score] of each model that is kept, None being the score of one that was not
-    validated; averaged_step: when their mean was last tried; averaged_score: its score, if it became the model;
-    loss_scale: of the next update.
+    Attributes:
+        step: Number of updates made so far.
     """
 
-    step: int = 0
-    epoch: int = 0
-    tokens: int = 0
-    minutes: float = 0.0
-    validated_step: int = 0
-    best_step: int = 0
-    best_score: float | None = None
-    best_loss: float | None = None
-    stale_validations: int = 0
-    checkpoints: list[list[Any]] = field(default_factory=list)
-    averaged_step: int = 0
-    averaged_score: float | None = None
-    loss_scale: GradScaler = UNSCALED
-
-    def __post_init__(self) -> None:
-        if isinstance(self.loss_scale, dict):  # as it was saved
-            object.__setattr__(self, "loss_scale", GradScaler(**self.loss_scale))
-
-
-@dataclass(frozen=True)
-class Update:
-    """One update, for whoever shows progress. loss: nats a token, with smoothed labels and z-loss; loss_scale: what it
-    was multiplied by to be differentiated."""
+    name: ClassVar[str] = ""
+    is_logged: ClassVar[bool] = True
 
     step: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the event as a line of log.jsonl."""
+        return {"event": self.name, **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Event):
+    """Training starts, or resumes after `step` updates."""
+
+    is_logged: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Event):
+    """An update was made.
+
+    Attributes:
+        epoch: Number of completed passes over the data.
+        loss: Mean training loss over the tokens, before the update.
+        grad_norm: Norm of the gradient before clipping.
+        learning_rate: Learning rate of the update.
+        num_tokens: Number of tokens of the update.
+        tokens_per_second: Speed of this update.
+        minutes: Wall time so far, over all sittings.
+        loss_scale: Scale of the loss (float16 only).
+    """
+
+    name: ClassVar[str] = "step"
+
     epoch: int
     loss: float
-    gradient_norm: float
+    grad_norm: float
     learning_rate: float
-    tokens: int
+    num_tokens: int
     tokens_per_second: float
     minutes: float
     loss_scale: float = 1.0
 
 
-@dataclass(frozen=True)
-class Validation:
-    """One validation.
+@dataclass(frozen=True, slots=True)
+class Skip(Event):
+    """An update in float16 overflowed and was skipped; the loss scale is halved.
 
-    loss: nats a token without smoothing; score: how good what the model writes is, by the metric of that name, such as
-    "BLEU"; None when it was not measured; best: better than every model before.
+    Attributes:
+        loss_scale: The scale that was too large.
     """
 
-    step: int
+    name: ClassVar[str] = "skip"
+
+    loss_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Validation(Event):
+    """The model was evaluated.
+
+    Attributes:
+        epoch: Number of completed passes over the training data.
+        loss: Mean loss over the tokens of the validation set; None if only a score was computed.
+        perplexity: Exponential of the loss.
+        score: A score such as BLEU, larger being better; None if there is none.
+        metric: Name of the score.
+        best: This model is better than all before.
+        minutes: Wall time so far, over all sittings.
+    """
+
+    name: ClassVar[str] = "validation"
+
     epoch: int
-    loss: float
-    perplexity: float
+    loss: float | None
+    perplexity: float | None
     score: float | None
     metric: str | None
     best: bool
     minutes: float
 
 
-@dataclass(frozen=True)
-class Average(Validation):
-    """The validation of a mean of checkpoints. updates: after which they were made."""
+@dataclass(frozen=True, slots=True)
+class Checkpoint(Event):
+    """The training state was saved.
 
-    updates: list[int] = field(default_factory=list)
+    Attributes:
+        path: The file.
+    """
+
+    is_logged: ClassVar[bool] = False
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class End(Event):
+    """Training ended.
+
+    Attributes:
+        reason: Why, e.g. "1000 steps".
+        is_interrupted: A signal such as Ctrl-C ended it.
+    """
+
+    is_logged: ClassVar[bool] = False
+
+    reason: str
+    is_interrupted: bool = False

@@ -1,17 +1,17 @@
-"""Training objectives: sums over tokens, in nats, so that the shards of a batch add up."""
+"""Losses (model, batch, rng) -> sum over the tokens, in nats, so that the shards of a batch add up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from xformer.backends import Array, array_namespace, device
+from xformer.data.chunks import TextChunks
 from xformer.data.pairs import Batch
-from xformer.data.windows import TextChunks
 from xformer.models import LanguageModel, Transformer
 from xformer.ops import cross_entropy
 from xformer.random import Rng
-from xformer.threads import parallel_map
+from xformer.threads import blas_threads, num_threads, parallel_map
 from xformer.training.interrupt import until_stopped
 
 _NO_PADDING = -1  # no token has this id
@@ -20,9 +20,14 @@ _NO_PADDING = -1  # no token has this id
 def translation_loss(
     model: Transformer, batch: Batch, rng: Rng | None = None, *, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> Array:
-    """Sum of the cross-entropies of all labels that are not padding, in nats: a scalar.
+    """Return the sum of the cross-entropies of all labels that are not padding, in nats.
 
-    A sum, not a mean, so that shards of a batch add up; divide by the number of tokens of the whole batch.
+    Args:
+        model: The model.
+        batch: A batch of sentence pairs.
+        rng: Source of dropout masks; None for no dropout.
+        label_smoothing: Probability that is spread over all tokens (Szegedy et al., 2016).
+        z_loss: Weight of the squared logarithm of the softmax's denominator (PaLM uses 1e-4).
     """
     logits = model(batch.source, batch.target, rng=rng)
     pad_id = _NO_PADDING if model.config.padding_id is None else model.config.padding_id
@@ -32,38 +37,52 @@ def translation_loss(
 
 def language_model_loss(
     model: LanguageModel,
-    windows: TextChunks,
+    batch: TextChunks,
     rng: Rng | None = None,
     *,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> Array:
-    """Sum of the cross-entropies of all positions, in nats: a scalar. There is no padding: pad_id is a token too."""
-    xp = array_namespace(windows.tokens)
-    everything = xp.ones((1, 1, 1, 1), dtype=xp.bool, device=device(windows.tokens))
-    logits = model(windows.tokens, mask=everything, rng=rng)
-    losses = cross_entropy(logits, windows.labels, pad_id=_NO_PADDING, label_smoothing=label_smoothing, z_loss=z_loss)
+    """Return the sum of the cross-entropies of all positions, in nats; no token counts as padding.
+
+    Args:
+        model: The model.
+        batch: A batch of text chunks.
+        rng: Source of dropout masks; None for no dropout.
+        label_smoothing: As in `translation_loss`.
+        z_loss: As in `translation_loss`.
+    """
+    xp = array_namespace(batch.tokens)
+    everything = xp.ones((1, 1, 1, 1), dtype=xp.bool, device=device(batch.tokens))
+    logits = model(batch.tokens, mask=everything, rng=rng)
+    losses = cross_entropy(logits, batch.labels, pad_id=_NO_PADDING, label_smoothing=label_smoothing, z_loss=z_loss)
     return array_namespace(losses).sum(losses)
 
 
-def weighted_loss(model: Any, shard: tuple[Any, float], rng: Rng, *, loss: Callable[..., Array]) -> Array:
-    """The part that a shard, given with the number of tokens of the whole update, has in the update's mean loss.
+def mean_loss(
+    loss_fn: Callable[..., Array],
+    model: Any,
+    batches: Iterable[Any],
+    workers: int = 1,
+    count_tokens: Callable[[Any], int] = lambda batch: batch.num_tokens,
+) -> float:
+    """Return the mean of a loss over the tokens of all batches, without dropout.
 
-    A number of tokens that was divided by a scale makes that the scale of the loss.
+    Args:
+        loss_fn: (model, batch, rng) -> the sum over the tokens of a batch.
+        model: The model.
+        batches: The batches.
+        workers: Number of batches that are computed in parallel.
+        count_tokens: Counts the tokens of a batch.
+
+    Raises:
+        Stopped: When a signal asks to stop.
     """
-    batch, total = shard
-    return loss(model, batch, rng) / float(total)
+    batches = list(batches)
 
+    def total(part: list[Any]) -> float:
+        return sum((float(loss_fn(model, batch, None)) for batch in until_stopped(part)), 0.0)
 
-def mean_loss(loss: Callable[..., Array], model: Any, batches: Sequence[Any], threads: int) -> float:
-    """The mean over the tokens of all batches, in nats, with so many batches worked on side by side.
-
-    Raises Stopped when the user asks to stop.
-    """
-
-    def summed(batches: Sequence[Any]) -> float:
-        return sum((float(loss(model, batch)) for batch in until_stopped(batches)), 0.0)
-
-    parts = parallel_map(summed, [batches[start::threads] for start in range(threads)])
-    tokens: int = sum(batch.num_tokens for batch in batches)
-    return sum(parts) / max(1, tokens)
+    with blas_threads(1 if workers > 1 else num_threads()):
+        sums = parallel_map(total, [batches[start::workers] for start in range(workers)])
+    return sum(sums) / max(1, sum(map(count_tokens, batches)))

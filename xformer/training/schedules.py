@@ -1,4 +1,4 @@
-"""Learning rates by update number: plain functions of the step, counted from 1."""
+"""Learning rate schedules: functions of the step, counted from 1."""
 
 from __future__ import annotations
 
@@ -11,17 +11,30 @@ Schedule = Callable[[int], float]
 SCHEDULES = ("inverse_square_root", "cosine", "linear", "constant")
 
 
-def inverse_square_root(factor: float, d_model: int, warmup_steps: int) -> Schedule:
-    """factor * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5) (Vaswani et al., 2017, equation 3)."""
+def inverse_square_root(peak: float, *, warmup_steps: int) -> Schedule:
+    """Rise linearly to the peak, then fall with the square root of the step (Vaswani et al., 2017, equation 3).
+
+    The paper's peak is d_model^-0.5 * warmup_steps^-0.5.
+
+    Args:
+        peak: Largest learning rate.
+        warmup_steps: Number of steps until the peak.
+    """
+    factor = peak * math.sqrt(warmup_steps)
 
     def learning_rate(step: int) -> float:
-        return factor * math.pow(d_model, -0.5) * min(math.pow(step, -0.5), step * math.pow(warmup_steps, -1.5))
+        return factor * min(math.pow(step, -0.5), step * math.pow(warmup_steps, -1.5))
 
     return learning_rate
 
 
-def constant(peak: float, warmup_steps: int) -> Schedule:
-    """Rise to the peak in a straight line, and stay there."""
+def constant(peak: float, *, warmup_steps: int = 0) -> Schedule:
+    """Rise linearly to the peak and stay there.
+
+    Args:
+        peak: Largest learning rate.
+        warmup_steps: Number of steps until the peak.
+    """
 
     def learning_rate(step: int) -> float:
         return peak if step >= warmup_steps else peak * step / warmup_steps
@@ -29,21 +42,34 @@ def constant(peak: float, warmup_steps: int) -> Schedule:
     return learning_rate
 
 
-def linear(peak: float, warmup_steps: int, total_steps: int, floor: float = 0.0) -> Schedule:
-    """Rise to the peak in a straight line, and fall to the floor in another one."""
+def linear(peak: float, *, warmup_steps: int = 0, total_steps: int, floor: float = 0.0) -> Schedule:
+    """Rise linearly to the peak, then fall linearly to the floor.
+
+    Args:
+        peak: Largest learning rate.
+        warmup_steps: Number of steps until the peak.
+        total_steps: Number of steps until the floor.
+        floor: Learning rate from then on.
+    """
     return _falling(lambda progress: 1.0 - progress, peak, warmup_steps, total_steps, floor)
 
 
-def cosine(peak: float, warmup_steps: int, total_steps: int, floor: float = 0.0) -> Schedule:
-    """Rise to the peak in a straight line, then fall to the floor along half a cosine (Loshchilov and Hutter, 2017):
-    better than staying high when the number of updates is known."""
+def cosine(peak: float, *, warmup_steps: int = 0, total_steps: int, floor: float = 0.0) -> Schedule:
+    """Rise linearly to the peak, then fall to the floor along half a cosine (Loshchilov and Hutter, 2017).
+
+    Args:
+        peak: Largest learning rate.
+        warmup_steps: Number of steps until the peak.
+        total_steps: Number of steps until the floor.
+        floor: Learning rate from then on.
+    """
     return _falling(lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)), peak, warmup_steps, total_steps, floor)
 
 
 def _falling(
     shape: Callable[[float], float], peak: float, warmup_steps: int, total_steps: int, floor: float
 ) -> Schedule:
-    """shape: what is left of the way from peak to floor, from 1 to 0, by the share of the fall that is over."""
+    """Fall from peak to floor along `shape`, which maps the progress of the fall, 0 to 1, to 1 to 0."""
 
     def learning_rate(step: int) -> float:
         if step <= warmup_steps:
@@ -60,17 +86,24 @@ def schedule(
     warmup_steps: int,
     total_steps: int | None,
     factor: float = 1.0,
-    d_model: int = 1,
+    d_model: int | None = None,
     learning_rate: float | None = None,
     min_learning_rate: float = 0.0,
 ) -> Schedule:
-    """Return the schedule of that name.
+    """Return the schedule of a configuration.
 
-    learning_rate: the peak, at the end of the warm-up; None: factor * d_model^-0.5 * warmup_steps^-0.5, the paper's.
-    min_learning_rate: where cosine and linear end, after total_steps.
+    Args:
+        name: One of `SCHEDULES`.
+        warmup_steps: Number of steps until the peak.
+        total_steps: Number of steps until the end of cosine and linear.
+        factor: Without learning_rate the peak is factor * d_model^-0.5 * warmup_steps^-0.5.
+        d_model: Size of the model; needed only without learning_rate.
+        learning_rate: The peak.
+        min_learning_rate: Learning rate at the end of cosine and linear.
 
-    Raises ConfigError for an unknown name, a cosine or linear schedule without an end, and a minimum above the peak
-    or of a schedule that has none.
+    Raises:
+        ConfigError: For an unknown name, a cosine or linear schedule without an end, a minimum above the peak or of a
+            schedule without one, and a peak that cannot be computed.
     """
     if name not in SCHEDULES:
         raise ConfigError(f"schedule is {name!r}; expected one of {', '.join(map(repr, SCHEDULES))}")
@@ -79,16 +112,16 @@ def schedule(
         raise ConfigError(f"schedule {name!r} needs max_updates, the number of updates at which it ends")
     if min_learning_rate and not falls_to_an_end:
         raise ConfigError(f"min_learning_rate is {min_learning_rate}; schedule {name!r} has none; leave it out")
-    paper_s_peak = factor * math.pow(d_model, -0.5) * math.pow(warmup_steps, -0.5)
-    peak = paper_s_peak if learning_rate is None else learning_rate
-    if min_learning_rate > peak:
+    if learning_rate is None:
+        if d_model is None:
+            raise ConfigError("learning_rate is None; the model has no d_model to compute it from; set learning_rate")
+        learning_rate = factor * math.pow(d_model, -0.5) * math.pow(warmup_steps, -0.5)
+    if min_learning_rate > learning_rate:
         raise ConfigError(
-            f"min_learning_rate is {min_learning_rate}, above the peak of {peak:.3g}; lower it, or raise the peak"
+            f"min_learning_rate is {min_learning_rate}, above the peak of {learning_rate:.3g}; lower it, or raise the "
+            "peak"
         )
     if total_steps is not None and falls_to_an_end:
-        return (cosine if name == "cosine" else linear)(peak, warmup_steps, total_steps, min_learning_rate)
-    if name == "constant":
-        return constant(peak, warmup_steps)
-    if learning_rate is not None:
-        factor, d_model = learning_rate * math.sqrt(warmup_steps), 1
-    return inverse_square_root(factor, d_model, warmup_steps)
+        make = cosine if name == "cosine" else linear
+        return make(learning_rate, warmup_steps=warmup_steps, total_steps=total_steps, floor=min_learning_rate)
+    return (constant if name == "constant" else inverse_square_root)(learning_rate, warmup_steps=warmup_steps)

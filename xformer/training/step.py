@@ -7,117 +7,139 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from xformer import autodiff
 from xformer.backends import Array, array_namespace
-from xformer.errors import ConfigError, TrainingError
+from xformer.errors import ConfigError
 from xformer.ops.squared_norm import squared_norm
 from xformer.random import Rng
-from xformer.training.precision import UNSCALED, GradScaler
 from xformer.tree import flatten, map_arrays
 
-GradientFunction = Callable[[Any, Sequence[Any], Sequence[Rng]], tuple[Any, Any]]
+Loss = Callable[[Any, Any, Rng | None], Array]  # (model, batch, rng) -> summed loss
+ValueAndGrad = Callable[[Loss], Callable[[Any, Any, Rng | None], tuple[Array, Any]]]
 
 
 class StepResult(NamedTuple):
-    """What one step made: the new model and optimizer state, the loss (nats a token), the gradient's norm, and the
-    scale of the next step's loss; where that is smaller than this one's, no update was made."""
+    """The new model and optimizer state, the loss before the update, and the norm of its gradient: scalar arrays.
+
+    If the loss or the norm is not finite the model and the moments in the state are unchanged.
+    """
 
     model: Any
     state: Any
-    loss: float
-    gradient_norm: float
-    scale: GradScaler = UNSCALED
+    loss: Array
+    grad_norm: Array
 
 
 def train_step(
     model: Any,
     state: Any,
-    batches: Sequence[Sequence[Any]],
-    rng: Rng,
+    batches: Sequence[Any],
+    rng: Rng | None,
     *,
-    gradient: GradientFunction,
+    loss_fn: Loss,
     optimizer: Any,
     learning_rate: float,
-    max_grad_norm: float,
-    scale: GradScaler = UNSCALED,
+    max_grad_norm: float = math.inf,
+    loss_scale: float = 1.0,
+    num_tokens: int | None = None,
+    value_and_grad: ValueAndGrad = autodiff.value_and_grad,
+    donate: bool = False,
 ) -> StepResult:
-    """Make one update from one or several batches, each given in shards; `model` and `state` are consumed.
+    """Make one update: forward, backward, clipping, optimizer.
 
-    gradient: sums a function of (shard, tokens of the whole update), and its gradient, over the shards of a batch, as
-    ShardedGradient(functools.partial(weighted_loss, loss=...), threads) does. scale: for float16 (see precision.py).
+    Nothing waits for a GPU: the loss and the norm are arrays, and a NaN among them skips the update on the device.
 
-    Raises ConfigError for a learning rate that is not finite or a max_grad_norm that is not positive, TrainingError when the
-    loss or the gradient is not finite, whatever the scale; nothing is updated then.
+    Args:
+        model: A Module, or any tree of arrays.
+        state: `optimizer.init(model)`, or the state of the last step.
+        batches: One batch, or several whose gradients are accumulated one after the other.
+        rng: Source of dropout masks; None for no dropout.
+        loss_fn: (model, batch, rng) -> the sum of the losses of a batch's tokens, a scalar.
+        optimizer: An `Optimizer`, e.g. `Adam()`.
+        learning_rate: Step size of this update.
+        max_grad_norm: Largest norm of the gradient, to which larger ones are scaled down; math.inf is no clipping.
+        loss_scale: Factor of the loss while it is differentiated, for float16 (see precision.py).
+        num_tokens: Number of tokens of all batches; default the sum of `batch.num_tokens`.
+        value_and_grad: `autodiff.value_and_grad`, or `data_parallel(num_workers)`.
+        donate: Reuse the memory of `model` and `state`, which must not be used afterwards.
+
+    Returns:
+        A StepResult. The loss is the mean over the tokens.
     """
-    if not math.isfinite(learning_rate):
-        raise ConfigError(f"learning_rate is {learning_rate}; expected a finite number")
-    scaled_loss, gradients = accumulate(gradient, model, batches, rng, scale.value)
-    norm = global_norm(gradients)
-    factor = clip_factor(scaled_loss, norm, max_grad_norm, scale.value)
-    new_model, new_state = optimizer.update(model, gradients, state, learning_rate, factor)
-    # Only here must the host wait for a GPU, which has all of the step to do by now.
-    loss, gradient_norm = float(scaled_loss) / scale.value, float(norm) / scale.value
-    if math.isfinite(loss) and math.isfinite(gradient_norm):
-        return StepResult(new_model, new_state, loss, gradient_norm, scale.grown())
-    smaller = scale.halved()
-    if smaller is None:
-        raise TrainingError(f"the loss is {loss} and the gradient norm {gradient_norm}; lower the learning rate")
-    return StepResult(model, state, loss, gradient_norm, smaller)
+    weight = loss_scale / (num_tokens or sum(batch.num_tokens for batch in batches))
+    loss_and_grads = value_and_grad(lambda model, batch, rng: weight * loss_fn(model, batch, rng))
+    loss, grads = accumulate(loss_and_grads, model, batches, rng)
+    grad_norm = global_norm(grads)
+    grad_scale = clip_scale(loss, grad_norm, max_grad_norm, loss_scale)
+    model, state = optimizer.update(model, grads, state, learning_rate, grad_scale, donate=donate)
+    return StepResult(model, state, loss / loss_scale, grad_norm / loss_scale)
 
 
 def accumulate(
-    gradient: GradientFunction, model: Any, batches: Sequence[Sequence[Any]], rng: Rng, scale: float = 1.0
-) -> tuple[Any, Any]:
-    """Add up loss and gradients of several batches, one after the other, so that memory is needed for one at a time.
-
-    Each token weighs the same, whatever batch it is in: the sum is that of one large batch, times the scale.
-    """
-    total = sum(shard.num_tokens for shards in batches for shard in shards) / scale
-    rngs = iter(rng.split(sum(map(len, batches))))
-    loss, gradients = None, None
-    for shards in batches:
-        more = gradient(model, [(shard, total) for shard in shards], [next(rngs) for _ in shards])
-        loss = more[0] if loss is None else loss + more[0]
-        gradients = more[1] if gradients is None else map_arrays(operator.add, gradients, more[1])
-    return loss, gradients
+    loss_and_grads: Callable[..., tuple[Array, Any]], model: Any, batches: Sequence[Any], rng: Rng | None
+) -> tuple[Array, Any]:
+    """Return the sums of the losses and gradients of several batches, computed one after the other."""
+    total = None
+    for batch, key in zip(batches, split_rng(rng, len(batches)), strict=True):
+        result = loss_and_grads(model, batch, key)
+        total = result if total is None else map_arrays(operator.add, total, result)
+    if total is None:
+        raise ConfigError("batches is empty; expected at least one batch")
+    return total
 
 
-def global_norm(gradients: Any) -> Array:
-    """The square root of the sum of the squares of all elements of a tree, a scalar."""
-    squares = squared_norm(*flatten(gradients)[0])
+def split_rng(rng: Rng | None, count: int) -> Sequence[Rng | None]:
+    """Return `count` independent streams, or as many times None."""
+    return [None] * count if rng is None else rng.split(count)
+
+
+def global_norm(grads: Any) -> Array:
+    """Return the square root of the sum of the squares of all elements of a tree, a scalar."""
+    squares = squared_norm(*flatten(grads)[0])
     return array_namespace(squares).sqrt(squares)
 
 
-def clip_factor(loss: Array, norm: Array, max_grad_norm: float, scale: float) -> Array:
-    """What gradients are to be multiplied by, so that their norm is at most `max_grad_norm` (Pascanu et al., 2013).
+def clip_scale(loss: Array, grad_norm: Array, max_grad_norm: float, loss_scale: float = 1.0) -> Array:
+    """Return the factor that clips and unscales gradients (Pascanu et al., 2013), a scalar array.
 
-    scale: of the loss, the gradients and their norm, which the factor takes away. NaN where one of them is not finite.
-    Raises ConfigError unless max_grad_norm is positive; infinity clips nothing.
+    Args:
+        loss: Scaled loss.
+        grad_norm: Norm of the scaled gradient.
+        max_grad_norm: Largest norm of the unscaled gradient; math.inf clips nothing.
+        loss_scale: Scale of the two.
+
+    Returns:
+        min(1, max_grad_norm / norm) / loss_scale, or NaN if the loss or the norm is not finite.
+
+    Raises:
+        ConfigError: If max_grad_norm is not positive.
     """
     if not max_grad_norm > 0.0:
-        raise ConfigError(f"max_grad_norm is {max_grad_norm}; expected more than 0 (math.inf: no clipping)")
-    xp = array_namespace(norm)
-    finite = xp.finfo(norm.dtype)
-    # A limit beyond the dtype's range, as infinity, would make 0 / 0 or inf / inf of norms that are fine.
-    limit = min(max(max_grad_norm * scale, float(finite.smallest_normal)), float(finite.max)) * xp.ones_like(norm)
-    is_finite = xp.logical_and(xp.isfinite(loss), xp.isfinite(norm))
-    return xp.where(is_finite, limit / xp.maximum(norm, limit) / scale, math.nan * limit)
+        raise ConfigError(f"max_grad_norm is {max_grad_norm}; expected a number above 0 (math.inf: no clipping)")
+    xp = array_namespace(grad_norm)
+    limits = xp.finfo(grad_norm.dtype)
+    # A limit beyond the dtype's range, such as infinity, would turn finite norms into 0 / 0 or inf / inf.
+    limit = min(max(max_grad_norm * loss_scale, float(limits.smallest_normal)), float(limits.max))
+    limit = limit * xp.ones_like(grad_norm)
+    is_finite = xp.logical_and(xp.isfinite(loss), xp.isfinite(grad_norm))
+    return xp.where(is_finite, limit / xp.maximum(grad_norm, limit) / loss_scale, math.nan * limit)
 
 
-def clip_by_global_norm(gradients: Any, max_grad_norm: float) -> tuple[Any, float]:
-    """Scale all gradients down together when their norm is above `max_grad_norm`; returns them and the norm they had.
+def clip_by_global_norm(grads: Any, max_grad_norm: float) -> tuple[Any, Array]:
+    """Scale all gradients down together if their norm is larger than `max_grad_norm`.
 
-    Where that is not finite all of them become NaN. `train_step` leaves the scaling to the update. Raises ConfigError
-    unless max_grad_norm is positive.
+    `train_step` leaves the scaling to the optimizer's update, which saves a pass over the gradients.
+
+    Args:
+        grads: A tree of arrays.
+        max_grad_norm: Largest norm.
+
+    Returns:
+        The scaled gradients, all NaN if their norm is not finite, and the norm before, a scalar array.
+
+    Raises:
+        ConfigError: If max_grad_norm is not positive.
     """
-    norm = global_norm(gradients)
-    factor = float(clip_factor(norm, norm, max_grad_norm, 1.0))
-    return gradients if factor == 1.0 else map_arrays(lambda leaf: factor * leaf, gradients), float(norm)
-
-
-def not_finite(model: Any) -> str | None:
-    """The name of a parameter that holds what is no finite number; None where there is none."""
-    for name, array in model.named_parameters():
-        xp = array_namespace(array)
-        if not bool(xp.all(xp.isfinite(array))):
-            return str(name)
-    return None
+    norm = global_norm(grads)
+    scale = clip_scale(norm, norm, max_grad_norm)
+    return map_arrays(lambda leaf: array_namespace(leaf).astype(scale, leaf.dtype) * leaf, grads), norm

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 
 import numpy as np
@@ -17,10 +16,8 @@ from xformer.kernels import registry
 from xformer.kernels.cupy import launch as cuda_launch
 from xformer.ops import gelu, layer_norm, linear
 from xformer.training import AdamW, Batch, TokenPairs
-from xformer.training.data_parallel import ShardedGradient
-from xformer.training.loss import weighted_loss
 from xformer.training.precision import autocast
-from xformer.training.step import clip_factor, global_norm, train_step
+from xformer.training.step import clip_scale, global_norm, train_step
 from xformer.tree import flatten
 
 ROWS, FEATURES, CLASSES = (3, 4), 8, 11
@@ -42,7 +39,15 @@ CASES = {
     "cast": ((X, VECTOR), {"dtype": "float32"}),
     "adam": (
         (np.asarray(0.5), VECTOR, VECTOR, VECTOR, VECTOR**2),
-        {"step_size": 0.1, "beta1": 0.9, "beta2": 0.9, "second_scale": 1.0, "epsilon": 1e-9, "keep": (0.9,)},
+        {
+            "step_size": 0.1,
+            "beta1": 0.9,
+            "beta2": 0.9,
+            "bias_correction2": 1.0,
+            "epsilon": 1e-9,
+            "decay": (0.9,),
+            "donate": True,
+        },
     ),
 }
 
@@ -159,8 +164,8 @@ def test_three_training_steps_equal_those_of_the_portable_definitions(cuda_host,
         for step in range(3):
             loss, gradients = value_and_grad(translation_loss)(model, rng=Rng(step))
             norm = global_norm(gradients)
-            factor = clip_factor(loss, norm, 0.5, 1.0)
-            model, state = optimizer.update(model, gradients, state, 0.01, factor)
+            scale = clip_scale(loss, norm, 0.5)
+            model, state = optimizer.update(model, gradients, state, 0.01, scale, donate=True)
             losses += [float(loss), float(norm)]
         return losses, flatten(model)[0]
 
@@ -196,8 +201,8 @@ def test_a_step_does_not_wait_for_the_gpu(dtype):
     spin, busy, waited = cupy.RawModule(code=SPIN).get_function("spin"), cupy.cuda.Event(), []
 
     class Watched(AdamW):
-        def update(self, *given):
-            updated = super().update(*given)
+        def update(self, *args, **options):
+            updated = super().update(*args, **options)
             waited.append(busy.done)
             return updated
 
@@ -205,14 +210,13 @@ def test_a_step_does_not_wait_for_the_gpu(dtype):
     rows = [[5, 4, 7, 2], [3, 10, 2]]
     batch = Batch.make(TokenPairs(rows, rows), [0, 1], xp=cupy)
     loss, optimizer = autocast(dtype, training.translation_loss), Watched()
-    gradient = ShardedGradient(functools.partial(weighted_loss, loss=loss), 1)
     state = optimizer.init(model)
     for number in range(6):  # compiles, and asks for memory, which fits better from step to step
         if number == 5:
             cupy.cuda.Device().synchronize()
             spin((1,), (1,), (5_000_000_000,))  # some seconds
         busy.record()
-        settings = {"gradient": gradient, "optimizer": optimizer, "learning_rate": 0.01, "max_grad_norm": 0.01}
-        result = train_step(model, state, [[batch]], Rng(number), **settings)
+        options = {"loss_fn": loss, "optimizer": optimizer, "learning_rate": 0.01, "max_grad_norm": 0.01}
+        result = train_step(model, state, [batch], Rng(number), **options, donate=True)
         model, state = result.model, result.state
     assert not waited[5]

@@ -17,7 +17,7 @@ from xformer.ops.cast import cast
 from xformer.ops.squared_norm import squared_norm
 
 SHAPES = [(3, 5), (7,), (), (0, 4), (2, 5000), (64,)]
-SETTINGS = {"learning_rate": 0.01, "step": 3, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9}
+SETTINGS = {"learning_rate": 0.01, "step": 3, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9, "donate": True}
 
 
 def compute_dtype(dtype):
@@ -56,9 +56,11 @@ def test_adam(cuda, monkeypatch, dtype, weight_decay, most):
     rows, hosts = rows_of(cuda, dtype)
     factor = None if weight_decay is None else cuda.array(np.asarray(0.375), compute_dtype(dtype))
     assert cuda.served("adam", factor, *(array for row in rows for array in row))
-    updated = adam(rows, **SETTINGS, weight_decay=weight_decay, factor=factor)
+    updated = adam(rows, **SETTINGS, weight_decay=weight_decay, grad_scale=factor)
     monkeypatch.setattr(registry, "_KERNELS", {})
-    expected = adam(hosts, **SETTINGS, weight_decay=weight_decay, factor=None if factor is None else np.asarray(0.375))
+    expected = adam(
+        hosts, **SETTINGS, weight_decay=weight_decay, grad_scale=None if factor is None else np.asarray(0.375)
+    )
     for row, got, wanted in zip(rows, updated, expected, strict=True):
         assert [got[0] is row[0], got[1] is row[2], got[2] is row[3]] == [True] * 3
         for array, want, each in zip(got, wanted, (dtype, compute_dtype(dtype), compute_dtype(dtype)), strict=True):
@@ -118,7 +120,9 @@ def test_explain_gives_the_reason(cuda):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_nan_factor_skips_the_update(cuda, dtype):
     rows, hosts = rows_of(cuda, dtype)
-    updated = adam(rows, **SETTINGS, weight_decay=[0.1] * len(rows), factor=cuda.array(np.asarray(np.nan), "float32"))
+    updated = adam(
+        rows, **SETTINGS, weight_decay=[0.1] * len(rows), grad_scale=cuda.array(np.asarray(np.nan), "float32")
+    )
     for (parameter, first, second), (before, _, *moments) in zip(updated, hosts, strict=True):
         for array, wanted in zip((parameter, first, second), (before, *moments), strict=True):
             np.testing.assert_array_equal(to_host(array).astype(np.float64), wanted)

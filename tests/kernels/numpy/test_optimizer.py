@@ -38,7 +38,7 @@ def test_squared_norm(monkeypatch, layout, dtype):
 def test_twenty_steps_of_adam(monkeypatch, dtype, weight_decay, which):
     start = list(memory_orders(dtype))[which]
     zeros = np.zeros_like(start)
-    assert_selected("adam", None, start.copy("K"), start, zeros.copy("K"), zeros.copy("K"), keep=(1.0,))
+    assert_selected("adam", None, start.copy("K"), start, zeros.copy("K"), zeros.copy("K"), decay=(1.0,))
     ends = []
     for mode in (os.environ["XFORMER_KERNELS"], "portable"):
         monkeypatch.setenv("XFORMER_KERNELS", mode)
@@ -54,7 +54,7 @@ def test_twenty_steps_of_adam(monkeypatch, dtype, weight_decay, which):
                 beta2=0.98,
                 epsilon=1e-9,
                 weight_decay=[weight_decay],
-                factor=np.asarray(0.625) if weight_decay else None,
+                grad_scale=np.asarray(0.625) if weight_decay else None,
             )
         ends.append(arrays)
     for actual, expected in zip(*ends, strict=True):
@@ -77,7 +77,7 @@ def test_adam_takes_a_gradient_in_another_memory_order(monkeypatch):
     ends = []
     for given in (gradient, np.asfortranarray(gradient)):
         moments = np.zeros((4, 3)), np.zeros((4, 3))
-        assert_selected("adam", None, parameter.copy(), given, *moments, keep=(1.0,))
+        assert_selected("adam", None, parameter.copy(), given, *moments, decay=(1.0,))
         row = parameter.copy(), given, *moments
         ends.append(adam([row], learning_rate=0.1, step=1, beta1=0.9, beta2=0.98, epsilon=1e-9)[0])
     np.testing.assert_array_equal(ends[0], ends[1])

@@ -22,7 +22,7 @@ from xformer.kernels.cupy.arrays import (
 )
 from xformer.kernels.cupy.grid import grid_for_elements
 from xformer.kernels.registry import Kernel, register
-from xformer.ops.adam import Row, rows, updated
+from xformer.ops.adam import Slot, slots, updated, writable
 
 _BLOCK_ELEMENTS = 8192
 _THREADS = 256
@@ -63,7 +63,7 @@ def _table(dtype: Any, columns: dict[str, list[Any]]) -> tuple[Any, int]:
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    for parameter, gradient, first, second in rows(arrays[1:]):
+    for parameter, gradient, first, second in slots(arrays[1:]):
         if reason := unsupported_reason(parameter):
             return reason
         if not is_compatible_dtype(gradient, parameter):
@@ -76,9 +76,9 @@ def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     return None
 
 
-def _in_order(row: Row) -> tuple[Any, ...]:
-    """Return a row with the gradient in the memory order of the parameter."""
-    parameter, gradient, first, second = row
+def _in_order(slot: Slot) -> tuple[Any, ...]:
+    """Return a slot with the gradient in the memory order of the parameter."""
+    parameter, gradient, first, second = slot
     if parameter.flags.c_contiguous:
         return parameter, contiguous(gradient), first, second
     return parameter, array_namespace(gradient).asfortranarray(gradient), first, second
@@ -90,13 +90,15 @@ def _forward(
     step_size: float,
     beta1: float,
     beta2: float,
-    second_scale: float,
+    bias_correction2: float,
     epsilon: float,
-    keep: Sequence[float],
+    decay: Sequence[float],
+    donate: bool,
     save: bool,
 ) -> tuple[Any, Any]:
-    settings = float(step_size), float(beta1), float(beta2), float(second_scale), float(epsilon)
-    items = [(*_in_order(row), kept) for row, kept in zip(rows(arrays), keep, strict=True)]
+    arrays = tuple(writable(arrays, donate))
+    settings = float(step_size), float(beta1), float(beta2), float(bias_correction2), float(epsilon)
+    items = [(*_in_order(slot), kept) for slot, kept in zip(slots(arrays), decay, strict=True)]
     for dtypes, batch in _batches(items, _MAX_ROWS):
         fields = zip(("parameters", "gradients", "firsts", "seconds"), zip(*batch, strict=True), strict=False)
         columns = {name: [cublas.pointer(array) for array in column] for name, column in fields}

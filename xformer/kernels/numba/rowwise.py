@@ -11,7 +11,7 @@ from xformer.kernels.numba.arrays import EMPTY_1D, flatten, import_kernels
 from xformer.kernels.numpy import gelu as numpy_gelu
 from xformer.kernels.numpy import optimizer as numpy_optimizer
 from xformer.kernels.registry import Kernel, register
-from xformer.ops.adam import rows, updated
+from xformer.ops.adam import slots, updated, writable
 from xformer.ops.linear import as_rows
 from xformer.threads import parallel_map
 
@@ -132,18 +132,19 @@ _MIN_ELEMENTS = 200_000  # about 0.3 ms; below, starting threads costs more than
 
 
 def _adam_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    if any(len({array.shape for array in row}) > 1 for row in rows(arrays[1:])):
+    if any(len({array.shape for array in row}) > 1 for row in slots(arrays[1:])):
         return "the arrays have different shapes"
     return numpy_optimizer.supports(arrays, static) or numba_arrays.supports(arrays[1:], static)
 
 
-def _adam(factor: Any, *arrays: Any, keep: Any, save: bool, **settings: float) -> tuple[Any, Any]:
+def _adam(grad_scale: Any, *arrays: Any, decay: Any, donate: bool, save: bool, **settings: float) -> tuple[Any, Any]:
     """Update large parameters first, on several threads if that pays off."""
-    names = ("step_size", "beta1", "beta2", "second_scale", "epsilon")
-    numbers, number = [settings[name] for name in names], numpy_optimizer.read(factor)
+    arrays = tuple(writable(arrays, donate))
+    names = ("step_size", "beta1", "beta2", "bias_correction2", "epsilon")
+    numbers, number = [settings[name] for name in names], numpy_optimizer.read(grad_scale)
     if number is None:
         return updated(arrays), None
-    of_rows = sorted(zip(rows(arrays), keep, strict=True), key=lambda each: -each[0][0].size)
+    of_rows = sorted(zip(slots(arrays), decay, strict=True), key=lambda each: -each[0][0].size)
 
     def update(each: Any) -> None:
         _kernels().adam(*numpy_optimizer.elements(each[0]), *numbers, each[1], number)

@@ -10,14 +10,14 @@ import numpy as np
 
 from xformer.kernels.numpy.arrays import supports_floats
 from xformer.kernels.registry import Kernel, register
-from xformer.ops.adam import Row, rows, updated
+from xformer.ops.adam import Slot, slots, updated, writable
 
 _BLOCK = 32768  # elements: five arrays of this size stay in a core's second-level cache
 
 
 def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     """None for arrays that can be updated in place, element by element, else the reason why not."""
-    for parameter, _, first, second in rows(arrays[1:]):
+    for parameter, _, first, second in slots(arrays[1:]):
         if not (parameter.flags.writeable and first.flags.writeable and second.flags.writeable):
             return "an array is read-only"
         in_place = parameter, first, second
@@ -26,9 +26,9 @@ def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     return supports_floats(arrays[1:], static)
 
 
-def elements(row: Row) -> list[Any]:
-    """The elements of the arrays of a row, in the memory order of the parameter."""
-    parameter, gradient, first, second = row
+def elements(slot: Slot) -> list[Any]:
+    """Flatten the arrays of a slot, in the memory order of the parameter."""
+    parameter, gradient, first, second = slot
     order: Any = "C" if parameter.flags.c_contiguous else "F"
     if not gradient.flags[f"{order}_CONTIGUOUS"]:
         gradient = gradient.copy(order)
@@ -47,18 +47,20 @@ def _forward(
     step_size: float,
     beta1: float,
     beta2: float,
-    second_scale: float,
+    bias_correction2: float,
     epsilon: float,
-    keep: Sequence[float],
+    decay: Sequence[float],
+    donate: bool,
     save: bool,
 ) -> tuple[Any, Any]:
     """The scale s of the second moment leaves the root: a m / (sqrt(s v) + e) = a/sqrt(s) m / (sqrt(v) + e/sqrt(s))."""
-    root, number = math.sqrt(second_scale), read(factor)
+    arrays = tuple(writable(arrays, donate))
+    root, number = math.sqrt(bias_correction2), read(factor)
     if number is None:
         return updated(arrays), None
     work = np.empty(min(_BLOCK, max(array.size for array in arrays)), arrays[0].dtype)
-    for row, kept in zip(rows(arrays), keep, strict=True):
-        flat = elements(row)
+    for slot, kept in zip(slots(arrays), decay, strict=True):
+        flat = elements(slot)
         for start in range(0, flat[0].size, _BLOCK):
             p, g, m, v = (array[start : start + _BLOCK] for array in flat)
             t = work[: p.size]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import assert_close
-from xformer.data.windows import all_windows, check_text, random_starts
+from xformer.data.chunks import check_text, consecutive_chunks, random_starts
 from xformer.errors import ConfigError, DataError
 from xformer.random import Rng
 from xformer.training import TextChunks
@@ -36,9 +36,11 @@ def test_a_batch_depends_on_its_number_alone():
 
 
 @given(st.integers(2, 50), st.integers(1, 12), st.integers(1, 5))
-def test_all_windows_predict_each_token_once(size, length, batch_size):
+def test_consecutive_chunks_predict_each_token_once(size, length, batch_size):
     text = np.arange(size)
-    batches = [TextChunks.make(text, starts, width, xp=np) for starts, width in all_windows(text, length, batch_size)]
+    batches = [
+        TextChunks.make(text, starts, width, xp=np) for starts, width in consecutive_chunks(text, length, batch_size)
+    ]
     labels = np.concatenate([batch.labels.reshape(-1) for batch in batches])
     assert labels.tolist() == list(range(1, size))
     assert sum(batch.num_tokens for batch in batches) == size - 1
@@ -46,7 +48,7 @@ def test_all_windows_predict_each_token_once(size, length, batch_size):
 
 
 def test_texts_and_settings_that_make_no_windows():
-    with pytest.raises(DataError, match="the training text has 4 tokens; expected at least 5, one more than a window"):
+    with pytest.raises(DataError, match="the training text has 4 tokens; expected at least 5, one more than a chunk"):
         check_text(TEXT[:4], 4, 1, "training")
     with pytest.raises(ConfigError, match="context_length is 0; expected at least 1"):
         check_text(TEXT, 0, 1, "training")

@@ -1,0 +1,162 @@
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from xformer.errors import CheckpointError
+from xformer.io import save_arrays
+from xformer.models import Transformer, TransformerConfig
+from xformer.training import SGD, Adafactor, Adam, AdamW, load_parameters, save_parameters
+from xformer.training.checkpoint import TrainingFiles
+from xformer.tree import flatten, map_arrays
+
+
+@pytest.fixture
+def files(tmp_path):
+    return TrainingFiles(tmp_path / "run")
+
+
+def make_model(d_model=8, dtype="float32"):
+    config = TransformerConfig(
+        source_vocab_size=9,
+        target_vocab_size=9,
+        d_model=d_model,
+        num_heads=2,
+        d_ff=16,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+    )
+    return Transformer(config, xp=np, seed=0, dtype=dtype)
+
+
+def trained(model, optimizer=Adam()):  # noqa: B008 - it is frozen
+    """A model and an optimizer state that are not those of a fresh start."""
+    numbers = np.random.default_rng(0)
+    noisy = lambda array: array + numbers.normal(size=array.shape).astype(array.dtype)  # noqa: E731
+    return map_arrays(noisy, model), map_arrays(noisy, optimizer.init(model))._replace(step=7)
+
+
+# --- States -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [Adam(), AdamW(), Adafactor(), SGD(), SGD(momentum=0.0)],
+    ids=lambda optimizer: type(optimizer).__name__,
+)
+def test_a_state_comes_back_to_the_bit(files, optimizer):
+    model, state = trained(make_model(), optimizer)
+    files.save_state(model, state, {"step": 7, "epoch": 1})
+    fresh = make_model()
+    loaded, loaded_state, progress = files.load_state(fresh, optimizer.init(fresh))
+    assert progress == {"step": 7, "epoch": 1}
+    assert type(loaded_state) is type(state)
+    assert loaded_state.step == 7
+    for one, other in ((loaded, model), *zip(loaded_state[1:], state[1:], strict=True)):
+        assert (one is None) == (other is None)
+        for a, b in zip(flatten(one)[0], flatten(other)[0], strict=True):
+            assert a.dtype == b.dtype
+            assert a.tobytes() == b.tobytes()
+
+
+def test_a_state_of_another_optimizer_is_refused(files):
+    model, state = trained(make_model(), SGD())
+    files.save_state(model, state, {"step": 7})
+    with pytest.raises(CheckpointError, match="is not the training state of this run"):
+        files.load_state(model, Adam().init(model))
+
+
+def test_a_state_of_another_model_is_refused(files):
+    model, state = trained(make_model())
+    files.save_state(model, state, {"step": 7})
+    other = make_model(d_model=16)
+    with pytest.raises(CheckpointError, match="is not the training state of this run"):
+        files.load_state(other, Adam().init(other))
+
+
+def test_other_files_are_no_states(files):
+    model, state = trained(make_model())
+    files.directory.mkdir()
+    with pytest.raises(CheckpointError, match="cannot read"):
+        files.load_state(model, state)
+    files.state.write_bytes(b"something else")
+    with pytest.raises(CheckpointError, match="is not a valid safetensors file"):
+        files.load_state(model, state)
+    model.save(files.state)
+    with pytest.raises(CheckpointError, match="is not the training state"):
+        files.load_state(model, state)
+    save_arrays(files.state, {}, {"format": "xformer-training-state", "progress": "{"})
+    with pytest.raises(CheckpointError, match="is not the training state"):
+        files.load_state(model, state)
+
+
+def test_a_full_disk_leaves_the_old_state(files, monkeypatch):
+    model, state = trained(make_model())
+    files.save_state(model, state, {"step": 7})
+    before = files.state.read_bytes()
+
+    def fsync(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("xformer.io.os.fsync", fsync)
+    with pytest.raises(CheckpointError, match="No space left"):
+        files.save_state(*trained(model), {"step": 8})
+    assert files.state.read_bytes() == before
+
+
+# --- The log ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_can_be_wound_back(files):
+    files.directory.mkdir()
+    assert files.read_log() == []
+    for step in (1, 10, 20, 30):
+        files.append_log({"event": "update", "step": step})
+    files.rewind_log(20)
+    assert [event["step"] for event in files.read_log()] == [1, 10, 20]
+    files.append_log({"event": "update", "step": 21})
+    assert [event["step"] for event in files.read_log()] == [1, 10, 20, 21]
+
+
+def test_a_line_that_was_cut_off_is_left_out(files):
+    files.directory.mkdir()
+    files.log.write_text(json.dumps({"step": 1}) + "\n[1, 2]\n" + '{"step": 2')
+    assert files.read_log() == [{"step": 1}]
+    files.rewind_log(5)
+    assert files.log.read_text() == '{"step": 1}\n'
+
+
+def test_a_log_that_cannot_be_written(files):
+    files.directory.mkdir()
+    files.log.mkdir()
+    with pytest.raises(CheckpointError, match="cannot write"):
+        files.append_log({})
+
+
+# --- The directory ----------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_do_not_train_in_one_directory(files):
+    code = (
+        "import sys; from xformer.training.checkpoint import TrainingFiles\n"
+        "with TrainingFiles(sys.argv[1]).open(): pass"
+    )
+    with files.open(), files.open():  # one process may nest the locks
+        done = subprocess.run(
+            [sys.executable, "-c", code, files.directory], capture_output=True, text=True, check=False
+        )
+    assert f"another process is training in {files.directory}" in done.stderr
+    with files.open():
+        pass
+
+
+def test_parameters_come_back(tmp_path):
+    model, _ = trained(make_model())
+    save_parameters(model, tmp_path / "model.safetensors")
+    loaded = load_parameters(make_model(), tmp_path / "model.safetensors")
+    for one, other in zip(flatten(loaded)[0], flatten(model)[0], strict=True):
+        assert one.tobytes() == other.tobytes()

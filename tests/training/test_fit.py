@@ -1,0 +1,408 @@
+"""`fit` trains any module with any loss."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.conftest import library_or_skip
+from tests.reference import raises_line
+from xformer.backends import Array, array_namespace, from_host, to_host
+from xformer.errors import CheckpointError, ConfigError, DataError, OutOfMemoryError, TrainingError
+from xformer.layers.dropout import Dropout
+from xformer.training import (
+    SGD,
+    Adam,
+    AdamW,
+    Checkpoint,
+    End,
+    Skip,
+    Start,
+    Step,
+    TrainingLoop,
+    early_stopping,
+    fit,
+    load_parameters,
+    print_every,
+    schedules,
+    time_limit,
+    validate,
+)
+from xformer.training.checkpoint import TrainingFiles
+from xformer.tree import Module, flatten
+
+TARGET = np.asarray([1.0, -2.0, 3.0])
+
+
+class Regression(Module):
+    """A module of the user, without configuration or `save`."""
+
+    weight: Array
+
+    def __init__(self, xp=np, dtype="float64"):
+        self.weight = from_host(xp, np.zeros(3), dtype=dtype)
+
+    def __call__(self, x, rng=None):
+        if rng is not None:
+            x = Dropout(0.1)(x, rng)
+        return x @ self.weight
+
+
+def make_batches(count=4, xp=np, dtype="float64"):
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=(8, 3)) for _ in range(count)]
+    return [(from_host(xp, x, dtype=dtype), from_host(xp, x @ TARGET, dtype=dtype)) for x in inputs]
+
+
+def squared_error(model, batch, rng):
+    """A mean, so that batches count 1 each."""
+    x, y = batch
+    error = model(x, rng) - y
+    return array_namespace(error).mean(error * error)
+
+
+def run(batches=None, *, model=None, steps=6, **options):
+    options = {"optimizer": Adam(), "learning_rate": 0.05, "steps": steps, **options}
+    return fit(model or Regression(), squared_error, batches or make_batches(), **options)
+
+
+def bits(tree):
+    return [to_host(leaf).tobytes() for leaf in flatten(tree)[0]]
+
+
+def losses(history):
+    return [step.loss for step in history]
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_a_module_learns_from_its_own_loss(name):
+    xp = library_or_skip(name)
+    model, history = run(make_batches(xp=xp), model=Regression(xp), steps=60, learning_rate=0.3)
+    assert [step.step for step in history] == list(range(1, 61))
+    first, last = (float(squared_error(each, make_batches(xp=xp)[0], None)) for each in (Regression(xp), model))
+    assert last < 0.2 * first
+    assert type(model) is Regression
+
+
+def test_the_model_that_was_passed_is_not_changed():
+    model = Regression()
+    run(model=model)
+    assert model.weight.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_callback_may_keep_the_model():
+    kept = []
+
+    def keep(event, loop):
+        if isinstance(event, Step):
+            kept.append((loop.model, loop.model.weight.copy()))
+
+    model, _ = run(callbacks=[keep])
+    assert len(kept) == 6
+    for best, weight in kept:
+        np.testing.assert_array_equal(best.weight, weight)
+    assert bits(model) == bits(kept[-1][0])
+
+
+def test_a_loss_of_main_trains_on_two_workers(tmp_path):
+    """Neither closures nor functions of a script need to be importable."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import numpy as np
+from tests.training.test_fit import Regression, make_batches
+from xformer.training import Adam, fit
+
+class Pair:
+    num_tokens = 8
+    def __init__(self, x, y): self.x, self.y = x, y
+    def split(self, count):
+        return [Pair(x, y) for x, y in zip(np.array_split(self.x, count), np.array_split(self.y, count))]
+
+scale = 2.0
+def loss(model, batch, rng):
+    error = model(batch.x) - batch.y
+    return scale * (error @ error)
+
+batches = [Pair(*batch) for batch in make_batches()]
+ends = [fit(Regression(), loss, batches, optimizer=Adam(), learning_rate=0.1, steps=3, data_parallel=n) for n in (1, 2)]
+np.testing.assert_allclose(ends[0][0].weight, ends[1][0].weight, rtol=1e-9)
+assert ends[1][1][0].num_tokens == 8
+print("done")
+""",
+        encoding="utf-8",
+    )
+    environment = {**os.environ, "XFORMER_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, env=environment)
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+
+
+# --- Batches ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_iterable_is_iterated_again():
+    _, history = run(make_batches(4), steps=10)
+    assert [step.epoch for step in history] == [0] * 4 + [1] * 4 + [2] * 2
+
+
+def test_an_iterator_ends_training():
+    events = []
+    _, history = run(iter(make_batches(4)), callbacks=[lambda event, loop: events.append(event)], steps=10)
+    assert len(history) == 4
+    assert events[-1] == End(4, "the batches are exhausted")
+
+
+def test_a_function_gets_the_number_of_the_first_batch():
+    numbers = []
+
+    def batches(start):
+        numbers.append(start)
+        return iter(make_batches(20)[start:])
+
+    _, by_function = run(batches)
+    _, by_list = run(make_batches(20))
+    assert numbers == [0]
+    assert losses(by_function) == losses(by_list)
+
+
+def test_no_batches_are_refused():
+    with raises_line(DataError, "batches is empty; expected at least one batch"):
+        fit(Regression(), squared_error, [], optimizer=Adam(), learning_rate=0.1)
+    with raises_line(DataError, "the batch of step 1 has 0 tokens; expected at least 1"):
+        run(num_tokens=lambda batch: 0)
+
+
+def test_accumulated_batches_are_one_large_batch():
+    batches = make_batches(4)
+    halves = [tuple(part[rows] for part in batch) for batch in batches for rows in (slice(0, 3), slice(3, 8))]
+
+    def summed(model, batch, rng):
+        error = model(batch[0]) - batch[1]
+        return error @ error
+
+    options = {"optimizer": SGD(), "learning_rate": 0.01, "steps": 4, "num_tokens": lambda batch: len(batch[1])}
+    large, history = fit(Regression(), summed, batches, **options)
+    small, parts = fit(Regression(), summed, halves, **options, grad_accumulation=2)
+    np.testing.assert_allclose(large.weight, small.weight, rtol=1e-9)
+    assert [step.num_tokens for step in history] == [step.num_tokens for step in parts] == [8] * 4
+
+
+# --- Callbacks --------------------------------------------------------------------------------------------------------
+
+
+def test_callbacks_get_every_event_and_may_stop_training(tmp_path):
+    events = []
+
+    def stop(event, loop):
+        events.append(event)
+        return isinstance(event, Step) and event.step == 3
+
+    run(callbacks=[stop], run_dir=tmp_path / "run")
+    assert [type(event) for event in events] == [Start, Step, Step, Step, End, Checkpoint]
+    assert events[-2] == End(3, "stopped by stop")
+    run(callbacks=[lambda event, loop: "it is enough"], steps=100)
+
+
+def test_validation_and_early_stopping():
+    scores = iter([1.0, 2.0, 1.5, 1.7, 9.0])
+    events = []
+    callbacks = [validate(lambda model: next(scores), 2, metric="accuracy"), early_stopping(2)]
+    _, history = run(callbacks=[*callbacks, lambda event, loop: events.append(event)], steps=100)
+    validations = [event for event in events if type(event).__name__ == "Validation"]
+    assert [(event.step, event.score, event.best) for event in validations] == [
+        (2, 1.0, True),
+        (4, 2.0, True),
+        (6, 1.5, False),
+        (8, 1.7, False),
+    ]
+    assert (len(history), events[-1].reason) == (8, "no better model in 2 validations")
+
+
+def test_validation_is_the_mean_loss_without_dropout():
+    events, batches = [], make_batches()
+    model, _ = run(callbacks=[validate(batches, 4), lambda event, loop: events.append(event)])
+    losses = [event.loss for event in events if type(event).__name__ == "Validation"]
+    assert len(losses) == 2  # after step 4 and at the end
+    assert losses[-1] == pytest.approx(np.mean([squared_error(model, batch, None) for batch in batches]))
+
+
+def test_lines_are_printed(capsys):
+    run(callbacks=[print_every(3), validate(make_batches(), 6)])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[:2]] == ["step 3", "step 6"]
+
+
+def test_minutes_end_training():
+    _, history = run(callbacks=[time_limit(1e-9)], steps=None)
+    assert history == []
+
+
+@pytest.mark.parametrize("make", [print_every, early_stopping, lambda every: validate([], every)])
+def test_invalid_intervals_are_refused(make):
+    with raises_line(ConfigError, "is 0; expected an integer of at least 1"):
+        make(0)
+
+
+# --- Directories and resuming -----------------------------------------------------------------------------------------
+
+
+def kill_at(step):
+    def kill(event, loop):
+        if isinstance(event, Step) and event.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return kill
+
+
+@pytest.mark.parametrize("as_function", [True, False], ids=["function", "list"])
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, as_function):
+    def options(name, *callbacks):
+        batches = make_batches(5)
+        source = (lambda start: (batches[index % 5] for index in range(start, 99))) if as_function else batches
+        callbacks = [*callbacks, validate(batches, 4), early_stopping(50)]
+        schedule = schedules.cosine(0.1, warmup_steps=2, total_steps=9)
+        return {
+            "batches": source, "run_dir": tmp_path / name, "callbacks": callbacks, "steps": 9,
+            "optimizer": AdamW(), "learning_rate": schedule, "grad_accumulation": 2, "seed": 3,
+        }  # fmt: skip
+
+    whole, history = run(**options("whole"))
+    _, first = run(**options("parts", kill_at(4)))
+    resumed, second = run(**options("parts"))
+    assert (len(first), len(second)) == (4, 5)
+    assert losses(first + second) == losses(history)
+    assert bits(resumed) == bits(whole)
+    logs = [TrainingFiles(tmp_path / name).read_log() for name in ("whole", "parts")]
+    for log in logs:
+        for event in log:
+            for clock in ("minutes", "tokens_per_second"):
+                event.pop(clock, None)
+    assert logs[0] == logs[1]
+    saved = [load_parameters(Regression(), tmp_path / name / "model.safetensors") for name in ("whole", "parts")]
+    assert bits(saved[0]) == bits(saved[1]) == bits(whole)
+
+
+def test_a_finished_run_makes_no_more_steps(tmp_path):
+    model, _ = run(run_dir=tmp_path)
+    again, history = run(run_dir=tmp_path)
+    assert (history, bits(again)) == ([], bits(model))
+    _, more = run(run_dir=tmp_path, steps=8)
+    assert [step.step for step in more] == [7, 8]
+
+
+def test_the_directory_is_created_before_the_first_update(tmp_path):
+    (tmp_path / "file").write_text("")
+    calls = []
+
+    def loss(model, batch, rng):
+        calls.append(batch)
+        return squared_error(model, batch, rng)
+
+    with raises_line(CheckpointError, "cannot write to .*file/run: "):
+        fit(Regression(), loss, make_batches(), optimizer=Adam(), learning_rate=0.1, run_dir=tmp_path / "file" / "run")
+    assert calls == []
+    run(run_dir=tmp_path / "new" / "run")
+    assert (tmp_path / "new" / "run" / "last.safetensors").exists()
+
+
+def test_a_state_of_another_model_or_version_is_refused(tmp_path):
+    run(run_dir=tmp_path)
+    with raises_line(CheckpointError, "is not the training state of this run"):
+        run(run_dir=tmp_path, optimizer=SGD())
+    files, model = TrainingFiles(tmp_path), Regression()
+    files.save_state(model, Adam().init(model), {"step": 3})
+    with raises_line(CheckpointError, "was written by another version of xformer"):
+        run(run_dir=tmp_path)
+
+
+def test_the_state_is_saved_by_the_clock(tmp_path):
+    saved = []
+
+    def look(event, loop):
+        if isinstance(event, Checkpoint):
+            saved.append(event.step)
+
+    run(run_dir=tmp_path, callbacks=[look], save_every_minutes=1e-9)
+    assert saved == [0, 1, 2, 3, 4, 5, 6]
+
+
+# --- Errors -----------------------------------------------------------------------------------------------------------
+
+
+def save_at(step):
+    def save(event, loop):
+        if isinstance(event, Step) and event.step == step:
+            loop.save()
+
+    return save
+
+
+def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_last_state(tmp_path):
+    def learning_rate(step):
+        return 0.01 if step < 4 else 1e200
+
+    with raises_line(TrainingError, r"^step 5: the loss is .*; lower the learning rate or use a longer warm-up$"):
+        run(learning_rate=learning_rate)
+    with raises_line(TrainingError, r"^step 5: .* \(no state was saved\)$"):
+        run(learning_rate=learning_rate, run_dir=tmp_path / "a")
+    with raises_line(TrainingError, r"^step 5: .* \(the state of step 2 is kept\)$"):
+        run(learning_rate=learning_rate, run_dir=tmp_path / "b", callbacks=[save_at(2)])
+    with raises_line(TrainingError, "weight is not finite after step 4"):
+        run(learning_rate=lambda step: 0.01 if step < 4 else 1e308, steps=4, run_dir=tmp_path / "c", optimizer=SGD())
+
+
+def test_running_out_of_memory_names_the_step():
+    def loss(model, batch, rng):
+        return np.empty(2**58, dtype="uint8")
+
+    with raises_line(OutOfMemoryError, "^step 1 ran out of memory; use smaller batches or a smaller model$"):
+        fit(Regression(), loss, make_batches(), optimizer=Adam(), learning_rate=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps is 0; expected an integer of at least 1"),
+        ({"grad_accumulation": 1.5}, "grad_accumulation is 1.5; expected an integer of at least 1"),
+        ({"data_parallel": -1}, "data_parallel is -1; expected an integer of at least 1"),
+        ({"precision": "float8"}, "precision is 'float8'; expected one of 'float32', 'bfloat16', 'float16'"),
+        ({"learning_rate": math.nan}, "learning_rate is nan at step 1; expected a finite number"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0; expected a number above 0"),
+    ],
+)
+def test_invalid_options_are_refused(options, message):
+    with raises_line(ConfigError, f"^{message}"):
+        run(**options)
+
+
+def test_an_overflow_in_float16_skips_the_step_and_halves_the_scale():
+    xp, events = library_or_skip("torch"), []
+    batches = [(x, y * 20.0) for x, y in make_batches(xp=xp, dtype="float16")]
+
+    def loss(model, batch, rng):
+        error = model(batch[0]) - batch[1]
+        wide = array_namespace(error).astype(error, xp.float32)
+        return array_namespace(wide).mean(wide * wide)
+
+    model, history = fit(
+        Regression(xp, "float32"), loss, batches, optimizer=Adam(), learning_rate=1e-4, steps=24, precision="float16",
+        callbacks=[lambda event, loop: events.append(event)],
+    )  # fmt: skip
+    skipped = [event for event in events if isinstance(event, Skip)]
+    assert [event.loss_scale for event in skipped] == [2.0 ** (16 - index) for index in range(len(skipped))]
+    assert 1 <= len(skipped) < 12
+    assert len(history) == 24 - len(skipped)
+    assert history[-1].loss_scale == skipped[-1].loss_scale / 2
+    assert np.isfinite(to_host(model.weight)).all()
+
+
+def test_the_loop_can_be_driven_by_hand():
+    loop = TrainingLoop(Regression(), squared_error, make_batches(), optimizer=Adam(), learning_rate=0.05, steps=6)
+    assert loop.run() == "6 steps"
+    assert bits(loop.model) == bits(run()[0])

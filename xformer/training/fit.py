@@ -1,0 +1,413 @@
+"""The training loop: `fit` trains any Module with any loss."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from xformer.backends import array_namespace
+from xformer.errors import CheckpointError, ConfigError, DataError, TrainingError
+from xformer.memory import out_of_memory
+from xformer.random import Rng
+from xformer.threads import blas_threads, num_threads
+from xformer.training.checkpoint import TrainingFiles, save_parameters
+from xformer.training.data_parallel import can_split, data_parallel, shards_for
+from xformer.training.events import Checkpoint, End, Event, Skip, Start, Step
+from xformer.training.interrupt import Stopped, check_stop, stop_on_signals
+from xformer.training.optimizers import Optimizer
+from xformer.training.precision import GradScaler, autocast, check_precision
+from xformer.training.schedules import Schedule
+from xformer.training.step import Loss, train_step
+from xformer.tree import map_arrays
+
+LOG_EVERY = 10  # steps between lines of the log
+Batches = Iterable[Any] | Callable[[int], Iterable[Any]]
+
+
+class Callback(Protocol):
+    """A function, or an object with `__call__`, that receives every event of a training run.
+
+    If it also has the methods `state_dict() -> dict` and `load_state_dict(dict)`, its state (JSON values) is saved and
+    restored with the run.
+    """
+
+    def __call__(self, event: Event, loop: TrainingLoop, /) -> bool | str | None:
+        """Handle an event.
+
+        Args:
+            event: `Start`, `Step`, `Skip`, `Validation`, `Checkpoint` or `End`; callbacks ignore those they do not
+                know.
+            loop: The training loop. `loop.model` is the current model, safe to keep.
+
+        Returns:
+            True, or the reason as a string, to end training; else None or False.
+        """
+
+
+def fit(
+    model: Any,
+    loss_fn: Loss,
+    batches: Batches,
+    *,
+    optimizer: Optimizer,
+    learning_rate: float | Schedule,
+    max_grad_norm: float = 1.0,
+    steps: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    run_dir: Any = None,
+    seed: int = 0,
+    grad_accumulation: int = 1,
+    precision: str = "float32",
+    data_parallel: int | None = None,
+    num_tokens: Callable[[Any], int] | None = None,
+    save_every_minutes: float = 5.0,
+) -> tuple[Any, list[Step]]:
+    """Train a model.
+
+    Ctrl-C, SIGTERM and SIGHUP end training after the step under way; a second Ctrl-C interrupts at once.
+
+    Args:
+        model: Any Module; it is not changed.
+        loss_fn: (model, batch, rng) -> the sum of the losses of a batch's tokens, a scalar array. Validation passes
+            None for the rng: no dropout.
+        batches: An iterable, which is iterated again whenever it is exhausted; or a function of a number n that
+            returns an iterator over the batches from number n on, counted from 0. A resumed run skips the batches of
+            an iterable that it has seen, and calls the function with their number.
+        optimizer: For example `AdamW(weight_decay=0.1)`.
+        learning_rate: A number, or a function of the step, counted from 1; see `xformer.training.schedules`.
+        max_grad_norm: Largest norm of the gradient (clipping by global norm); math.inf is no clipping.
+        steps: Number of updates, over all sittings of a resumed run; None trains until a callback or a signal ends it.
+        callbacks: Called with every event in this order; each may end training (see `Callback`).
+        run_dir: Directory for the training state, the log and the model; created if necessary. If it holds the state
+            of an earlier run, training resumes from there and makes the same bits as an uninterrupted run.
+        seed: Seed of dropout.
+        grad_accumulation: Number of batches per update, computed one after the other.
+        precision: "float32", or "bfloat16" or "float16" for mixed precision.
+        data_parallel: Number of shards of each batch that are computed on threads (see `data_parallel`); default one
+            for each core on NumPy, 1 on other backends.
+        num_tokens: A function that counts the tokens, or samples, of a batch, by which the sum of losses is divided;
+            default `batch.num_tokens`, or 1 for batches without it, whose loss should be a mean.
+        save_every_minutes: Time between two savings of the state.
+
+    Returns:
+        The trained model, and the `Step` events of this sitting.
+
+    Raises:
+        TrainingError: If the loss or the gradient is not finite. The last state saved stays in `run_dir`.
+        OutOfMemoryError: If memory runs out.
+        CheckpointError: If `run_dir` cannot be written, or holds the state of another model or optimizer.
+    """
+    loop = TrainingLoop(
+        model,
+        loss_fn,
+        batches,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        max_grad_norm=max_grad_norm,
+        steps=steps,
+        callbacks=callbacks,
+        run_dir=run_dir,
+        seed=seed,
+        grad_accumulation=grad_accumulation,
+        precision=precision,
+        data_parallel=data_parallel,
+        num_tokens=num_tokens,
+        save_every_minutes=save_every_minutes,
+    )
+    if loop.files is None:
+        loop.run()
+        return loop.model, loop.history
+    with loop.files.open():
+        if loop.files.state.exists():
+            loop.resume()
+        loop.run()
+        save_parameters(loop.model, Path(run_dir) / "model.safetensors")
+    return loop.model, loop.history
+
+
+class TrainingLoop:
+    """The loop behind `fit`, with the same arguments.
+
+    Attributes:
+        loss_fn: The loss, as it was passed.
+        workers: Number of shards of each batch.
+        files: The files in `run_dir`, or None.
+        step: Number of updates made.
+        epoch: Number of completed passes over the data.
+        num_tokens: Number of tokens seen.
+        history: The `Step` events of this sitting.
+        saved_step: Step of the last saved state, or None.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        loss_fn: Loss,
+        batches: Batches,
+        *,
+        optimizer: Optimizer,
+        learning_rate: float | Schedule,
+        max_grad_norm: float = 1.0,
+        steps: int | None = None,
+        callbacks: Sequence[Callback] = (),
+        run_dir: Any = None,
+        seed: int = 0,
+        grad_accumulation: int = 1,
+        precision: str = "float32",
+        data_parallel: int | None = None,
+        num_tokens: Callable[[Any], int] | None = None,
+        save_every_minutes: float = 5.0,
+    ) -> None:
+        _check_count("steps", steps, optional=True)
+        _check_count("grad_accumulation", grad_accumulation)
+        _check_count("data_parallel", data_parallel, optional=True)
+        check_precision(precision, model)
+        if run_dir is not None and not hasattr(model, "named_parameters"):
+            raise ConfigError(f"model is a {type(model).__name__}; run_dir requires a Module")
+        self.loss_fn, self.optimizer, self.max_grad_norm, self.max_steps = loss_fn, optimizer, max_grad_norm, steps
+        self.learning_rate = learning_rate if callable(learning_rate) else lambda step: learning_rate
+        self.callbacks = list(callbacks)
+        self.files = None if run_dir is None else TrainingFiles(run_dir)
+        self.workers = data_parallel or shards_for(model, num_threads())
+        self.step, self.epoch, self.num_tokens = 0, 0, 0
+        self.history: list[Step] = []
+        self.saved_step: int | None = None
+        self._model, self._is_shared = model, True  # by the caller: the first step must not overwrite it
+        with out_of_memory("the optimizer state", "use a smaller model, or an optimizer with a smaller state"):
+            self.state = optimizer.init(model)
+        self._batches, self._grad_accumulation = batches, grad_accumulation
+        self.count_tokens = num_tokens or (lambda batch: getattr(batch, "num_tokens", 1))
+        self._autocast_loss = autocast(precision, loss_fn)
+        self._scaler = GradScaler.init(precision)
+        self._rng = Rng(seed).fold("training")
+        self._minutes, self._began = 0.0, time.monotonic()
+        self._save_interval, self._saved_at = 60.0 * save_every_minutes, time.monotonic()
+        self._stop_reason: str | None = None
+
+    @property
+    def model(self) -> Any:
+        """The current model, safe to keep: the next step copies it instead of reusing its memory."""
+        self._is_shared = True
+        return self._model
+
+    @property
+    def minutes(self) -> float:
+        """Wall time of training so far, over all sittings."""
+        return (time.monotonic() - self._began) / 60.0
+
+    def run(self) -> str:
+        """Train until the last step, a callback or a signal ends it, and save the state; return the reason."""
+        self._began = self._saved_at = time.monotonic()
+        self._began -= 60.0 * self._minutes
+        with contextlib.ExitStack() as limits, stop_on_signals(), warnings.catch_warnings():
+            # Overflow shows in the loss, which is checked; a warning would interrupt the output of a progress bar.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            try:
+                self.emit(Start(self.step))
+                reason = self._train(limits)
+                self.emit(End(self.step, reason))
+                self.save()
+            except Stopped as stopped:
+                reason = str(stopped)
+                self.save()
+                self.emit(End(self.step, reason, is_interrupted=True))
+        self._minutes = self.minutes
+        return reason
+
+    def resume(self) -> None:
+        """Load the state that an earlier run saved in the directory.
+
+        Raises:
+            CheckpointError: If it is damaged, or the state of another model, optimizer or version.
+        """
+        if self.files is None:
+            raise ConfigError("run_dir is None; there is no state to resume from")
+        self._model, self.state, progress = self.files.load_state(self._model, self.state)
+        self._is_shared = False
+        try:
+            self.step, self.epoch, self.num_tokens = (progress[name] for name in ("step", "epoch", "num_tokens"))
+            self._minutes, scaler = progress["minutes"], GradScaler(**progress["grad_scaler"])
+            callbacks = progress["callbacks"]
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"{self.files.state} was written by another version of xformer ({error})") from error
+        if (scaler.scale == 1.0) == (self._scaler.scale == 1.0):  # else the precision has changed
+            self._scaler = scaler
+        self.saved_step, self._began = self.step, time.monotonic() - 60.0 * self._minutes
+        for name, callback in self._stateful_callbacks():
+            if name in callbacks:
+                callback.load_state_dict(callbacks[name])
+        self.files.rewind_log(self.step)
+
+    def save(self) -> None:
+        """Save the training state, if there is a directory.
+
+        Raises:
+            TrainingError: If a parameter is not finite; the last state is kept.
+        """
+        if self.files is None:
+            return
+        if name := nonfinite_parameter(self._model):
+            raise self.diverged(f"{name} is not finite after step {self.step}")
+        progress = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "num_tokens": self.num_tokens,
+            "minutes": self.minutes,
+            "grad_scaler": asdict(self._scaler),
+            "callbacks": {name: callback.state_dict() for name, callback in self._stateful_callbacks()},
+        }
+        self.files.save_state(self._model, self.state, progress)
+        self.saved_step, self._saved_at = self.step, time.monotonic()
+        self.emit(Checkpoint(self.step, str(self.files.state)))
+
+    def emit(self, event: Event) -> None:
+        """Log an event and pass it to every callback; training ends if one of them asks for it."""
+        is_due = not isinstance(event, Step) or event.step == 1 or event.step % LOG_EVERY == 0
+        if self.files is not None and event.is_logged and is_due:
+            self.files.append_log(event.to_dict())
+        for callback in self.callbacks:
+            outcome = callback(event, self)
+            if outcome:
+                name = getattr(callback, "__name__", type(callback).__name__)
+                self._stop_reason = outcome if isinstance(outcome, str) else f"stopped by {name}"
+
+    def stop_reason(self) -> str | None:
+        """Return why there is nothing left to train, or None."""
+        if self.max_steps is not None and self.step >= self.max_steps:
+            return f"{self.max_steps} steps"
+        return self._stop_reason
+
+    def diverged(self, description: str) -> TrainingError:
+        """Return the error for a loss, gradient or parameter that is not finite."""
+        saved = "no state was saved" if self.saved_step is None else f"the state of step {self.saved_step} is kept"
+        saved = "" if self.files is None else f" ({saved})"
+        return TrainingError(f"{description}; lower the learning rate or use a longer warm-up{saved}")
+
+    def _train(self, limits: contextlib.ExitStack) -> str:
+        """Make steps until there is a reason to stop; raise Stopped after a signal."""
+        batches: Iterator[Any] | None = None
+        while True:
+            if reason := self.stop_reason():
+                return reason
+            check_stop()
+            if time.monotonic() - self._saved_at >= self._save_interval:
+                self.save()
+            started = time.monotonic()
+            if batches is None:
+                batches = self._iterate(self.step * self._grad_accumulation)
+                first = next(batches, None)
+                batches = batches if first is None else itertools.chain([first], batches)
+                # One BLAS thread for each shard. The limit holds for the whole run, as bits depend on it.
+                sharded = self.workers > 1 and can_split(first)
+                limits.enter_context(blas_threads(1 if sharded else num_threads()))
+            drawn = list(itertools.islice(batches, self._grad_accumulation))
+            if not drawn:
+                return "the batches are exhausted"
+            with out_of_memory(f"step {self.step + 1}", "use smaller batches or a smaller model"):
+                event = self._make_step(drawn, started)
+            self.emit(event)
+
+    def _make_step(self, batches: Sequence[Any], started: float) -> Step | Skip:
+        step, loss_scale = self.step + 1, self._scaler.scale
+        learning_rate = float(self.learning_rate(step))
+        if not math.isfinite(learning_rate):
+            raise ConfigError(f"learning_rate is {learning_rate} at step {step}; expected a finite number")
+        num_tokens = sum(map(self.count_tokens, batches))
+        if not num_tokens > 0:
+            raise DataError(f"the batch of step {step} has {num_tokens} tokens; expected at least 1")
+        result = train_step(
+            map_arrays(_copy, self._model) if self._is_shared else self._model,
+            self.state,
+            batches,
+            self._rng.fold("dropout", step),
+            loss_fn=self._autocast_loss,
+            optimizer=self.optimizer,
+            learning_rate=learning_rate,
+            max_grad_norm=self.max_grad_norm,
+            loss_scale=loss_scale,
+            num_tokens=num_tokens,
+            value_and_grad=data_parallel(self.workers),
+            donate=True,
+        )
+        # Only here the host waits for a GPU, which has all of the step to compute by now.
+        loss, grad_norm = float(result.loss), float(result.grad_norm)
+        is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        scaler = self._scaler.growth() if is_finite else self._scaler.backoff()
+        if scaler is None:
+            raise self.diverged(f"step {step}: the loss is {loss} and the norm of the gradient {grad_norm}")
+        state = result.state if is_finite else result.state._replace(step=self.state.step)
+        self._model, self._is_shared, self.state, self._scaler = result.model, False, state, scaler
+        self.step, self.num_tokens = step, self.num_tokens + num_tokens
+        if not is_finite:
+            return Skip(step, loss_scale)
+        event = Step(
+            step=step,
+            epoch=self.epoch,
+            loss=loss,
+            grad_norm=grad_norm,
+            learning_rate=learning_rate,
+            num_tokens=num_tokens,
+            tokens_per_second=num_tokens / (time.monotonic() - started),
+            minutes=self.minutes,
+            loss_scale=loss_scale,
+        )
+        self.history.append(event)
+        return event
+
+    def _iterate(self, start: int) -> Iterator[Any]:
+        """Yield batches without end, from number `start` on, and count the epochs."""
+        if callable(self._batches):
+            source = self._batches(start)
+            for batch in source:
+                self.epoch = getattr(source, "epoch", 0)
+                yield batch
+            return
+        self.epoch = 0
+        count = 0
+        while True:
+            before = count
+            for batch in self._batches:
+                count += 1
+                if count > start:
+                    yield batch
+            if count == before:
+                if count == 0:
+                    raise DataError("batches is empty; expected at least one batch")
+                return  # an iterator, which cannot be iterated again
+            self.epoch += 1
+
+    def _stateful_callbacks(self) -> Iterator[tuple[str, Any]]:
+        """Yield the callbacks that have a state, under names that a resumed run has again."""
+        names: dict[str, int] = {}
+        for callback in self.callbacks:
+            if hasattr(callback, "state_dict"):
+                name = type(callback).__name__
+                names[name] = names.get(name, 0) + 1
+                yield f"{name} {names[name]}", callback
+
+
+def nonfinite_parameter(model: Any) -> str | None:
+    """Return the name of a parameter that holds NaN or infinity, or None."""
+    for name, array in model.named_parameters():
+        xp = array_namespace(array)
+        if not bool(xp.all(xp.isfinite(array))):
+            return str(name)
+    return None
+
+
+def _copy(array: Any) -> Any:
+    return array_namespace(array).asarray(array, copy=True)
+
+
+def _check_count(name: str, value: Any, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} is {value!r}; expected an integer of at least 1")
