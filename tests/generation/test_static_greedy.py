@@ -114,7 +114,7 @@ def test_sentences_at_their_limits_keep_nobody_waiting(monkeypatch):
         ({"logits_processors": [lambda histories, logits: logits]}, False),
         ({"stopping_criteria": [lambda histories: [False] * len(histories)]}, False),
     ],
-    ids=str,
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else str(value),
 )
 def test_supported_settings(monkeypatch, settings, fixed):
     batches, search = [], entrance.search
