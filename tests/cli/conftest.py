@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import pytest
 
@@ -59,14 +60,23 @@ class Standard:
         return False
 
 
+def open_pipe(data: bytes) -> TextIO:
+    """Return standard input that is a pipe with these bytes, which have to fit into its buffer."""
+    reading, writing = os.pipe()
+    with open(writing, "wb") as file:
+        file.write(data)
+    return open(reading, encoding="utf-8")
+
+
 @pytest.fixture
 def xformer(capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
     """Call the command line in this process."""
 
-    def call(*arguments: object, stdin: bytes = b"") -> Done:
+    def call(*arguments: object, stdin: bytes = b"", pipe: bool = False) -> Done:
         capsysbinary.readouterr()
-        monkeypatch.setattr(sys, "stdin", Standard(stdin))
-        code = exit_code([str(argument) for argument in arguments])
+        with open_pipe(stdin) if pipe else contextlib.nullcontext(Standard(stdin)) as stream:
+            monkeypatch.setattr(sys, "stdin", stream)
+            code = exit_code([str(argument) for argument in arguments])
         printed = capsysbinary.readouterr()
         return Done(code, printed.out.decode(), printed.err.decode())
 
@@ -104,7 +114,12 @@ def write(path: Path, text: str | bytes) -> Path:
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in TrainingFiles(run).read_log() if event["event"] == kind]
+    return [event for event in read_log(run) if event["event"] == kind]
+
+
+def read_log(run: Path) -> list[dict[str, Any]]:
+    """Return the events of the log."""
+    return TrainingFiles(run).read_log()
 
 
 def state(run: Path) -> dict[str, bytes]:

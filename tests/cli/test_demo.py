@@ -1,23 +1,27 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import io
 import shutil
 import signal
 
 import pytest
 
 from xformer.cli import demo
+from xformer.cli.main import exit_code
 from xformer.models import TransformerConfig
 from xformer.runs.run_directory import RunDirectory
 from xformer.text import numbers_task, reverse_task
 
+ORIGINAL = demo.DEMOS
 TINY = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    """Demos of the same kind that end after some updates, having learned hardly anything."""
+@pytest.fixture(autouse=True, scope="module")
+def small():
+    """Make the demos end after a few updates, having learned hardly anything."""
     sizes = {"num_train": 400, "num_valid": 5, "num_test": 8}
     tasks = {"numbers": functools.partial(numbers_task, largest=9999, **sizes)}
     tasks |= {"reverse": functools.partial(reverse_task, **sizes)}
@@ -26,20 +30,36 @@ def small(monkeypatch):
         name: dataclasses.replace(demo.DEMOS[name], task=task, model=TINY, training=training)
         for name, task in tasks.items()
     }
-    monkeypatch.setattr(demo, "DEMOS", demos)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "DEMOS", demos)
+        yield
 
 
-def test_the_demo_from_text_to_picture(xformer, tmp_path):
-    done = xformer("demo", "--out", tmp_path / "demo", "--seed", 3)
-    assert (done.code, done.err) == (0, "")
-    assert "English number words to German" in done.out
-    assert "8 unseen sources: 0.0 % exactly right, BLEU " in done.out
-    assert "(of characters, since each line is one word)" in done.out
-    assert done.out.count("  wrong  ") == 6
-    assert f"translate --model {tmp_path / 'demo'}" in done.out
-    assert "train --source train.de" in done.out
-    assert (tmp_path / "demo" / "attention.png").read_bytes().startswith(b"\x89PNG")
-    config = RunDirectory(tmp_path / "demo").read_config()
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The directory of a demo that has ended, to be read only, and what it printed."""
+    out, printed = tmp_path_factory.mktemp("demo") / "demo", io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert exit_code(["demo", "--out", str(out), "--seed", "3"]) == 0
+    return out, printed.getvalue()
+
+
+@pytest.fixture
+def earlier(finished, tmp_path):
+    """A copy of that directory."""
+    return shutil.copytree(finished[0], tmp_path / "demo")
+
+
+def test_the_demo_from_text_to_picture(finished):
+    directory, printed = finished
+    assert "English number words to German" in printed
+    assert "8 unseen sources: 0.0 % exactly right, BLEU " in printed
+    assert "(of characters, since each line is one word)" in printed
+    assert printed.count("  wrong  ") == 6
+    assert f"translate --model {directory}" in printed
+    assert "train --source train.de" in printed
+    assert (directory / "attention.png").read_bytes().startswith(b"\x89PNG")
+    config = RunDirectory(directory).read_config()
     assert (config["kind"], config["data"]) == ("demo", {"task": "numbers", "seed": 3})
     assert config["recipe"]["training"]["max_minutes"] == 1.5
 
@@ -52,10 +72,10 @@ def test_another_task_for_other_seconds(xformer, tmp_path):
     assert RunDirectory(tmp_path / "demo").read_config()["recipe"]["training"]["max_minutes"] == 0.5
 
 
-def test_the_result_is_a_run_like_any_other(xformer, tmp_path):
-    assert xformer("demo", "--out", tmp_path / "demo").code == 0
-    assert xformer("inspect", tmp_path / "demo").code == 0
-    assert xformer("translate", "--model", tmp_path / "demo", stdin=b"forty-two\n").code == 0
+def test_the_result_is_a_run_like_any_other(xformer, refused, earlier):
+    assert xformer("inspect", earlier).code == 0
+    assert xformer("translate", "--model", earlier, stdin=b"forty-two\n").code == 0
+    assert "contains a demo, which cannot be resumed" in refused("resume", earlier, untouched=earlier)
 
 
 def test_a_perfect_validation_ends_training(xformer, tmp_path, monkeypatch):
@@ -66,13 +86,12 @@ def test_a_perfect_validation_ends_training(xformer, tmp_path, monkeypatch):
 
     monkeypatch.setattr(demo, "ValidationScore", Perfect)
     done = xformer("demo", "--out", tmp_path / "demo")
-    assert "ended after update 2: the goal is reached" in done.out
+    assert "ended after step 2: all validation outputs are correct" in done.out
 
 
-def test_an_earlier_demo_is_replaced(xformer, tmp_path):
-    assert xformer("demo", "--out", tmp_path / "demo").code == 0
-    assert xformer("demo", "--out", tmp_path / "demo", "--task", "reverse").code == 0
-    assert RunDirectory(tmp_path / "demo").read_config()["data"]["task"] == "reverse"
+def test_an_earlier_demo_is_replaced(xformer, earlier):
+    assert xformer("demo", "--out", earlier, "--task", "reverse").code == 0
+    assert RunDirectory(earlier).read_config()["data"]["task"] == "reverse"
 
 
 def test_a_stopped_demo_says_so(xformer, tmp_path, monkeypatch):
@@ -86,7 +105,7 @@ def test_a_stopped_demo_says_so(xformer, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", ["letter", "run", "demo with a letter", "file"])
-def test_what_is_not_a_demo_is_not_touched(refused, xformer, trained, tmp_path, content):
+def test_other_files_than_a_demo_are_not_touched(refused, finished, trained, tmp_path, content):
     out = tmp_path / "out"
     if content == "run":
         shutil.copytree(trained, out)
@@ -94,15 +113,14 @@ def test_what_is_not_a_demo_is_not_touched(refused, xformer, trained, tmp_path, 
         out.write_text("dear")
     else:
         if content == "demo with a letter":
-            assert xformer("demo", "--out", out).code == 0
+            shutil.copytree(finished[0], out)
         out.mkdir(exist_ok=True)
         (out / "letter.txt").write_text("dear")
     assert "choose another --out" in refused("demo", "--out", out, untouched=tmp_path)
 
 
-def test_bad_input_leaves_an_earlier_demo(refused, xformer, tmp_path):
-    assert xformer("demo", "--out", tmp_path / "demo").code == 0
-    out = ["--out", tmp_path / "demo"]
+def test_bad_input_leaves_an_earlier_demo(refused, earlier, tmp_path):
+    out = ["--out", earlier]
     assert "--task is 'number'" in refused("demo", "--task", "number", *out, untouched=tmp_path)
     assert "seed is -1" in refused("demo", "--seed", "-1", *out, untouched=tmp_path)
     assert "'numpi' is unknown" in refused("demo", "--backend", "numpi", *out, untouched=tmp_path)
@@ -112,9 +130,8 @@ def test_bad_input_leaves_an_earlier_demo(refused, xformer, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["numbers", "reverse", "copy"])
-def test_the_recipes_of_the_demo_are_recipes(name, monkeypatch):
-    monkeypatch.undo()
-    chosen = demo.DEMOS[name]
+def test_the_recipes_of_the_demo_are_recipes(name):
+    chosen = ORIGINAL[name]
     recipe = chosen.recipe(chosen.task(num_train=1000), None, 7)
     assert recipe.training.seed == 7
     assert recipe.training.max_minutes == chosen.seconds / 60.0

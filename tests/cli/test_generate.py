@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 
 import pytest
 
@@ -105,9 +106,26 @@ def test_options_of_decoding_reach_the_search(xformer, run, generator):
     assert done.out == blocks(["one", "one"], generator(["one"], **settings)[0])
 
 
-def test_the_options_are_those_that_mean_something_here():
-    parameters = inspect.signature(generate).parameters
-    assert not TextGenerator.unsupported_fields & parameters.keys()
+def test_options_that_do_not_apply_are_missing():
+    assert not TextGenerator.unsupported_fields & inspect.signature(generate).parameters.keys()
+
+
+def test_one_prompt_is_streamed_to_a_terminal(xformer, run, generator, monkeypatch):
+    pieces = []
+
+    def stream(self, *arguments, **options):
+        for piece in original(self, *arguments, **options):
+            pieces.append(piece)
+            yield piece
+
+    original = TextGenerator.stream
+    monkeypatch.setattr(TextGenerator, "stream", stream)
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: True)
+    options = ("generate", "--model", run, "--prompt", "one", "--max-new-tokens", 30)
+    done = xformer(*options)
+    assert (done.code, done.out) == (0, blocks(["one"], generator(["one"], max_new_tokens=30)))
+    assert len(pieces) > 10
+    assert xformer(*options, "--json").out.count("\n") == 1
 
 
 @pytest.mark.parametrize("backend", ["torch", "array_api_strict"])
@@ -128,15 +146,19 @@ def test_other_libraries_write_too(xformer, run, backend):
         (["--prompt", "Quite"], "prompt 1 has characters that the tokenizer does not know: 'Q'"),
         (["--prompt", "one", "--input", "-"], "--prompt and --input are both given"),
         (["--input", "nowhere"], "cannot read nowhere"),
-        (["--max-new-tokens", 0], "--max-new-tokens"),
-        (["--temperature", 0], "temperature is 0.0; expected a number in [1e-06, 1000]"),
+        (["--max-new-tokens", 0], "error: --max-new-tokens is 0; expected a number in [1, 100000]"),
+        (["--temperature", 0], "error: --temperature is 0.0; expected a number in [1e-06, 1000]"),
         (["--num-beams", 2, "--top-k", 3], "num_beams is 2 and sampling is requested"),
         (["--num-beams", 2], "beam search expects at most"),
-        (["--num-beams", 2, "--num-beam-groups", 3], "num_beam_groups 3 does not divide num_beams 2"),
-        (["--topic", "東京"], "unknown topic words: '東京'"),
+        (["--num-beams", 2, "--set", "num_beam_groups=3"], "num_beam_groups 3 does not divide num_beams 2"),
+        (["--sequence-bias", "東京"], "東京"),
         (["--prompt", "one", "--prompt", "\udcff"], "invalid value for '--prompt': expected UTF-8 text; see"),
-        (["--topic", "\udcff"], "invalid value for '--topic': expected UTF-8 text; see"),
-        (["--coverage-penalty", 1], "no such option"),
+        (["--sequence-bias", "\udcff"], "invalid value for '--sequence-bias': expected UTF-8 text; see"),
+        (["--set", "coverage_penalty=1"], "coverage_penalty does not apply to text generation"),
+        (
+            ["--set", "coverage_penaltie=1"],
+            "unknown key 'coverage_penaltie' in --set; did you mean 'coverage_penalty'?",
+        ),
         (["--backend", "numpi"], "backend 'numpi' is unknown"),
     ],
 )

@@ -116,7 +116,7 @@ def test_the_help_of_each_command_has_an_example(xformer, command):
         (["train", "--sorce", "x"], "no such option"),
         (["train"], "missing option"),
         (["train", "--out", "run", "--seed", "many"], "--seed"),
-        (["translate", "--model", "run", "--batch-tokens", "0"], "--batch-tokens"),
+        (["translate", "--model", "run", "--num-beams", "many"], "--num-beams"),
         (["demo", "--seconds", "0"], "--seconds"),
         (["inspect", "one", "two"], "unexpected extra argument"),
         (["resume", "run", "--seed", "1"], "no such option"),

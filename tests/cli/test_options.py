@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import types
 
 import pytest
 
@@ -37,13 +38,11 @@ def test_torch_uses_no_more_threads_than_allowed(monkeypatch, before, setting, w
 
 
 def test_a_library_without_a_device(monkeypatch):
-    class NoDevice:
-        float32 = None
+    def zeros(size, dtype):
+        raise RuntimeError("CUDA driver\nis insufficient")
 
-        def zeros(self, size, dtype):
-            raise RuntimeError("CUDA driver\nis insufficient")
-
-    monkeypatch.setattr(_options, "resolve", lambda name: NoDevice())
+    library = types.SimpleNamespace(__name__="numpy", float32=None, zeros=zeros)
+    monkeypatch.setattr(_options, "resolve", lambda name: library)
     with pytest.raises(BackendError, match="'cupy' is installed but cannot compute here: CUDA driver is insufficient"):
         _options.open_backend("cupy")
 
@@ -65,9 +64,13 @@ def test_an_unknown_library():
 
 
 def test_assignments_are_written_as_in_toml():
-    assert parse_assignments(["a.b=1", "a.c = 'x'", "d=true", "e=0.5", "f=gelu", "g=[1, 2]"]) == {
-        "a": {"b": 1, "c": "x"}, "d": True, "e": 0.5, "f": "gelu", "g": [1, 2]
+    assert parse_assignments(["a=1", "b = 'x'", "c=true", "d=0.5", "e=gelu", "f=[1, 2]"]) == {
+        "a": 1, "b": "x", "c": True, "d": 0.5, "e": "gelu", "f": [1, 2]
     }  # fmt: skip
+    assert parse_recipe_overrides(["model.d_model=8", "training.seed=1", "model.copy=true"]) == {
+        "model": {"d_model": 8, "copy": True},
+        "training": {"seed": 1},
+    }
 
 
 @pytest.mark.parametrize(("assignment", "expected"), [("seed", "NAME=VALUE"), ("seed=1", "TABLE.NAME=VALUE")])

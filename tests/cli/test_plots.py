@@ -9,8 +9,8 @@ from xformer.cli import _plots, bench_plot
 from xformer.errors import ConfigError
 
 LOG = [
-    {"event": "update", "step": 1, "loss": 5.0},
-    {"event": "update", "step": 10, "loss": 4.0},
+    {"event": "step", "step": 1, "loss": 5.0},
+    {"event": "step", "step": 10, "loss": 4.0},
     {"event": "validation", "step": 10, "loss": 4.5, "score": 3.0, "metric": "BLEU"},
     {"event": "validation", "step": 20, "loss": 4.0, "score": None, "metric": None},
 ]
@@ -37,13 +37,13 @@ def test_curves(figure, tmp_path):
     assert [line.get_xydata().tolist() for line in losses.lines] == [[[1, 5], [10, 4]], [[10, 4.5], [20, 4]]]
     assert [line.get_xydata().tolist() for line in scores.lines] == [[[10, 3]]]
     assert (losses.get_ylabel(), scores.get_ylabel()) == ("loss (nats per token)", "validation BLEU")
-    assert scores.get_xlabel() == "update"
+    assert scores.get_xlabel() == "step"
 
 
 def test_curves_without_bleu(figure, tmp_path):
     _plots.draw_curves(LOG[:2], tmp_path / "curves.png")
     (losses,) = figure[0].axes
-    assert losses.get_xlabel() == "update"
+    assert losses.get_xlabel() == "step"
 
 
 def test_label_smoothing_is_named_in_the_legend(figure, tmp_path):
@@ -70,12 +70,14 @@ def test_throughput_against_length_and_batch(figure, tmp_path):
     results = [
         {
             "sizes": {"batch": batch, "length": length, "causal": True},
-            "contenders": [{"name": name, "tokens_per_second": 100 * batch * length} for name in ("numpy", "torch")],
+            "implementations": [
+                {"name": name, "tokens_per_second": 100 * batch * length} for name in ("numpy", "torch")
+            ],
         }
         for length in (16, 8)
         for batch in (1, 2)
     ]
-    run = {"work": "attention", "machine": {"threads": 2, "processor": "CPU"}, "results": results}
+    run = {"suite": "attention", "machine": {"threads": 2, "processor": "CPU"}, "results": results}
     bench_plot.draw_throughput(run, tmp_path / "speed.png")
     by_length, by_batch = figure[0].axes
     assert [line.get_label() for line in by_length.lines] == [
@@ -88,15 +90,18 @@ def test_throughput_against_length_and_batch(figure, tmp_path):
     assert len(figure[1].axes) == 1
 
 
-def test_ratios_of_every_contender(figure, tmp_path):
-    def contender(name, ratio):
+def test_ratios_of_every_implementation(figure, tmp_path):
+    def timed(name, ratio):
         return {"name": name, "ratio": ratio, "ratio_quartiles": [0.9 * ratio, 1.2 * ratio]}
 
     results = [
-        {"case": "first", "contenders": [contender("ours", 1.0), contender("torch", 0.5), contender("jax", 3.0)]},
-        {"case": "second", "contenders": [contender("ours", 1.0), contender("jax", 2.0)]},
+        {
+            "workload": "first",
+            "implementations": [timed("ours", 1.0), timed("torch", 0.5), timed("jax", 3.0)],
+        },
+        {"workload": "second", "implementations": [timed("ours", 1.0), timed("jax", 2.0)]},
     ]
-    bench_plot.draw_ratios({"work": "attention", "results": results}, tmp_path / "ratios.png")
+    bench_plot.draw_ratios({"suite": "attention", "results": results}, tmp_path / "ratios.png")
     (axes,) = figure[0].axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["second", "first"]
     torch, jax = (points.get_xdata().tolist() for points, _, _ in axes.containers)

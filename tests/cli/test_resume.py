@@ -46,7 +46,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     monkeypatch.setenv("XFORMER_NUM_THREADS", "1")  # the run remembers that it works in two shards
     done = xformer("resume", tmp_path / "stopped", "--max-updates", end)
     assert (done.code, done.err) == (0, "")
-    assert f"resuming after update {last}" in done.out
+    assert f"resuming after step {last}" in done.out
     monkeypatch.setenv("XFORMER_NUM_THREADS", "2")
     assert xformer("train", *train_options, "--out", tmp_path / "whole", "--max-updates", end).code == 0
     assert state(tmp_path / "stopped") == state(tmp_path / "whole")
@@ -82,7 +82,7 @@ def test_a_run_killed_before_it_saved_anything_starts_again(xformer, train_optio
     (tmp_path / "run" / "model.safetensors").unlink()
     done = xformer("resume", tmp_path / "run")
     assert done.code == 0
-    assert "nothing was saved yet; starting from the first update" in done.out
+    assert "nothing was saved yet; starting from the first step" in done.out
     assert state(tmp_path / "run") == state(trained)
     assert [event["step"] for event in events(tmp_path / "run", "validation")] == [4, 6]
 
@@ -165,7 +165,7 @@ def test_a_damaged_model_is_refused_and_a_removed_one_made_again(refused, traine
     assert "; use another copy, or remove it; then the next validation makes a new one" in error
     model.unlink()
     done = xformer("resume", tmp_path / "run")
-    assert "the best model (update 6) is in" in done.out
+    assert "the best model (step 6) is in" in done.out
     assert xformer("resume", tmp_path / "run", "--max-updates", 7).code == 0
     assert load_arrays(model)[1]["format"] == "xformer"
 

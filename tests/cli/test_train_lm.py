@@ -61,7 +61,7 @@ def test_a_run_leaves_its_files_and_prints_the_next_command(xformer, options, tm
     ]
     train, valid = split(TEXT, 0.1)
     assert f"training: {len(train):,} characters\nvalidation: {len(valid)} characters\n" in done.out
-    assert "validation after update 6" in done.out
+    assert "validation after step 6" in done.out
     assert "perplexity" in done.out
     assert f"generate --model {tmp_path / 'run'}" in done.out
     found = events(tmp_path / "run", "validation")

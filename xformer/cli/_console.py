@@ -52,12 +52,14 @@ def program() -> str:
     return "xformer"
 
 
-def format_number(value: float, decimals: int = 2) -> str:
-    """Format a loss or a perplexity, which may be huge after training has diverged.
+def format_number(value: float | None, decimals: int = 2) -> str:
+    """Format a loss or a perplexity, which may be missing, or huge after training has diverged.
 
     >>> format_number(12.345), format_number(7e21)
     ('12.35', '7e+21')
     """
+    if value is None:
+        return "-"
     return f"{value:.{decimals}f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
@@ -87,20 +89,20 @@ def line_progress(total: int | None, *, visible: bool) -> Iterator[Callable[[int
 
 
 class TrainingProgress:
-    """Shows updates and validations: a progress bar on a terminal, otherwise a line every ten seconds.
+    """A callback that shows steps and validations: in a progress bar on a terminal, otherwise every ten seconds.
 
     Args:
         console: Console to print on.
-        settings: Settings of the run, which say when it ends.
-        first_step: Number of updates made before.
+        config: Configuration of the training, which says when it ends.
+        first_step: Number of steps made before.
         unit: Unit of the speed shown.
     """
 
     def __init__(
-        self, console: Console, settings: BaseTrainingConfig, first_step: int = 0, *, unit: str = "target tokens"
+        self, console: Console, config: BaseTrainingConfig, first_step: int = 0, *, unit: str = "target tokens"
     ) -> None:
-        self.console, self.settings, self.unit = console, settings, unit
-        self.first_step, self._start_time = first_step, time.monotonic()
+        self.console, self.config, self.first_step, self.unit = console, config, first_step, unit
+        self._start_time = time.monotonic()
         self._loss = self._speed = 0.0
         self._num_smoothed = 0
         self._last_line_time = self._start_time
@@ -113,8 +115,8 @@ class TrainingProgress:
             # Refresh rarely: the thread that draws the bar competes with the computation.
             columns = (BarColumn(bar_width=16), TextColumn("{task.description}"))
             self._bar = Progress(*columns, console=self.console, refresh_per_second=4, transient=True)
-            endless = self.settings.max_updates is None and self.settings.max_minutes is None
-            self._task = self._bar.add_task("first update ...", total=None if endless else 1.0)
+            endless = self.config.max_updates is None and self.config.max_minutes is None
+            self._task = self._bar.add_task("first step ...", total=None if endless else 1.0)
             self._bar.start()
         return self
 
@@ -132,15 +134,15 @@ class TrainingProgress:
                 self._validation = _summarize_validation(event)
                 self.console.print(describe_validation(event))
             elif isinstance(event, Step):
-                self._show_update(event)
+                self._show_step(event)
 
-    def _show_update(self, update: Step) -> None:
+    def _show_step(self, step: Step) -> None:
         self._num_smoothed += 1
         decay = min(_SMOOTHING, 1.0 - 1.0 / self._num_smoothed)
-        self._loss = decay * self._loss + (1.0 - decay) * update.loss
-        self._speed = decay * self._speed + (1.0 - decay) * update.tokens_per_second
-        fraction, seconds_left = self._remaining(update)
-        text = f"update {update.step:,}  loss {format_number(self._loss, 3)}  {self._speed:,.0f} {self.unit}/s"
+        self._loss = decay * self._loss + (1.0 - decay) * step.loss
+        self._speed = decay * self._speed + (1.0 - decay) * step.tokens_per_second
+        fraction, seconds_left = self._remaining(step)
+        text = f"step {step.step:,}  loss {format_number(self._loss, 3)}  {self._speed:,.0f} {self.unit}/s"
         if seconds_left is not None:
             text += f"  {_format_duration(seconds_left)} left"
         if self._bar is not None:
@@ -150,23 +152,23 @@ class TrainingProgress:
             self._last_line_time = time.monotonic()
             self.console.print(text)
 
-    def _remaining(self, update: Step) -> tuple[float, float | None]:
+    def _remaining(self, step: Step) -> tuple[float, float | None]:
         """Return the completed fraction of the run and the seconds left, by the limit that is reached first."""
-        max_updates, max_minutes = self.settings.max_updates, self.settings.max_minutes
+        max_updates, max_minutes = self.config.max_updates, self.config.max_minutes
         fraction, seconds_left = 0.0, None
         if max_updates is not None:
-            seconds_per_update = (time.monotonic() - self._start_time) / max(1, update.step - self.first_step)
-            fraction, seconds_left = update.step / max_updates, seconds_per_update * (max_updates - update.step)
+            seconds_per_step = (time.monotonic() - self._start_time) / max(1, step.step - self.first_step)
+            fraction, seconds_left = step.step / max_updates, seconds_per_step * (max_updates - step.step)
         if max_minutes is not None:
-            fraction = max(fraction, update.minutes / max_minutes)
-            by_clock = max(0.0, 60.0 * (max_minutes - update.minutes))
+            fraction = max(fraction, step.minutes / max_minutes)
+            by_clock = max(0.0, 60.0 * (max_minutes - step.minutes))
             seconds_left = by_clock if seconds_left is None else min(seconds_left, by_clock)
         return min(fraction, 1.0), seconds_left
 
 
 def _summarize_validation(validation: Validation) -> str:
     score = "" if validation.score is None else f", {validation.metric} {validation.score:.2f}"
-    return f"valid: perplexity {_format_optional(validation.perplexity)}{score}"
+    return f"valid: perplexity {format_number(validation.perplexity)}{score}"
 
 
 def describe_validation(validation: Validation) -> str:
@@ -175,14 +177,10 @@ def describe_validation(validation: Validation) -> str:
     best = "  (best so far)" if validation.best else ""
     averaged = f"average of {len(validation.steps)} checkpoints: " if isinstance(validation, Average) else ""
     return (
-        f"{averaged}validation after update {validation.step:,}  epoch {validation.epoch + 1}  "
-        f"{_format_duration(60.0 * validation.minutes)}  loss {_format_optional(validation.loss, 4)}  "
-        f"perplexity {_format_optional(validation.perplexity)}{score}{best}"
+        f"{averaged}validation after step {validation.step:,}  epoch {validation.epoch + 1}  "
+        f"{_format_duration(60.0 * validation.minutes)}  loss {format_number(validation.loss, 4)}  "
+        f"perplexity {format_number(validation.perplexity)}{score}{best}"
     )
-
-
-def _format_optional(value: float | None, *digits: int) -> str:
-    return "-" if value is None else format_number(value, *digits)
 
 
 def _format_duration(seconds: float) -> str:

@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import inspect
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from xformer.backends import BACKENDS, backend_of, resolve
-from xformer.config import check_value, options_of
+from xformer.config import Config, check_keys, check_value, field_names, options_of
 from xformer.errors import BackendError, ConfigError
+from xformer.generation import GenerationConfig
 from xformer.kernels.registry import load
 from xformer.threads import disable_malloc_trim, num_threads
 from xformer.training.precision import check_precision
 
-DATA, DURATION, RECIPE, COMPUTING = "Data", "Duration", "Recipe", "Computing"
-SEARCH, LENGTH, STEER, SAMPLE, LIMITS = "Search", "Length of the output", "Steering", "Sampling", "Limits"
+DATA, RECIPE, COMPUTING, ADVANCED = "Files", "Recipe", "Computing", "Advanced"
+_TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str, "tuple[str, ...]": list[str]}
 _BACKEND_HELP = f"Array library to compute with: {', '.join(BACKENDS)}"
+
+
+def check_utf8(value: Any) -> Any:
+    """Return the value of an option; raise BadParameter for bytes that are not UTF-8."""
+    for text in value if isinstance(value, list) else [value]:
+        try:
+            str(text).encode()
+        except UnicodeEncodeError:  # Python keeps such bytes of the command line as lone surrogates
+            raise typer.BadParameter("expected UTF-8 text") from None
+    return value
+
 
 BackendOption = Annotated[
     str, typer.Option("--backend", metavar="NAME", help=f"{_BACKEND_HELP}.", rich_help_panel=COMPUTING)
 ]
 OptionalBackendOption = Annotated[
     str | None,
-    typer.Option("--backend", metavar="NAME", help=f"{_BACKEND_HELP} (default: the run's).", rich_help_panel=COMPUTING),
+    typer.Option(
+        "--backend", metavar="NAME", help=f"{_BACKEND_HELP}. \\[default: the run's]", rich_help_panel=COMPUTING
+    ),
 ]
 ModelOption = Annotated[
     Path, typer.Option("--model", metavar="DIR", help="Directory of a training run.", rich_help_panel=DATA)
@@ -35,31 +49,14 @@ ModelOption = Annotated[
 OutOption = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Directory of the run: new or empty.", rich_help_panel=DATA)
 ]
-MaxMinutesOption = Annotated[
-    float | None,
+SetOption = Annotated[
+    list[str] | None,
     typer.Option(
-        help="Stop after this many minutes in total, validation included (default: the recipe's; 30 if no limit is "
-        "set).",
-        rich_help_panel=DURATION,
-    ),
-]
-MaxUpdatesOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Stop after this many updates (default: the recipe's). The cosine and linear schedules end there, so "
-        "changing it changes the learning rates.",
-        rich_help_panel=DURATION,
-    ),
-]
-RecipeOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE.toml", help="Settings of model, tokenizer and training.", rich_help_panel=RECIPE),
-]
-SeedOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Seed; the same seed gives the same model, to the bit, on the same machine (default: the recipe's, or 0).",
-        rich_help_panel=RECIPE,
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any other field of GenerationConfig, e.g. coverage_penalty=0.2; repeatable.",
+        rich_help_panel=ADVANCED,
+        callback=check_utf8,
     ),
 ]
 SetRecipeOption = Annotated[
@@ -67,26 +64,14 @@ SetRecipeOption = Annotated[
     typer.Option(
         "--set",
         metavar="TABLE.NAME=VALUE",
-        help="Override any setting of the recipe, e.g. model.num_heads=8; repeatable.",
+        help="Any other setting of the recipe, e.g. training.warmup_steps=4000; repeatable.",
         rich_help_panel=RECIPE,
+        callback=check_utf8,
     ),
 ]
-DtypeOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="float32|float64",
-        help="Data type of the parameters (default: the recipe's, or float32).",
-        rich_help_panel=COMPUTING,
-    ),
-]
-PrecisionOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="bfloat16|float16|float32",
-        help="Mixed precision: compute forward and backward in 16 bits and keep the parameters in float32; float32 "
-        "turns it off. Useful on hardware with fast 16-bit arithmetic (default: the recipe's, or float32).",
-        rich_help_panel=COMPUTING,
-    ),
+RecipeOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.toml", help="Settings of model, tokenizer and training.", rich_help_panel=RECIPE),
 ]
 
 
@@ -104,21 +89,69 @@ def option_name(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise ConfigError, naming the option, for an invalid value of a training setting; None is always valid."""
-    from xformer.runs.tasks import TASKS
+def config_options(
+    *configs: type[Config], names: Sequence[str], default_of: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that gives a command options for fields of configurations, in place of its `settings`.
 
-    fields = {name: field for spec in TASKS.values() for name, _, field in options_of(spec.training)}
-    for name, value in options.items():
-        if name in fields and value is not None:
-            check_value(fields[name], value, option_name(name))
+    The command receives, as `settings`, a dictionary of the fields that were given. Help, choices and panels are the
+    metadata of the fields.
+
+    Args:
+        *configs: Configurations with the fields.
+        names: Names of the fields, in order.
+        default_of: Source of the defaults, named before the default of the field, e.g. "the recipe's".
+    """
+    declared = {name: (kind, field) for config in configs for name, kind, field in options_of(config)}
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        def run(**values: Any) -> Any:
+            settings = {name: values.pop(name) for name in names}
+            settings = {name: value for name, value in settings.items() if value not in (None, [])}
+            for name, value in settings.items():
+                check_value(declared[name][1], value, option_name(name))
+            return command(settings=settings, **values)
+
+        options = [_parameter(name, *declared[name], default_of) for name in names]
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+            parameters += options if parameter.name == "settings" else own
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        return run
+
+    return decorate
+
+
+def _parameter(name: str, kind: str, field: dataclasses.Field[Any], default_of: str) -> inspect.Parameter:
+    """Return the parameter of a command for a field; its value is None if the option is not given."""
+    metadata = field.metadata
+    defaults = [default_of] if default_of else []
+    if field.default not in (None, False, ()):
+        defaults.append(f"{'or ' if default_of else ''}{field.default}")
+    note = f" \\[default: {', '.join(defaults)}]" if defaults else ""
+    names = [option_name(name)]
+    if kind == "bool" and (default_of or field.default):
+        names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
+    option = typer.Option(
+        *names,
+        help=f"{metadata['help']}{note}",
+        metavar="|".join(metadata["choices"]) if metadata["choices"] else "TEXT" if kind.startswith("tuple") else None,
+        rich_help_panel=metadata["panel"] or RECIPE,
+        callback=check_utf8,
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_TYPES[kind] | None, option]
+    )
 
 
 def parse_assignments(assignments: Sequence[str] | None) -> dict[str, Any]:
     """Parse the values of --set, which are written as in TOML; quotes may be omitted.
 
-    >>> parse_assignments(["training.batch_tokens=512", "model.activation=gelu", "top_k=3"])
-    {'training': {'batch_tokens': 512}, 'model': {'activation': 'gelu'}, 'top_k': 3}
+    >>> parse_assignments(["training.batch_tokens=512", "model.activation=gelu"])
+    {'training.batch_tokens': 512, 'model.activation': 'gelu'}
     """
     values: dict[str, Any] = {}
     for assignment in assignments or []:
@@ -126,24 +159,28 @@ def parse_assignments(assignments: Sequence[str] | None) -> dict[str, Any]:
         if not equals or not name.strip():
             raise ConfigError(f"--set is {assignment!r}; expected NAME=VALUE")
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
+            values[name.strip()] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
-            value = text
-        table, dot, key = name.strip().partition(".")
-        if dot:
-            values.setdefault(table, {})[key] = value
-        else:
-            values[table] = value
+            values[name.strip()] = text
+    return values
+
+
+def parse_generation_settings(assignments: Sequence[str] | None) -> dict[str, Any]:
+    """Parse the values of --set for GenerationConfig; raise ConfigError for an unknown field."""
+    values = parse_assignments(assignments)
+    check_keys(values, field_names(GenerationConfig), "--set")
     return values
 
 
 def parse_recipe_overrides(assignments: Sequence[str] | None) -> dict[str, dict[str, Any]]:
-    """Parse the values of --set for a recipe; raises ConfigError unless each names a table."""
-    values = parse_assignments(assignments)
-    for name, value in values.items():
-        if not isinstance(value, dict):
+    """Parse the values of --set for a recipe, by table; raise ConfigError unless each names a table."""
+    overrides: dict[str, dict[str, Any]] = {}
+    for name, value in parse_assignments(assignments).items():
+        table, _, key = name.partition(".")
+        if not key:
             raise ConfigError(f"--set is '{name}={value}'; expected TABLE.NAME=VALUE, e.g. training.batch_tokens=4096")
-    return values
+        overrides.setdefault(table, {})[key] = value
+    return overrides
 
 
 def open_backend(name: str, dtype: str | None = None, precision: str = "float32") -> Any:
@@ -169,202 +206,4 @@ def open_backend(name: str, dtype: str | None = None, precision: str = "float32"
         raise BackendError(f"backend {name!r} is installed but cannot compute here: {reason}") from error
     check_precision(precision, array)
     load(xp)
-    num_threads()
     return xp
-
-
-def option(panel: str, what: str, **settings: Any) -> Any:
-    """An option with its help, in a panel of the page of help."""
-    return typer.Option(help=what, rich_help_panel=panel, **settings)
-
-
-def utf8(value: Any) -> Any:
-    """Pass on an option that is text, or several; raises BadParameter for bytes that are no text."""
-    for text in [value] if isinstance(value, str) else value or []:
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # Python keeps such bytes of a command line as lone surrogates
-            raise typer.BadParameter("expected UTF-8 text") from None
-    return value
-
-
-_WINS = "Where limits contradict each other for a sentence, the maximum wins."
-
-# Name, type with its help, default; the names are those of GenerationConfig and of the arguments of the pipelines.
-_OPTIONS: list[tuple[str, Any, Any]] = [
-    ("num_beams", Annotated[int, option(SEARCH, "Hypotheses kept at each step; 1 is greedy search.", min=1)], 1),
-    (
-        "num_return_sequences",
-        Annotated[int, option(SEARCH, "Outputs for each line; above 1 with scores (see above).", min=1)],
-        1,
-    ),
-    (
-        "length_penalty",
-        Annotated[float, option(SEARCH, "alpha of Wu et al. (2016): above 0 favors longer outputs.")],
-        0.0,
-    ),
-    (
-        "coverage_penalty",
-        Annotated[float, option(SEARCH, "beta of Wu et al. (2016): favors outputs that attend to all of the source.")],
-        0.0,
-    ),
-    (
-        "num_beam_groups",
-        Annotated[int, option(SEARCH, "Diverse beam search (Vijayakumar et al., 2016): groups, dividing the beam.")],
-        1,
-    ),
-    (
-        "diversity_penalty",
-        Annotated[float | None, option(SEARCH, "What a token costs that an earlier group took (default 0.5).")],
-        None,
-    ),
-    (
-        "min_new_tokens",
-        Annotated[int, option(LENGTH, f"Fewest tokens. {_WINS}")],
-        0,
-    ),
-    (
-        "max_new_tokens",
-        Annotated[
-            int | None,
-            option(
-                LENGTH,
-                f"Most tokens (default: twice the source plus 20). Outputs that reach it are counted. {_WINS}",
-                min=1,
-            ),
-        ],
-        None,
-    ),
-    (
-        "min_length_ratio",
-        Annotated[float, option(LENGTH, f"Fewest tokens, times those of the source. {_WINS}")],
-        0.0,
-    ),
-    (
-        "max_length_ratio",
-        Annotated[float | None, option(LENGTH, f"Most tokens, times those of the source. {_WINS}")],
-        None,
-    ),
-    (
-        "target_length",
-        Annotated[
-            int | None,
-            option(
-                LENGTH, "How long outputs should be; a beam (of 4 unless given) finds one that ends near it.", min=1
-            ),
-        ],
-        None,
-    ),
-    (
-        "length_unit",
-        Annotated[str, option(LENGTH, "What --target-length counts.", metavar="tokens|words")],
-        "tokens",
-    ),
-    (
-        "keep_greedy",
-        Annotated[
-            bool,
-            typer.Option(
-                "--keep-greedy/--no-keep-greedy",
-                help="The greedy hypothesis keeps its place in the beam, which is then never worse.",
-                rich_help_panel=SEARCH,
-            ),
-        ],
-        True,
-    ),
-    (
-        "align",
-        Annotated[
-            bool,
-            typer.Option(
-                "--align", help="Also the source token that each token attends to most.", rich_help_panel=SEARCH
-            ),
-        ],
-        False,
-    ),
-    (
-        "length_tolerance",
-        Annotated[float, option(LENGTH, "How far from --target-length an output may be, as a fraction of it.")],
-        0.1,
-    ),
-    (
-        "prefix",
-        Annotated[str | None, option(STEER, "What every output begins with.", metavar="TEXT", callback=utf8)],
-        None,
-    ),
-    (
-        "sequence_bias",
-        Annotated[
-            list[str] | None,
-            typer.Option(
-                "--topic",
-                help="A word or phrase to favor; may be repeated.",
-                metavar="TEXT",
-                rich_help_panel=STEER,
-                callback=utf8,
-            ),
-        ],
-        None,
-    ),
-    ("sequence_bias_strength", Annotated[float, option(STEER, "How much to favor topics, in logits.")], 2.0),
-    ("no_repeat_ngram_size", Annotated[int, option(STEER, "No n-gram of this size comes twice (0: any may).")], 0),
-    (
-        "repetition_penalty",
-        Annotated[float, option(STEER, "Above 1 discourages tokens that are there already (Keskar et al., 2019).")],
-        1.0,
-    ),
-    ("temperature", Annotated[float | None, option(SAMPLE, "Sample; logits are divided by it.")], None),
-    ("top_k", Annotated[int | None, option(SAMPLE, "Sample from the k best tokens.", min=1)], None),
-    (
-        "top_p",
-        Annotated[float | None, option(SAMPLE, "Sample from the fewest tokens with that much probability.")],
-        None,
-    ),
-    (
-        "min_p",
-        Annotated[float | None, option(SAMPLE, "Sample from tokens with that fraction of the best probability.")],
-        None,
-    ),
-    ("seed", Annotated[int, option(SAMPLE, "The same seed draws the same outputs.")], 0),
-    (
-        "max_source_length",
-        Annotated[int, option(LIMITS, "Most tokens of a line of input; a longer one is an error, never cut.", min=1)],
-        1024,
-    ),
-    (
-        "batch_tokens",
-        Annotated[int, option(LIMITS, "Most tokens worked on at once, padding included: memory against speed.", min=1)],
-        4096,
-    ),
-]
-
-
-def with_decoding_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command these options; it gets them all as one dictionary, `settings`."""
-    return _with(command, _OPTIONS)
-
-
-def with_some_decoding_options(
-    names: Collection[str], instead: Sequence[tuple[str, Any, Any]]
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the options of these names, some of them with a type, help and default of its own."""
-    own = {option[0]: option for option in instead}
-    return functools.partial(_with, options=[own.get(option[0], option) for option in _OPTIONS if option[0] in names])
-
-
-def _with(command: Callable[..., Any], options: Sequence[tuple[str, Any, Any]]) -> Callable[..., Any]:
-    def run(**given: Any) -> Any:
-        settings = {name: given.pop(name) for name, _, _ in options}
-        return command(**given, settings=settings)
-
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
-    shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, kind, default in options
-    ]
-    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    parameters = [*own[:-1], *shared, own[-1]]  # the backend comes last
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    return run

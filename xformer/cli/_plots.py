@@ -16,7 +16,7 @@ _DOTS_PER_INCH = 150
 
 
 def draw_curves(log: Sequence[dict[str, Any]], path: Path, *, label_smoothing: float = 0.0) -> None:
-    """Plot training loss, validation loss and validation score against updates.
+    """Plot training loss, validation loss and validation score against steps.
 
     Args:
         log: Events of a run's log.
@@ -27,7 +27,7 @@ def draw_curves(log: Sequence[dict[str, Any]], path: Path, *, label_smoothing: f
         ConfigError: If the log contains no updates and no validations.
         CheckpointError: If the file cannot be written.
     """
-    updates = [event for event in log if event.get("event") == "update"]
+    updates = [event for event in log if event.get("event") == "step"]
     validations = [event for event in log if event.get("event") == "validation"]
     if not updates and not validations:
         raise ConfigError("the log of the run is empty: nothing to plot")
@@ -42,7 +42,7 @@ def draw_curves(log: Sequence[dict[str, Any]], path: Path, *, label_smoothing: f
     for axes in lower:
         axes.plot(*_columns(scored, "score"), color="tab:green", marker="o", markersize=3)
         axes.set_ylabel(f"validation {scored[0]['metric']}")
-    (lower or [upper])[-1].set_xlabel("update")
+    (lower or [upper])[-1].set_xlabel("step")
     for axes in (upper, *lower):
         axes.grid(alpha=0.3)
     save(figure, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,15 @@ from rich.console import Console
 
 import xformer
 from xformer.cli._console import TrainingProgress, format_number, make_console, plural, program
-from xformer.cli._options import check_options, option_name
+from xformer.cli._options import option_name
+from xformer.config import field_names
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.runs.recipe import Recipe, read_tables
 from xformer.runs.run_directory import RunDirectory, sha256
 from xformer.runs.tasks import TASKS, Task
 from xformer.runs.trainer import Trainer
 from xformer.text import Tokenizer
-from xformer.training import Event, Validation
+from xformer.training import Callback
 from xformer.training.checkpoint import TrainingFiles
 
 DEFAULT_MINUTES = 30.0
@@ -114,18 +115,17 @@ class TrainCommand:
 class TrainArgs:
     """Arguments of a command that trains a model; None stands for an option that was not given.
 
-    files: data files by name; task, tokenizer, training: options that override the recipe; overrides: more of them, by
-    table (from --set)
+    files: data files by name; settings: options for fields of the tokenizer's and the training's configuration, and
+    overrides: those of --set, by table, which override the recipe
     """
 
     out: Path
     files: dict[str, Path | None]
     recipe: Path | None
-    training: dict[str, Any]
+    settings: dict[str, Any]
     overrides: dict[str, dict[str, Any]]
-    backend: str | None
+    backend: str
     task: str | None = None
-    tokenizer: dict[str, Any] | None = None
 
     def make_recipe(self, command: TrainCommand) -> Recipe:
         """Return the recipe with the options applied; raises ConfigError for invalid values."""
@@ -133,26 +133,20 @@ class TrainArgs:
         task = self.task or tables.get("task", command.tasks[0])
         if task not in command.tasks:
             origin = "--task" if self.task else f"task in {self.recipe}"
-            other = "; use: xformer train-lm" if task == "language_modeling" else ""
-            other = "; use: xformer train" if task in list(TASKS) and not other else other
+            other = f"; use: xformer {TASKS[task].train_command}" if task in list(TASKS) else ""
             raise ConfigError(f"{origin} is {task!r}; expected {' or '.join(command.tasks)}{other}")
-        options = {"tokenizer": _given(self.tokenizer or {}), "training": _given(self.training)}
-        for values in options.values():
-            check_options(values)
-        for changes in (options, self.overrides):
-            for name, values in changes.items():
-                if values and isinstance(tables.get(name, {}), dict):
-                    tables[name] = tables.get(name, {}) | values
-        changed = bool(self.overrides) or any(options.values())
-        origin = f"{self.recipe}{' with the options given' if changed else ''}" if self.recipe else "the options"
+        training_fields = field_names(TASKS[task].training)
+        options = [("training" if name in training_fields else "tokenizer", {name: value})
+                   for name, value in self.settings.items()]  # fmt: skip
+        for table, values in [*options, *self.overrides.items()]:
+            if isinstance(tables.get(table, {}), dict):
+                tables[table] = tables.get(table, {}) | values
+        changed = " with the options given" if self.settings or self.overrides else ""
+        origin = f"{self.recipe}{changed}" if self.recipe else "the options"
         recipe = Recipe.from_dict({**tables, "task": task}, origin)
         if recipe.training.max_minutes is None and recipe.training.max_updates is None:
             recipe = recipe.with_training(max_minutes=DEFAULT_MINUTES)
         return recipe
-
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def start_run(command: TrainCommand, args: TrainArgs) -> int:
@@ -163,7 +157,7 @@ def start_run(command: TrainCommand, args: TrainArgs) -> int:
     if missing:
         raise ConfigError(f"{', '.join(missing)} missing; expected {', '.join(map(option_name, command.required))}")
     recipe = args.make_recipe(command)
-    job = command.prepare(recipe, args.backend or "numpy", files, None)
+    job = command.prepare(recipe, args.backend, files, None)
     data = {name: {"path": os.path.abspath(path), "sha256": file_digest(path)} for name, path in files.items()}
     run.start(job.config(command.name, data), job.tokenizers())
     with run.lock():
@@ -205,7 +199,7 @@ def train_job(
     *,
     resume: bool = False,
     task: Task | None = None,
-    stop_when: Callable[[Validation], bool] = lambda validation: False,
+    callbacks: Sequence[Callback] = (),
 ) -> Outcome:
     """Train and show the progress.
 
@@ -215,24 +209,20 @@ def train_job(
         console: Console for the progress.
         resume: Continue from the last saved state, if there is one.
         task: Replaces the task of the job.
-        stop_when: Returns true for a validation after which training ends.
+        callbacks: More callbacks.
     """
-    settings = job.recipe.training
-    progress = TrainingProgress(console, settings, unit=job.unit)
-
-    def goal(event: Event, loop: object) -> str | None:
-        return "the goal is reached" if isinstance(event, Validation) and stop_when(event) else None
-
-    trainer = Trainer(job.model, task or job.task(), settings, run, callbacks=[progress, goal])
+    config = job.recipe.training
+    progress = TrainingProgress(console, config, unit=job.unit)
+    trainer = Trainer(job.model, task or job.task(), config, run, callbacks=[progress, *callbacks])
     if resume and run.last.exists():
         trainer.resume()
-        console.print(f"resuming after update {trainer.loop.step:,}")
+        console.print(f"resuming after step {trainer.loop.step:,}")
         if trainer.missing_checkpoints:
-            missing = trainer.missing_checkpoints
-            console.print(f"note: the checkpoints of updates {missing} are missing and will not be averaged")
+            steps = ", ".join(map(str, trainer.missing_checkpoints))
+            console.print(f"note: the checkpoints of steps {steps} are missing and will not be averaged")
     elif resume:
         TrainingFiles(run.path).rewind_log(0)
-        console.print("nothing was saved yet; starting from the first update")
+        console.print("nothing was saved yet; starting from the first step")
     if trainer.is_done():
         return Outcome(trainer, f"nothing left to do: {trainer.stop_reason()}", 0)
     progress.first_step = trainer.loop.step
@@ -244,13 +234,13 @@ def train_job(
 def print_summary(task: str, outcome: Outcome, run: RunDirectory, console: Console) -> None:
     """Print where the model is, its score, and the next command."""
     progress = outcome.trainer.progress
-    console.print(f"ended after update {outcome.trainer.loop.step:,}: {outcome.reason}")
+    console.print(f"ended after step {outcome.trainer.loop.step:,}: {outcome.reason}")
     if progress.best_score is None:
         console.print(f"the model is in {run.path}; it has not been validated")
     else:
         by_score = outcome.trainer.config.metric_for_best == "score"
         best, averaged = progress.best_score, progress.averaged_score
-        name = f"the best model (update {progress.best_step:,})" if averaged is None else "the averaged model"
+        name = f"the best model (step {progress.best_step:,})" if averaged is None else "the averaged model"
         value = best if averaged is None else averaged
         score = f"{outcome.trainer.task.metric} {value:.2f}" if by_score else f"loss {format_number(-value, 4)}"
         console.print(f"{name} is in {run.path}: validation {score}")

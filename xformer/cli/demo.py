@@ -23,6 +23,7 @@ from xformer.runs.recipe import Recipe
 from xformer.runs.run_directory import RunDirectory
 from xformer.text import DemoTask, copy_task, exact_match, numbers_task, reverse_task
 from xformer.text import bleu as word_bleu
+from xformer.training import Event, Validation
 from xformer.training.interrupt import check_stop
 
 HELP = """Train a small translator on made-up text and show what it learned, in about a minute on two cores.
@@ -130,11 +131,14 @@ def run_demo(name: str, *, seconds: float | None, seed: int, out: Path, backend:
     console.print(f"task: {task.description}, for example {task.test.source[0]} -> {task.test.target[0]}")
     job.describe(console)
     score = ValidationScore(job.valid, job.tokenizer_pair, measure=_bleu, on_batch=check_stop)
+
+    def stop_when_perfect(event: Event, loop: object) -> str | None:
+        perfect = isinstance(event, Validation) and score.outputs == task.valid.target
+        return "all validation outputs are correct" if perfect else None
+
     with run.lock():
-        outcome = train_job(
-            job, run, console, task=job.task(score), stop_when=lambda _: score.outputs == task.valid.target
-        )
-    console.print(f"ended after update {outcome.trainer.loop.step:,}: {outcome.reason}")
+        outcome = train_job(job, run, console, task=job.task(score), callbacks=[stop_when_perfect])
+    console.print(f"ended after step {outcome.trainer.loop.step:,}: {outcome.reason}")
     if outcome.exit_code:
         console.print(f"the demo was interrupted; start it again with: {program()} demo --task {name}")
         return outcome.exit_code

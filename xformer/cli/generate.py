@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
@@ -11,18 +13,17 @@ import typer
 from xformer.cli import _io
 from xformer.cli._console import make_console
 from xformer.cli._options import (
+    COMPUTING,
     DATA,
-    LENGTH,
-    SAMPLE,
-    SEARCH,
     BackendOption,
     ModelOption,
-    option,
-    utf8,
-    with_some_decoding_options,
+    SetOption,
+    check_utf8,
+    config_options,
+    parse_generation_settings,
 )
 from xformer.cli.translate import load_pipeline
-from xformer.config import field_names
+from xformer.config import Config, field_names, option
 from xformer.errors import ConfigError
 from xformer.generation import GenerationConfig
 from xformer.pipelines import Continuation, TextGenerator
@@ -37,47 +38,39 @@ Three per prompt  xformer generate --model run --prompt "ROMEO:" --prompt "JULIE
 Prompts from a file, one per line, as lines of JSON
                   xformer generate --model run --input prompts.txt --json --output out.jsonl
 
-Without a prompt, and for an empty line of the input, the text starts after a line end. By default texts are sampled \
-with temperature 0.8 from the 200 most probable tokens; any sampling option, or --num-beams, replaces that, and \
---top-k 1 always takes the most probable token. Several texts are separated by a line of dashes. A text longer than \
-the context of the model (context_length) is continued from its second half.
+Without a prompt, and for an empty line of the input, the text starts after a line end. By default 500 tokens are \
+sampled with temperature 0.8 from the 200 most probable ones; any sampling option, or --num-beams, replaces that, and \
+--top-k 1 always takes the most probable token. On a terminal the text appears as it is generated. Several texts are \
+separated by a line of dashes. A text longer than the context of the model (context_length) is continued from its \
+second half.
 """
 _SEPARATOR = "-" * 15
-# Those of translate that mean something without a source and without an end, and what differs.
-_NAMES = (
-    "num_beams", "num_return_sequences", "num_beam_groups", "diversity_penalty", "keep_greedy", "max_new_tokens",
-    "sequence_bias", "sequence_bias_strength", "no_repeat_ngram_size", "repetition_penalty",
-    "temperature", "top_k", "top_p", "min_p",
-    "seed", "batch_tokens",
-)  # fmt: skip
-_INSTEAD: list[tuple[str, Any, Any]] = [
-    (
-        "num_beams",
-        Annotated[int, option(SEARCH, "Above 1: beam search, within what the model sees at once.", min=1)],
-        1,
-    ),
-    (
-        "num_return_sequences",
-        Annotated[int, option(SEARCH, "Texts for each prompt, the most probable first.", min=1)],
-        1,
-    ),
-    ("max_new_tokens", Annotated[int, option(LENGTH, "Tokens to write.", min=1)], 500),
-    (
-        "temperature",
-        Annotated[float | None, option(SAMPLE, "Logits are divided by it (default: 0.8, or 1 with other options).")],
-        None,
-    ),
-]
 
 
-@with_some_decoding_options(_NAMES, _INSTEAD)
+class PromptOptions(Config):
+    """Arguments of `TextGenerator.continuations` that are options of generate."""
+
+    sequence_bias: tuple[str, ...] = option((), "Word or phrase to favor; repeatable.", panel="Steering")
+    seed: int = option(0, "Seed; the same seed gives the same samples.", panel="Sampling")
+    batch_tokens: int = option(4096, "Maximum tokens of a batch; more takes more memory.", at_least=1, panel=COMPUTING)
+
+
+@config_options(
+    GenerationConfig,
+    PromptOptions,
+    names=[
+        *("max_new_tokens", "num_return_sequences"),
+        *("temperature", "top_k", "top_p", "min_p", "seed"),
+        *("num_beams", "sequence_bias", "no_repeat_ngram_size", "repetition_penalty"),
+        "batch_tokens",
+    ],
+)
 def generate(
     model: ModelOption,
-    settings: dict[str, Any],
     prompt: Annotated[
         list[str] | None,
         typer.Option(
-            "--prompt", metavar="TEXT", help="Text to continue; repeatable.", rich_help_panel=DATA, callback=utf8
+            "--prompt", metavar="TEXT", help="Text to continue; repeatable.", rich_help_panel=DATA, callback=check_utf8
         ),
     ] = None,
     source: Annotated[
@@ -97,29 +90,45 @@ def generate(
             rich_help_panel=DATA,
         ),
     ] = False,
+    *,
+    settings: dict[str, Any],
     backend: BackendOption = "numpy",
+    assignments: SetOption = None,
 ) -> None:
     """Continue prompts."""
     if prompt and source is not None:
         raise ConfigError("--prompt and --input are both given; expected only one of them")
+    prompts = prompt or [""]
+    settings |= parse_generation_settings(assignments)
+    options = {name: settings.pop(name) for name in field_names(PromptOptions) if name in settings}
     _io.check_output(output, source, RunDirectory(model).files())
     pipeline = load_pipeline(TextGenerator, model, backend)
-    names = field_names(GenerationConfig)
-    # Report contradictions before any input is read.
-    pipeline.resolve_config(**{name: value for name, value in settings.items() if name in names})
+    config = pipeline.resolve_config(**settings)
+    single = source is None and len(prompts) == config.num_return_sequences == 1 and config.method != "beam"
+    if single and not as_json and output == _io.STANDARD and sys.stdout.isatty():
+        options.pop("batch_tokens", None)
+        _print_stream(prompts[0], pipeline.stream(prompts[0], config, **options))
+        return
     number = 0
     with _io.open_output(output) as write:
-        for prompts in _read_prompts(prompt, source):
-            results = pipeline.continuations(prompts, first_index=number, **settings)
-            for text, outputs in zip(prompts, results, strict=True):
+        for chunk in _read_prompts(prompts, source):
+            results = pipeline.continuations(chunk, config, first_index=number, **options)
+            for text, outputs in zip(chunk, results, strict=True):
                 write(list(_json_lines(number, text, outputs) if as_json else _texts(number, text, outputs)))
                 number += 1
 
 
-def _read_prompts(prompts: Sequence[str] | None, source: str | None) -> Iterable[list[str]]:
+def _print_stream(prompt: str, pieces: Iterable[str]) -> None:
+    """Print a prompt and its continuation as it is generated."""
+    for piece in itertools.chain([prompt], pieces, ["\n"]):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+
+def _read_prompts(prompts: list[str], source: str | None) -> Iterable[list[str]]:
     """Return chunks of prompts: a stream as it arrives, a file as a whole."""
     if source is None:
-        return [list(prompts or [""])]
+        return [prompts]
     if _io.is_terminal(source):
         make_console(stderr=True).print("type a prompt; Ctrl-D ends the input")
     return _io.read_chunks(source) if _io.is_stream(source) else [_io.read_all(source)]

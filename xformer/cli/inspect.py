@@ -36,7 +36,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png", help="Plot loss and score against updates."),
+        typer.Option(metavar="FILE.png", help="Plot loss and score against steps."),
     ] = None,
 ) -> None:
     """Show a training run."""
@@ -138,7 +138,7 @@ def _history(validations: list[dict[str, Any]]) -> Table | str:
     title = f"\nValidations ({len(validations)})"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2))
     metric = next((event["metric"] for event in validations if event.get("metric")), "score")
-    for name in ("update", "minutes", "loss", "perplexity", metric, ""):
+    for name in ("step", "minutes", "loss", "perplexity", metric, ""):
         table.add_column(name, justify="right" if name else "left")
     latest_best = next((event for event in reversed(validations) if event.get("best")), None)
     for event in [*best, *shown]:

@@ -24,8 +24,8 @@ Train              xformer train --source train.de --target train.en \\
 Resume             xformer resume run
 Translate          xformer translate --model run --input test.de
 Summarize          xformer summarize --model run --input documents
-Model a text       xformer train-lm --text input.txt --out run
-Generate text      xformer generate --model run --prompt "ROMEO:"
+Language model     xformer train-lm --text input.txt --out run
+Generate           xformer generate --model run --prompt "ROMEO:"
 Score              xformer score --reference test.en --hypothesis out.en
 Inspect a run      xformer inspect run
 Measure speed      xformer bench attention

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from xformer.cli import train, train_lm
-from xformer.cli._options import MaxMinutesOption, MaxUpdatesOption, OptionalBackendOption, check_options
+from xformer.cli._options import OptionalBackendOption, config_options
 from xformer.cli._training import TrainCommand, file_digest, train_and_report
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.io import write_json
+from xformer.runs.config import BaseTrainingConfig
 from xformer.runs.recipe import Recipe
 from xformer.runs.run_directory import RunDirectory
 
@@ -27,22 +28,20 @@ Train longer       xformer resume run --max-minutes 60
 _COMMANDS = {command.name: command for command in (train.COMMAND, train_lm.COMMAND)}
 
 
+@config_options(BaseTrainingConfig, names=["max_minutes", "max_updates"], default_of="the run's")
 def resume(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run.", show_default=False)],
-    max_minutes: MaxMinutesOption = None,
-    max_updates: MaxUpdatesOption = None,
+    settings: dict[str, Any],
     backend: OptionalBackendOption = None,
 ) -> int:
     """Continue a training run."""
-    limits = {"max_minutes": max_minutes, "max_updates": max_updates}
-    check_options(limits)
     run = RunDirectory(directory)
     run.read_config()
     with run.lock():
         config = run.read_config()
         run.check_resumable()
         command, recipe, data = _read(run, config)
-        recipe = Recipe.from_dict(recipe.with_training(**limits).to_dict(), str(run.config))
+        recipe = Recipe.from_dict(recipe.with_training(**settings).to_dict(), str(run.config))
         for path, digest in data.values():
             if file_digest(path) != digest:
                 raise DataError(f"{path} has changed since the run started (its SHA-256 differs); restore it")

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from xformer.cli._options import DATA, BackendOption, ModelOption, with_decoding_options
-from xformer.cli.translate import transform_lines
+from xformer.cli._options import DATA, BackendOption, ModelOption, SetOption, parse_generation_settings
+from xformer.cli.translate import line_options, transform_lines
 from xformer.pipelines import Summarizer
 
 HELP = """Summarize documents with the best model of a training run: one document per line in, one summary per line \
@@ -17,16 +17,16 @@ out.
 A file          xformer summarize --model run --input test.abstract --output titles
 Ten words each  xformer summarize --model run --input test.abstract \\
                   --num-beams 5 --target-length 10 --length-unit words
-On a topic      xformer summarize --model run --input test.abstract --topic "machine translation"
+On a topic      xformer summarize --model run --input test.abstract \\
+                  --sequence-bias "machine translation"
 
 Train the model with: xformer train --task summarization. Input and output are as with `xformer translate`.
 """
 
 
-@with_decoding_options
+@line_options
 def summarize(
     model: ModelOption,
-    settings: dict[str, Any],
     source: Annotated[
         str,
         typer.Option(
@@ -36,7 +36,11 @@ def summarize(
     output: Annotated[
         str, typer.Option("--output", metavar="FILE", help="Summaries; - is standard output.", rich_help_panel=DATA)
     ] = "-",
+    *,
+    settings: dict[str, Any],
     backend: BackendOption = "numpy",
+    assignments: SetOption = None,
 ) -> None:
     """Summarize documents."""
+    settings |= parse_generation_settings(assignments)
     transform_lines(Summarizer, model, source, output, backend, settings)

@@ -13,24 +13,21 @@ import typer
 from xformer.cli._console import plural
 from xformer.cli._options import (
     RECIPE,
-    DtypeOption,
-    MaxMinutesOption,
-    MaxUpdatesOption,
-    OptionalBackendOption,
+    BackendOption,
     OutOption,
-    PrecisionOption,
     RecipeOption,
-    SeedOption,
     SetRecipeOption,
+    config_options,
     file_option,
     open_backend,
     parse_recipe_overrides,
 )
 from xformer.cli._training import TrainArgs, TrainCommand, TrainingJob, start_run
 from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationScore
+from xformer.runs.config import TokenizerConfig, TrainingConfig
 from xformer.runs.recipe import Recipe, error_context
 from xformer.runs.run_directory import RunDirectory
-from xformer.runs.tasks import TranslationTask, build_model
+from xformer.runs.tasks import TASKS, TranslationTask, build_model
 from xformer.text import ParallelCorpus, Tokenizer, read_parallel
 from xformer.threads import num_threads
 from xformer.training.data_parallel import shards_for
@@ -62,82 +59,42 @@ A recipe has a task and three tables; options override it:
 
 Uses all cores; XFORMER_NUM_THREADS=N limits the number of threads.
 """
-_UNITS = {"translation": "sentence pair", "summarization": "document"}
 _COLUMNS = ("source", "target", "valid_source", "valid_target")
 
 
+@config_options(
+    TrainingConfig,
+    TokenizerConfig,
+    names=[
+        *("max_minutes", "max_updates", "vocab_size", "lowercase", "max_length", "truncation"),
+        *("seed", "dtype", "precision"),
+    ],
+    default_of="the recipe's",
+)
 def train(
     out: OutOption,
     source: Annotated[Path | None, file_option("--source", "Training text, source side.")] = None,
     target: Annotated[Path | None, file_option("--target", "Training text, target side.")] = None,
     valid_source: Annotated[Path | None, file_option("--valid-source", "Validation text, source side.")] = None,
     valid_target: Annotated[Path | None, file_option("--valid-target", "Validation text, target side.")] = None,
-    max_minutes: MaxMinutesOption = None,
-    max_updates: MaxUpdatesOption = None,
     recipe: RecipeOption = None,
     task: Annotated[
         str | None,
         typer.Option(
             metavar="translation|summarization",
-            help="Task (default: the recipe's, or translation). For summarization the source is one document per line "
-            "and the target its summary.",
+            help="Task; for summarization the source is one document per line and the target its summary. "
+            "\\[default: the recipe's, or translation]",
             rich_help_panel=RECIPE,
         ),
     ] = None,
-    vocab_size: Annotated[
-        int | None,
-        typer.Option(help="Size of each vocabulary (default: the recipe's, or 8000).", rich_help_panel=RECIPE),
-    ] = None,
-    lowercase: Annotated[
-        bool | None,
-        typer.Option(
-            "--lowercase/--no-lowercase",
-            help="Lowercase all text; BLEU then ignores case (default: the recipe's, or no).",
-            rich_help_panel=RECIPE,
-        ),
-    ] = None,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            help="Maximum length of a sentence or document in tokens (default: the recipe's, or 256).",
-            rich_help_panel=RECIPE,
-        ),
-    ] = None,
-    truncation: Annotated[
-        str | None,
-        typer.Option(
-            metavar="error|drop|cut",
-            help="Handling of longer ones: report an error, drop the pair, or cut the source (default: the recipe's, "
-            "or error; cut for summarization).",
-            rich_help_panel=RECIPE,
-        ),
-    ] = None,
-    seed: SeedOption = None,
     overrides: SetRecipeOption = None,
-    dtype: DtypeOption = None,
-    precision: PrecisionOption = None,
-    backend: OptionalBackendOption = None,
+    *,
+    settings: dict[str, Any],
+    backend: BackendOption = "numpy",
 ) -> int:
     """Train a model on parallel text."""
-    args = TrainArgs(
-        out=out,
-        files={"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target},
-        recipe=recipe,
-        task=task,
-        tokenizer={"vocab_size": vocab_size, "lowercase": lowercase},
-        training={
-            "max_minutes": max_minutes,
-            "max_updates": max_updates,
-            "max_length": max_length,
-            "truncation": truncation,
-            "seed": seed,
-            "dtype": dtype,
-            "precision": precision,
-        },
-        overrides=parse_recipe_overrides(overrides),
-        backend=backend,
-    )
-    return start_run(COMMAND, args)
+    files = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
+    return start_run(COMMAND, TrainArgs(out, files, recipe, settings, parse_recipe_overrides(overrides), backend, task))
 
 
 @dataclass(frozen=True)
@@ -226,7 +183,7 @@ class ParallelTrainingJob(TrainingJob):
     def describe_data(self) -> Iterator[str]:
         """Yield lines that describe the data."""
         for name, corpus in (("training", self.train), ("validation", self.valid)):
-            yield f"{name}: {plural(len(corpus.pairs), _UNITS[self.recipe.task])}{_describe_dropped(corpus)}"
+            yield f"{name}: {plural(len(corpus.pairs), TASKS[self.recipe.task].unit)}{_describe_dropped(corpus)}"
 
     def describe_vocabulary(self) -> str:
         """Return the size of the vocabulary in words."""
@@ -250,7 +207,7 @@ def _prepare(recipe: Recipe, backend: str, files: Mapping[str, Path], run: RunDi
     return job
 
 
-COMMAND = TrainCommand("train", tuple(_UNITS), required=_COLUMNS, optional=(), prepare=_prepare)
+COMMAND = TrainCommand("train", ("translation", "summarization"), required=_COLUMNS, optional=(), prepare=_prepare)
 
 
 def _describe_dropped(corpus: EncodedCorpus) -> str:

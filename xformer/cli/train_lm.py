@@ -8,20 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 
 from xformer.cli._console import plural
 from xformer.cli._options import (
-    DATA,
-    DtypeOption,
-    MaxMinutesOption,
-    MaxUpdatesOption,
-    OptionalBackendOption,
+    BackendOption,
     OutOption,
-    PrecisionOption,
     RecipeOption,
-    SeedOption,
     SetRecipeOption,
+    config_options,
     file_option,
     open_backend,
     parse_recipe_overrides,
@@ -29,7 +23,7 @@ from xformer.cli._options import (
 from xformer.cli._training import TrainArgs, TrainCommand, TrainingJob, start_run
 from xformer.errors import ConfigError
 from xformer.models import LanguageModel, LanguageModelConfig
-from xformer.runs.config import TextTokenizerConfig
+from xformer.runs.config import LanguageModelTrainingConfig, TextTokenizerConfig
 from xformer.runs.recipe import Recipe, error_context
 from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import LanguageModelTask
@@ -67,46 +61,26 @@ Uses all cores; XFORMER_NUM_THREADS=N limits the number of threads.
 """
 
 
+@config_options(
+    LanguageModelTrainingConfig,
+    names=["valid_share", "max_minutes", "max_updates", "seed", "dtype", "precision"],
+    default_of="the recipe's",
+)
 def train_lm(
     out: OutOption,
     text: Annotated[Path | None, file_option("--text", "Training text, used with its line ends.")] = None,
     valid_text: Annotated[Path | None, file_option("--valid-text", "Validation text.")] = None,
-    valid_share: Annotated[
-        float | None,
-        typer.Option(
-            help="Fraction of the text, at its end, that is held out for validation if there is no --valid-text "
-            "(default: the recipe's, or 0.1).",
-            rich_help_panel=DATA,
-        ),
-    ] = None,
-    max_minutes: MaxMinutesOption = None,
-    max_updates: MaxUpdatesOption = None,
     recipe: RecipeOption = None,
-    seed: SeedOption = None,
     overrides: SetRecipeOption = None,
-    dtype: DtypeOption = None,
-    precision: PrecisionOption = None,
-    backend: OptionalBackendOption = None,
+    *,
+    settings: dict[str, Any],
+    backend: BackendOption = "numpy",
 ) -> int:
     """Train a language model on plain text."""
-    if valid_text is not None and valid_share is not None:
+    if valid_text is not None and "valid_share" in settings:
         raise ConfigError("--valid-text and --valid-share are both given; expected only one of them")
-    args = TrainArgs(
-        out=out,
-        files={"text": text, "valid_text": valid_text},
-        recipe=recipe,
-        training={
-            "max_minutes": max_minutes,
-            "max_updates": max_updates,
-            "valid_share": valid_share,
-            "seed": seed,
-            "dtype": dtype,
-            "precision": precision,
-        },
-        overrides=parse_recipe_overrides(overrides),
-        backend=backend,
-    )
-    return start_run(COMMAND, args)
+    files = {"text": text, "valid_text": valid_text}
+    return start_run(COMMAND, TrainArgs(out, files, recipe, settings, parse_recipe_overrides(overrides), backend))
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,17 @@ import typer
 
 from xformer.cli import _io
 from xformer.cli._console import line_progress, make_console, plural
-from xformer.cli._options import DATA, BackendOption, ModelOption, open_backend, with_decoding_options
-from xformer.config import field_names
+from xformer.cli._options import (
+    COMPUTING,
+    DATA,
+    BackendOption,
+    ModelOption,
+    SetOption,
+    config_options,
+    open_backend,
+    parse_generation_settings,
+)
+from xformer.config import Config, field_names, option
 from xformer.generation import GenerationConfig
 from xformer.pipelines import Output, TextGenerator, TextToText, Translator, check_source_lengths
 from xformer.runs.run_directory import RunDirectory
@@ -36,10 +45,43 @@ its source line, rank, score, text, and the alignment of its tokens.
 Pipeline = TypeVar("Pipeline", TextToText, TextGenerator)
 
 
-@with_decoding_options
+class LineOptions(Config):
+    """Arguments of `TextToText.batches_of_ids` that are options of translate and summarize."""
+
+    align: bool = option(False, "Write JSON with the source token that each token attends to most.", panel="Search")
+    target_length: int | None = option(
+        None, "Length of the outputs; uses 4 beams unless num_beams is given.", at_least=1, panel="Length of the output"
+    )
+    length_unit: str = option(
+        "tokens", "Unit of --target-length.", choices=("tokens", "words"), panel="Length of the output"
+    )
+    prefix: str | None = option(None, "Text that every output begins with.", panel="Steering")
+    sequence_bias: tuple[str, ...] = option((), "Word or phrase to favor; repeatable.", panel="Steering")
+    seed: int = option(0, "Seed; the same seed gives the same samples.", panel="Sampling")
+    max_source_length: int = option(
+        1024, "Maximum tokens of a line; longer lines are errors.", at_least=1, panel=COMPUTING
+    )
+    batch_tokens: int = option(
+        4096, "Maximum tokens of a batch, padding included; more takes more memory.", at_least=1, panel=COMPUTING
+    )
+
+
+line_options = config_options(
+    GenerationConfig,
+    LineOptions,
+    names=[
+        *("num_beams", "num_return_sequences", "length_penalty", "align"),
+        *("max_new_tokens", "target_length", "length_unit"),
+        *("prefix", "sequence_bias", "no_repeat_ngram_size"),
+        *("temperature", "top_k", "top_p", "seed"),
+        *("max_source_length", "batch_tokens"),
+    ],
+)
+
+
+@line_options
 def translate(
     model: ModelOption,
-    settings: dict[str, Any],
     source: Annotated[
         str,
         typer.Option("--input", metavar="FILE", help="Text to translate; - is standard input.", rich_help_panel=DATA),
@@ -48,9 +90,13 @@ def translate(
         str,
         typer.Option("--output", metavar="FILE", help="Translations; - is standard output.", rich_help_panel=DATA),
     ] = "-",
+    *,
+    settings: dict[str, Any],
     backend: BackendOption = "numpy",
+    assignments: SetOption = None,
 ) -> None:
     """Translate lines of text."""
+    settings |= parse_generation_settings(assignments)
     transform_lines(Translator, model, source, output, backend, settings)
 
 
@@ -61,9 +107,10 @@ def transform_lines(
 
     A stream is processed as it arrives, a file as a whole, so that nothing is written if its last line is invalid.
     """
-    options = dict(settings)
-    max_source_length = options.pop("max_source_length")
-    config = GenerationConfig(**{name: options[name] for name in field_names(GenerationConfig) if name in options})
+    options = LineOptions(**{name: settings.pop(name) for name in field_names(LineOptions) if name in settings})
+    config = GenerationConfig(**settings)
+    arguments = options.to_dict()
+    max_source_length = arguments.pop("max_source_length")
     _io.check_output(output, source, RunDirectory(directory).files())
     pipeline = load_pipeline(pipeline_type, directory, backend)
     if _io.is_terminal(source):
@@ -75,12 +122,12 @@ def transform_lines(
         chunks = list(chunks)
         total = sum(1 for encoded in chunks for ids in encoded if ids)
     num_unfinished, num_done = 0, 0
-    plain = config.num_return_sequences == 1 and not options["align"]
+    plain = config.num_return_sequences == 1 and not options.align
     visible = output != _io.STANDARD or not sys.stdout.isatty()
     with _io.open_output(output) as write, line_progress(total, visible=visible) as advance:
         for encoded in chunks:
             results: list[list[Output]] = [[] for _ in encoded]
-            for batch in pipeline.batches_of_ids(encoded, first_index=num_done, **options):
+            for batch in pipeline.batches_of_ids(encoded, config, first_index=num_done, **arguments):
                 for row, outputs in batch:
                     results[row] = outputs
                     num_unfinished += not outputs[0].finished
@@ -89,12 +136,12 @@ def transform_lines(
             write([line for ids, outputs, row in rows for line in _format(pipeline, ids, outputs, row, plain)])
             num_done += len(encoded)
     if sum(num_truncated):
+        limit = plural(pipeline.max_source_tokens or 0, "token")
         make_console(stderr=True).print(
-            f"note: {plural(sum(num_truncated), 'source')} truncated to {pipeline.max_source_tokens} tokens, as in "
-            "training"
+            f"note: {plural(sum(num_truncated), 'source')} truncated to {limit}, as in training"
         )
     if num_unfinished:
-        hint = "--max-new-tokens" if options["target_length"] is None else "--num-beams, --length-tolerance"
+        hint = "--max-new-tokens" if options.target_length is None else "--num-beams, --set length_tolerance=..."
         make_console(stderr=True).print(
             f"note: {plural(num_unfinished, 'output')} reached the length limit and may be incomplete ({hint})"
         )
