@@ -54,7 +54,7 @@ class Rng:
 
     def permutation(self, count: int) -> list[int]:
         """Return the integers 0 to count-1 in random order."""
-        return self.generator().permutation(count).tolist()  # type: ignore[no-any-return]
+        return self.generator().permutation(count).tolist()
 
     def uniform(self, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Any:
         """Draw a float64 NumPy array, uniform in [low, high)."""

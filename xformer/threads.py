@@ -159,7 +159,7 @@ def _blas_libraries(num_modules: int) -> list[Any]:
     if importlib.util.find_spec("threadpoolctl") is None:
         return []
     controller = importlib.import_module("threadpoolctl").ThreadpoolController()
-    return controller.select(user_api="blas").lib_controllers  # type: ignore[no-any-return]
+    return controller.select(user_api="blas").lib_controllers
 
 
 def _blas_key(library: Any) -> tuple[str, int | None]:

@@ -114,7 +114,7 @@ class Module:
             BackendError: If the library, dtype or device is not available.
         """
         target = None if xp is None else resolve(xp)
-        return map_arrays(lambda array: _move(array, target, dtype, device), self)  # type: ignore[no-any-return]
+        return map_arrays(lambda array: _move(array, target, dtype, device), self)
 
 
 def _names_array(annotation: Any) -> bool:

@@ -150,7 +150,7 @@ def bind_unstack(trace: Any, function: Function) -> Function:
         outputs = function(trace.unwrap(x), axis=axis)
         if not outputs or trace.position(x) < 0:
             return tuple(map(trace.wrap, outputs))
-        return trace.record_outputs(outputs, pull, (trace.position(x),), axis)  # type: ignore[no-any-return]
+        return trace.record_outputs(outputs, pull, (trace.position(x),), axis)
 
     return _named(function, innermost("unstack", call))
 

@@ -66,7 +66,7 @@ class Tracer:
 
     @property
     def ndim(self) -> int:
-        return self._value.ndim  # type: ignore[no-any-return]
+        return self._value.ndim
 
     @property
     def size(self) -> Any:
@@ -118,7 +118,7 @@ class Tracer:
         return complex(self._value)
 
     def __index__(self) -> int:
-        return self._value.__index__()  # type: ignore[no-any-return]
+        return self._value.__index__()
 
     # --- indexing -------------------------------------------------------------------------------------------------
 

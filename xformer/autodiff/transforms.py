@@ -92,7 +92,7 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
         if shapes != expected:
             raise ShapeError(f"the cotangent has shapes {shapes}; expected those of the output, {expected}")
         pending.clear()
-        return rebuild(_pull_back(trace, outputs, seeds, inputs))  # type: ignore[no-any-return]
+        return rebuild(_pull_back(trace, outputs, seeds, inputs))
 
     return unwrapped, pullback
 

@@ -4,7 +4,7 @@ Everything else in xformer is written against the standard: `xp = array_namespac
 a single library are in the module with its name (numpy, cupy, torch, jax, array_api_strict), as a `Backend`.
 """
 
-from xformer.backends.array_types import Array, Device, DType, Namespace
+from xformer.backends.array_types import Array, Device, DType, Namespace, NativeArray
 from xformer.backends.arrays import (
     assign,
     default_float,
@@ -35,6 +35,7 @@ __all__ = [
     "DType",
     "Device",
     "Namespace",
+    "NativeArray",
     "accumulation_dtype",
     "array_namespace",
     "assign",

@@ -7,7 +7,7 @@ from typing import Any
 import array_api_strict
 import numpy as np
 
-from xformer.backends.array_types import Array
+from xformer.backends.array_types import NativeArray as Array
 from xformer.backends.backend import Backend, register_backend
 
 

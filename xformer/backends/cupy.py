@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from xformer.backends.array_types import Array, Device, DType, Namespace
+from xformer.backends.array_types import Device, DType, Namespace
+from xformer.backends.array_types import NativeArray as Array
 from xformer.backends.backend import Backend, register_backend
 from xformer.backends.namespaces import array_namespace
 from xformer.backends.numpy import bfloat16
@@ -80,7 +81,7 @@ class CupyBackend(Backend):
         """Return the function that captures CUDA graphs, or None if kernels are switched off."""
         if env_value("XFORMER_KERNELS") == "portable":
             return None
-        return importlib.import_module("xformer.kernels.cupy.graph").capture_graph  # type: ignore[no-any-return]
+        return importlib.import_module("xformer.kernels.cupy.graph").capture_graph
 
 
 register_backend(CupyBackend("cupy"))

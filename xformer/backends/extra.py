@@ -65,4 +65,4 @@ def cast_like(y: Array, x: Array) -> Array:
 
 def lookup(xp: Namespace, name: str) -> Callable[..., Any]:
     """Return one of the functions for a namespace: the trace's, or the library's."""
-    return getattr(xp if trace_level(xp) else backend_of(xp), name)  # type: ignore[no-any-return]
+    return getattr(xp if trace_level(xp) else backend_of(xp), name)

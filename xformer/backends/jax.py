@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 
-from xformer.backends.array_types import Array, Device, DType, Namespace
+from xformer.backends.array_types import Device, DType, Namespace
+from xformer.backends.array_types import NativeArray as Array
 from xformer.backends.backend import RANDOM_BITS, Backend, register_backend
 
 
@@ -33,7 +34,7 @@ class JaxBackend(Backend):
 
     def top_k(self, x: Array, k: int) -> tuple[Array, Array]:
         """Use `jax.lax.top_k`, which orders equal values by index."""
-        return jax.lax.top_k(x, k)  # type: ignore[no-any-return]
+        return jax.lax.top_k(x, k)
 
     def set_item(self, xp: Namespace, x: Array, value: Any, key: Any) -> Array:
         """Set by `at[].set`, since arrays are immutable."""

@@ -6,8 +6,9 @@ import importlib
 import importlib.util
 import sys
 from types import ModuleType
+from typing import Any
 
-from xformer.backends.array_types import Array, Namespace
+from xformer.backends.array_types import Namespace
 from xformer.errors import BackendError, how_to_install
 
 # The names that users pass as `xp`, and the modules whose functions follow the standard.
@@ -69,7 +70,7 @@ def load_imported_backends() -> None:
             _import(name)
 
 
-def array_namespace(*arrays: Array) -> Namespace:
+def array_namespace(*arrays: Any) -> Namespace:
     """Return the namespace that serves all `arrays`; None and Python scalars are ignored.
 
     Arrays under differentiation carry their own namespace. Among several the innermost trace wins, since its operations
@@ -99,7 +100,7 @@ def array_namespace(*arrays: Array) -> Namespace:
     return result
 
 
-def _namespace_of_new_type(array: Array) -> Namespace:
+def _namespace_of_new_type(array: Any) -> Namespace:
     """Find the namespace for a type that was not seen before, and remember it."""
     cls = type(array)
     name = _BACKEND_OF_ROOT.get(cls.__module__.split(".")[0])

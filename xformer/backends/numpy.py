@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from xformer.backends import portable
-from xformer.backends.array_types import Array, Device, DType, Namespace
+from xformer.backends.array_types import Device, DType, Namespace
+from xformer.backends.array_types import NativeArray as Array
 from xformer.backends.backend import Backend, register_backend
 from xformer.backends.portable import compute_in_float32
 from xformer.errors import BackendError, how_to_install
@@ -71,7 +72,7 @@ class NumpyBackend(Backend):
 def _erf() -> Callable[[Array], Array]:
     if importlib.util.find_spec("scipy") is None:
         return portable.erf
-    return importlib.import_module("scipy.special").erf  # type: ignore[no-any-return]
+    return importlib.import_module("scipy.special").erf
 
 
 def _indices_of_largest(x: Array, k: int) -> Array:

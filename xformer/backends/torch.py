@@ -9,7 +9,8 @@ import torch
 from torch.utils import _pytree
 
 from xformer.backends import portable
-from xformer.backends.array_types import Array, Device, Namespace
+from xformer.backends.array_types import Device, Namespace
+from xformer.backends.array_types import NativeArray as Array
 from xformer.backends.backend import RANDOM_BITS, Backend, register_backend
 from xformer.backends.portable import compute_in_float32
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import Array, Namespace, from_host, resolve, to_host
+from xformer.backends import Namespace, from_host, resolve, to_host
 from xformer.benchmarks.interleaved import dtype_of
 from xformer.tree import flatten
 
@@ -58,7 +58,7 @@ class Backend:
         """Return the backend named by settings["backend"], with settings["dtype"] (default float32)."""
         return cls(settings["backend"], dtype_of(settings))
 
-    def array(self, host: Any) -> Array:
+    def array(self, host: Any) -> Any:
         """Copy a NumPy array to this library and cast floating-point numbers to its dtype; None stays None."""
         return None if host is None else from_host(self.xp, host, dtype=self.dtype if host.dtype.kind == "f" else None)
 

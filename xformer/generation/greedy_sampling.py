@@ -116,4 +116,4 @@ def _advance(batch: GenerationBatch, logits: Array, samples: list[Sample]) -> li
     stops = batch.should_stop([sample.tokens for sample in extended], [sample.index for sample in extended])
     for sample in (sample for sample, stop in zip(extended, stops, strict=True) if stop):
         sample.status = "stopped"
-    return tokens  # type: ignore[no-any-return]
+    return tokens

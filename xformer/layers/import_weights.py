@@ -44,7 +44,7 @@ def attention_from_projections(
     }
     if biases is not None:
         arrays |= {f"{name}.bias": bias for name, bias in zip(names, biases, strict=True)}
-    return replace(layer, arrays)  # type: ignore[no-any-return]
+    return replace(layer, arrays)
 
 
 def join_heads(per_head: Array) -> Array:

@@ -75,7 +75,7 @@ class BaseModel(Module):
             CheckpointError: If the file does not contain a model of this class.
             BackendError: If the library, dtype or device is not available.
         """
-        return _build(cls, path, *load_arrays(path), xp=xp, dtype=dtype, device=device)  # type: ignore[no-any-return]
+        return _build(cls, path, *load_arrays(path), xp=xp, dtype=dtype, device=device)
 
 
 def load(
@@ -87,7 +87,7 @@ def load(
     """
     arrays, metadata = load_arrays(path)
     cls = _MODELS.get(metadata.get("model", ""), BaseModel)
-    return _build(cls, path, arrays, metadata, xp=xp, dtype=dtype, device=device)  # type: ignore[no-any-return]
+    return _build(cls, path, arrays, metadata, xp=xp, dtype=dtype, device=device)
 
 
 def _build(

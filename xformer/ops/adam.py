@@ -10,7 +10,7 @@ from xformer.backends import Array, accumulation_dtype, array_namespace
 from xformer.ops.grad_scale import scale_gradient, skip_if_nonfinite
 from xformer.ops.operation import Operation
 
-Slot = tuple[Array, Array, Array, Array]  # parameter, gradient, exp_avg, exp_avg_sq
+Slot = tuple[Any, Any, Any, Any]  # parameter, gradient, exp_avg, exp_avg_sq
 
 
 def slots(arrays: Sequence[Array]) -> Iterator[Slot]:

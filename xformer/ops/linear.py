@@ -14,7 +14,7 @@ from xformer.ops.activations import relu_forward, relu_vjp
 from xformer.ops.operation import Operation
 
 
-def as_rows(x: Array) -> Array:
+def as_rows(x: Array) -> Any:
     """Reshape (..., features) to (rows, features): one large product is faster than a stack of small ones."""
     if x.ndim == 2:
         return x

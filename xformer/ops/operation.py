@@ -62,4 +62,4 @@ def _upcast_vjp(g: Any, residuals: Any, needs: Any, **static: Any) -> tuple[Any,
     cotangents = g if isinstance(g, list | tuple) else (g,)
     upcast = registry.upcast(array_namespace(*cotangents), cotangents)
     g = list(upcast) if cotangents is g else upcast[0]
-    return selected.vjp(g, residuals, needs, **static)  # type: ignore[no-any-return]
+    return selected.vjp(g, residuals, needs, **static)

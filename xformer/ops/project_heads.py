@@ -94,4 +94,4 @@ def project_heads(x: Array, *projections: Projection) -> tuple[Array, ...]:
             raise ShapeError(
                 f"weight has shape {tuple(weight.shape)}; expected a multiple of {count} heads as its columns"
             )
-    return _operation(x, *weights, *biases, heads=heads)  # type: ignore[no-any-return]
+    return _operation(x, *weights, *biases, heads=heads)

@@ -54,7 +54,7 @@ def split_batch(batch: Any, count: int) -> Sequence[Any]:
     """Return the shards of a batch: `batch.split(count)`, or the batch itself if it cannot be split."""
     if count < 2 or not can_split(batch):
         return [batch]
-    return batch.split(count)  # type: ignore[no-any-return]
+    return batch.split(count)
 
 
 def can_split(batch: Any) -> bool:

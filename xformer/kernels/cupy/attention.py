@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.backends import Array, accumulation_dtype, array_namespace, device, dtype_name
+from xformer.backends import NativeArray as Array
+from xformer.backends import accumulation_dtype, array_namespace, device, dtype_name
 from xformer.kernels.cupy.cublas import batched_product
 from xformer.kernels.registry import Kernel, register
 from xformer.ops.attention import causal_mask, repeat_kv, sum_kv_groups

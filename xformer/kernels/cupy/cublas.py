@@ -16,7 +16,8 @@ import os
 from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from typing import Any, NamedTuple
 
-from xformer.backends import Array, DType, array_namespace, dtype_name
+from xformer.backends import DType, array_namespace, dtype_name
+from xformer.backends import NativeArray as Array
 from xformer.environment import env_flag
 from xformer.kernels.cupy import plans
 from xformer.kernels.cupy.launch import cuda
@@ -36,7 +37,7 @@ def tf32() -> bool:
 
 def pointer(array: Array) -> int:
     """Return the device address of the first element."""
-    return array.data.ptr  # type: ignore[no-any-return]
+    return array.data.ptr
 
 
 def binding_and_handle() -> tuple[Any, int]:

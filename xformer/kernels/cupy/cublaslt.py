@@ -13,7 +13,8 @@ import weakref
 from ctypes import c_int, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
-from xformer.backends import Array, array_namespace, dtype_name
+from xformer.backends import NativeArray as Array
+from xformer.backends import array_namespace, dtype_name
 from xformer.kernels.cupy import cublas, plans
 from xformer.kernels.cupy.arrays import contiguous
 from xformer.kernels.cupy.plans import Failures, Plans

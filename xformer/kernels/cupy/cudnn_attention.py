@@ -10,7 +10,8 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from xformer.backends import Array, array_namespace, device, dtype_name
+from xformer.backends import NativeArray as Array
+from xformer.backends import array_namespace, device, dtype_name
 from xformer.kernels.cupy import attention as cupy_attention
 from xformer.kernels.cupy import cublas, cudnn_plans
 from xformer.kernels.cupy.cudnn_graph import DTYPES, Layout, Spec, aligned_rows, packed

@@ -10,7 +10,7 @@ _MAX_BLOCKS = 2**20  # kernels loop over further work
 
 def elements_per_thread(x: Any) -> int:
     """Return the number of elements that a thread loads at a time."""
-    return _VECTOR_BYTES // x.itemsize  # type: ignore[no-any-return]
+    return _VECTOR_BYTES // x.itemsize
 
 
 def grid_for_rows(rows: int, x: Any) -> tuple[int, int]:

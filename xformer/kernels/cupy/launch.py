@@ -43,7 +43,7 @@ def launch(kernel: str, dtypes: tuple[str, ...], blocks: int, threads: int, *arg
 
 def is_current_device(array: Any) -> bool:
     """Return whether an array is on the current device, on which launches run."""
-    return array.data.device_id == cuda().runtime.getDevice()  # type: ignore[no-any-return]
+    return array.data.device_id == cuda().runtime.getDevice()
 
 
 @functools.cache

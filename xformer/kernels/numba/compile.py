@@ -76,7 +76,7 @@ class _ParallelBody(_Kernel):
     @property
     def address(self) -> int:
         """Address of the C function; compiles it if necessary."""
-        return (self._compiled or self._compile()).address  # type: ignore[no-any-return]
+        return (self._compiled or self._compile()).address
 
     def _build(self, cache: bool) -> tuple[Any, bool]:
         compiled = cfunc(self._signature, cache=cache, fastmath=_REORDERED, **_SETTINGS)(self._function)
