@@ -1,38 +1,115 @@
 """Transformers written once, against the Python Array API standard, that run and train on any array library."""
 
-from xformer import kernels, masks
+from xformer import backends, kernels, layers, masks, ops
 from xformer.autodiff import grad, remat, stop_gradient, value_and_grad, vjp
 from xformer.backends import array_namespace
-from xformer.generation import GenerationConfig, generate, stream
-from xformer.layers import Initializer, MultiHeadAttention
-from xformer.models import LanguageModel, LanguageModelConfig, Transformer, TransformerConfig
+from xformer.generation import (
+    GenerationConfig,
+    Hypothesis,
+    LogitsProcessor,
+    StoppingCriterion,
+    StopSequences,
+    generate,
+    stream,
+)
+from xformer.layers import (
+    DecoderLayer,
+    Dropout,
+    Embedding,
+    EncoderLayer,
+    FeedForward,
+    GatedFeedForward,
+    Initializer,
+    LayerNorm,
+    Linear,
+    MultiHeadAttention,
+    RMSNorm,
+)
+from xformer.models import BaseModel, LanguageModel, LanguageModelConfig, Transformer, TransformerConfig, load
 from xformer.ops import cross_entropy
+from xformer.pipelines import Summarizer, TextGenerator, Tokenizers, Translator
 from xformer.random import Rng
 from xformer.threads import num_threads, set_num_threads
+from xformer.training import (
+    SGD,
+    Adafactor,
+    Adam,
+    AdamW,
+    Optimizer,
+    data_parallel,
+    early_stopping,
+    fit,
+    language_model_loss,
+    print_every,
+    schedules,
+    time_limit,
+    train_step,
+    translation_loss,
+    validate,
+)
+from xformer.tree import Module
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "SGD",
+    "Adafactor",
+    "Adam",
+    "AdamW",
+    "BaseModel",
+    "DecoderLayer",
+    "Dropout",
+    "Embedding",
+    "EncoderLayer",
+    "FeedForward",
+    "GatedFeedForward",
     "GenerationConfig",
+    "Hypothesis",
     "Initializer",
     "LanguageModel",
     "LanguageModelConfig",
+    "LayerNorm",
+    "Linear",
+    "LogitsProcessor",
+    "Module",
     "MultiHeadAttention",
+    "Optimizer",
+    "RMSNorm",
     "Rng",
+    "StopSequences",
+    "StoppingCriterion",
+    "Summarizer",
+    "TextGenerator",
+    "Tokenizers",
     "Transformer",
     "TransformerConfig",
+    "Translator",
     "__version__",
     "array_namespace",
+    "backends",
     "cross_entropy",
+    "data_parallel",
+    "early_stopping",
+    "fit",
     "generate",
     "grad",
     "kernels",
+    "language_model_loss",
+    "layers",
+    "load",
     "masks",
     "num_threads",
+    "ops",
+    "print_every",
     "remat",
+    "schedules",
     "set_num_threads",
     "stop_gradient",
     "stream",
+    "time_limit",
+    "train_step",
+    "translation_loss",
+    "validate",
     "value_and_grad",
     "vjp",
 ]
