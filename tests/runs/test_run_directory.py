@@ -7,7 +7,7 @@ import pytest
 from xformer.errors import CheckpointError, ConfigError
 from xformer.io import load_arrays
 from xformer.models import Transformer, TransformerConfig
-from xformer.runs.run_directory import RunDirectory, sha256
+from xformer.runs.run_directory import FORMAT, RunDirectory, sha256
 from xformer.text import Tokenizer
 from xformer.tree import map_arrays
 
@@ -41,7 +41,7 @@ def make_model(d_model=8, dtype="float32"):
 def test_a_start_leaves_a_whole_run(run, tokenizer):
     run.start({"kind": "train"}, {"joint": tokenizer})
     digest = hashlib.sha256((run.path / "tokenizer.json").read_bytes()).hexdigest()
-    assert run.read_config() == {"kind": "train", "tokenizers": {"tokenizer.json": digest}}
+    assert run.read_config() == {"format": FORMAT, "kind": "train", "tokenizers": {"tokenizer.json": digest}}
     assert run.load_tokenizer("joint").encode("one") == tokenizer.encode("one")
     with pytest.raises(
         ConfigError, match="holds a run that ended before anything was saved; remove it, continue it with: xformer"
@@ -101,10 +101,16 @@ def test_a_configuration_that_is_not_there(run):
         run.read_config()
 
 
+def test_a_run_of_version_0_1_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"kind": "train", "xformer": "0.1.0"}))
+    with pytest.raises(CheckpointError, match=r"was written by xformer 0\.1; use that version, or train again"):
+        RunDirectory(tmp_path).read_config()
+
+
 @pytest.mark.parametrize("key", ["recipe", "model", "data", "counts", "tokenizers"])
 def test_a_configuration_of_the_wrong_kind_is_refused(run, key):
     run.path.mkdir()
-    run.config.write_text(json.dumps({key: [1, 2]}))
+    run.config.write_text(json.dumps({"format": FORMAT, key: [1, 2]}))
     with pytest.raises(CheckpointError, match=f"is damaged: '{key}' is not a table"):
         run.read_config()
 

@@ -16,6 +16,8 @@ from xformer.text import Tokenizer
 # The command that uses the model, by task; here, as inference does not import the table of tasks.
 COMMANDS = {"translation": "translate", "summarization": "summarize", "language_modeling": "generate"}
 
+FORMAT = 2  # of config.json; runs of xformer 0.1 have none
+
 
 class RunDirectory:
     """The directory of a training run.
@@ -68,7 +70,7 @@ class RunDirectory:
                 tokenizer.save(self.tokenizer(side))
             digests = {self.tokenizer(side).name: sha256(self.tokenizer(side)) for side in tokenizers}
             # Last: a directory with a configuration is a complete run.
-            write_json(self.config, {**config, "tokenizers": digests})
+            write_json(self.config, {"format": FORMAT, **config, "tokenizers": digests})
         except CheckpointError:
             with contextlib.suppress(OSError):
                 for side in tokenizers:
@@ -116,6 +118,8 @@ class RunDirectory:
         if not self.config.exists():
             raise CheckpointError(f"{self.path} holds no run (no config.json); expected the output of xformer train")
         config = read_json(self.config, "run configuration")
+        if config.get("format") != FORMAT:
+            raise CheckpointError(f"{self.path} was written by xformer 0.1; use that version, or train again")
         for key in ("recipe", "model", "data", "counts", "tokenizers"):
             if not isinstance(config.get(key, {}), dict):
                 raise CheckpointError(f"{self.config} is damaged: {key!r} is not a table; restore it")
