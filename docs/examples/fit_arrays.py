@@ -1,0 +1,60 @@
+"""Fit a module of your own, with a loss of your own, to arrays of your own."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+import xformer as xf
+
+
+class MLP(xf.Module):
+    """A network with one hidden layer."""
+
+    hidden: xf.Linear
+    output: xf.Linear
+
+    def __init__(self, in_features: int, width: int, seed: int = 0):
+        init = xf.Initializer(np, seed=seed)
+        self.hidden = xf.Linear(in_features, width, init=init)
+        self.output = xf.Linear(width, 1, init=init)
+
+    def __call__(self, x):  # (batch, in_features) -> (batch,)
+        return self.output(self.hidden(x, activation="gelu"))[:, 0]
+
+
+class Batch(NamedTuple):
+    x: np.ndarray  # (batch, in_features)
+    y: np.ndarray  # (batch,)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of items whose losses the loss function adds up."""
+        return len(self.y)
+
+    def split(self, n: int) -> list["Batch"]:
+        """Split into shards, which `fit` computes on several threads."""
+        return [Batch(x, y) for x, y in zip(np.array_split(self.x, n), np.array_split(self.y, n), strict=True)]
+
+
+def squared_error(model, batch, rng):
+    """Return the sum over the batch, a scalar array; `fit` divides by the number of items."""
+    xp = xf.array_namespace(batch.x)
+    return xp.sum((model(batch.x) - batch.y) ** 2)
+
+
+def make_batches(seed: int, count: int) -> list[Batch]:
+    generator = np.random.default_rng(seed)
+    inputs = generator.normal(size=(count, 64, 3)).astype(np.float32)
+    return [Batch(x, np.sin(x[:, 0]) + x[:, 1] * x[:, 2]) for x in inputs]
+
+
+model, history = xf.fit(
+    MLP(in_features=3, width=64),
+    squared_error,
+    make_batches(seed=0, count=50),
+    optimizer=xf.AdamW(weight_decay=0.01),
+    learning_rate=xf.schedules.cosine(1e-2, warmup_steps=20, total_steps=300),
+    steps=300,
+    callbacks=[xf.print_every(100), xf.validate(make_batches(seed=1, count=5), every=100)],
+)
+assert history[-1].loss < 0.2 * history[0].loss

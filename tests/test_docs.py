@@ -1,0 +1,34 @@
+"""The examples of the documentation run, and its pages name files that exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs(example: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-W", "error", example], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_example_is_on_a_page() -> None:
+    included = {name for page in PAGES for name in re.findall(r'--8<-- "(.*)"', page.read_text(encoding="utf-8"))}
+    assert included == {example.name for example in EXAMPLES}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_pages_name_files_that_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:docs|xformer|bench|tests)/[\w./-]*)`", text):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
