@@ -49,7 +49,7 @@ def test_the_first_hour_needs_only_the_top_level_names():
         "Module", "Linear", "LayerNorm", "MultiHeadAttention", "Embedding", "Initializer", "Transformer",
         "TransformerConfig", "LanguageModel", "LanguageModelConfig", "AdamW", "SGD", "schedules", "fit",
         "train_step", "validate", "print_every", "cross_entropy", "value_and_grad", "grad", "vjp", "remat",
-        "Rng", "masks", "generate", "GenerationConfig", "LogitsProcessor", "StoppingCriterion", "Translator",
+        "Rng", "masks", "generate", "GenerationConfig", "LogitsProcessor", "StoppingCriteria", "Translator",
         "Summarizer", "TextGenerator", "load", "set_num_threads", "array_namespace", "kernels",
     ]  # fmt: skip
     assert set(names) <= set(xformer.__all__)

@@ -3,6 +3,7 @@
 import numpy as np
 
 import xformer as xf
+from xformer.training import Step, Validation
 
 config = xf.LanguageModelConfig(vocab_size=8, d_model=16, num_heads=2, d_ff=32, num_layers=1, dropout=0.0)
 counting = np.tile(np.arange(3, 8), (4, 3))  # 3 4 5 6 7 3 4 ...
@@ -21,13 +22,13 @@ class KeepBest:
         self.model = None
 
     def __call__(self, event, loop):
-        if isinstance(event, xf.Validation) and event.best:
+        if isinstance(event, Validation) and event.best:
             self.model = loop.model
 
 
 def stop_when_solved(event, loop):
     """End training once the loss per token is below 0.1."""
-    return isinstance(event, xf.Step) and event.loss < 0.1
+    return isinstance(event, Step) and event.loss < 0.1
 
 
 keep_best = KeepBest()

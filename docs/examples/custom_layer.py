@@ -10,16 +10,16 @@ class SquaredReLU(xf.Module):
 
     up: xf.Linear
     down: xf.Linear
-    dropout: float  # not an array: static configuration
+    dropout: xf.Dropout
 
     def __init__(self, d_model: int, d_ff: int, *, dropout: float = 0.0, init: xf.Initializer):
         self.up = xf.Linear(d_model, d_ff, init=init)
         self.down = xf.Linear(d_ff, d_model, init=init)
-        self.dropout = dropout
+        self.dropout = xf.Dropout(dropout)
 
     def __call__(self, x, rng=None):  # (batch, length, d_model) -> (batch, length, d_model)
         hidden = self.up(x, activation="relu")
-        return self.down(xf.dropout(hidden * hidden, self.dropout, rng))
+        return self.down(self.dropout(hidden * hidden, rng))
 
 
 layer = SquaredReLU(8, 32, dropout=0.1, init=xf.Initializer(np, seed=0))
@@ -29,7 +29,8 @@ print(layer(x).shape)  # without an rng there is no dropout
 
 
 def loss(layer, x):
-    return xf.array_namespace(x).sum(layer(x, rng=xf.Rng(1)) ** 2)
+    y = layer(x, rng=xf.Rng(1))
+    return xf.array_namespace(y).sum(y**2)
 
 
 value, gradients = xf.value_and_grad(loss)(layer, x)

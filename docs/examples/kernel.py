@@ -28,4 +28,4 @@ register(Kernel("example.relu", "relu", "numpy", supports, forward, vjp, priorit
 x = np.asarray([[-1.0, 2.0]], dtype=np.float32)
 print(explain("relu", x))
 assert "example.relu" in explain("relu", x).splitlines()[0]
-print(xf.value_and_grad(lambda x: xf.array_namespace(x).sum(xf.relu(x)))(x))
+print(xf.value_and_grad(lambda x: xf.array_namespace(x).sum(xf.ops.relu(x)))(x))

@@ -6,7 +6,7 @@ from xformer.generation.generate import generate, stream
 from xformer.generation.hypothesis import Hypothesis, length_penalty
 from xformer.generation.lengths import default_max_length
 from xformer.generation.logits_processors import Histories, LogitsProcessor
-from xformer.generation.stopping_criteria import StoppingCriterion, StopSequences
+from xformer.generation.stopping_criteria import StoppingCriteria, StopSequences
 
 __all__ = [
     "GenerationConfig",
@@ -14,7 +14,7 @@ __all__ = [
     "Hypothesis",
     "LogitsProcessor",
     "StopSequences",
-    "StoppingCriterion",
+    "StoppingCriteria",
     "alignments",
     "default_max_length",
     "generate",

@@ -21,7 +21,7 @@ from xformer.errors import DataError
 from xformer.generation.config import GenerationConfig
 from xformer.generation.lengths import LengthLimits
 from xformer.generation.logits_processors import Histories, LogitsProcessor
-from xformer.generation.stopping_criteria import StoppingCriterion
+from xformer.generation.stopping_criteria import StoppingCriteria
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class GenerationBatch:
     eos_id: int | None
     suppress_tokens: frozenset[int]
     logits_processors: Sequence[LogitsProcessor] = ()
-    stopping_criteria: Sequence[StoppingCriterion] = ()
+    stopping_criteria: Sequence[StoppingCriteria] = ()
     uniforms: list[list[list[float]]] | None = None
     coverage_penalties: Callable[[Sequence[Any]], list[float]] | None = None
 

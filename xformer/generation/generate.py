@@ -19,7 +19,7 @@ from xformer.generation.sampling import uniform_streams
 from xformer.generation.scoring import CoveragePenalty
 from xformer.generation.sequence_bias import Phrase, phrase_sets
 from xformer.generation.static_greedy import is_supported, static_greedy
-from xformer.generation.stopping_criteria import StoppingCriterion
+from xformer.generation.stopping_criteria import StoppingCriteria
 from xformer.models import LanguageModel, Transformer
 from xformer.models.token_ids import ids_of, pad
 from xformer.random import Rng
@@ -31,7 +31,7 @@ def generate(
     config: GenerationConfig | None = None,
     *,
     logits_processors: Sequence[LogitsProcessor] = (),
-    stopping_criteria: Sequence[StoppingCriterion] = (),
+    stopping_criteria: Sequence[StoppingCriteria] = (),
     rng: Rng | None = None,
     prefix: Sequence[Sequence[int]] | None = None,
     sequence_bias: Sequence[Sequence[Phrase]] | None = None,
@@ -53,7 +53,7 @@ def generate(
         config: Settings. Default: greedy search.
         logits_processors: Additional processors: functions (histories, logits) -> logits, see `LogitsProcessor`. They
             run after those of the config.
-        stopping_criteria: Functions (histories) -> one bool per row; True ends the row, see `StoppingCriterion`.
+        stopping_criteria: Functions (histories) -> one bool per row; True ends the row, see `StoppingCriteria`.
         rng: Source of samples; required if the config samples. A sample depends on the rng, the index of the input and
             the position, never on other inputs.
         prefix: Encoder-decoder: ids that each output begins with, one list per input.
@@ -155,7 +155,7 @@ def _make_batch(
     config: GenerationConfig | None,
     *,
     logits_processors: Sequence[LogitsProcessor] = (),
-    stopping_criteria: Sequence[StoppingCriterion] = (),
+    stopping_criteria: Sequence[StoppingCriteria] = (),
     rng: Rng | None = None,
     prefix: Sequence[Sequence[int]] | None = None,
     sequence_bias: Sequence[Sequence[Phrase]] | None = None,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from xformer.errors import ConfigError
 from xformer.generation.logits_processors import Histories
 
-StoppingCriterion = Callable[[Histories], Sequence[bool]]
+StoppingCriteria = Callable[[Histories], Sequence[bool]]
 """Function of the token histories of all rows that returns one bool per row: True ends the row.
 
 It is called after each step, on the host. A row that it ends counts as finished; it has no eos. In beam search, rows

@@ -16,7 +16,7 @@ from xformer.generation import (
     GenerationConfig,
     Hypothesis,
     LogitsProcessor,
-    StoppingCriterion,
+    StoppingCriteria,
     alignments,
     generate,
 )
@@ -197,7 +197,7 @@ class TextToText:
         seed: int = 0,
         batch_tokens: int = 4096,
         logits_processors: Sequence[LogitsProcessor] = (),
-        stopping_criteria: Sequence[StoppingCriterion] = (),
+        stopping_criteria: Sequence[StoppingCriteria] = (),
         first_index: int = 0,
         **overrides: Any,
     ) -> Iterator[list[Result]]:

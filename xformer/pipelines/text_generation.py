@@ -17,7 +17,7 @@ from xformer.generation import (
     Histories,
     Hypothesis,
     LogitsProcessor,
-    StoppingCriterion,
+    StoppingCriteria,
     generate,
     stream,
 )
@@ -140,7 +140,7 @@ class TextGenerator:
         seed: int = 0,
         batch_tokens: int = 4096,
         logits_processors: Sequence[LogitsProcessor] = (),
-        stopping_criteria: Sequence[StoppingCriterion] = (),
+        stopping_criteria: Sequence[StoppingCriteria] = (),
         first_index: int = 0,
         **overrides: Any,
     ) -> list[list[Continuation]]:
@@ -177,7 +177,7 @@ class TextGenerator:
         sequence_bias: Sequence[str] | None = None,
         seed: int = 0,
         logits_processors: Sequence[LogitsProcessor] = (),
-        stopping_criteria: Sequence[StoppingCriterion] = (),
+        stopping_criteria: Sequence[StoppingCriteria] = (),
         **overrides: Any,
     ) -> Iterator[str]:
         """Continue a prompt, yielding text as it is generated.
