@@ -17,7 +17,7 @@ class DecoderLayer(Module):
 
     See Vaswani et al. (2017), section 3.1.
 
-    Args:
+    Attributes:
         self_attention: Attention among the target tokens.
         cross_attention: Attention of the target tokens to the memory.
         feed_forward: Feed-forward network of the layer.

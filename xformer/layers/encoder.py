@@ -17,7 +17,7 @@ class EncoderLayer(Module):
 
     With `causal=True` it is the layer of a decoder-only model.
 
-    Args:
+    Attributes:
         self_attention: Attention of the layer.
         feed_forward: Feed-forward network of the layer.
         self_attention_residual: Residual connection around the attention, `PreNorm` or `PostNorm`.
