@@ -132,7 +132,7 @@ def lowers(normalizer: dict[str, Any] | None) -> bool:
 
 
 def separator_id(content: dict[str, Any]) -> int | None:
-    """The id of `<sep>` where it is a special token; text may have taught an ordinary token of that name."""
+    """Return the id of `<sep>` if it is a special token; text may contain an ordinary token of that name."""
     for token in content["added_tokens"]:
         if token["content"] == SEPARATOR and token["special"]:
             return int(token["id"])

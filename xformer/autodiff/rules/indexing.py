@@ -22,7 +22,7 @@ def _take(xp: Any, g: Any, x_shape: Any, indices: Any, *, axis: int | None = Non
 
 
 def _take_along_axis(xp: Any, g: Any, x_shape: Any, indices: Any, *, axis: int = -1) -> Any:
-    """Number the elements of the flattened input and scatter into those."""
+    """Scatter the gradient into the flattened input."""
     axis = axis % len(x_shape)
     moved_shape = (*x_shape[:axis], *x_shape[axis + 1 :], x_shape[axis])
     g, indices = xp.moveaxis(g, axis, -1), xp.moveaxis(indices, axis, -1)

@@ -36,7 +36,7 @@ def elements(slot: Slot) -> list[Any]:
 
 
 def read(factor: Any) -> float | None:
-    """The factor as a number, 1 if there is none; None where it is NaN, and nothing is to be done."""
+    """Return the factor as a number (1 by default), or None if it is NaN, which skips the update."""
     number = 1.0 if factor is None else float(factor)
     return None if math.isnan(number) else number
 
@@ -53,7 +53,10 @@ def _forward(
     donate: bool,
     save: bool,
 ) -> tuple[Any, Any]:
-    """The scale s of the second moment leaves the root: a m / (sqrt(s v) + e) = a/sqrt(s) m / (sqrt(v) + e/sqrt(s))."""
+    """Update with Adam, moving the scale of the second moment out of the root.
+
+    a m / (sqrt(s v) + e) = a/sqrt(s) m / (sqrt(v) + e/sqrt(s))
+    """
     arrays = tuple(writable(arrays, donate))
     root, number = math.sqrt(bias_correction2), read(factor)
     if number is None:
