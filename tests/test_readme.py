@@ -82,7 +82,7 @@ def check_setup(words: list[str]) -> None:
     if words[2] == "pip":
         assert words[3] == "install"
         extras = re.fullmatch(r"\.\[(.*)\]", words[4])
-        assert words[4:] == ["nox"] or (extras and set(extras[1].split(",")) <= set(EXTRAS))
+        assert words[4:] in (["."], ["nox"]) or (extras and set(extras[1].split(",")) <= set(EXTRAS))
     else:
         assert words[2:4] == ["nox", "-s"]
         assert f"def {words[4]}(session" in (ROOT / "noxfile.py").read_text(encoding="utf-8")

@@ -48,6 +48,13 @@ def test_training_lowers_the_loss():
 
 
 @pytest.mark.parametrize("suite", sorted(SUITES))
+def test_a_quick_suite_has_one_workload(suite):
+    quick = SUITES[suite].quick()
+    assert len(quick.workloads(quick.sizes)) == 1
+    assert quick.rounds <= 3
+
+
+@pytest.mark.parametrize("suite", sorted(SUITES))
 def test_every_suite_of_work_has_cases(suite):
     workloads = SUITES[suite].workloads(SUITES[suite].sizes)
     assert len({workload.name for workload in workloads}) == len(workloads) > 0

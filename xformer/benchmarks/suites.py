@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,11 @@ class Suite:
     sizes: Sizes
     settings: tuple[str, ...]
     rounds: int = 7
+
+    def quick(self) -> Suite:
+        """Return the suite with one size and at most three rounds."""
+        first = {axis: getattr(self.sizes, axis)[:1] for axis in AXES}
+        return dataclasses.replace(self, sizes=dataclasses.replace(self.sizes, **first), rounds=min(3, self.rounds))
 
     def workloads(self, sizes: Sizes) -> list[Workload]:
         """Return the workload of every point of a grid."""

@@ -86,6 +86,9 @@ def bench(
             rich_help_panel=SIZES,
         ),
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Measure one size in three rounds.", rich_help_panel=RUN)
+    ] = False,
     rounds: Annotated[
         int | None,
         typer.Option(
@@ -124,5 +127,5 @@ def bench(
         "dtype": dtype,
     }
     sizes = {name: value for name, value in {**axes, **settings}.items() if value is not None}
-    request = BenchRequest(suite, tuple(backend or ["numpy"]), sizes, rounds, threads)
+    request = BenchRequest(suite, tuple(backend or ["numpy"]), sizes, rounds, threads, quick)
     run_bench(request, out=out, plot=plot, as_json=as_json)

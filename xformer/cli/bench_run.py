@@ -44,6 +44,7 @@ class BenchRequest:
         sizes: Fields of `xformer.benchmarks.Sizes` that replace the defaults of the suite.
         rounds: Number of rounds; None is the default of the suite.
         threads: Threads of each library; None is all that this process may use.
+        quick: Use one size and three rounds by default.
     """
 
     suite: str
@@ -51,6 +52,7 @@ class BenchRequest:
     sizes: dict[str, Any]
     rounds: int | None
     threads: int | None
+    quick: bool = False
 
 
 def run_bench(request: BenchRequest, *, out: Path | None, plot: Path | None, as_json: bool) -> None:
@@ -92,7 +94,7 @@ def _checked_suite(request: BenchRequest) -> Suite:
     """Return the suite after checking its settings, the backends and the number of threads."""
     if request.suite not in SUITES:
         raise ConfigError(f"the suite is {request.suite!r}; expected one of {', '.join(SUITES)}")
-    suite = SUITES[request.suite]
+    suite = SUITES[request.suite].quick() if request.quick else SUITES[request.suite]
     for name in request.sizes:
         if name not in (*AXES, *suite.settings):
             raise ConfigError(f"--{name.replace('_', '-')} does not apply to {request.suite}")
