@@ -19,12 +19,12 @@ def slots(arrays: Sequence[Array]) -> Iterator[Slot]:
 
 
 def updated(arrays: Sequence[Array]) -> tuple[Array, ...]:
-    """Return the arrays of an update in place: all but the gradients."""
+    """Return the results of an update in place: all arrays except the gradients."""
     return tuple(array for parameter, _, *moments in slots(arrays) for array in (parameter, *moments))
 
 
 def writable(arrays: Sequence[Array], donate: bool) -> Sequence[Array]:
-    """Return the arrays that a kernel may write to: donated ones themselves, else copies of all but the gradients."""
+    """Return arrays that a kernel may write to: donated ones themselves, else copies of all except the gradients."""
     if donate:
         return arrays
     copy = array_namespace(*arrays).asarray
@@ -45,12 +45,12 @@ def _forward(
 ) -> tuple[Any, Any]:
     xp = array_namespace(*arrays)
     results: list[Array] = []
-    for (parameter, gradient, *moments), factor in zip(slots(arrays), decay, strict=True):
+    for (parameter, gradient, *moments), parameter_decay in zip(slots(arrays), decay, strict=True):
         g = scale_gradient(xp.astype(gradient, moments[0].dtype, copy=False), grad_scale)
         exp_avg = beta1 * moments[0] + (1.0 - beta1) * g
         exp_avg_sq = beta2 * moments[1] + (1.0 - beta2) * (g * g)
         change = step_size * exp_avg / (xp.sqrt(exp_avg_sq * bias_correction2) + epsilon)
-        changed = factor * xp.astype(parameter, exp_avg.dtype, copy=False) - change
+        changed = parameter_decay * xp.astype(parameter, exp_avg.dtype, copy=False) - change
         new = xp.astype(changed, parameter.dtype, copy=False), exp_avg, exp_avg_sq
         results += (skip_if_nonfinite(grad_scale, *pair) for pair in zip((parameter, *moments), new, strict=True))
     return tuple(results), None
@@ -73,7 +73,7 @@ def adam(
 ) -> list[tuple[Array, Array, Array]]:
     """Update parameters.
 
-    A slot that a kernel does not support sends all slots to the portable definition.
+    If a kernel does not support one of the slots, the portable definition updates all of them.
 
     Args:
         parameters: Slots (parameter, gradient, exp_avg, exp_avg_sq) of arrays of one shape.
@@ -100,7 +100,7 @@ def adam(
         beta2=beta2,
         bias_correction2=1.0 / (1.0 - beta2**step),
         epsilon=epsilon,
-        decay=tuple(1.0 - learning_rate * each for each in weight_decay or [0.0] * len(parameters)),
+        decay=tuple(1.0 - learning_rate * rate for rate in weight_decay or [0.0] * len(parameters)),
         donate=donate,
     )
     return list(zip(*[iter(results)] * 3, strict=True))

@@ -27,12 +27,14 @@ from xformer.ops.adam import Slot, slots, updated, writable
 _BLOCK_ELEMENTS = 8192
 _THREADS = 256
 # Tables of cuda/optimizer.cu; with the other arguments they fit in the 4 KiB that every device accepts.
-_MAX_ROWS, _MAX_ARRAYS, _MAX_PAIRS = 64, 128, 112
-_ROWS = np.dtype(
-    [(name, np.uint64, _MAX_ROWS) for name in ("parameters", "gradients", "firsts", "seconds")]
-    + [("sizes", np.int64, _MAX_ROWS), ("keeps", np.float64, _MAX_ROWS), ("ends", np.int64, _MAX_ROWS)]
+_MAX_SLOTS, _MAX_ARRAYS, _MAX_PAIRS = 64, 128, 112
+_SLOTS = np.dtype(
+    [(name, np.uint64, _MAX_SLOTS) for name in ("parameters", "gradients", "exp_avgs", "exp_avg_sqs")]
+    + [("sizes", np.int64, _MAX_SLOTS), ("decays", np.float64, _MAX_SLOTS), ("ends", np.int64, _MAX_SLOTS)]
 )
-_ARRAYS = np.dtype([("at", np.uint64, _MAX_ARRAYS), ("sizes", np.int64, _MAX_ARRAYS), ("ends", np.int64, _MAX_ARRAYS)])
+_ARRAYS = np.dtype(
+    [("addresses", np.uint64, _MAX_ARRAYS), ("sizes", np.int64, _MAX_ARRAYS), ("ends", np.int64, _MAX_ARRAYS)]
+)
 _PAIRS = np.dtype(
     [(name, np.uint64, _MAX_PAIRS) for name in ("from", "to")]
     + [(name, np.int64, _MAX_PAIRS) for name in ("sizes", "ends")]
@@ -40,7 +42,7 @@ _PAIRS = np.dtype(
 
 
 def _batches(items: Sequence[Any], max_items: int) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
-    """Group tuples of arrays by dtypes, in batches of at most `max_items`; the first array has the size."""
+    """Group nonempty items (array, ...) by the dtypes of their first two entries, in batches of at most `max_items`."""
     by_dtypes: dict[tuple[str, ...], list[Any]] = {}
     for item in items:
         if item[0].size:
@@ -63,14 +65,14 @@ def _table(dtype: Any, columns: dict[str, list[Any]]) -> tuple[Any, int]:
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    for parameter, gradient, first, second in slots(arrays[1:]):
+    for parameter, gradient, exp_avg, exp_avg_sq in slots(arrays[1:]):
         if reason := unsupported_reason(parameter):
             return reason
         if not is_compatible_dtype(gradient, parameter):
             return f"a gradient of dtype {dtype_name(gradient.dtype)} for a {dtype_name(parameter.dtype)} parameter"
-        if first.dtype != compute_dtype(parameter) or second.dtype != first.dtype:
-            return f"moments of dtype {dtype_name(first.dtype)} for a {dtype_name(parameter.dtype)} parameter"
-        in_place = parameter, first, second
+        if exp_avg.dtype != compute_dtype(parameter) or exp_avg_sq.dtype != exp_avg.dtype:
+            return f"moments of dtype {dtype_name(exp_avg.dtype)} for a {dtype_name(parameter.dtype)} parameter"
+        in_place = parameter, exp_avg, exp_avg_sq
         if not any(all(array.flags[order] for array in in_place) for order in ("C_CONTIGUOUS", "F_CONTIGUOUS")):
             return "arrays are not contiguous, or differ in memory order"
     return None
@@ -78,14 +80,14 @@ def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
 
 def _in_order(slot: Slot) -> tuple[Any, ...]:
     """Return a slot with the gradient in the memory order of the parameter."""
-    parameter, gradient, first, second = slot
+    parameter, gradient, exp_avg, exp_avg_sq = slot
     if parameter.flags.c_contiguous:
-        return parameter, contiguous(gradient), first, second
-    return parameter, array_namespace(gradient).asfortranarray(gradient), first, second
+        return parameter, contiguous(gradient), exp_avg, exp_avg_sq
+    return parameter, array_namespace(gradient).asfortranarray(gradient), exp_avg, exp_avg_sq
 
 
 def _forward(
-    factor: Any,
+    grad_scale: Any,
     *arrays: Any,
     step_size: float,
     beta1: float,
@@ -98,14 +100,14 @@ def _forward(
 ) -> tuple[Any, Any]:
     arrays = tuple(writable(arrays, donate))
     settings = float(step_size), float(beta1), float(beta2), float(bias_correction2), float(epsilon)
-    items = [(*_in_order(slot), kept) for slot, kept in zip(slots(arrays), decay, strict=True)]
-    for dtypes, batch in _batches(items, _MAX_ROWS):
-        fields = zip(("parameters", "gradients", "firsts", "seconds"), zip(*batch, strict=True), strict=False)
+    items = [(*_in_order(slot), parameter_decay) for slot, parameter_decay in zip(slots(arrays), decay, strict=True)]
+    for dtypes, batch in _batches(items, _MAX_SLOTS):
+        fields = zip(("parameters", "gradients", "exp_avgs", "exp_avg_sqs"), zip(*batch, strict=True), strict=False)
         columns = {name: [cublas.pointer(array) for array in column] for name, column in fields}
-        columns |= {"sizes": [item[0].size for item in batch], "keeps": [item[4] for item in batch]}
-        table, blocks = _table(_ROWS, columns)
-        at = None if factor is None else contiguous(factor, compute_dtype(batch[0][0]))
-        cuda_launch.launch("optimizer.adam", dtypes, blocks, _THREADS, table, _BLOCK_ELEMENTS, *settings, at)
+        columns |= {"sizes": [item[0].size for item in batch], "decays": [item[4] for item in batch]}
+        table, blocks = _table(_SLOTS, columns)
+        scale = None if grad_scale is None else contiguous(grad_scale, compute_dtype(batch[0][0]))
+        cuda_launch.launch("optimizer.adam", dtypes, blocks, _THREADS, table, _BLOCK_ELEMENTS, *settings, scale)
     return updated(arrays), None
 
 
@@ -125,15 +127,12 @@ def _squared_norm_forward(*arrays: Any, save: bool) -> tuple[Any, Any]:
     """Sum the squares per block, then sum these in the order of the arrays."""
     arrays = tuple(contiguous(array) for array in arrays)
     num_blocks = sum(-(-array.size // _BLOCK_ELEMENTS) for array in arrays)
-    sums, norm = (
-        empty(arrays[0], (num_blocks,), compute_dtype(arrays[0])),
-        empty(arrays[0], (), compute_dtype(arrays[0])),
-    )
+    sums, norm = (empty(arrays[0], shape, compute_dtype(arrays[0])) for shape in ((num_blocks,), ()))
     start = 0
     for dtypes, batch in _batches([(array,) for array in arrays], _MAX_ARRAYS):
         columns = {
-            "at": [cublas.pointer(array) for (array,) in batch],
-            "sizes": [item[0].size for item in batch],
+            "addresses": [cublas.pointer(array) for (array,) in batch],
+            "sizes": [array.size for (array,) in batch],
         }
         table, blocks = _table(_ARRAYS, columns)
         cuda_launch.launch("optimizer.squares", dtypes, blocks, _THREADS, table, sums[start:], _BLOCK_ELEMENTS)
@@ -163,27 +162,27 @@ register(
 
 
 def _cast_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    twice = dtype_name(arrays[0].dtype) == "float64" and static["dtype"] not in ("float64", "float32")
-    return supports_floats(arrays, static) or ("float64 would be rounded to 16 bits twice" if twice else None)
+    rounds_twice = dtype_name(arrays[0].dtype) == "float64" and static["dtype"] not in ("float64", "float32")
+    return supports_floats(arrays, static) or ("float64 would be rounded to 16 bits twice" if rounds_twice else None)
 
 
 def _cast(arrays: Sequence[Any], dtype: Any) -> tuple[Any, ...]:
     pairs = [(x := contiguous(array), empty(x, dtype=dtype)) for array in arrays]
     for dtypes, batch in _batches(pairs, _MAX_PAIRS):
-        before, after = zip(*batch, strict=True)
-        columns = {"from": [*map(cublas.pointer, before)], "to": [*map(cublas.pointer, after)]}
-        table, blocks = _table(_PAIRS, columns | {"sizes": [x.size for x in before]})
+        inputs, outputs = zip(*batch, strict=True)
+        columns = {"from": [*map(cublas.pointer, inputs)], "to": [*map(cublas.pointer, outputs)]}
+        table, blocks = _table(_PAIRS, columns | {"sizes": [x.size for x in inputs]})
         cuda_launch.launch("optimizer.cast", dtypes, blocks, _THREADS, table, _BLOCK_ELEMENTS)
-    return tuple(after for _, after in pairs)
+    return tuple(y for _, y in pairs)
 
 
 def _cast_forward(*arrays: Any, dtype: str, save: bool) -> tuple[Any, Any]:
     return _cast(arrays, dtype_named(array_namespace(*arrays), dtype)), arrays[0].dtype
 
 
-def _cast_vjp(g: Any, before: Any, needs: Any, *, dtype: str) -> tuple[Any, ...]:
-    cotangents = iter(_cast([each for each in g if each is not None], before))
-    return tuple(None if each is None else next(cotangents) for each in g)
+def _cast_vjp(g: Any, input_dtype: Any, needs: Any, *, dtype: str) -> tuple[Any, ...]:
+    cotangents = iter(_cast([cotangent for cotangent in g if cotangent is not None], input_dtype))
+    return tuple(None if cotangent is None else next(cotangents) for cotangent in g)
 
 
 register(Kernel("cupy.cast", "cast", "cupy", _cast_supports, _cast_forward, _cast_vjp))

@@ -132,7 +132,7 @@ _MIN_ELEMENTS = 200_000  # about 0.3 ms; below, starting threads costs more than
 
 
 def _adam_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    if any(len({array.shape for array in row}) > 1 for row in slots(arrays[1:])):
+    if any(len({array.shape for array in slot}) > 1 for slot in slots(arrays[1:])):
         return "the arrays have different shapes"
     return numpy_optimizer.supports(arrays, static) or numba_arrays.supports(arrays[1:], static)
 
@@ -140,19 +140,20 @@ def _adam_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | Non
 def _adam(grad_scale: Any, *arrays: Any, decay: Any, donate: bool, save: bool, **settings: float) -> tuple[Any, Any]:
     """Update large parameters first, on several threads if that pays off."""
     arrays = tuple(writable(arrays, donate))
-    names = ("step_size", "beta1", "beta2", "bias_correction2", "epsilon")
-    numbers, number = [settings[name] for name in names], numpy_optimizer.read(grad_scale)
-    if number is None:
+    scale = numpy_optimizer.read_grad_scale(grad_scale)
+    if scale is None:
         return updated(arrays), None
-    of_rows = sorted(zip(slots(arrays), decay, strict=True), key=lambda each: -each[0][0].size)
+    values = [settings[name] for name in ("step_size", "beta1", "beta2", "bias_correction2", "epsilon")]
+    items = sorted(zip(slots(arrays), decay, strict=True), key=lambda item: -item[0][0].size)
 
-    def update(each: Any) -> None:
-        _kernels().adam(*numpy_optimizer.elements(each[0]), *numbers, each[1], number)
+    def update(item: Any) -> None:
+        slot, parameter_decay = item
+        _kernels().adam(*numpy_optimizer.elements(slot), *values, parameter_decay, scale)
 
-    if sum(row[0].size for row, _ in of_rows) < _MIN_ELEMENTS:
-        list(map(update, of_rows))
+    if sum(slot[0].size for slot, _ in items) < _MIN_ELEMENTS:
+        list(map(update, items))
     else:
-        parallel_map(update, of_rows)
+        parallel_map(update, items)
     return updated(arrays), None
 
 

@@ -63,15 +63,15 @@ def dropout(x, mask, scale, y):
 
 
 @kernel(out_array(1), in_array(1), out_array(1), out_array(1), *[float64] * 7)
-def adam(p, g, m, v, step_size, beta1, beta2, second_scale, epsilon, keep, factor):
-    """Update parameter p and moments m and v in place, with the gradient factor g."""
-    keep1, take1, keep2, take2 = _f32(beta1), _f32(1.0 - beta1), _f32(beta2), _f32(1.0 - beta2)
-    step, scale, least, kept = _f32(step_size), _f32(second_scale), _f32(epsilon), _f32(keep)
+def adam(p, g, m, v, step_size, beta1, beta2, bias_correction2, epsilon, decay, grad_scale):
+    """Update parameter p and its moments m and v in place, with the gradient grad_scale g."""
+    b1, c1, b2, c2 = _f32(beta1), _f32(1.0 - beta1), _f32(beta2), _f32(1.0 - beta2)
+    a, correction, eps, shrink = _f32(step_size), _f32(bias_correction2), _f32(epsilon), _f32(decay)
     for i in range(p.size):
-        gradient = _f32(factor) * g[i]
-        m[i] = keep1 * m[i] + take1 * gradient
-        v[i] = keep2 * v[i] + take2 * (gradient * gradient)
-        p[i] = kept * p[i] - step * m[i] / (math.sqrt(v[i] * scale) + least)
+        gradient = _f32(grad_scale) * g[i]
+        m[i] = b1 * m[i] + c1 * gradient
+        v[i] = b2 * v[i] + c2 * (gradient * gradient)
+        p[i] = shrink * p[i] - a * m[i] / (math.sqrt(v[i] * correction) + eps)
 
 
 # --- norms ----------------------------------------------------------------------------------------------------------

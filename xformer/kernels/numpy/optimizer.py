@@ -16,11 +16,11 @@ _BLOCK = 32768  # elements: five arrays of this size stay in a core's second-lev
 
 
 def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    """None for arrays that can be updated in place, element by element, else the reason why not."""
-    for parameter, _, first, second in slots(arrays[1:]):
-        if not (parameter.flags.writeable and first.flags.writeable and second.flags.writeable):
+    """Return None if the arrays can be updated in place, element by element, else the reason why not."""
+    for parameter, _, exp_avg, exp_avg_sq in slots(arrays[1:]):
+        in_place = parameter, exp_avg, exp_avg_sq
+        if not all(array.flags.writeable for array in in_place):
             return "an array is read-only"
-        in_place = parameter, first, second
         if not any(all(array.flags[order] for array in in_place) for order in ("C_CONTIGUOUS", "F_CONTIGUOUS")):
             return "arrays are not contiguous, or differ in memory order"
     return supports_floats(arrays[1:], static)
@@ -28,21 +28,21 @@ def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
 
 def elements(slot: Slot) -> list[Any]:
     """Flatten the arrays of a slot, in the memory order of the parameter."""
-    parameter, gradient, first, second = slot
+    parameter, gradient, exp_avg, exp_avg_sq = slot
     order: Any = "C" if parameter.flags.c_contiguous else "F"
     if not gradient.flags[f"{order}_CONTIGUOUS"]:
         gradient = gradient.copy(order)
-    return [array.reshape(-1, order="A") for array in (parameter, gradient, first, second)]
+    return [array.reshape(-1, order="A") for array in (parameter, gradient, exp_avg, exp_avg_sq)]
 
 
-def read(factor: Any) -> float | None:
-    """Return the factor as a number (1 by default), or None if it is NaN, which skips the update."""
-    number = 1.0 if factor is None else float(factor)
-    return None if math.isnan(number) else number
+def read_grad_scale(grad_scale: Any) -> float | None:
+    """Return the scale of the gradients as a number (1 by default), or None if it is NaN, which skips the update."""
+    scale = 1.0 if grad_scale is None else float(grad_scale)
+    return None if math.isnan(scale) else scale
 
 
 def _forward(
-    factor: Any,
+    grad_scale: Any,
     *arrays: Any,
     step_size: float,
     beta1: float,
@@ -53,33 +53,33 @@ def _forward(
     donate: bool,
     save: bool,
 ) -> tuple[Any, Any]:
-    """Update with Adam, moving the scale of the second moment out of the root.
+    """Update with Adam, moving the bias correction c of the second moment out of the root.
 
-    a m / (sqrt(s v) + e) = a/sqrt(s) m / (sqrt(v) + e/sqrt(s))
+    a m / (sqrt(c v) + e) = a/sqrt(c) m / (sqrt(v) + e/sqrt(c))
     """
     arrays = tuple(writable(arrays, donate))
-    root, number = math.sqrt(bias_correction2), read(factor)
-    if number is None:
+    root, scale = math.sqrt(bias_correction2), read_grad_scale(grad_scale)
+    if scale is None:
         return updated(arrays), None
-    work = np.empty(min(_BLOCK, max(array.size for array in arrays)), arrays[0].dtype)
-    for slot, kept in zip(slots(arrays), decay, strict=True):
+    scratch = np.empty(min(_BLOCK, max(array.size for array in arrays)), arrays[0].dtype)
+    for slot, parameter_decay in zip(slots(arrays), decay, strict=True):
         flat = elements(slot)
         for start in range(0, flat[0].size, _BLOCK):
             p, g, m, v = (array[start : start + _BLOCK] for array in flat)
-            t = work[: p.size]
-            np.multiply(g, number * (1.0 - beta1), out=t)
+            t = scratch[: p.size]
+            np.multiply(g, scale * (1.0 - beta1), out=t)
             m *= beta1
             m += t
             t *= g
-            t *= number * (1.0 - beta2) / (1.0 - beta1)
+            t *= scale * (1.0 - beta2) / (1.0 - beta1)
             v *= beta2
             v += t
             np.sqrt(v, out=t)
             t += epsilon / root
             np.divide(m, t, out=t)
             t *= step_size / root
-            if kept != 1.0:
-                p *= kept
+            if parameter_decay != 1.0:
+                p *= parameter_decay
             p -= t
     return updated(arrays), None
 

@@ -73,11 +73,11 @@ template <int V, typename T> __device__ inline bool aligned(const T* rows, long 
     return length % V == 0 && (unsigned long long)rows % alignof(Vector<T, V>) == 0;
 }
 
-// Load V elements, of which `left` exist; the others are zero. `whole`: all exist and are aligned.
+// Load V elements, of which `left` exist; the others are zero. `is_full`: all exist and are aligned.
 template <int V, typename T, typename W>
-__device__ inline void load(const T* from, long long left, bool whole, W (&to)[V])
+__device__ inline void load(const T* from, long long left, bool is_full, W (&to)[V])
 {
-    if (whole) {
+    if (is_full) {
         Vector<T, V> chunk = *reinterpret_cast<const Vector<T, V>*>(from);
         for (int k = 0; k < V; ++k) to[k] = upcast(chunk.element[k]);
     } else {
@@ -86,9 +86,9 @@ __device__ inline void load(const T* from, long long left, bool whole, W (&to)[V
 }
 
 template <int V, typename T, typename W>
-__device__ inline void store(const W (&from)[V], long long left, bool whole, T* to)
+__device__ inline void store(const W (&from)[V], long long left, bool is_full, T* to)
 {
-    if (whole) {
+    if (is_full) {
         Vector<T, V> chunk;
         for (int k = 0; k < V; ++k) downcast(from[k], chunk.element[k]);
         *reinterpret_cast<Vector<T, V>*>(to) = chunk;

@@ -9,11 +9,11 @@ __device__ inline void map(const T* x, const S* other, T* y, long long size, F f
     Wide<T> a[V], b[V];
     for (long long i = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * V; i < size;
          i += (long long)gridDim.x * blockDim.x * V) {
-        const bool whole = is_aligned && size - i >= V;
-        load(x + i, size - i, whole, a);
-        load(other + i, size - i, whole, b);
+        const bool is_full = is_aligned && size - i >= V;
+        load(x + i, size - i, is_full, a);
+        load(other + i, size - i, is_full, b);
         for (int k = 0; k < V; ++k) a[k] = f(a[k], b[k]);
-        store(a, size - i, whole, y + i);
+        store(a, size - i, is_full, y + i);
     }
 }
 

@@ -6,18 +6,18 @@ template <typename T>
 __global__ void gather(const T* table, const long long* ids, T* y, long long count, long long rows, long long n)
 {
     const int V = VectorSize<T>::value;
-    const bool whole = aligned<V>(table, n) && aligned<V>(y, n);
+    const bool is_full = aligned<V>(table, n) && aligned<V>(y, n);
     FOR_ROWS(position, count) {
         const long long id = ids[position];
         const bool known = id >= 0 && id < rows;
         FOR_COLUMNS(i, n) {
             Wide<T> v[V];
             if (known) {
-                load(table + id * n + i, n - i, whole, v);
+                load(table + id * n + i, n - i, is_full, v);
             } else {
                 for (int k = 0; k < V; ++k) v[k] = not_a_number();
             }
-            store(v, n - i, whole, y + position * n + i);
+            store(v, n - i, is_full, y + position * n + i);
         }
     }
 }
@@ -31,7 +31,7 @@ __global__ void scatter_segments(const T* g, const long long* order, const long 
                                long long segment_size)
 {
     const int V = VectorSize<T>::value;
-    const bool whole = aligned<V>(g, n) && aligned<V>(dtable, n) && aligned<V>(heads, n) && aligned<V>(tails, n);
+    const bool is_full = aligned<V>(g, n) && aligned<V>(dtable, n) && aligned<V>(heads, n) && aligned<V>(tails, n);
     FOR_ROWS(position, count) {
         const long long id = sorted[position], segment = position / segment_size;
         const bool follows = position > 0 && sorted[position - 1] == id;
@@ -42,15 +42,15 @@ __global__ void scatter_segments(const T* g, const long long* order, const long 
         FOR_COLUMNS(i, n) {
             Wide<T> v[V], total[V] = {};
             for (long long at = position; at < end && sorted[at] == id; ++at) {
-                load(g + order[at] * n + i, n - i, whole, v);
+                load(g + order[at] * n + i, n - i, is_full, v);
                 for (int k = 0; k < V; ++k) total[k] += v[k];
             }
             if (follows)
-                store(total, n - i, whole, heads + segment * n + i);
+                store(total, n - i, is_full, heads + segment * n + i);
             else if (continues)
-                store(total, n - i, whole, tails + segment * n + i);
+                store(total, n - i, is_full, tails + segment * n + i);
             else
-                store(total, n - i, whole, dtable + id * n + i);
+                store(total, n - i, is_full, dtable + id * n + i);
         }
     }
 }
@@ -61,19 +61,19 @@ __global__ void scatter_join(const long long* sorted, const Wide<T>* heads, cons
                              long long count, long long rows, long long n, long long segment_size)
 {
     const int V = VectorSize<T>::value;
-    const bool whole = aligned<V>(dtable, n) && aligned<V>(heads, n) && aligned<V>(tails, n);
+    const bool is_full = aligned<V>(dtable, n) && aligned<V>(heads, n) && aligned<V>(tails, n);
     FOR_ROWS(segment, (count - 1) / segment_size) {
         const long long first = segment * segment_size, next = first + segment_size, id = sorted[next - 1];
         const bool begins = sorted[first] != id || first == 0 || sorted[first - 1] != id;
         if (sorted[next] != id || !begins || id < 0 || id >= rows) continue;
         FOR_COLUMNS(i, n) {
             Wide<T> v[V], total[V];
-            load(tails + segment * n + i, n - i, whole, total);
+            load(tails + segment * n + i, n - i, is_full, total);
             for (long long at = next; at < count && sorted[at] == id; at += segment_size) {
-                load(heads + at / segment_size * n + i, n - i, whole, v);
+                load(heads + at / segment_size * n + i, n - i, is_full, v);
                 for (int k = 0; k < V; ++k) total[k] += v[k];
             }
-            store(total, n - i, whole, dtable + id * n + i);
+            store(total, n - i, is_full, dtable + id * n + i);
         }
     }
 }

@@ -10,12 +10,12 @@ __global__ void normalize(const T* x, const P* weight, const P* bias, T* y, Wide
 {
     typedef Wide<T> W;
     const int V = VectorSize<T>::value;
-    const bool whole = aligned<V>(x, n) && aligned<V>(y, n) && aligned<V>(weight, n) && aligned<V>(bias, n);
+    const bool is_full = aligned<V>(x, n) && aligned<V>(y, n) && aligned<V>(weight, n) && aligned<V>(bias, n);
     FOR_ROWS(row, rows) {
         const T* from = x + row * n;
         W v[V], w[V], b[V], largest = 0, total = 0, scale = 1, squares = 0;
         FOR_COLUMNS(i, n) {
-            load(from + i, n - i, whole, v);
+            load(from + i, n - i, is_full, v);
             for (int k = 0; k < V; ++k) {
                 largest = Largest::of(largest, magnitude(v[k]));
                 total += v[k];
@@ -26,28 +26,28 @@ __global__ void normalize(const T* x, const P* weight, const P* bias, T* y, Wide
             scale = 1 / largest;
             total = 0;
             FOR_COLUMNS(i, n) {
-                load(from + i, n - i, whole, v);
+                load(from + i, n - i, is_full, v);
                 for (int k = 0; k < V; ++k) total += v[k] * scale;
             }
         }
         const W mean = centered ? reduced<Sum>(total) / n : W(0);
         FOR_COLUMNS(i, n) {
-            load(from + i, n - i, whole, v);
+            load(from + i, n - i, is_full, v);
             for (int k = 0; k < V; ++k) {
-                const W centre = v[k] * scale - mean;
-                if (k < n - i) squares += centre * centre;
+                const W deviation = v[k] * scale - mean;
+                if (k < n - i) squares += deviation * deviation;
             }
         }
         const W inverse = 1 / square_root(reduced<Sum>(squares) / n + (W)epsilon * scale * scale);
         FOR_COLUMNS(i, n) {
-            load(from + i, n - i, whole, v);
-            load(weight + i, n - i, whole, w);
-            if (bias) load(bias + i, n - i, whole, b);
+            load(from + i, n - i, is_full, v);
+            load(weight + i, n - i, is_full, w);
+            if (bias) load(bias + i, n - i, is_full, b);
             for (int k = 0; k < V; ++k) {
                 v[k] = (v[k] * scale - mean) * inverse * w[k];
                 if (bias) v[k] += b[k];
             }
-            store(v, n - i, whole, y + row * n + i);
+            store(v, n - i, is_full, y + row * n + i);
         }
         if (means && threadIdx.x == 0) {
             means[row] = mean / scale;
@@ -63,14 +63,14 @@ __global__ void normalize_vjp(const T* g, const T* x, const P* weight, const Wid
 {
     typedef Wide<T> W;
     const int V = VectorSize<T>::value;
-    const bool whole = aligned<V>(g, n) && aligned<V>(x, n) && aligned<V>(weight, n) && aligned<V>(dx, n);
+    const bool is_full = aligned<V>(g, n) && aligned<V>(x, n) && aligned<V>(weight, n) && aligned<V>(dx, n);
     FOR_ROWS(row, rows) {
         const W mean = means[row], inverse = inverses[row];
         W h[V], hat[V], w[V], totals[2] = {0, 0};
         const auto read = [&](long long i) {
-            load(g + row * n + i, n - i, whole, h);
-            load(x + row * n + i, n - i, whole, hat);
-            load(weight + i, n - i, whole, w);
+            load(g + row * n + i, n - i, is_full, h);
+            load(x + row * n + i, n - i, is_full, hat);
+            load(weight + i, n - i, is_full, w);
             for (int k = 0; k < V; ++k) {
                 h[k] *= w[k];
                 hat[k] = (hat[k] - mean) * inverse;
@@ -88,7 +88,7 @@ __global__ void normalize_vjp(const T* g, const T* x, const P* weight, const Wid
         FOR_COLUMNS(i, n) {
             read(i);
             for (int k = 0; k < V; ++k) h[k] = inverse * (h[k] - mean_h - hat[k] * mean_product);
-            store(h, n - i, whole, dx + row * n + i);
+            store(h, n - i, is_full, dx + row * n + i);
         }
     }
 }
@@ -101,13 +101,13 @@ __global__ void normalize_parameters_vjp(const T* g, const T* x, const Wide<T>* 
 {
     typedef Wide<T> W;
     const int V = VectorSize<T>::value;
-    const bool whole = aligned<V>(g, n) && aligned<V>(x, n);
+    const bool is_full = aligned<V>(g, n) && aligned<V>(x, n);
     const Tile<V> tile(n);
     W a[V], b[V], weight_sums[V] = {}, bias_sums[V] = {};
     FOR_CHUNK_ROWS(row, tile, chunk_rows, rows) {
         if (tile.first >= n) break;
-        load(g + row * n + tile.first, n - tile.first, whole, a);
-        load(x + row * n + tile.first, n - tile.first, whole, b);
+        load(g + row * n + tile.first, n - tile.first, is_full, a);
+        load(x + row * n + tile.first, n - tile.first, is_full, b);
         for (int k = 0; k < V; ++k) {
             weight_sums[k] += a[k] * ((b[k] - means[row]) * inverses[row]);
             bias_sums[k] += a[k];

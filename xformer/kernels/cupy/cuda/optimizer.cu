@@ -1,17 +1,17 @@
 // Many arrays per launch, in tables of addresses and sizes that are passed by value. Each array has its own blocks of
-// `share` elements; `ends` are the cumulative numbers of blocks.
+// `block_size` elements; `ends` are the cumulative numbers of blocks.
 
-const int MAX_ROWS = 64, MAX_ARRAYS = 128, MAX_PAIRS = 112;
+const int MAX_SLOTS = 64, MAX_ARRAYS = 128, MAX_PAIRS = 112;
 
-struct Rows {
-    unsigned long long parameters[MAX_ROWS], gradients[MAX_ROWS], firsts[MAX_ROWS], seconds[MAX_ROWS];
-    long long sizes[MAX_ROWS];
-    double keeps[MAX_ROWS];
-    long long ends[MAX_ROWS];
+struct Slots {
+    unsigned long long parameters[MAX_SLOTS], gradients[MAX_SLOTS], exp_avgs[MAX_SLOTS], exp_avg_sqs[MAX_SLOTS];
+    long long sizes[MAX_SLOTS];
+    double decays[MAX_SLOTS];
+    long long ends[MAX_SLOTS];
 };
 
 struct Arrays {
-    unsigned long long at[MAX_ARRAYS];
+    unsigned long long addresses[MAX_ARRAYS];
     long long sizes[MAX_ARRAYS], ends[MAX_ARRAYS];
 };
 
@@ -20,65 +20,66 @@ struct Pairs {
     long long sizes[MAX_PAIRS], ends[MAX_PAIRS];
 };
 
-// The array of this block, and its elements from `start` to `stop`.
-struct Share {
+// The array of this block, and the range of its elements, from `start` to `stop`.
+struct BlockRange {
     int array = 0;
     long long start, stop;
-    __device__ Share(const long long* ends, const long long* sizes, long long share)
+    __device__ BlockRange(const long long* ends, const long long* sizes, long long block_size)
     {
         while (ends[array] <= blockIdx.x) ++array;
-        start = (blockIdx.x - (array ? ends[array - 1] : 0)) * share;
-        stop = start + share < sizes[array] ? start + share : sizes[array];
+        start = (blockIdx.x - (array ? ends[array - 1] : 0)) * block_size;
+        stop = start + block_size < sizes[array] ? start + block_size : sizes[array];
     }
 };
 
-// Gradients are multiplied by `factor`, unless null; if it is NaN nothing changes.
+// Multiply the gradients by `grad_scale`, unless it is null; if it is NaN, change nothing.
 template <typename T, typename G>
-__global__ void adam(const Rows rows, long long share, double step_size, double beta1, double beta2,
-                     double second_scale, double epsilon, const Wide<T>* factor)
+__global__ void adam(const Slots slots, long long block_size, double step_size, double beta1, double beta2,
+                     double bias_correction2, double epsilon, const Wide<T>* grad_scale)
 {
     typedef Wide<T> W;
-    const W grad_scale = factor ? *factor : W(1);
-    if (grad_scale != grad_scale) return;
+    const W scale = grad_scale ? *grad_scale : W(1);
+    if (scale != scale) return;
     const int V = VectorSize<W>::value;
-    const Share part(rows.ends, rows.sizes, share);
-    T* parameter = reinterpret_cast<T*>(rows.parameters[part.array]);
-    const G* gradient = reinterpret_cast<const G*>(rows.gradients[part.array]);
-    W* first = reinterpret_cast<W*>(rows.firsts[part.array]);
-    W* second = reinterpret_cast<W*>(rows.seconds[part.array]);
-    const W keep = (W)rows.keeps[part.array], b1 = (W)beta1, b2 = (W)beta2, c1 = (W)(1 - beta1), c2 = (W)(1 - beta2);
+    const BlockRange range(slots.ends, slots.sizes, block_size);
+    T* parameter = reinterpret_cast<T*>(slots.parameters[range.array]);
+    const G* gradient = reinterpret_cast<const G*>(slots.gradients[range.array]);
+    W* exp_avg = reinterpret_cast<W*>(slots.exp_avgs[range.array]);
+    W* exp_avg_sq = reinterpret_cast<W*>(slots.exp_avg_sqs[range.array]);
+    const W b1 = (W)beta1, b2 = (W)beta2, c1 = (W)(1 - beta1), c2 = (W)(1 - beta2);
+    const W decay = (W)slots.decays[range.array];
     const bool is_aligned =
-        aligned<V>(parameter, 0) && aligned<V>(gradient, 0) && aligned<V>(first, 0) && aligned<V>(second, 0);
-    for (long long i = part.start + (long long)threadIdx.x * V; i < part.stop; i += (long long)blockDim.x * V) {
-        const long long left = part.stop - i;
-        const bool whole = is_aligned && left >= V;
+        aligned<V>(parameter, 0) && aligned<V>(gradient, 0) && aligned<V>(exp_avg, 0) && aligned<V>(exp_avg_sq, 0);
+    for (long long i = range.start + (long long)threadIdx.x * V; i < range.stop; i += (long long)blockDim.x * V) {
+        const long long left = range.stop - i;
+        const bool is_full = is_aligned && left >= V;
         W p[V], g[V], m[V], v[V];
-        load(parameter + i, left, whole, p);
-        load(gradient + i, left, whole, g);
-        load(first + i, left, whole, m);
-        load(second + i, left, whole, v);
+        load(parameter + i, left, is_full, p);
+        load(gradient + i, left, is_full, g);
+        load(exp_avg + i, left, is_full, m);
+        load(exp_avg_sq + i, left, is_full, v);
         for (int k = 0; k < V; ++k) {
-            g[k] *= grad_scale;
+            g[k] *= scale;
             m[k] = b1 * m[k] + c1 * g[k];
             v[k] = b2 * v[k] + c2 * (g[k] * g[k]);
-            p[k] = keep * p[k] - (W)step_size * m[k] / (square_root(v[k] * (W)second_scale) + (W)epsilon);
+            p[k] = decay * p[k] - (W)step_size * m[k] / (square_root(v[k] * (W)bias_correction2) + (W)epsilon);
         }
-        store(p, left, whole, parameter + i);
-        store(m, left, whole, first + i);
-        store(v, left, whole, second + i);
+        store(p, left, is_full, parameter + i);
+        store(m, left, is_full, exp_avg + i);
+        store(v, left, is_full, exp_avg_sq + i);
     }
 }
 
 // Sum the squares of the elements of each block.
-template <typename T> __global__ void squares(const Arrays arrays, Wide<T>* sums, long long share)
+template <typename T> __global__ void squares(const Arrays arrays, Wide<T>* sums, long long block_size)
 {
     const int V = VectorSize<T>::value;
-    const Share part(arrays.ends, arrays.sizes, share);
-    const T* x = reinterpret_cast<const T*>(arrays.at[part.array]);
+    const BlockRange range(arrays.ends, arrays.sizes, block_size);
+    const T* x = reinterpret_cast<const T*>(arrays.addresses[range.array]);
     const bool is_aligned = aligned<V>(x, 0);
     Wide<T> v[V], sum = 0;
-    for (long long i = part.start + (long long)threadIdx.x * V; i < part.stop; i += (long long)blockDim.x * V) {
-        load(x + i, part.stop - i, is_aligned && part.stop - i >= V, v);
+    for (long long i = range.start + (long long)threadIdx.x * V; i < range.stop; i += (long long)blockDim.x * V) {
+        load(x + i, range.stop - i, is_aligned && range.stop - i >= V, v);
         for (int k = 0; k < V; ++k) sum += v[k] * v[k];
     }
     sum = reduced<Sum>(sum);
@@ -94,17 +95,17 @@ template <typename W> __global__ void total(const W* x, W* sum, long long size)
     if (threadIdx.x == 0) *sum = own;
 }
 
-template <typename T, typename U> __global__ void cast(const Pairs pairs, long long share)
+template <typename T, typename U> __global__ void cast(const Pairs pairs, long long block_size)
 {
     const int V = VectorSize<Wide<T>>::value;
-    const Share part(pairs.ends, pairs.sizes, share);
-    const T* x = reinterpret_cast<const T*>(pairs.from[part.array]);
-    U* y = reinterpret_cast<U*>(pairs.to[part.array]);
+    const BlockRange range(pairs.ends, pairs.sizes, block_size);
+    const T* x = reinterpret_cast<const T*>(pairs.from[range.array]);
+    U* y = reinterpret_cast<U*>(pairs.to[range.array]);
     const bool is_aligned = aligned<V>(x, 0) && aligned<V>(y, 0);
-    for (long long i = part.start + (long long)threadIdx.x * V; i < part.stop; i += (long long)blockDim.x * V) {
-        const bool whole = is_aligned && part.stop - i >= V;
+    for (long long i = range.start + (long long)threadIdx.x * V; i < range.stop; i += (long long)blockDim.x * V) {
+        const bool is_full = is_aligned && range.stop - i >= V;
         Wide<T> v[V];
-        load(x + i, part.stop - i, whole, v);
-        store(v, part.stop - i, whole, y + i);
+        load(x + i, range.stop - i, is_full, v);
+        store(v, range.stop - i, is_full, y + i);
     }
 }

@@ -41,26 +41,26 @@ __global__ void softmax(const T* x, const bool* mask, T* y, long long rows, long
 {
     typedef Wide<T> W;
     const int V = VectorSize<T>::value;
-    const bool whole = aligned<V>(x, n) && aligned<V>(y, n);
+    const bool is_full = aligned<V>(x, n) && aligned<V>(y, n);
     const Mask all = {mask, middle, inner, {stride0, stride1, stride2, stride3}};
     FOR_ROWS(row, rows) {
         const bool* allowed = mask ? all.row(row) : 0;
         W v[V];
         Total<W> total;
         FOR_COLUMNS(i, n) {
-            load(x + row * n + i, n - i, whole, v);
+            load(x + row * n + i, n - i, is_full, v);
             for (int k = 0; k < V; ++k)
                 if (k >= n - i || (allowed && !allowed[(i + k) * stride3])) v[k] = -infinity();
             total.add(v);
         }
         total.join();
         FOR_COLUMNS(i, n) {
-            load(x + row * n + i, n - i, whole, v);
+            load(x + row * n + i, n - i, is_full, v);
             for (int k = 0; k < V; ++k) {
                 const bool counts = k < n - i && v[k] != -infinity() && (!allowed || allowed[(i + k) * stride3]);
                 v[k] = counts ? exponential(v[k] - total.top) / total.sum : W(0);
             }
-            store(v, n - i, whole, y + row * n + i);
+            store(v, n - i, is_full, y + row * n + i);
         }
     }
 }
@@ -70,20 +70,20 @@ template <typename T> __global__ void softmax_vjp(const T* g, const T* y, T* dx,
 {
     typedef Wide<T> W;
     const int V = VectorSize<T>::value;
-    const bool whole = aligned<V>(g, n) && aligned<V>(y, n) && aligned<V>(dx, n);
+    const bool is_full = aligned<V>(g, n) && aligned<V>(y, n) && aligned<V>(dx, n);
     FOR_ROWS(row, rows) {
         W a[V], p[V], total = 0;
         FOR_COLUMNS(i, n) {
-            load(g + row * n + i, n - i, whole, a);
-            load(y + row * n + i, n - i, whole, p);
+            load(g + row * n + i, n - i, is_full, a);
+            load(y + row * n + i, n - i, is_full, p);
             for (int k = 0; k < V; ++k) total += a[k] * p[k];
         }
         total = reduced<Sum>(total);
         FOR_COLUMNS(i, n) {
-            load(g + row * n + i, n - i, whole, a);
-            load(y + row * n + i, n - i, whole, p);
+            load(g + row * n + i, n - i, is_full, a);
+            load(y + row * n + i, n - i, is_full, p);
             for (int k = 0; k < V; ++k) a[k] = p[k] * (a[k] - total);
-            store(a, n - i, whole, dx + row * n + i);
+            store(a, n - i, is_full, dx + row * n + i);
         }
     }
 }
@@ -97,7 +97,7 @@ __global__ void cross_entropy(const T* logits, const long long* labels, Wide<T>*
 {
     typedef Wide<T> W;
     const int V = VectorSize<T>::value;
-    const bool whole = aligned<V>(logits, n);
+    const bool is_full = aligned<V>(logits, n);
     FOR_ROWS(row, rows) {
         const T* from = logits + row * n;
         const long long label = labels[row];
@@ -113,7 +113,7 @@ __global__ void cross_entropy(const T* logits, const long long* labels, Wide<T>*
         W v[V], sum = 0;
         Total<W> total;
         FOR_COLUMNS(i, n) {
-            load(from + i, n - i, whole, v);
+            load(from + i, n - i, is_full, v);
             for (int k = 0; k < V; ++k) {
                 sum += v[k];
                 if (k >= n - i) v[k] = -infinity();
@@ -142,7 +142,7 @@ __global__ void cross_entropy_vjp(const Wide<T>* g, const T* logits, const long 
 {
     typedef Wide<T> W;
     const int V = VectorSize<T>::value;
-    const bool whole = aligned<V>(logits, n) && aligned<V>(dlogits, n);
+    const bool is_full = aligned<V>(logits, n) && aligned<V>(dlogits, n);
     const W low = (W)(smoothing / n), high = (W)(1 - smoothing + smoothing / n);
     FOR_ROWS(row, rows) {
         const long long label = labels[row];
@@ -150,12 +150,12 @@ __global__ void cross_entropy_vjp(const Wide<T>* g, const T* logits, const long 
         const W factor = 1 + 2 * (W)z_loss * (log_total + top);
         W v[V];
         FOR_COLUMNS(i, n) {
-            load(logits + row * n + i, label == pad ? 0 : n - i, whole && label != pad, v);
+            load(logits + row * n + i, label == pad ? 0 : n - i, is_full && label != pad, v);
             for (int k = 0; k < V; ++k) {
                 const W p = exponential((v[k] - top) - log_total);
                 v[k] = label == pad ? W(0) : weight * (p * factor - (i + k == label ? high : low));
             }
-            store(v, n - i, whole, dlogits + row * n + i);
+            store(v, n - i, is_full, dlogits + row * n + i);
         }
     }
 }
