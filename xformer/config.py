@@ -149,7 +149,7 @@ def check_value(field: dataclasses.Field[Any], value: Any, name: str = "") -> No
     if value is None and annotation.endswith("| None"):
         return
     kind, words = _TYPES.get(annotation.removesuffix(" | None"), (object, ""))
-    expected = _expected(metadata) or words
+    expected = describe_values(metadata) or words
     has_type = isinstance(value, kind) and (not isinstance(value, bool) or kind in (bool, object))
     if not has_type and expected.startswith("at "):
         expected = f"{words} of {expected}"
@@ -176,7 +176,7 @@ def _is_valid(value: Any, metadata: Any) -> bool:
     )
 
 
-def _expected(metadata: Any) -> str:
+def describe_values(metadata: Any) -> str:
     """Describe the valid values, e.g. "a number in [0, 1)" or "one of 'bpe', 'words'"."""
     if metadata.get("choices") is not None:
         return f"one of {', '.join(map(repr, metadata['choices']))}"
