@@ -1,4 +1,4 @@
-"""Extension of griffe: document the fields of `Config` classes from the metadata that `option` declares."""
+"""Extensions of griffe, which reads the docstrings for the API reference."""
 
 import dataclasses
 import importlib
@@ -24,3 +24,20 @@ class Options(griffe.Extension):
                 attribute = cls.members[field.name]
                 attribute.docstring = griffe.Docstring(text, parent=attribute)
                 attribute.value = None if field.default is dataclasses.MISSING else repr(field.default)
+
+
+class ExportedFunctions(griffe.Extension):
+    """Let a package export a function that has the name of its module, as in `from xformer.ops.softmax import softmax`."""
+
+    def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
+        """Replace the modules among the exports of every package by the functions of the same names."""
+        packages = [pkg]
+        while packages:
+            package = packages.pop()
+            for name, member in list(package.members.items()):
+                if member.is_alias or not member.is_module:
+                    continue
+                packages.append(member)
+                function = member.members.get(name)
+                if function is not None and name in (package.exports or ()):
+                    package.members[name] = function
