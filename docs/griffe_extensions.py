@@ -27,7 +27,7 @@ class Options(griffe.Extension):
 
 
 class ExportedFunctions(griffe.Extension):
-    """Let a package export a function that has the name of its module, as in `from xformer.ops.softmax import softmax`."""
+    """Let a package export a function that has the name of its module."""
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
         """Replace the modules among the exports of every package by the functions of the same names."""
