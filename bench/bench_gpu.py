@@ -43,7 +43,7 @@ def ours(factory: str, *, deterministic: bool = False) -> Spec:
 
 
 def on_torch(name: str, factory: str, *, checked: bool = True, **settings: Any) -> Spec:
-    """A baseline on the GPU."""
+    """Return a baseline on the GPU."""
     return baseline(name, factory, checked=checked, device="cuda", **settings)
 
 
@@ -85,8 +85,8 @@ def test_train_step(benchmark: Any, recorder: Recorder) -> None:
 @pytest.mark.parametrize("batch", [1, 32], ids=lambda batch: f"batch-{batch}")
 def test_greedy_decoding(benchmark: Any, recorder: Recorder, batch: int) -> None:
     """Compare in float32, where tokens differ only if rounding decides between two of them."""
-    theirs = on_torch("Hugging Face", "baselines.huggingface_decoding:build", checked=False)
-    specs = [ours("xformer.benchmarks.decoding:build"), theirs]
+    hugging_face = on_torch("Hugging Face", "baselines.huggingface_decoding:build", checked=False)
+    specs = [ours("xformer.benchmarks.decoding:build"), hugging_face]
     recorder.measure(benchmark, "decoding", decoding.workload({**MODEL, "batch": batch, "beam": 1}), specs, ROUNDS)
 
 

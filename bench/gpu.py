@@ -34,8 +34,8 @@ def main(arguments: list[str]) -> int:
     if arguments == ["check"]:
         return refuse(no_driver())
     if len(arguments) < 2 or arguments[0] not in ("tests", "bench"):
-        given = " ".join(arguments) or "no arguments"
-        return refuse(f"got {given}; expected tests or bench, and a directory for the results")
+        received = " ".join(arguments) or "no arguments"
+        return refuse(f"got {received}; expected tests or bench, and a directory for the results")
     suite, folder, rest = arguments[0], Path(arguments[1]), arguments[2:]
     missing = missing_requirement(suite)
     if folder.exists() and not folder.is_dir():
@@ -55,8 +55,8 @@ def refuse(reason: str | None) -> int:
 
 def missing_requirement(suite: str) -> str | None:
     """Return why nothing can run here and how to fix it, or None."""
-    needed = {"tests": ("cupy", "pytest", "hypothesis"), "bench": ("cupy", "pytest", "pytest_benchmark", "torch")}
-    unavailable = [name for name in needed[suite] if importlib.util.find_spec(name) is None]
+    required = {"tests": ("cupy", "pytest", "hypothesis"), "bench": ("cupy", "pytest", "pytest_benchmark", "torch")}
+    unavailable = [name for name in required[suite] if importlib.util.find_spec(name) is None]
     if unavailable:
         packages = "'.[cli,cuda,cudnn]' pytest pytest-benchmark hypothesis" + (" torch" if suite == "bench" else "")
         return f"{' and '.join(unavailable)} cannot be imported; run: pip install {packages}"

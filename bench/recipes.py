@@ -31,10 +31,10 @@ def main(arguments: list[str]) -> int:
         return refuse(f"{folder} is not an empty directory; expected a new directory for the runs")
     files = {}
     for names in ((*SIDES.values(), *TEST), ("input.txt",)):
-        home = next((path for path in (data, *sorted(data.rglob("*/"))) if contains(path, names)), None)
-        if home is None:
+        directory = next((path for path in (data, *sorted(data.rglob("*/"))) if contains(path, names)), None)
+        if directory is None:
             return refuse(f"no directory in {data} contains {', '.join(names)}")
-        files |= {name: str(home / name) for name in names}
+        files |= {name: str(directory / name) for name in names}
     options = [*ON_A_GPU, *arguments[2:]]  # the last value of an option counts
     folder.mkdir(parents=True, exist_ok=True)
     rows, failed = [("recipe", "measure", "reached", "published", "minutes of training")], 0

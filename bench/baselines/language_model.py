@@ -141,7 +141,7 @@ def torch_training(settings: dict[str, Any], valid: list[int], kind: str) -> Ite
 
 
 def torch_validation(model: Any, text: Any, settings: dict[str, Any]) -> float:
-    """Return the mean loss over consecutive windows of a text."""
+    """Return the mean loss over consecutive chunks of a text."""
     import torch
     from torch import nn
 
@@ -185,8 +185,8 @@ def TorchLanguageModel(model: dict[str, Any]) -> Any:
             self.feed_forward_norm = nn.LayerNorm(d_model, bias=norm_bias)
             self.projections = nn.Linear(d_model, 3 * d_model, bias=attention_bias)
             self.output = nn.Linear(d_model, d_model, bias=attention_bias)
-            self.expand = nn.Linear(d_model, model["d_ff"], bias=feed_forward_bias)
-            self.contract = nn.Linear(model["d_ff"], d_model, bias=feed_forward_bias)
+            self.up = nn.Linear(d_model, model["d_ff"], bias=feed_forward_bias)
+            self.down = nn.Linear(model["d_ff"], d_model, bias=feed_forward_bias)
 
         def forward(self, x: Any) -> Any:
             batch, length, _ = x.shape
@@ -194,7 +194,7 @@ def TorchLanguageModel(model: dict[str, Any]) -> Any:
             query, key, value = (part.view(batch, length, heads, -1).transpose(1, 2) for part in parts)
             y = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
             x = x + self.output(y.transpose(1, 2).reshape(batch, length, d_model))
-            return x + self.contract(nn.functional.gelu(self.expand(self.feed_forward_norm(x))))
+            return x + self.down(nn.functional.gelu(self.up(self.feed_forward_norm(x))))
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -205,7 +205,7 @@ def TorchLanguageModel(model: dict[str, Any]) -> Any:
             self.norm = nn.LayerNorm(d_model, bias=norm_bias)
             for name, parameter in self.named_parameters():
                 if parameter.dim() > 1:
-                    ends_branch = name.endswith(("output.weight", "contract.weight"))
+                    ends_branch = name.endswith(("output.weight", "down.weight"))
                     nn.init.normal_(parameter, 0.0, 0.02 / (math.sqrt(2 * model["num_layers"]) if ends_branch else 1.0))
                 elif name.endswith("bias"):
                     nn.init.zeros_(parameter)
