@@ -53,7 +53,7 @@ def program() -> str:
 
 
 def format_number(value: float | None, decimals: int = 2) -> str:
-    """Format a loss or a perplexity, which may be missing, or huge after training has diverged.
+    """Format a loss or a perplexity, which may be missing, or very large if training diverges.
 
     >>> format_number(12.345), format_number(7e21)
     ('12.35', '7e+21')

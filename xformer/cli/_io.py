@@ -107,15 +107,15 @@ def _read_arriving(stream: IO[bytes]) -> Iterator[list[str]]:
             return
 
 
-def check_output(name: str, source: str | None, kept: Iterable[Path]) -> None:
-    """Raise ConfigError if `--output` would replace the input or one of the files to be kept."""
+def check_output(name: str, source: str | None, protected: Iterable[Path]) -> None:
+    """Raise ConfigError if `--output` would replace the input or one of the protected files."""
     if name == STANDARD:
         return
     inputs: list[str | int] = [] if source is None else [source]
     if source == STANDARD:
         with contextlib.suppress(OSError, ValueError, DataError):  # closed, or replaced by an object in memory
             inputs = [_standard_input().fileno()]
-    check_no_overwrite(name, [*inputs, *kept], "--output")
+    check_no_overwrite(name, [*inputs, *protected], "--output")
 
 
 @contextlib.contextmanager

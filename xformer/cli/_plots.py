@@ -91,11 +91,11 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
-def check_plot(path: Path, kept: Iterable[Path]) -> None:
-    """Raise ConfigError if `--plot` is not the name of a PNG file, or would replace one of the files to be kept."""
+def check_plot(path: Path, protected: Iterable[Path]) -> None:
+    """Raise ConfigError if `--plot` is not the name of a PNG file, or would replace one of the protected files."""
     if path.suffix.lower() != ".png":
         raise ConfigError(f"--plot is {path}; expected a name ending in .png")
-    check_no_overwrite(path, kept, "--plot")
+    check_no_overwrite(path, protected, "--plot")
 
 
 def _label(token: str) -> str:

@@ -32,7 +32,7 @@ _EXIT_CODES = {"stopped by SIGHUP": 129, "stopped by SIGINT": 130, "stopped by S
 
 @dataclass(frozen=True)
 class TrainingJob(ABC):
-    """Model and data of a training run, checked before anything is written. The recipe has the number of shards."""
+    """Model and data of a training run, checked before anything is written. The recipe includes the shard count."""
 
     recipe: Recipe
     model: Any
@@ -100,8 +100,12 @@ class TrainingJob(ABC):
 class TrainCommand:
     """A command that trains a model.
 
-    name: name of the command; tasks: tasks that it trains, the default first; required, optional: names of its data
-    files; prepare: (recipe, backend, files, run to be resumed or None) -> TrainingJob
+    Attributes:
+        name: Name of the command.
+        tasks: Tasks that it trains, the default first.
+        required: Names of required data files.
+        optional: Names of optional data files.
+        prepare: (recipe, backend, files, run to be resumed or None) -> TrainingJob.
     """
 
     name: str
@@ -115,8 +119,14 @@ class TrainCommand:
 class TrainArgs:
     """Arguments of a command that trains a model; None stands for an option that was not given.
 
-    files: data files by name; settings: options for fields of the tokenizer's and the training's configuration, and
-    overrides: those of --set, by table, which override the recipe
+    Attributes:
+        out: Run directory.
+        files: Data files by name.
+        recipe: Recipe file.
+        settings: Options for fields of the tokenizer and training configurations, which override the recipe.
+        overrides: Values of --set by table, which override the recipe.
+        backend: Name of the backend.
+        task: Task.
     """
 
     out: Path
@@ -174,7 +184,7 @@ def train_and_report(job: TrainingJob, run: RunDirectory, *, resume: bool = Fals
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a data file, which has to be a regular file: resuming reads it again."""
+    """Return the SHA-256 of a data file, which must be a regular file, since resuming reads it again."""
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is not a regular file; training reads its data more than once; save it to a file")
     try:
@@ -185,7 +195,7 @@ def file_digest(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a training: why it ended, and the exit code of the command."""
+    """The reason why training ended, and the exit code of the command."""
 
     trainer: Trainer
     reason: str

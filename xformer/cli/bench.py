@@ -113,7 +113,7 @@ def bench(
     ] = False,
 ) -> None:
     """Measure speed and memory."""
-    from xformer.cli.bench_run import BenchRequest, run_bench
+    from xformer.cli.bench_run import BenchArgs, run_bench
 
     axes = {"batch": batch, "length": length, "heads": heads, "head_dim": head_dim}
     settings = {
@@ -127,5 +127,5 @@ def bench(
         "dtype": dtype,
     }
     sizes = {name: value for name, value in {**axes, **settings}.items() if value is not None}
-    request = BenchRequest(suite, tuple(backend or ["numpy"]), sizes, rounds, threads, quick)
-    run_bench(request, out=out, plot=plot, as_json=as_json)
+    args = BenchArgs(suite, tuple(backend or ["numpy"]), sizes, rounds, threads, quick)
+    run_bench(args, out=out, plot=plot, as_json=as_json)

@@ -1,4 +1,4 @@
-"""Implementation of `xformer bench`: check the request, measure, print, write, plot."""
+"""Implementation of `xformer bench`: check the arguments, measure, print, write, plot."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from xformer.threads import num_threads
 
 
 @dataclass(frozen=True)
-class BenchRequest:
-    """What to measure.
+class BenchArgs:
+    """Arguments of `xformer bench`.
 
-    Args:
+    Attributes:
         suite: Name of a suite.
         backends: Array libraries; the first one is the reference.
         sizes: Fields of `xformer.benchmarks.Sizes` that replace the defaults of the suite.
@@ -55,15 +55,15 @@ class BenchRequest:
     quick: bool = False
 
 
-def run_bench(request: BenchRequest, *, out: Path | None, plot: Path | None, as_json: bool) -> None:
+def run_bench(args: BenchArgs, *, out: Path | None, plot: Path | None, as_json: bool) -> None:
     """Measure and show the results.
 
     Raises:
-        ConfigError: If the request or an output path is invalid; raised before anything is measured.
+        ConfigError: If an argument or an output path is invalid; raised before anything is measured.
         BackendError: If a library is not installed or cannot start.
     """
-    suite = _checked_suite(request)
-    workloads = suite.workloads(dataclasses.replace(suite.sizes, **request.sizes))
+    suite = _checked_suite(args)
+    workloads = suite.workloads(dataclasses.replace(suite.sizes, **args.sizes))
     for path in (out, plot):
         if path is not None:
             check_writable(path)
@@ -72,12 +72,12 @@ def run_bench(request: BenchRequest, *, out: Path | None, plot: Path | None, as_
         require("matplotlib")
         if out is not None and os.path.realpath(out) == os.path.realpath(plot):
             raise ConfigError(f"--out and --plot are both {out}; expected two different files")
-    rounds = request.rounds or suite.rounds
-    machine = describe_machine(request.threads)
+    rounds = args.rounds or suite.rounds
+    machine = describe_machine(args.threads)
     with _progress(len(workloads) * (rounds + 1)) as advance:
-        gemm = gemm_flops_per_second(request.backends[0], request.threads, dtype_of(request.sizes))
-        results, notes = _measure_all(workloads, request, suite, rounds, advance)
-    run = make_run(request.suite, machine, gemm, results, notes)
+        gemm = gemm_flops_per_second(args.backends[0], args.threads, dtype_of(args.sizes))
+        results, notes = _measure_all(workloads, args, suite, rounds, advance)
+    run = make_run(args.suite, machine, gemm, results, notes)
     if out is not None:
         write_json(out, run)
     if plot is not None:
@@ -90,26 +90,26 @@ def run_bench(request: BenchRequest, *, out: Path | None, plot: Path | None, as_
         print(machine_line(run), *format_table(run), sep="\n")
 
 
-def _checked_suite(request: BenchRequest) -> Suite:
+def _checked_suite(args: BenchArgs) -> Suite:
     """Return the suite after checking its settings, the backends and the number of threads."""
-    if request.suite not in SUITES:
-        raise ConfigError(f"the suite is {request.suite!r}; expected one of {', '.join(SUITES)}")
-    suite = SUITES[request.suite].quick() if request.quick else SUITES[request.suite]
-    for name in request.sizes:
+    if args.suite not in SUITES:
+        raise ConfigError(f"the suite is {args.suite!r}; expected one of {', '.join(SUITES)}")
+    suite = SUITES[args.suite].quick() if args.quick else SUITES[args.suite]
+    for name in args.sizes:
         if name not in (*AXES, *suite.settings):
-            raise ConfigError(f"--{name.replace('_', '-')} does not apply to {request.suite}")
-    dtype = dtype_of(request.sizes)
+            raise ConfigError(f"--{name.replace('_', '-')} does not apply to {args.suite}")
+    dtype = dtype_of(args.sizes)
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
-    if dtype == "float64" and request.suite == "train":
+    if dtype == "float64" and args.suite == "train":
         raise ConfigError("--dtype is 'float64'; expected float32, float16 or bfloat16 for train")
-    for index, name in enumerate(request.backends):
-        if name in request.backends[:index]:
+    for index, name in enumerate(args.backends):
+        if name in args.backends[:index]:
             raise ConfigError(f"--backend {name} is given twice; expected each library once")
         dtype_named(resolve(name), dtype)
     cores = num_threads()
-    if request.threads is not None and request.threads > cores:
-        raise ConfigError(f"--threads is {request.threads}; expected at most {cores}, the threads of this process")
+    if args.threads is not None and args.threads > cores:
+        raise ConfigError(f"--threads is {args.threads}; expected at most {cores}, the threads of this process")
     return suite
 
 
@@ -124,14 +124,14 @@ def check_writable(path: Path) -> None:
 
 
 def _measure_all(
-    workloads: list[Workload], request: BenchRequest, suite: Suite, rounds: int, advance: Callable[[str], None]
+    workloads: list[Workload], args: BenchArgs, suite: Suite, rounds: int, advance: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the results and a note for each workload that failed, unless the first one failed."""
     results: list[dict[str, Any]] = []
     notes: list[str] = []
     for workload in workloads:
         try:
-            results.append(_measure(workload, request, suite, rounds, advance))
+            results.append(_measure(workload, args, suite, rounds, advance))
         except BackendError as error:
             if not results:
                 raise
@@ -140,9 +140,9 @@ def _measure_all(
 
 
 def _measure(
-    workload: Workload, request: BenchRequest, suite: Suite, rounds: int, advance: Callable[[str], None]
+    workload: Workload, args: BenchArgs, suite: Suite, rounds: int, advance: Callable[[str], None]
 ) -> dict[str, Any]:
-    with interleaved_benchmark(workload, backend_specs(suite, request.backends), request.threads) as benchmark:
+    with interleaved_benchmark(workload, backend_specs(suite, args.backends), args.threads) as benchmark:
         for _ in range(rounds):
             advance(workload.name)
             benchmark.run_round()

@@ -60,7 +60,7 @@ def demo(
 
 @dataclass(frozen=True)
 class Demo:
-    """A task and a recipe that learns it in the given time; is_clear selects source tokens for the attention plot."""
+    """A task and a recipe that learns it in `seconds`; `is_clear` selects source tokens for the attention plot."""
 
     task: Callable[..., DemoTask]
     seconds: float
@@ -154,14 +154,14 @@ def earlier_demo(run: RunDirectory) -> list[Path]:
     """
     if not run.path.exists() or (run.path.is_dir() and not any(run.path.iterdir())):
         return []
-    ours = {run.config, run.model, run.last, run.log, run.path / PICTURE}
-    ours |= {run.tokenizer(side) for side in ("joint", "source", "target")}
+    demo_files = {run.config, run.model, run.last, run.log, run.path / PICTURE}
+    demo_files |= {run.tokenizer(side) for side in ("joint", "source", "target")}
     try:
         kind = run.read_config().get("kind")
     except CheckpointError:
         kind = None
     files = set(run.path.iterdir()) if run.path.is_dir() else set()
-    if kind != "demo" or not files <= ours:
+    if kind != "demo" or not files <= demo_files:
         raise ConfigError(f"{run.path} contains other files than an earlier demo; choose another --out")
     # The configuration last: as long as it exists, the directory is recognized as a demo.
     return sorted(files, key=lambda path: path == run.config)

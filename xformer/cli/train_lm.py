@@ -85,7 +85,14 @@ def train_lm(
 
 @dataclass(frozen=True)
 class LanguageModelTrainingJob(TrainingJob):
-    """Training on token ids; num_characters are the lengths of the training and validation text."""
+    """Training on one long text.
+
+    Attributes:
+        tokenizer: Tokenizer.
+        train: Token ids of the training text.
+        valid: Token ids of the validation text.
+        num_characters: Lengths of the training and validation text.
+    """
 
     tokenizer: Tokenizer
     train: Any
