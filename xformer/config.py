@@ -11,6 +11,7 @@ import difflib
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Self, dataclass_transform
 
 from xformer.errors import ConfigError
@@ -128,6 +129,12 @@ def check_keys(keys: Collection[str], known: Collection[str], name: str) -> None
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(sorted(known))}"
             raise ConfigError(f"unknown key {key!r} in {name}; {hint}")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raise ConfigError unless a value is an integer of at least 1."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
+        raise ConfigError(f"{name} is {value!r}; expected an integer of at least 1")
 
 
 def _check_names(config: Any, values: dict[str, Any], name: str) -> None:

@@ -239,10 +239,10 @@ def test_unknown_settings_are_refused_with_the_nearest(translator):
         ({"batch_tokens": 0}, "batch_tokens is 0; expected an integer of at least 1"),
         ({"max_source_length": 0}, "max_source_length is 0; expected an integer of at least 1"),
         ({"length_unit": "letters"}, "length_unit is 'letters'; expected 'tokens' or 'words'"),
-        ({"target_length": 0}, "target_length is 0; expected an integer of at least 1, in tokens"),
+        ({"target_length": 0}, "target_length in tokens is 0; expected an integer of at least 1"),
         (
             {"target_length": [3, 0], "length_unit": "words"},
-            "target_length is 0; expected an integer of at least 1, in words",
+            "target_length in words is 0; expected an integer of at least 1",
         ),
         ({"target_length": 2.5}, r"target_length is 2\.5; expected an integer"),
         ({"target_length": True}, "target_length is True; expected an integer"),

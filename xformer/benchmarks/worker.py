@@ -46,8 +46,7 @@ def main() -> None:
         reply({"metadata": computation.metadata, "fingerprint": fingerprint})
         for line in sys.stdin:
             seconds = _seconds(computation, int(line), max(1, repeats))
-            # Worker processes hold a part of the memory, which this process cannot measure.
-            peak_bytes = None if _has_children() else _memory("VmHWM")
+            peak_bytes = _memory("VmHWM")
             reply((seconds, None if peak_bytes is None or start_bytes is None else peak_bytes - start_bytes))
 
 
@@ -79,10 +78,6 @@ def _reset_peak_memory() -> int | None:
         _CLEAR_REFS.write_text("5", encoding="ascii")
         return _memory("VmRSS")
     return None
-
-
-def _has_children() -> bool:
-    return any(path.read_text(encoding="ascii").split() for path in Path("/proc/self/task").glob("*/children"))
 
 
 def _memory(name: str) -> int | None:

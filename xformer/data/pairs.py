@@ -13,7 +13,7 @@ from xformer.errors import ConfigError, DataError
 from xformer.models.token_ids import pad
 from xformer.random import Rng
 
-# How far (in tokens) lengths are blurred before sorting, so that batches differ from epoch to epoch.
+# Range (in tokens) of the noise added to lengths before sorting, so that batches differ from epoch to epoch.
 _LENGTH_NOISE = 4.0
 
 
@@ -35,7 +35,7 @@ class TokenPairs:
     def __post_init__(self) -> None:
         if len(self.source) != len(self.target):
             raise DataError(
-                f"{len(self.source)} source and {len(self.target)} target sentences; expected as many of each"
+                f"{len(self.source)} source and {len(self.target)} target sentences; expected equal numbers"
             )
 
     def __len__(self) -> int:
@@ -89,11 +89,11 @@ class Batch(NamedTuple):
         bos_id: int = 1,
         eos_id: int = 2,
     ) -> Self:
-        """Make a batch of some pairs.
+        """Make a batch.
 
         Args:
             pairs: The pairs.
-            rows: Which of them.
+            rows: Row numbers of the pairs in the batch.
             xp: Namespace of the arrays.
             device: Device of the arrays.
             pad_id: Token of the padding.
@@ -115,7 +115,7 @@ def plan_batches(pairs: TokenPairs, batch_tokens: int, rng: Rng | None) -> list[
     Args:
         pairs: The pairs.
         batch_tokens: Largest padded size of a batch: rows times the longest side. A longer pair gets its own batch.
-        rng: Blurs the lengths and shuffles the batches; None keeps them sorted, for validation.
+        rng: Source of the noise on lengths and of the order of batches; None keeps them sorted, for validation.
 
     Returns:
         The row numbers of each batch.

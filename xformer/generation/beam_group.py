@@ -78,9 +78,9 @@ class BeamGroup:
 
     @property
     def is_done(self) -> bool:
-        """Whether further steps cannot change the result.
+        """True if further steps cannot change the result.
 
-        That is so without beams, or if enough hypotheses have finished and no beam can still exceed the worst of them:
+        This holds without beams, or if enough hypotheses have finished and no beam can still exceed the worst of them:
 
         Let X be a beam with log-probability l <= 0, and Y any finished hypothesis that begins with X. Each further
         token has a log-probability of at most zero, so log P(Y) <= l. Since |Y| <= max_scored_length and alpha >= 0,

@@ -9,9 +9,9 @@ these are penalized, so the 2 * size best candidates after the penalty are among
 rows before it.
 
 A hypothesis may end if eos is among the `size` best candidates, as in other implementations. Near a target length that
-would leave too much to chance: few beams end exactly there. So within the range every beam also gives a finished
-hypothesis, with its true log-probability, and the scores decide: the result is the best complete output of such a
-length in the beam, never the beginning of a longer one.
+is not enough: few beams end exactly there. Within the range every beam therefore also yields a finished hypothesis,
+with its true log-probability, and the result is the best complete output of such a length in the beam, never the
+beginning of a longer one.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class InputBeams:
 
     @property
     def is_done(self) -> bool:
-        """Whether further steps cannot change the result."""
+        """True if further steps cannot change the result."""
         return all(group.is_done for group in self.groups)
 
     def advance(
         self, candidates: Iterable[list[Candidate]], top: TopTokens
     ) -> list[tuple[BeamGroup, UnscoredHypothesis]]:
-        """Extend the beams of each open group by one token; return what ended."""
+        """Extend the beams of each open group by one token; return the hypotheses that ended."""
         ended: list[tuple[BeamGroup, UnscoredHypothesis]] = []
         num_chosen: Counter[int] = Counter()
         penalty = self.batch.config.diversity_penalty
@@ -154,7 +154,7 @@ def beam_search(batch: GenerationBatch) -> list[list[Hypothesis]]:
 def _advance(
     inputs: Sequence[InputBeams], top: TopTokens, num_candidates: int
 ) -> list[tuple[BeamGroup, UnscoredHypothesis]]:
-    """Extend all beams by one token; return what ended."""
+    """Extend all beams by one token; return the hypotheses that ended."""
     groups = [group for each in inputs for group in each.open_groups()]
     totals = [[beam.log_probability for beam in group.beams] for group in groups]
     candidates = iter(
@@ -168,7 +168,7 @@ def _advance(
 
 
 def _keep_best(batch: GenerationBatch, ended: Sequence[tuple[BeamGroup, UnscoredHypothesis]]) -> None:
-    """Score what ended and keep the best."""
+    """Score the hypotheses that ended and keep the best."""
     # Coverage costs a pass of the model, so only hypotheses that may be kept are scored in full.
     possible = [(group, each) for group, each in ended if score_bound(batch, each) > group.finished.worst_score]
     for (group, _), hypothesis in zip(possible, score(batch, [each for _, each in possible]), strict=True):
@@ -185,7 +185,7 @@ def _end_all(parents: Sequence[Beam], top: TopTokens) -> list[Beam]:
 
 
 def _greedy_candidate(parents: Sequence[Beam], top: TopTokens) -> Candidate | None:
-    """Return how greedy search continues, if it is among the beams."""
+    """Return the continuation of the greedy beam, or None without one."""
     for index, beam in enumerate(parents):
         if beam.is_greedy:
             total = beam.log_probability + float(top.log_probs[beam.row, 0])

@@ -42,7 +42,7 @@ def top_tokens(logits: Array, count: int, eos_id: int | None) -> TopTokens:
     log_probs = values - normalizer
     if eos_id is not None:
         log_probs = xp.concat([log_probs, logits[:, eos_id : eos_id + 1] - normalizer], axis=-1)
-    # The first copy waits for the step; at the second, the work is done.
+    # The first copy waits for the step; the second one is then immediate.
     host_tokens, host_log_probs = to_host(tokens), to_host(log_probs).astype("float64")
     if eos_id is None:
         return TopTokens(host_tokens, host_log_probs, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Collection
 from numbers import Integral
@@ -174,7 +173,7 @@ class GenerationConfig(Config):
             return cls(**overrides)
         if not isinstance(config, GenerationConfig):
             raise ConfigError(f"config is {config!r}; expected a GenerationConfig")
-        return cls(**{**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)}, **overrides})
+        return cls(**{**config.to_dict(), **overrides})
 
     @property
     def method(self) -> str:

@@ -141,8 +141,7 @@ def _stream(batch: GenerationBatch) -> Iterator[list[list[int]]]:
     if not batch.num_inputs:
         return
     samples = start_samples(batch)
-    prompt_lengths = batch.lengths.prompt_lengths or [0] * batch.num_inputs
-    num_yielded = list(prompt_lengths)
+    num_yielded = batch.lengths.prompt_lengths or [0] * batch.num_inputs
     for _ in generate_steps(batch, samples):
         new = [sample.tokens[start:] for (sample,), start in zip(samples, num_yielded, strict=True)]
         num_yielded = [start + len(tokens) for start, tokens in zip(num_yielded, new, strict=True)]

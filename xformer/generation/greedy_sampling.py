@@ -66,7 +66,7 @@ def greedy_or_sample(batch: GenerationBatch) -> list[list[Hypothesis]]:
 
 
 def start_samples(batch: GenerationBatch) -> list[list[Sample]]:
-    """Return the samples of each input, which begin with what all prefixes have in common in length."""
+    """Return the samples of each input, which begin with the first `shared_length` tokens of its prefix."""
     count = batch.config.num_return_sequences if batch.uniforms is not None else 1
     return [
         [Sample(index, number, list(prefix[: batch.shared_length])) for number in range(count)]
@@ -106,7 +106,7 @@ def _advance(batch: GenerationBatch, logits: Array, samples: list[Sample]) -> li
         uniforms = [batch.uniforms[sample.index][sample.number][len(sample.tokens)] for sample in samples]
         chosen = draw(truncate(logits, batch.config), uniforms)
     chosen_log_probs = xp.take_along_axis(logits, xp.expand_dims(chosen, axis=-1), axis=-1) - log_sum_exp(logits)
-    # The first copy waits for the step; at the second, the work is done.
+    # The first copy waits for the step; the second one is then immediate.
     tokens, log_probs = to_host(chosen).tolist(), to_host(chosen_log_probs)[:, 0].tolist()
     extended = []
     for sample, token, log_prob in zip(samples, tokens, log_probs, strict=True):

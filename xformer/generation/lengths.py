@@ -11,7 +11,7 @@ from xformer.errors import ConfigError
 from xformer.generation.config import GenerationConfig
 
 MAX_TARGET_LENGTH = 100_000
-# Token limit per unit of length_fn: outputs end by units; this only stops a unit that never ends.
+# Token limit per unit of length_fn. The limit in units ends outputs; this one only stops a unit that never ends.
 _TOKENS_PER_UNIT = 12
 _ROUNDING = 1e-9  # 1.1 * 10 is 11.000000000000002; it should count as 11
 
@@ -93,7 +93,7 @@ def target_ranges(config: GenerationConfig, target_lengths: Sequence[Any], num_i
     side, in whole units, and always contains the target itself.
 
     Raises:
-        ConfigError: For an invalid length, a wrong number of lengths, and if the config limits lengths, too.
+        ConfigError: For an invalid length, a wrong number of lengths, and for a config that limits lengths as well.
     """
     if len(target_lengths) != num_inputs:
         raise ConfigError(

@@ -63,13 +63,13 @@ def build_logits_processors(
     has_minimum = lengths.unit_ranges is not None or any(
         limits.minimum > len(prefix) for limits, prefix in zip(lengths.ranges, prefixes, strict=True)
     )
-    # Without any other token, eos has to stay.
+    # If every other token is suppressed, eos must stay.
     if eos_id is not None and has_minimum and len(suppress_tokens | {eos_id}) < vocab_size:
         processors.append(MinLength(lengths, eos_id))
     if config.no_repeat_ngram_size:
         processors.append(NoRepeatNGram(config.no_repeat_ngram_size))
     processors += user_processors
-    if len(set(map(len, prefixes))) > 1:  # what all have in common enters the model in one step
+    if len(set(map(len, prefixes))) > 1:  # the first shared_length tokens enter the model in one step
         processors.append(ForcedPrefix(prefixes))
     return processors
 

@@ -6,10 +6,10 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
+from xformer.config import check_count
 from xformer.data.bucketing import fill_batches
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.generation import (
@@ -136,10 +136,10 @@ class TextToText:
             **options: Arguments of `batches`, and fields of `GenerationConfig`.
 
         Returns:
-            One text each, in order; with num_return_sequences above 1 a list of texts each, best first.
+            One text per source, in order; with num_return_sequences above 1 a list of texts per source, best first.
 
         Raises:
-            DataError: If a text has more than max_source_length tokens, before any is translated.
+            DataError: If a text has more than max_source_length tokens, before any output is generated.
             ConfigError: For invalid or contradictory settings.
         """
         results: list[Any] = [[""]] * len(texts)
@@ -179,7 +179,7 @@ class TextToText:
             DataError: If a text has more than max_source_length tokens.
             ConfigError: For invalid or contradictory settings.
         """
-        _check_count("max_source_length", max_source_length)
+        check_count("max_source_length", max_source_length)
         encoded, _ = self.truncate(self.encode(texts))
         check_source_lengths(encoded, max_source_length)
         return self.batches_of_ids(encoded, config, **options)
@@ -224,7 +224,7 @@ class TextToText:
             DataError: For a wrong number of prefixes, phrases or lengths, and for unknown characters.
         """
         config = self._resolve_config(GenerationConfig.resolve(config, overrides), target_length, length_unit)
-        _check_count("batch_tokens", batch_tokens)
+        check_count("batch_tokens", batch_tokens)
         count, target, rng = len(encoded), self.tokenizers.target, Rng(seed)
         if target.sep_id is not None:  # it separates sentences of sources only
             config = dataclasses.replace(config, suppress_tokens=(*config.suppress_tokens, target.sep_id))
@@ -387,20 +387,15 @@ def _target_lengths(target_length: Any, unit: str, count: int) -> list[int] | No
     is_single = not isinstance(target_length, Sequence) or isinstance(target_length, str)
     lengths = [target_length] * count if is_single else target_length
     for length in [target_length] if is_single else lengths:
-        _check_count("target_length", length, maximum=MAX_TARGET_LENGTH, unit=f", in {unit}")
+        check_count(f"target_length in {unit}", length)
+        if length > MAX_TARGET_LENGTH:
+            raise ConfigError(f"target_length is {length}; expected at most {MAX_TARGET_LENGTH}")
     return [int(length) for length in one_per_text("target_length", lengths, count)]
 
 
 def _select(columns: dict[str, list[Any] | None], rows: Sequence[int]) -> dict[str, Any]:
     """Return the values of some rows, without the columns that are None."""
     return {name: [column[row] for row in rows] for name, column in columns.items() if column is not None}
-
-
-def _check_count(name: str, value: Any, *, maximum: int | None = None, unit: str = "") -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
-        raise ConfigError(f"{name} is {value!r}; expected an integer of at least 1{unit}")
-    if maximum is not None and int(value) > maximum:
-        raise ConfigError(f"{name} is {value}; expected at most {maximum}")
 
 
 def _encode_prefixes(prefix: str | Sequence[str] | None, tokenizer: Any, count: int) -> list[list[int]] | None:
@@ -416,6 +411,6 @@ def _encode_prefixes(prefix: str | Sequence[str] | None, tokenizer: Any, count: 
 
 
 def _word_counter(tokenizer: Any) -> Callable[[Sequence[int]], int]:
-    """Return a function that counts the words of token ids; it is cached, since a search repeats its questions."""
+    """Return a function that counts the words of token ids; it is cached, since a search repeats the same calls."""
     count = functools.lru_cache(maxsize=65536)(lambda tokens: len(tokenizer.decode(tokens).split()))
     return lambda tokens: count(tuple(tokens))

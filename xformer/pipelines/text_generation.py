@@ -31,7 +31,7 @@ from xformer.text import SPECIAL_TOKENS, UNK_ID, Tokenizer
 DEFAULT_MAX_NEW_TOKENS = 500
 DEFAULT_SAMPLING = {"temperature": 0.8, "top_k": 200}
 _SEARCH_FIELDS = ("do_sample", "temperature", "top_k", "top_p", "min_p")
-_REPLACEMENT = "\ufffd"  # what a tokenizer decodes an incomplete character to
+_REPLACEMENT = "\ufffd"  # decoded from an incomplete character
 
 
 class Continuation(NamedTuple):
@@ -75,7 +75,7 @@ class TextGenerator:
             "length_tolerance",
         }
     )
-    """Fields of `GenerationConfig` that have no meaning without a source and without an end."""
+    """Fields of `GenerationConfig` that require a source or outputs that end."""
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, *, context_length: int | None = None) -> None:
         if tokenizer.vocab_size != model.vocab_size:
@@ -121,7 +121,8 @@ class TextGenerator:
             **options: Arguments of `continuations`, and fields of `GenerationConfig`.
 
         Returns:
-            The text after each prompt; with num_return_sequences above 1 a list of texts each, most probable first.
+            The text after each prompt; with num_return_sequences above 1 a list of texts per prompt, most probable
+            first.
 
         Raises:
             DataError: For a prompt with unknown characters.

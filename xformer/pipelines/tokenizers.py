@@ -87,7 +87,7 @@ class Tokenizers(NamedTuple):
 
     @property
     def documents(self) -> bool:
-        """Whether sources are documents whose sentences are separated by `<sep>`."""
+        """True if sources are documents whose sentences are separated by `<sep>`."""
         return self.source.sep_id is not None
 
     def encode_source(self, texts: Sequence[str]) -> list[list[int]]:

@@ -35,7 +35,7 @@ class Checkpoints:
         return self.directory / f"step-{step}.safetensors"
 
     def add(self, entries: Sequence[list[Any]], step: int, score: float | None, model: Any) -> list[list[Any]]:
-        """Save a model if it is to be kept, and return the new entries. `prune` removes the other files."""
+        """Save a model if it belongs to those to keep, and return the new entries; `prune` removes the other files."""
         candidates = [*(entry for entry in entries if entry[0] != step), [step, score]]
         if self.best:
             candidates.sort(key=lambda entry: (entry[1], entry[0]))
@@ -47,7 +47,7 @@ class Checkpoints:
     def existing(self, entries: Sequence[list[Any]]) -> tuple[list[list[Any]], list[int]]:
         """Return the entries whose file exists, and the steps of those whose file is missing.
 
-        Raises CheckpointError for a damaged file, before it spoils an average.
+        Raises CheckpointError for a damaged file, which would corrupt an average.
         """
         existing = [entry for entry in entries if self.path(entry[0]).exists()]
         for step, _ in existing:
@@ -107,5 +107,7 @@ def _arrays_of(model: Any) -> dict[str, Any]:
 def _check_structure(shapes: Mapping[str, Any], expected: Mapping[str, Any], name: str) -> None:
     for key in sorted(shapes.keys() | expected.keys()):
         if shapes.get(key) != expected.get(key):
-            received, needed = (str(some.get(key, "absent")) for some in (shapes, expected))
-            raise ShapeError(f"{key} of {name} is {received}; expected {needed}; models must have the same structure")
+            actual_shape, expected_shape = (str(each.get(key, "absent")) for each in (shapes, expected))
+            raise ShapeError(
+                f"{key} of {name} is {actual_shape}; expected {expected_shape}; models must have the same structure"
+            )

@@ -16,7 +16,7 @@ _VALIDATION, _COMPUTING, _DATA = "Validation and checkpoints", "Computing", "Dat
 
 
 class TokenizerConfig(Config):
-    """Turn pairs of texts into tokens."""
+    """Tokenization of pairs of texts."""
 
     vocab_size: int = option(
         default=8000, help="Size of the vocabulary (of each vocabulary if joint is false).", at_least=1
@@ -34,7 +34,7 @@ class TokenizerConfig(Config):
 
 
 class TextTokenizerConfig(Config):
-    """Turn one long text into tokens."""
+    """Tokenization of one long text."""
 
     vocab_size: int = option(default=8000, help="Size of the vocabulary.", at_least=1)
     model: str = option(
@@ -45,7 +45,7 @@ class TextTokenizerConfig(Config):
 
 
 class BaseTrainingConfig(Config):
-    """Train any model."""
+    """Training of any model."""
 
     max_updates: int | None = option(
         default=None, help="End after this number of updates.", at_least=1, panel=_DURATION
@@ -129,12 +129,12 @@ class BaseTrainingConfig(Config):
     )
     metric_for_best: str = option(
         default="score",
-        help="What makes a model the best: its score (BLEU for translation, ROUGE for summarization) or loss.",
+        help="Measure of the best model: its score (BLEU for translation, ROUGE for summarization) or loss.",
         choices=("score", "loss"),
         panel=_VALIDATION,
     )
     save_every_minutes: float = option(
-        default=5.0, help="Minutes between two savings of the state.", above=0.0, panel=_VALIDATION
+        default=5.0, help="Minutes between saves of the state.", above=0.0, panel=_VALIDATION
     )
     keep_checkpoints: int = option(
         default=0, help="Number of models to keep in checkpoints/.", at_least=0, panel=_VALIDATION
@@ -183,7 +183,7 @@ class BaseTrainingConfig(Config):
             )
 
     def _check_unused(self) -> None:
-        """Raise ConfigError for an option that another one makes impossible, or leaves without effect."""
+        """Raise ConfigError for an option that conflicts with another one or has no effect."""
         if self.precision != "float32" and self.dtype != "float32":
             raise ConfigError(
                 f"precision is {self.precision!r} and dtype {self.dtype!r}; mixed precision keeps the parameters in "
@@ -227,7 +227,7 @@ class BaseTrainingConfig(Config):
 
 
 class TrainingConfig(BaseTrainingConfig):
-    """Train a model on pairs of texts."""
+    """Training on pairs of texts."""
 
     batch_tokens: int = option(
         default=2048,
@@ -245,7 +245,7 @@ class TrainingConfig(BaseTrainingConfig):
 
 
 class LanguageModelTrainingConfig(BaseTrainingConfig):
-    """Train a language model on one long text."""
+    """Training of a language model on one long text."""
 
     label_smoothing: float = option(
         default=0.0,
@@ -255,7 +255,7 @@ class LanguageModelTrainingConfig(BaseTrainingConfig):
         panel=_LOSS,
     )
     metric_for_best: str = option(
-        default="loss", help="What makes a model the best.", choices=("loss",), panel=_VALIDATION
+        default="loss", help="Measure of the best model.", choices=("loss",), panel=_VALIDATION
     )
     context_length: int = option(default=128, help="Number of tokens that the model sees.", at_least=1, panel=_DATA)
     batch_size: int = option(

@@ -17,7 +17,7 @@ from xformer.runs.config import BaseTrainingConfig, TokenizerConfig, TrainingCon
 from xformer.runs.tasks import TASKS, TaskSpec
 from xformer.training.schedules import schedule
 
-# Keys of version 0.1, and their names today.
+# Keys of version 0.1 and their current names.
 _RENAMED = {
     "accumulate": "grad_accumulation",
     "long_lines": "truncation",
@@ -128,7 +128,7 @@ def _check_version(tables: dict[str, Any], name: str) -> None:
 
 
 def _check_table(key: str, table: Any, spec: TaskSpec, name: str) -> None:
-    """Raise ConfigError for an unknown table, or a key that belongs into one."""
+    """Raise ConfigError for an unknown table, or for a top-level key that belongs in a table."""
     tables = [f"[{each}]" for each, config in spec.tables.items() if key in field_names(config)]
     if tables and key not in spec.tables and key not in spec.from_tokenizer:
         raise ConfigError(f"{key!r} in {name} is outside the tables; expected it under {' or '.join(tables)}")

@@ -35,7 +35,7 @@ class TaskSpec:
         model: Configuration of the model, whose fields [model] sets.
         model_defaults: Defaults of [model]: a model that a CPU trains in half an hour. (The defaults of the
             configuration itself are those of the paper's base model.)
-        from_tokenizer: Fields of the model's configuration that the tokenizers decide, which [model] cannot set.
+        from_tokenizer: Fields of the model's configuration that the tokenizers determine, which [model] cannot set.
         tokenizer: Configuration of [tokenizer].
         training: Configuration of [training].
         defaults: Defaults of other tables where they differ from those of the configurations.
@@ -128,7 +128,7 @@ class TranslationTask:
     """Pairs of texts, in batches of a number of tokens.
 
     Args:
-        model: The model, which decides the backend and the special tokens of the batches.
+        model: The model, which determines the backend and the special tokens of the batches.
         train: Training set.
         valid: Validation set.
         batch_tokens: Largest number of tokens of a batch, padding included.
@@ -170,10 +170,10 @@ class TranslationTask:
 class LanguageModelTask:
     """One long text, in batches of random chunks.
 
-    An epoch is as many batches as the text has tokens for.
+    An epoch is the number of batches that together have as many tokens as the text.
 
     Args:
-        model: The model, which decides the backend of the batches.
+        model: The model, which determines the backend of the batches.
         train: Token ids of the training text, as a list or NumPy array.
         valid: Token ids of the validation text.
         context_length: Number of tokens of a chunk.

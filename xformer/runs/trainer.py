@@ -64,7 +64,7 @@ class MissingCheckpoints(Event):
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a `Trainer` beside that of the loop.
+    """The state of a `Trainer` in addition to that of the loop.
 
     Attributes:
         validated_step: Step of the last validation.
@@ -99,7 +99,7 @@ class Trainer:
 
     Attributes:
         loop: The training loop.
-        progress: The state beside that of the loop.
+        progress: The state in addition to that of the loop.
         missing_checkpoints: Steps of checkpoints that were missing when the run was resumed.
     """
 
@@ -143,7 +143,7 @@ class Trainer:
     def resume(self) -> None:
         """Load the directory's last state; raise CheckpointError if it is damaged or not of this run."""
         self.loop.resume()
-        if not self.directory.model.exists():  # removed by the user: restore it, or let the next validation find it
+        if not self.directory.model.exists():  # removed by the user: restore it, or let the next validation write one
             self.progress = replace(self.progress, averaged_step=0, averaged_score=None)
             if not self.directory.restore_best():
                 self.progress = replace(
@@ -153,7 +153,7 @@ class Trainer:
         self.progress = replace(self.progress, checkpoints=existing)
 
     def run(self) -> str:
-        """Train until the end that the configuration names, or a signal; return the reason.
+        """Train until a limit of the configuration or a signal ends the run; return the reason.
 
         Everything is saved before it returns.
 
@@ -169,7 +169,7 @@ class Trainer:
         return self.stop_reason() is not None and is_validated and not self._average_is_due()
 
     def stop_reason(self) -> str | None:
-        """Return why there are no more updates to make, or None."""
+        """Return the reason why training is complete, or None."""
         if reason := self.loop.stop_reason():
             return reason
         if self.config.max_minutes is not None and self.loop.minutes >= self.config.max_minutes:
@@ -184,7 +184,7 @@ class Trainer:
         if isinstance(event, Start):
             self._start(event.step)
         if isinstance(event, Start | Step):
-            # After the start too, for a validation that was interrupted.
+            # Also after the start: the validation of this step may have been interrupted.
             self._validate_or_keep(event.step)
             return self.stop_reason()
         if isinstance(event, End):
@@ -205,7 +205,7 @@ class Trainer:
         if self.missing_checkpoints:
             self.loop.emit(MissingCheckpoints(step, self.missing_checkpoints))
         if self.stop_reason() is None:
-            self.directory.restore_best()  # an average of an earlier end has no part in a run that continues
+            self.directory.restore_best()  # discard the average of an earlier end: the run continues
             self.progress = replace(self.progress, averaged_step=0, averaged_score=None)
 
     def _validate_or_keep(self, step: int) -> None:
@@ -232,11 +232,11 @@ class Trainer:
         """Evaluate the model, keep it if it is the best so far, and save the state."""
         step, model = self.loop.step, self.loop.model
         loss = self.validation_loss(model)
-        if not math.isfinite(loss):  # the last update went wrong; it must not replace the state before it
+        if not math.isfinite(loss):  # keep the state before this update
             raise self.loop.diverged(f"the validation loss after step {step} is {loss}")
-        self.loop.save()  # before the score, which takes a while to compute
-        quality = None if self.task.score is None else self.task.score(model)
-        score = self._score_of(loss, quality)
+        self.loop.save()  # first, since computing the score takes a while
+        metric_value = None if self.task.score is None else self.task.score(model)
+        score = self._score_of(loss, metric_value)
         is_best = self._is_best(score, loss)
         stale = 0 if is_best else self.progress.stale_validations + 1
         self.progress = replace(self.progress, validated_step=step, stale_validations=stale)
@@ -247,7 +247,7 @@ class Trainer:
         self.loop.save()
         if kept:
             self.loop.emit(kept)
-        self.loop.emit(self._describe(Validation, loss, quality, is_best))
+        self.loop.emit(self._describe(Validation, loss, metric_value, is_best))
 
     def _average(self) -> None:
         """Evaluate the average of the kept models, which becomes the model if it is better than the best one."""
@@ -255,8 +255,8 @@ class Trainer:
         model = average_models([self.checkpoints.path(step) for step in steps], like=self.loop.model)
         save_parameters(model, self.directory.averaged)
         loss = self.validation_loss(model)
-        quality = None if self.task.score is None else self.task.score(model)
-        score = self._score_of(loss, quality)
+        metric_value = None if self.task.score is None else self.task.score(model)
+        score = self._score_of(loss, metric_value)
         is_best = math.isfinite(loss) and self._is_best(score, loss)
         if is_best:
             self.directory.back_up_best()
@@ -264,28 +264,28 @@ class Trainer:
         averaged_score = score if is_best else None
         self.progress = replace(self.progress, averaged_step=self.loop.step, averaged_score=averaged_score)
         self.loop.save()
-        self.loop.emit(self._describe(partial(Average, steps=steps), loss, quality, is_best))
+        self.loop.emit(self._describe(partial(Average, steps=steps), loss, metric_value, is_best))
 
     def _average_is_due(self) -> bool:
         is_requested = self.config.average != "none" and bool(self.progress.checkpoints)
         return is_requested and self.progress.averaged_step != self.loop.step
 
     def _describe(
-        self, event: Callable[..., Validation], loss: float, quality: float | None, is_best: bool
+        self, event: Callable[..., Validation], loss: float, metric_value: float | None, is_best: bool
     ) -> Validation:
         return event(
             step=self.loop.step,
             epoch=self.loop.epoch,
             loss=loss,
             perplexity=math.exp(min(loss, 700.0)),
-            score=quality,
-            metric=None if quality is None else self.task.metric,
+            score=metric_value,
+            metric=None if metric_value is None else self.task.metric,
             best=is_best,
             minutes=self.loop.minutes,
         )
 
     def _keep_checkpoint(self, score: float | None) -> ModelCheckpoint | None:
-        """Keep the model and return the event, if it is time to; the next saved state contains the entry."""
+        """Keep the model and return the event, if a checkpoint is due; the next saved state contains the entry."""
         step, entries = self.loop.step, self.progress.checkpoints
         if not self.config.keep_checkpoints or step == 0 or step % self.config.checkpoint_interval:
             return None
@@ -295,8 +295,8 @@ class Trainer:
         self.progress = replace(self.progress, checkpoints=entries)
         return ModelCheckpoint(step, score, [entry[0] for entry in entries])
 
-    def _score_of(self, loss: float, quality: float | None) -> float:
-        return quality if quality is not None and self.config.metric_for_best == "score" else -loss
+    def _score_of(self, loss: float, metric_value: float | None) -> float:
+        return metric_value if metric_value is not None and self.config.metric_for_best == "score" else -loss
 
     def _is_best(self, score: float, loss: float) -> bool:
         """Compare with the best model so far; the lower loss decides between equal scores (BLEU is 0 early on)."""
@@ -310,7 +310,7 @@ class Trainer:
 
 
 class _TaskBatches:
-    """The batches of a task from a number on, with their epoch."""
+    """The batches of a task, beginning with batch `start`, and their epoch."""
 
     def __init__(self, task: Task, rng: Rng, start: int) -> None:
         self._batches = task.batches(rng, skip=start)

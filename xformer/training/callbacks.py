@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from xformer.errors import ConfigError
+from xformer.config import check_count
 from xformer.training.events import End, Event, Start, Step, Validation
 from xformer.training.fit import TrainingLoop
 from xformer.training.interrupt import check_stop
@@ -19,7 +19,7 @@ from xformer.training.loss import mean_loss
 
 def print_every(steps: int) -> Callable[[Event, TrainingLoop], None]:
     """Return a callback that prints a line every `steps` steps, and one for each validation."""
-    _check_every(steps)
+    check_count("steps", steps)
 
     def callback(event: Event, loop: TrainingLoop) -> None:
         if isinstance(event, Step) and event.step % steps == 0:
@@ -39,10 +39,10 @@ def validate(data: Iterable[Any] | Callable[[Any], float], every: int, *, metric
     Args:
         data: Validation batches (iterated each time, so no iterator), on which the mean of the training loss per token
             is computed without dropout; or a function (model) -> score, larger being better.
-        every: Number of steps.
+        every: Number of steps between validations.
         metric: Name of the score.
     """
-    _check_every(every)
+    check_count("every", every)
     return Validator(data, every, metric)
 
 
@@ -59,7 +59,7 @@ class Validator:
         self._step = 0  # of the last validation
 
     def __call__(self, event: Event, loop: TrainingLoop) -> None:
-        """Validate if it is time to, also for a step whose validation was interrupted."""
+        """Validate if a validation is due, including one that was interrupted."""
         due = isinstance(event, End) or (isinstance(event, Start | Step) and event.step % self.every == 0)
         if not due or event.step == self._step or (isinstance(event, End) and event.is_interrupted):
             return
@@ -98,7 +98,7 @@ class Validator:
 
 def early_stopping(patience: int) -> EarlyStopping:
     """Return a callback that ends training after `patience` validations without a better model."""
-    _check_every(patience, "patience")
+    check_count("patience", patience)
     return EarlyStopping(patience)
 
 
@@ -126,14 +126,9 @@ class EarlyStopping:
 
 
 def time_limit(minutes: float) -> Callable[[Event, TrainingLoop], str | None]:
-    """Return a callback that ends training after so many minutes of wall time, over all sittings."""
+    """Return a callback that ends training after this wall time, earlier sessions of a resumed run included."""
 
     def callback(event: Event, loop: TrainingLoop) -> str | None:
         return f"{minutes:g} minutes" if loop.minutes >= minutes else None
 
     return callback
-
-
-def _check_every(value: Any, name: str = "every") -> None:
-    if not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} is {value!r}; expected an integer of at least 1")

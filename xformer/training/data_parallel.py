@@ -1,7 +1,7 @@
 """Data parallelism on the cores of a CPU: each thread differentiates a shard of the batch.
 
-A single thread leaves every core but one idle in everything except matrix products. NumPy releases the GIL inside its
-loops and products, so threads suffice.
+In NumPy only matrix products use several cores on their own. NumPy releases the GIL inside its loops and products, so
+threads suffice to parallelize the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def data_parallel(num_workers: int | None = None) -> ValueAndGrad:
     A batch with a method `split(n)` -> list of at most n batches is split into `num_workers` shards, and the BLAS
     library gets one thread for each. Any other batch is one shard, with all BLAS threads. The loss must be a sum over
     the batch, so that the shards' losses add up to it. Losses and gradients are summed in the order of the shards, and
-    each shard has its own Rng: the bits depend on `num_workers`, not on timing or the number of cores.
+    each shard has its own Rng, so the exact bits depend on `num_workers`, not on timing or the number of cores.
 
     Args:
         num_workers: Number of shards; default `num_threads()`.
@@ -58,11 +58,11 @@ def split_batch(batch: Any, count: int) -> Sequence[Any]:
 
 
 def can_split(batch: Any) -> bool:
-    """Return whether a batch has the method `split` of this protocol; torch's tensors have another one."""
+    """Return whether a batch has the method `split`; the `split` of a torch tensor is a different one."""
     return hasattr(batch, "split") and not is_array(batch)
 
 
 def shards_for(model: Any, threads: int) -> int:
-    """Return the number of shards that a batch is worth splitting into: one for each thread on NumPy, else 1."""
+    """Return the default number of shards of a batch: one for each thread on NumPy, else 1."""
     leaves = flatten(model)[0]
     return threads if backend_name(array_namespace(leaves[0])) == "numpy" else 1

@@ -42,7 +42,7 @@ class Step(Event):
         learning_rate: Learning rate of the update.
         num_tokens: Number of tokens of the update.
         tokens_per_second: Speed of this update.
-        minutes: Wall time so far, over all sittings.
+        minutes: Wall time so far, in minutes, earlier sessions of a resumed run included.
         loss_scale: Scale of the loss (float16 only).
     """
 
@@ -79,10 +79,10 @@ class Validation(Event):
         epoch: Number of completed passes over the training data.
         loss: Mean loss over the tokens of the validation set; None if only a score was computed.
         perplexity: Exponential of the loss.
-        score: A score such as BLEU, larger being better; None if there is none.
+        score: A score such as BLEU, larger being better; None if only the loss was computed.
         metric: Name of the score.
-        best: This model is better than all before.
-        minutes: Wall time so far, over all sittings.
+        best: Whether this model is the best so far.
+        minutes: Wall time so far, in minutes, earlier sessions of a resumed run included.
     """
 
     name: ClassVar[str] = "validation"
@@ -114,8 +114,8 @@ class End(Event):
     """Training ended.
 
     Attributes:
-        reason: Why, e.g. "1000 steps".
-        is_interrupted: A signal such as Ctrl-C ended it.
+        reason: Reason, e.g. "1000 steps".
+        is_interrupted: Whether a signal such as Ctrl-C ended it.
     """
 
     is_logged: ClassVar[bool] = False

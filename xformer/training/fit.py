@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from xformer.backends import array_namespace
+from xformer.config import check_count
 from xformer.errors import CheckpointError, ConfigError, DataError, TrainingError
 from xformer.memory import out_of_memory
 from xformer.random import Rng
@@ -71,7 +72,7 @@ def fit(
 ) -> tuple[Any, list[Step]]:
     """Train a model.
 
-    Ctrl-C, SIGTERM and SIGHUP end training after the step under way; a second Ctrl-C interrupts at once.
+    Ctrl-C, SIGTERM and SIGHUP end training after the current step; a second Ctrl-C interrupts at once.
 
     Args:
         model: Any Module; it is not changed.
@@ -83,7 +84,8 @@ def fit(
         optimizer: For example `AdamW(weight_decay=0.1)`.
         learning_rate: A number, or a function of the step, counted from 1; see `xformer.training.schedules`.
         max_grad_norm: Largest norm of the gradient (clipping by global norm); math.inf is no clipping.
-        steps: Number of updates, over all sittings of a resumed run; None trains until a callback or a signal ends it.
+        steps: Number of updates, earlier sessions of a resumed run included; None trains until a callback or a signal
+            ends training.
         callbacks: Called with every event in this order; each may end training (see `Callback`).
         run_dir: Directory for the training state, the log and the model; created if necessary. If it holds the state
             of an earlier run, training resumes from there and makes the same bits as an uninterrupted run.
@@ -94,10 +96,10 @@ def fit(
             for each core on NumPy, 1 on other backends.
         num_tokens: A function that counts the tokens, or samples, of a batch, by which the sum of losses is divided;
             default `batch.num_tokens`, or 1 for batches without it, whose loss should be a mean.
-        save_every_minutes: Time between two savings of the state.
+        save_every_minutes: Minutes between saves of the state.
 
     Returns:
-        The trained model, and the `Step` events of this sitting.
+        The trained model, and the `Step` events of this call.
 
     Raises:
         TrainingError: If the loss or the gradient is not finite. The last state saved stays in `run_dir`.
@@ -142,7 +144,7 @@ class TrainingLoop:
         step: Number of updates made.
         epoch: Number of completed passes over the data.
         num_tokens: Number of tokens seen.
-        history: The `Step` events of this sitting.
+        history: The `Step` events of this session.
         saved_step: Step of the last saved state, or None.
     """
 
@@ -165,9 +167,10 @@ class TrainingLoop:
         num_tokens: Callable[[Any], int] | None = None,
         save_every_minutes: float = 5.0,
     ) -> None:
-        _check_count("steps", steps, optional=True)
-        _check_count("grad_accumulation", grad_accumulation)
-        _check_count("data_parallel", data_parallel, optional=True)
+        for name, count in {"steps": steps, "data_parallel": data_parallel}.items():
+            if count is not None:
+                check_count(name, count)
+        check_count("grad_accumulation", grad_accumulation)
         check_precision(precision, model)
         if run_dir is not None and not hasattr(model, "named_parameters"):
             raise ConfigError(f"model is a {type(model).__name__}; run_dir requires a Module")
@@ -187,8 +190,8 @@ class TrainingLoop:
         self._autocast_loss = autocast(precision, loss_fn)
         self._scaler = GradScaler.init(precision)
         self._rng = Rng(seed).fold("training")
-        self._minutes, self._began = 0.0, time.monotonic()
-        self._save_interval, self._saved_at = 60.0 * save_every_minutes, time.monotonic()
+        self._minutes, self._start_time = 0.0, time.monotonic()
+        self._save_interval, self._save_time = 60.0 * save_every_minutes, time.monotonic()
         self._stop_reason: str | None = None
 
     @property
@@ -199,13 +202,13 @@ class TrainingLoop:
 
     @property
     def minutes(self) -> float:
-        """Wall time of training so far, over all sittings."""
-        return (time.monotonic() - self._began) / 60.0
+        """Wall time of training so far, in minutes, earlier sessions of a resumed run included."""
+        return (time.monotonic() - self._start_time) / 60.0
 
     def run(self) -> str:
         """Train until the last step, a callback or a signal ends it, and save the state; return the reason."""
-        self._began = self._saved_at = time.monotonic()
-        self._began -= 60.0 * self._minutes
+        self._start_time = self._save_time = time.monotonic()
+        self._start_time -= 60.0 * self._minutes
         with contextlib.ExitStack() as limits, stop_on_signals(), warnings.catch_warnings():
             # Overflow shows in the loss, which is checked; a warning would interrupt the output of a progress bar.
             warnings.simplefilter("ignore", RuntimeWarning)
@@ -239,7 +242,7 @@ class TrainingLoop:
             raise CheckpointError(f"{self.files.state} was written by another version of xformer ({error})") from error
         if (scaler.scale == 1.0) == (self._scaler.scale == 1.0):  # else the precision has changed
             self._scaler = scaler
-        self.saved_step, self._began = self.step, time.monotonic() - 60.0 * self._minutes
+        self.saved_step, self._start_time = self.step, time.monotonic() - 60.0 * self._minutes
         for name, callback in self._stateful_callbacks():
             if name in callbacks:
                 callback.load_state_dict(callbacks[name])
@@ -264,11 +267,11 @@ class TrainingLoop:
             "callbacks": {name: callback.state_dict() for name, callback in self._stateful_callbacks()},
         }
         self.files.save_state(self._model, self.state, progress)
-        self.saved_step, self._saved_at = self.step, time.monotonic()
+        self.saved_step, self._save_time = self.step, time.monotonic()
         self.emit(Checkpoint(self.step, str(self.files.state)))
 
     def emit(self, event: Event) -> None:
-        """Log an event and pass it to every callback; training ends if one of them asks for it."""
+        """Log an event and pass it to every callback; training ends if one of them requests it."""
         is_due = not isinstance(event, Step) or event.step == 1 or event.step % LOG_EVERY == 0
         if self.files is not None and event.is_logged and is_due:
             self.files.append_log(event.to_dict())
@@ -279,7 +282,7 @@ class TrainingLoop:
                 self._stop_reason = outcome if isinstance(outcome, str) else f"stopped by {name}"
 
     def stop_reason(self) -> str | None:
-        """Return why there is nothing left to train, or None."""
+        """Return the reason why training is complete, or None."""
         if self.max_steps is not None and self.step >= self.max_steps:
             return f"{self.max_steps} steps"
         return self._stop_reason
@@ -297,7 +300,7 @@ class TrainingLoop:
             if reason := self.stop_reason():
                 return reason
             check_stop()
-            if time.monotonic() - self._saved_at >= self._save_interval:
+            if time.monotonic() - self._save_time >= self._save_interval:
                 self.save()
             started = time.monotonic()
             if batches is None:
@@ -307,11 +310,11 @@ class TrainingLoop:
                 # One BLAS thread for each shard. The limit holds for the whole run, as bits depend on it.
                 sharded = self.workers > 1 and can_split(first)
                 limits.enter_context(blas_threads(1 if sharded else num_threads()))
-            drawn = list(itertools.islice(batches, self._grad_accumulation))
-            if not drawn:
+            accumulated = list(itertools.islice(batches, self._grad_accumulation))
+            if not accumulated:
                 return "the batches are exhausted"
             with out_of_memory(f"step {self.step + 1}", "use smaller batches or a smaller model"):
-                event = self._make_step(drawn, started)
+                event = self._make_step(accumulated, started)
             self.emit(event)
 
     def _make_step(self, batches: Sequence[Any], started: float) -> Step | Skip:
@@ -336,7 +339,7 @@ class TrainingLoop:
             value_and_grad=data_parallel(self.workers),
             donate=True,
         )
-        # Only here the host waits for a GPU, which has all of the step to compute by now.
+        # Reading the loss waits for the GPU; by now the whole step has been launched.
         loss, grad_norm = float(result.loss), float(result.grad_norm)
         is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
         scaler = self._scaler.growth() if is_finite else self._scaler.backoff()
@@ -404,10 +407,3 @@ def nonfinite_parameter(model: Any) -> str | None:
 
 def _copy(array: Any) -> Any:
     return array_namespace(array).asarray(array, copy=True)
-
-
-def _check_count(name: str, value: Any, *, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name} is {value!r}; expected an integer of at least 1")

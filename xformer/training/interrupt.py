@@ -1,4 +1,4 @@
-"""Ctrl-C as a request: the update, or batch of a validation, under way is finished, and the state saved, first."""
+"""Handle Ctrl-C as a request to stop: the current update or validation batch finishes, and the state is saved."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
-# Ctrl-C; the system or a scheduler; a terminal that was closed.
+# Sent by Ctrl-C, by the system or a scheduler, and by a terminal that is closed.
 _STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class Stopped(KeyboardInterrupt):
-    """The user has asked to stop, and work was left unfinished."""
+    """A signal requested to stop, and work was left unfinished."""
 
 
 class StopRequest:
-    """Becomes true when the user asks to stop."""
+    """A flag that a signal sets."""
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
@@ -30,19 +30,19 @@ class StopRequest:
         return self.signal_name is not None
 
 
-# Of the block that this code runs in; threads that share its work see the same.
+# The request of the enclosing stop_on_signals block; the threads of parallel_map see it, too.
 _REQUEST: ContextVar[StopRequest] = ContextVar("request")
 
 
 def check_stop() -> None:
-    """Raise Stopped, which says by what, when the user has asked to stop."""
+    """Raise Stopped, with the name of the signal, if a signal requested to stop."""
     request = _REQUEST.get(None)
     if request:
         raise Stopped(f"stopped by {request.signal_name}")
 
 
 def until_stopped(items: Iterable[Item]) -> Iterator[Item]:
-    """Yield the items; after one during which the user asked to stop, raise Stopped."""
+    """Yield the items; raise Stopped after the first item during which a signal arrived."""
     for item in items:
         yield item
         check_stop()
@@ -52,15 +52,15 @@ def until_stopped(items: Iterable[Item]) -> Iterator[Item]:
 def stop_on_signals() -> Iterator[StopRequest]:
     """Turn the first SIGINT, SIGTERM or SIGHUP inside the block into a StopRequest; a second SIGINT interrupts at once.
 
-    Signals that are ignored, as by nohup, stay so. In other threads than the main one signals cannot be caught; the
-    request then stays false.
+    Ignored signals, as under nohup, stay ignored. Signals can be caught in the main thread only; in other threads the
+    request stays false.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
 
-    def remember(number: int, frame: Any) -> None:
+    def request_stop(number: int, frame: Any) -> None:
         request.signal_name = signal.Signals(number).name
         again = ""
         if previous[signal.SIGINT] != signal.SIG_IGN:
@@ -71,7 +71,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
     previous = {number: signal.getsignal(number) for number in _STOPPING}
     for number, handler in previous.items():
         if handler != signal.SIG_IGN:
-            signal.signal(number, remember)
+            signal.signal(number, request_stop)
     outer = _REQUEST.set(request)
     try:
         yield request

@@ -76,12 +76,12 @@ def mean_loss(
         count_tokens: Counts the tokens of a batch.
 
     Raises:
-        Stopped: When a signal asks to stop.
+        Stopped: After a signal.
     """
     batches = list(batches)
 
-    def total(part: list[Any]) -> float:
-        return sum((float(loss_fn(model, batch, None)) for batch in until_stopped(part)), 0.0)
+    def total(shard: list[Any]) -> float:
+        return sum((float(loss_fn(model, batch, None)) for batch in until_stopped(shard)), 0.0)
 
     with blas_threads(1 if workers > 1 else num_threads()):
         sums = parallel_map(total, [batches[start::workers] for start in range(workers)])

@@ -1,7 +1,7 @@
 """Optimizers: `state = optimizer.init(model)`, then `model, state = optimizer.update(...)` in each step.
 
 A state is a NamedTuple of the number of updates and of trees like the model, in which a leaf is None where the
-optimizer keeps no statistic for that parameter. Saving and restoring a state relies on nothing else.
+optimizer keeps no statistic for that parameter. Checkpoints rely on nothing else.
 """
 
 from __future__ import annotations
@@ -256,14 +256,14 @@ def _decay(parameter: Array, weight_decay: float, decay_all: bool) -> float:
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
-    """Transpose rows of `count` items, of which there may be none."""
+    """Transpose rows of `count` items; `rows` may be empty."""
     return [[row[index] for row in rows] for index in range(count)]
 
 
 def make_optimizer(
     name: str, *, beta1: float, beta2: float, epsilon: float, momentum: float, weight_decay: float | None
 ) -> Optimizer:
-    """Make the named optimizer from those hyperparameters that it has.
+    """Return the named optimizer with the hyperparameters that apply to it.
 
     Args:
         name: One of `OPTIMIZERS`.

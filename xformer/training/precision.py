@@ -92,7 +92,7 @@ def check_precision(precision: str, model: Any) -> None:
     try:
         zeros = xp.zeros((16, 16), dtype=dtype_named(xp, precision), device=device(leaves[0]))
         xp.exp(zeros @ zeros)
-    except Exception as error:  # each library has errors of its own
+    except Exception as error:  # each library raises its own exceptions
         reason = " ".join(str(error).split())
         raise BackendError(
             f"precision is {precision!r}, but {backend_name(xp)} cannot compute in it on this device ({reason}); use "

@@ -29,7 +29,7 @@ def inverse_square_root(peak: float, *, warmup_steps: int) -> Schedule:
 
 
 def constant(peak: float, *, warmup_steps: int = 0) -> Schedule:
-    """Rise linearly to the peak and stay there.
+    """Rise linearly to the peak, then stay constant.
 
     Args:
         peak: Largest learning rate.
@@ -102,8 +102,8 @@ def schedule(
         min_learning_rate: Learning rate at the end of cosine and linear.
 
     Raises:
-        ConfigError: For an unknown name, a cosine or linear schedule without an end, a minimum above the peak or of a
-            schedule without one, and a peak that cannot be computed.
+        ConfigError: For an unknown name, a cosine or linear schedule without total_steps, a minimum that is above the
+            peak or does not apply to the schedule, and a peak that cannot be computed.
     """
     if name not in SCHEDULES:
         raise ConfigError(f"schedule is {name!r}; expected one of {', '.join(map(repr, SCHEDULES))}")

@@ -89,7 +89,7 @@ def accumulate(
 
 
 def split_rng(rng: Rng | None, count: int) -> Sequence[Rng | None]:
-    """Return `count` independent streams, or as many times None."""
+    """Return `count` independent streams, or a list of None if there is no Rng."""
     return [None] * count if rng is None else rng.split(count)
 
 
