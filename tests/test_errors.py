@@ -1,14 +1,16 @@
-"""What errors say of packages that are not there is what pyproject.toml asks for."""
+"""Error helpers: install hints agree with pyproject.toml, and out-of-memory errors of all libraries are recognized."""
 
 from __future__ import annotations
 
+import errno
 import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from xformer.errors import how_to_install
+from xformer.errors import OutOfMemoryError, how_to_install, is_out_of_memory, out_of_memory
 
 EXTRAS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
@@ -16,6 +18,48 @@ EXTRAS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(
 @pytest.mark.parametrize(
     ("package", "extra"), [("cupy", "cuda"), ("cudnn", "cudnn"), ("torch", "torch"), ("jax", "jax")]
 )
-def test_what_to_install_is_what_the_extra_brings(package, extra):
+def test_install_hints_name_the_packages_of_the_extra(package, extra):
     names = [re.split("[<>=]", requirement)[0] for requirement in EXTRAS[extra]]
     assert how_to_install(package).replace("'", "") == f"run: pip install {' '.join(names)}"
+
+
+class OutOfMemoryErrorOfALibrary(RuntimeError):
+    pass
+
+
+OutOfMemoryErrorOfALibrary.__name__ = "OutOfMemoryError"  # as torch and cupy call theirs
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OutOfMemoryErrorOfALibrary("CUDA out of memory"),
+        RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 4 bytes."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to"),
+        RuntimeError("can't start new thread"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+    ids=["numpy", "class", "jax", "torch", "thread", "system"],
+)
+def test_out_of_memory_errors_of_all_libraries_are_recognized(error):
+    assert is_out_of_memory(error)
+    with (
+        pytest.raises(OutOfMemoryError, match=r"^step 3 ran out of memory; lower batch_tokens$") as raised,
+        out_of_memory("step 3", "lower batch_tokens"),
+    ):
+        raise error
+    assert raised.value.__cause__ is error
+
+
+def test_a_real_allocation_failure_is_translated():
+    with pytest.raises(OutOfMemoryError), out_of_memory("it", "use less"):
+        np.empty(2**58, dtype="uint8")
+
+
+@pytest.mark.parametrize("error", [ValueError("memory"), RuntimeError("no"), OSError(errno.ENOSPC, "full")])
+def test_other_errors_pass_through(error):
+    assert not is_out_of_memory(error)
+    with pytest.raises(type(error)) as raised, out_of_memory("it", "use less"):
+        raise error
+    assert raised.value is error

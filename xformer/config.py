@@ -7,14 +7,13 @@ the tables of the reference documentation are generated from the same metadata.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Self, dataclass_transform
 
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, nearest_hint
 
 _TYPES: dict[str, tuple[Any, str]] = {
     "int": (int, "an integer"),
@@ -126,9 +125,7 @@ def check_keys(keys: Collection[str], known: Collection[str], name: str) -> None
     """Raise ConfigError for the first unknown key, suggesting the nearest known one."""
     for key in keys:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(sorted(known))}"
-            raise ConfigError(f"unknown key {key!r} in {name}; {hint}")
+            raise ConfigError(f"unknown key {key!r} in {name}; {nearest_hint(key, known)}")
 
 
 def check_count(name: str, value: Any) -> None:
@@ -155,11 +152,11 @@ def check_value(field: dataclasses.Field[Any], value: Any, name: str = "") -> No
     annotation, metadata = _type_name(field), field.metadata
     if value is None and annotation.endswith("| None"):
         return
-    kind, words = _TYPES.get(annotation.removesuffix(" | None"), (object, ""))
-    expected = describe_values(metadata) or words
-    has_type = isinstance(value, kind) and (not isinstance(value, bool) or kind in (bool, object))
+    cls, description = _TYPES.get(annotation.removesuffix(" | None"), (object, ""))
+    expected = describe_values(metadata) or description
+    has_type = isinstance(value, cls) and (not isinstance(value, bool) or cls in (bool, object))
     if not has_type and expected.startswith("at "):
-        expected = f"{words} of {expected}"
+        expected = f"{description} of {expected}"
     if not has_type or not _is_valid(value, metadata):
         raise ConfigError(f"{name or field.name} is {value!r}; expected {expected}")
 

@@ -5,6 +5,11 @@ Each message says in one line what was received, what was expected and how to fi
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import errno
+from collections.abc import Collection, Iterator
+
 
 class XformerError(Exception):
     """Base class of all errors; the command line prints one line and exits with code 2."""
@@ -54,3 +59,36 @@ def how_to_install(package: str) -> str:
     """
     name = package.split(".")[0]
     return f"run: pip install {_WHEELS.get(name, name.replace('_', '-'))}"
+
+
+def nearest_hint(name: str, known: Collection[str]) -> str:
+    """Suggest the known name nearest to an unknown one, or list all of them."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(sorted(known))}"
+
+
+# --- Out of memory ----------------------------------------------------------------------------------------------------
+
+# Raised as RuntimeError by jax, by torch on a CPU, and by Python.
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "can't allocate memory", "can't start new thread")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error of any library says that memory ran out."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or any(message in str(error) for message in _OUT_OF_MEMORY)
+    )
+
+
+@contextlib.contextmanager
+def out_of_memory(operation: str, suggestion: str) -> Iterator[None]:
+    """Turn an out-of-memory error inside the block into an OutOfMemoryError that names the operation."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(f"{operation} ran out of memory; {suggestion}") from error

@@ -142,8 +142,7 @@ def _deferred(command: Callable[..., int | None]) -> Callable[..., Callable[[], 
 
 def _message(error: Exception) -> str | None:
     """Return the error message for the user, or None for an error that is a bug of ours."""
-    from xformer.errors import XformerError
-    from xformer.memory import is_out_of_memory
+    from xformer.errors import XformerError, is_out_of_memory
 
     if hasattr(error, "format_message"):  # a usage error of click, or of typer's copy of it
         message = error.format_message().strip().rstrip(".")

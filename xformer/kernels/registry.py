@@ -13,7 +13,6 @@ Two environment variables, read at the first operation:
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -42,7 +41,7 @@ from xformer.backends import (
     to_host,
 )
 from xformer.environment import env_flag, env_value
-from xformer.errors import BackendError, ConfigError, XformerError
+from xformer.errors import BackendError, ConfigError, XformerError, nearest_hint
 from xformer.threads import apply_thread_limits, fork_safe_lock
 
 
@@ -137,7 +136,7 @@ def select(operation: str, xp: Namespace, arrays: tuple[Any, ...], static: dict[
 
 
 def has_kernel(operation: str, *arrays: Array) -> bool:
-    """Return whether the backend of `arrays` has enabled kernels for an operation, whatever these support."""
+    """Return whether the backend of `arrays` has enabled kernels for an operation, whichever calls they support."""
     mode = _mode()
     name = backend_name(base_namespace(array_namespace(*arrays)))
     return any(_is_enabled(kernel, mode) for kernel in _kernels_of(operation, name))
@@ -188,9 +187,7 @@ def explain(call: str | Callable[[], Any], *arrays: Any, **static: Any) -> str:
     if callable(call):
         return _explain_call(call)
     if call not in OPERATIONS:
-        near = difflib.get_close_matches(str(call), OPERATIONS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(sorted(OPERATIONS))}"
-        raise ConfigError(f"unknown operation {call!r}; {hint}")
+        raise ConfigError(f"unknown operation {call!r}; {nearest_hint(str(call), OPERATIONS)}")
     signature = inspect.signature(OPERATIONS[call].portable.forward)
     keywords = {name: None for name, value in signature.parameters.items() if value.kind is value.KEYWORD_ONLY}
     try:
@@ -274,7 +271,7 @@ def _kernels_of(operation: str, backend: str) -> Sequence[Kernel]:
 
 
 def _load(backend: str) -> None:
-    # Other threads wait until all kernels are there: some calls by the portable definition would change the bits.
+    # Other threads wait until all kernels are loaded: a call that ran the portable definition would change the bits.
     with _LOADING:
         for package, requirement in _PACKAGES.get(backend, ()) if backend not in _LOADED else ():
             if importlib.util.find_spec(requirement) is not None:
@@ -319,9 +316,9 @@ def check(kernel: Kernel, portable: Implementation, arrays: tuple[Any, ...], sta
 
 
 def _cotangents(vjp: Any, output: Any, residuals: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> list[Array]:
-    """Return the cotangents of all floating arrays, in their shapes, for arbitrary cotangents of the outputs."""
+    """Return the cotangents of all floating arrays, in the shapes of these, for arbitrary cotangents of the outputs."""
     xp = array_namespace(*arrays)
-    g = [_arbitrary(each) for each in (output if isinstance(output, tuple) else (output,))]
+    g = [_arbitrary(y) for y in (output if isinstance(output, tuple) else (output,))]
     needs = tuple(array is not None and is_floating(array.dtype) for array in arrays)
     with np.errstate(all="ignore"):  # the call itself may need no derivative
         cotangents = vjp(g if isinstance(output, tuple) else g[0], residuals, needs, **static)
@@ -352,7 +349,7 @@ def _compare(kernel: Kernel, quantity: str, actual: Array, expected: Array, min_
     if not difference <= tolerance:
         raise BackendError(
             f"kernel {kernel.name} differs from {quantity}the portable {kernel.operation} by {difference:.1e} "
-            f"(relative); expected at most {tolerance:.0e}; set XFORMER_KERNELS=portable and report it"
+            f"(relative); expected at most {tolerance:.0e}; set XFORMER_KERNELS=portable and report this"
         )
 
 

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 from xformer.backends import array_namespace
 from xformer.config import check_count
-from xformer.errors import CheckpointError, ConfigError, DataError, TrainingError
-from xformer.memory import out_of_memory
+from xformer.errors import CheckpointError, ConfigError, DataError, TrainingError, out_of_memory
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
 from xformer.training.checkpoint import TrainingFiles, save_parameters
