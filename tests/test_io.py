@@ -35,7 +35,7 @@ def write(path, content):
         file.write(content)
 
 
-def test_the_file_appears_whole_with_ordinary_permissions(tmp_path):
+def test_the_file_appears_complete_with_ordinary_permissions(tmp_path):
     path = tmp_path / "new" / "folder" / "file.bin"
     with atomic_write(path) as file:
         file.write(b"first, ")
@@ -126,7 +126,7 @@ def test_json_round_trip(tmp_path):
     ("content", "message"),
     [
         (None, r"cannot read settings .*a\.json: No such file or directory"),
-        (b"", r"settings .*a\.json is not valid JSON .*truncated or of another kind"),
+        (b"", r"settings .*a\.json is not valid JSON .*truncated or in another format"),
         (b'{"a": 1', r"settings .*a\.json is not valid JSON"),
         (b"\xff\xfe", r"settings .*a\.json is not valid JSON"),
         (b"[1]", r"settings .*a\.json contains a list; expected a JSON object"),
@@ -276,7 +276,7 @@ def content(path):
 def test_every_truncation_is_noticed(path, content):
     for length in [*range(16), *range(16, len(content), 7), len(content) - 1]:
         path.write_bytes(content[:length])
-        with raises_line(CheckpointError, "is not a valid safetensors file .* it is truncated or of another kind"):
+        with raises_line(CheckpointError, "is not a valid safetensors file .* it is truncated or in another format"):
             load_arrays(path)
 
 

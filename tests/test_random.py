@@ -35,7 +35,7 @@ def test_every_process_draws_the_same():
     assert first.startswith("243338875908197200911390531153942793709 1111010111011111100011111100100000000101 0.69999")
 
 
-def test_streams_are_told_apart_by_their_whole_path():
+def test_streams_differ_if_any_label_differs():
     rng = Rng(0)
     paths = [
         rng,
@@ -75,7 +75,7 @@ def test_an_rng_is_a_value():
 
 
 @pytest.mark.parametrize("seed", [-1, 1.0, "7", True, None])
-def test_a_seed_is_a_whole_number(seed):
+def test_a_seed_is_an_integer(seed):
     with raises_line(ConfigError, "seed is .*; expected a non-negative integer"):
         Rng(seed)
 

@@ -597,7 +597,7 @@ assert same() and blas() == {2}
 COMPILED = BUSY.replace('"no-jit"', '"auto"').replace("numpy.flash_attention", "numba.attention")
 COMPILED = COMPILED.replace(
     "expected = attend",
-    "from xformer.kernels.numba import thread_pool\nthread_pool._MIN_WORK = 1\nexpected = attend",
+    "from xformer.kernels.numba import thread_pool\nthread_pool._MIN_MULTIPLICATIONS = 1\nexpected = attend",
     1,
 )
 PROGRAMS = {"pool": POOL, "limits": LIMITS, "lock": LOCK, "busy": BUSY}

@@ -1,6 +1,6 @@
 """Transformers written once, against the Python Array API standard, that run and train on any array library."""
 
-from xformer import backends, kernels, layers, masks, ops
+from xformer import backends, errors, kernels, layers, masks, ops, text
 from xformer.autodiff import grad, remat, stop_gradient, value_and_grad, vjp
 from xformer.backends import array_namespace
 from xformer.generation import (
@@ -23,6 +23,8 @@ from xformer.layers import (
     LayerNorm,
     Linear,
     MultiHeadAttention,
+    PostNorm,
+    PreNorm,
     RMSNorm,
 )
 from xformer.models import BaseModel, LanguageModel, LanguageModelConfig, Transformer, TransformerConfig, load
@@ -74,6 +76,8 @@ __all__ = [
     "Module",
     "MultiHeadAttention",
     "Optimizer",
+    "PostNorm",
+    "PreNorm",
     "RMSNorm",
     "Rng",
     "StopSequences",
@@ -90,6 +94,7 @@ __all__ = [
     "cross_entropy",
     "data_parallel",
     "early_stopping",
+    "errors",
     "fit",
     "generate",
     "grad",
@@ -106,6 +111,7 @@ __all__ = [
     "set_num_threads",
     "stop_gradient",
     "stream",
+    "text",
     "time_limit",
     "train_step",
     "translation_loss",

@@ -161,7 +161,7 @@ def read_json(path: str | os.PathLike[str], description: str) -> dict[str, Any]:
         raise CheckpointError(f"cannot read {description} {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise CheckpointError(
-            f"{description} {path} is not valid JSON ({error}); the file is truncated or of another kind"
+            f"{description} {path} is not valid JSON ({error}); the file is truncated or in another format"
         ) from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{description} {path} contains a {type(value).__name__}; expected a JSON object")
@@ -220,7 +220,7 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     except safetensors.SafetensorError as error:
         raise CheckpointError(
-            f"{path} is not a valid safetensors file ({error}); it is truncated or of another kind; use another copy"
+            f"{path} is not a valid safetensors file ({error}); it is truncated or in another format; use another copy"
         ) from error
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     metadata = dict(header.get(_METADATA) or {})

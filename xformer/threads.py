@@ -232,11 +232,6 @@ def _run_part(function: Callable[[Item], Result], items: Sequence[Item], limit: 
         return [function(item) for item in items]
 
 
-def run_serially(function: Callable[[Item], Result], item: Item) -> Result:
-    """Call a function whose parallel loops use only this thread, as other processes keep the other cores busy."""
-    return copy_context().run(_run_part, function, [item], None)[0]
-
-
 def _after_fork() -> None:
     """Drop the threads of the parent process and their limits."""
     _pools.clear()

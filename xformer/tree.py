@@ -68,9 +68,9 @@ class Module:
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        own_init = "__init__" not in cls.__dict__
+        generate_init = "__init__" not in cls.__dict__
         # Modules compare and hash by identity: comparing arrays is neither cheap nor a yes-or-no question.
-        dataclasses.dataclass(init=own_init, repr=False, eq=False)(cls)
+        dataclasses.dataclass(init=generate_init, repr=False, eq=False)(cls)
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
         cls.__fields__ = tuple(field.name for field in fields)
         cls.__array_fields__ = frozenset(field.name for field in fields if _names_array(field.type))
@@ -151,10 +151,10 @@ def flatten(tree: Any) -> tuple[list[Array], Callable[[Sequence[Any]], Any]]:
     """Split a tree into its arrays and its structure.
 
     Args:
-        tree: A Module, an array, or tuples, lists and dicts of them. Values that are no arrays belong to the structure.
+        tree: A Module, an array, or tuples, lists and dicts of them. Other values belong to the structure.
 
     Returns:
-        The arrays in a fixed order, and a function that builds the same tree of other arrays.
+        The arrays in a fixed order, and a function that builds the same tree from other arrays.
     """
     leaves: list[Array] = []
     _collect(tree, leaves)
@@ -169,19 +169,19 @@ def flatten(tree: Any) -> tuple[list[Array], Callable[[Sequence[Any]], Any]]:
     return leaves, rebuild
 
 
-def map_arrays(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+def map_arrays(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """Apply `function` to the arrays of a tree, or to those of several trees of the same structure.
 
     Args:
         function: Takes one array of each tree and returns a leaf.
         tree: Tree that gives the result its structure.
-        *others: More trees with as many arrays.
+        *rest: More trees with as many arrays.
 
     Raises:
         ShapeError: If the trees differ in their number of arrays.
     """
     leaves, rebuild = flatten(tree)
-    columns = [flatten(other)[0] for other in others]
+    columns = [flatten(other)[0] for other in rest]
     for column in columns:
         if len(column) != len(leaves):
             raise ShapeError(f"trees differ: {len(leaves)} and {len(column)} arrays; expected the same structure")
@@ -198,8 +198,8 @@ def _layout(node: Module) -> tuple[tuple[str, bool], ...]:
     layout = node.__dict__.get(_LAYOUT)
     if layout is None:
         fields = ((name, getattr(node, name)) for name in node.__fields__)
-        kinds = ((name, _is_leaf(node, name, value), _is_branch(value)) for name, value in fields)
-        layout = tuple((name, is_leaf) for name, is_leaf, is_branch in kinds if is_leaf or is_branch)
+        roles = ((name, _is_leaf(node, name, value), _is_branch(value)) for name, value in fields)
+        layout = tuple((name, is_leaf) for name, is_leaf, is_branch in roles if is_leaf or is_branch)
         node.__dict__[_LAYOUT] = layout
     return layout
 

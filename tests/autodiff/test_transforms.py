@@ -119,7 +119,7 @@ def test_unused_leaves_get_zeros_of_their_shape_and_dtype():
         assert not g.any()
 
 
-def test_the_same_array_may_stand_in_two_places():
+def test_the_same_array_may_be_two_leaves():
     x = values(3)
     first, second = grad(lambda t: total(t[0] * t[0] * t[1]))((x, x))
     close(first, 2.0 * x * x)
@@ -394,7 +394,7 @@ def test_checkpoint_of_constants_and_of_plain_arrays_is_the_function():
 # --- primitives ------------------------------------------------------------------------------------------------------
 
 
-def test_a_primitive_is_told_which_inputs_need_a_cotangent():
+def test_a_primitive_knows_which_inputs_need_a_cotangent():
     asked = []
 
     def pull(g, residuals, needs, *, factor):
@@ -651,7 +651,7 @@ def test_memory_is_free_after_an_error_even_when_an_array_escaped():
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_memory_is_free_while_the_sweep_goes():
+def test_memory_is_freed_during_the_backward_pass():
     seen = []
 
     def pull(g, residuals, needs):

@@ -17,6 +17,7 @@ from xformer.backends import (
     accumulation_dtype,
     array_namespace,
     backend_name,
+    check_same_device,
     default_float,
     device,
     dtype_name,
@@ -27,7 +28,6 @@ from xformer.backends import (
     is_host_accessible,
     is_integer,
     resolve,
-    same_device,
     to_host,
 )
 from xformer.errors import BackendError, DataError
@@ -172,9 +172,9 @@ def test_devices_that_are_not_there(xp):
 def test_arrays_on_two_devices():
     strict = library_or_skip("array_api_strict")
     here, there = strict.ones(2), strict.ones(2, device=strict.Device("device1"))
-    same_device((here, here))
+    check_same_device((here, here))
     with raises_line(BackendError, "arrays on different devices were mixed: .*; move one over with model.to"):
-        same_device((here, there))
+        check_same_device((here, there))
 
 
 def test_what_can_be_read_without_waiting(xp):

@@ -243,9 +243,9 @@ def test_rates_of_zero_drop_nothing():
     assert_close(model(SOURCE, TARGET, rng=Rng(0)), model(SOURCE, TARGET))
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
-def test_each_dropout_acts_when_an_rng_is_passed(place):
-    model = small_model(**{"dropout": 0.0, place: 0.3})
+@pytest.mark.parametrize("option", EVERYWHERE)
+def test_each_dropout_acts_when_an_rng_is_passed(option):
+    model = small_model(**{"dropout": 0.0, option: 0.3})
     first = model(SOURCE, TARGET, rng=Rng(0))
     np.testing.assert_array_equal(first, model(SOURCE, TARGET, rng=Rng(0)))
     assert np.abs(first - model(SOURCE, TARGET, rng=Rng(1))).max() > 1e-3

@@ -263,8 +263,8 @@ def test_lists_have_one_entry_a_text(translator, settings):
         translator(LINES, **settings)
 
 
-def test_unknown_topic_words_are_named(translator):
-    with pytest.raises(DataError, match="unknown topic words: '東京'"):
+def test_unknown_words_of_the_sequence_bias_are_named(translator):
+    with pytest.raises(DataError, match="unknown characters: '東京'"):
         translator(LINES, sequence_bias=["東京"])
 
 

@@ -94,7 +94,7 @@ def test_unreadable_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "line", "place"),
+    ("content", "line", "position"),
     [
         (b"\xe9t\xe9\n", 1, "byte 1 is 0xe9"),
         (b"ok\nok\nna\xefve\nok\n", 3, "byte 3 is 0xef"),
@@ -102,9 +102,9 @@ def test_unreadable_file(tmp_path):
         (b"ok\r\n\xed\xa0\x80\n", 2, "byte 1 is 0xed"),  # a lone surrogate
     ],
 )
-def test_invalid_utf8_names_the_line(write, content, line, place):
+def test_invalid_utf8_names_the_line(write, content, line, position):
     path = write("file", content)
-    with pytest.raises(DataError, match=rf"^{path} is not valid UTF-8: line {line}, {place} .*iconv") as caught:
+    with pytest.raises(DataError, match=rf"^{path} is not valid UTF-8: line {line}, {position} .*iconv") as caught:
         read_lines(path)
     assert "\n" not in str(caught.value)
 
@@ -132,7 +132,7 @@ def test_longest_line(write, character):
             read_lines(write("file", content), max_characters=20)
 
 
-def test_a_file_without_line_ends_is_not_read_whole():
+def test_a_file_without_line_ends_is_not_read_completely():
     file = io.BytesIO(b"a" * 1_000_000)
     with pytest.raises(DataError, match="line 1 has more than 1000 characters"):
         next(iter_lines(file, "endless", max_characters=1000))

@@ -66,7 +66,7 @@ def test_numbers_are_spelled_in_both_languages():
 
 
 @pytest.mark.parametrize("largest", [999, 99_999, 999_999])
-def test_training_numbers_show_every_word_in_every_place(largest):
+def test_training_numbers_show_every_word_in_every_position(largest):
     task = numbers_task(num_train=250, num_valid=50, num_test=200, largest=largest)
     train = set(task.train.source)
     assert {english(number) for number in [*range(100), *range(100, 1000, 100)]} <= train

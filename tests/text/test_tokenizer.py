@@ -381,7 +381,7 @@ def foreign(special_tokens=SPECIAL_TOKENS, unk_token="<unk>"):
 def test_load_foreign(tmp_path, inner, fault):
     path = tmp_path / "tokenizer.json"
     inner.save(str(path))
-    with pytest.raises(CheckpointError, match=f"^tokenizer {path} is foreign: {fault}; expected a file that xformer"):
+    with pytest.raises(CheckpointError, match=f"^tokenizer {path} is incompatible: {fault}; expected a file that"):
         Tokenizer.load(path)
 
 
@@ -391,7 +391,7 @@ def test_load_with_gaps_in_the_ids(tmp_path):
     content = json.loads(path.read_text(encoding="utf-8"))
     content["model"]["vocab"] |= {"far": 500}
     path.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match="is foreign: the ids of its 101 tokens are not 0 to 100"):
+    with pytest.raises(CheckpointError, match="is incompatible: the ids of its 101 tokens are not 0 to 100"):
         Tokenizer.load(path)
 
 
@@ -569,13 +569,13 @@ def test_phrases_are_lower_cased_with_the_text(model):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_unknown_topic_words(model):
+def test_unknown_words_of_a_phrase(model):
     tokenizer = Tokenizer.train(LINES, 1000, model=model)
-    message = "^unknown topic words: '日本', 'Ωmega'; expected words that the tokenizer can write; choose words"
+    message = "^phrase .* has words with unknown characters: '日本', 'Ωmega'; expected words, or spellings"
     with pytest.raises(DataError, match=message):
         tokenizer.phrase_ids("Zwei 日本 Ωmega")
     for blank in ("", " \t"):
-        with pytest.raises(DataError, match=r"^the topic is '.*'; expected a word or a phrase$"):
+        with pytest.raises(DataError, match=r"^phrase is '.*'; expected a word or a phrase$"):
             tokenizer.phrase_ids(blank)
 
 
@@ -583,5 +583,5 @@ def test_tokens_per_word(bpe):
     assert Tokenizer.train(["a bb ccc"], 100, model="words").tokens_per_word(["a bb", "ccc zz a"]) == 1.0
     assert Tokenizer.train(["a bb"], 100, model="characters").tokens_per_word(["a  bb", ""]) == 2.5
     assert bpe.tokens_per_word(LINES) == sum(map(len, bpe.encode_batch(LINES))) / len(VOCABULARY)
-    with pytest.raises(DataError, match=r"^2 lines hold no word"):
+    with pytest.raises(DataError, match=r"^2 lines have no words"):
         bpe.tokens_per_word(["", " "])

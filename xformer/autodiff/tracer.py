@@ -94,8 +94,8 @@ class Tracer:
         return self._value.__dlpack_device__()
 
     def __repr__(self) -> str:
-        kind = "constant" if self._index < 0 else "traced"
-        return f"Tracer({kind}, level {self._namespace.trace_level}, {self._value!r})"
+        status = "constant" if self._index < 0 else "traced"
+        return f"Tracer({status}, level {self._namespace.trace_level}, {self._value!r})"
 
     def __len__(self) -> int:
         return len(self._value)

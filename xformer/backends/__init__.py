@@ -7,6 +7,7 @@ a single library are in the module with its name (numpy, cupy, torch, jax, array
 from xformer.backends.array_types import Array, Device, DType, Namespace, NativeArray
 from xformer.backends.arrays import (
     assign,
+    check_same_device,
     default_float,
     device,
     dtype_named,
@@ -14,7 +15,6 @@ from xformer.backends.arrays import (
     index_dtype,
     is_host_accessible,
     is_writable,
-    same_device,
     to_host,
 )
 from xformer.backends.backend import Backend, backend_of
@@ -42,6 +42,7 @@ __all__ = [
     "backend_name",
     "backend_of",
     "base_namespace",
+    "check_same_device",
     "default_float",
     "device",
     "dtype_name",
@@ -54,7 +55,6 @@ __all__ = [
     "is_integer",
     "is_writable",
     "resolve",
-    "same_device",
     "to_host",
     "trace_level",
 ]

@@ -90,7 +90,7 @@ def is_host_accessible(array: Array) -> bool:
     return trace_level(xp) == 0 and backend_of(xp).is_host_accessible(array)
 
 
-def same_device(arrays: Sequence[Array | None]) -> None:
+def check_same_device(arrays: Sequence[Array | None]) -> None:
     """Raise BackendError if arrays are on different devices; None is ignored."""
     devices = [device(array) for array in arrays if array is not None]
     if all(other == devices[0] for other in devices):

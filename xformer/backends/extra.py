@@ -1,8 +1,8 @@
 """Functions that Transformers need and the Array API standard lacks: `erf`, `scatter_add` and `top_k`.
 
-Each library has its own (`Backend.erf` and so on) or uses the portable definition. A namespace under differentiation
-serves them like any other function (see autodiff/namespace.py), so `extra.erf(x)` works on traced arrays too. Only
-`top_k`, which decoding alone needs, is not differentiable.
+A library has its own version (`Backend.erf` and so on) or uses the portable definition. A trace provides them like any
+other function (see autodiff/namespace.py), so `extra.erf(x)` works on traced arrays too. Only `top_k`, which decoding
+alone needs, is not differentiable.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def load_imported_backends() -> None:
 
 
 def array_namespace(*arrays: Any) -> Namespace:
-    """Return the namespace that serves all `arrays`; None and Python scalars are ignored.
+    """Return the common namespace of `arrays`; None and Python scalars are ignored.
 
     Arrays under differentiation carry their own namespace. Among several the innermost trace wins, since its operations
     accept plain arrays and arrays of outer traces as constants.

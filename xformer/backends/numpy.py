@@ -17,7 +17,7 @@ from xformer.backends.backend import Backend, register_backend
 from xformer.backends.portable import compute_in_float32
 from xformer.errors import BackendError, how_to_install
 
-_GROUP = 64  # values per group of top_k; argpartition is slow, and the maxima of groups show where it need not look
+_GROUP = 64  # values per group of top_k; argpartition is slow, and the maxima of groups tell which groups it can skip
 
 
 def bfloat16() -> DType:
@@ -39,7 +39,7 @@ class NumpyBackend(Backend):
         return bfloat16() if name == "bfloat16" else super().dtype(xp, name)
 
     def from_host(self, xp: Namespace, data: Any, dtype: DType | None, device: Device) -> Array:
-        """Return the data itself, cast if need be."""
+        """Return the data itself, cast if necessary."""
         if device not in (None, "cpu"):
             raise BackendError(f"numpy cannot place data on device {device!r}; it knows only 'cpu'")
         return data if dtype is None else data.astype(dtype, copy=False)

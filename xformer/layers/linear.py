@@ -11,7 +11,8 @@ from xformer.tree import Module
 class Linear(Module):
     """Affine map of the features, `x @ weight + bias`.
 
-    The weight is stored (in_features, out_features), the transpose of torch's. It starts Xavier-uniform, the bias zero.
+    The weight is stored (in_features, out_features), the transpose of torch's. Initially it is Xavier-uniform and the
+    bias zero.
 
     Args:
         in_features: Size of the last axis of the input.

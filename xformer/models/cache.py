@@ -127,16 +127,16 @@ class StaticCache(DecodingCache):
         self, cache: DecodingCache, max_length: int, layer: InputEmbedding, positions: RelativePositions | None
     ) -> None:
         like = cache._like
-        xp, dev = array_namespace(like), device(like)
+        xp, like_device = array_namespace(like), device(like)
         self.memory, self.length, self._like = cache.memory, cache.length, like
-        self.index = xp.asarray([cache.length], dtype=xp.int64, device=dev)
+        self.index = xp.asarray([cache.length], dtype=xp.int64, device=like_device)
         self._caches = [StaticKVCache(old.self_attention, max_length, self.index) for old in cache.layers]
         self.layers = [
             LayerCache(static, old.cross_attention) for static, old in zip(self._caches, cache.layers, strict=True)
         ]
         self._position_embeddings = layer.position_embeddings(max_length, like)
         self._position_terms = position_terms(positions, max_length - cache.length, max_length, like)
-        self._range = xp.arange(max_length, dtype=xp.int64, device=dev)
+        self._range = xp.arange(max_length, dtype=xp.int64, device=like_device)
 
     @property
     def mask(self) -> Array:

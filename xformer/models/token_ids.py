@@ -13,6 +13,7 @@ from xformer.backends import (
     array_namespace,
     backend_name,
     base_namespace,
+    check_same_device,
     device,
     dtype_name,
     from_host,
@@ -20,7 +21,6 @@ from xformer.backends import (
     is_floating,
     is_host_accessible,
     is_integer,
-    same_device,
 )
 from xformer.errors import BackendError, DataError, ShapeError
 from xformer.tree import is_array
@@ -51,7 +51,7 @@ def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
         return _one_hot(data, name, like)
     if is_array(data) and backend_name(array_namespace(data)) == backend_name(model_xp):
         _check_ids(data, name)
-        same_device((like, data))
+        check_same_device((like, data))
         ids = _signed(data)
         if is_host_accessible(ids):
             _check_range(ids, name, vocab_size)
@@ -71,7 +71,7 @@ def _one_hot(rows: Array, name: str, like: Array) -> Array:
     """Return rows in the library, dtype and device of `like`; traced rows stay traced."""
     xp = array_namespace(rows)
     if backend_name(xp) == backend_name(array_namespace(like)):
-        same_device((like, rows))
+        check_same_device((like, rows))
         return xp.astype(rows, like.dtype, copy=False)
     if backend_name(xp) != "numpy":
         raise BackendError(

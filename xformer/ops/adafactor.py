@@ -44,10 +44,10 @@ def _forward(
     else:
         estimate = variance = beta2 * variance + (1.0 - beta2) * squares
     update = g / xp.sqrt(_at_least(estimate, epsilon * epsilon))
-    size = step_size / _at_least(_root_mean_square(update) / clip_threshold, 1.0)
+    step = step_size / _at_least(_root_mean_square(update) / clip_threshold, 1.0)
     if min_scale is not None:
-        size = size * _at_least(_root_mean_square(p), min_scale)
-    new = xp.astype(decay * p - size * update, parameter.dtype, copy=False), row, column, variance
+        step = step * _at_least(_root_mean_square(p), min_scale)
+    new = xp.astype(decay * p - step * update, parameter.dtype, copy=False), row, column, variance
     pairs = zip(old, new, strict=True)
     return tuple(
         None if after is None else skip_if_nonfinite(grad_scale, before, after) for before, after in pairs

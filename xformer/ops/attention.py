@@ -12,10 +12,10 @@ from xformer.backends import (
     Namespace,
     accumulation_dtype,
     array_namespace,
+    check_same_device,
     device,
     dtype_name,
     extra,
-    same_device,
 )
 from xformer.errors import ShapeError
 from xformer.kernels import registry
@@ -120,15 +120,15 @@ def _vjp(
 _operation = Operation(Implementation("attention", _forward, _vjp), compute_in_float32=True)
 
 
-def _grouped_forward(query: Array, key: Array, value: Array, *others: Array | None, **static: Any) -> tuple[Array, Any]:
-    output, residuals = _forward(query, repeat_kv(key, query), repeat_kv(value, query), *others, **static)
+def _grouped_forward(query: Array, key: Array, value: Array, *masks: Array | None, **static: Any) -> tuple[Array, Any]:
+    output, residuals = _forward(query, repeat_kv(key, query), repeat_kv(value, query), *masks, **static)
     return output, (residuals, key.shape[1])
 
 
 def _grouped_vjp(g: Array, residuals: Any, needs: Any, **static: Any) -> tuple[Any, ...]:
     ungrouped, heads = residuals
-    dquery, dkey, dvalue, *others = _vjp(g, ungrouped, needs, **static)
-    return dquery, sum_kv_groups(dkey, heads), sum_kv_groups(dvalue, heads), *others
+    dquery, dkey, dvalue, *rest = _vjp(g, ungrouped, needs, **static)
+    return dquery, sum_kv_groups(dkey, heads), sum_kv_groups(dvalue, heads), *rest
 
 
 # For backends with a kernel that reads each head of the keys once for all its query heads.
@@ -171,7 +171,7 @@ def attention(
         ShapeError: If the shapes do not match, or the mask is not boolean.
         BackendError: If the arrays are on different devices.
     """
-    same_device((query, key, value, mask, bias))
+    check_same_device((query, key, value, mask, bias))
     check_shapes(query, key, value)
     check_mask(mask, (*query.shape[:-1], key.shape[-2]))
     check_bias(bias, (*query.shape[:-1], key.shape[-2]))
@@ -179,10 +179,11 @@ def attention(
     static = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
     if not _is_grouped(query, key):
         return _operation(query, key, value, mask, bias, dropout_mask, **static)
-    if query.shape[2] == 1 and dropout_mask is None and not any(_depends_on_head(each) for each in (mask, bias)):
+    if query.shape[2] == 1 and dropout_mask is None and not any(_depends_on_head(x) for x in (mask, bias)):
         # Query heads that share keys can be queries of one head; without a mask, a single query sees every key.
-        groups = _regroup(query, key.shape[1]), key, value, mask, bias, dropout_mask
-        return _regroup(_operation(*groups, **static | {"causal": False}), query.shape[1])
+        regrouped = _regroup(query, key.shape[1])
+        arrays = regrouped, key, value, mask, bias, dropout_mask
+        return _regroup(_operation(*arrays, **static | {"causal": False}), query.shape[1])
     if registry.has_kernel("grouped_attention", query):
         return _grouped(query, key, value, mask, bias, dropout_mask, **static)
     return _operation(query, repeat_kv(key, query), repeat_kv(value, query), mask, bias, dropout_mask, **static)

@@ -50,16 +50,12 @@ def _vjp(
     log_probs, log_z, labels, is_token = residuals
     xp = array_namespace(g, log_probs)
     classes = log_probs.shape[-1]
-    on = device(labels)
-    class_ids = xp.arange(classes, dtype=labels.dtype, device=on)
+    options = {"dtype": log_probs.dtype, "device": device(labels)}
+    class_ids = xp.arange(classes, dtype=labels.dtype, device=device(labels))
     one_hot = xp.expand_dims(labels, axis=-1) == class_ids
     low = label_smoothing / classes
-    dtype = log_probs.dtype
-    target = xp.where(
-        one_hot,
-        xp.asarray(1.0 - label_smoothing + low, dtype=dtype, device=on),
-        xp.asarray(low, dtype=dtype, device=on),
-    )
+    high = 1.0 - label_smoothing + low
+    target = xp.where(one_hot, xp.asarray(high, **options), xp.asarray(low, **options))
     g = xp.where(is_token, g, xp.zeros_like(g))
     probabilities = xp.exp(log_probs)
     if z_loss:

@@ -87,17 +87,17 @@ def iter_lines(
     """
     # A character takes at most 4 bytes; the rest is for the byte-order mark and the line end. Reading no more than
     # that bounds the memory taken by a file without line ends.
-    most_bytes = 4 * max_characters + len(codecs.BOM_UTF8) + len(b"\r\n")
+    max_bytes = 4 * max_characters + len(codecs.BOM_UTF8) + len(b"\r\n")
     for number in itertools.count(first_number):
-        raw = file.readline(most_bytes + 1)
+        raw = file.readline(max_bytes + 1)
         if number == 1:
-            _reject_foreign(raw, name)
+            _reject_binary_formats(raw, name)
             raw = raw.removeprefix(codecs.BOM_UTF8)
         if not raw:
             return
-        cut = len(raw) > most_bytes and not raw.endswith(b"\n")
-        line = "" if cut else _decode(raw.removesuffix(b"\n").removesuffix(b"\r"), name, number)
-        if cut or len(line) > max_characters:
+        is_cut = len(raw) > max_bytes and not raw.endswith(b"\n")
+        line = "" if is_cut else _decode(raw.removesuffix(b"\n").removesuffix(b"\r"), name, number)
+        if is_cut or len(line) > max_characters:
             raise DataError(
                 f"{name} line {number} has more than {max_characters} characters; "
                 "expected one sentence per line; split the line"
@@ -105,7 +105,7 @@ def iter_lines(
         yield line
 
 
-def _reject_foreign(raw: bytes, name: PathName) -> None:
+def _reject_binary_formats(raw: bytes, name: PathName) -> None:
     """Raise DataError for gzip and UTF-16 files, the most frequent mistakes."""
     if raw.startswith(b"\x1f\x8b"):
         raise DataError(f"{name} is gzip-compressed; expected UTF-8 text; unpack it first (gunzip)")
@@ -163,7 +163,7 @@ def read_text(path: PathName) -> str:
         raw = Path(path).read_bytes()
     except OSError as error:
         raise DataError(_cannot_read(path, error)) from error
-    _reject_foreign(raw, path)
+    _reject_binary_formats(raw, path)
     lines = raw.removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n").split(b"\n")
     text = "\n".join(_decode(line, path, number) for number, line in enumerate(lines, start=1))
     if not text.strip():
@@ -194,12 +194,12 @@ def read_parallel(
             "expected the same number: line n of one translates line n of the other"
         )
     corpus = ParallelCorpus(source, target)
-    filled = [i for i, pair in enumerate(zip(source, target, strict=True)) if all(line.strip() for line in pair)]
-    if not filled:
+    nonblank = [i for i, pair in enumerate(zip(source, target, strict=True)) if all(line.strip() for line in pair)]
+    if not nonblank:
         raise DataError(
             f"{source_path} and {target_path} have no line with text on both sides; expected one sentence per line"
         )
-    return corpus.select(filled)
+    return corpus.select(nonblank)
 
 
 def check_lengths(
@@ -250,10 +250,10 @@ def drop_long(limit: int, *columns: Sequence[Sequence[int]]) -> tuple[list[int],
     if len(counts) != 1:
         raise DataError(f"columns have {sorted(counts)} lines; expected one or more columns of the same length")
     total = counts.pop()
-    kept = [row for row in range(total) if all(len(column[row]) <= limit for column in columns)]
-    if total and not kept:
+    rows = [row for row in range(total) if all(len(column[row]) <= limit for column in columns)]
+    if total and not rows:
         raise DataError(f"all {total} lines have more than {limit} tokens; raise the limit with --max-length")
-    return kept, total - len(kept)
+    return rows, total - len(rows)
 
 
 class FittedPairs(NamedTuple):

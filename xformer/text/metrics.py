@@ -92,7 +92,7 @@ def rouge(hypotheses: Sequence[str], references: References, *, use_stemmer: boo
     items = []
     for hypothesis, *row in zip(hypotheses, *streams, strict=True):
         scored = [scorer.score(reference, hypothesis) for reference in row]
-        items.append({kind: max(each[kind].fmeasure for each in scored) for kind in _ROUGE_TYPES})
+        items.append({rouge_type: max(score[rouge_type].fmeasure for score in scored) for rouge_type in _ROUGE_TYPES})
     signature = "|".join(
         (
             f"nrefs:{len(streams)}{'' if len(streams) == 1 else '.best'}",
@@ -105,8 +105,8 @@ def rouge(hypotheses: Sequence[str], references: References, *, use_stemmer: boo
         )
     )
     return [
-        Score(name, 100.0 * statistics.fmean(item[kind] for item in items), signature)
-        for kind, name in _ROUGE_TYPES.items()
+        Score(name, 100.0 * statistics.fmean(item[rouge_type] for item in items), signature)
+        for rouge_type, name in _ROUGE_TYPES.items()
     ]
 
 
@@ -145,7 +145,7 @@ def _reference_streams(hypotheses: Sequence[str], references: References) -> lis
         references = [cast("Sequence[str]", references)]
     for stream in references:
         if isinstance(stream, str):
-            raise DataError("references mix lines and lists of lines; expected one kind")
+            raise DataError("references mix lines and lists of lines; expected either")
         if len(stream) != len(hypotheses):
             raise DataError(
                 f"got {len(hypotheses)} hypotheses and {len(stream)} references; "

@@ -169,8 +169,8 @@ def _is_open(token: str, pair: str, rules: _Rules) -> bool:
     if token.lower() in rules.open or pair in rules.open:
         return True
     # A single lower-case letter is a word in English ("of size n.") and half an abbreviation in German ("z. B.").
-    small = len(token) == 1 and token.islower() and not rules.ordinals
-    return _INITIALS.fullmatch(token) is not None and not small
+    is_word = len(token) == 1 and token.islower() and not rules.ordinals
+    return _INITIALS.fullmatch(token) is not None and not is_word
 
 
 def _may_begin(word: str) -> bool:

@@ -14,9 +14,9 @@ from xformer.text.tokenizer_models import (
     EOS_ID,
     PACKAGE,
     UNK_ID,
-    find_fault,
+    find_incompatibility,
+    is_lowercasing,
     learn,
-    lowers,
     model_name,
     raise_not_text,
     separator_id,
@@ -57,7 +57,7 @@ class Tokenizer:
         self._inner = inner
         content = json.loads(inner.to_str())
         self._model = model_name(content)
-        self._lowercase = lowers(content["normalizer"])
+        self._lowercase = is_lowercasing(content["normalizer"])
         self._sep_id = separator_id(content)
         self._character_ids: dict[str, int] = {}
 
@@ -200,12 +200,12 @@ class Tokenizer:
         """
         words = self.normalize(phrase).split()
         if not words:
-            raise DataError(f"the topic is {phrase!r}; expected a word or a phrase")
+            raise DataError(f"phrase is {phrase!r}; expected a word or a phrase")
         unknown = [word for word in words if UNK_ID in self.encode(word)]
         if unknown:
             raise DataError(
-                f"unknown topic words: {', '.join(map(repr, unknown))}; expected words that the tokenizer can write; "
-                "choose words, or spellings, of the training text"
+                f"phrase {phrase!r} has words with unknown characters: {', '.join(map(repr, unknown))}; "
+                "expected words, or spellings, of the training text"
             )
         text = " ".join(words)
         inside = f" {text}" if self._model == "characters" else text
@@ -223,7 +223,7 @@ class Tokenizer:
         """
         words = sum(len(line.split()) for line in lines)
         if not words:
-            raise DataError(f"{len(lines)} lines hold no word; expected lines of text")
+            raise DataError(f"{len(lines)} lines have no words; expected lines of text")
         return sum(map(len, self.encode_batch(lines))) / words
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -279,11 +279,13 @@ class Tokenizer:
         except Exception as error:  # the library raises no narrower class
             reason = " ".join(str(error).split())
             raise CheckpointError(
-                f"tokenizer {path} is corrupted or foreign ({reason}); restore the file or train again"
+                f"tokenizer {path} is corrupted or of another program ({reason}); restore the file or train again"
             ) from error
-        fault = find_fault(inner, content)
-        if fault:
-            raise CheckpointError(f"tokenizer {path} is foreign: {fault}; expected a file that xformer saved")
+        incompatibility = find_incompatibility(inner, content)
+        if incompatibility:
+            raise CheckpointError(
+                f"tokenizer {path} is incompatible: {incompatibility}; expected a file that xformer saved"
+            )
         return cls(inner)
 
     def __repr__(self) -> str:

@@ -18,7 +18,7 @@ SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 SEPARATOR = "<sep>"
 
 PACKAGE = "tokenizers"
-_MOST_TOKENS = 10_000_000  # the library reserves memory for all of them, and aborts the process if it is short
+_MAX_TOKENS = 10_000_000  # the library reserves memory for all of them, and aborts the process if it is short
 
 
 def learn(
@@ -31,8 +31,8 @@ def learn(
     check_form(unicode_form)
     if vocab_size <= len(special):
         raise ConfigError(f"vocab_size is {vocab_size}; expected more than the {len(special)} special tokens")
-    if vocab_size > _MOST_TOKENS:
-        raise ConfigError(f"vocab_size is {vocab_size}; expected at most {_MOST_TOKENS}; 4000 to 50000 are usual")
+    if vocab_size > _MAX_TOKENS:
+        raise ConfigError(f"vocab_size is {vocab_size}; expected at most {_MAX_TOKENS}; 4000 to 50000 are usual")
     if isinstance(lines, str):
         raise DataError("lines is one string; expected a list of lines, such as read_lines(path) gives")
     lines = list(lines)
@@ -117,18 +117,18 @@ _MODELS: dict[str, Callable[[Any, list[str], Any, int, Sequence[str]], Any]] = {
 
 
 def model_name(content: dict[str, Any]) -> str:
-    """Return the model, "bpe", "words" or "characters", or the library's name of another one."""
-    kind = str(content["model"]["type"])
-    if kind == "WordLevel":
+    """Return the model, "bpe", "words" or "characters", or the library's name for any other."""
+    model_type = str(content["model"]["type"])
+    if model_type == "WordLevel":
         return "words" if content["decoder"] is None else "characters"
-    return kind.lower()
+    return model_type.lower()
 
 
-def lowers(normalizer: dict[str, Any] | None) -> bool:
-    """Tell whether a normalizer lower-cases."""
+def is_lowercasing(normalizer: dict[str, Any] | None) -> bool:
+    """Return whether a normalizer lower-cases."""
     if normalizer is None:
         return False
-    return normalizer["type"] == "Lowercase" or any(map(lowers, normalizer.get("normalizers", ())))
+    return normalizer["type"] == "Lowercase" or any(map(is_lowercasing, normalizer.get("normalizers", ())))
 
 
 def separator_id(content: dict[str, Any]) -> int | None:
@@ -139,7 +139,7 @@ def separator_id(content: dict[str, Any]) -> int | None:
     return None
 
 
-def find_fault(inner: Any, content: dict[str, Any]) -> str | None:
+def find_incompatibility(inner: Any, content: dict[str, Any]) -> str | None:
     """Describe why `Tokenizer` cannot use a tokenizer; None if it can."""
     for expected, token in enumerate(SPECIAL_TOKENS):
         if inner.token_to_id(token) != expected:

@@ -96,7 +96,7 @@ def test_large_scores_give_finite_results():
 
 
 def test_the_number_of_threads_does_not_change_the_bits(monkeypatch):
-    monkeypatch.setattr(thread_pool, "_MIN_WORK", 1)
+    monkeypatch.setattr(thread_pool, "_MIN_MULTIPLICATIONS", 1)
     arrays, results = [single(3, 3, 70, 16, seed=seed) for seed in range(3)], []
     for threads in (1, 3):
         monkeypatch.setenv("XFORMER_NUM_THREADS", str(threads))

@@ -23,8 +23,8 @@ LAYOUTS = {"rows": lambda x: x, "columns": lambda x: np.asfortranarray(x), "subm
 def compile_all(monkeypatch):
     """Enable the kernels, also for small matrices."""
     monkeypatch.setenv("XFORMER_KERNELS", "auto")
-    monkeypatch.setattr(compiled, "_MIN_WORK", 1)
-    monkeypatch.setattr(thread_pool, "_MIN_WORK", 1)
+    monkeypatch.setattr(compiled, "_MIN_MULTIPLICATIONS", 1)
+    monkeypatch.setattr(thread_pool, "_MIN_MULTIPLICATIONS", 1)
 
 
 def single(*shape, seed=0):

@@ -142,7 +142,7 @@ def test_an_error_is_raised_if_no_thread_took_a_part():
 
 def test_the_number_of_threads_grows_with_the_work():
     assert pool.threads_for(1) == 1
-    assert pool.threads_for(2 * pool._MIN_WORK) == 2
+    assert pool.threads_for(2 * pool._MIN_MULTIPLICATIONS) == 2
     assert pool.threads_for(1 << 40) == 3
 
 

@@ -34,7 +34,7 @@ def test_gradients_of_some_inputs(monkeypatch):
 @pytest.mark.parametrize("rows", [(3, 17), (25, 9), (0, 5), (3, 0)], ids=str)
 def test_project_heads(monkeypatch, dtype, biased, widths, rows):
     x = normal(*rows, 4).astype(dtype)
-    weights = [normal(4, width, seed=width + place).astype(dtype) for place, width in enumerate(widths)]
+    weights = [normal(4, width, seed=width + position).astype(dtype) for position, width in enumerate(widths)]
     biases = [normal(width, seed=width).astype(dtype) for width in widths] if biased else []
     count = len(weights)
 
@@ -50,15 +50,15 @@ def test_project_heads(monkeypatch, dtype, biased, widths, rows):
     assert_same(monkeypatch, function, x, *weights, *biases)
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_project_heads_with_one_bias_that_is_differentiated(monkeypatch, place):
+@pytest.mark.parametrize("position", [0, 1])
+def test_project_heads_with_one_bias_that_is_differentiated(monkeypatch, position):
     x, weights, biases = normal(2, 20, 4), [normal(4, 6, seed=1)] * 2, [normal(6, seed=2), normal(6, seed=3)]
 
     def function(bias):
-        own = [bias if i == place else biases[i] for i in range(2)]
-        return xf.ops.project_heads(x, *((weights[i], own[i], 2) for i in range(2)))[place]
+        own = [bias if i == position else biases[i] for i in range(2)]
+        return xf.ops.project_heads(x, *((weights[i], own[i], 2) for i in range(2)))[position]
 
-    assert_same(monkeypatch, function, biases[place].copy())
+    assert_same(monkeypatch, function, biases[position].copy())
 
 
 def test_project_heads_with_an_unused_output(monkeypatch):

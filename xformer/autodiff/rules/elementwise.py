@@ -78,17 +78,17 @@ def _pow_exponent(xp: Any, g: Any, a: Any, y: Any) -> Any:
 defvjp("pow", _pow_base, _pow_exponent)
 
 
-def _wins(xp: Any, g: Any, mine: Any, other: Any, y: Any) -> Any:
-    """Return the derivative of maximum or minimum: 1 for the selected input, one half each for equal ones."""
-    mine, other = _array(xp, mine, y), _array(xp, other, y)
-    return xp.where(mine == y, xp.where(other == y, 0.5 * g, g), 0.0)
+def _selected(xp: Any, g: Any, x: Any, other: Any, y: Any) -> Any:
+    """Return the cotangent of an input x of maximum or minimum: g where x was selected, one half of it for ties."""
+    x, other = _array(xp, x, y), _array(xp, other, y)
+    return xp.where(x == y, xp.where(other == y, 0.5 * g, g), 0.0)
 
 
 for _name in ("maximum", "minimum"):
     defvjp(
         _name,
-        lambda xp, g, a, b, y: _wins(xp, g, a, b, y),
-        lambda xp, g, a, b, y: _wins(xp, g, b, a, y),
+        lambda xp, g, a, b, y: _selected(xp, g, a, b, y),
+        lambda xp, g, a, b, y: _selected(xp, g, b, a, y),
     )
 
 

@@ -19,7 +19,7 @@ defvjp("to_device", lambda g, device=None, *, stream=None: g)
 defvjp("tril", lambda xp, g, *, k=0: xp.tril(g, k=k))
 defvjp("triu", lambda xp, g, *, k=0: xp.triu(g, k=k))
 
-# The sweep casts a cotangent to the dtype of what it belongs to.
+# The backward pass casts a cotangent to the dtype of its primal.
 defvjp("astype", lambda g, dtype=None, *, copy=True, device=None: g)
 defvjp("asarray", lambda g, *, dtype=None, device=None, copy=None: g)
 defvjp("from_dlpack", lambda g, *, device=None, copy=None: g)
@@ -31,8 +31,8 @@ def _permute_dims(xp: Any, g: Any, axes: Any = None) -> Any:
 
 
 def _roll(xp: Any, g: Any, shift: Any = 0, *, axis: Any = None) -> Any:
-    back = tuple(-s for s in shift) if isinstance(shift, tuple) else -shift
-    return xp.roll(g, back, axis=axis)
+    reverse = tuple(-s for s in shift) if isinstance(shift, tuple) else -shift
+    return xp.roll(g, reverse, axis=axis)
 
 
 def _tile(xp: Any, g: Any, x_shape: Any, repetitions: Any = ()) -> Any:
@@ -65,15 +65,15 @@ defvjp("repeat", _repeat)
 def _concat(xp: Any, g: Any, shapes: Any, *, axis: int | None = 0) -> list[Any]:
     if axis is None:
         shapes_flat, axis = [(math.prod(shape),) for shape in shapes], 0
-        pieces = _concat(xp, g, shapes_flat)
-        return [xp.reshape(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
+        parts = _concat(xp, g, shapes_flat)
+        return [xp.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
     axis = axis % g.ndim
     before = (slice(None),) * axis
-    pieces, start = [], 0
+    parts, start = [], 0
     for shape in shapes:
-        pieces.append(g[(*before, slice(start, start + shape[axis]), ...)])
+        parts.append(g[(*before, slice(start, start + shape[axis]), ...)])
         start += shape[axis]
-    return pieces
+    return parts
 
 
 @defvjp_sequence("stack")
@@ -89,7 +89,7 @@ def _full_like(xp: Any, x: Any, /, fill_value: Any, *, dtype: Any = None, device
 
 @decomposition("broadcast_arrays")
 def _broadcast_arrays(xp: Any, *arrays: Any) -> list[Any]:
-    shapes = [tuple(shape) for shape in (array.shape for array in xp.base.broadcast_arrays(*map(xp.unwrap, arrays)))]
+    shapes = [tuple(array.shape) for array in xp.base.broadcast_arrays(*map(xp.unwrap, arrays))]
     return [xp.broadcast_to(array, shape) for array, shape in zip(arrays, shapes, strict=True)]
 
 

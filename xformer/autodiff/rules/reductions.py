@@ -35,8 +35,8 @@ def _mean(xp: Any, g: Any, x_shape: Any, *, axis: Any = None, keepdims: bool = F
 
 def _extreme(xp: Any, g: Any, x: Any, y: Any, *, axis: Any = None, keepdims: bool = False) -> Any:
     """Divide the cotangent of max or min equally among the elements that attain it."""
-    attains = x == _restore(xp, y, x.shape, axis, keepdims)
-    share = xp.astype(attains, g.dtype)
+    is_extreme = x == _restore(xp, y, x.shape, axis, keepdims)
+    share = xp.astype(is_extreme, g.dtype)
     share = share / xp.sum(share, axis=axis, keepdims=True)
     return share * _restore(xp, g, x.shape, axis, keepdims)
 
@@ -48,20 +48,20 @@ defvjp("min", _extreme)
 
 
 def _prod(xp: Any, g: Any, x: Any, *, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Any:
-    """Multiply all other elements, by exclusive products from both sides, which is correct for zeros, too."""
+    """Multiply the other elements by exclusive products from both sides, which is also correct for zeros."""
     shape, reduced = tuple(x.shape), _axes(tuple(x.shape), axis)
-    kept = tuple(i for i in range(len(shape)) if i not in reduced)
-    order = (*kept, *reduced)
+    remaining = tuple(i for i in range(len(shape)) if i not in reduced)
+    order = (*remaining, *reduced)
     count = math.prod(shape[i] for i in reduced)
-    rows = xp.reshape(xp.permute_dims(x, order), (*(shape[i] for i in kept), count))
-    ones = xp.ones((*(shape[i] for i in kept), 1), dtype=x.dtype, device=device(x))
+    rows = xp.reshape(xp.permute_dims(x, order), (*(shape[i] for i in remaining), count))
+    ones = xp.ones((*(shape[i] for i in remaining), 1), dtype=x.dtype, device=device(x))
     columns = [rows[..., i : i + 1] for i in range(count)]
     left, right = [ones], [ones]
     for i in range(count - 1):
         left.append(left[-1] * columns[i])
         right.append(right[-1] * columns[count - 1 - i])
-    others = [before * after for before, after in zip(left, reversed(right), strict=True)] if count else []
-    product = xp.concat(others, axis=-1) if others else rows
+    products = [before * after for before, after in zip(left, reversed(right), strict=True)] if count else []
+    product = xp.concat(products, axis=-1) if products else rows
     product = xp.reshape(product, tuple(shape[i] for i in order))
     inverse = tuple(sorted(range(len(order)), key=order.__getitem__))
     return xp.permute_dims(product, inverse) * _restore(xp, g, shape, axis, keepdims)
@@ -85,7 +85,7 @@ defvjp("cumulative_sum", _cumulative_sum)
 
 @decomposition("cumulative_prod")
 def _cumulative_prod(xp: Any, x: Any, /, *, axis: Any = None, dtype: Any = None, include_initial: bool = False) -> Any:
-    """Decompose into one product after the other, which is correct for zeros, too."""
+    """Decompose into one product after the other, which is also correct for zeros."""
     axis = 0 if axis is None else axis % x.ndim
     x = x if dtype is None else xp.astype(x, dtype)
     rest = tuple(x.shape[:axis]) + tuple(x.shape[axis + 1 :])

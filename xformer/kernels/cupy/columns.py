@@ -24,7 +24,7 @@ def grid_for_columns(x: Any, rows: int) -> tuple[int, int, int]:
 
 
 def column_sums(x: Any, dtype: Any) -> Any:
-    """Sum a matrix (rows, n) over its rows, in float32 or float64; returns (n,) of `dtype`."""
+    """Sum a matrix (rows, n) over its rows, in float32 or float64, and return (n,) of `dtype`."""
     x = contiguous(x)
     blocks, chunks, chunk_rows = grid_for_columns(x, len(x))
     if chunks == 1:

@@ -171,14 +171,14 @@ class _Plan:
     def _handle(self) -> int:
         return cublas.binding_and_handle()[1]  # valid for cuBLASLt, too
 
-    def _create(self, kind: str, *arguments: Any) -> c_void_p:
+    def _create(self, descriptor_type: str, *arguments: Any) -> c_void_p:
         descriptor = c_void_p()
-        _check(f"{kind}Create", ctypes.byref(descriptor), *arguments)
-        self._descriptors.append((kind, descriptor))
+        _check(f"{descriptor_type}Create", ctypes.byref(descriptor), *arguments)
+        self._descriptors.append((descriptor_type, descriptor))
         return descriptor
 
-    def _set(self, kind: str, descriptor: c_void_p, attribute: int, value: Any) -> None:
-        _check(f"{kind}SetAttribute", descriptor, attribute, ctypes.byref(value), ctypes.sizeof(value))
+    def _set(self, descriptor_type: str, descriptor: c_void_p, attribute: int, value: Any) -> None:
+        _check(f"{descriptor_type}SetAttribute", descriptor, attribute, ctypes.byref(value), ctypes.sizeof(value))
 
 
 def _check(function: str, *arguments: Any) -> None:
@@ -188,5 +188,5 @@ def _check(function: str, *arguments: Any) -> None:
 
 
 def _destroy(library: Any, descriptors: list[tuple[str, c_void_p]]) -> None:
-    for kind, descriptor in descriptors:
-        getattr(library, f"cublasLt{kind}Destroy")(descriptor)
+    for descriptor_type, descriptor in descriptors:
+        getattr(library, f"cublasLt{descriptor_type}Destroy")(descriptor)

@@ -238,14 +238,14 @@ def _attn_bias(
     derivative, stay finite. Only if several queries share a row of the sum, and a causal mask hides all keys from some
     of them, do all scores of a query stay at _MASKED, which is finite, too.
     """
-    xp, (*before, rows, keys) = array_namespace(query), layout[0]
+    xp, (*batch, rows, keys) = array_namespace(query), layout[0]
     allowed: Any = None if mask is None else _to_4d(mask)
     if bias is not None:
         finite = _to_4d(bias) != -math.inf
         allowed = finite if allowed is None else xp.logical_and(allowed, finite)
     allowed = xp.broadcast_to(allowed, (*allowed.shape[:-1], keys))
     masked = xp.full((1, 1, 1, 1), _MASKED, dtype=query.dtype)
-    attn_bias = _empty_rows((*before, rows, keys), query)
+    attn_bias = _empty_rows((*batch, rows, keys), query)
     attn_bias[...] = xp.where(allowed, xp.zeros_like(masked) if bias is None else _to_4d(bias), masked)
     if causal and rows == 1:  # there are as many queries as keys, and query i sees those up to i
         visible = xp.cumulative_sum(xp.astype(allowed, xp.int32), axis=-1)
@@ -265,8 +265,8 @@ def _dropout_inputs(dropout_mask: Array, keep_probability: float, query: Array) 
     """Return the dropout mask in the dtype of the query, and the scale of the weights and its inverse."""
     xp, mask = array_namespace(query), _empty_rows(dropout_mask.shape, query)
     mask[...] = dropout_mask
-    numbers = {"dropout_scale": 1.0 / keep_probability, "dropout_scale_inverse": keep_probability}
-    return {"dropout_mask": mask} | {name: xp.full((1, 1, 1, 1), x, dtype=xp.float32) for name, x in numbers.items()}
+    scales = {"dropout_scale": 1.0 / keep_probability, "dropout_scale_inverse": keep_probability}
+    return {"dropout_mask": mask} | {name: xp.full((1, 1, 1, 1), x, dtype=xp.float32) for name, x in scales.items()}
 
 
 def _lengths(mask: Array | None, query: Array, key: Array) -> dict[str, Array]:

@@ -5,8 +5,7 @@ threads must not share handles, and on disk. A plan that cannot be built causes 
 another kernel.
 
 The same calls give the same bits on the same device. XFORMER_DETERMINISTIC=0 is faster instead: the derivative is
-summed in any order, and building may take at most a tenth of the time, so that new shapes use the other kernel
-meanwhile.
+summed in any order, and building may take at most a tenth of the time; new shapes use the other kernel until then.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _build_times: list[float] = []
 
 @functools.cache
 def frontend() -> tuple[Any, str | None]:
-    """Return the module `cudnn`, and why it cannot be used, if so."""
+    """Return the module `cudnn`, and the reason if it cannot be used, else None."""
     if importlib.util.find_spec("cudnn") is None:
         return None, f"the cuDNN frontend is not installed; {how_to_install('cudnn')}"
     try:
@@ -73,12 +72,12 @@ def unsupported_reason(*specs: Spec) -> str | None:
 
 
 def ready(spec: Spec) -> bool:
-    """Build the plan of a spec if it is not cached; returns False if it cannot be built, or not yet."""
+    """Build the plan of a spec if it is not cached; return False if it cannot be built, or not yet."""
     return unsupported_reason(spec) is None and _find(spec, current()[0]) is not None
 
 
 def run(spec: Spec, arrays: dict[str, Any]) -> bool:
-    """Run the plan of a spec on arrays by port name; returns False, and writes nothing, if there is no plan."""
+    """Run the plan of a spec on arrays by port name; return False, and write nothing, if there is no plan."""
     device, stream = current()
     plan = _find(spec, device) if unsupported_reason(spec) is None else None
     if plan is None:

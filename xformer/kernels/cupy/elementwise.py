@@ -13,11 +13,11 @@ from xformer.kernels.registry import Kernel, register
 # --- relu, gelu and dropout ------------------------------------------------------------------------------------------
 
 
-def _map(kernel: str, x: Any, *others: Any, settings: tuple[float, ...] = ()) -> Any:
-    """Launch an elementwise function of x and of other arrays, which are C-contiguous."""
+def _map(kernel: str, x: Any, *arrays: Any, settings: tuple[float, ...] = ()) -> Any:
+    """Launch an elementwise function of x and of more arrays, which are C-contiguous."""
     x = contiguous(x)
     y = empty(x)
-    cuda_launch.launch(f"elementwise.{kernel}", dtype_names(x), *grid_for_elements(x), x, *others, y, x.size, *settings)
+    cuda_launch.launch(f"elementwise.{kernel}", dtype_names(x), *grid_for_elements(x), x, *arrays, y, x.size, *settings)
     return y
 
 

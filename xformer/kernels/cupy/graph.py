@@ -8,7 +8,7 @@ from typing import Any
 
 import cupy
 
-_WARM_UP = 2  # calls before the capture, which compile kernels, build plans and allocate workspaces
+_NUM_WARM_UP = 2  # calls before the capture, which compile kernels, build plans and allocate workspaces
 
 
 def capture_graph(function: Callable[[], Any]) -> Callable[[], None]:
@@ -34,17 +34,17 @@ class _Graph:
         self._graph: Any = None
 
     def __call__(self) -> None:
-        outside = cupy.cuda.get_current_stream()
-        self._stream.wait_event(outside.record())
+        caller_stream = cupy.cuda.get_current_stream()
+        self._stream.wait_event(caller_stream.record())
         with self._stream, cupy.cuda.using_allocator(self._pool.malloc):
-            if self._calls == _WARM_UP:
+            if self._calls == _NUM_WARM_UP:
                 self._capture()
             if self._graph is None:
                 self._function()
             else:
                 self._graph.launch(self._stream)
         self._calls += 1
-        outside.wait_event(self._stream.record())
+        caller_stream.wait_event(self._stream.record())
 
     def _capture(self) -> None:
         self._stream.begin_capture()  # in relaxed mode, which lets the pool grow

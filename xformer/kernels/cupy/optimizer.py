@@ -148,7 +148,7 @@ def _squared_norm_vjp(g: Any, arrays: Any, needs: Any) -> tuple[Any, ...]:
 def _times_2g(x: Any, g: Any) -> Any:
     """Return 2 g x, without reading g on the host."""
     y, g = empty(x), contiguous(g, compute_dtype(x))
-    cuda_launch.launch("elementwise.doubled_by", dtype_names(x), *grid_for_elements(x), x, g, y, x.size)
+    cuda_launch.launch("elementwise.multiply_by_2g", dtype_names(x), *grid_for_elements(x), x, g, y, x.size)
     return y
 
 

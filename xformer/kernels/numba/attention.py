@@ -52,9 +52,9 @@ def _run(module: str, name: str, query: Any, key: Any, *arguments: Any) -> None:
     """Call a kernel for all heads, on several threads if that pays off."""
     kernels = import_kernels(module)
     heads = query.shape[0] * query.shape[1]
-    work = heads * max(query.shape[2], _MIN_QUERIES) * key.shape[2] * query.shape[3]
+    num_multiplications = heads * max(query.shape[2], _MIN_QUERIES) * key.shape[2] * query.shape[3]
     kernel, body = getattr(kernels, name), getattr(kernels, f"{name}_parts")
-    run_parallel(kernel, body, heads, threads_for(work), query, key, *arguments)
+    run_parallel(kernel, body, heads, threads_for(num_multiplications), query, key, *arguments)
 
 
 def _contiguous_features(x: Any) -> Any:

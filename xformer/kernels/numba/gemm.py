@@ -68,8 +68,8 @@ def _multiply(a, b, bias, out, block, panel, edge):
                     microkernel(vectors, left, right, (edge, 0, COLUMNS), depth, False, tile_bias)
                     for row in range(min(ROWS, height - i)):
                         for j in range(width):
-                            before = out[m + i + row, n + j] if accumulate else ZERO
-                            out[m + i + row, n + j] = before + edge[row * COLUMNS + j]
+                            previous = out[m + i + row, n + j] if accumulate else ZERO
+                            out[m + i + row, n + j] = previous + edge[row * COLUMNS + j]
 
 
 @parallel_body
@@ -112,28 +112,28 @@ def _multiply_few_rows(a, b, bias, out, block, sums, panel):
     The rows of b and of out are contiguous; in a, rows or columns are.
     """
     rows, columns, step_b = -(-a.shape[0] // ROWS) * ROWS, b.shape[1], b.strides[0] // 4
-    even_columns, step = columns // LANES * LANES, padded(columns)
+    vector_columns, step = columns // LANES * LANES, padded(columns)
     group = min(_MAX_GROUP, max(_PAGES, _PAGES * _PAGE // max(1, step_b)))
     for first in range(0, b.shape[0], DEPTH):
         last = min(first + DEPTH, b.shape[0])
         pack(a, 0, first, a.shape[0], last - first, block, 0, STEP)
         for k in range(first, last, group):
             depth, has_bias = min(group, last - k), k == 0 and bias.size > 0
-            for n in range(0, even_columns, COLUMNS):
-                vectors = min(COLUMNS, even_columns - n) // LANES
+            for n in range(0, vector_columns, COLUMNS):
+                vectors = min(COLUMNS, vector_columns - n) // LANES
                 right, tile_bias = (b, k * step_b + n, step_b), (bias, n if has_bias else -1)
-                offset_next = k * step_b + n + COLUMNS if n + COLUMNS < even_columns else (k + depth) * step_b
+                offset_next = k * step_b + n + COLUMNS if n + COLUMNS < vector_columns else (k + depth) * step_b
                 for i in range(0, rows, ROWS):
                     left, result = (block, i * STEP + k - first), (sums, i * step + n, step)
                     if vectors * LANES == COLUMNS and i + ROWS == rows:
                         microkernel_prefetch(left, right, result, depth, k > 0, tile_bias, offset_next)
                     else:
                         microkernel(vectors, left, right, result, depth, k > 0, tile_bias)
-            if even_columns < columns:
-                pack(b, k, even_columns, depth, columns - even_columns, panel, 0, LANES)
+            if vector_columns < columns:
+                pack(b, k, vector_columns, depth, columns - vector_columns, panel, 0, LANES)
                 for i in range(0, rows, ROWS):
-                    left, result = (block, i * STEP + k - first), (sums, i * step + even_columns, step)
-                    tile_bias = bias, even_columns if has_bias else -1
+                    left, result = (block, i * STEP + k - first), (sums, i * step + vector_columns, step)
+                    tile_bias = bias, vector_columns if has_bias else -1
                     microkernel(1, left, (panel, 0, LANES), result, depth, k > 0, tile_bias)
     for i in range(a.shape[0]):
         for j in range(columns):

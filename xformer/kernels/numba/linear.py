@@ -13,11 +13,11 @@ from xformer.kernels.numba.thread_pool import run_parallel, threads_for
 from xformer.kernels.numpy.linear import register_linear
 
 _MIN_ROWS, _MIN_COLUMNS = 2, 32  # NumPy multiplies a single row without copying the matrix
-_TILE_ROWS, _TILE_COLUMNS = 8, 48  # about a tile of microkernel: parts consist of whole tiles
+_TILE_ROWS, _TILE_COLUMNS = 8, 48  # multiples of a tile of the microkernel: parts consist of whole tiles
 _FEW_ROWS = 44  # with fewer, reading the right matrix takes the time, and copying it does not pay off
-_MAX_SUMS = 32_768  # of few rows, which stay in the cache while the right matrix passes by
-_MIN_WORK = 250_000  # multiplications; with fewer, the overhead of a call dominates
-_LARGE_WORK = 64_000_000  # from here on parts are half as large, so that no thread waits long for another
+_MAX_SUMS = 32_768  # of few rows, which stay in the cache while the right matrix is read
+_MIN_MULTIPLICATIONS = 250_000  #  with fewer, the overhead of a call dominates
+_MANY_MULTIPLICATIONS = 64_000_000  # above, parts are half as large, so that no thread waits long for another
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
@@ -36,16 +36,18 @@ def _contiguous(x: Any) -> Any:
 def _affine(a: Any, b: Any, bias: Any) -> Any:
     (rows, depth), columns = a.shape, b.shape[1]
     out = np.empty((rows, columns), a.dtype)
-    work = rows * depth * columns
-    if work < _MIN_WORK or rows < _MIN_ROWS or min(depth, columns) < _MIN_COLUMNS:
+    num_multiplications = rows * depth * columns
+    if num_multiplications < _MIN_MULTIPLICATIONS or rows < _MIN_ROWS or min(depth, columns) < _MIN_COLUMNS:
         np.matmul(a, b, out=out)
         return out if bias is None else np.add(out, bias, out=out)
     a, b, bias = _contiguous(a), _contiguous(b), EMPTY_1D if bias is None else flatten(bias)
     few_rows = rows < _FEW_ROWS and b.strides[1] == b.itemsize
     kernels = import_kernels("gemm")
     body = kernels.multiply_few_rows_parts if few_rows else kernels.multiply_parts
-    threads = threads_for(work)
-    steps = _part_size(rows, columns, 2 * threads if work > _LARGE_WORK and threads > 1 else threads, few_rows)
+    threads = threads_for(num_multiplications)
+    steps = _part_size(
+        rows, columns, 2 * threads if num_multiplications > _MANY_MULTIPLICATIONS and threads > 1 else threads, few_rows
+    )
     num_parts = math.prod(-(-size // step) for size, step in zip((rows, columns), steps, strict=True))
     run_parallel(kernels.multiply, body, num_parts, threads, a, b, bias, out, *steps)
     return out

@@ -1,11 +1,11 @@
 """Products of small float32 matrices inside compiled kernels, for operands that are in the caches.
 
 A product is computed tile by tile, as in Goto and van de Geijn (2008): a tile of the result stays in registers while a
-few rows of the left matrix and a panel of columns of the right one pass by. Python cannot express registers, so the
+few rows of the left matrix and a panel of columns of the right one are read. Python cannot express registers, so the
 innermost loop is written in LLVM IR.
 
 - A *block* holds the rows of a left matrix, STEP elements apart.
-- *Panels* hold a right matrix, COLUMNS columns after the other; the last panel is as many vectors wide as it needs.
+- *Panels* hold a right matrix, COLUMNS columns after the other; the last panel may have fewer.
 - Any other matrix is given by an array, the offset of its first element, and the step between its rows.
 """
 
@@ -73,7 +73,7 @@ class _Matrix:
         function = self._builder.module.declare_intrinsic(
             "llvm.prefetch", [_BYTES], ir.FunctionType(ir.VoidType(), arguments)
         )
-        read_high_locality_data = (kind(value) for kind, value in zip(arguments[1:], (0, 3, 1), strict=True))
+        read_high_locality_data = (int_type(value) for int_type, value in zip(arguments[1:], (0, 3, 1), strict=True))
         pointer = self._builder.bitcast(self.pointer(row, column), _BYTES)
         self._builder.call(function, [pointer, *read_high_locality_data])
 
@@ -148,7 +148,9 @@ def _square(transposed: bool) -> Any:
             source, target = (_Matrix(context, builder, signature.args[n], *values[n : n + 3]) for n in (0, 3))
             rows, half = [source.load(i, 0) for i in range(LANES)], LANES // 2
             # Interleaving the rows i and i + half, log2(LANES) times, transposes the square.
-            interleaved = [_lanes([n for i in range(half) for n in (at + i, at + i + LANES)]) for at in (0, half)]
+            interleaved = [
+                _lanes([n for i in range(half) for n in (first + i, first + i + LANES)]) for first in (0, half)
+            ]
             for _ in range(LANES.bit_length() - 1 if transposed else 0):
                 pairs = [(rows[i], rows[i + half]) for i in range(half)]
                 rows = [builder.shuffle_vector(*pair, lanes) for pair in pairs for lanes in interleaved]
@@ -200,15 +202,15 @@ def padded(columns):
 def pack(x, i, j, rows, columns, y, offset, step):
     """Copy x[i : i + rows, j : j + columns], whose rows or columns are contiguous, to rows `step` apart in y."""
     row_stride, column_stride = x.strides[0] // 4, x.strides[1] // 4
-    even_rows, even_columns = rows // LANES * LANES, columns // LANES * LANES
-    for m in range(0, even_rows, LANES):
-        for n in range(0, even_columns, LANES):
+    vector_rows, vector_columns = rows // LANES * LANES, columns // LANES * LANES
+    for m in range(0, vector_rows, LANES):
+        for n in range(0, vector_columns, LANES):
             if column_stride == 1:
                 _copy_square(x, (i + m) * row_stride + j + n, row_stride, y, offset + m * step + n, step)
             else:
                 _transpose_square(x, i + m + (j + n) * column_stride, column_stride, y, offset + m * step + n, step)
     for m in range(rows):
-        for n in range(even_columns if m < even_rows else 0, columns):
+        for n in range(vector_columns if m < vector_rows else 0, columns):
             y[offset + m * step + n] = x[i + m, j + n]
 
 
@@ -239,21 +241,21 @@ def microkernel(vectors, left, right, result, depth, accumulate, bias):
     left: (block, offset); right, result: (array, offset, step); bias: (array, offset), a vector that is added to every
     row of the result, unless the offset is negative.
     """
-    (a, offset_a), (b, offset_b, step_b), (out, offset, step), (start, offset_start) = left, right, result, bias
+    (a, offset_a), (b, offset_b, step_b), (out, offset, step), (bias_row, offset_bias) = left, right, result, bias
     if vectors == 3:
-        _tile_3(a, offset_a, b, offset_b, step_b, out, offset, step, depth, accumulate, start, offset_start, offset_b)
+        _tile_3(a, offset_a, b, offset_b, step_b, out, offset, step, depth, accumulate, bias_row, offset_bias, offset_b)
     elif vectors == 2:
-        _tile_2(a, offset_a, b, offset_b, step_b, out, offset, step, depth, accumulate, start, offset_start, offset_b)
+        _tile_2(a, offset_a, b, offset_b, step_b, out, offset, step, depth, accumulate, bias_row, offset_bias, offset_b)
     else:
-        _tile_1(a, offset_a, b, offset_b, step_b, out, offset, step, depth, accumulate, start, offset_start, offset_b)
+        _tile_1(a, offset_a, b, offset_b, step_b, out, offset, step, depth, accumulate, bias_row, offset_bias, offset_b)
 
 
 @inline
 def microkernel_prefetch(left, right, result, depth, accumulate, bias, offset_next):
     """Run the microkernel for a whole tile while the tile of the right matrix at `offset_next` is prefetched."""
-    (a, offset_a), (b, offset_b, step_b), (out, offset, step), (start, offset_start) = left, right, result, bias
+    (a, offset_a), (b, offset_b, step_b), (out, offset, step), (bias_row, offset_bias) = left, right, result, bias
     _tile_prefetch(
-        a, offset_a, b, offset_b, step_b, out, offset, step, depth, accumulate, start, offset_start, offset_next
+        a, offset_a, b, offset_b, step_b, out, offset, step, depth, accumulate, bias_row, offset_bias, offset_next
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from xformer.kernels.numba.arrays import import_kernels
 from xformer.threads import at_fork, available_threads, fork_safe_lock
 
-_MIN_WORK = 500_000  # multiplications per thread, some ten microseconds
+_MIN_MULTIPLICATIONS = 500_000  # per thread: some ten microseconds
 _LOCK = fork_safe_lock()
 
 
@@ -34,13 +34,15 @@ class _Pool:
             with contextlib.suppress(RuntimeError):  # the system has no more threads; use fewer
                 while len(self._events) < num_helpers and not self.state[self._kernels.STOPPED]:
                     event = _thread.allocate_lock()
-                    thread = threading.Thread(target=self._help, args=(event,), name="xformer-helper", daemon=True)
+                    thread = threading.Thread(
+                        target=self._run_helper, args=(event,), name="xformer-helper", daemon=True
+                    )
                     thread.start()
                     self._events.append(event)
                     self._threads.append(thread)
             self._set_events(num_helpers)
 
-    def _help(self, event: Any) -> None:
+    def _run_helper(self, event: Any) -> None:
         last_job = np.zeros(1, np.int64)
         while not self.state[self._kernels.STOPPED]:
             self._kernels.worker_loop(self.state, last_job)
@@ -74,9 +76,11 @@ def _pool() -> _Pool:
 at_fork(after_in_child=_pools.clear)
 
 
-def threads_for(work: int) -> int:
+def threads_for(num_multiplications: int) -> int:
     """Return the number of threads for a number of multiplications."""
-    return 1 if work < 2 * _MIN_WORK else min(available_threads(), work // _MIN_WORK)
+    if num_multiplications < 2 * _MIN_MULTIPLICATIONS:
+        return 1
+    return min(available_threads(), num_multiplications // _MIN_MULTIPLICATIONS)
 
 
 def run_parallel(kernel: Any, body: Any, num_parts: int, num_threads: int, *arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""How compiled kernels share a job among the threads of a pool, without the Python interpreter.
+"""Jobs of compiled kernels, shared by the threads of a pool without the Python interpreter.
 
 Waking a thread takes a tenth of a millisecond or more, often longer than a matrix product. So a helper thread that has
 just worked stays awake for a while, in compiled code, and polls for a job; a caller does not wait for helpers to wake
@@ -6,7 +6,7 @@ up but does the parts itself.
 
 A job has a number of parts; a body, a C function that does parts until none is left; and arguments, on the caller's
 stack. A helper enters an open job once and leaves it. The caller closes the job, and waits until all helpers have left
-before it returns. All accesses to the state of the pool are atomic and sequentially consistent, so this is enough:
+before it returns. All accesses to the state of the pool are atomic and sequentially consistent, so two rules suffice:
 
 - a helper counts itself as inside, and then checks again that the same job is open;
 - the caller closes the job, and then checks whether any helper is inside.
@@ -61,7 +61,7 @@ def atomic_load(typing: Any, state: Any, index: Any) -> Any:
 def _atomic(operation: str) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
     def update(typing: Any, state: Any, index: Any, value: Any) -> Any:
-        """Update state[index]; returns the old value."""
+        """Update state[index] and return the old value."""
 
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             return builder.atomic_rmw(operation, _pointer(context, builder, signature, values), values[2], "seq_cst")
@@ -101,7 +101,7 @@ def _call(typing: Any, body: Any, state: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _store_args(typing: Any, arguments: Any) -> Any:
-    """Store arguments on the stack; returns their address, which is valid until the caller returns."""
+    """Store arguments on the stack and return their address, which is valid until the caller returns."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.ptrtoint(cgutils.alloca_once_value(builder, values[0]), _INT)
@@ -168,17 +168,17 @@ def run_job(pool, num_helpers, num_parts, body, arguments):
 
 @kernel(_STATE, Array(int64, 1, "C"))
 def worker_loop(pool, last_job):
-    """Run jobs in a helper thread, until none has come for a while; last_job[0] is the number of its last one."""
+    """Run jobs in a helper thread, until none has arrived for a while; last_job[0] is the number of its last one."""
     atomic_add(pool, AWAKE, 1)
     polls = 0
     while polls < _POLLS and atomic_load(pool, STOPPED) == 0:
         polls += 1
         job = atomic_load(pool, OPEN)
         if job not in (0, last_job[0]) and atomic_load(pool, INSIDE) < atomic_load(pool, _NUM_HELPERS):
-            others = atomic_add(pool, INSIDE, 1)
-            if atomic_load(pool, OPEN) == job and others < pool[_NUM_HELPERS]:
+            num_inside = atomic_add(pool, INSIDE, 1)
+            if atomic_load(pool, OPEN) == job and num_inside < pool[_NUM_HELPERS]:
                 _call(pool[_BODY], pool)
-                polls, last_job[0] = 0, job  # no part of it is left
+                polls, last_job[0] = 0, job  # none of its parts is left
             atomic_add(pool, INSIDE, -1)
         _cpu_pause()
     atomic_add(pool, AWAKE, -1)

@@ -52,8 +52,8 @@ def _empty_heads(batch: int, heads: int, length: int, features: int, dtype: Any)
 @functools.lru_cache(maxsize=64)
 def _causal_bias(queries: int, keys: int, dtype: Any) -> Any:
     """Return -inf for keys later than the query, else zero, as (1, keys, 1, queries)."""
-    late = np.arange(keys)[:, None] > np.arange(keys - queries, keys)
-    bias = np.where(late, dtype.type(-np.inf), dtype.type(0.0)).reshape(1, keys, 1, queries)
+    is_later = np.arange(keys)[:, None] > np.arange(keys - queries, keys)
+    bias = np.where(is_later, dtype.type(-np.inf), dtype.type(0.0)).reshape(1, keys, 1, queries)
     bias.flags.writeable = False
     return bias
 
@@ -80,8 +80,9 @@ def _bias_tile(attn_bias: Any, batch: slice, heads: slice) -> Any:
     """Return the bias of a tile; batch and heads may be broadcast."""
     if attn_bias is None:
         return None
-    every = slice(None)
-    return attn_bias[batch if attn_bias.shape[0] > 1 else every, :, heads if attn_bias.shape[2] > 1 else every]
+    everything = slice(None)
+    batch = batch if attn_bias.shape[0] > 1 else everything
+    return attn_bias[batch, :, heads if attn_bias.shape[2] > 1 else everything]
 
 
 def _softmax(scores: Any, attn_bias: Any, axis: int) -> None:

@@ -33,9 +33,9 @@ def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     return None
 
 
-def _tail(a: Any, power: Any, work: Any, out: Any) -> Any:
+def _tail(a: Any, power: Any, scratch: Any, out: Any) -> Any:
     """Return Phi(-a), from a and exp(-a^2 / 2)."""
-    t = np.multiply(a, P, out=work)
+    t = np.multiply(a, P, out=scratch)
     t += 1.0
     np.divide(1.0, t, out=t)
     np.multiply(t, COEFFICIENTS[-1], out=out)
@@ -54,16 +54,16 @@ def _forward(x: Any, *, save: bool) -> tuple[Any, Any]:
     for start in range(0, flat.size, _BLOCK):
         block = slice(start, min(start + _BLOCK, flat.size))
         x_block, y_block = flat[block], y[block]
-        a, power, work, tail = buffers[:, : x_block.size]
+        a, power, scratch, tail = buffers[:, : x_block.size]
         np.abs(x_block, out=a)
         np.minimum(a, _LIMITS[: x_block.size], out=a)
         np.multiply(a, a, out=power)
         power *= -0.5
         np.exp(power, out=power)
-        tail = _tail(a, power, work, tail)
-        np.multiply(a, tail, out=work)
+        tail = _tail(a, power, scratch, tail)
+        np.multiply(a, tail, out=scratch)
         np.maximum(x_block, _ZEROS[: x_block.size], out=y_block)
-        y_block -= work
+        y_block -= scratch
         if slope is None:
             continue
         power *= 1.0 / math.sqrt(2.0 * math.pi)

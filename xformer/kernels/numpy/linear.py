@@ -47,7 +47,7 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, affine: Affine) -> tuple[Any, ..
 
 # --- project_heads ---------------------------------------------------------------------------------------------------
 
-_FEW_ROWS = 96  # with fewer, as in decoding, concatenating the matrices takes longer than it saves
+_MIN_JOINT_ROWS = 96  # with fewer, as in decoding, concatenating the matrices takes longer than it saves
 
 
 def _heads_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
@@ -67,7 +67,7 @@ def _split(joint: Any, x: Any, weights: Any, heads: Any) -> Iterator[Any]:
 def _heads_forward(x: Any, *maps: Any, heads: Any, save: bool, affine: Affine) -> tuple[Any, Any]:
     """Compute one product with the concatenated matrices or, for few rows, one with each matrix."""
     rows, weights, biases = as_rows(x), maps[: len(heads)], maps[len(heads) :]
-    if len(rows) < _FEW_ROWS or len(weights) == 1:
+    if len(rows) < _MIN_JOINT_ROWS or len(weights) == 1:
         outputs = [affine(rows, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
         joint = weights[0] if len(weights) == 1 else None
         outputs = [split_heads(y, x.shape, count) for y, count in zip(outputs, heads, strict=True)]
@@ -82,11 +82,11 @@ def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any, affine: Affine
     joint = np.concatenate(weights, axis=1) if joint is None else joint
     rows = as_rows(x)
     g_rows = np.empty((len(rows), joint.shape[1]), joint.dtype)
-    for part, cotangent in zip(_split(g_rows, x, weights, heads), g, strict=True):
-        part[...] = 0.0 if cotangent is None else cotangent
+    for view, cotangent in zip(_split(g_rows, x, weights, heads), g, strict=True):
+        view[...] = 0.0 if cotangent is None else cotangent
     dx = affine(g_rows, joint.T, None).reshape(x.shape) if needs[0] else None
     ends = np.cumsum([weight.shape[1] for weight in weights])[:-1]
-    dweights = [affine(rows.T, part, None) for part in np.split(g_rows, ends, axis=1)]
+    dweights = [affine(rows.T, columns, None) for columns in np.split(g_rows, ends, axis=1)]
     dbiases = np.split(g_rows.sum(axis=0), ends) if any(needs[-len(weights) :]) else [None] * len(weights)
     return dx, *dweights, *dbiases
 

@@ -110,7 +110,7 @@ __device__ inline void store(const W (&from)[V], long long left, bool is_full, T
 struct Sum {
     template <typename W> __device__ static W of(W a, W b) { return a + b; }
 };
-struct Largest {
+struct Max {
     template <typename W> __device__ static W of(W a, W b) { return a > b ? a : b; }
 };
 

@@ -27,7 +27,7 @@ template <typename T> __global__ void relu(const T* x, T* y, long long size)
 template <typename T> __global__ void relu_vjp(const T* g, const T* y, T* dx, long long size)
 {
     typedef Wide<T> W;
-    map(g, y, dx, size, [](W v, W of) { return of > 0 ? v : W(0); });
+    map(g, y, dx, size, [](W v, W result) { return result > 0 ? v : W(0); });
 }
 
 // Beyond MAX_ABS the tail of the normal distribution is zero; infinity times zero would be NaN.
@@ -46,10 +46,10 @@ template <typename T> __global__ void gelu(const T* x, T* y, long long size)
 template <typename T> __global__ void gelu_vjp(const T* g, const T* x, T* dx, long long size)
 {
     typedef Wide<T> W;
-    map(g, x, dx, size, [](W v, W at) {
-        at = at < -MAX_ABS ? W(-MAX_ABS) : at > MAX_ABS ? W(MAX_ABS) : at;
-        const W density = exponential(W(-0.5) * at * at) * W(DENSITY_AT_ZERO);
-        return v * (W(0.5) * (1 + error_function(at * W(ROOT_HALF))) + at * density);
+    map(g, x, dx, size, [](W v, W u) {
+        u = u < -MAX_ABS ? W(-MAX_ABS) : u > MAX_ABS ? W(MAX_ABS) : u;
+        const W density = exponential(W(-0.5) * u * u) * W(DENSITY_AT_ZERO);
+        return v * (W(0.5) * (1 + error_function(u * W(ROOT_HALF))) + u * density);
     });
 }
 
@@ -57,11 +57,11 @@ template <typename T> __global__ void dropout(const T* x, const bool* mask, T* y
 {
     typedef Wide<T> W;
     const W factor = (W)scale;
-    map(x, mask, y, size, [factor](W v, W kept) { return kept != 0 ? v * factor : W(0); });
+    map(x, mask, y, size, [factor](W v, W keep) { return keep != 0 ? v * factor : W(0); });
 }
 
 // y = 2 g x, where g is one number.
-template <typename T> __global__ void doubled_by(const T* x, const Wide<T>* g, T* y, long long size)
+template <typename T> __global__ void multiply_by_2g(const T* x, const Wide<T>* g, T* y, long long size)
 {
     typedef Wide<T> W;
     const W factor = 2 * *g;

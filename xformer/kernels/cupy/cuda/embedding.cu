@@ -9,10 +9,10 @@ __global__ void gather(const T* table, const long long* ids, T* y, long long cou
     const bool is_full = aligned<V>(table, n) && aligned<V>(y, n);
     FOR_ROWS(position, count) {
         const long long id = ids[position];
-        const bool known = id >= 0 && id < rows;
+        const bool is_valid = id >= 0 && id < rows;
         FOR_COLUMNS(i, n) {
             Wide<T> v[V];
-            if (known) {
+            if (is_valid) {
                 load(table + id * n + i, n - i, is_full, v);
             } else {
                 for (int k = 0; k < V; ++k) v[k] = not_a_number();

@@ -17,11 +17,11 @@ __global__ void normalize(const T* x, const P* weight, const P* bias, T* y, Wide
         FOR_COLUMNS(i, n) {
             load(from + i, n - i, is_full, v);
             for (int k = 0; k < V; ++k) {
-                largest = Largest::of(largest, magnitude(v[k]));
+                largest = Max::of(largest, magnitude(v[k]));
                 total += v[k];
             }
         }
-        largest = reduced<Largest>(largest);
+        largest = reduced<Max>(largest);
         if (largest > MAX_UNSCALED) {
             scale = 1 / largest;
             total = 0;

@@ -1,15 +1,16 @@
 // Random numbers that depend only on a key and a position, not on the device or the thread.
 
-struct Words { unsigned at[4]; };
+struct Block { unsigned word[4]; };
 
 // Philox4x32-10 (Salmon et al., 2011, section 3.3).
-__device__ inline Words philox(Words c, unsigned key, unsigned other)
+__device__ inline Block philox(Block c, unsigned key0, unsigned key1)
 {
     for (int round = 0; round < 10; ++round) {
-        const unsigned long long a = 0xD2511F53ull * c.at[0], b = 0xCD9E8D57ull * c.at[2];
-        c = Words{{(unsigned)(b >> 32) ^ c.at[1] ^ key, (unsigned)b, (unsigned)(a >> 32) ^ c.at[3] ^ other, (unsigned)a}};
-        key += 0x9E3779B9u;
-        other += 0xBB67AE85u;
+        const unsigned long long a = 0xD2511F53ull * c.word[0], b = 0xCD9E8D57ull * c.word[2];
+        const unsigned a_high = (unsigned)(a >> 32), b_high = (unsigned)(b >> 32);
+        c = Block{{b_high ^ c.word[1] ^ key0, (unsigned)b, a_high ^ c.word[3] ^ key1, (unsigned)a}};
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
     }
     return c;
 }
@@ -21,11 +22,11 @@ __global__ void dropout_mask(
 {
     for (long long position = blockIdx.x * (long long)blockDim.x + threadIdx.x; position * 8 < size;
          position += (long long)gridDim.x * blockDim.x) {
-        const Words counter = {{(unsigned)position, (unsigned)(position >> 32), (unsigned)k2, (unsigned)k3}};
-        const Words drawn = philox(counter, (unsigned)k0, (unsigned)k1);
+        const Block counter = {{(unsigned)position, (unsigned)(position >> 32), (unsigned)k2, (unsigned)k3}};
+        const Block bits = philox(counter, (unsigned)k0, (unsigned)k1);
         unsigned long long bytes = 0;  // eight bytes, lowest first
         for (int k = 0; k < 8; ++k)
-            bytes |= (unsigned long long)((drawn.at[k / 2] >> k % 2 * 16 & 0xffff) < threshold) << 8 * k;
+            bytes |= (unsigned long long)((bits.word[k / 2] >> k % 2 * 16 & 0xffff) < threshold) << 8 * k;
         if (size - position * 8 >= 8)
             ((unsigned long long*)mask)[position] = bytes;
         else

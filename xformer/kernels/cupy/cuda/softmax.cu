@@ -1,36 +1,36 @@
 // Softmax and cross-entropy, with one block per row.
 
-// The maximum of some numbers, and the sum of exp(number - maximum), where -inf counts as no number.
-template <typename W> struct Total {
+// The maximum of some numbers, and the sum of exp(number - maximum), where -inf does not count.
+template <typename W> struct OnlineSoftmax {
     W top = -infinity(), sum = 0;
 
     template <int V> __device__ void add(const W (&v)[V])
     {
-        W highest = top;
-        for (int k = 0; k < V; ++k) highest = Largest::of(v[k], highest);  // ignores NaN, which propagates through the sum
-        const W base = highest == -infinity() ? W(0) : highest;
+        W new_top = top;
+        for (int k = 0; k < V; ++k) new_top = Max::of(v[k], new_top);  // ignores NaN, which propagates through the sum
+        const W base = new_top == -infinity() ? W(0) : new_top;
         sum *= exponential(top - base);
         for (int k = 0; k < V; ++k) sum += exponential(v[k] - base);
-        top = highest;
+        top = new_top;
     }
 
     // Combine the totals of all threads.
     __device__ void join()
     {
-        const W highest = reduced<Largest>(top);
-        sum = reduced<Sum>(sum == 0 ? W(0) : sum * exponential(top - highest));
-        top = highest;
+        const W new_top = reduced<Max>(top);
+        sum = reduced<Sum>(sum == 0 ? W(0) : sum * exponential(top - new_top));
+        top = new_top;
     }
 };
 
 // A mask broadcast to (outer, middle, inner, n), with strides in bytes.
 struct Mask {
-    const bool* at;
+    const bool* first;
     long long middle, inner, strides[4];
 
     __device__ const bool* row(long long row) const
     {
-        return at + row / inner / middle * strides[0] + row / inner % middle * strides[1] + row % inner * strides[2];
+        return first + row / inner / middle * strides[0] + row / inner % middle * strides[1] + row % inner * strides[2];
     }
 };
 
@@ -42,11 +42,11 @@ __global__ void softmax(const T* x, const bool* mask, T* y, long long rows, long
     typedef Wide<T> W;
     const int V = VectorSize<T>::value;
     const bool is_full = aligned<V>(x, n) && aligned<V>(y, n);
-    const Mask all = {mask, middle, inner, {stride0, stride1, stride2, stride3}};
+    const Mask masks = {mask, middle, inner, {stride0, stride1, stride2, stride3}};
     FOR_ROWS(row, rows) {
-        const bool* allowed = mask ? all.row(row) : 0;
+        const bool* allowed = mask ? masks.row(row) : 0;
         W v[V];
-        Total<W> total;
+        OnlineSoftmax<W> total;
         FOR_COLUMNS(i, n) {
             load(x + row * n + i, n - i, is_full, v);
             for (int k = 0; k < V; ++k)
@@ -57,8 +57,8 @@ __global__ void softmax(const T* x, const bool* mask, T* y, long long rows, long
         FOR_COLUMNS(i, n) {
             load(x + row * n + i, n - i, is_full, v);
             for (int k = 0; k < V; ++k) {
-                const bool counts = k < n - i && v[k] != -infinity() && (!allowed || allowed[(i + k) * stride3]);
-                v[k] = counts ? exponential(v[k] - total.top) / total.sum : W(0);
+                const bool is_visible = k < n - i && v[k] != -infinity() && (!allowed || allowed[(i + k) * stride3]);
+                v[k] = is_visible ? exponential(v[k] - total.top) / total.sum : W(0);
             }
             store(v, n - i, is_full, y + row * n + i);
         }
@@ -101,8 +101,8 @@ __global__ void cross_entropy(const T* logits, const long long* labels, Wide<T>*
     FOR_ROWS(row, rows) {
         const T* from = logits + row * n;
         const long long label = labels[row];
-        const bool known = label >= 0 && label < n;
-        if (label == pad || !known) {
+        const bool is_valid = label >= 0 && label < n;
+        if (label == pad || !is_valid) {
             if (threadIdx.x == 0) {
                 losses[row] = label == pad ? 0.0f : not_a_number();
                 tops[row] = 0;
@@ -111,7 +111,7 @@ __global__ void cross_entropy(const T* logits, const long long* labels, Wide<T>*
             continue;
         }
         W v[V], sum = 0;
-        Total<W> total;
+        OnlineSoftmax<W> total;
         FOR_COLUMNS(i, n) {
             load(from + i, n - i, is_full, v);
             for (int k = 0; k < V; ++k) {
