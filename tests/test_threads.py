@@ -1,4 +1,4 @@
-"""Threads, freed memory, and memory that processes share."""
+"""Thread counts, limits of linear algebra libraries, parallel loops and malloc settings."""
 
 from __future__ import annotations
 

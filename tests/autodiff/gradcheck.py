@@ -1,4 +1,4 @@
-"""Checking derivatives against central differences, along random directions.
+"""Check derivatives against central differences, along random directions.
 
 One random direction sees every element of every input at once: a wrong rule passes with probability zero, at the
 price of two evaluations instead of two for each element.

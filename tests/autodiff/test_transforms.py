@@ -1,4 +1,4 @@
-"""The transforms: what they take and return, how they nest, what they refuse, and when they let go of memory."""
+"""The transforms: arguments and results, nesting, errors, and when memory is freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our namespace of CuPy: bfloat16 stays bfloat16, and is multiplied in stacks, as it is and under differentiation."""
+"""Our namespace of CuPy: bfloat16 stays bfloat16 and can be multiplied in stacks, also under differentiation."""
 
 from __future__ import annotations
 

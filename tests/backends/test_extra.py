@@ -1,4 +1,4 @@
-"""What the standard lacks: values of the libraries' own functions and of the portable ones."""
+"""Functions that the standard lacks: values of the libraries' own versions and of the portable ones."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def run_suite(
 
 
 def failing_too(suite: Path, names: Sequence[str], options: argparse.Namespace, scratch: Path) -> list[str]:
-    """Which of these tests fail on the base as well, if it is tried often enough."""
+    """Return the tests that also fail on the base namespace in one of several attempts."""
     passing = list(names)
     for seed in range(ATTEMPTS):
         if passing:
@@ -132,7 +132,7 @@ def failing_too(suite: Path, names: Sequence[str], options: argparse.Namespace, 
 
 
 def node(name: str) -> str:
-    """What pytest calls a test of a report: "array_api_tests/test_module.py::test_name[parameters]"."""
+    """Return the pytest node id of a test of a report: "array_api_tests/test_module.py::test_name[parameters]"."""
     module, _, test = name.partition(".")
     return f"array_api_tests/{module}.py::{test}"
 

@@ -1,4 +1,4 @@
-"""Multi-head attention: equal to torch.nn.MultiheadAttention, and what it refuses."""
+"""Multi-head attention: equal to torch.nn.MultiheadAttention, with errors for invalid arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The copy head: a distribution over the vocabulary that source tokens get a share of."""
+"""The copy head: a distribution over the vocabulary with probability for the source tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schemes of positions: formulae, figures of the papers, and what makes them relative."""
+"""Positional encodings: formulas, figures of the papers, and invariance of relative ones to shifts."""
 
 from __future__ import annotations
 

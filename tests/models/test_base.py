@@ -1,4 +1,4 @@
-"""A saved model comes back the same, in any library; a file that is none is refused in one line."""
+"""A saved model loads unchanged in any library; other files raise a one-line error."""
 
 from __future__ import annotations
 

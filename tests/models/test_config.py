@@ -1,4 +1,4 @@
-"""Configurations say which field is wrong, and what it should be."""
+"""Errors of configurations name the invalid field and the expected value."""
 
 from __future__ import annotations
 

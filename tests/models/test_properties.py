@@ -1,4 +1,4 @@
-"""What holds for every input: padding is invisible, the future is hidden, a batch is its rows."""
+"""Properties of every input: padding is invisible, the future is hidden, a batch is its rows."""
 
 from __future__ import annotations
 

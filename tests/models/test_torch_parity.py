@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")  
 
 
 class TorchTranslator(torch.nn.Module):
-    """What a user of torch writes around nn.Transformer."""
+    """The module that a user of torch writes around nn.Transformer."""
 
     def __init__(self, *, pre_norm, activation, tied, bias):
         super().__init__()

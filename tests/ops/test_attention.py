@@ -1,4 +1,4 @@
-"""The attention operation: rows that may attend nowhere, and shapes it refuses."""
+"""The attention operation: fully masked rows and invalid shapes."""
 
 from __future__ import annotations
 

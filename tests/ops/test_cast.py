@@ -1,4 +1,4 @@
-"""Casts of several arrays at once, on every library, and what mixed precision makes of them."""
+"""Casts of several arrays at once, on every library, and their use in mixed precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of 16 bits on libraries that widen them half-way: right within one rounding, of the right dtype, and fast."""
+"""Half precision on libraries that need upcasts: one rounding, the same dtype, and kernels for the upcast arrays."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The frontend of cuDNN, on the memory of NumPy arrays: it knows tensors by address, shape and strides alone.
+"""A fake cuDNN frontend on the memory of NumPy arrays: it sees tensors only as addresses, shapes and strides.
 
 It refuses what cuDNN refuses, and goes wrong where cuDNN does: NaN for rows of minus infinity, and for rows of low
 logsumexp in tiles that are not whole (pytorch issue 196678), and rows beyond the given lengths stay unwritten, those of
@@ -53,7 +53,7 @@ class Tensor:
 
 
 class Module:
-    """What `import cudnn` gives. built, restored: how many plans were; executed: (forward or backward, way in)."""
+    """The module `cudnn`. built, restored: numbers of plans; executed: (forward or backward, entry point)."""
 
     data_type = types.SimpleNamespace(**{name: name for name in DTYPES})
     heur_mode = types.SimpleNamespace(A="A", FALLBACK="FALLBACK")

@@ -1,4 +1,4 @@
-"""Attention by batched products equals the portable definition; cuBLAS is one that reads memory as cuBLAS does."""
+"""Attention by batched products equals the portable definition, with a fake cuBLAS that reads memory as cuBLAS does."""
 
 from __future__ import annotations
 

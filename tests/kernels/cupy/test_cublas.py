@@ -1,4 +1,4 @@
-"""Batched products on CuPy: what cuBLAS is told equals what is meant, whatever the memory of the operands."""
+"""Batched products on CuPy: correct arguments of cuBLAS for every memory layout of the operands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear maps by cuBLASLt: what it is told equals what is meant, whatever the memory, and what it refuses is served."""
+"""Linear maps by cuBLASLt: correct arguments for every memory layout, and a fallback for unsupported products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fused attention equals the portable definition, on a cuDNN that knows tensors by address, shape and strides alone."""
+"""Fused attention equals the portable definition, on a fake cuDNN that sees only addresses, shapes and strides."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def cudnn(monkeypatch, tmp_path):
 
 
 def unwritten(make, *like):
-    """What nobody may read."""
-    made = make(*like)
-    made[...] = np.nan
-    return made
+    """Return an array of NaN, which must not be read."""
+    array = make(*like)
+    array[...] = np.nan
+    return array
 
 
 def forget(monkeypatch):
@@ -175,7 +175,7 @@ def test_the_bias_of_fully_masked_rows_is_zero(causal):
 
 @pytest.mark.parametrize("length", [64, 128, 130])
 def test_scores_far_below_zero_keep_gradients_finite(monkeypatch, cudnn, length):
-    """Where cuDNN makes NaN unless it is told the lengths."""
+    """cuDNN returns NaN here unless lengths are passed."""
     arrays, mask = qkv(length, length, batch=1, count=1), np.arange(length) < length - 3
     low = np.asarray(normal(1, 1, 1, 1, dtype="bfloat16") * 0 - 120).astype(arrays[0].dtype)
     assert_same(monkeypatch, lambda *qkv: attention(*qkv, mask, low), *arrays)

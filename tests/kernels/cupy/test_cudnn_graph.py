@@ -1,4 +1,4 @@
-"""What `supports` takes, cuDNN builds: the real one, for an H200 that is not there (`nox -s cudnn_plans`)."""
+"""The real cuDNN builds every call that `supports` accepts, for an H200 without having one (`nox -s cudnn_plans`)."""
 
 from __future__ import annotations
 

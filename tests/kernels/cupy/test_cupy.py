@@ -1,4 +1,4 @@
-"""What all CuPy kernels have in common: they serve, nothing waits for the GPU, nothing given is written."""
+"""Properties of all CuPy kernels: they are selected, never wait for the GPU, and do not write to their inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When work is done, recorded and repeated; on a GPU that is asked for real, else on a stand-in that keeps a diary."""
+"""Capture and replay of CUDA graphs, on a GPU if there is one, else on a fake that logs its calls."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_graph_gives_the_same_results():
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_can_be_captured(dtype):
-    """Which what CuPy binds of cuBLAS refuses; the warning about that would be an error here."""
+    """CuPy's own binding of cuBLAS cannot be captured; its warning would be an error here."""
     xp = library_or_skip("cupy")
     x, weight, bias = (from_host(xp, np.ones(shape), dtype=dtype) for shape in ((3, 8), (8, 8), (8,)))
     found = xp.zeros_like(x)

@@ -1,4 +1,4 @@
-"""The CUDA sources compile, and what they do with numbers and threads is right wherever they run."""
+"""The CUDA sources compile, and their conversions, reductions and random numbers are correct."""
 
 from __future__ import annotations
 

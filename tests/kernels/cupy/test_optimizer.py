@@ -1,4 +1,4 @@
-"""What is done with all parameters on CuPy equals the portable definitions, and Adam is done in place."""
+"""Operations on all parameters on CuPy equal the portable definitions, and Adam updates in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropout masks on CuPy: Philox, a counter for every place, whatever the threads that draw."""
+"""Dropout masks on CuPy: Philox with one counter per position, independent of the threads that draw."""
 
 from __future__ import annotations
 
