@@ -356,7 +356,8 @@ def test_a_loss_that_is_not_a_number_ends_the_run(xformer, train_options, text, 
 
 def test_a_loss_that_stops_being_a_number_leaves_the_last_good_state(xformer, train_options, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "xformer.runs.trainer.schedule", lambda *name, **settings: lambda step: 1e-3 if step <= 5 else 1e35
+        "xformer.runs.config.BaseTrainingConfig.make_schedule",
+        lambda config, d_model: lambda step: 1e-3 if step <= 5 else 1e35,
     )
     done = xformer("train", *options_with(train_options, max_updates=20, out=tmp_path / "run"))
     assert done.code == 2

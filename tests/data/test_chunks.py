@@ -15,14 +15,14 @@ TEXT = np.arange(10, 20)
 
 
 @pytest.mark.parametrize("text", [TEXT, TEXT.astype("uint16"), TEXT.tolist()], ids=["int64", "uint16", "list"])
-def test_windows_come_with_what_follows(xp, text):
-    windows = TextChunks.make(text, [3, 0], 4, xp=xp)
-    assert_close(windows.tokens, [[13, 14, 15, 16], [10, 11, 12, 13]], xp=xp, dtype="int64")
-    assert_close(windows.labels, [[14, 15, 16, 17], [11, 12, 13, 14]], xp=xp, dtype="int64")
-    assert windows.num_tokens == 8
+def test_chunks_come_with_their_labels(xp, text):
+    chunks = TextChunks.make(text, [3, 0], 4, xp=xp)
+    assert_close(chunks.tokens, [[13, 14, 15, 16], [10, 11, 12, 13]], xp=xp, dtype="int64")
+    assert_close(chunks.labels, [[14, 15, 16, 17], [11, 12, 13, 14]], xp=xp, dtype="int64")
+    assert chunks.num_tokens == 8
 
 
-def test_random_windows_lie_in_the_text_and_reach_both_ends():
+def test_random_chunks_lie_in_the_text_and_reach_both_ends():
     starts = list(itertools.chain(*itertools.islice(random_starts(TEXT, 4, 7, Rng(0)), 40)))
     assert set(starts) == set(range(6))  # the last window begins at 5: its last label is the last token
     assert TextChunks.make(TEXT, [5], 4, xp=np).labels[0, -1] == TEXT[-1]
@@ -47,10 +47,10 @@ def test_consecutive_chunks_predict_each_token_once(size, length, batch_size):
     assert all(batch.tokens.shape[0] <= batch_size and batch.tokens.shape[1] <= length for batch in batches)
 
 
-def test_texts_and_settings_that_make_no_windows():
+def test_texts_and_settings_that_make_no_chunks():
     with pytest.raises(DataError, match="the training text has 4 tokens; expected at least 5, one more than a chunk"):
         check_text(TEXT[:4], 4, 1, "training")
-    with pytest.raises(ConfigError, match="context_length is 0; expected at least 1"):
+    with pytest.raises(ConfigError, match="context_length is 0; expected an integer of at least 1"):
         check_text(TEXT, 0, 1, "training")
-    with pytest.raises(ConfigError, match="batch_size is 0; expected at least 1"):
+    with pytest.raises(ConfigError, match="batch_size is 0; expected an integer of at least 1"):
         check_text(TEXT, 4, 0, "training")

@@ -8,7 +8,6 @@ from xformer.errors import ConfigError
 from xformer.runs.config import LanguageModelTrainingConfig, TextTokenizerConfig, TokenizerConfig, TrainingConfig
 from xformer.runs.recipe import Recipe, read_tables
 from xformer.training import SGD, Adam, AdamW
-from xformer.training.schedules import schedule
 
 ROOT = Path(__file__).parents[2]
 TABLES = {
@@ -180,7 +179,7 @@ def test_settings_make_the_optimizer_and_the_schedule():
         schedule="cosine", learning_rate=1e-3, min_learning_rate=1e-4, warmup_steps=100, max_updates=2000,
     )  # fmt: skip
     assert nanogpt.make_optimizer() == AdamW(beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.1)
-    rate = schedule(nanogpt.schedule, **nanogpt.schedule_options(128))
+    rate = nanogpt.make_schedule(128)
     assert [rate(100), rate(2000)] == pytest.approx([1e-3, 1e-4])
     assert TrainingConfig().make_optimizer() == Adam()
     assert TrainingConfig(optimizer="sgd", momentum=0.5).make_optimizer() == SGD(momentum=0.5)

@@ -470,7 +470,7 @@ def test_the_validation_loss_is_a_mean_over_tokens(tmp_path):
 def rates(monkeypatch, first_bad):
     """Make the learning rate monstrous from an update on."""
     monkeypatch.setattr(
-        "xformer.runs.trainer.schedule", lambda *name, **options: lambda step: 1e-3 if step < first_bad else 1e36
+        TrainingConfig, "make_schedule", lambda config, d_model: lambda step: 1e-3 if step < first_bad else 1e36
     )
 
 

@@ -14,7 +14,6 @@ from xformer.backends import array_namespace, dtype_name, from_host, is_floating
 from xformer.errors import ConfigError
 from xformer.ops.adam import adam
 from xformer.training import SGD, Adafactor, Adam, AdamW
-from xformer.training.optimizers import make_optimizer
 from xformer.tree import flatten, map_arrays
 
 STEPS = 20
@@ -184,31 +183,6 @@ def test_every_library_makes_the_same_updates(xp, optimizer, dtype):
     wide = "float32" if dtype == "bfloat16" else dtype
     for got, wanted in zip(ends[1][1], ends[0][1], strict=True):
         assert_close(got, wanted, xp=xp, dtype=wide, tolerance=3e-2 if dtype == "bfloat16" else None)
-
-
-@pytest.mark.parametrize(
-    ("name", "decay", "expected"),
-    [
-        ("adam", None, Adam(beta1=0.8, beta2=0.9, epsilon=0.1)),
-        ("adam", 0.0, Adam(beta1=0.8, beta2=0.9, epsilon=0.1)),
-        ("adamw", None, AdamW(beta1=0.8, beta2=0.9, epsilon=0.1)),
-        ("adamw", 0.3, AdamW(beta1=0.8, beta2=0.9, epsilon=0.1, weight_decay=0.3)),
-        ("adafactor", 0.3, Adafactor(weight_decay=0.3)),
-        ("sgd", None, SGD(momentum=0.7)),
-    ],
-)
-def test_optimizers_by_name(name, decay, expected):
-    settings = {"beta1": 0.8, "beta2": 0.9, "epsilon": 0.1, "momentum": 0.7}
-    assert make_optimizer(name, **settings, weight_decay=decay) == expected
-
-
-def test_optimizers_that_are_not_there():
-    settings = {"beta1": 0.8, "beta2": 0.9, "epsilon": 0.1, "momentum": 0.7}
-    with pytest.raises(ConfigError, match="optimizer is 'lion'; expected one of 'adam', 'adamw', 'adafactor', 'sgd'"):
-        make_optimizer("lion", **settings, weight_decay=None)
-    for name in ("adam", "sgd"):
-        with pytest.raises(ConfigError, match=f"weight_decay is 0.1; optimizer '{name}' has none; choose 'adamw'"):
-            make_optimizer(name, **settings, weight_decay=0.1)
 
 
 def test_updates_have_no_derivative_and_leave_their_arguments_alone():

@@ -13,8 +13,8 @@ from xformer.benchmarks.interleaved import Workload, dtype_of, name_with_dtype
 from xformer.data.pairs import Batch, TokenPairs
 from xformer.models import Transformer, TransformerConfig
 from xformer.random import Rng
-from xformer.threads import blas_threads, num_threads
-from xformer.training.data_parallel import data_parallel, shards_for
+from xformer.threads import blas_threads
+from xformer.training.data_parallel import data_parallel, default_num_workers
 from xformer.training.loss import translation_loss
 from xformer.training.optimizers import Adam
 from xformer.training.precision import autocast
@@ -58,7 +58,7 @@ def build(settings: dict[str, Any]) -> Computation:
     """
     xp = Backend(settings["backend"]).xp
     model = Transformer(TransformerConfig(**settings["model"]), xp=xp, seed=0)
-    workers = shards_for(model, num_threads())
+    num_workers = default_num_workers(model)
     optimizer = Adam()
     state = optimizer.init(model)
     pairs = TokenPairs(settings["source"], settings["target"])
@@ -78,14 +78,14 @@ def build(settings: dict[str, Any]) -> Computation:
             optimizer=optimizer,
             learning_rate=LEARNING_RATE,
             max_grad_norm=max_grad_norm,
-            value_and_grad=data_parallel(workers),
+            value_and_grad=data_parallel(num_workers),
             donate=True,
         )
         model, state = result.model, result.state
         return float(result.loss)
 
     metadata = {"parameters": model.parameter_count()}
-    context = functools.partial(blas_threads, 1) if workers > 1 else contextlib.nullcontext
+    context = functools.partial(blas_threads, 1) if num_workers > 1 else contextlib.nullcontext
     return Computation(step, functools.partial(fingerprint, settings), metadata, context)
 
 

@@ -29,8 +29,7 @@ from xformer.runs.recipe import Recipe, error_context
 from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import TASKS, TranslationTask, build_model
 from xformer.text import ParallelCorpus, Tokenizer, read_parallel
-from xformer.threads import num_threads
-from xformer.training.data_parallel import shards_for
+from xformer.training.data_parallel import default_num_workers
 from xformer.training.interrupt import check_stop
 
 HELP = """Train a translation model on parallel text: two files, line n of one translating line n of the other. With \
@@ -144,7 +143,7 @@ class ParallelTrainingJob(TrainingJob):
         encoded, encoded_valid = encode(train, names=names[:2]), encode(valid, names=names[2:])
         model = build_model(recipe, tokenizers, xp)
         # The last bits of the results depend on the number of shards, so it is part of the run.
-        recipe = recipe.with_training(data_parallel=settings.data_parallel or shards_for(model, num_threads()))
+        recipe = recipe.with_training(data_parallel=settings.data_parallel or default_num_workers(model))
         return cls(recipe, model, backend, tokenizers, encoded, encoded_valid)
 
     def task(self, score: ValidationScore | None = None) -> TranslationTask:

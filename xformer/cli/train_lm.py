@@ -28,8 +28,7 @@ from xformer.runs.recipe import Recipe, error_context
 from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import LanguageModelTask
 from xformer.text import UNK_ID, Tokenizer, read_text
-from xformer.threads import num_threads
-from xformer.training.data_parallel import shards_for
+from xformer.training.data_parallel import default_num_workers
 
 HELP = """Train a language model on plain text: a decoder-only Transformer that predicts each character, or token, \
 from those before it.
@@ -116,7 +115,7 @@ class LanguageModelTrainingJob(TrainingJob):
         settings = recipe.training
         model = LanguageModel(config, xp=xp, seed=settings.seed, dtype=settings.dtype)
         # The last bits of the results depend on the number of shards, so it is part of the run.
-        recipe = recipe.with_training(data_parallel=settings.data_parallel or shards_for(model, num_threads()))
+        recipe = recipe.with_training(data_parallel=settings.data_parallel or default_num_workers(model))
         job = cls(recipe, model, backend, tokenizer, ids[0], ids[1], (len(train), len(valid)))
         job.task()  # raises an error if the text is too short
         return job

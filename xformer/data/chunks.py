@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Self
 
 from xformer.backends import Array, Device, Namespace, from_host
+from xformer.config import check_count
 from xformer.data.pairs import split_rows
-from xformer.errors import ConfigError, DataError
+from xformer.errors import DataError
 from xformer.random import Rng
 
 
@@ -57,9 +58,8 @@ class TextChunks(NamedTuple):
 
 def check_text(text: Sequence[int], length: int, batch_size: int, name: str) -> None:
     """Raise DataError for a text shorter than a chunk, ConfigError for empty chunks or batches."""
-    for option, value in (("context_length", length), ("batch_size", batch_size)):
-        if value < 1:
-            raise ConfigError(f"{option} is {value}; expected at least 1")
+    check_count("context_length", length)
+    check_count("batch_size", batch_size)
     if len(text) <= length:
         raise DataError(
             f"the {name} text has {len(text)} tokens; expected at least {length + 1}, one more than a "

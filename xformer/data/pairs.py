@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from xformer.backends import Array, Device, Namespace, array_namespace, from_host
+from xformer.config import check_count
 from xformer.data.bucketing import fill_batches
-from xformer.errors import ConfigError, DataError
+from xformer.errors import DataError
 from xformer.models.token_ids import pad
 from xformer.random import Rng
 
@@ -123,8 +124,7 @@ def plan_batches(pairs: TokenPairs, batch_tokens: int, rng: Rng | None) -> list[
     Raises:
         ConfigError: If batch_tokens is below 1.
     """
-    if batch_tokens < 1:
-        raise ConfigError(f"batch_tokens is {batch_tokens}; expected at least 1")
+    check_count("batch_tokens", batch_tokens)
     lengths = [max(len(s), len(t)) + 1 for s, t in zip(pairs.source, pairs.target, strict=True)]
     totals = [len(s) + len(t) for s, t in zip(pairs.source, pairs.target, strict=True)]
     noise = rng.fold("lengths").uniform((len(pairs),), 0.0, _LENGTH_NOISE).tolist() if rng else [0.0] * len(pairs)

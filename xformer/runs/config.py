@@ -7,10 +7,11 @@ from typing import Any
 
 from xformer.config import Config, option
 from xformer.errors import ConfigError
-from xformer.training.optimizers import OPTIMIZERS, Optimizer, make_optimizer
+from xformer.training.optimizers import SGD, Adafactor, Adam, AdamW, Optimizer
 from xformer.training.precision import PRECISIONS
-from xformer.training.schedules import SCHEDULES, schedule
+from xformer.training.schedules import Schedule, constant, cosine, inverse_square_root, linear
 
+_FALLING = {"cosine": cosine, "linear": linear}  # schedules that end at max_updates
 _DURATION, _OPTIMIZER, _LOSS = "Duration", "Optimizer", "Loss"
 _VALIDATION, _COMPUTING, _DATA = "Validation and checkpoints", "Computing", "Data"
 
@@ -59,7 +60,7 @@ class BaseTrainingConfig(Config):
     schedule: str = option(
         default="inverse_square_root",
         help="Learning rate schedule; cosine and linear fall until max_updates.",
-        choices=SCHEDULES,
+        choices=("inverse_square_root", "cosine", "linear", "constant"),
         panel=_OPTIMIZER,
     )
     learning_rate_factor: float = option(
@@ -78,7 +79,7 @@ class BaseTrainingConfig(Config):
     optimizer: str = option(
         default="adam",
         help="Optimizer; adafactor's learning rate is relative (0.01 is usual).",
-        choices=OPTIMIZERS,
+        choices=("adam", "adamw", "adafactor", "sgd"),
         panel=_OPTIMIZER,
     )
     beta1: float = option(
@@ -170,8 +171,7 @@ class BaseTrainingConfig(Config):
         self._check_checkpoints()
         self._check_unused()
         self.make_optimizer()
-        # Without learning_rate the peak depends on the model; everything else is checked here.
-        schedule(self.schedule, **{**self.schedule_options(1), "learning_rate": self.learning_rate or math.inf})
+        self._check_schedule()
 
     def _check_checkpoints(self) -> None:
         if self.average != "none" and not self.keep_checkpoints:
@@ -210,20 +210,62 @@ class BaseTrainingConfig(Config):
         return self.checkpoint_every or self.validate_every
 
     def make_optimizer(self) -> Optimizer:
-        """Return the optimizer."""
-        names = ("beta1", "beta2", "epsilon", "momentum", "weight_decay")
-        return make_optimizer(self.optimizer, **{name: getattr(self, name) for name in names})
+        """Return the optimizer.
 
-    def schedule_options(self, d_model: int | None) -> dict[str, Any]:
-        """Return the keyword arguments of `schedule`."""
-        return {
-            "factor": self.learning_rate_factor,
-            "d_model": d_model,
-            "warmup_steps": self.warmup_steps,
-            "total_steps": self.max_updates,
-            "learning_rate": self.learning_rate,
-            "min_learning_rate": self.min_learning_rate,
-        }
+        Raises:
+            ConfigError: For weight decay with an optimizer that has none.
+        """
+        decay: dict[str, Any] = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
+        if self.optimizer == "adamw":
+            return AdamW(beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon, **decay)
+        if self.optimizer == "adafactor":
+            return Adafactor(**decay)
+        if self.weight_decay:
+            raise ConfigError(
+                f"weight_decay is {self.weight_decay}; optimizer {self.optimizer!r} has none; choose 'adamw' or "
+                "'adafactor'"
+            )
+        if self.optimizer == "sgd":
+            return SGD(momentum=self.momentum)
+        return Adam(beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
+
+    def make_schedule(self, d_model: int | None) -> Schedule:
+        """Return the learning rate schedule.
+
+        Args:
+            d_model: Size of the model, from which the peak is computed if learning_rate is None.
+
+        Raises:
+            ConfigError: For a peak that cannot be computed or is below min_learning_rate.
+        """
+        peak = self.learning_rate
+        if peak is None:
+            if d_model is None:
+                raise ConfigError(
+                    "learning_rate is None; the model has no d_model to compute it from; set learning_rate"
+                )
+            peak = self.learning_rate_factor * math.pow(d_model, -0.5) * math.pow(self.warmup_steps, -0.5)
+        if self.min_learning_rate > peak:
+            raise ConfigError(
+                f"min_learning_rate is {self.min_learning_rate}, above the peak of {peak:.3g}; lower it, or raise the "
+                "peak"
+            )
+        if self.schedule in _FALLING and self.max_updates is not None:
+            return _FALLING[self.schedule](
+                peak, warmup_steps=self.warmup_steps, total_steps=self.max_updates, floor=self.min_learning_rate
+            )
+        return (constant if self.schedule == "constant" else inverse_square_root)(peak, warmup_steps=self.warmup_steps)
+
+    def _check_schedule(self) -> None:
+        falls = self.schedule in _FALLING
+        if falls and self.max_updates is None:
+            raise ConfigError(f"schedule {self.schedule!r} needs max_updates, the number of updates at which it ends")
+        if self.min_learning_rate and not falls:
+            raise ConfigError(
+                f"min_learning_rate is {self.min_learning_rate}; schedule {self.schedule!r} has none; leave it out"
+            )
+        if self.learning_rate is not None:  # else the peak depends on the model
+            self.make_schedule(None)
 
 
 class TrainingConfig(BaseTrainingConfig):

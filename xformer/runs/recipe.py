@@ -15,7 +15,6 @@ from xformer.config import check_keys, field_names
 from xformer.errors import ConfigError
 from xformer.runs.config import BaseTrainingConfig, TokenizerConfig, TrainingConfig
 from xformer.runs.tasks import TASKS, TaskSpec
-from xformer.training.schedules import schedule
 
 # Keys of version 0.1 and their current names.
 _RENAMED = {
@@ -41,8 +40,8 @@ class Recipe:
 
     task: str = "translation"
     model: dict[str, Any] = field(default_factory=lambda: dict(TASKS["translation"].model_defaults))
-    tokenizer: Any = field(default_factory=lambda: TokenizerConfig())
-    training: Any = field(default_factory=lambda: TrainingConfig())
+    tokenizer: Any = field(default_factory=TokenizerConfig)
+    training: Any = field(default_factory=TrainingConfig)
 
     @classmethod
     def from_dict(cls, tables: dict[str, Any], name: str = "the recipe") -> Recipe:
@@ -70,7 +69,7 @@ class Recipe:
         config = _model_config(spec, model, tokenizer, f"[model] of {name}")
         training = spec.training.from_dict(tables.get("training", {}), f"[training] of {name}")
         with error_context(f"[training] of {name}"):
-            schedule(training.schedule, **training.schedule_options(config.d_model))
+            training.make_schedule(config.d_model)
             _check_positions(config, training)
         return cls(task, model, tokenizer, training)
 

@@ -18,7 +18,6 @@ from xformer.training.events import Checkpoint, End, Event, Start, Step, Validat
 from xformer.training.fit import Callback, TrainingLoop
 from xformer.training.interrupt import check_stop
 from xformer.training.loss import mean_loss
-from xformer.training.schedules import schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,7 @@ class Trainer:
             partial(task.loss, label_smoothing=config.label_smoothing, z_loss=config.z_loss),
             partial(_TaskBatches, task, Rng(config.seed).fold("training", "batches")),
             optimizer=config.make_optimizer(),
-            learning_rate=schedule(config.schedule, **config.schedule_options(d_model)),
+            learning_rate=config.make_schedule(d_model),
             max_grad_norm=config.max_grad_norm,
             steps=config.max_updates,
             callbacks=[*callbacks, self],
@@ -306,7 +305,7 @@ class Trainer:
 
     def validation_loss(self, model: Any) -> float:
         """Return the mean cross-entropy of the validation set, in nats per token, without smoothing or dropout."""
-        return mean_loss(self.task.loss, model, self.task.validation_batches(), self.loop.workers)
+        return mean_loss(self.task.loss, model, self.task.validation_batches(), self.loop.num_workers)
 
 
 class _TaskBatches:

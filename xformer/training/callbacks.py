@@ -68,7 +68,7 @@ class Validator:
         if callable(self.data):
             value = score = float(self.data(loop.model))
         else:
-            loss = mean_loss(loop.loss_fn, loop.model, self.data, loop.workers, loop.count_tokens)
+            loss = mean_loss(loop.loss_fn, loop.model, self.data, loop.num_workers, loop.count_tokens)
             value = -loss
         if loss is not None and not math.isfinite(loss):
             raise loop.diverged(f"the validation loss after step {event.step} is {loss}")

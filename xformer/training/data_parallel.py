@@ -62,7 +62,7 @@ def can_split(batch: Any) -> bool:
     return hasattr(batch, "split") and not is_array(batch)
 
 
-def shards_for(model: Any, threads: int) -> int:
+def default_num_workers(model: Any) -> int:
     """Return the default number of shards of a batch: one for each thread on NumPy, else 1."""
     leaves = flatten(model)[0]
-    return threads if backend_name(array_namespace(leaves[0])) == "numpy" else 1
+    return num_threads() if backend_name(array_namespace(leaves[0])) == "numpy" else 1

@@ -18,7 +18,7 @@ from xformer.errors import CheckpointError, ConfigError, DataError, TrainingErro
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
 from xformer.training.checkpoint import TrainingFiles, save_parameters
-from xformer.training.data_parallel import can_split, data_parallel, shards_for
+from xformer.training.data_parallel import can_split, data_parallel, default_num_workers
 from xformer.training.events import Checkpoint, End, Event, Skip, Start, Step
 from xformer.training.interrupt import Stopped, check_stop, stop_on_signals
 from xformer.training.optimizers import Optimizer
@@ -138,7 +138,7 @@ class TrainingLoop:
 
     Attributes:
         loss_fn: The loss, as it was passed.
-        workers: Number of shards of each batch.
+        num_workers: Number of shards of each batch.
         files: The files in `run_dir`, or None.
         step: Number of updates made.
         epoch: Number of completed passes over the data.
@@ -177,7 +177,7 @@ class TrainingLoop:
         self.learning_rate = learning_rate if callable(learning_rate) else lambda step: learning_rate
         self.callbacks = list(callbacks)
         self.files = None if run_dir is None else TrainingFiles(run_dir)
-        self.workers = data_parallel or shards_for(model, num_threads())
+        self.num_workers = data_parallel or default_num_workers(model)
         self.step, self.epoch, self.num_tokens = 0, 0, 0
         self.history: list[Step] = []
         self.saved_step: int | None = None
@@ -307,7 +307,7 @@ class TrainingLoop:
                 first = next(batches, None)
                 batches = batches if first is None else itertools.chain([first], batches)
                 # One BLAS thread for each shard. The limit holds for the whole run, as bits depend on it.
-                sharded = self.workers > 1 and can_split(first)
+                sharded = self.num_workers > 1 and can_split(first)
                 limits.enter_context(blas_threads(1 if sharded else num_threads()))
             accumulated = list(itertools.islice(batches, self._grad_accumulation))
             if not accumulated:
@@ -335,7 +335,7 @@ class TrainingLoop:
             max_grad_norm=self.max_grad_norm,
             loss_scale=loss_scale,
             num_tokens=num_tokens,
-            value_and_grad=data_parallel(self.workers),
+            value_and_grad=data_parallel(self.num_workers),
             donate=True,
         )
         # Reading the loss waits for the GPU; by now the whole step has been launched.

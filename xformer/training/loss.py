@@ -63,7 +63,7 @@ def mean_loss(
     loss_fn: Callable[..., Array],
     model: Any,
     batches: Iterable[Any],
-    workers: int = 1,
+    num_workers: int = 1,
     count_tokens: Callable[[Any], int] = lambda batch: batch.num_tokens,
 ) -> float:
     """Return the mean of a loss over the tokens of all batches, without dropout.
@@ -72,7 +72,7 @@ def mean_loss(
         loss_fn: (model, batch, rng) -> the sum over the tokens of a batch.
         model: The model.
         batches: The batches.
-        workers: Number of batches that are computed in parallel.
+        num_workers: Number of batches that are computed in parallel.
         count_tokens: Counts the tokens of a batch.
 
     Raises:
@@ -83,6 +83,6 @@ def mean_loss(
     def total(shard: list[Any]) -> float:
         return sum((float(loss_fn(model, batch, None)) for batch in until_stopped(shard)), 0.0)
 
-    with blas_threads(1 if workers > 1 else num_threads()):
-        sums = parallel_map(total, [batches[start::workers] for start in range(workers)])
+    with blas_threads(1 if num_workers > 1 else num_threads()):
+        sums = parallel_map(total, [batches[start::num_workers] for start in range(num_workers)])
     return sum(sums) / max(1, sum(map(count_tokens, batches)))

@@ -12,13 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 from xformer.backends import Array
 from xformer.config import Config, option
-from xformer.errors import ConfigError
 from xformer.ops.adafactor import adafactor, zero_factors
 from xformer.ops.adam import adam, zero_moment
 from xformer.ops.sgd import sgd
 from xformer.tree import flatten, map_arrays
-
-OPTIMIZERS = ("adam", "adamw", "adafactor", "sgd")
 
 
 class Optimizer(Protocol):
@@ -258,31 +255,3 @@ def _decay(parameter: Array, weight_decay: float, decay_all: bool) -> float:
 def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
     """Transpose rows of `count` items; `rows` may be empty."""
     return [[row[index] for row in rows] for index in range(count)]
-
-
-def make_optimizer(
-    name: str, *, beta1: float, beta2: float, epsilon: float, momentum: float, weight_decay: float | None
-) -> Optimizer:
-    """Return the named optimizer with the hyperparameters that apply to it.
-
-    Args:
-        name: One of `OPTIMIZERS`.
-        beta1: See `Adam`.
-        beta2: See `Adam`.
-        epsilon: See `Adam`.
-        momentum: See `SGD`.
-        weight_decay: See `AdamW` and `Adafactor`; None is the optimizer's default.
-
-    Raises:
-        ConfigError: For an unknown name, and for weight decay with an optimizer that has none.
-    """
-    if name not in OPTIMIZERS:
-        raise ConfigError(f"optimizer is {name!r}; expected one of {', '.join(map(repr, OPTIMIZERS))}")
-    decay: dict[str, Any] = {} if weight_decay is None else {"weight_decay": weight_decay}
-    if name == "adamw":
-        return AdamW(beta1=beta1, beta2=beta2, epsilon=epsilon, **decay)
-    if name == "adafactor":
-        return Adafactor(**decay)
-    if weight_decay:
-        raise ConfigError(f"weight_decay is {weight_decay}; optimizer {name!r} has none; choose 'adamw' or 'adafactor'")
-    return Adam(beta1=beta1, beta2=beta2, epsilon=epsilon) if name == "adam" else SGD(momentum=momentum)
