@@ -11,7 +11,6 @@ shard per core. Takes about two minutes.
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 from typing import Any
@@ -82,18 +81,13 @@ def train_torch() -> None:
     """Print torch's learning curve with each of its implementations of AdamW."""
     settings, valid = make_settings()
     print(describe_machine())
-    for kind in ("foreach", "fused"):
-        for update, total, validating, loss in language_model.torch_training(settings, valid, kind):
+    for implementation in ("foreach", "fused"):
+        for update, total, validating, loss in language_model.torch_training(settings, valid, implementation):
             print(
-                f"torch, AdamW {kind}: update {update}  {total:.1f} s, validation {validating:.1f} s  loss {loss:.4f}"
+                f"torch, AdamW {implementation}: update {update}  {total:.1f} s, validation {validating:.1f} s  "
+                f"loss {loss:.4f}"
             )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
-    train_torch()
-
-
 if __name__ == "__main__":
-    main()
+    train_torch()

@@ -24,8 +24,14 @@ def torch_computation(
 ) -> Computation:
     """Return the computation of a function of tensors: forward in inference mode, or forward and backward.
 
-    gradient: gradient of the output; None computes the forward pass only. arguments: tensors, whose gradients follow
-    those of the parameters in the result. compiled: use torch.compile.
+    Args:
+        forward: Function of the arguments.
+        arguments: Tensors, whose gradients follow those of the parameters in the result.
+        gradient: Gradient of the output; None computes the forward pass only.
+        parameters: Parameters whose gradients are computed.
+        compiled: Use torch.compile.
+        fingerprint: Fingerprint of the result.
+        metadata: Further facts for the results.
     """
     if compiled:
         forward = torch.compile(forward)

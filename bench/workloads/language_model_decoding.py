@@ -14,7 +14,8 @@ from xformer.generation import generate
 def workload(settings: dict[str, Any]) -> Workload:
     """Return the workload of a batch of prompts.
 
-    settings: batch, length (of the prompts), heads, head_dim, layers, vocabulary.
+    Args:
+        settings: batch, length (of the prompts), heads, head_dim, layers, vocabulary.
     """
     d_model = settings["heads"] * settings["head_dim"]
     name = (

@@ -102,7 +102,7 @@ def config_options(
         names: Names of the fields, in order.
         default_of: Source of the defaults, named before the default of the field, e.g. "the recipe's".
     """
-    declared = {name: (kind, field) for config in configs for name, kind, field in options_of(config)}
+    declared = {name: (type_name, field) for config in configs for name, type_name, field in options_of(config)}
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         def run(**values: Any) -> Any:
@@ -125,7 +125,7 @@ def config_options(
     return decorate
 
 
-def _parameter(name: str, kind: str, field: dataclasses.Field[Any], default_of: str) -> inspect.Parameter:
+def _parameter(name: str, type_name: str, field: dataclasses.Field[Any], default_of: str) -> inspect.Parameter:
     """Return the parameter of a command for a field; its value is None if the option is not given."""
     metadata = field.metadata
     defaults = [default_of] if default_of else []
@@ -133,17 +133,22 @@ def _parameter(name: str, kind: str, field: dataclasses.Field[Any], default_of: 
         defaults.append(f"{'or ' if default_of else ''}{field.default}")
     note = f" \\[default: {', '.join(defaults)}]" if defaults else ""
     names = [option_name(name)]
-    if kind == "bool" and (default_of or field.default):
+    if type_name == "bool" and (default_of or field.default):
         names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
+    metavar = "TEXT" if type_name.startswith("tuple") else None
     option = typer.Option(
         *names,
         help=f"{metadata['help']}{note}",
-        metavar="|".join(metadata["choices"]) if metadata["choices"] else "TEXT" if kind.startswith("tuple") else None,
+        metavar="|".join(metadata["choices"])
+        if metadata["choices"]
+        else "TEXT"
+        if type_name.startswith("tuple")
+        else None,
         rich_help_panel=metadata["panel"] or RECIPE,
         callback=check_utf8,
     )
     return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_TYPES[kind] | None, option]
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_TYPES[type_name] | None, option]
     )
 
 

@@ -157,11 +157,11 @@ def earlier_demo(run: RunDirectory) -> list[Path]:
     demo_files = {run.config, run.model, run.last, run.log, run.path / PICTURE}
     demo_files |= {run.tokenizer(side) for side in ("joint", "source", "target")}
     try:
-        kind = run.read_config().get("kind")
+        command = run.read_config().get("kind")
     except CheckpointError:
-        kind = None
+        command = None
     files = set(run.path.iterdir()) if run.path.is_dir() else set()
-    if kind != "demo" or not files <= demo_files:
+    if command != "demo" or not files <= demo_files:
         raise ConfigError(f"{run.path} contains other files than an earlier demo; choose another --out")
     # The configuration last: as long as it exists, the directory is recognized as a demo.
     return sorted(files, key=lambda path: path == run.config)
