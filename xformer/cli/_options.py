@@ -135,7 +135,6 @@ def _parameter(name: str, type_name: str, field: dataclasses.Field[Any], default
     names = [option_name(name)]
     if type_name == "bool" and (default_of or field.default):
         names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
-    metavar = "TEXT" if type_name.startswith("tuple") else None
     option = typer.Option(
         *names,
         help=f"{metadata['help']}{note}",
