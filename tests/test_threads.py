@@ -179,18 +179,18 @@ def test_blas_threads_without_threadpoolctl(three_blas_threads, no_threadpoolctl
 
 def test_libraries_are_looked_for_again_when_a_module_was_imported(monkeypatch):
     controllers = pytest.importorskip("threadpoolctl").ThreadpoolController
-    made, make = [], controllers.__init__
-    monkeypatch.setattr(controllers, "__init__", lambda self: made.append(True) or make(self))
+    actual, make = [], controllers.__init__
+    monkeypatch.setattr(controllers, "__init__", lambda self: actual.append(True) or make(self))
     for _ in range(3):
         with threads.blas_threads(1):
             pass
-    found = len(made)
+    found = len(actual)
     assert found <= 1
     monkeypatch.setitem(sys.modules, "one_more_module", sys)
     for _ in range(3):
         with threads.blas_threads(1):
             pass
-    assert len(made) == found + 1
+    assert len(actual) == found + 1
 
 
 class EachThread:

@@ -185,8 +185,8 @@ def test_every_rule_gives_the_derivatives_that_it_gives_on_numpy(xp, row):
         value, gradients = value_and_grad(function)(inputs)
         expected_value, expected = value_and_grad(function)(tuple(np.asarray(x) for x in row.inputs))
         assert_close(value, expected_value, xp=xp, dtype="float64")
-        for actual, wanted in zip(gradients, expected, strict=True):
-            assert_close(actual, wanted, xp=xp, dtype="float64")
+        for actual, reference in zip(gradients, expected, strict=True):
+            assert_close(actual, reference, xp=xp, dtype="float64")
 
 
 # --- plain arrays among traced ones -----------------------------------------------------------------------------------

@@ -117,10 +117,10 @@ def assert_near(found, wanted, dtype, roundings=1.0):
 def test_products_of_stacks_and_their_derivatives(xp, shapes, dtype):
     a, b = (normal(xp, *shape, seed=len(shape), dtype=dtype) for shape in shapes)
     y, pull = vjp(lambda a, b: a @ b, a, b)
-    wanted, wanted_pull = vjp(lambda a, b: a @ b, exact(a), exact(b))
+    expected, expected_pull = vjp(lambda a, b: a @ b, exact(a), exact(b))
     for found in (y, xp.matmul(a, b)):
-        assert_near(found, wanted, dtype)
-    for found, slope in zip(pull(y), wanted_pull(exact(y)), strict=True):
+        assert_near(found, expected, dtype)
+    for found, slope in zip(pull(y), expected_pull(exact(y)), strict=True):
         assert_near(found, slope, dtype, 2.0)
 
 
@@ -130,21 +130,21 @@ def test_second_derivatives_of_products(xp):
     def slope(a, b):
         return weighted_sum(grad(lambda a: weighted_sum((a @ b) @ a, a @ b @ a))(a), a)
 
-    wanted = grad(slope)(exact(a), exact(b))
-    assert_near(grad(slope)(a, b), wanted, "bfloat16", 8.0)
+    expected = grad(slope)(exact(a), exact(b))
+    assert_near(grad(slope)(a, b), expected, "bfloat16", 8.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_where_keeps_the_dtype(xp, dtype):
     x = normal(xp, 3, 4, dtype=dtype)
     host, zero = exact(x), xp.zeros_like(x)
-    for found, wanted in (
+    for found, expected in (
         (xp.where(x > 0, x, zero), np.maximum(host, 0.0)),
         (xp.where(x > 0, 0.0, x), np.minimum(host, 0.0)),
         (xp.where(x > 0, x, 1.0), np.where(host > 0, host, 1.0)),
         (vjp(lambda x: array_namespace(x).where(x > 0, x, zero), x)[0], np.maximum(host, 0.0)),
     ):
-        assert_near(found, wanted, dtype, 0.0)
+        assert_near(found, expected, dtype, 0.0)
 
 
 def test_where_of_other_dtypes_is_the_library_s_own(xp):
@@ -170,9 +170,9 @@ def test_portable_operations(xp, operation, dtype):
 
     x, y = normal(xp, 2, 2, 5, 4, dtype=dtype), normal(xp, 2, 2, 5, 4, seed=1, dtype=dtype)
     found, pull = vjp(apply, x, y)
-    wanted, wanted_pull = vjp(apply, exact(x), exact(y))
-    assert_near(found, wanted, dtype)
-    for slope, exact_slope in zip(pull(found), wanted_pull(exact(found)), strict=True):
+    expected, expected_pull = vjp(apply, exact(x), exact(y))
+    assert_near(found, expected, dtype)
+    for slope, exact_slope in zip(pull(found), expected_pull(exact(found)), strict=True):
         assert_near(slope, exact_slope, dtype, 2.0)
 
 
@@ -180,18 +180,18 @@ def test_portable_operations(xp, operation, dtype):
 @pytest.mark.parametrize("bounds", [{"min": -1}, {"max": 1}, {"min": -1, "max": 1}, {}])
 def test_clip_keeps_the_dtype_and_uses_no_mask(xp, dtype, bounds):
     x = from_host(xp, np.asarray([-3.0, -1.0, 0.0, 2.0, 5.0]), dtype=dtype)
-    wanted = np.clip(exact(x), bounds.get("min", -np.inf), bounds.get("max", np.inf))
+    expected = np.clip(exact(x), bounds.get("min", -np.inf), bounds.get("max", np.inf))
     found = xp.clip(x, **bounds)
     assert dtype_name(found.dtype) == dtype
-    np.testing.assert_array_equal(exact(found), wanted)
+    np.testing.assert_array_equal(exact(found), expected)
     if dtype != "int64":
         assert np.isnan(exact(xp.clip(from_host(xp, np.asarray([np.nan]), dtype=dtype), **bounds))).all()
 
 
 def test_weights_of_attention(xp):
     query, key = normal(xp, 2, 2, 5, 4), normal(xp, 2, 2, 6, 4, seed=1)
-    wanted = attention_weights(exact(query), exact(key))
-    np.testing.assert_allclose(exact(attention_weights(query, key)), wanted, atol=DTYPES["bfloat16"])
+    expected = attention_weights(exact(query), exact(key))
+    np.testing.assert_allclose(exact(attention_weights(query, key)), expected, atol=DTYPES["bfloat16"])
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
@@ -220,8 +220,8 @@ def test_a_model_with_a_copy_head_is_bfloat16_throughout(xp, activation, monkeyp
     value, gradients = value_and_grad(loss)(model.to(xp), xp)
     assert not mixed
     numpy = library_or_skip("numpy")
-    wanted, exact_gradients = value_and_grad(loss)(model.to(numpy, dtype="float64"), numpy)
-    np.testing.assert_allclose(exact(value), wanted, rtol=0.02)
+    expected, exact_gradients = value_and_grad(loss)(model.to(numpy, dtype="float64"), numpy)
+    np.testing.assert_allclose(exact(value), expected, rtol=0.02)
     exact_slopes = dict(exact_gradients.named_parameters())
     largest = max(np.abs(slope).max() for slope in exact_slopes.values())
     for name, slope in gradients.named_parameters():

@@ -65,12 +65,12 @@ class Cuda:
         with self._monkeypatch.context() as context:
             context.setattr(registry, "_KERNELS", {})
             expected, expected_pull = _vjp(function, [_rounded(host, "float64") for host in rounded])
-            wanted = expected_pull(g.astype(np.float64))
-        for got, want in [(untraced, expected), (output, expected)]:
-            assert_close(got, want, xp=self.xp, dtype=of_output, tolerance=tolerance)
+            reference = expected_pull(g.astype(np.float64))
+        for got, correct in [(untraced, expected), (output, expected)]:
+            assert_close(got, correct, xp=self.xp, dtype=of_output, tolerance=tolerance)
         of_inputs = [each for host, each in zip(rounded, dtypes, strict=True) if is_floating(host.dtype)]
-        for got, want, each in zip(cotangents, wanted, of_inputs, strict=True):
-            assert_close(got, want, xp=self.xp, dtype=each, tolerance=tolerance)
+        for got, correct, each in zip(cotangents, reference, of_inputs, strict=True):
+            assert_close(got, correct, xp=self.xp, dtype=each, tolerance=tolerance)
 
 
 def _rounded(host: Any, dtype: str) -> Any:

@@ -85,8 +85,8 @@ def test_many_threads_compute_the_same_as_one(three_threads, monkeypatch, name, 
     together = at_once([lambda number=number: work(model, number) for number in range(CALLERS)])
     for mine, expected in zip(together, alone, strict=True):
         assert len(mine) == len(expected)
-        for got, wanted in zip(mine, expected, strict=True):
-            np.testing.assert_array_equal(got, wanted)
+        for got, reference in zip(mine, expected, strict=True):
+            np.testing.assert_array_equal(got, reference)
     if kernels == "no-jit":
         assert len(set(spread)) == CALLERS + 1
 

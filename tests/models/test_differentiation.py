@@ -77,9 +77,9 @@ def test_torch_autograd_of_every_kind_of_model(kind):
     theirs = dict(native.named_parameters())
     assert dict(gradients.named_parameters()).keys() == theirs.keys()
     for name, gradient in gradients.named_parameters():
-        wanted = theirs[name].grad.numpy()
-        assert np.abs(wanted).max() > 1e-6 or name.endswith("key.bias")  # softmax does not see a constant
-        np.testing.assert_allclose(gradient, wanted, rtol=1e-10, atol=1e-14, err_msg=name)
+        reference = theirs[name].grad.numpy()
+        assert np.abs(reference).max() > 1e-6 or name.endswith("key.bias")  # softmax does not see a constant
+        np.testing.assert_allclose(gradient, reference, rtol=1e-10, atol=1e-14, err_msg=name)
 
 
 @pytest.mark.slow

@@ -89,10 +89,10 @@ def test_loss_and_gradients_of_a_training_step_equal_those_of_torch():
     expected = torch.nn.functional.cross_entropy((y @ theirs["embedding"].weight.T).flatten(0, 1), labels.flatten())
     expected.backward()
     assert float(loss) == pytest.approx(expected.item(), rel=1e-12)
-    wanted = arrays(gradients)
-    assert {name for name, _ in found.named_parameters()} == wanted.keys()
+    reference = arrays(gradients)
+    assert {name for name, _ in found.named_parameters()} == reference.keys()
     for name, gradient in found.named_parameters():
-        assert_close(gradient, wanted[name], tolerance=1e-10)
+        assert_close(gradient, reference[name], tolerance=1e-10)
 
 
 @pytest.mark.parametrize("settings", KINDS)

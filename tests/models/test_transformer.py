@@ -96,7 +96,7 @@ def test_rematerialization_recomputes_layers_and_changes_no_gradient(monkeypatch
 
 
 def test_lengths_require_a_length_encoding():
-    with raises_line(ConfigError, "lengths is given to a model without a length encoding"):
+    with raises_line(ConfigError, "lengths was passed to a model without a length encoding"):
         small_model().prefill(SOURCE, lengths=[3, 4])
     model = small_model(length_encoding=True)
     with raises_line(ConfigError, "this model has a length encoding; expected lengths, one per source"):

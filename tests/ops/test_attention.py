@@ -114,11 +114,11 @@ def test_shared_keys_equal_repeated_keys(xp, mode, queries, shared, of_heads, mo
 
     got, gradients = value_and_grad(of_shared)([from_host(xp, array) for array in arrays])
     own = [arrays[0], *(np.repeat(array, 4 // shared, axis=1) for array in arrays[1:])]
-    wanted, (dquery, *others) = value_and_grad(of_shared)([from_host(xp, array) for array in own])
+    reference, (dquery, *others) = value_and_grad(of_shared)([from_host(xp, array) for array in own])
     sums = [to_host(x).reshape(2, shared, 4 // shared, *x.shape[2:]).sum(axis=2) for x in others]
-    assert_close(got, wanted, xp=xp)
-    for made, expected in zip(gradients, [to_host(dquery), *sums], strict=True):
-        assert_close(made, expected, xp=xp)
+    assert_close(got, reference, xp=xp)
+    for actual, expected in zip(gradients, [to_host(dquery), *sums], strict=True):
+        assert_close(actual, expected, xp=xp)
 
 
 def test_the_grouped_operation_has_the_same_gradients():
@@ -131,9 +131,9 @@ def test_the_grouped_operation_has_the_same_gradients():
     def of_repeated(arrays):
         return weighted_sum(attention(*arrays, MASK, causal=True, scale=0.5), normal(4, 2, 4, 3, 6))
 
-    (got, gradients), (wanted, others) = value_and_grad(of_grouped)(arrays), value_and_grad(of_repeated)(arrays)
-    for made, expected in zip([got, *gradients], [wanted, *others], strict=True):
-        assert_close(made, expected)
+    (got, gradients), (reference, others) = value_and_grad(of_grouped)(arrays), value_and_grad(of_repeated)(arrays)
+    for actual, expected in zip([got, *gradients], [reference, *others], strict=True):
+        assert_close(actual, expected)
 
 
 def test_heads_of_keys_must_divide_those_of_the_query():

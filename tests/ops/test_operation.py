@@ -60,11 +60,11 @@ def test_results_and_derivatives_are_rounded_once(case, dtype, kernels_are, monk
     exact_g = tuple(one.astype("float64") for one in g)
     found += pull(g if several else g[0])
     exact += exact_pull(exact_g if several else exact_g[0])
-    for got, wanted in zip(found, exact, strict=True):
+    for got, expected in zip(found, exact, strict=True):
         assert got.dtype == dtype
-        assert got.shape == wanted.shape
-        error = np.abs(got.astype("float64") - wanted)
-        assert (error <= 0.6 * SPACING[dtype.name] * np.abs(wanted) + 1e-5).all()
+        assert got.shape == expected.shape
+        error = np.abs(got.astype("float64") - expected)
+        assert (error <= 0.6 * SPACING[dtype.name] * np.abs(expected) + 1e-5).all()
 
 
 def test_explain_names_the_kernel_of_upcast_arrays(dtype):

@@ -88,7 +88,7 @@ def _selector(names: list[str], pool: tuple[str, ...]) -> Callable[[tuple[Any, .
     if len(indices) > 1:
         return itemgetter(*(index for index, _ in indices))
     start = indices[0][0] if indices else 0
-    return itemgetter(slice(start, start + len(indices)))  # a slice, so that one value or none is a tuple, too
+    return itemgetter(slice(start, start + len(indices)))  # a slice, so that the result is always a tuple
 
 
 def _pull_both(first: Step, second: Step) -> Pull:

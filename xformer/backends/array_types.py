@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 Namespace = Any  # a module of functions, of which mypy sees no types
-DType = Any  # each library has classes of its own
+DType = Any  # every library has its own classes
 Device = Any
-NativeArray = Any  # an array of one library, with all methods of its own
+NativeArray = Any  # an array of one library, with all of that library's methods
 
 
 class Array(Protocol):

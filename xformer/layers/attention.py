@@ -108,7 +108,7 @@ class MultiHeadAttention(Module):
             Array of shape (batch, queries, d_model).
 
         Raises:
-            ShapeError: If shapes do not fit each other, or `value` is given without `key`.
+            ShapeError: If shapes do not match, or `value` is given without `key`.
         """
         q, k, v, mask = self._project(query, key, value, mask, rotation, cache)
         dropout_mask, keep_probability = self.dropout.draw((*q.shape[:-1], k.shape[-2]), q, rng)

@@ -341,7 +341,7 @@ class Transformer(BaseModel):
     def _lengths(self, lengths: Any, batch: int) -> Array | None:
         """Return requested lengths in the model's library; raise ConfigError if the model has no length encoding."""
         if lengths is not None and not self.config.length_encoding:
-            raise ConfigError("lengths is given to a model without a length encoding; expected None")
+            raise ConfigError("lengths was passed to a model without a length encoding; expected None")
         return None if lengths is None else as_lengths(lengths, batch, self.source_embedding.weight)
 
     def _target_table(self) -> Embedding:

@@ -82,8 +82,8 @@ def adam(
         beta1: Decay rate of the mean of the gradients.
         beta2: Decay rate of the mean of the squared gradients.
         epsilon: Added to the denominator.
-        weight_decay: One number for each slot; the parameter first shrinks by learning_rate * weight_decay of
-            itself, apart from the moments (AdamW). Default 0.
+        weight_decay: One number for each slot; the parameter is first multiplied by 1 - learning_rate * weight_decay,
+            independently of the moments (AdamW). Default 0.
         grad_scale: Scale of the gradients (see ops/grad_scale.py).
         donate: Let kernels write the results into the arrays of the slots; use only the returned arrays then.
 

@@ -159,7 +159,7 @@ def attention(
         mask: Boolean, True = may attend, broadcastable to (batch, heads, queries, keys). A fully masked row gives
             zeros, and zero gradients.
         bias: Added to the scaled scores, broadcastable to (batch, heads, queries, keys), of the dtype of the query.
-        causal: Whether to mask keys later than the query, too; the last query sees the last key.
+        causal: Whether to also mask keys later than the query; the last query sees the last key.
         scale: Scale of the scores, by default 1 / sqrt(head_dim).
         dropout_mask: Dropout mask of the weights, (batch, heads, queries, keys), True = keep.
         keep_probability: Probability with which the dropout mask was drawn.

@@ -1,4 +1,4 @@
-"""Dropout with a given mask (Srivastava et al., 2014)."""
+"""Dropout with a mask as argument (Srivastava et al., 2014)."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def read_text(path: PathName) -> str:
 def read_parallel(
     source_path: PathName, target_path: PathName, *, max_characters: int = MAX_CHARACTERS
 ) -> ParallelCorpus:
-    """Read two files of which line n of one translates line n of the other.
+    """Read two files in which line n of one translates line n of the other.
 
     Pairs with a blank side are dropped and counted in `num_dropped`.
 

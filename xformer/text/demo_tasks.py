@@ -47,7 +47,7 @@ def numbers_task(
 ) -> DemoTask:
     """Make a task of English to German number words.
 
-    Numbers of three, four, five and six digits are equally frequent, as far as there are enough. `train` always has the
+    Numbers of three, four, five and six digits are equally frequent if there are enough. `train` always has the
     numbers that show each word in each position: 0 to 99, the hundreds, and all of these as thousands.
 
     Args:

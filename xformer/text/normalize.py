@@ -33,7 +33,7 @@ def normalize_text(text: str, form: str = "NFC") -> str:
     Args:
         text: The text.
         form: "NFC" composes letters and accents. "NFKC" also unifies variants of a letter, such as full width and
-            ASCII. A tokenizer has a form of its own (`Tokenizer.train(unicode_form=...)`): choose NFKC there for the
+            ASCII. A tokenizer has its own form (`Tokenizer.train(unicode_form=...)`): choose NFKC there for the
             input of a model.
 
     Raises:

@@ -53,8 +53,8 @@ class Launcher:
         """Run a kernel."""
         file, _, function = kernel.partition(".")
         name = cuda_launch.instance(function, dtypes)
-        places = list(instances(file))
-        assert name in places, f"{name} is not among INSTANCES"
+        names = list(instances(file))
+        assert name in names, f"{name} is not among INSTANCES"
         assert blocks >= 0
         assert threads % 32 == 0
         assert threads <= 1024
@@ -67,7 +67,7 @@ class Launcher:
             if file not in self._libraries:
                 self._libraries[file] = self._compile(file)
             library = self._libraries[file]
-            error = library.launch(places.index(name), blocks, threads, self.backwards, addresses)
+            error = library.launch(names.index(name), blocks, threads, self.backwards, addresses)
         assert not error, f"{name}: not all threads reach a barrier"
 
     def _compile(self, file: str) -> Any:

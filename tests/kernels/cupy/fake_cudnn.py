@@ -92,18 +92,18 @@ class Graph:
         return tensor
 
     def _add(self, backward, outputs, tensors, settings):
-        made = [self.tensor(name, None, None, None) for name in outputs]
-        uids = {name: tensor.uid for name, tensor in {**tensors, **dict(zip(outputs, made, strict=True))}.items()}
+        results = [self.tensor(name, None, None, None) for name in outputs]
+        uids = {name: tensor.uid for name, tensor in {**tensors, **dict(zip(outputs, results, strict=True))}.items()}
         self.node = {"backward": backward, "uids": uids, **settings}
-        return made
+        return results
 
     def sdpa(self, *, q, k, v, bias=None, seq_len_q=None, seq_len_kv=None, dropout=(), generate_stats, **settings):
         tensors = {"q": q, "k": k, "v": v, "bias": bias, "seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
         if dropout:
             tensors["dropout_mask"], tensors["scale"] = dropout
         given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        made = self._add(False, ("O", "Stats") if generate_stats else ("O",), given, settings)
-        return made if generate_stats else [*made, None]
+        results = self._add(False, ("O", "Stats") if generate_stats else ("O",), given, settings)
+        return results if generate_stats else [*results, None]
 
     def sdpa_backward(self, *, q, k, v, o, dO, stats, bias=None, seq_len_q=None, seq_len_kv=None, **settings):
         tensors = {"q": q, "k": k, "v": v, "o": o, "dO": dO, "stats": stats}

@@ -78,16 +78,16 @@ def assert_same(monkeypatch, function, *arrays, tolerance=None):
     """A kernel's output and cotangents are those of the portable definition in float64."""
     untraced, got = function(*arrays), pulled(function, *arrays)
     monkeypatch.setenv("XFORMER_KERNELS", "portable")
-    wanted = pulled(function, *(array.astype("float64") for array in arrays))
+    expected = pulled(function, *(array.astype("float64") for array in arrays))
     monkeypatch.setenv("XFORMER_KERNELS", "auto")
     np.testing.assert_array_equal(untraced, got[0])
-    for made, exact, like in zip(got, wanted, [arrays[0], *arrays], strict=True):
-        assert made.dtype == like.dtype
-        assert made.shape == exact.shape
-        assert np.isfinite(made.astype("float64")).all()
+    for actual, exact, like in zip(got, expected, [arrays[0], *arrays], strict=True):
+        assert actual.dtype == like.dtype
+        assert actual.shape == exact.shape
+        assert np.isfinite(actual.astype("float64")).all()
         largest = max(1.0, np.max(np.abs(exact), initial=0.0))
-        limit = (TOLERANCES[made.dtype.name] if tolerance is None else tolerance) * largest
-        np.testing.assert_allclose(made.astype("float64"), exact, rtol=0.0, atol=limit)
+        limit = (TOLERANCES[actual.dtype.name] if tolerance is None else tolerance) * largest
+        np.testing.assert_allclose(actual.astype("float64"), exact, rtol=0.0, atol=limit)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
@@ -148,8 +148,8 @@ def test_only_needed_cotangents_are_computed(fake_cublas):
     output, residuals = cupy_attention.forward(query, key, value, None, None, None, **static, save=True)
     for needs, products in (((True, False, False), 2), ((False, True, False), 2), ((False, False, True), 1)):
         before = len(fake_cublas.calls)
-        made = cupy_attention.vjp(output, residuals, (*needs, False, False, False), **static)
-        assert [each is not None for each in made] == [*needs, False, False, False]
+        actual = cupy_attention.vjp(output, residuals, (*needs, False, False, False), **static)
+        assert [each is not None for each in actual] == [*needs, False, False, False]
         assert len(fake_cublas.calls) - before == products
 
 
@@ -167,10 +167,10 @@ def test_on_the_gpu(dtype, kind):
     cupy = library_or_skip("cupy")
     arrays = [heads(2, 3, 65, 40, seed, dtype) for seed in range(3)]
     mask = make_mask(kind, 2, 3, 65, 65)
-    wanted = pulled(lambda *qkv: attention(*qkv, mask, causal=True), *(array.astype("float64") for array in arrays))
+    expected = pulled(lambda *qkv: attention(*qkv, mask, causal=True), *(array.astype("float64") for array in arrays))
     on_device = None if mask is None else cupy.asarray(mask)
     output, pull = vjp(lambda *qkv: attention(*qkv, on_device, causal=True), *map(cupy.asarray, arrays))
     g = normal(*output.shape, seed=9).astype(output.dtype)
-    for made, exact in zip([output, *pull(cupy.asarray(g))], wanted, strict=True):
+    for actual, exact in zip([output, *pull(cupy.asarray(g))], expected, strict=True):
         limit = TOLERANCES[dtype] * max(1.0, float(np.max(np.abs(exact))))
-        np.testing.assert_allclose(to_host(made).astype("float64"), exact, rtol=0, atol=limit)
+        np.testing.assert_allclose(to_host(actual).astype("float64"), exact, rtol=0, atol=limit)

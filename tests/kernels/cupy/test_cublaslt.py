@@ -100,8 +100,8 @@ def test_an_unsupported_product_warns_once_and_falls_back(cuda_host, activation)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         np.testing.assert_array_equal(linear(rows, weight, bias, activation=activation), got)
-    wanted = rows @ weight + bias
-    np.testing.assert_allclose(got, np.maximum(wanted, 0.0) if activation else wanted, rtol=1e-5, atol=1e-6)
+    expected = rows @ weight + bias
+    np.testing.assert_allclose(got, np.maximum(expected, 0.0) if activation else expected, rtol=1e-5, atol=1e-6)
     assert "columns.add_bias<float32>" in cuda_host.launcher.launched
 
 

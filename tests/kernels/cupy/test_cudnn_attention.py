@@ -316,21 +316,21 @@ def test_the_least_recently_used_plans_are_dropped(monkeypatch, cudnn):
 
 
 def test_every_thread_has_its_own_plans_and_handle(cudnn):
-    arrays, made = qkv(6, 6), []
+    arrays, actual = qkv(6, 6), []
     for _ in range(2):
-        thread = threading.Thread(target=lambda: made.append(attention(*arrays)))
+        thread = threading.Thread(target=lambda: actual.append(attention(*arrays)))
         thread.start()
         thread.join()
-    np.testing.assert_array_equal(made[0], made[1])
+    np.testing.assert_array_equal(actual[0], actual[1])
     assert len(cudnn.handles) == 2
     assert (cudnn.built, cudnn.restored) == (1, 1)
 
 
 def test_plans_are_loaded_from_disk(monkeypatch, cudnn):
-    wanted = pulled(attention, *qkv(6, 6))
+    reference = pulled(attention, *qkv(6, 6))
     assert len(list(cudnn_store.folder().glob("*.plan"))) == cudnn.built == 2
     forget(monkeypatch)
-    for got, expected in zip(pulled(attention, *qkv(6, 6)), wanted, strict=True):
+    for got, expected in zip(pulled(attention, *qkv(6, 6)), reference, strict=True):
         np.testing.assert_array_equal(got, expected)
     assert (cudnn.built, cudnn.restored) == (2, 2)
     cudnn.version += 1  # another cuDNN builds its own
@@ -388,13 +388,13 @@ def test_a_plan_that_cannot_be_built_warns_once_and_falls_back(monkeypatch, cudn
 
 def test_a_derivative_that_fails_falls_back(monkeypatch, cudnn):
     arrays = qkv(6, 6)
-    wanted = pulled(attention, *arrays)
+    reference = pulled(attention, *arrays)
     output, pull = vjp(attention, *arrays)
     monkeypatch.setattr(fake_cudnn, "_backward", lambda node, arrays: 1 / None)
     with pytest.warns(RuntimeWarning, match="cuDNN failed for attention backward"):
         got = pull(normal(*output.shape, seed=9).astype(output.dtype))
-    for made, expected in zip(got, wanted[1:], strict=True):
-        np.testing.assert_allclose(made.astype("float32"), expected.astype("float32"), atol=0.03)
+    for actual, expected in zip(got, reference[1:], strict=True):
+        np.testing.assert_allclose(actual.astype("float32"), expected.astype("float32"), atol=0.03)
 
 
 @pytest.mark.parametrize("private", [False, "other arguments"])
@@ -442,7 +442,7 @@ def agree_on_the_gpu(*arrays, operation="attention", **given):
     cupy = library_or_skip("cupy")
     if cudnn_plans.frontend()[1] is not None:
         pytest.skip(cudnn_plans.frontend()[1])
-    wanted = pulled(functools.partial(attention, **given), *(array.astype("float64") for array in arrays))
+    reference = pulled(functools.partial(attention, **given), *(array.astype("float64") for array in arrays))
     here = [*map(cupy.asarray, arrays)]
     given = {name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in given.items()}
     masks = [given.get(name) for name in ("mask", "bias", "dropout_mask")]
@@ -451,9 +451,9 @@ def agree_on_the_gpu(*arrays, operation="attention", **given):
     assert f": cudnn.{operation}" in said
     output, pull = vjp(functools.partial(attention, **given), *here)
     g = normal(*output.shape, seed=9).astype(output.dtype)
-    for made, exact in zip([output, *pull(cupy.asarray(g))], wanted, strict=True):
+    for actual, exact in zip([output, *pull(cupy.asarray(g))], reference, strict=True):
         limit = TOLERANCES["bfloat16"] * max(1.0, float(np.max(np.abs(exact))))
-        np.testing.assert_allclose(to_host(made).astype("float64"), exact, rtol=0, atol=limit)
+        np.testing.assert_allclose(to_host(actual).astype("float64"), exact, rtol=0, atol=limit)
 
 
 @pytest.mark.gpu

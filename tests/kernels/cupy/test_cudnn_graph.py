@@ -163,6 +163,6 @@ def test_library_versions_match_the_requirements(cudnn):
     tomllib, metadata = importlib.import_module("tomllib"), importlib.import_module("importlib.metadata")
     requirement = importlib.import_module("packaging.requirements").Requirement
     with open("pyproject.toml", "rb") as file:
-        wanted = map(requirement, tomllib.load(file)["project"]["optional-dependencies"]["cudnn"])
-    for each in wanted:
+        expected = map(requirement, tomllib.load(file)["project"]["optional-dependencies"]["cudnn"])
+    for each in expected:
         assert each.specifier.contains(metadata.version(each.name))

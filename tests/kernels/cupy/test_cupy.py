@@ -172,10 +172,10 @@ def test_three_training_steps_equal_those_of_the_portable_definitions(cuda_host,
     losses, arrays = updates()
     launched = {name.split("<")[0] for name in cuda_host.launcher.launched}
     monkeypatch.setattr(registry, "_KERNELS", {})
-    wanted, wanted_arrays = updates()
-    np.testing.assert_allclose(losses, wanted, rtol=1e-12)
-    for array, want in zip(arrays, wanted_arrays, strict=True):
-        np.testing.assert_allclose(array, want, rtol=0, atol=1e-10)
+    expected, expected_arrays = updates()
+    np.testing.assert_allclose(losses, expected, rtol=1e-12)
+    for array, correct in zip(arrays, expected_arrays, strict=True):
+        np.testing.assert_allclose(array, correct, rtol=0, atol=1e-10)
     assert launched >= {"norms.normalize_parameters_vjp", "optimizer.adam", "softmax.cross_entropy_vjp"}
     assert launched >= {
         f"elementwise.{settings['activation']}_vjp",

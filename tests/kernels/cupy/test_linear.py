@@ -90,8 +90,8 @@ def test_gradients_of_some_inputs(cuda):
         vjp(lambda weight: project_heads(x, (weight, bias, 2))[0], weight),
         vjp(lambda bias: project_heads(x, (weight, bias, 2))[0], bias),
     ]
-    for (_, pull), wanted in zip(parts, whole[1](g), strict=True):
-        np.testing.assert_array_equal(to_host(pull(g)[0]), to_host(wanted))
+    for (_, pull), expected in zip(parts, whole[1](g), strict=True):
+        np.testing.assert_array_equal(to_host(pull(g)[0]), to_host(expected))
 
 
 def test_explain_gives_the_reason(cuda):

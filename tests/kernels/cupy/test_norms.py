@@ -81,8 +81,8 @@ def test_large_rows_do_not_overflow(cuda, dtype, norm):
     assert_close(y, small, tolerance=tolerance)
     g = cuda.array(normal(4, 33, seed=3), dtype)
     if dtype != "float16":  # whose derivative there is below its smallest number
-        got, wanted = to_host(pull(g)[0]).astype(float) * size, to_host(small_pull(g)[0]).astype(float)
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance * np.abs(wanted).max())
+        got, expected = to_host(pull(g)[0]).astype(float) * size, to_host(small_pull(g)[0]).astype(float)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
 def test_nan_stays_in_its_row(cuda):

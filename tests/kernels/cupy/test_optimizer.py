@@ -61,10 +61,12 @@ def test_adam(cuda, monkeypatch, dtype, weight_decay, most):
     expected = adam(
         hosts, **SETTINGS, weight_decay=weight_decay, grad_scale=None if factor is None else np.asarray(0.375)
     )
-    for row, got, wanted in zip(rows, updated, expected, strict=True):
+    for row, got, reference in zip(rows, updated, expected, strict=True):
         assert [got[0] is row[0], got[1] is row[2], got[2] is row[3]] == [True] * 3
-        for array, want, each in zip(got, wanted, (dtype, compute_dtype(dtype), compute_dtype(dtype)), strict=True):
-            assert_close(array, np.asarray(want), xp=cuda.xp, dtype=each)
+        for array, correct, each in zip(
+            got, reference, (dtype, compute_dtype(dtype), compute_dtype(dtype)), strict=True
+        ):
+            assert_close(array, np.asarray(correct), xp=cuda.xp, dtype=each)
 
 
 def test_adam_updates_in_place(cuda, monkeypatch):
@@ -89,8 +91,8 @@ def test_gradients_may_be_float32(cuda, monkeypatch, dtype):
     assert cuda.served("adam", None, *(array for row in rows for array in row))
     updated = adam(rows, **SETTINGS)
     monkeypatch.setattr(registry, "_KERNELS", {})
-    for got, wanted in zip(updated, adam(hosts, **SETTINGS), strict=True):
-        assert_close(got[0], np.asarray(wanted[0]), xp=cuda.xp, dtype=dtype)
+    for got, reference in zip(updated, adam(hosts, **SETTINGS), strict=True):
+        assert_close(got[0], np.asarray(reference[0]), xp=cuda.xp, dtype=dtype)
 
 
 def test_parameters_in_column_order(cuda, monkeypatch):
@@ -100,9 +102,9 @@ def test_parameters_in_column_order(cuda, monkeypatch):
     assert cuda.served("adam", None, *rows[0])
     (got,) = adam(rows, **SETTINGS)
     monkeypatch.setattr(registry, "_KERNELS", {})
-    (wanted,) = adam(hosts, **SETTINGS)
-    for array, want in zip(got, wanted, strict=True):
-        assert_close(array, want, xp=cuda.xp)
+    (reference,) = adam(hosts, **SETTINGS)
+    for array, correct in zip(got, reference, strict=True):
+        assert_close(array, correct, xp=cuda.xp)
 
 
 def test_explain_gives_the_reason(cuda):
@@ -124,8 +126,8 @@ def test_a_nan_factor_skips_the_update(cuda, dtype):
         rows, **SETTINGS, weight_decay=[0.1] * len(rows), grad_scale=cuda.array(np.asarray(np.nan), "float32")
     )
     for (parameter, first, second), (before, _, *moments) in zip(updated, hosts, strict=True):
-        for array, wanted in zip((parameter, first, second), (before, *moments), strict=True):
-            np.testing.assert_array_equal(to_host(array).astype(np.float64), wanted)
+        for array, reference in zip((parameter, first, second), (before, *moments), strict=True):
+            np.testing.assert_array_equal(to_host(array).astype(np.float64), reference)
 
 
 # --- squared_norm ------------------------------------------------------------------
@@ -170,9 +172,9 @@ def test_cast_has_the_bits_of_numpy(cuda, monkeypatch, before, after, most):
         expected = [x.astype(dtype_named(host, after)) for x in hosts]
     arrays = [cuda.array(x) for x in hosts]
     assert cuda.served("cast", *arrays, dtype=after)
-    for got, wanted in zip(cast(*arrays, dtype=after), expected, strict=True):
-        assert got.dtype == wanted.dtype
-        np.testing.assert_array_equal(to_host(got).astype("float64"), wanted.astype("float64"))
+    for got, reference in zip(cast(*arrays, dtype=after), expected, strict=True):
+        assert got.dtype == reference.dtype
+        np.testing.assert_array_equal(to_host(got).astype("float64"), reference.astype("float64"))
 
 
 def test_the_cotangents_of_a_cast(cuda):
@@ -181,8 +183,8 @@ def test_the_cotangents_of_a_cast(cuda):
     g = [cuda.array(normal(*output.shape, seed=9), "bfloat16") for output in outputs]
     cotangents = pull(tuple(g))
     assert all(got.dtype == x.dtype and got.shape == x.shape for got, x in zip(cotangents, arrays, strict=True))
-    for got, wanted in zip(cotangents[::2], g, strict=True):
-        np.testing.assert_array_equal(to_host(got), to_host(wanted).astype("float32"))
+    for got, reference in zip(cotangents[::2], g, strict=True):
+        np.testing.assert_array_equal(to_host(got), to_host(reference).astype("float32"))
     assert not to_host(cotangents[1]).any()
 
 

@@ -39,7 +39,7 @@ def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     if queries == 1:
         return "a single query: every length of decoding would need a plan of its own"
     if queries * keys < _MIN_SCORES:
-        return f"{queries} queries and {keys} keys: building a plan would not pay off"
+        return f"{queries} queries and {keys} keys: too few for a plan to pay off"
     if static["causal"] and queries > keys:
         return "causal with fewer keys than queries"
     if static["causal"] and queries < keys and any(x is not None for x in (mask, bias, dropout_mask)):

@@ -22,7 +22,7 @@ class Spec(NamedTuple):
         query, key, value, bias: Layouts.
         causal: "" (no), "top_left" or "bottom_right", the corner that the diagonal goes through.
         scale: Scale of the scores.
-        padded: Whether the lengths of each sentence are given.
+        padded: Whether the lengths of each sentence are inputs.
         dropout: Whether the weights are multiplied by a mask and a scale.
         stats: Whether the forward also writes the logsumexp, for the derivative.
         deterministic: Whether the derivative sums in a fixed order, which needs memory for queries times keys.
@@ -56,8 +56,8 @@ def aligned_rows(batch: int, heads: int, queries: int, keys: int) -> Layout:
 def describe(cudnn: Any, spec: Spec, context: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Build the graph of a spec.
 
-    The forward reads query, key, value, bias, query_lengths and key_lengths, dropout_mask and dropout_scale, as far as
-    the spec has them, and writes output and stats. The backward reads all of them and g, and writes dquery, dkey and
+    The forward reads query, key, value, bias, query_lengths and key_lengths, dropout_mask and dropout_scale, if the
+    spec has them, and writes output and stats. The backward reads all of them and g, and writes dquery, dkey and
     dvalue.
 
     Args:

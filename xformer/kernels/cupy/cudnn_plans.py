@@ -60,7 +60,7 @@ def deterministic() -> bool:
 
 
 def unsupported_reason(*specs: Spec) -> str | None:
-    """Return why one of the specs has no plan, as far as is known without building it, or None."""
+    """Return why one of the specs cannot have a plan, if that is known without building it, else None."""
     reason = frontend()[1]
     if reason is not None:
         return reason

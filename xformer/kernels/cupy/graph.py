@@ -15,7 +15,7 @@ def capture_graph(function: Callable[[], Any]) -> Callable[[], None]:
     """Capture a function as a CUDA graph.
 
     The first calls run the function; the next one captures it, and later ones replay the graph. Its memory comes from
-    a pool of its own. If the function cannot be captured, a warning gives the reason and it is run as usual.
+    a pool of its own. If the function cannot be captured, a warning gives the reason, and every call runs it as usual.
 
     Args:
         function: A function without arguments, which reads and writes the same arrays in every call.

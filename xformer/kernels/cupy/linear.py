@@ -1,4 +1,4 @@
-"""Linear maps on CuPy, as products of 2D matrices: CuPy upcasts or refuses stacks of float16 and bfloat16 matrices.
+"""Linear maps on CuPy, as products of 2D matrices: CuPy upcasts or rejects stacks of float16 and bfloat16 matrices.
 
 cuBLASLt adds a bias and applies ReLU if it supports the product; otherwise each is a pass over memory.
 """

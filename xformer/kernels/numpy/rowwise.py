@@ -118,7 +118,7 @@ def _cross_entropy_forward(
 ) -> tuple[Any, Any]:
     """Compute blocks of rows, whose logits are read once and stay in the cache.
 
-    With `save`, exp(x - max), the inverse of its sum and log(Z) are residuals; otherwise one buffer serves all blocks.
+    With `save`, exp(x - max), the inverse of its sum and log(Z) are residuals; otherwise all blocks use one buffer.
     """
     rows, labels_flat = as_rows(logits), labels.reshape(-1)
     is_token = labels_flat != pad_id
