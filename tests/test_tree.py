@@ -347,3 +347,12 @@ def test_a_leaf_that_becomes_none_is_none():
     leaves, rebuild = flatten(Defaults(np.ones(2), np.ones(3)))
     thinner = rebuild([leaves[0], None])
     assert [leaf.shape for leaf in flatten(thinner)[0]] == [(2,)]
+
+
+def test_a_subclass_without_new_fields_inherits_the_constructor():
+    class Doubled(Linear):
+        def __call__(self, x, activation=None):
+            return 2.0 * super().__call__(x, activation)
+
+    x = np.ones((2, 4), dtype=np.float32)
+    np.testing.assert_array_equal(Doubled(4, 3)(x), 2.0 * Linear(4, 3)(x))

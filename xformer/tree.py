@@ -68,11 +68,13 @@ class Module:
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        generate_init = "__init__" not in cls.__dict__
+        generate_init, inherited_fields = "__init__" not in cls.__dict__, cls.__fields__
         # Modules compare and hash by identity: comparing arrays is neither cheap nor a yes-or-no question.
         dataclasses.dataclass(init=generate_init, repr=False, eq=False)(cls)
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
         cls.__fields__ = tuple(field.name for field in fields)
+        if generate_init and cls.__fields__ == inherited_fields:
+            del cls.__init__  # a subclass without new fields inherits the constructor
         cls.__array_fields__ = frozenset(field.name for field in fields if _names_array(field.type))
         _CLASSES.add(cls)
         for backend in loaded_backends():

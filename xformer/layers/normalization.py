@@ -58,21 +58,11 @@ class LayerNorm(Module):
         return layer_norm(as_dtype_of(x, self.weight), self.weight, self.bias, epsilon=self.epsilon)
 
 
-class MaxScaledLayerNorm(Module):
+class MaxScaledLayerNorm(LayerNorm):
     """Layer normalization of rows divided by max |x| + epsilon, so that no row is too large to square.
 
     Arguments are those of `LayerNorm`.
     """
-
-    weight: Array
-    bias: Array | None
-    epsilon: float
-
-    def __init__(self, features: int, *, epsilon: float = 1e-5, bias: bool = True, init: Initializer | int = 0):
-        init = initializer(init)
-        self.weight = init.ones((features,))
-        self.bias = init.zeros((features,)) if bias else None
-        self.epsilon = epsilon
 
     def __call__(self, x: Array) -> Array:
         """Normalize the last axis: (..., features) -> the same shape."""
