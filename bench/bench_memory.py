@@ -36,6 +36,6 @@ def test_memory(benchmark: Any, recorder: Recorder, length: int, causal: bool) -
         PEAKS[each["name"], causal, length] = each["peak_bytes"]
         before = PEAKS.get((each["name"], causal, length // 4))
         if length == LENGTHS[-1] and before:
-            kind = "causal" if causal else "full"
+            masking = "causal" if causal else "full"
             growth = each["peak_bytes"] / before
-            recorder.note("memory", f"{each['name']}, {kind}: {growth:.1f} times the memory for 4 times the length")
+            recorder.note("memory", f"{each['name']}, {masking}: {growth:.1f} times the memory for 4 times the length")

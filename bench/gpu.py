@@ -36,14 +36,14 @@ def main(arguments: list[str]) -> int:
     if len(arguments) < 2 or arguments[0] not in ("tests", "bench"):
         received = " ".join(arguments) or "no arguments"
         return refuse(f"got {received}; expected tests or bench, and a directory for the results")
-    suite, folder, rest = arguments[0], Path(arguments[1]), arguments[2:]
+    suite, folder, pytest_options = arguments[0], Path(arguments[1]), arguments[2:]
     missing = missing_requirement(suite)
     if folder.exists() and not folder.is_dir():
         missing = f"{folder} is a file; expected a directory for the results"
     if missing:
         return refuse(missing)
     folder.mkdir(parents=True, exist_ok=True)
-    return (run_tests if suite == "tests" else run_bench)(folder.resolve(), rest)
+    return (run_tests if suite == "tests" else run_bench)(folder.resolve(), pytest_options)
 
 
 def refuse(reason: str | None) -> int:
@@ -85,21 +85,21 @@ def no_driver() -> str | None:
     return None
 
 
-def run_tests(folder: Path, rest: list[str]) -> int:
+def run_tests(folder: Path, pytest_options: list[str]) -> int:
     """Run every test that needs the GPU."""
     report = folder / "gpu-tests.xml"
     report.unlink(missing_ok=True)
     options = "-q", "--no-header", "--tb=short", "--continue-on-collection-errors", f"--junitxml={report}"
-    code = pytest("tests", "-m", "gpu", *options, *rest)
+    code = pytest("tests", "-m", "gpu", *options, *pytest_options)
     if report.exists():
         rows = outcomes(report)
         show([("file", "passed", "failed", "skipped"), *rows], folder / "gpu-tests.txt")
     return code
 
 
-def run_bench(folder: Path, rest: list[str]) -> int:
+def run_bench(folder: Path, pytest_options: list[str]) -> int:
     """Run every benchmark against torch on the GPU."""
-    code = pytest("bench/bench_gpu.py", "-q", "-s", "--benchmark-only", f"--results={folder}", *rest)
+    code = pytest("bench/bench_gpu.py", "-q", "-s", "--benchmark-only", f"--results={folder}", *pytest_options)
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
     show([("case", "time", "of GEMM", "best baseline", "ratio"), *ratios(runs)], folder / "gpu-bench.txt")
     return code

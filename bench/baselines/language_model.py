@@ -76,20 +76,20 @@ def build_torch(settings: dict[str, Any]) -> Computation:
         return loss
 
     choices = {}
-    for kind in ("for-loop", "foreach", "fused"):
-        optimizer = torch_adamw(model, training, kind)
+    for implementation in ("for-loop", "foreach", "fused"):
+        optimizer = torch_adamw(model, training, implementation)
         times = []
         for _ in range(_WARM_UP):
             start = time.perf_counter()
             step(0)
             times.append(time.perf_counter() - start)
-        choices[min(times)] = (kind, optimizer)
-    kind, optimizer = choices[min(choices)]
-    print(f"torch runs AdamW {kind}", file=sys.stderr)
+        choices[min(times)] = (implementation, optimizer)
+    implementation, optimizer = choices[min(choices)]
+    print(f"torch runs AdamW {implementation}", file=sys.stderr)
     return Computation(step, metadata={"parameters": sum(parameter.numel() for parameter in model.parameters())})
 
 
-def torch_adamw(model: Any, settings: dict[str, Any], kind: str) -> Any:
+def torch_adamw(model: Any, settings: dict[str, Any], implementation: str) -> Any:
     """Return AdamW with weight decay for matrices only, as in nanoGPT."""
     import torch
 
@@ -98,7 +98,7 @@ def torch_adamw(model: Any, settings: dict[str, Any], kind: str) -> Any:
         {"params": [each for each in parameters if each.dim() > 1], "weight_decay": settings["weight_decay"]},
         {"params": [each for each in parameters if each.dim() < 2], "weight_decay": 0.0},
     ]
-    options = {} if kind == "for-loop" else {kind: True}
+    options = {} if implementation == "for-loop" else {implementation: True}
     betas = (settings["beta1"], settings["beta2"])
     return torch.optim.AdamW(groups, settings["learning_rate"], betas, settings["epsilon"], **options)
 
@@ -119,7 +119,9 @@ def torch_update(model: Any, optimizer: Any, text: Any, settings: dict[str, Any]
     return float(loss.detach())
 
 
-def torch_training(settings: dict[str, Any], valid: list[int], kind: str) -> Iterator[tuple[int, float, float, float]]:
+def torch_training(
+    settings: dict[str, Any], valid: list[int], implementation: str
+) -> Iterator[tuple[int, float, float, float]]:
     """Train with torch; yield (update, total seconds, seconds of validation, validation loss)."""
     import torch
 
@@ -127,7 +129,7 @@ def torch_training(settings: dict[str, Any], valid: list[int], kind: str) -> Ite
     torch.set_num_threads(num_threads())
     model, text, held_out = TorchLanguageModel(settings["model"]), torch.tensor(settings["text"]), torch.tensor(valid)
     training = settings["training"]
-    optimizer = torch_adamw(model, training, kind)
+    optimizer = torch_adamw(model, training, implementation)
     begin, validating = time.perf_counter(), 0.0
     for update in range(1, training["max_updates"] + 1):
         for group in optimizer.param_groups:

@@ -135,14 +135,11 @@ def _parameter(name: str, type_name: str, field: dataclasses.Field[Any], default
     names = [option_name(name)]
     if type_name == "bool" and (default_of or field.default):
         names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
+    metavar = "TEXT" if type_name.startswith("tuple") else None
     option = typer.Option(
         *names,
         help=f"{metadata['help']}{note}",
-        metavar="|".join(metadata["choices"])
-        if metadata["choices"]
-        else "TEXT"
-        if type_name.startswith("tuple")
-        else None,
+        metavar="|".join(metadata["choices"] or ()) or metavar,
         rich_help_panel=metadata["panel"] or RECIPE,
         callback=check_utf8,
     )

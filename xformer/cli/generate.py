@@ -118,10 +118,10 @@ def generate(
                 number += 1
 
 
-def _print_stream(prompt: str, pieces: Iterable[str]) -> None:
+def _print_stream(prompt: str, texts: Iterable[str]) -> None:
     """Print a prompt and its continuation as it is generated."""
-    for piece in itertools.chain([prompt], pieces, ["\n"]):
-        sys.stdout.write(piece)
+    for text in itertools.chain([prompt], texts, ["\n"]):
+        sys.stdout.write(text)
         sys.stdout.flush()
 
 

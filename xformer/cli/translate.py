@@ -166,8 +166,8 @@ def _encode(
         num_valid = next((row for row, ids in enumerate(encoded) if len(ids) > max_source_length), len(encoded))
         if num_valid:
             yield encoded[:num_valid]
-        rest = encoded[num_valid:]
-        check_source_lengths(rest, max_source_length, name=f"{name} line", first_number=first_number + num_valid)
+        remaining = encoded[num_valid:]
+        check_source_lengths(remaining, max_source_length, name=f"{name} line", first_number=first_number + num_valid)
         first_number += len(lines)
 
 

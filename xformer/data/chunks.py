@@ -88,9 +88,9 @@ def random_starts(text: Sequence[int], length: int, batch_size: int, rng: Rng, s
 def consecutive_chunks(text: Sequence[int], length: int, batch_size: int) -> list[tuple[list[int], int]]:
     """Return batches (first indices, length) of consecutive chunks, in which every token but the first is a label once.
 
-    The rest of the text at the end is one shorter chunk.
+    The end of the text may be one shorter chunk.
     """
-    count, rest = divmod(len(text) - 1, length)
+    count, remainder = divmod(len(text) - 1, length)
     starts = [number * length for number in range(count)]
     batches = [(starts[first : first + batch_size], length) for first in range(0, count, batch_size)]
-    return [*batches, ([count * length], rest)] if rest else batches
+    return [*batches, ([count * length], remainder)] if remainder else batches

@@ -183,9 +183,9 @@ class TextGenerator:
     ) -> Iterator[str]:
         """Continue a prompt, yielding text as it is generated.
 
-        The pieces concatenate to the text that `__call__([prompt])` returns for the same arguments. Characters that
-        take several tokens are yielded once they are complete. Arguments are those of `continuations`; beam search and
-        several outputs cannot be streamed.
+        The yielded texts concatenate to the text that `__call__([prompt])` returns for the same arguments. Characters
+        that take several tokens are yielded once they are complete. Arguments are those of `continuations`; beam search
+        and several outputs cannot be streamed.
 
         Raises:
             DataError: For a prompt with unknown characters.

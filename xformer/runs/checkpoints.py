@@ -22,13 +22,13 @@ class Checkpoints:
     newer than the state.
 
     Args:
-        directory: Where the files are.
-        keep: How many models to keep.
+        directory: Directory of the files.
+        max_to_keep: Number of models to keep.
         best: Keep the models with the best scores instead of the most recent ones.
     """
 
-    def __init__(self, directory: Path, keep: int, *, best: bool) -> None:
-        self.directory, self.keep, self.best = directory, keep, best
+    def __init__(self, directory: Path, max_to_keep: int, *, best: bool) -> None:
+        self.directory, self.max_to_keep, self.best = directory, max_to_keep, best
 
     def path(self, step: int) -> Path:
         """Return the path of the model after this step."""
@@ -39,7 +39,7 @@ class Checkpoints:
         candidates = [*(entry for entry in entries if entry[0] != step), [step, score]]
         if self.best:
             candidates.sort(key=lambda entry: (entry[1], entry[0]))
-        kept = sorted(candidates[-self.keep :])
+        kept = sorted(candidates[-self.max_to_keep :])
         if [step, score] in kept:
             save_parameters(model, self.path(step))
         return kept
