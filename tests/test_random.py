@@ -12,6 +12,7 @@ from tests.reference import raises_line
 from xformer import Rng
 from xformer.backends import array_namespace, backend_name, dtype_name, to_host
 from xformer.errors import ConfigError
+from xformer.random import split_rng
 
 SHOW = """
 from xformer import Rng
@@ -123,3 +124,10 @@ def test_keys_that_differ_only_in_high_bits_draw_differently(xp):
     """The libraries' own generators take fewer bits than a key has."""
     low, high = (to_host(Rng(key).bernoulli(0.5, (64,), xp)[0]) for key in (5, 5 + 2**40))
     assert (low != high).any()
+
+
+def test_seeds_are_not_streams():
+    assert split_rng(None, 2) == (None, None)
+    assert split_rng(Rng(0), 2) == Rng(0).split(2)
+    with raises_line(ConfigError, "rng is 0; expected an Rng"):
+        split_rng(0, 2)

@@ -61,7 +61,7 @@ def test_a_module_cannot_be_changed():
         module.weight = np.zeros(1)
     with pytest.raises(AttributeError, match=r"Norm\.epsilon is frozen"):
         module.epsilon = 0.1
-    with pytest.raises(AttributeError, match="Norm has no field 'wieght'; its fields are"):
+    with pytest.raises(AttributeError, match="Norm has no field 'wieght'; annotate it in the class"):
         module.wieght = np.zeros(1)
     with pytest.raises(AttributeError, match="Norm is frozen"):
         del module.weight

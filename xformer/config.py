@@ -7,6 +7,7 @@ the tables of the reference documentation are generated from the same metadata.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -80,6 +81,9 @@ class Config(metaclass=_ConfigType):
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         dataclass(frozen=True, kw_only=True)(cls)
+        # help() and editors would show the signature of the metaclass.
+        signature = inspect.signature(cls.__init__)
+        cls.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
 
     def __post_init__(self) -> None:
         for field in _fields(type(self)):

@@ -8,6 +8,7 @@ rematerialization draws the same dropout masks again.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -83,3 +84,16 @@ class Rng:
         base = base_namespace(xp)
         mask = backend_of(base).bernoulli(base, self.key, threshold, shape, device)
         return mask, threshold / 2**RANDOM_BITS
+
+
+def split_rng(rng: Rng | None, count: int) -> Sequence[Rng | None]:
+    """Return `count` independent streams, or as many times None.
+
+    Raises:
+        ConfigError: If rng is neither an Rng nor None.
+    """
+    if rng is None:
+        return (None,) * count
+    if not isinstance(rng, Rng):
+        raise ConfigError(f"rng is {rng!r}; expected an Rng, e.g. xformer.Rng(0), or None")
+    return rng.split(count)

@@ -82,7 +82,9 @@ class Module:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__fields__:
-            raise AttributeError(f"{type(self).__name__} has no field {name!r}; its fields are {self.__fields__}")
+            raise AttributeError(
+                f"{type(self).__name__} has no field {name!r}; annotate it in the class, as `{name}: ...`"
+            )
         if name in self.__dict__:
             raise AttributeError(f"{type(self).__name__}.{name} is frozen; use replace() to make a changed copy")
         if not self.__dict__:

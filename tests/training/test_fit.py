@@ -209,6 +209,29 @@ def test_callbacks_get_every_event_and_may_stop_training(tmp_path):
     run(callbacks=[lambda event, loop: "it is enough"], steps=100)
 
 
+def test_an_early_end_is_reported(caplog):
+    run(iter(make_batches()), steps=6)
+    assert caplog.messages == ["training ended after step 4 of 6: the batches are exhausted"]
+
+
+def test_arguments_of_the_wrong_kind_are_refused():
+    for options, message in [
+        ({"model": Regression}, "model is <class '.*Regression'>; expected an instance of a Module"),
+        ({"optimizer": Adam}, "optimizer is <class '.*Adam'>; expected an optimizer, e.g. Adam"),
+        ({"learning_rate": None}, "learning_rate is None; expected a number or a schedule"),
+        ({"callbacks": print}, "callbacks is not a list of functions"),
+        ({"num_tokens": 32}, "num_tokens is 32; expected a function of the batch"),
+    ]:
+        with raises_line(ConfigError, message):
+            run(**options)
+
+
+def test_a_state_of_another_optimizer_is_refused(tmp_path):
+    run(run_dir=tmp_path, optimizer=Adam())
+    with raises_line(CheckpointError, "is the state of Adam; expected AdamW"):
+        run(run_dir=tmp_path, optimizer=AdamW())
+
+
 def test_validation_and_early_stopping():
     scores = iter([1.0, 2.0, 1.5, 1.7, 9.0])
     events = []

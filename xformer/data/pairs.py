@@ -127,7 +127,11 @@ def plan_batches(pairs: TokenPairs, batch_tokens: int, rng: Rng | None) -> list[
     check_count("batch_tokens", batch_tokens)
     lengths = [max(len(s), len(t)) + 1 for s, t in zip(pairs.source, pairs.target, strict=True)]
     totals = [len(s) + len(t) for s, t in zip(pairs.source, pairs.target, strict=True)]
-    noise = rng.fold("lengths").uniform((len(pairs),), 0.0, _LENGTH_NOISE).tolist() if rng else [0.0] * len(pairs)
+    noise = (
+        rng.fold("lengths").uniform((len(pairs),), 0.0, _LENGTH_NOISE).tolist()
+        if rng is not None
+        else [0.0] * len(pairs)
+    )
     order = sorted(range(len(pairs)), key=lambda row: (totals[row] + noise[row], row))
     batches = fill_batches(order, lengths, batch_tokens)
     if rng is None:

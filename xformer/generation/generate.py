@@ -277,8 +277,8 @@ def _uniforms(
     """Return the random numbers of all samples; None if nothing is sampled."""
     if config.method != "sampling":
         return None
-    if rng is None:
-        raise ConfigError("the config samples and rng is None; expected an Rng, e.g. rng=Rng(0)")
+    if not isinstance(rng, Rng):
+        raise ConfigError(f"the config samples and rng is {rng!r}; expected an Rng, e.g. rng=Rng(0)")
     return uniform_streams(rng, indices, config.num_return_sequences, [limits.maximum + 1 for limits in ranges])
 
 

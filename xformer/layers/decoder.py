@@ -8,7 +8,7 @@ from xformer.layers.feed_forward import FeedForward, GatedFeedForward
 from xformer.layers.kv_cache import LayerCache
 from xformer.layers.positions import Rotation
 from xformer.layers.residual import Residual
-from xformer.random import Rng
+from xformer.random import Rng, split_rng
 from xformer.tree import Module
 
 
@@ -60,7 +60,7 @@ class DecoderLayer(Module):
         Returns:
             Array of the shape of `x`.
         """
-        self_rng, self_out_rng, cross_rng, cross_out_rng, feed_rng, feed_out_rng = rng.split(6) if rng else (None,) * 6
+        self_rng, self_out_rng, cross_rng, cross_out_rng, feed_rng, feed_out_rng = split_rng(rng, 6)
         x = self.self_attention_residual(
             x,
             lambda y: self.self_attention(y, mask=mask, bias=bias, rotation=rotation, causal=causal, rng=self_rng),

@@ -8,7 +8,7 @@ from xformer.layers.feed_forward import FeedForward, GatedFeedForward
 from xformer.layers.kv_cache import KVCache
 from xformer.layers.positions import Rotation
 from xformer.layers.residual import Residual
-from xformer.random import Rng
+from xformer.random import Rng, split_rng
 from xformer.tree import Module
 
 
@@ -54,7 +54,7 @@ class EncoderLayer(Module):
         Returns:
             Array of the shape of `x`.
         """
-        attention_rng, attention_out_rng, feed_rng, feed_out_rng = rng.split(4) if rng else (None,) * 4
+        attention_rng, attention_out_rng, feed_rng, feed_out_rng = split_rng(rng, 4)
         x = self.self_attention_residual(
             x,
             lambda y: self.self_attention(

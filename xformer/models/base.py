@@ -101,7 +101,10 @@ def _build(
     device: Any,
 ) -> Any:
     if metadata.get("format") != "xformer" or "config" not in metadata:
-        raise CheckpointError(f"{path} is a safetensors file without the configuration of an xformer model")
+        raise CheckpointError(
+            f"{path} is a safetensors file without the configuration of an xformer model; "
+            "read the parameters of another Module with xformer.load_parameters(module, path)"
+        )
     saved = metadata.get("model", "Transformer")
     if saved not in _MODELS:
         raise CheckpointError(f"{path} contains a {saved}, which is not defined; import its class first")

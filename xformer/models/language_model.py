@@ -15,7 +15,7 @@ from xformer.models.builder import LayerFactory
 from xformer.models.cache import DecodingCache, StaticCache
 from xformer.models.config import LanguageModelConfig
 from xformer.models.token_ids import as_token_ids, ids_of, padding_mask, positions_of
-from xformer.random import Rng
+from xformer.random import Rng, split_rng
 
 
 class LanguageModel(BaseModel):
@@ -91,7 +91,7 @@ class LanguageModel(BaseModel):
             BackendError: For an array of another library.
         """
         tokens = self.token_ids(tokens)
-        input_rng, *layer_rngs = rng.split(1 + len(self.layers)) if rng else (None,) * (1 + len(self.layers))
+        input_rng, *layer_rngs = split_rng(rng, 1 + len(self.layers))
         ids = ids_of(tokens)
         pad_id = self.config.padding_id if mask is None else None
         x = self.input(self.embedding(tokens), positions_of(ids, pad_id), rng=input_rng)

@@ -25,7 +25,7 @@ from xformer.models.token_ids import (
     padding_mask,
     positions_of,
 )
-from xformer.random import Rng
+from xformer.random import Rng, split_rng
 
 
 class Transformer(BaseModel):
@@ -137,7 +137,7 @@ class Transformer(BaseModel):
             ShapeError: For other ranks or unequal batch sizes.
             BackendError: For an array of another library.
         """
-        encode_rng, decode_rng = rng.split(2) if rng else (None, None)
+        encode_rng, decode_rng = split_rng(rng, 2)
         source = self.source_ids(source)
         if target is None:
             return self._encode(source, source_mask, encode_rng).states
@@ -214,7 +214,7 @@ class Transformer(BaseModel):
         return weights
 
     def _encode(self, source: Array, mask: Array | None, rng: Rng | None = None) -> Memory:
-        input_rng, *layer_rngs = rng.split(1 + len(self.encoder)) if rng else (None,) * (1 + len(self.encoder))
+        input_rng, *layer_rngs = split_rng(rng, 1 + len(self.encoder))
         ids = ids_of(source)
         positions = positions_of(ids, self.config.source_padding_id) if mask is None else None
         mask = self._source_mask(ids, mask)
@@ -225,7 +225,7 @@ class Transformer(BaseModel):
         return Memory(x if self.encoder_norm is None else self.encoder_norm(x), ids, mask, None)
 
     def _decode(self, target: Array, memory: Memory, *, causal: bool = True, rng: Rng | None = None) -> Array:
-        input_rng, *layer_rngs = rng.split(1 + len(self.decoder)) if rng else (None,) * (1 + len(self.decoder))
+        input_rng, *layer_rngs = split_rng(rng, 1 + len(self.decoder))
         x, options = self._decoder_inputs(target, memory, input_rng)
         for layer, layer_rng in zip(self.decoder, layer_rngs, strict=True):
             x = self._apply(layer)(x, memory.states, **options, causal=causal, rng=layer_rng)

@@ -14,9 +14,9 @@ from typing import Any
 
 from xformer import autodiff
 from xformer.backends import array_namespace, backend_name
-from xformer.random import Rng
+from xformer.random import Rng, split_rng
 from xformer.threads import blas_threads, num_threads, parallel_map
-from xformer.training.step import Loss, ValueAndGrad, split_rng
+from xformer.training.step import Loss, ValueAndGrad
 from xformer.tree import flatten, is_array, map_arrays
 
 

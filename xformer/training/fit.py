@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import math
 import time
 import warnings
@@ -25,8 +26,9 @@ from xformer.training.optimizers import Optimizer
 from xformer.training.precision import GradScaler, autocast, check_precision
 from xformer.training.schedules import Schedule
 from xformer.training.step import Loss, train_step
-from xformer.tree import map_arrays
+from xformer.tree import Module, flatten, map_arrays
 
+_LOG = logging.getLogger("xformer")
 LOG_EVERY = 10  # steps between lines of the log
 Batches = Iterable[Any] | Callable[[int], Iterable[Any]]
 
@@ -123,14 +125,19 @@ def fit(
         save_every_minutes=save_every_minutes,
     )
     if loop.files is None:
-        loop.run()
+        _warn_if_incomplete(loop, loop.run())
         return loop.model, loop.history
     with loop.files.open():
         if loop.files.state.exists():
             loop.resume()
-        loop.run()
+        _warn_if_incomplete(loop, loop.run())
         save_parameters(loop.model, Path(run_dir) / "model.safetensors")
     return loop.model, loop.history
+
+
+def _warn_if_incomplete(loop: TrainingLoop, reason: str) -> None:
+    if loop.is_incomplete:
+        _LOG.warning("training ended after step %d of %s: %s", loop.step, loop.max_steps or "any number", reason)
 
 
 class TrainingLoop:
@@ -145,6 +152,7 @@ class TrainingLoop:
         num_tokens: Number of tokens seen.
         history: The `Step` events of this session.
         saved_step: Step of the last saved state, or None.
+        is_incomplete: A signal, or the end of the batches, ended training before its last step.
     """
 
     def __init__(
@@ -166,12 +174,13 @@ class TrainingLoop:
         num_tokens: Callable[[Any], int] | None = None,
         save_every_minutes: float = 5.0,
     ) -> None:
+        _check_arguments(model, optimizer, learning_rate, callbacks, num_tokens)
         for name, count in {"steps": steps, "data_parallel": data_parallel}.items():
             if count is not None:
                 check_count(name, count)
         check_count("grad_accumulation", grad_accumulation)
         check_precision(precision, model)
-        if run_dir is not None and not hasattr(model, "named_parameters"):
+        if run_dir is not None and not isinstance(model, Module):
             raise ConfigError(f"model is a {type(model).__name__}; run_dir requires a Module")
         self.loss_fn, self.optimizer, self.max_grad_norm, self.max_steps = loss_fn, optimizer, max_grad_norm, steps
         self.learning_rate = learning_rate if callable(learning_rate) else lambda step: learning_rate
@@ -192,6 +201,7 @@ class TrainingLoop:
         self._minutes, self._start_time = 0.0, time.monotonic()
         self._save_interval, self._save_time = 60.0 * save_every_minutes, time.monotonic()
         self._stop_reason: str | None = None
+        self.is_incomplete = False
 
     @property
     def model(self) -> Any:
@@ -217,7 +227,7 @@ class TrainingLoop:
                 self.emit(End(self.step, reason))
                 self.save()
             except Stopped as stopped:
-                reason = str(stopped)
+                reason, self.is_incomplete = str(stopped), True
                 self.save()
                 self.emit(End(self.step, reason, is_interrupted=True))
         self._minutes = self.minutes
@@ -236,9 +246,14 @@ class TrainingLoop:
         try:
             self.step, self.epoch, self.num_tokens = (progress[name] for name in ("step", "epoch", "num_tokens"))
             self._minutes, scaler = progress["minutes"], GradScaler(**progress["grad_scaler"])
-            callbacks = progress["callbacks"]
+            callbacks, optimizer = progress["callbacks"], progress["optimizer"]
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"{self.files.state} was written by another version of xformer ({error})") from error
+        if optimizer != type(self.optimizer).__name__:
+            raise CheckpointError(
+                f"{self.files.state} is the state of {optimizer}; expected {type(self.optimizer).__name__}; "
+                "use the same optimizer, or another directory"
+            )
         if (scaler.scale == 1.0) == (self._scaler.scale == 1.0):  # else the precision has changed
             self._scaler = scaler
         self.saved_step, self._start_time = self.step, time.monotonic() - 60.0 * self._minutes
@@ -258,6 +273,7 @@ class TrainingLoop:
         if name := nonfinite_parameter(self._model):
             raise self.diverged(f"{name} is not finite after step {self.step}")
         progress = {
+            "optimizer": type(self.optimizer).__name__,
             "step": self.step,
             "epoch": self.epoch,
             "num_tokens": self.num_tokens,
@@ -311,6 +327,7 @@ class TrainingLoop:
                 limits.enter_context(blas_threads(1 if sharded else num_threads()))
             accumulated = list(itertools.islice(batches, self._grad_accumulation))
             if not accumulated:
+                self.is_incomplete = self.max_steps is not None
                 return "the batches are exhausted"
             with out_of_memory(f"step {self.step + 1}", "use smaller batches or a smaller model"):
                 event = self._make_step(accumulated, started)
@@ -343,7 +360,10 @@ class TrainingLoop:
         is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
         scaler = self._scaler.growth() if is_finite else self._scaler.backoff()
         if scaler is None:
-            raise self.diverged(f"step {step}: the loss is {loss} and the norm of the gradient {grad_norm}")
+            description = f"step {step}: the loss is {loss} and the norm of the gradient {grad_norm}"
+            if not self.history and self.saved_step is None:
+                raise TrainingError(f"{description}; nothing was updated yet: look for NaN in the data and the loss")
+            raise self.diverged(description)
         state = result.state if is_finite else result.state._replace(step=self.state.step)
         self._model, self._is_shared, self.state, self._scaler = result.model, False, state, scaler
         self.step, self.num_tokens = step, self.num_tokens + num_tokens
@@ -402,6 +422,19 @@ def nonfinite_parameter(model: Any) -> str | None:
         if not bool(xp.all(xp.isfinite(array))):
             return str(name)
     return None
+
+
+def _check_arguments(model: Any, optimizer: Any, learning_rate: Any, callbacks: Any, num_tokens: Any) -> None:
+    if isinstance(model, type) or not flatten(model)[0]:
+        raise ConfigError(f"model is {model!r}; expected an instance of a Module with at least one array")
+    if isinstance(optimizer, type) or not hasattr(optimizer, "init"):
+        raise ConfigError(f"optimizer is {optimizer!r}; expected an optimizer, e.g. Adam()")
+    if not callable(learning_rate) and (not isinstance(learning_rate, int | float) or isinstance(learning_rate, bool)):
+        raise ConfigError(f"learning_rate is {learning_rate!r}; expected a number or a schedule")
+    if callable(callbacks) or not all(map(callable, callbacks)):
+        raise ConfigError("callbacks is not a list of functions (event, loop); put a single callback in brackets")
+    if num_tokens is not None and not callable(num_tokens):
+        raise ConfigError(f"num_tokens is {num_tokens!r}; expected a function of the batch")
 
 
 def _copy(array: Any) -> Any:

@@ -11,7 +11,7 @@ from xformer import autodiff
 from xformer.backends import Array, array_namespace
 from xformer.errors import ConfigError
 from xformer.ops.squared_norm import squared_norm
-from xformer.random import Rng
+from xformer.random import Rng, split_rng
 from xformer.tree import flatten, map_arrays
 
 Loss = Callable[[Any, Any, Rng | None], Array]  # (model, batch, rng) -> summed loss
@@ -66,7 +66,7 @@ def train_step(
     Returns:
         A StepResult. The loss is the mean over the tokens.
     """
-    weight = loss_scale / (num_tokens or sum(batch.num_tokens for batch in batches))
+    weight = loss_scale / (sum(batch.num_tokens for batch in batches) if num_tokens is None else num_tokens)
     loss_and_grads = value_and_grad(lambda model, batch, rng: weight * loss_fn(model, batch, rng))
     loss, grads = accumulate(loss_and_grads, model, batches, rng)
     grad_norm = global_norm(grads)
@@ -86,11 +86,6 @@ def accumulate(
     if total is None:
         raise ConfigError("batches is empty; expected at least one batch")
     return total
-
-
-def split_rng(rng: Rng | None, count: int) -> Sequence[Rng | None]:
-    """Return `count` independent streams, or a list of None if there is no Rng."""
-    return [None] * count if rng is None else rng.split(count)
 
 
 def global_norm(grads: Any) -> Array:
