@@ -3,7 +3,7 @@ import pytest
 
 from tests.generation.definitions import log_softmax
 from tests.reference import normal, raises_line
-from xformer.errors import ConfigError, DataError
+from xformer.errors import ConfigError, DataError, ShapeError
 from xformer.generation import GenerationConfig, generate
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.random import Rng
@@ -122,3 +122,19 @@ def test_learned_positions_bound_prompt_and_continuation():
     for settings in ({}, {"temperature": 1.0}, {"num_beams": 2, "length_penalty": 1.0}):
         with raises_line(ConfigError, "prompt included; this model has learned positions for 5"):
             generate(model, [PROMPTS[0], [1] * 6], GenerationConfig(**settings), rng=Rng(0))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "error", "message"),
+    [
+        ([5, 3], {}, DataError, "prompt 1 is 5; expected a list of token ids"),
+        (["hello"], {}, DataError, "prompt 1 is 'hello'; expected a list of token ids"),
+        ([[1]], {"logits_processors": [lambda rows, logits: None]}, ShapeError, "returned None; expected logits"),
+        ([[1]], {"logits_processors": [lambda rows, logits: logits[:, :2]]}, ShapeError, "returned shape .1, 2.;"),
+        ([[1]], {"stopping_criteria": [lambda rows: False]}, ShapeError, "returned False; expected one bool per row"),
+    ],
+)
+def test_wrong_inputs_and_results_of_functions_are_named(inputs, options, error, message):
+    config = LanguageModelConfig(vocab_size=7, d_model=8, num_heads=2, d_ff=8, num_layers=1)
+    with raises_line(error, message):
+        generate(LanguageModel(config), inputs, max_new_tokens=3, **options)

@@ -17,7 +17,7 @@ from xformer.backends import (
     from_host,
     index_dtype,
 )
-from xformer.errors import DataError
+from xformer.errors import DataError, ShapeError
 from xformer.generation.config import GenerationConfig
 from xformer.generation.lengths import LengthLimits
 from xformer.generation.logits_processors import Histories, LogitsProcessor
@@ -95,7 +95,12 @@ class GenerationBatch:
         logits = xp.astype(logits, accumulation_dtype(xp, logits.dtype), copy=False)
         rows = Histories(histories, input_indices)
         for processor in self.logits_processors:
-            logits = processor(rows, logits)
+            shape, logits = logits.shape, processor(rows, logits)
+            if getattr(logits, "shape", None) != shape:
+                name = getattr(processor, "__name__", type(processor).__name__)
+                raise ShapeError(
+                    f"logits processor {name} returned {_describe(logits)}; expected logits {tuple(shape)}"
+                )
         return logits
 
     def should_stop(self, histories: Sequence[list[int]], input_indices: Sequence[int]) -> list[bool]:
@@ -103,7 +108,13 @@ class GenerationBatch:
         if not self.stopping_criteria or not histories:
             return [False] * len(histories)
         rows = Histories(histories, input_indices)
-        flags = [list(criterion(rows)) for criterion in self.stopping_criteria]
+        flags = [criterion(rows) for criterion in self.stopping_criteria]
+        for criterion, column in zip(self.stopping_criteria, flags, strict=True):
+            if not hasattr(column, "__len__") or len(column) != len(rows):
+                name = getattr(criterion, "__name__", type(criterion).__name__)
+                raise ShapeError(
+                    f"stopping criterion {name} returned {column!r}; expected one bool per row ({len(rows)})"
+                )
         return [
             len(tokens) > len(self.prefixes[index]) and any(column)
             for tokens, index, column in zip(rows, input_indices, zip(*flags, strict=True), strict=True)
@@ -148,3 +159,7 @@ def check_prefixes(
                 raise DataError(f"prefix {number} has {special[token]} {token}; expected ordinary tokens only")
         lengths.check_prefix(index, prefix, number)
     return [[int(token) for token in prefix] for prefix in prefixes]
+
+
+def _describe(value: Any) -> str:
+    return f"shape {tuple(value.shape)}" if hasattr(value, "shape") else f"{value!r}"

@@ -312,6 +312,8 @@ def _within_positions(model: Transformer | LanguageModel, ranges: list[LengthRan
 
 
 def _check_prompt(prompt: Sequence[int], number: int, vocab_size: int) -> list[int]:
+    if isinstance(prompt, str) or not hasattr(prompt, "__len__"):
+        raise DataError(f"prompt {number} is {prompt!r}; expected a list of token ids: inputs are a list of prompts")
     if not len(prompt):
         raise DataError(f"prompt {number} is empty; expected at least one token, e.g. bos_id")
     for token in prompt:
