@@ -150,7 +150,7 @@ class TrainingLoop:
         step: Number of updates made.
         epoch: Number of completed passes over the data.
         num_tokens: Number of tokens seen.
-        history: The `Step` events of this session.
+        history: The `Step` events since the loop was made or resumed.
         saved_step: Step of the last saved state, or None.
         is_incomplete: A signal, or the end of the batches, ended training before its last step.
     """
