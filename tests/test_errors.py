@@ -31,21 +31,22 @@ OutOfMemoryErrorOfALibrary.__name__ = "OutOfMemoryError"  # as torch and cupy ca
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "memory"),
     [
-        MemoryError(),
-        OutOfMemoryErrorOfALibrary("CUDA out of memory"),
-        RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 4 bytes."),
-        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to"),
-        RuntimeError("can't start new thread"),
-        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        (MemoryError(), "memory"),
+        (OutOfMemoryErrorOfALibrary("CUDA out of memory"), "GPU memory"),
+        (RuntimeError("cublasGemmEx returned CUBLAS_STATUS_ALLOC_FAILED"), "GPU memory"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 4 bytes."), "memory"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you"), "memory"),
+        (RuntimeError("can't start new thread"), "memory"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory"),
     ],
-    ids=["numpy", "class", "jax", "torch", "thread", "system"],
+    ids=["numpy", "class", "cublas", "jax", "torch", "thread", "system"],
 )
-def test_out_of_memory_errors_of_all_libraries_are_recognized(error):
+def test_out_of_memory_errors_of_all_libraries_are_recognized(error, memory):
     assert is_out_of_memory(error)
     with (
-        pytest.raises(OutOfMemoryError, match=r"^step 3 ran out of memory; lower batch_tokens$") as raised,
+        pytest.raises(OutOfMemoryError, match=rf"^step 3 ran out of {memory}; lower batch_tokens$") as raised,
         out_of_memory("step 3", "lower batch_tokens"),
     ):
         raise error

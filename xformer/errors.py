@@ -69,8 +69,8 @@ def nearest_hint(name: str, known: Collection[str]) -> str:
 
 # --- Out of memory ----------------------------------------------------------------------------------------------------
 
-# Raised as RuntimeError by jax, by torch on a CPU, and by Python.
-_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "can't allocate memory", "can't start new thread")
+# Raised as RuntimeError by jax, by torch on a CPU, by Python, and by cuBLAS.
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "can't allocate memory", "can't start new thread", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -91,4 +91,6 @@ def out_of_memory(operation: str, suggestion: str) -> Iterator[None]:
     except (MemoryError, RuntimeError, OSError) as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemoryError(f"{operation} ran out of memory; {suggestion}") from error
+        on_gpu = type(error).__name__ == "OutOfMemoryError" or "CUBLAS" in str(error)  # of torch, CuPy and cuBLAS
+        memory = "GPU memory" if on_gpu else "memory"
+        raise OutOfMemoryError(f"{operation} ran out of {memory}; {suggestion}") from error

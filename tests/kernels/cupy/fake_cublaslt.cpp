@@ -1,7 +1,7 @@
 // cuBLASLt on the memory of the host: what it is told is checked as the library does, and computed in the plainest way.
 #include "cuda_on_host.h"  // half precision
 
-enum { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
+enum { SUCCESS = 0, ALLOC_FAILED = 3, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 enum { FLOAT = 0, HALF = 2, BFLOAT16 = 14, COMPUTE_32F = 68, COMPUTE_TF32 = 77 };
 
 struct Product { int compute, scalar, transposed[2] = {0, 0}; uint32_t epilogue = 1; uint64_t bias = 0; };
@@ -11,7 +11,7 @@ struct Algorithm { uint64_t m, n, k, aligned[4], of_bias; };
 struct Heuristic { Algorithm algorithm; size_t workspace; int state; float waves; int reserved[4]; };
 static_assert(sizeof(Algorithm) == 64 && sizeof(Heuristic) == 96, "as in cublasLt.h");
 
-static const uint64_t REFUSED = 13;  // columns for which there is no algorithm
+static const uint64_t REFUSED = 13, NO_MEMORY = 1013, FAILING = 1014;  // columns for which there is no algorithm, ...
 static int alive = 0;
 
 static uint64_t alignment(uint64_t address) { return address & -address; }
@@ -108,6 +108,7 @@ int cublasLtMatmulAlgoGetHeuristic(
     uint64_t m, n, k;
     if (handle != (void*)12345 || most < 1 || c != d || !fits(p, a, b, d, &m, &n, &k)) return INVALID_VALUE;
     *count = 0;
+    if (m == NO_MEMORY) return ALLOC_FAILED;
     if (m == REFUSED || (wanted->reduction & 5)) return NOT_SUPPORTED;
     const uint32_t* aligned = wanted->aligned;
     *best = {{m, n, k, {aligned[0], aligned[1], aligned[2], aligned[3]}, alignment(p->bias)}, 0, SUCCESS, 1.0f, {}};
@@ -128,6 +129,7 @@ int cublasLtMatmul(
     for (int i = 0; i < 4; ++i)
         if ((uint64_t)places[i] % algorithm->aligned[i]) return INVALID_VALUE;
     if (p->bias % algorithm->of_bias || !(p->epilogue & 4) || (p->epilogue & ~6u)) return INVALID_VALUE;
+    if (m == FAILING) return EXECUTION_FAILED;
     if (k > 32) memset(workspace, 0xff, size);
     for (uint64_t j = 0; j < n; ++j)
         for (uint64_t i = 0; i < m; ++i) {

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.conftest import TOLERANCES, library_or_skip
+from tests.kernels.cupy import cuda_on_host
 from tests.kernels.cupy.fake_cublas import DTYPES, HANDLE, Binding, dtype_named
+from xformer.backends import array_namespace
+from xformer.errors import is_out_of_memory
 from xformer.kernels.cupy import cublas, plans
 from xformer.kernels.cupy.cublas import batched_product
 
@@ -84,33 +90,48 @@ def test_an_addend_of_another_shape_dtype_or_order_is_refused(fake_cublas):
 
 
 # Matrices (2, 3, 4, 5) in other memory, and whether cuBLAS can read them there.
+# A memory order for matrices (2, 3, 4, 5): the shape in memory, the view of it, and whether cuBLAS takes the view.
 MEMORY = {
-    "packed": (normal(2, 3, 4, 5), True),
-    "turned": (normal(2, 3, 5, 4).swapaxes(-1, -2), True),
-    "wide rows": (normal(2, 3, 4, 9)[..., 2:7], True),
-    "wide columns": (normal(2, 3, 5, 7).swapaxes(-1, -2)[..., 1:5, :], True),
-    "part of the rows": (normal(2, 3, 6, 5)[:, :, :4], True),
-    "one for all": (np.broadcast_to(normal(4, 5), (2, 3, 4, 5)), True),
-    "heads after rows": (normal(2, 4, 3, 5).transpose(0, 2, 1, 3), False),
-    "heads after rows, turned": (normal(2, 5, 3, 4).transpose(0, 2, 3, 1), False),
-    "every other column": (normal(2, 3, 4, 10)[..., ::2], False),
-    "backwards": (normal(2, 3, 4, 5)[..., ::-1, :], False),
-    "batches backwards": (normal(2, 3, 4, 5)[::-1, ::-1], False),
-    "one row for all": (np.broadcast_to(normal(2, 3, 1, 5), (2, 3, 4, 5)), False),
-    "one head for all": (np.broadcast_to(normal(2, 1, 4, 5), (2, 3, 4, 5)), False),
+    "packed": ((2, 3, 4, 5), lambda x: x, True),
+    "turned": ((2, 3, 5, 4), lambda x: x.swapaxes(-1, -2), True),
+    "wide rows": ((2, 3, 4, 9), lambda x: x[..., 2:7], True),
+    "wide columns": ((2, 3, 5, 7), lambda x: x.swapaxes(-1, -2)[..., 1:5, :], True),
+    "part of the rows": ((2, 3, 6, 5), lambda x: x[:, :, :4], True),
+    "one for all": ((4, 5), lambda x: array_namespace(x).broadcast_to(x, (2, 3, 4, 5)), True),
+    "heads after rows": ((2, 4, 3, 5), lambda x: x.transpose(0, 2, 1, 3), False),
+    "heads after rows, turned": ((2, 5, 3, 4), lambda x: x.transpose(0, 2, 3, 1), False),
+    "every other column": ((2, 3, 4, 10), lambda x: x[..., ::2], False),
+    "backwards": ((2, 3, 4, 5), lambda x: x[..., ::-1, :], False),
+    "batches backwards": ((2, 3, 4, 5), lambda x: x[::-1, ::-1], False),
+    "one row for all": ((2, 3, 1, 5), lambda x: array_namespace(x).broadcast_to(x, (2, 3, 4, 5)), False),
+    "one head for all": ((2, 1, 4, 5), lambda x: array_namespace(x).broadcast_to(x, (2, 3, 4, 5)), False),
 }
+
+
+def in_memory(name):
+    shape, view, stays = MEMORY[name]
+    return view(normal(*shape)), stays
 
 
 @pytest.mark.parametrize(
     ("left", "right"), [*((name, "packed") for name in MEMORY), *(("turned", name) for name in MEMORY)]
 )
 def test_operands_are_copied_only_if_necessary(fake_cublas, left, right):
-    (a, a_stays), (b, b_stays) = MEMORY[left], MEMORY[right]
+    (a, a_stays), (b, b_stays) = in_memory(left), in_memory(right)
     b = b.swapaxes(-1, -2)
     assert_product(a, b)
     (call,) = fake_cublas.calls  # the second operand of cuBLAS is the first of the product
     assert (call["B"] == a.ctypes.data) == a_stays
     assert (call["A"] == b.ctypes.data) == b_stays
+
+
+@pytest.mark.parametrize(("name", "transposed"), [("heads after rows", 0), ("heads after rows, turned", 1)])
+def test_copies_keep_the_memory_order(name, transposed):
+    x, _ = in_memory(name)
+    copy = cublas.operand(x)
+    assert copy.transposed == transposed
+    assert copy.array.swapaxes(-1, -2 if transposed else -1).flags.c_contiguous
+    np.testing.assert_array_equal(copy.array, x)
 
 
 def test_heads_of_one_sentence_are_not_copied(fake_cublas):
@@ -145,27 +166,115 @@ def test_operands_that_do_not_match_are_refused(fake_cublas, other):
     assert not fake_cublas.calls
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_the_arguments_of_the_c_functions(monkeypatch, batch):
+@pytest.fixture
+def calls(monkeypatch):
+    """A cuBLAS library that only notes the arguments of its functions, and these."""
     calls = {}
 
-    def function(name, status=0):
-        return lambda *given: calls.update({name: given}) or status
+    def function(name):
+        return lambda *arguments: calls.update({name: arguments}) or 0
 
-    names = "cublasSetStream_v2", "cublasGemmEx", "cublasGemmStridedBatchedEx"
+    names = "cublasSetStream_v2", "cublasSetWorkspace_v2", "cublasGemmEx", "cublasGemmStridedBatchedEx"
     library = types.SimpleNamespace(**{name: function(name) for name in names})
     monkeypatch.setattr(plans, "current", lambda: (0, 54321))
-    a, b, c = ("A", 14, 8, 80), ("B", 14, 9, 90), ("C", 0, 7, 70)  # address, type, leading dimension, step
-    given = 0, 1, 2, 3, 4, "alpha", *a, *b, "beta", *c, batch, 68, -1
-    cublas._Direct(library).gemmStridedBatchedEx(12345, *given)
+    monkeypatch.setattr(cublas, "pointer", lambda array: array.ctypes.data)
+    return library, calls
+
+
+A, B, C = ("A", 14, 8, 80), ("B", 14, 9, 90), ("C", 0, 7, 70)  # address, type, leading dimension, step
+SIZES = 0, 1, 2, 3, 4, "alpha"
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_arguments_of_the_c_functions(calls, batch):
+    library, calls = calls
+    arguments = *SIZES, *A, *B, "beta", *C, batch, 68, -1
+    cublas._Direct(library).gemmStridedBatchedEx(12345, *arguments)
     assert calls.pop("cublasSetStream_v2") == (12345, 54321)
-    one = 0, 1, 2, 3, 4, "alpha", *a[:3], *b[:3], "beta", *c[:3], 68, -1
-    assert calls == ({names[1]: (12345, *one)} if batch == 1 else {names[2]: (12345, *given)})
-    for name, arguments in calls.items():
-        assert len(getattr(library, name).argtypes) == len(arguments)
-    setattr(library, names[1 if batch == 1 else 2], function("failing", 13))
-    with pytest.raises(RuntimeError, match="cuBLAS returned status 13"):
-        cublas._Direct(library).gemmStridedBatchedEx(12345, *given)
+    one = *SIZES, *A[:3], *B[:3], "beta", *C[:3], 68, -1
+    name = "cublasGemmEx" if batch == 1 else "cublasGemmStridedBatchedEx"
+    assert calls == {name: (12345, *(one if batch == 1 else arguments))}
+    assert len(getattr(library, name).argtypes) == len(calls[name])
+
+
+def test_products_under_capture_use_the_workspace_of_the_graph(calls):
+    library, calls = calls
+    binding, workspace = cublas._Direct(library), np.empty(64, np.uint8)
+    with cublas.captured_workspace(workspace):
+        binding.gemmStridedBatchedEx(12345, *SIZES, *A, *B, "beta", *C, 1, 68, -1)
+    assert list(calls) == ["cublasSetStream_v2", "cublasSetWorkspace_v2", "cublasGemmEx"]
+    assert calls.pop("cublasSetWorkspace_v2") == (12345, workspace.ctypes.data, 64)
+    binding.gemmStridedBatchedEx(12345, *SIZES, *A, *B, "beta", *C, 1, 68, -1)
+    assert "cublasSetWorkspace_v2" not in calls  # cublasSetStream resets the workspace
+
+
+@pytest.mark.parametrize(
+    ("status", "name", "is_unsupported"),
+    [(3, "ALLOC_FAILED", False), (13, "EXECUTION_FAILED", False), (15, "NOT_SUPPORTED", True), (99, "99", False)],
+)
+def test_errors_name_the_function_and_the_status(calls, status, name, is_unsupported):
+    library, _ = calls
+    library.cublasGemmEx = lambda *arguments: status
+    with pytest.raises(cublas.CublasError, match=f"^cublasGemmEx returned CUBLAS_STATUS_{name}$") as raised:
+        cublas._Direct(library).gemmStridedBatchedEx(12345, *SIZES, *A, *B, "beta", *C, 1, 68, -1)
+    assert raised.value.is_unsupported == is_unsupported
+    assert is_out_of_memory(raised.value) == (status == 3)
+
+
+FIRST_CALL = """
+import ctypes, sys, types
+import numpy as np
+from xformer import kernels
+from xformer.kernels.cupy import cublas, cublaslt, launch, plans
+from xformer.kernels import registry
+from xformer.ops import linear
+
+def get_cublas_handle():  # loads cuBLAS, as CuPy does
+    loaded.append(ctypes.CDLL(sys.argv[1]))
+    return 12345
+
+loaded = []
+cuda = types.SimpleNamespace(device=types.SimpleNamespace(get_cublas_handle=get_cublas_handle))
+launch.cuda = cublas.cuda = lambda: cuda
+cublas.pointer = lambda array: array.ctypes.data
+plans.current = lambda: (0, 54321)
+kernels.explain("linear", np.ones((1, 1)), np.ones((1, 1)), None)
+import xformer.kernels.cupy
+registry._KERNELS[("linear", "numpy")] = registry._KERNELS[("linear", "cupy")]
+launch.is_current_device = lambda array: True
+x, weight = np.arange(6, dtype="float32").reshape(2, 3), np.arange(12, dtype="float32").reshape(3, 4)
+np.testing.assert_array_equal(linear(x, weight), x @ weight)
+assert type(cublas._binding()) is cublas._Direct
+assert loaded
+"""
+
+
+def test_the_first_product_of_a_process_loads_the_library(tmp_path):
+    """CuPy loads cuBLAS when it makes its first handle."""
+    if cuda_on_host.COMPILER is None:
+        pytest.skip("g++ is not installed")
+    code, library = Path(__file__).with_name("fake_cublas.cpp"), tmp_path / "cublas.so"
+    options = ["-O1", "-fPIC", "-shared", "-Wl,-soname,libcublas.so.13", "-o", str(library)]
+    subprocess.run([cuda_on_host.COMPILER, *options, str(code)], check=True)
+    command = [sys.executable, "-c", FIRST_CALL, str(library)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+FIRST_CALL_ON_A_GPU = """
+import cupy
+from xformer.kernels.cupy import cublas
+from xformer.ops import linear
+assert linear(cupy.ones((2, 3)), cupy.ones((3, 4))).get().tolist() == [[3.0] * 4] * 2
+assert type(cublas._binding()) is cublas._Direct
+"""
+
+
+@pytest.mark.gpu
+def test_the_first_product_of_a_process_on_a_gpu():
+    library_or_skip("cupy")
+    result = subprocess.run([sys.executable, "-c", FIRST_CALL_ON_A_GPU], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.gpu
@@ -173,8 +282,8 @@ def test_the_arguments_of_the_c_functions(monkeypatch, batch):
 @pytest.mark.parametrize("memory", MEMORY)
 def test_on_the_gpu(dtype, memory):
     cupy = library_or_skip("cupy")
-    a = MEMORY[memory][0].astype(dtype_named(dtype))
-    b = normal(2, 3, 5, 7, seed=1, dtype=dtype)
-    out = batched_product(cupy.asarray(a), cupy.asarray(b), alpha=0.3)
-    exact = 0.3 * (a.astype("float64") @ b.astype("float64"))
+    shape, view, _ = MEMORY[memory]
+    a, b = normal(*shape, dtype=dtype), normal(2, 3, 5, 7, seed=1, dtype=dtype)
+    out = batched_product(view(cupy.asarray(a)), cupy.asarray(b), alpha=0.3)  # asarray would pack a view
+    exact = 0.3 * (view(a).astype("float64") @ b.astype("float64"))
     np.testing.assert_allclose(out.get().astype("float64"), exact, rtol=0, atol=5 * TOLERANCES[dtype])

@@ -18,7 +18,7 @@ from xformer.kernels.cupy import cublaslt
 from xformer.kernels.cupy.cublaslt import affine
 from xformer.ops import linear
 
-REFUSED = 13  # columns, to the stand-in
+REFUSED, NO_MEMORY, FAILING = 13, 1013, 1014  # columns, to the stand-in
 NARROW = ["float32", "float16", "bfloat16"]
 
 
@@ -103,6 +103,13 @@ def test_an_unsupported_product_warns_once_and_falls_back(cuda_host, activation)
     expected = rows @ weight + bias
     np.testing.assert_allclose(got, np.maximum(expected, 0.0) if activation else expected, rtol=1e-5, atol=1e-6)
     assert "columns.add_bias<float32>" in cuda_host.launcher.launched
+
+
+@pytest.mark.parametrize(("columns", "status"), [(NO_MEMORY, "ALLOC_FAILED"), (FAILING, "EXECUTION_FAILED")])
+def test_errors_other_than_an_unsupported_product_are_raised(products, columns, status):
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=rf"^cublasLtMatmul\w* returned CUBLAS_STATUS_{status}$"):
+            affine(*arrays(3, 4, columns))
 
 
 def test_a_bias_needs_no_launch(cuda_host):

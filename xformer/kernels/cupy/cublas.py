@@ -8,12 +8,14 @@ batch stride.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-import importlib
 import math
 import os
-from ctypes import c_double, c_float, c_int, c_int64, c_void_p
+import threading
+from collections.abc import Iterator
+from ctypes import c_double, c_float, c_int, c_int64, c_size_t, c_void_p
 from typing import Any, NamedTuple
 
 from xformer.backends import DType, array_namespace, dtype_name
@@ -28,6 +30,19 @@ _COMPUTE_32F, _COMPUTE_64F, _COMPUTE_TF32 = 68, 70, 77
 _DEFAULT_ALGORITHM = -1  # tensor cores if the dtypes allow it
 _VERSIONS = 13, 12
 _MAX_SIZE = 2**31 - 1  # sizes and leading dimensions are C ints
+# cublasStatus_t
+_STATUSES = {
+    1: "NOT_INITIALIZED",
+    3: "ALLOC_FAILED",
+    7: "INVALID_VALUE",
+    8: "ARCH_MISMATCH",
+    11: "MAPPING_ERROR",
+    13: "EXECUTION_FAILED",
+    14: "INTERNAL_ERROR",
+    15: "NOT_SUPPORTED",
+}
+NOT_SUPPORTED = 15
+_UNSUPPORTED = 7, 8, NOT_SUPPORTED
 
 
 def tf32() -> bool:
@@ -42,13 +57,14 @@ def pointer(array: Array) -> int:
 
 def binding_and_handle() -> tuple[Any, int]:
     """Return cuBLAS, which uses the current stream, and CuPy's handle for this thread and device."""
-    return _binding(), cuda().device.get_cublas_handle()
+    handle = cuda().device.get_cublas_handle()  # the first one loads cuBLAS
+    return _binding(), handle
 
 
 @functools.cache
 def _binding() -> Any:
-    library = loaded("cublas")  # loaded by CuPy with its handle
-    return importlib.import_module("cupy_backends.cuda.libs.cublas") if library is None else _Direct(library)
+    library = loaded("cublas")
+    return cuda().cublas if library is None else _Direct(library)
 
 
 def loaded(name: str) -> Any:
@@ -61,25 +77,61 @@ def loaded(name: str) -> Any:
     return None
 
 
+class CublasError(RuntimeError):
+    """A status other than success; `is_unsupported` if the library does not support the arguments."""
+
+    def __init__(self, function: str, status: int) -> None:
+        super().__init__(f"{function} returned CUBLAS_STATUS_{_STATUSES.get(status, status)}")
+        self.is_unsupported = status in _UNSUPPORTED
+
+
+class _Captured(threading.local):
+    workspace: Any = None
+
+
+_captured = _Captured()
+
+
+@contextlib.contextmanager
+def captured_workspace(workspace: Any) -> Iterator[None]:
+    """Let the products of a block, which a CUDA graph captures, use an array of bytes as their workspace.
+
+    cuBLAS would otherwise allocate one for each of them inside the graph.
+    """
+    _captured.workspace = workspace
+    try:
+        yield
+    finally:
+        _captured.workspace = None
+
+
 class _Direct:
     """cuBLAS through ctypes, with the interface of CuPy's binding."""
 
     def __init__(self, library: Any) -> None:
-        names = "SetStream_v2", "GemmEx", "GemmStridedBatchedEx"
-        self._set_stream, self._one, self._batch = (getattr(library, f"cublas{name}") for name in names)
+        self._library = library
         sizes, matrix = [c_void_p, *[c_int] * 5, c_void_p], [c_void_p, c_int, c_int]
-        self._set_stream.argtypes = [c_void_p] * 2
-        self._one.argtypes = [*sizes, *matrix * 2, c_void_p, *matrix, c_int, c_int]
-        self._batch.argtypes = [*sizes, *[*matrix, c_int64] * 2, c_void_p, *matrix, c_int64, *[c_int] * 3]
+        library.cublasSetStream_v2.argtypes = [c_void_p] * 2
+        library.cublasSetWorkspace_v2.argtypes = [c_void_p, c_void_p, c_size_t]
+        library.cublasGemmEx.argtypes = [*sizes, *matrix * 2, c_void_p, *matrix, c_int, c_int]
+        library.cublasGemmStridedBatchedEx.argtypes = [
+            *(*sizes, *[*matrix, c_int64] * 2, c_void_p, *matrix, c_int64, *[c_int] * 3)
+        ]
 
     def gemmStridedBatchedEx(self, handle: int, *arguments: Any) -> None:
-        status = self._set_stream(handle, plans.current()[1])
-        if not status and arguments[19] == 1:  # a single product, without batch strides
-            status = self._one(handle, *arguments[:9], *arguments[10:13], *arguments[14:18], *arguments[20:])
-        elif not status:
-            status = self._batch(handle, *arguments)
+        self._call("cublasSetStream_v2", handle, plans.current()[1])  # which also resets the workspace
+        if _captured.workspace is not None:
+            self._call("cublasSetWorkspace_v2", handle, pointer(_captured.workspace), _captured.workspace.size)
+        if arguments[19] == 1:  # a single product, without batch strides
+            arguments = *arguments[:9], *arguments[10:13], *arguments[14:18], *arguments[20:]
+            self._call("cublasGemmEx", handle, *arguments)
+        else:
+            self._call("cublasGemmStridedBatchedEx", handle, *arguments)
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        status = getattr(self._library, function)(*arguments)
         if status:
-            raise RuntimeError(f"cuBLAS returned status {status}")
+            raise CublasError(function, status)
 
 
 def data_type(dtype: DType) -> int:
@@ -144,7 +196,10 @@ def operand(x: Array) -> Operand:
     """Describe matrices (..., rows, columns), which are copied if their strides do not fit."""
     layout = _operand_layout(x.shape, x.strides, x.itemsize)
     if layout is None:
-        x = x.copy()
+        if 0 < abs(x.strides[-2]) < abs(x.strides[-1]):  # by columns: a copy in this order reads memory in sequence
+            x = x.swapaxes(-1, -2).copy().swapaxes(-1, -2)
+        else:
+            x = x.copy()
         layout = _operand_layout(x.shape, x.strides, x.itemsize)
     if layout is None:
         raise ValueError(f"matrices have shape {tuple(x.shape)}; cuBLAS expects sizes below 2**31")

@@ -2,7 +2,7 @@
 
 CuPy does not bind cuBLASLt but loads it with cuBLAS, so its functions are called through ctypes with CuPy's handle.
 The plan of each shape (descriptors and the first algorithm of its heuristic) is cached per thread. A shape that
-cuBLASLt does not support causes one warning, and callers fall back to cuBLAS.
+cuBLASLt does not support causes one warning, and callers fall back to cuBLAS; other errors are raised.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ def affine(rows: Array, weight: Array, bias: Array, *, relu: bool = False) -> Ar
     try:
         plan: _Plan = _plans.find((spec, alignments, device), functools.partial(_Plan, spec, alignments))
         plan.run(addresses, stream)
-    except RuntimeError as error:
+    except cublas.CublasError as error:
+        if not error.is_unsupported:
+            raise
         shapes = f"({m}, {k}) by ({k}, {n}), {dtype_name(rows.dtype)}"
         warning = (
             f"cuBLASLt failed for {shapes}; adding the bias takes another pass over memory: {plans.one_line(error)}"
@@ -148,7 +150,7 @@ class _Plan:
         arguments = self._handle(), self._operation, *self._layouts, self._layouts[2], preference
         _check("MatmulAlgoGetHeuristic", *arguments, 1, ctypes.byref(best), ctypes.byref(count))
         if count.value < 1 or best.state:
-            raise RuntimeError("no algorithm for this shape")
+            raise cublas.CublasError("cublasLtMatmulAlgoGetHeuristic", best.state or cublas.NOT_SUPPORTED)
         return best
 
     def run(self, addresses: tuple[int, ...], stream: int) -> None:
@@ -184,7 +186,7 @@ class _Plan:
 def _check(function: str, *arguments: Any) -> None:
     status = getattr(library(), f"cublasLt{function}")(*arguments)
     if status:
-        raise RuntimeError(f"cublasLt{function} returned status {status}")
+        raise cublas.CublasError(f"cublasLt{function}", status)
 
 
 def _destroy(library: Any, descriptors: list[tuple[str, c_void_p]]) -> None:
