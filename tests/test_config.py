@@ -13,15 +13,15 @@ from xformer.errors import ConfigError
 
 
 class Base(Config):
-    size: int = option(3, "Number of features.", at_least=1)
-    rate: float = option(0.1, "Dropout probability.", at_least=0, below=1)
-    mode: str = option("a", "Kind of norm.", choices=("a", "b"))
-    limit: int | None = option(None, "Most tokens.", at_least=1, panel="Limits")
-    flag: bool = option(False, "A switch.")
+    size: int = option("Number of features.", default=3, at_least=1)
+    rate: float = option("Dropout probability.", default=0.1, at_least=0, below=1)
+    mode: str = option("Kind of norm.", default="a", choices=("a", "b"))
+    limit: int | None = option("Most tokens.", default=None, at_least=1, panel="Limits")
+    flag: bool = option("A switch.", default=False)
 
 
 class Derived(Base):
-    depth: int = option(help="Number of layers.", at_least=1)
+    depth: int = option("Number of layers.", at_least=1)
 
 
 def test_values_are_kept():
@@ -72,6 +72,7 @@ def test_a_source_is_named():
 
 
 def test_options_can_be_listed():
-    options = {name: (kind, field.metadata["help"]) for name, kind, field in options_of(Base)}
-    assert options["limit"] == ("int", "Most tokens.")
-    assert options["rate"] == ("float", "Dropout probability.")
+    options = {name: (type_name, panel, field.metadata["help"]) for name, type_name, panel, field in options_of(Base)}
+    assert options["rate"] == ("float", "", "Dropout probability.")
+    assert options["limit"] == ("int", "Limits", "Most tokens.")
+    assert options["flag"] == ("bool", "Limits", "A switch.")  # an option without a panel follows the one before it

@@ -31,9 +31,9 @@ _BOUNDS = {
 
 
 def option(
-    default: Any = dataclasses.MISSING,
-    help: str = "",
+    help: str,
     *,
+    default: Any = dataclasses.MISSING,
     choices: Collection[str] | None = None,
     at_least: float | None = None,
     above: float | None = None,
@@ -44,14 +44,14 @@ def option(
     """Declare a field of a `Config`.
 
     Args:
-        default: Default value. A field without one is required.
         help: Description, one sentence; shown by `--help` and in the reference.
+        default: Default value. A field without one is required.
         choices: Values that a string may have.
         at_least: Smallest value.
         above: Exclusive lower bound.
         at_most: Largest value.
         below: Exclusive upper bound.
-        panel: Heading under which `--help` lists the option.
+        panel: Heading under which `--help` lists this option and those after it, up to the next one with a panel.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata = {"help": help, "panel": panel, "choices": choices, "bounds": bounds}
@@ -119,10 +119,12 @@ def field_names(config: Any) -> list[str]:
     return [field.name for field in _fields(config)]
 
 
-def options_of(config: type[Config]) -> Iterator[tuple[str, str, dataclasses.Field[Any]]]:
-    """Yield (name, type without None, field) for the fields of a configuration, in order."""
+def options_of(config: type[Config]) -> Iterator[tuple[str, str, str, dataclasses.Field[Any]]]:
+    """Yield (name, type without None, panel, field) for the fields of a configuration, in order."""
+    panel = ""
     for field in _fields(config):
-        yield field.name, _type_name(field).removesuffix(" | None"), field
+        panel = field.metadata["panel"] or panel
+        yield field.name, _type_name(field).removesuffix(" | None"), panel, field
 
 
 def check_keys(keys: Collection[str], known: Collection[str], name: str) -> None:

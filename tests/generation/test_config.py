@@ -97,6 +97,6 @@ def test_fields_can_be_overridden():
 
 
 def test_every_field_has_help_and_a_panel():
-    for name, _, field in options_of(GenerationConfig):
+    for name, _, panel, field in options_of(GenerationConfig):
         assert field.metadata["help"].endswith("."), name
-        assert field.metadata["panel"], name
+        assert panel, name

@@ -102,17 +102,17 @@ def config_options(
         names: Names of the fields, in order.
         default_of: Source of the defaults, named before the default of the field, e.g. "the recipe's".
     """
-    declared = {name: (type_name, field) for config in configs for name, type_name, field in options_of(config)}
+    declared = {option[0]: option for config in configs for option in options_of(config)}
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         def run(**values: Any) -> Any:
             settings = {name: values.pop(name) for name in names}
             settings = {name: value for name, value in settings.items() if value not in (None, [])}
             for name, value in settings.items():
-                check_value(declared[name][1], value, option_name(name))
+                check_value(declared[name][-1], value, option_name(name))
             return command(settings=settings, **values)
 
-        options = [_parameter(name, *declared[name], default_of) for name in names]
+        options = [_parameter(*declared[name], default_of) for name in names]
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
             own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
@@ -125,7 +125,9 @@ def config_options(
     return decorate
 
 
-def _parameter(name: str, type_name: str, field: dataclasses.Field[Any], default_of: str) -> inspect.Parameter:
+def _parameter(
+    name: str, type_name: str, panel: str, field: dataclasses.Field[Any], default_of: str
+) -> inspect.Parameter:
     """Return the parameter of a command for a field; its value is None if the option is not given."""
     metadata = field.metadata
     defaults = [default_of] if default_of else []
@@ -140,7 +142,7 @@ def _parameter(name: str, type_name: str, field: dataclasses.Field[Any], default
         *names,
         help=f"{metadata['help']}{note}",
         metavar="|".join(metadata["choices"] or ()) or metavar,
-        rich_help_panel=metadata["panel"] or RECIPE,
+        rich_help_panel=panel or RECIPE,
         callback=check_utf8,
     )
     return inspect.Parameter(

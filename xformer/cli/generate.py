@@ -50,9 +50,11 @@ _SEPARATOR = "-" * 15
 class PromptOptions(Config):
     """Arguments of `TextGenerator.continuations` that are options of generate."""
 
-    sequence_bias: tuple[str, ...] = option((), "Word or phrase to favor; repeatable.", panel="Steering")
-    seed: int = option(0, "Seed; the same seed gives the same samples.", panel="Sampling")
-    batch_tokens: int = option(4096, "Maximum tokens of a batch; more takes more memory.", at_least=1, panel=COMPUTING)
+    sequence_bias: tuple[str, ...] = option("Word or phrase to favor; repeatable.", default=(), panel="Steering")
+    seed: int = option("Seed; the same seed gives the same samples.", default=0, panel="Sampling")
+    batch_tokens: int = option(
+        "Maximum tokens of a batch; more takes more memory.", default=4096, at_least=1, panel=COMPUTING
+    )
 
 
 @config_options(

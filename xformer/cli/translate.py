@@ -48,21 +48,24 @@ Pipeline = TypeVar("Pipeline", TextToText, TextGenerator)
 class LineOptions(Config):
     """Arguments of `TextToText.batches_of_ids` that are options of translate and summarize."""
 
-    align: bool = option(False, "Write JSON with the source token that each token attends to most.", panel="Search")
+    align: bool = option(
+        "Write JSON with the source token that each token attends to most.", default=False, panel="Search"
+    )
     target_length: int | None = option(
-        None, "Length of the outputs; uses 4 beams unless num_beams is given.", at_least=1, panel="Length of the output"
+        "Length of the outputs; uses 4 beams unless num_beams is given.",
+        default=None,
+        at_least=1,
+        panel="Length of the output",
     )
-    length_unit: str = option(
-        "tokens", "Unit of --target-length.", choices=("tokens", "words"), panel="Length of the output"
-    )
-    prefix: str | None = option(None, "Text that every output begins with.", panel="Steering")
-    sequence_bias: tuple[str, ...] = option((), "Word or phrase to favor; repeatable.", panel="Steering")
-    seed: int = option(0, "Seed; the same seed gives the same samples.", panel="Sampling")
+    length_unit: str = option("Unit of --target-length.", default="tokens", choices=("tokens", "words"))
+    prefix: str | None = option("Text that every output begins with.", default=None, panel="Steering")
+    sequence_bias: tuple[str, ...] = option("Word or phrase to favor; repeatable.", default=())
+    seed: int = option("Seed; the same seed gives the same samples.", default=0, panel="Sampling")
     max_source_length: int = option(
-        1024, "Maximum tokens of a line; longer lines are errors.", at_least=1, panel=COMPUTING
+        "Maximum tokens of a line; longer lines are errors.", default=1024, at_least=1, panel=COMPUTING
     )
     batch_tokens: int = option(
-        4096, "Maximum tokens of a batch, padding included; more takes more memory.", at_least=1, panel=COMPUTING
+        "Maximum tokens of a batch, padding included; more takes more memory.", default=4096, at_least=1
     )
 
 

@@ -11,7 +11,6 @@ from xformer.config import Config, option
 from xformer.errors import ConfigError
 
 DEFAULT_DIVERSITY_PENALTY = 0.5  # Vijayakumar et al. (2016) recommend 0.2 to 0.8
-_SEARCH, _LENGTH, _STEERING, _SAMPLING = "Search", "Length of the output", "Steering", "Sampling"
 _CONFLICTS = " If the limits of an input conflict, the maximum applies."
 
 
@@ -31,125 +30,95 @@ class GenerationConfig(Config):
     """
 
     num_beams: int = option(
-        default=1, help="Beams of beam search; 1 is greedy search.", at_least=1, at_most=10_000, panel=_SEARCH
+        "Beams of beam search; 1 is greedy search.", default=1, at_least=1, at_most=10_000, panel="Search"
     )
     num_return_sequences: int = option(
+        "Outputs per input: the best ones of a beam search, or independent samples.",
         default=1,
-        help="Outputs per input: the best ones of a beam search, or independent samples.",
         at_least=1,
         at_most=10_000,
-        panel=_SEARCH,
     )
     num_beam_groups: int = option(
+        "Groups of diverse beam search (Vijayakumar et al., 2016); must divide num_beams.",
         default=1,
-        help="Groups of diverse beam search (Vijayakumar et al., 2016); must divide num_beams.",
         at_least=1,
         at_most=10_000,
-        panel=_SEARCH,
     )
     diversity_penalty: float | None = option(
-        default=None,
-        help="Penalty of a token per beam of an earlier group that chose it at the same step (default 0.5). Scores of "
+        "Penalty of a token per beam of an earlier group that chose it at the same step (default 0.5). Scores of "
         "hypotheses do not include it.",
+        default=None,
         at_least=1e-6,
         at_most=1000.0,
-        panel=_SEARCH,
     )
     keep_greedy: bool = option(
+        "Always keep the greedy hypothesis in the beam, so that beam search is never worse than greedy search.",
         default=True,
-        help="Always keep the greedy hypothesis in the beam, so that beam search is never worse than greedy search.",
-        panel=_SEARCH,
     )
     length_penalty: float = option(
+        "Exponent alpha of the length penalty (Wu et al., 2016); values above 0 favor longer outputs.",
         default=0.0,
-        help="Exponent alpha of the length penalty (Wu et al., 2016); values above 0 favor longer outputs.",
         at_least=0.0,
         at_most=100.0,
-        panel=_SEARCH,
     )
     coverage_penalty: float = option(
+        "Weight beta of the coverage penalty (Wu et al., 2016); favors outputs that attend to the whole source.",
         default=0.0,
-        help="Weight beta of the coverage penalty (Wu et al., 2016); favors outputs that attend to the whole source.",
         at_least=0.0,
         at_most=1000.0,
-        panel=_SEARCH,
     )
 
     min_new_tokens: int = option(
-        default=0, help=f"Minimum length.{_CONFLICTS}", at_least=0, at_most=100_000, panel=_LENGTH
+        f"Minimum length.{_CONFLICTS}", default=0, at_least=0, at_most=100_000, panel="Length of the output"
     )
-    max_new_tokens: int | None = option(
-        default=None, help=f"Maximum length.{_CONFLICTS}", at_least=1, at_most=100_000, panel=_LENGTH
-    )
+    max_new_tokens: int | None = option(f"Maximum length.{_CONFLICTS}", default=None, at_least=1, at_most=100_000)
     min_length_ratio: float = option(
-        default=0.0,
-        help=f"Minimum length as a multiple of the input's.{_CONFLICTS}",
-        at_least=0.0,
-        at_most=1000.0,
-        panel=_LENGTH,
+        f"Minimum length as a multiple of the input's.{_CONFLICTS}", default=0.0, at_least=0.0, at_most=1000.0
     )
     max_length_ratio: float | None = option(
-        default=None,
-        help=f"Maximum length as a multiple of the input's.{_CONFLICTS}",
-        at_least=1e-3,
-        at_most=1000.0,
-        panel=_LENGTH,
+        f"Maximum length as a multiple of the input's.{_CONFLICTS}", default=None, at_least=1e-3, at_most=1000.0
     )
     length_tolerance: float = option(
-        default=0.1,
-        help="Allowed deviation from the target length, as a fraction of it.",
-        at_least=0.0,
-        at_most=1.0,
-        panel=_LENGTH,
+        "Allowed deviation from the target length, as a fraction of it.", default=0.1, at_least=0.0, at_most=1.0
     )
 
     no_repeat_ngram_size: int = option(
+        "Size of the n-grams that may occur only once (Paulus et al., 2018); 0 allows all repetitions.",
         default=0,
-        help="Size of the n-grams that may occur only once (Paulus et al., 2018); 0 allows all repetitions.",
         at_least=0,
         at_most=10_000,
-        panel=_STEERING,
+        panel="Steering",
     )
     repetition_penalty: float = option(
+        "Factor that lowers the logits of earlier tokens if above 1 (Keskar et al., 2019).",
         default=1.0,
-        help="Factor that lowers the logits of earlier tokens if above 1 (Keskar et al., 2019).",
         at_least=1e-3,
         at_most=1000.0,
-        panel=_STEERING,
     )
     sequence_bias_strength: float = option(
+        "Bias of the logit of a token that begins a favored phrase; twice that for one that continues it.",
         default=2.0,
-        help="Bias of the logit of a token that begins a favored phrase; twice that for one that continues it.",
         at_least=0.0,
         at_most=1000.0,
-        panel=_STEERING,
     )
-    suppress_tokens: tuple[int, ...] = option(
-        default=(), help="Ids of tokens that are never generated.", panel=_STEERING
-    )
+    suppress_tokens: tuple[int, ...] = option("Ids of tokens that are never generated.", default=())
 
-    do_sample: bool = option(
-        default=False, help="Sample; implied by temperature, top_k, top_p and min_p.", panel=_SAMPLING
-    )
+    do_sample: bool = option("Sample; implied by temperature, top_k, top_p and min_p.", default=False, panel="Sampling")
     temperature: float | None = option(
-        default=None, help="Divisor of the logits before sampling.", at_least=1e-6, at_most=1000.0, panel=_SAMPLING
+        "Divisor of the logits before sampling.", default=None, at_least=1e-6, at_most=1000.0
     )
-    top_k: int | None = option(
-        default=None, help="Sample from the k most probable tokens.", at_least=1, at_most=10_000_000, panel=_SAMPLING
-    )
+    top_k: int | None = option("Sample from the k most probable tokens.", default=None, at_least=1, at_most=10_000_000)
     top_p: float | None = option(
+        "Sample from the smallest set of tokens with at least this probability (Holtzman et al., 2020).",
         default=None,
-        help="Sample from the smallest set of tokens with at least this probability (Holtzman et al., 2020).",
         at_least=1e-9,
         at_most=1.0,
-        panel=_SAMPLING,
     )
     min_p: float | None = option(
+        "Sample from tokens with at least this fraction of the highest probability (Nguyen et al., 2024).",
         default=None,
-        help="Sample from tokens with at least this fraction of the highest probability (Nguyen et al., 2024).",
         at_least=1e-6,
         at_most=1.0,
-        panel=_SAMPLING,
     )
 
     def __post_init__(self) -> None:

@@ -20,50 +20,57 @@ class ModelConfig(Config):
         ConfigError: For unknown fields and invalid values, naming the field.
     """
 
-    d_model: int = option(512, "Features of a token.", at_least=1)
-    num_heads: int = option(8, "Attention heads; must divide d_model.", at_least=1)
-    d_ff: int = option(2048, "Inner features of the feed-forward network.", at_least=1)
+    d_model: int = option("Features of a token.", default=512, at_least=1)
+    num_heads: int = option("Attention heads; must divide d_model.", default=8, at_least=1)
+    d_ff: int = option("Inner features of the feed-forward network.", default=2048, at_least=1)
     num_key_value_heads: int | None = option(
-        None,
         "Heads of keys and values; fewer than num_heads for grouped-query attention, 1 for multi-query.",
+        default=None,
         at_least=1,
     )
-    window: int | None = option(None, "Distance that self-attention can see, in tokens.", at_least=1)
+    window: int | None = option("Distance that self-attention can see, in tokens.", default=None, at_least=1)
     dropout: float = option(
-        0.1, "Dropout on embeddings and the output of every sublayer (Vaswani et al., 2017, 5.4).", at_least=0, below=1
+        "Dropout on embeddings and the output of every sublayer (Vaswani et al., 2017, 5.4).",
+        default=0.1,
+        at_least=0,
+        below=1,
     )
-    attention_dropout: float = option(0.0, "Dropout on the attention weights.", at_least=0, below=1)
-    activation_dropout: float = option(0.0, "Dropout inside the feed-forward network.", at_least=0, below=1)
-    activation: str = option("relu", "Activation of the feed-forward network.", choices=(*ACTIVATIONS, *GATED))
-    norm: str = option("layer", "Normalization.", choices=tuple(NORMS))
+    attention_dropout: float = option("Dropout on the attention weights.", default=0.0, at_least=0, below=1)
+    activation_dropout: float = option("Dropout inside the feed-forward network.", default=0.0, at_least=0, below=1)
+    activation: str = option("Activation of the feed-forward network.", default="relu", choices=(*ACTIVATIONS, *GATED))
+    norm: str = option("Normalization.", default="layer", choices=tuple(NORMS))
     norm_position: str = option(
-        "pre",
         "Norm before the sublayer, with a final norm (Xiong et al., 2020), or after it, as in the paper.",
+        default="pre",
         choices=("pre", "post"),
     )
-    norm_epsilon: float = option(1e-5, "Added to the variance by norms.", above=0, below=1)
-    attention_bias: bool = option(True, "Add biases to the projections of attention.")
-    feed_forward_bias: bool = option(True, "Add biases in the feed-forward network.")
-    norm_bias: bool = option(True, "Add a bias to layer norms.")
+    norm_epsilon: float = option("Added to the variance by norms.", default=1e-5, above=0, below=1)
+    attention_bias: bool = option("Add biases to the projections of attention.", default=True)
+    feed_forward_bias: bool = option("Add biases in the feed-forward network.", default=True)
+    norm_bias: bool = option("Add a bias to layer norms.", default=True)
     positions: str = option(
-        "sinusoidal", "Positional encoding: the paper's, learned, or relative (rotary, alibi, T5's).", choices=POSITIONS
+        "Positional encoding: the paper's, learned, or relative (rotary, alibi, T5's).",
+        default="sinusoidal",
+        choices=POSITIONS,
     )
-    max_positions: int = option(1024, "Number of learned positions.", at_least=1)
-    scale_embeddings: bool = option(True, "Multiply embeddings by sqrt(d_model) (Vaswani et al., 2017, 3.4).")
-    scale_positions: bool = option(False, "Scale the sum of embedding and position instead of the embedding alone.")
-    embedding_norm: bool = option(False, "Normalize embeddings before the first layer.")
-    tie_output: bool = option(True, "Use the (target) embedding as output projection (Press and Wolf, 2017).")
-    output_bias: bool = option(False, "Add a bias to the logits.")
+    max_positions: int = option("Number of learned positions.", default=1024, at_least=1)
+    scale_embeddings: bool = option("Multiply embeddings by sqrt(d_model) (Vaswani et al., 2017, 3.4).", default=True)
+    scale_positions: bool = option(
+        "Scale the sum of embedding and position instead of the embedding alone.", default=False
+    )
+    embedding_norm: bool = option("Normalize embeddings before the first layer.", default=False)
+    tie_output: bool = option("Use the (target) embedding as output projection (Press and Wolf, 2017).", default=True)
+    output_bias: bool = option("Add a bias to the logits.", default=False)
     rematerialize: bool = option(
-        False, "Recompute layers in the backward pass (Chen et al., 2016): less memory, a third more time."
+        "Recompute layers in the backward pass (Chen et al., 2016): less memory, a third more time.", default=False
     )
     pad_id: int | None = option(
-        0,
         "Id of padding. If it is also bos_id or eos_id, or None, padding is not inferred from ids: pass masks.",
+        default=0,
         at_least=0,
     )
-    bos_id: int = option(1, "Id that starts an output.", at_least=0)
-    eos_id: int = option(2, "Id that ends an output.", at_least=0)
+    bos_id: int = option("Id that starts an output.", default=1, at_least=0)
+    eos_id: int = option("Id that ends an output.", default=2, at_least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,16 +97,16 @@ class TransformerConfig(ModelConfig):
         ConfigError: For unknown fields and invalid values, naming the field.
     """
 
-    source_vocab_size: int = option(help="Number of source tokens.", at_least=1)
-    target_vocab_size: int = option(help="Number of target tokens.", at_least=1)
-    num_encoder_layers: int = option(6, "Layers of the encoder.", at_least=0)
-    num_decoder_layers: int = option(6, "Layers of the decoder; 0 makes an encoder only.", at_least=0)
-    share_embeddings: bool = option(False, "Share one table between source and target (joint vocabulary).")
+    source_vocab_size: int = option("Number of source tokens.", at_least=1)
+    target_vocab_size: int = option("Number of target tokens.", at_least=1)
+    num_encoder_layers: int = option("Layers of the encoder.", default=6, at_least=0)
+    num_decoder_layers: int = option("Layers of the decoder; 0 makes an encoder only.", default=6, at_least=0)
+    share_embeddings: bool = option("Share one table between source and target (joint vocabulary).", default=False)
     copy: bool = option(
-        False, "Copy source tokens with a pointer-generator (See et al., 2017); needs share_embeddings."
+        "Copy source tokens with a pointer-generator (See et al., 2017); needs share_embeddings.", default=False
     )
     length_encoding: bool = option(
-        False, "Show the decoder how many tokens are still to come (Takase and Okazaki, 2019)."
+        "Show the decoder how many tokens are still to come (Takase and Okazaki, 2019).", default=False
     )
 
     def __post_init__(self) -> None:
@@ -132,5 +139,5 @@ class LanguageModelConfig(ModelConfig):
         ConfigError: For unknown fields and invalid values, naming the field.
     """
 
-    vocab_size: int = option(help="Number of tokens.", at_least=1)
-    num_layers: int = option(6, "Number of layers.", at_least=0)
+    vocab_size: int = option("Number of tokens.", at_least=1)
+    num_layers: int = option("Number of layers.", default=6, at_least=0)

@@ -12,158 +12,117 @@ from xformer.training.precision import PRECISIONS
 from xformer.training.schedules import Schedule, constant, cosine, inverse_square_root, linear
 
 _FALLING = {"cosine": cosine, "linear": linear}  # schedules that end at max_updates
-_DURATION, _OPTIMIZER, _LOSS = "Duration", "Optimizer", "Loss"
-_VALIDATION, _COMPUTING, _DATA = "Validation and checkpoints", "Computing", "Data"
 
 
 class TokenizerConfig(Config):
     """Tokenization of pairs of texts."""
 
-    vocab_size: int = option(
-        default=8000, help="Size of the vocabulary (of each vocabulary if joint is false).", at_least=1
-    )
-    model: str = option(default="bpe", help="Unit of a token.", choices=("bpe", "words", "characters"))
-    joint: bool = option(default=True, help="Use one vocabulary, and one embedding, for both sides.")
-    lowercase: bool = option(default=False, help="Lower-case all text, the output included.")
-    unicode_form: str = option(default="NFC", help="Unicode normalization form.", choices=("NFC", "NFKC"))
+    vocab_size: int = option("Size of the vocabulary (of each vocabulary if joint is false).", default=8000, at_least=1)
+    model: str = option("Unit of a token.", default="bpe", choices=("bpe", "words", "characters"))
+    joint: bool = option("Use one vocabulary, and one embedding, for both sides.", default=True)
+    lowercase: bool = option("Lower-case all text, the output included.", default=False)
+    unicode_form: str = option("Unicode normalization form.", default="NFC", choices=("NFC", "NFKC"))
     documents: bool = option(
-        default=False, help="Sources are documents, split into sentences with a separator between them."
+        "Sources are documents, split into sentences with a separator between them.", default=False
     )
-    language: str = option(
-        default="en", help="Language whose rules split documents into sentences.", choices=("en", "de")
-    )
+    language: str = option("Language whose rules split documents into sentences.", default="en", choices=("en", "de"))
 
 
 class TextTokenizerConfig(Config):
     """Tokenization of one long text."""
 
-    vocab_size: int = option(default=8000, help="Size of the vocabulary.", at_least=1)
+    vocab_size: int = option("Size of the vocabulary.", default=8000, at_least=1)
     model: str = option(
-        default="characters", help="Unit of a token; characters include line ends.", choices=("bpe", "characters")
+        "Unit of a token; characters include line ends.", default="characters", choices=("bpe", "characters")
     )
-    lowercase: bool = option(default=False, help="Lower-case all text, the output included.")
-    unicode_form: str = option(default="NFC", help="Unicode normalization form.", choices=("NFC", "NFKC"))
+    lowercase: bool = option("Lower-case all text, the output included.", default=False)
+    unicode_form: str = option("Unicode normalization form.", default="NFC", choices=("NFC", "NFKC"))
 
 
 class BaseTrainingConfig(Config):
     """Training of any model."""
 
-    max_updates: int | None = option(
-        default=None, help="End after this number of updates.", at_least=1, panel=_DURATION
-    )
+    max_updates: int | None = option("End after this number of updates.", default=None, at_least=1, panel="Duration")
     max_minutes: float | None = option(
-        default=None, help="End after this wall time in minutes, validation included.", above=0.0, panel=_DURATION
+        "End after this wall time in minutes, validation included.", default=None, above=0.0
     )
     patience: int | None = option(
-        default=None, help="End after this number of validations without a better model.", at_least=1, panel=_DURATION
+        "End after this number of validations without a better model.", default=None, at_least=1
     )
     schedule: str = option(
+        "Learning rate schedule; cosine and linear fall until max_updates.",
         default="inverse_square_root",
-        help="Learning rate schedule; cosine and linear fall until max_updates.",
         choices=("inverse_square_root", "cosine", "linear", "constant"),
-        panel=_OPTIMIZER,
+        panel="Optimizer",
     )
     learning_rate_factor: float = option(
-        default=1.0,
-        help="The peak learning rate is factor * d_model^-0.5 * warmup_steps^-0.5.",
-        above=0.0,
-        panel=_OPTIMIZER,
+        "The peak learning rate is factor * d_model^-0.5 * warmup_steps^-0.5.", default=1.0, above=0.0
     )
     learning_rate: float | None = option(
-        default=None, help="Peak learning rate, instead of learning_rate_factor.", above=0.0, panel=_OPTIMIZER
+        "Peak learning rate, instead of learning_rate_factor.", default=None, above=0.0
     )
     min_learning_rate: float = option(
-        default=0.0, help="Learning rate at the end of the cosine and linear schedules.", at_least=0.0, panel=_OPTIMIZER
+        "Learning rate at the end of the cosine and linear schedules.", default=0.0, at_least=0.0
     )
-    warmup_steps: int = option(default=600, help="Updates of the linear warm-up.", at_least=1, panel=_OPTIMIZER)
+    warmup_steps: int = option("Updates of the linear warm-up.", default=600, at_least=1)
     optimizer: str = option(
+        "Optimizer; adafactor's learning rate is relative (0.01 is usual).",
         default="adam",
-        help="Optimizer; adafactor's learning rate is relative (0.01 is usual).",
         choices=("adam", "adamw", "adafactor", "sgd"),
-        panel=_OPTIMIZER,
     )
     beta1: float = option(
-        default=0.9,
-        help="Decay rate of the mean of the gradients (adam, adamw).",
-        at_least=0.0,
-        below=1.0,
-        panel=_OPTIMIZER,
+        "Decay rate of the mean of the gradients (adam, adamw).", default=0.9, at_least=0.0, below=1.0
     )
     beta2: float = option(
-        default=0.98,
-        help="Decay rate of the mean of the squared gradients (adam, adamw).",
-        at_least=0.0,
-        below=1.0,
-        panel=_OPTIMIZER,
+        "Decay rate of the mean of the squared gradients (adam, adamw).", default=0.98, at_least=0.0, below=1.0
     )
-    epsilon: float = option(default=1e-9, help="Added to the denominator (adam, adamw).", above=0.0, panel=_OPTIMIZER)
-    momentum: float = option(
-        default=0.9, help="Decay rate of the velocity (sgd).", at_least=0.0, below=1.0, panel=_OPTIMIZER
-    )
+    epsilon: float = option("Added to the denominator (adam, adamw).", default=1e-9, above=0.0)
+    momentum: float = option("Decay rate of the velocity (sgd).", default=0.9, at_least=0.0, below=1.0)
     weight_decay: float | None = option(
+        "Weight decay of weights and embeddings (adamw, default 0.01; adafactor, default 0).",
         default=None,
-        help="Weight decay of weights and embeddings (adamw, default 0.01; adafactor, default 0).",
         at_least=0.0,
-        panel=_OPTIMIZER,
     )
-    max_grad_norm: float = option(
-        default=1.0, help="Largest norm of the gradient (clipping).", above=0.0, panel=_OPTIMIZER
-    )
-    grad_accumulation: int = option(
-        default=1, help="Batches per update, computed one after the other.", at_least=1, panel=_OPTIMIZER
-    )
+    max_grad_norm: float = option("Largest norm of the gradient (clipping).", default=1.0, above=0.0)
+    grad_accumulation: int = option("Batches per update, computed one after the other.", default=1, at_least=1)
     label_smoothing: float = option(
-        default=0.1,
-        help="Probability that label smoothing spreads over all tokens.",
-        at_least=0.0,
-        below=1.0,
-        panel=_LOSS,
+        "Probability that label smoothing spreads over all tokens.", default=0.1, at_least=0.0, below=1.0, panel="Loss"
     )
     z_loss: float = option(
-        default=0.0,
-        help="Weight of the squared logarithm of the softmax's denominator (PaLM: 1e-4).",
-        at_least=0.0,
-        panel=_LOSS,
+        "Weight of the squared logarithm of the softmax's denominator (PaLM: 1e-4).", default=0.0, at_least=0.0
     )
     validate_every: int = option(
-        default=500, help="Updates between validations, each of which saves the state.", at_least=1, panel=_VALIDATION
+        "Updates between validations, each of which saves the state.",
+        default=500,
+        at_least=1,
+        panel="Validation and checkpoints",
     )
     metric_for_best: str = option(
+        "Measure of the best model: its score (BLEU for translation, ROUGE for summarization) or loss.",
         default="score",
-        help="Measure of the best model: its score (BLEU for translation, ROUGE for summarization) or loss.",
         choices=("score", "loss"),
-        panel=_VALIDATION,
     )
-    save_every_minutes: float = option(
-        default=5.0, help="Minutes between saves of the state.", above=0.0, panel=_VALIDATION
-    )
-    keep_checkpoints: int = option(
-        default=0, help="Number of models to keep in checkpoints/.", at_least=0, panel=_VALIDATION
-    )
+    save_every_minutes: float = option("Minutes between saves of the state.", default=5.0, above=0.0)
+    keep_checkpoints: int = option("Number of models to keep in checkpoints/.", default=0, at_least=0)
     checkpoint_every: int | None = option(
-        default=None, help="Updates between these models; default validate_every.", at_least=1, panel=_VALIDATION
+        "Updates between these models; default validate_every.", default=None, at_least=1
     )
     average: str = option(
+        "Average the kept checkpoints at the end, the last or the best ones, and use the average if it is better.",
         default="none",
-        help="Average the kept checkpoints at the end, the last or the best ones, and use the average if it is better.",
         choices=("none", "last", "best"),
-        panel=_VALIDATION,
     )
-    seed: int = option(default=0, help="Seed of all random numbers.", at_least=0, panel=_COMPUTING)
-    dtype: str = option(
-        default="float32", help="Dtype of the parameters.", choices=("float32", "float64"), panel=_COMPUTING
-    )
+    seed: int = option("Seed of all random numbers.", default=0, at_least=0, panel="Computing")
+    dtype: str = option("Dtype of the parameters.", default="float32", choices=("float32", "float64"))
     precision: str = option(
+        "Mixed precision: compute forward and backward in bfloat16 or float16; float32 turns it off.",
         default="float32",
-        help="Mixed precision: compute forward and backward in bfloat16 or float16; float32 turns it off.",
         choices=PRECISIONS,
-        panel=_COMPUTING,
     )
     data_parallel: int = option(
+        "Shards of each batch that are computed in parallel (0: one per core on NumPy); changes the last bits.",
         default=0,
-        help="Shards of each batch that are computed in parallel (0: one per core on NumPy); changes the last bits.",
         at_least=0,
-        panel=_COMPUTING,
     )
 
     def __post_init__(self) -> None:
@@ -272,17 +231,16 @@ class TrainingConfig(BaseTrainingConfig):
     """Training on pairs of texts."""
 
     batch_tokens: int = option(
+        "Largest number of tokens in a batch, padding included, counted on the longer side.",
         default=2048,
-        help="Largest number of tokens in a batch, padding included, counted on the longer side.",
         at_least=1,
-        panel=_DATA,
+        panel="Data",
     )
-    max_length: int = option(default=256, help="Largest number of tokens of a text.", at_least=1, panel=_DATA)
+    max_length: int = option("Largest number of tokens of a text.", default=256, at_least=1)
     truncation: str = option(
+        "Treatment of longer texts: an error, drop the pair, or cut the source.",
         default="error",
-        help="Treatment of longer texts: an error, drop the pair, or cut the source.",
         choices=("error", "drop", "cut"),
-        panel=_DATA,
     )
 
 
@@ -290,23 +248,11 @@ class LanguageModelTrainingConfig(BaseTrainingConfig):
     """Training of a language model on one long text."""
 
     label_smoothing: float = option(
-        default=0.0,
-        help="Probability that label smoothing spreads over all tokens.",
-        at_least=0.0,
-        below=1.0,
-        panel=_LOSS,
+        "Probability that label smoothing spreads over all tokens.", default=0.0, at_least=0.0, below=1.0, panel="Loss"
     )
-    metric_for_best: str = option(
-        default="loss", help="Measure of the best model.", choices=("loss",), panel=_VALIDATION
-    )
-    context_length: int = option(default=128, help="Number of tokens that the model sees.", at_least=1, panel=_DATA)
-    batch_size: int = option(
-        default=16, help="Number of chunks of context_length tokens in a batch.", at_least=1, panel=_DATA
-    )
+    metric_for_best: str = option("Measure of the best model.", default="loss", choices=("loss",))
+    context_length: int = option("Number of tokens that the model sees.", default=128, at_least=1, panel="Data")
+    batch_size: int = option("Number of chunks of context_length tokens in a batch.", default=16, at_least=1)
     valid_share: float = option(
-        default=0.1,
-        help="Share of the text, at its end, that is kept for validation.",
-        above=0.0,
-        below=1.0,
-        panel=_DATA,
+        "Share of the text, at its end, that is kept for validation.", default=0.1, above=0.0, below=1.0
     )

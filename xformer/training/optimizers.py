@@ -67,11 +67,9 @@ class AdamState(NamedTuple):
 class Adam(_Hyperparameters):
     """Adam (Kingma and Ba, 2015), with the constants of the Transformer (Vaswani et al., 2017, section 5.3)."""
 
-    beta1: float = option(default=0.9, help="Decay rate of the mean of the gradients.", at_least=0.0, below=1.0)
-    beta2: float = option(
-        default=0.98, help="Decay rate of the mean of the squared gradients.", at_least=0.0, below=1.0
-    )
-    epsilon: float = option(default=1e-9, help="Added to the denominator.", at_least=0.0)
+    beta1: float = option("Decay rate of the mean of the gradients.", default=0.9, at_least=0.0, below=1.0)
+    beta2: float = option("Decay rate of the mean of the squared gradients.", default=0.98, at_least=0.0, below=1.0)
+    epsilon: float = option("Added to the denominator.", default=1e-9, at_least=0.0)
 
     def init(self, model: Any) -> AdamState:
         """Return the state before the first update: zero moments."""
@@ -115,10 +113,9 @@ class AdamW(Adam):
     Each update also shrinks the parameters by learning_rate * weight_decay of themselves.
     """
 
-    weight_decay: float = option(default=0.01, help="Weight decay.", at_least=0.0)
+    weight_decay: float = option("Weight decay.", default=0.01, at_least=0.0)
     decay_all: bool = option(
-        default=False,
-        help="Decay every parameter; by default those of two or more axes: weights and embeddings, no biases.",
+        "Decay every parameter; by default those of two or more axes: weights and embeddings, no biases.", default=False
     )
 
     def decay(self, parameter: Array) -> float:
@@ -137,9 +134,9 @@ class SGD(_Hyperparameters):
     """Stochastic gradient descent with momentum, as torch.optim.SGD (without dampening and weight decay)."""
 
     momentum: float = option(
-        default=0.9, help="Decay rate of the velocity; 0 is plain gradient descent.", at_least=0.0, below=1.0
+        "Decay rate of the velocity; 0 is plain gradient descent.", default=0.9, at_least=0.0, below=1.0
     )
-    nesterov: bool = option(default=False, help="Use Nesterov's momentum (Sutskever et al., 2013).")
+    nesterov: bool = option("Use Nesterov's momentum (Sutskever et al., 2013).", default=False)
 
     def init(self, model: Any) -> SGDState:
         """Return the state before the first update: zero velocities."""
@@ -185,21 +182,19 @@ class Adafactor(_Hyperparameters):
     """
 
     beta2_decay: float = option(
-        default=-0.8, help="At update t the decay rate of the running means is 1 - t ** beta2_decay."
+        "At update t the decay rate of the running means is 1 - t ** beta2_decay.", default=-0.8
     )
     epsilon: float | None = option(
-        default=None,
-        help="Lower bound of the root of the second moment; default the precision of the dtype.",
-        at_least=0.0,
+        "Lower bound of the root of the second moment; default the precision of the dtype.", default=None, at_least=0.0
     )
-    min_scale: float = option(default=1e-3, help="Lower bound of the size of a parameter.", at_least=0.0)
+    min_scale: float = option("Lower bound of the size of a parameter.", default=1e-3, at_least=0.0)
     clip_threshold: float = option(
-        default=1.0, help="Largest root mean square of an update before it is scaled.", at_least=0.0
+        "Largest root mean square of an update before it is scaled.", default=1.0, at_least=0.0
     )
-    scale_parameter: bool = option(default=True, help="Make the learning rate relative to the size of each parameter.")
-    relative_step: bool = option(default=True, help="Limit the learning rate to 1 / sqrt(t).")
-    weight_decay: float = option(default=0.0, help="Weight decay, as in AdamW.", at_least=0.0)
-    decay_all: bool = option(default=False, help="Decay every parameter, as in AdamW.")
+    scale_parameter: bool = option("Make the learning rate relative to the size of each parameter.", default=True)
+    relative_step: bool = option("Limit the learning rate to 1 / sqrt(t).", default=True)
+    weight_decay: float = option("Weight decay, as in AdamW.", default=0.0, at_least=0.0)
+    decay_all: bool = option("Decay every parameter, as in AdamW.", default=False)
 
     def init(self, model: Any) -> AdafactorState:
         """Return the state before the first update: zero means."""
