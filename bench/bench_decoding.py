@@ -27,7 +27,7 @@ def decoding_specs(factory: str, function: str) -> list[Spec]:
     return [
         *xformer_specs(factory, ("numpy", "cupy")),
         baseline("CTranslate2 float32", f"baselines.ctranslate2_decoding:{function}", compute_type="float32"),
-        baseline("CTranslate2 int8", f"baselines.ctranslate2_decoding:{function}", checked=False, compute_type="int8"),
+        baseline("CTranslate2 int8", f"baselines.ctranslate2_decoding:{function}", compute_type="int8"),
         baseline("Hugging Face", f"baselines.huggingface_decoding:{function}"),
     ]
 

@@ -85,6 +85,6 @@ def xformer_specs(factory: str, backends: Sequence[str] = ("numpy", "torch", "ja
     return specs
 
 
-def baseline(name: str, factory: str, *, checked: bool = True, **settings: Any) -> Spec:
+def baseline(name: str, factory: str, **settings: Any) -> Spec:
     """Return an implementation by another library, which need not be installed."""
-    return Spec(name, factory, settings, optional=True, checked=checked)
+    return Spec(name, factory, settings, optional=True)

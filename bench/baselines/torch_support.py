@@ -19,7 +19,7 @@ def torch_computation(
     *,
     parameters: Iterable[Any] = (),
     compiled: bool = False,
-    fingerprint: Callable[[Any], list[Any]] = ours.fingerprint,
+    fingerprint: Callable[[Any], list[list[float]]] = ours.fingerprint,
     metadata: dict[str, Any] | None = None,
 ) -> Computation:
     """Return the computation of a function of tensors: forward in inference mode, or forward and backward.
@@ -35,25 +35,22 @@ def torch_computation(
     """
     if compiled:
         forward = torch.compile(forward)
+    facts, wait = metadata or {}, wait_for(arguments[0].device)
     if gradient is None:
-        return Computation(
-            lambda index: synchronized((forward(*arguments),)), fingerprint, metadata or {}, torch.inference_mode
-        )
+        return Computation(lambda index: (forward(*arguments),), fingerprint, facts, torch.inference_mode, wait)
     weights = list(parameters)
     leaves = [argument.detach().requires_grad_() for argument in arguments]
 
     def step(index: int) -> tuple[Any, ...]:
         out = forward(*leaves)
-        return synchronized((out.detach(), *torch.autograd.grad(out, [*weights, *leaves], gradient)))
+        return (out.detach(), *torch.autograd.grad(out, [*weights, *leaves], gradient))
 
-    return Computation(step, fingerprint, metadata or {})
+    return Computation(step, fingerprint, facts, wait=wait)
 
 
-def synchronized(result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Wait for the GPU and return the result."""
-    if result[0].is_cuda:
-        torch.cuda.synchronize()
-    return result
+def wait_for(device: Any) -> Callable[[Any], None] | None:
+    """Return a function that waits for the results of a GPU; None on the CPU."""
+    return (lambda result: torch.cuda.synchronize()) if torch.device(device).type == "cuda" else None
 
 
 def tensor(array: Any) -> Any:

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import xformer as xf
 from baselines.torch_models import Translator
-from baselines.torch_support import device_and_dtype
+from baselines.torch_support import device_and_dtype, wait_for
 from xformer.benchmarks import Computation
 from xformer.benchmarks.training import LEARNING_RATE, fingerprint
 
@@ -34,10 +34,10 @@ def build(settings: dict[str, Any]) -> Computation:
     criterion = nn.CrossEntropyLoss(ignore_index=0, label_smoothing=settings["label_smoothing"])
     batches = [[ids.to(device) for ids in make_batch(settings, rows)] for rows in settings["batches"]]
 
-    def make(**options: bool) -> Callable[[int], float]:
+    def make(**options: bool) -> Callable[[int], Any]:
         optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, betas=(0.9, 0.98), eps=1e-9, **options)
 
-        def step(index: int) -> float:
+        def step(index: int) -> Any:
             source, target, labels = batches[index % len(batches)]
             with torch.autocast(device, dtype, enabled=dtype != torch.float32):  # parameters stay in float32
                 loss = criterion(apply(source, target).flatten(0, 1), labels.flatten())
@@ -46,13 +46,13 @@ def build(settings: dict[str, Any]) -> Computation:
             if settings["max_grad_norm"] is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), settings["max_grad_norm"])
             optimizer.step()
-            return float(loss.detach())
+            return loss.detach()
 
         return step
 
     step = fastest(model, make)
     metadata = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
-    return Computation(step, functools.partial(fingerprint, settings), metadata)
+    return Computation(step, functools.partial(fingerprint, settings), metadata, wait=wait_for(device))
 
 
 def make_batch(settings: dict[str, Any], rows: list[int]) -> list[Any]:
@@ -63,16 +63,16 @@ def make_batch(settings: dict[str, Any], rows: list[int]) -> list[Any]:
     return [pad_sequence([torch.tensor(row) for row in ids], batch_first=True) for ids in (source, target, labels)]
 
 
-def fastest(model: nn.Module, make: Callable[..., Callable[[int], float]]) -> Callable[[int], float]:
+def fastest(model: nn.Module, make: Callable[..., Callable[[int], Any]]) -> Callable[[int], Any]:
     """Return the step with the fastest of torch's Adam implementations, and restore the model."""
     initial, names = copy.deepcopy(model.state_dict()), {}
     for name, options in ADAMS.items():
         step = make(**options)
-        step(0)  # initializes the state of the optimizer
+        float(step(0))  # initializes the state of the optimizer
         times = []
         for index in range(_TRIALS):
             start = time.perf_counter()
-            step(index)
+            float(step(index))  # waits for the result
             times.append(time.perf_counter() - start)
         names[min(times)] = name
     best = names[min(names)]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
+
+import numpy as np
 
 from xformer.benchmarks import Computation
 from xformer.errors import ConfigError
+from xformer.ops import softmax
 
 
 def sleep(settings):
@@ -18,12 +22,22 @@ def sleep(settings):
         time.sleep(seconds[index % len(seconds)])
         return settings.get("result", [])
 
-    return Computation(step, list, metadata)
+    return Computation(step, list, metadata, wait=(lambda result: None) if settings.get("waits") else None)
 
 
 def allocate(settings):
     """Allocate and free settings["bytes"] bytes."""
     return Computation(lambda index: bytearray(b"x" * settings["bytes"])[-1], lambda result: [int(result)])
+
+
+def warn(settings):
+    """Warn, and run an operation that has kernels."""
+
+    def step(index):
+        warnings.warn("a slower kernel runs instead", RuntimeWarning, stacklevel=1)
+        return softmax(np.zeros((2, 3)))
+
+    return Computation(step)
 
 
 def print_first(settings):

@@ -98,6 +98,6 @@ def _build(
     return backend.computation(forward_and_backward, gradient, *arguments)
 
 
-def layer_fingerprint(result: Any) -> list[float]:
+def layer_fingerprint(result: Any) -> list[list[float]]:
     """Return the fingerprint of the output and of the input's gradient; the order of parameters differs by library."""
     return fingerprint((result[0], result[-1]) if len(result) > 1 else result)

@@ -14,7 +14,7 @@ from xformer.backends import Namespace, from_host, resolve, to_host
 from xformer.benchmarks.interleaved import dtype_of
 from xformer.tree import flatten
 
-_NUM_SAMPLES = 7  # values of each array in its fingerprint
+_NUM_SAMPLES = 4096  # elements of each array in its fingerprint
 
 
 def _no_fingerprint(result: Any) -> list[Any]:
@@ -26,16 +26,18 @@ class Computation:
     """A computation that can be repeated.
 
     Args:
-        step: Called with the index of the step; computes it and waits for the result.
-        fingerprint: Maps a result to a few numbers, which must be the same for all implementations.
+        step: Called with the index of the step; computes it, or only enqueues it if there is a `wait`.
+        fingerprint: Maps a result to a list of numbers for each of its arrays, to compare implementations.
         metadata: Further facts for the results, such as the number of parameters.
         context: Returns a context manager that is entered once, before the first step.
+        wait: Called with a result; returns when it and all earlier ones are computed.
     """
 
     step: Callable[[int], Any]
     fingerprint: Callable[[Any], list[Any]] = _no_fingerprint
     metadata: dict[str, Any] = field(default_factory=dict)
     context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    wait: Callable[[Any], None] | None = None
 
 
 class Backend:
@@ -52,6 +54,7 @@ class Backend:
     def __init__(self, name: str, dtype: str = "float32") -> None:
         self.name, self.dtype = name, dtype
         self.xp: Namespace = resolve(name)
+        self.wait: Callable[[Any], None] | None = _wait_for_gpu if name == "cupy" else None
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Backend:
@@ -67,34 +70,28 @@ class Backend:
     ) -> Computation:
         """Return the computation that calls a function of arrays and modules; the function returns arrays."""
         run = self._jit(function, arguments) if self.name == "jax" else lambda: function(*arguments)
-
-        def step(index: int) -> Any:
-            result = run()
-            self._synchronize(result)
-            return result
-
         context: Callable[[], Any] = contextlib.nullcontext
         if self.name == "torch":
             context = importlib.import_module("torch").inference_mode
-        return Computation(step, fingerprint, metadata or {}, context)
+        return Computation(lambda index: run(), fingerprint, metadata or {}, context, self.wait)
 
     def _jit(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[[], Any]:
         leaves, rebuild = flatten(arguments)
-        compiled = importlib.import_module("jax").jit(lambda leaves: flatten(function(*rebuild(leaves)))[0])
-        return lambda: compiled(leaves)
-
-    def _synchronize(self, result: Any) -> None:
-        if self.name == "jax":
-            importlib.import_module("jax").block_until_ready(result)
-        elif self.name == "cupy":
-            importlib.import_module("cupy").cuda.Device().synchronize()
+        jax = importlib.import_module("jax")
+        compiled = jax.jit(lambda leaves: flatten(function(*rebuild(leaves)))[0])
+        return lambda: jax.block_until_ready(compiled(leaves))
 
 
-def fingerprint(result: Any) -> list[float]:
-    """Return the mean absolute value of each array of a result and a few evenly spaced elements."""
-    values: list[float] = []
+def _wait_for_gpu(result: Any) -> None:
+    importlib.import_module("cupy").cuda.Device().synchronize()
+
+
+def fingerprint(result: Any) -> list[list[float]]:
+    """Return elements of each array of a result: all, or of a large array a random sample, the same in every call."""
+    samples = []
     for array in flatten(result)[0]:
-        host = to_host(array).astype("float64").reshape(-1)
-        indices = [index * (host.shape[0] - 1) // (_NUM_SAMPLES - 1) for index in range(_NUM_SAMPLES)]
-        values += [float(np.mean(np.abs(host))), *(float(host[index]) for index in indices)]
-    return values
+        host = to_host(array).reshape(-1)
+        if host.size > _NUM_SAMPLES:
+            host = host[np.random.default_rng(0).integers(host.size, size=_NUM_SAMPLES)]
+        samples.append(host.astype("float64").tolist())
+    return samples

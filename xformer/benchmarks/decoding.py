@@ -59,9 +59,9 @@ def make_sources(settings: dict[str, Any]) -> list[list[int]]:
     return stacks.sentences(settings["batch"], settings["length"], settings["vocabulary"])
 
 
-def fingerprint(outputs: list[list[int]]) -> list[int]:
-    """Return every token of every output."""
-    return list(itertools.chain.from_iterable(outputs))
+def fingerprint(outputs: list[list[int]]) -> list[list[int]]:
+    """Return every token of every output, in one list."""
+    return [list(itertools.chain.from_iterable(outputs))]
 
 
 def build(settings: dict[str, Any]) -> Computation:

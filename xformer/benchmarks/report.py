@@ -57,10 +57,9 @@ def machine_line(run: dict[str, Any]) -> str:
 
 
 def format_label(measurements: dict[str, Any]) -> str:
-    """Return the name of an implementation, with the share of its fingerprint that agrees if that was measured."""
-    agreement = measurements["agreement"]
+    """Return the name of an implementation, and by how much its results differ from those of the first one."""
     name: str = measurements["name"]
-    return name if agreement is None else f"{name} ({agreement:.0%} equal)"
+    return f"{name} (differs by {measurements['difference']:.1%})" if measurements["differs"] else name
 
 
 def format_cells(measurements: dict[str, Any], gemm_flops_per_second: float | None) -> list[str]:

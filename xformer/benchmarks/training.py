@@ -56,7 +56,8 @@ def build(settings: dict[str, Any]) -> Computation:
         settings: model (a configuration), source and target (token ids), batches (row numbers of each),
             label_smoothing, max_grad_norm (None: no clipping), backend.
     """
-    xp = Backend(settings["backend"]).xp
+    backend = Backend(settings["backend"])
+    xp = backend.xp
     model = Transformer(TransformerConfig(**settings["model"]), xp=xp, seed=0)
     num_workers = default_num_workers(model)
     optimizer = Adam()
@@ -67,7 +68,7 @@ def build(settings: dict[str, Any]) -> Computation:
     max_grad_norm = math.inf if settings["max_grad_norm"] is None else settings["max_grad_norm"]
     batches = [Batch.make(pairs, rows, xp=xp) for rows in settings["batches"]]
 
-    def step(index: int) -> float:
+    def step(index: int) -> Any:
         nonlocal model, state
         result = train_step(
             model,
@@ -82,13 +83,13 @@ def build(settings: dict[str, Any]) -> Computation:
             donate=True,
         )
         model, state = result.model, result.state
-        return float(result.loss)
+        return float(result.loss) if backend.wait is None else result.loss
 
     metadata = {"parameters": model.parameter_count()}
     context = functools.partial(blas_threads, 1) if num_workers > 1 else contextlib.nullcontext
-    return Computation(step, functools.partial(fingerprint, settings), metadata, context)
+    return Computation(step, functools.partial(fingerprint, settings), metadata, context, backend.wait)
 
 
-def fingerprint(settings: dict[str, Any], loss: float) -> list[Any]:
+def fingerprint(settings: dict[str, Any], loss: Any) -> list[list[float]]:
     """Return the loss, which is the same for the same model; with random dropout, nothing."""
-    return [] if settings["model"]["dropout"] else [float(loss)]
+    return [] if settings["model"]["dropout"] else [[float(loss)]]

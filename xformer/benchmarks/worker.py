@@ -14,11 +14,13 @@ import os
 import re
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 from xformer.benchmarks.computation import Computation
 from xformer.errors import XformerError
+from xformer.kernels import explain
 from xformer.threads import disable_malloc_trim
 
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -38,23 +40,35 @@ def main() -> None:
     disable_malloc_trim()
     module, _, function = request["factory"].partition(":")
     computation: Computation = getattr(importlib.import_module(module), function)(request["settings"])
+    fingerprint: list[Any] = []
     with computation.context():
         start_bytes = _reset_peak_memory()
-        fingerprint = computation.fingerprint(computation.step(0))
-        times = [_seconds(computation, index, 1) for index in range(request["warmup_steps"])]
+        with warnings.catch_warnings(record=True) as caught:
+            kernels = explain(lambda: fingerprint.extend(computation.fingerprint(computation.step(0))))
+            times = [_seconds(computation, index, 1) for index in range(request["warmup_steps"])]
         repeats = math.ceil(request["min_seconds"] / min(times)) if times else 1
-        reply({"metadata": computation.metadata, "fingerprint": fingerprint})
+        facts = {
+            "kernels": [line for line in kernels.splitlines() if not line.startswith(" ")],
+            "warnings": sorted({str(warning.message) for warning in caught}),
+        }
+        metadata = {**computation.metadata, **{name: lines for name, lines in facts.items() if lines}}
+        reply({"metadata": metadata, "fingerprint": fingerprint})
         for line in sys.stdin:
             seconds = _seconds(computation, int(line), max(1, repeats))
+            synchronous = _seconds(computation, int(line), 1) if computation.wait else None
             peak_bytes = _memory("VmHWM")
-            reply((seconds, None if peak_bytes is None or start_bytes is None else peak_bytes - start_bytes))
+            grown = None if peak_bytes is None or start_bytes is None else peak_bytes - start_bytes
+            reply((seconds, synchronous, grown))
 
 
 def _seconds(computation: Computation, index: int, repeats: int) -> float:
-    """Return the mean duration of a step."""
+    """Return the mean duration of a step; on a GPU, only the last step is waited for."""
     start = time.perf_counter()
-    for _ in range(repeats):
+    for _ in range(repeats - 1):
         computation.step(index)
+    result = computation.step(index)
+    if computation.wait:
+        computation.wait(result)
     return (time.perf_counter() - start) / repeats
 
 
