@@ -69,7 +69,10 @@ def test_a_report_with_a_plot(run, tmp_path):
     assert "Quick(R) CPU @ 3 GHz, 2 of 4 cores, openblas, Python 3.11, numpy 2.4, GEMM 200 GFLOP/s, load 0.1" in text
     row = "| attention 16 (3 rounds) | xformer numpy | 10.0 ms | 9.00-11.0 | 10,000 | 100.0 | 50% | 2.0 MiB | 1.00 |"
     assert row in text
-    assert "|  | torch (differs by 12.5%) | 25.0 ms | 22.5-27.5 | 4,000 | 40.0 | 20% | 2.0 MiB | 2.50 | 2.40-2.60 |" in text
+    assert (
+        "|  | torch (differs by 12.5%) | 25.0 ms | 22.5-27.5 | 4,000 | 40.0 | 20% | 2.0 MiB | 2.50 | 2.40-2.60 |"
+        in text
+    )
     assert text.count("- baseline failed: no compiler") == 1
     assert "- the wheel has 1 kB" in text
     (plot,) = tmp_path.glob("*.png")

@@ -7,7 +7,15 @@ from unittest.mock import Mock
 
 import pytest
 
-from xformer.benchmarks import Computation, InterleavedBenchmark, Spec, Workload, attention, interleaved_benchmark, worker
+from xformer.benchmarks import (
+    Computation,
+    InterleavedBenchmark,
+    Spec,
+    Workload,
+    attention,
+    interleaved_benchmark,
+    worker,
+)
 from xformer.benchmarks.interleaved import _TOLERANCES, difference, quartiles
 from xformer.benchmarks.report import format_label
 from xformer.errors import BackendError
