@@ -60,7 +60,8 @@ class Kernel(NamedTuple):
             derivative.
         priority: Of several kernels that support a call, the one with the highest priority runs. Ours use 0 for plain
             NumPy and CuPy, 10 for flash attention and cuDNN, 20 for numba.
-        kind: Class of kernels that XFORMER_KERNELS can switch off: "jit", "cudnn", or "" for all others.
+        disabled_by: Value of XFORMER_KERNELS that switches the kernel off, "no-jit" or "no-cudnn". "portable" switches
+            off every kernel.
         tolerance: Largest relative difference from the portable definition that XFORMER_CHECK_KERNELS accepts for
             float32 and float64.
     """
@@ -72,7 +73,7 @@ class Kernel(NamedTuple):
     forward: Callable[..., tuple[Any, Any]]
     vjp: Callable[..., tuple[Any, ...]] | None
     priority: int = 0
-    kind: str = ""
+    disabled_by: str = ""
     tolerance: float = 1e-4
 
 
@@ -246,7 +247,7 @@ def _mode() -> str:
 
 
 def _is_enabled(kernel: Kernel, mode: str) -> bool:
-    return mode != "portable" and (kernel.kind == "" or f"no-{kernel.kind}" not in mode.split(","))
+    return mode != "portable" and kernel.disabled_by not in mode.split(",")
 
 
 def load(xp: Namespace) -> None:

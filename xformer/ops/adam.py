@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from xformer.autodiff import Implementation
 from xformer.backends import Array, accumulation_dtype, array_namespace
@@ -11,6 +11,16 @@ from xformer.ops.grad_scale import scale_gradient, skip_if_nonfinite
 from xformer.ops.operation import Operation
 
 Slot = tuple[Any, Any, Any, Any]  # parameter, gradient, exp_avg, exp_avg_sq
+
+
+class Settings(NamedTuple):
+    """Numbers of one update; `step_size` contains the bias correction of the mean."""
+
+    step_size: float
+    beta1: float
+    beta2: float
+    bias_correction2: float
+    epsilon: float
 
 
 def slots(arrays: Sequence[Array]) -> Iterator[Slot]:
@@ -32,18 +42,9 @@ def writable(arrays: Sequence[Array], donate: bool) -> Sequence[Array]:
 
 
 def _forward(
-    grad_scale: Array | None,
-    *arrays: Array,
-    step_size: float,
-    beta1: float,
-    beta2: float,
-    bias_correction2: float,
-    epsilon: float,
-    decay: Sequence[float],
-    donate: bool,
-    save: bool,
+    grad_scale: Array | None, *arrays: Array, settings: Settings, decay: Sequence[float], donate: bool, save: bool
 ) -> tuple[Any, Any]:
-    xp = array_namespace(*arrays)
+    xp, (step_size, beta1, beta2, bias_correction2, epsilon) = array_namespace(*arrays), settings
     results: list[Array] = []
     for (parameter, gradient, *moments), parameter_decay in zip(slots(arrays), decay, strict=True):
         g = scale_gradient(xp.astype(gradient, moments[0].dtype, copy=False), grad_scale)
@@ -95,11 +96,7 @@ def adam(
     results = _operation(
         grad_scale,
         *(array for slot in parameters for array in slot),
-        step_size=learning_rate / (1.0 - beta1**step),
-        beta1=beta1,
-        beta2=beta2,
-        bias_correction2=1.0 / (1.0 - beta2**step),
-        epsilon=epsilon,
+        settings=Settings(learning_rate / (1.0 - beta1**step), beta1, beta2, 1.0 / (1.0 - beta2**step), epsilon),
         decay=tuple(1.0 - learning_rate * rate for rate in weight_decay or [0.0] * len(parameters)),
         donate=donate,
     )

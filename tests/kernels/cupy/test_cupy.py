@@ -15,6 +15,7 @@ from xformer.backends import dtype_named, namespaces
 from xformer.kernels import registry
 from xformer.kernels.cupy import launch as cuda_launch
 from xformer.ops import gelu, layer_norm, linear
+from xformer.ops.adam import Settings
 from xformer.training import AdamW, Batch, TokenPairs
 from xformer.training.precision import autocast
 from xformer.training.step import clip_scale, global_norm, train_step
@@ -39,15 +40,7 @@ CASES = {
     "cast": ((X, VECTOR), {"dtype": "float32"}),
     "adam": (
         (np.asarray(0.5), VECTOR, VECTOR, VECTOR, VECTOR**2),
-        {
-            "step_size": 0.1,
-            "beta1": 0.9,
-            "beta2": 0.9,
-            "bias_correction2": 1.0,
-            "epsilon": 1e-9,
-            "decay": (0.9,),
-            "donate": True,
-        },
+        {"settings": Settings(0.1, 0.9, 0.9, 1.0, 1e-9), "decay": (0.9,), "donate": True},
     ),
 }
 

@@ -33,20 +33,9 @@ def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     return unsupported_dtype(arrays, _DTYPES)
 
 
-def forward(
-    query: Array,
-    key: Array,
-    value: Array,
-    mask: Array | None,
-    bias: Array | None,
-    dropout_mask: Array | None,
-    *,
-    causal: bool,
-    scale: float,
-    keep_probability: float,
-    save: bool,
-) -> tuple[Array, Any]:
+def forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool) -> tuple[Array, Any]:
     """Return the output (..., queries, value_dim), and the arrays, weights and dropout mask as residuals."""
+    query, key, value, mask, bias, dropout_mask = arrays
     xp, heads = array_namespace(query), key.shape[-3] if len(key.shape) > 2 else 1
     query, key, value = _broadcast_batch(xp, query, repeat_kv(key, query), repeat_kv(value, query))
     scores = batched_product(query, _transpose(key), alpha=scale, dtype=accumulation_dtype(xp, query.dtype))

@@ -71,20 +71,9 @@ class _Saved(NamedTuple):
     inputs: tuple[Any, ...]
 
 
-def _forward(
-    query: Array,
-    key: Array,
-    value: Array,
-    mask: Array | None,
-    bias: Array | None,
-    dropout_mask: Array | None,
-    *,
-    causal: bool,
-    scale: float,
-    keep_probability: float,
-    save: bool,
-) -> tuple[Array, Any]:
-    xp, inputs = array_namespace(query), (query, key, value, mask, bias, dropout_mask)
+def _forward(*inputs: Any, causal: bool, scale: float, keep_probability: float, save: bool) -> tuple[Array, Any]:
+    query, key, value, mask, bias, dropout_mask = inputs
+    xp = array_namespace(query)
     arrays = dict(zip(("query", "key", "value"), map(_readable, inputs[:3]), strict=True))
     inference, training, backward = _specs_of(inputs, causal, scale)
     spec, has_keys = training if save else inference, None
@@ -288,16 +277,5 @@ def _to_4d(x: Array) -> Array:
 
 
 for _operation in ("attention", "grouped_attention"):
-    register(
-        Kernel(
-            f"cudnn.{_operation}",
-            _operation,
-            "cupy",
-            supports,
-            _forward,
-            _vjp,
-            priority=10,
-            kind="cudnn",
-            tolerance=2e-2,
-        )
-    )
+    _options: dict[str, Any] = {"priority": 10, "disabled_by": "no-cudnn", "tolerance": 2e-2}
+    register(Kernel(f"cudnn.{_operation}", _operation, "cupy", supports, _forward, _vjp, **_options))

@@ -22,7 +22,7 @@ from xformer.kernels.cupy.arrays import (
 )
 from xformer.kernels.cupy.grid import grid_for_elements
 from xformer.kernels.registry import Kernel, register
-from xformer.ops.adam import Slot, slots, updated, writable
+from xformer.ops.adam import Settings, Slot, slots, updated, writable
 
 _BLOCK_ELEMENTS = 8192
 _THREADS = 256
@@ -87,19 +87,9 @@ def _in_order(slot: Slot) -> tuple[Any, ...]:
 
 
 def _forward(
-    grad_scale: Any,
-    *arrays: Any,
-    step_size: float,
-    beta1: float,
-    beta2: float,
-    bias_correction2: float,
-    epsilon: float,
-    decay: Sequence[float],
-    donate: bool,
-    save: bool,
+    grad_scale: Any, *arrays: Any, settings: Settings, decay: Sequence[float], donate: bool, save: bool
 ) -> tuple[Any, Any]:
     arrays = tuple(writable(arrays, donate))
-    settings = float(step_size), float(beta1), float(beta2), float(bias_correction2), float(epsilon)
     items = [(*_in_order(slot), parameter_decay) for slot, parameter_decay in zip(slots(arrays), decay, strict=True)]
     for dtypes, batch in _batches(items, _MAX_SLOTS):
         fields = zip(("parameters", "gradients", "exp_avgs", "exp_avg_sqs"), zip(*batch, strict=True), strict=False)
@@ -107,7 +97,9 @@ def _forward(
         columns |= {"sizes": [item[0].size for item in batch], "decays": [item[4] for item in batch]}
         table, blocks = _table(_SLOTS, columns)
         scale = None if grad_scale is None else contiguous(grad_scale, compute_dtype(batch[0][0]))
-        cuda_launch.launch("optimizer.adam", dtypes, blocks, _THREADS, table, _BLOCK_ELEMENTS, *settings, scale)
+        cuda_launch.launch(
+            "optimizer.adam", dtypes, blocks, _THREADS, table, _BLOCK_ELEMENTS, *map(float, settings), scale
+        )
     return updated(arrays), None
 
 

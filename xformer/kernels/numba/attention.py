@@ -61,19 +61,8 @@ def _contiguous_features(x: Any) -> Any:
     return x if x.strides[-1] == x.itemsize else np.ascontiguousarray(x)
 
 
-def _forward(
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    bias: Any,
-    dropout_mask: Any,
-    *,
-    causal: bool,
-    scale: float,
-    keep_probability: float,
-    save: bool,
-) -> tuple[Any, Any]:
+def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool) -> tuple[Any, Any]:
+    query, key, value, mask, bias, dropout_mask = arrays
     batch, heads, queries, _ = query.shape
     attn_bias = _attn_bias(mask, bias, key.shape[2], query.dtype)
     out = np.empty((batch, queries, heads, value.shape[-1]), query.dtype)
@@ -100,4 +89,4 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep
     return dquery, dkey, dvalue, None, dbias if needs[4] else None, None
 
 
-register(Kernel("numba.attention", "attention", "numpy", _supports, _forward, _vjp, priority=20, kind="jit"))
+register(Kernel("numba.attention", "attention", "numpy", _supports, _forward, _vjp, priority=20, disabled_by="no-jit"))

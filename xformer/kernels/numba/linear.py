@@ -64,4 +64,4 @@ def _part_size(rows: int, columns: int, num_parts: int, few_rows: bool) -> tuple
     return -(-rows // num_parts // _TILE_ROWS) * _TILE_ROWS, columns
 
 
-register_linear("numba", _affine, _supports, priority=20, kind="jit")
+register_linear("numba", _affine, _supports, priority=20, disabled_by="no-jit")

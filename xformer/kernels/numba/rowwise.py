@@ -137,18 +137,17 @@ def _adam_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | Non
     return numpy_optimizer.supports(arrays, static) or numba_arrays.supports(arrays[1:], static)
 
 
-def _adam(grad_scale: Any, *arrays: Any, decay: Any, donate: bool, save: bool, **settings: float) -> tuple[Any, Any]:
+def _adam(grad_scale: Any, *arrays: Any, settings: Any, decay: Any, donate: bool, save: bool) -> tuple[Any, Any]:
     """Update large parameters first, on several threads if that pays off."""
     arrays = tuple(writable(arrays, donate))
     scale = numpy_optimizer.read_grad_scale(grad_scale)
     if scale is None:
         return updated(arrays), None
-    values = [settings[name] for name in ("step_size", "beta1", "beta2", "bias_correction2", "epsilon")]
     items = sorted(zip(slots(arrays), decay, strict=True), key=lambda item: -item[0][0].size)
 
     def update(item: Any) -> None:
         slot, parameter_decay = item
-        _kernels().adam(*numpy_optimizer.elements(slot), *values, parameter_decay, scale)
+        _kernels().adam(*numpy_optimizer.elements(slot), *settings, parameter_decay, scale)
 
     if sum(slot[0].size for slot, _ in items) < _MIN_ELEMENTS:
         list(map(update, items))
@@ -166,4 +165,6 @@ for _operation, _supports, _forward, _vjp in (
     ("cross_entropy", numba_arrays.supports, _cross_entropy_forward, _cross_entropy_vjp),
     ("adam", _adam_supports, _adam, None),
 ):
-    register(Kernel(f"numba.{_operation}", _operation, "numpy", _supports, _forward, _vjp, priority=20, kind="jit"))
+    register(
+        Kernel(f"numba.{_operation}", _operation, "numpy", _supports, _forward, _vjp, priority=20, disabled_by="no-jit")
+    )

@@ -109,19 +109,8 @@ def _single_query(query: Any, key: Any, value: Any, mask: Any, bias: Any, scale:
     return np.matmul(scores, value)
 
 
-def _forward(
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    bias: Any,
-    dropout_mask: Any,
-    *,
-    causal: bool,
-    scale: float,
-    keep_probability: float,
-    save: bool,
-) -> tuple[Any, Any]:
+def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool) -> tuple[Any, Any]:
+    query, key, value, mask, bias, dropout_mask = arrays
     (batch, heads, queries, _), keys = query.shape, key.shape[2]
     if queries == 1 and dropout_mask is None and not save:
         return _single_query(query, key, value, mask, bias, scale), None

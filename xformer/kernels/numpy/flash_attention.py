@@ -143,19 +143,8 @@ def _key_mask(mask: Any, sentence: int) -> Any:
     return rows[sentence if len(rows) > 1 else 0]
 
 
-def _forward(
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    bias: Any,
-    dropout_mask: Any,
-    *,
-    causal: bool,
-    scale: float,
-    keep_probability: float,
-    save: bool,
-) -> tuple[Any, Any]:
+def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool) -> tuple[Any, Any]:
+    query, key, value, mask, _, _ = arrays
     out = np.empty((*query.shape[:3], value.shape[-1]), query.dtype)
     logsumexp = np.empty(query.shape[:3], query.dtype)
     if mask is not None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from xformer.kernels.numpy.arrays import supports_floats
 from xformer.kernels.registry import Kernel, register
-from xformer.ops.adam import Slot, slots, updated, writable
+from xformer.ops.adam import Settings, Slot, slots, updated, writable
 
 _BLOCK = 32768  # elements: five arrays of this size stay in a core's second-level cache
 
@@ -42,22 +42,13 @@ def read_grad_scale(grad_scale: Any) -> float | None:
 
 
 def _forward(
-    grad_scale: Any,
-    *arrays: Any,
-    step_size: float,
-    beta1: float,
-    beta2: float,
-    bias_correction2: float,
-    epsilon: float,
-    decay: Sequence[float],
-    donate: bool,
-    save: bool,
+    grad_scale: Any, *arrays: Any, settings: Settings, decay: Sequence[float], donate: bool, save: bool
 ) -> tuple[Any, Any]:
     """Update with Adam, moving the bias correction c of the second moment out of the root.
 
     a m / (sqrt(c v) + e) = a/sqrt(c) m / (sqrt(v) + e/sqrt(c))
     """
-    arrays = tuple(writable(arrays, donate))
+    arrays, (step_size, beta1, beta2, bias_correction2, epsilon) = tuple(writable(arrays, donate)), settings
     root, scale = math.sqrt(bias_correction2), read_grad_scale(grad_scale)
     if scale is None:
         return updated(arrays), None
