@@ -7,7 +7,6 @@ the cotangents of keys and values, too.
 
 from __future__ import annotations
 
-import json
 import types
 
 import numpy as np
@@ -53,7 +52,7 @@ class Tensor:
 
 
 class Module:
-    """The module `cudnn`. built, restored: numbers of plans; executed: (forward or backward, entry point)."""
+    """The module `cudnn`. built: number of plans; executed: (forward or backward, entry point)."""
 
     data_type = types.SimpleNamespace(**{name: name for name in DTYPES})
     heur_mode = types.SimpleNamespace(A="A", FALLBACK="FALLBACK")
@@ -62,11 +61,10 @@ class Module:
     __version__ = "1.32.0"
 
     def __init__(self):
-        self.handles, self.built, self.restored, self.executed, self.refuses = [], 0, 0, [], None
-        self.version, self.private = 91900, True
+        self.handles, self.built, self.executed, self.refuses, self.engine = [], 0, [], None, None
 
     def backend_version(self):
-        return self.version
+        return 91900
 
     def create_handle(self):
         self.handles.append(Handle())
@@ -84,7 +82,7 @@ class Graph:
         if intermediate_data_type != "FLOAT" or compute_data_type != "FLOAT":
             raise ValueError("sums are to be kept in float32")
         self.module, self.handle, self.tensors, self.node, self.is_built = module, handle, {}, None, False
-        self.selected_engine = None
+        self.selected_engine = module.engine
 
     def tensor(self, name, dim, stride, data_type):
         tensor = Tensor(len(self.tensors) + 11, dim, stride, data_type)
@@ -160,12 +158,9 @@ class Graph:
 
     @property
     def _lowered_graph(self):
-        execute = {"_execute": self._execute_private} if self.module.private else {}
-        return types.SimpleNamespace(**execute)
+        return types.SimpleNamespace(_execute=self._execute_private)
 
     def _execute_private(self, pack, workspace, backend_handle):
-        if self.module.private == "other arguments":
-            raise TypeError("_execute(): incompatible function arguments")
         if backend_handle != self.handle.backend_handle:
             raise RuntimeError("CUDNN_STATUS_BAD_PARAM")
         self._execute(pack, workspace, "private")
@@ -193,20 +188,6 @@ class Graph:
         }
         self.module.executed.append(("backward" if self.node["backward"] else "forward", way))
         (_backward if self.node["backward"] else _forward)(self.node, arrays)
-
-    def serialize(self):
-        tensors = [[t.uid, t.dim, t.stride, t.data_type] for t in self.tensors.values()]
-        return [*json.dumps({"node": self.node, "tensors": tensors}).encode()]  # a list of ints, as the binding's
-
-    def deserialize(self, handle, content):
-        if not isinstance(content, bytes):
-            raise TypeError("deserialize(): incompatible function arguments")
-        saved = json.loads(bytes(content))
-        if handle is not self.handle:
-            raise RuntimeError("CUDNN_STATUS_BAD_PARAM")
-        self.node, self.is_built = saved["node"], True
-        self.tensors = {uid: Tensor(uid, *rest) for uid, *rest in saved["tensors"]}
-        self.module.restored += 1
 
 
 def _wide(array):

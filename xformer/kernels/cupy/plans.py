@@ -44,13 +44,10 @@ class Plans(threading.local):
         self._plans: OrderedDict[Hashable, Any] = OrderedDict()
 
     def find(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the plan of a key, from the cache or from `make`; None is not cached."""
+        """Return the plan of a key, from the cache or from `make`."""
         plan = self._plans.get(key)
         if plan is None:
-            plan = make()
-            if plan is None:
-                return None
-            self._plans[key] = plan
+            plan = self._plans[key] = make()
             if len(self._plans) > self.max_plans:
                 self._plans.popitem(last=False)
         self._plans.move_to_end(key)
