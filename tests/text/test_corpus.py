@@ -9,8 +9,6 @@ from xformer.errors import ConfigError, DataError
 from xformer.text.corpus import (
     TRUNCATION_MODES,
     ParallelCorpus,
-    check_lengths,
-    drop_long,
     fit_lengths,
     iter_lines,
     read_lines,
@@ -202,68 +200,30 @@ def test_select_keeps_line_numbers_and_counts():
 # --- Lengths -------------------------------------------------------------------------------------
 
 
-def test_check_lengths_accepts_the_limit_itself():
-    assert check_lengths([[5] * 3, [], [5] * 2], 3, "train.de") is None
-
-
-def test_check_lengths_counts_the_long_lines():
+def test_long_lines_are_counted_and_the_first_is_named():
     encoded = [[5] * 3, [5] * 7, [5], [5] * 9]
     with pytest.raises(DataError) as caught:
-        check_lengths(encoded, 3, "train.de")
+        fit_lengths(encoded, encoded, 3, names=("train.de", "train.en"))
     assert str(caught.value) == (
         "train.de has 2 lines of more than 3 tokens, the first on line 2 (7 tokens); raise the limit with "
         "--max-length, or omit such lines with --truncation drop"
     )
     with pytest.raises(DataError, match=r"has 1 line of more than 7 tokens, the first on line 4 \(9 tokens\)"):
-        check_lengths(encoded, 7, "train.de")
-
-
-def test_check_lengths_names_the_line_of_the_file():
-    with pytest.raises(DataError, match=r"the first on line 40 \(7 tokens\)"):
-        check_lengths([[5], [5] * 7], 3, "train.de", line_numbers=[10, 40])
-
-
-def test_drop_long_keeps_rows_that_fit_on_every_side():
-    source, target = [[5] * 2, [5] * 4, [5] * 3, []], [[5] * 2, [5] * 2, [5] * 9, [5] * 3]
-    assert drop_long(3, source, target) == ([0, 3], 2)
-    assert drop_long(9, source, target) == ([0, 1, 2, 3], 0)
-    assert drop_long(3, source) == ([0, 2, 3], 1)
-    assert drop_long(3, []) == ([], 0)
-
-
-def test_drop_long_raises_if_no_row_remains():
-    with pytest.raises(DataError, match="all 2 lines have more than 3 tokens; raise the limit with --max-length"):
-        drop_long(3, [[5] * 4, [5]], [[5], [5] * 4])
-
-
-def test_drop_long_expects_equal_columns():
-    with pytest.raises(DataError, match=r"columns have \[1, 2\] lines"):
-        drop_long(3, [[5]], [[5], [5]])
-    with pytest.raises(DataError, match=r"columns have \[\] lines"):
-        drop_long(3)
-
-
-@pytest.mark.parametrize("limit", [0, -1])
-def test_limit_must_be_positive(limit):
-    with pytest.raises(ConfigError, match=f"limit is {limit} tokens per line; expected at least 1"):
-        check_lengths([[5]], limit, "train.de")
-    with pytest.raises(ConfigError, match=f"limit is {limit} tokens"):
-        drop_long(limit, [[5]])
+        fit_lengths(encoded, encoded, 7)
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1), st.integers(1, 6))
-def test_what_drop_long_keeps_passes_check_lengths(sizes, limit):
+def test_dropping_keeps_the_pairs_that_fit_on_both_sides(sizes, limit):
     source, target = ([[5] * size for size in column] for column in zip(*sizes, strict=True))
     fits = [max(pair) <= limit for pair in sizes]
     if not any(fits):
-        with pytest.raises(DataError):
-            drop_long(limit, source, target)
+        with pytest.raises(DataError, match=f"all {len(sizes)} lines have more than {limit} tokens"):
+            fit_lengths(source, target, limit, truncation="drop")
         return
-    kept, num_dropped = drop_long(limit, source, target)
-    assert kept == [row for row, fit in enumerate(fits) if fit]
-    assert num_dropped == len(sizes) - len(kept)
-    for column in (source, target):
-        check_lengths([column[row] for row in kept], limit, "text")
+    fitted = fit_lengths(source, target, limit, truncation="drop")
+    assert fitted.rows == [row for row, fit in enumerate(fits) if fit]
+    assert fitted.num_dropped == len(sizes) - len(fitted.rows)
+    assert fit_lengths(fitted.source, fitted.target, limit)[1:3] == fitted[1:3]
 
 
 # --- Ways to meet the limit ----------------------------------------------------------------------

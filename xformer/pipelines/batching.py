@@ -44,6 +44,6 @@ def encode_phrases(
     if not sequence_bias:
         return None
     if all(isinstance(phrase, str) for phrase in sequence_bias):
-        return [[tokenizer.phrase_ids(phrase).anywhere for phrase in sequence_bias]] * count
+        return [[tokenizer.phrase_ids(phrase) for phrase in sequence_bias]] * count
     rows = one_per_text("sequence_bias", sequence_bias, count)
-    return [[tokenizer.phrase_ids(phrase).anywhere for phrase in phrases] for phrases in rows]
+    return [[tokenizer.phrase_ids(phrase) for phrase in phrases] for phrases in rows]

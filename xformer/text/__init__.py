@@ -7,8 +7,6 @@ from xformer.text.corpus import (
     TRUNCATION_MODES,
     FittedPairs,
     ParallelCorpus,
-    check_lengths,
-    drop_long,
     fit_lengths,
     iter_lines,
     read_lines,
@@ -20,7 +18,7 @@ from xformer.text.metrics import Score, bleu, chrf, exact_match, rouge, ter
 from xformer.text.normalize import normalize_text
 from xformer.text.number_words import english, german
 from xformer.text.sentences import split_sentences
-from xformer.text.tokenizer import PhraseIds, Tokenizer
+from xformer.text.tokenizer import Tokenizer
 from xformer.text.tokenizer_models import BOS_ID, EOS_ID, PAD_ID, SEPARATOR, SPECIAL_TOKENS, UNK_ID
 
 __all__ = [
@@ -35,14 +33,11 @@ __all__ = [
     "DemoTask",
     "FittedPairs",
     "ParallelCorpus",
-    "PhraseIds",
     "Score",
     "Tokenizer",
     "bleu",
-    "check_lengths",
     "chrf",
     "copy_task",
-    "drop_long",
     "english",
     "exact_match",
     "fit_lengths",

@@ -202,60 +202,6 @@ def read_parallel(
     return corpus.select(nonblank)
 
 
-def check_lengths(
-    encoded: Sequence[Sequence[int]], limit: int, name: PathName, line_numbers: Sequence[int] = ()
-) -> None:
-    """Check that no line has more than `limit` tokens.
-
-    Args:
-        encoded: Token ids of each line, without special ids.
-        limit: Largest number of tokens.
-        name: Name of the lines in errors, usually their file.
-        line_numbers: As in `ParallelCorpus`.
-
-    Raises:
-        DataError: With the number of long lines and the first of them.
-        ConfigError: For a limit below 1.
-    """
-    _check_limit(limit)
-    long = [index for index, ids in enumerate(encoded) if len(ids) > limit]
-    if not long:
-        return
-    first = long[0]
-    number = line_numbers[first] if line_numbers else first + 1
-    lines = "1 line" if len(long) == 1 else f"{len(long)} lines"
-    raise DataError(
-        f"{name} has {lines} of more than {limit} tokens, the first on line {number} "
-        f"({len(encoded[first])} tokens); raise the limit with --max-length, or omit such lines with "
-        "--truncation drop"
-    )
-
-
-def drop_long(limit: int, *columns: Sequence[Sequence[int]]) -> tuple[list[int], int]:
-    """Find the rows that have at most `limit` tokens in every column.
-
-    Args:
-        limit: Largest number of tokens.
-        columns: Encoded lines, such as source and target, of equal length.
-
-    Returns:
-        Indices of the rows to keep (from 0, for `ParallelCorpus.select`), and the number of rows dropped.
-
-    Raises:
-        ConfigError: For a limit below 1.
-        DataError: If columns differ in length or no row remains.
-    """
-    _check_limit(limit)
-    counts = {len(column) for column in columns}
-    if len(counts) != 1:
-        raise DataError(f"columns have {sorted(counts)} lines; expected one or more columns of the same length")
-    total = counts.pop()
-    rows = [row for row in range(total) if all(len(column[row]) <= limit for column in columns)]
-    if total and not rows:
-        raise DataError(f"all {total} lines have more than {limit} tokens; raise the limit with --max-length")
-    return rows, total - len(rows)
-
-
 class FittedPairs(NamedTuple):
     """Encoded pairs within a limit of tokens.
 
@@ -298,24 +244,33 @@ def fit_lengths(
         DataError: For lines that are too long, or if no pair remains.
         ConfigError: For a limit below 1 or another truncation.
     """
-    _check_limit(limit)
+    if limit < 1:
+        raise ConfigError(f"limit is {limit} tokens per line; expected at least 1")
     if truncation not in TRUNCATION_MODES:
         raise ConfigError(f"truncation is {truncation!r}; expected one of: {', '.join(TRUNCATION_MODES)}")
     if len(source) != len(target):
         raise DataError(f"source has {len(source)} lines and target {len(target)}; expected one target for each source")
-    rows, num_dropped, num_cut = list(range(len(source))), 0, 0
-    if truncation == "error":
-        check_lengths(source, limit, names[0], line_numbers)
     if truncation == "drop":
-        rows, num_dropped = drop_long(limit, source, target)
-    else:
-        check_lengths(target, limit, names[1], line_numbers)
+        rows = [row for row, pair in enumerate(zip(source, target, strict=True)) if max(map(len, pair)) <= limit]
+        if source and not rows:
+            raise DataError(f"all {len(source)} lines have more than {limit} tokens; raise the limit with --max-length")
+        kept = [source[row] for row in rows], [target[row] for row in rows]
+        return FittedPairs(rows, *kept, num_dropped=len(source) - len(rows), num_cut=0)
+    num_cut = 0
     if truncation == "cut":
         num_cut = sum(len(ids) > limit for ids in source)
         source = [ids[:limit] for ids in source]
-    return FittedPairs(rows, [source[row] for row in rows], [target[row] for row in rows], num_dropped, num_cut)
+    for encoded, name in zip((source, target), names, strict=True):
+        _check_lengths(encoded, limit, name, line_numbers)
+    return FittedPairs(list(range(len(source))), list(source), list(target), 0, num_cut)
 
 
-def _check_limit(limit: int) -> None:
-    if limit < 1:
-        raise ConfigError(f"limit is {limit} tokens per line; expected at least 1")
+def _check_lengths(encoded: Sequence[list[int]], limit: int, name: PathName, line_numbers: Sequence[int]) -> None:
+    long = [index for index, ids in enumerate(encoded) if len(ids) > limit]
+    if long:
+        number = line_numbers[long[0]] if line_numbers else long[0] + 1
+        raise DataError(
+            f"{name} has {len(long)} line{'s' if len(long) > 1 else ''} of more than {limit} tokens, the first on line "
+            f"{number} ({len(encoded[long[0]])} tokens); raise the limit with --max-length, or omit such lines with "
+            "--truncation drop"
+        )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from xformer.errors import ConfigError
 from xformer.text.corpus import ParallelCorpus
@@ -78,14 +80,14 @@ def numbers_task(
     held_out = num_valid + num_test
     train = basic + drawn[held_out:]
     generator.shuffle(train)
-    return DemoTask(
+    splits = train, drawn[:num_valid], drawn[num_valid:held_out]
+    return _make_task(
         "numbers",
         "English number words to German",
-        train=_number_corpus(train),
-        valid=_number_corpus(drawn[:num_valid]),
-        test=_number_corpus(drawn[num_valid:held_out]),
-        tokenizer_model="bpe",
-        vocab_size=128,
+        splits,
+        lambda number: (english(number), german(number)),
+        "bpe",
+        128,
     )
 
 
@@ -132,6 +134,22 @@ def copy_task(
     return _sequence_task("copy", "a sequence as it is", 1, seed, sizes, (shortest, longest))
 
 
+def _make_task(
+    name: str,
+    description: str,
+    splits: Sequence[Sequence[Any]],
+    pair: Callable[[Any], tuple[str, str]],
+    tokenizer_model: str,
+    vocab_size: int,
+) -> DemoTask:
+    """Make a task from the items of train, valid and test, each of which gives a pair of texts."""
+    pairs = [[pair(item) for item in items] for items in splits]
+    train, valid, test = (
+        ParallelCorpus([source for source, _ in each], [target for _, target in each]) for each in pairs
+    )
+    return DemoTask(name, description, train, valid, test, tokenizer_model, vocab_size)
+
+
 def _check_sizes(*sizes: int) -> None:
     if min(sizes) < 1:
         raise ConfigError(f"num_train, num_valid, num_test are {sizes}; expected 1 or more of each")
@@ -155,10 +173,6 @@ def _draw_numbers(generator: random.Random, count: int, largest: int, basic: set
         pools.append([number for number in sample if number not in basic])
     turns = itertools.zip_longest(*pools)
     return [number for turn in turns for number in turn if number is not None][:count]
-
-
-def _number_corpus(numbers: list[int]) -> ParallelCorpus:
-    return ParallelCorpus([english(number) for number in numbers], [german(number) for number in numbers])
 
 
 # --- Sequences ----------------------------------------------------------------------------------------------
@@ -187,20 +201,11 @@ def _sequence_task(
     drawn: dict[tuple[str, ...], None] = {}  # a set that keeps its order
     while len(drawn) < sum(sizes):
         drawn[tuple(generator.choices(_SYMBOLS, k=generator.randint(shortest, longest)))] = None
-    sequences = list(drawn)
-    num_valid, num_test = sizes[1:]
     # Held-out sequences come first: later draws lack the short sequences that are used up.
+    sequences, (_, num_valid, num_test) = list(drawn), sizes
     held_out = num_valid + num_test
-    return DemoTask(
-        name,
-        description,
-        train=_sequence_corpus(sequences[held_out:], step),
-        valid=_sequence_corpus(sequences[:num_valid], step),
-        test=_sequence_corpus(sequences[num_valid:held_out], step),
-        tokenizer_model="words",
-        vocab_size=len(SPECIAL_TOKENS) + len(_SYMBOLS),
+    splits = sequences[held_out:], sequences[:num_valid], sequences[num_valid:held_out]
+    vocab_size = len(SPECIAL_TOKENS) + len(_SYMBOLS)
+    return _make_task(
+        name, description, splits, lambda each: (" ".join(each), " ".join(each[::step])), "words", vocab_size
     )
-
-
-def _sequence_corpus(sequences: list[tuple[str, ...]], step: int) -> ParallelCorpus:
-    return ParallelCorpus([" ".join(s) for s in sequences], [" ".join(s[::step]) for s in sequences])

@@ -6,6 +6,8 @@ a small translation task with reordering.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from xformer.errors import DataError
 
 LARGEST = 999_999
@@ -22,10 +24,10 @@ _GERMAN_BELOW_20 = (
     "null", "ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf",
     "dreizehn", "vierzehn", "fünfzehn", "sechzehn", "siebzehn", "achtzehn", "neunzehn",
 )
-_GERMAN_TENS = (
-    "", "", "zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig",
-)
+_GERMAN_TENS = ("", "", "zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig")
 # fmt: on
+_ENGLISH_UNITS = {1000: "thousand", 100: "hundred"}
+_GERMAN_UNITS = {1000: "tausend", 100: "hundert"}
 
 
 def english(number: int) -> str:
@@ -43,11 +45,7 @@ def english(number: int) -> str:
         >>> english(21_007)
         'twenty-one thousand seven'
     """
-    thousands, rest = divmod(_checked(number), 1000)
-    parts = [_english_below_1000(thousands), "thousand"] if thousands else []
-    if rest or not thousands:
-        parts.append(_english_below_1000(rest))
-    return " ".join(parts)
+    return _spell(_checked(number), _ENGLISH_UNITS, _english_below_100, " ")
 
 
 def german(number: int) -> str:
@@ -65,43 +63,31 @@ def german(number: int) -> str:
         >>> german(1_001)
         'eintausendeins'
     """
-    thousands, rest = divmod(_checked(number), 1000)
-    word = f"{_german_below_1000(thousands)}tausend" if thousands else ""
-    if rest or not thousands:
-        word += _german_below_1000(rest)
-        if rest % 100 == 1:
-            word += "s"
-    return word
+    word = _spell(_checked(number), _GERMAN_UNITS, _german_below_100, "")
+    return f"{word}s" if number % 100 == 1 else word
 
 
-def _english_below_1000(number: int) -> str:
-    hundreds, rest = divmod(number, 100)
-    parts = [_ENGLISH_BELOW_20[hundreds], "hundred"] if hundreds else []
-    if rest or not hundreds:
-        parts.append(_english_below_100(rest))
-    return " ".join(parts)
+def _spell(number: int, units: dict[int, str], below_100: Callable[[int], str], space: str) -> str:
+    for size, name in units.items():
+        count, rest = divmod(number, size)
+        if count:
+            words = [_spell(count, units, below_100, space), name]
+            return space.join([*words, _spell(rest, units, below_100, space)] if rest else words)
+    return below_100(number)
 
 
 def _english_below_100(number: int) -> str:
     if number < 20:
         return _ENGLISH_BELOW_20[number]
-    tens, units = divmod(number, 10)
-    return f"{_ENGLISH_TENS[tens]}-{_ENGLISH_BELOW_20[units]}" if units else _ENGLISH_TENS[tens]
-
-
-def _german_below_1000(number: int) -> str:
-    hundreds, rest = divmod(number, 100)
-    word = f"{_GERMAN_BELOW_20[hundreds]}hundert" if hundreds else ""
-    if rest or not hundreds:
-        word += _german_below_100(rest)
-    return word
+    tens, ones = divmod(number, 10)
+    return f"{_ENGLISH_TENS[tens]}-{_ENGLISH_BELOW_20[ones]}" if ones else _ENGLISH_TENS[tens]
 
 
 def _german_below_100(number: int) -> str:
     if number < 20:
         return _GERMAN_BELOW_20[number]
-    tens, units = divmod(number, 10)
-    return f"{_GERMAN_BELOW_20[units]}und{_GERMAN_TENS[tens]}" if units else _GERMAN_TENS[tens]
+    tens, ones = divmod(number, 10)
+    return f"{_GERMAN_BELOW_20[ones]}und{_GERMAN_TENS[tens]}" if ones else _GERMAN_TENS[tens]
 
 
 def _checked(number: int) -> int:

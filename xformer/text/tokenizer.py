@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.io import atomic_write, read_json
@@ -21,23 +21,6 @@ from xformer.text.tokenizer_models import (
     raise_not_text,
     separator_id,
 )
-
-
-class PhraseIds(NamedTuple):
-    """Spellings of a phrase as token ids.
-
-    Attributes:
-        inside: After a space inside a line.
-        beginning: At the start of a line.
-    """
-
-    inside: list[list[int]]
-    beginning: list[list[int]]
-
-    @property
-    def anywhere(self) -> list[list[int]]:
-        """All spellings without duplicates."""
-        return [*self.inside, *(ids for ids in self.beginning if ids not in self.inside)]
 
 
 class Tokenizer:
@@ -186,14 +169,17 @@ class Tokenizer:
             encoded.append(ids)
         return encoded
 
-    def phrase_ids(self, phrase: str) -> PhraseIds:
+    def phrase_ids(self, phrase: str) -> list[list[int]]:
         """Return the spellings of a word or phrase as whole words, e.g. to bias generation toward it.
 
-        At the beginning of a line the first letter may also be a capital. "bpe" and "words" spell it the same at the
-        beginning and after a space; with "characters" the space is included, so that "art" does not match "start".
+        At the start of a line the first letter may also be a capital. "bpe" and "words" spell a phrase the same at the
+        start and after a space; "characters" includes the space, so that "art" does not match "start".
 
         Args:
             phrase: Word or phrase.
+
+        Returns:
+            Token ids of each spelling: first after a space inside a line, then at the start of a line.
 
         Raises:
             DataError: For a blank phrase, or naming the words that have unknown characters.
@@ -209,22 +195,8 @@ class Tokenizer:
             )
         text = " ".join(words)
         inside = f" {text}" if self._model == "characters" else text
-        capital = self.normalize(text[0].title() + text[1:])
-        return PhraseIds(self._known([inside]), self._known(dict.fromkeys([text, capital])))
-
-    def tokens_per_word(self, lines: Sequence[str]) -> float:
-        """Return the mean number of tokens per word (separated by white space).
-
-        Args:
-            lines: Lines of text.
-
-        Raises:
-            DataError: If the lines have no words.
-        """
-        words = sum(len(line.split()) for line in lines)
-        if not words:
-            raise DataError(f"{len(lines)} lines have no words; expected lines of text")
-        return sum(map(len, self.encode_batch(lines))) / words
+        spellings = map(self.encode, (inside, text, self.normalize(text[0].title() + text[1:])))
+        return [list(ids) for ids in dict.fromkeys(map(tuple, spellings)) if UNK_ID not in ids]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of token ids; special ids except `<unk>` are skipped.
@@ -297,10 +269,6 @@ class Tokenizer:
         if not ids or (min(ids) > EOS_ID and separator not in ids):
             return ids
         return [token if token > EOS_ID and token != separator else UNK_ID for token in ids]
-
-    def _known(self, texts: Iterable[str]) -> list[list[int]]:
-        """Return the token ids of the texts without unknown tokens."""
-        return [ids for ids in map(self.encode, texts) if UNK_ID not in ids]
 
     def _checked(self, ids: Iterable[int]) -> list[int]:
         # The library skips unknown ids silently.
