@@ -1,4 +1,4 @@
-"""Text that goes on from prompts."""
+"""Text generation with a language model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PROMPTS = ["the", "", "on the mat", "c"]
 def make(text=TEXT, *, context_length=12, model="characters", **settings):
     tokenizer = Tokenizer.train([text], 60, model=model)
     sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 16, "num_heads": 2, "d_ff": 32, "num_layers": 1}
-    made = LanguageModel(LanguageModelConfig(**sizes, **settings), xp=np, seed=3, dtype="float64")
-    made = map_arrays(lambda array: array * 1.5, made)
-    return TextGenerator(made, tokenizer, context_length=context_length)
+    network = LanguageModel(LanguageModelConfig(**sizes, **settings), xp=np, seed=3, dtype="float64")
+    network = map_arrays(lambda array: array * 1.5, network)
+    return TextGenerator(network, tokenizer, context_length=context_length)
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +31,9 @@ def generator():
     return make()
 
 
-def test_a_continuation_is_as_long_as_it_may_be_and_text_alone(generator):
-    found = generator.continuations(PROMPTS, max_new_tokens=40)
-    for (output,), text in zip(found, generator(PROMPTS, max_new_tokens=40), strict=True):
+def test_a_continuation_has_the_maximum_length_and_excludes_the_prompt(generator):
+    outputs = generator.outputs(PROMPTS, max_new_tokens=40)
+    for (output,), text in zip(outputs, generator(PROMPTS, max_new_tokens=40), strict=True):
         assert len(output.tokens) == len(output.text) == 40
         assert min(output.tokens) > 3
         assert output.text == generator.tokenizer.decode(output.tokens) == text
@@ -41,66 +41,66 @@ def test_a_continuation_is_as_long_as_it_may_be_and_text_alone(generator):
     assert len(generator(["t"])[0]) == 500
 
 
-def test_within_the_context_it_is_greedy_search(generator):
+def test_top_k_1_is_greedy_search_within_the_context(generator):
     prompt = generator.tokenizer.encode_text("the ")
     ((expected,),) = search(generator.model, [prompt], max_new_tokens=8, suppress_tokens=range(4), special_tokens=False)
-    ((output,),) = generator.continuations(["the "], max_new_tokens=8, top_k=1)
+    ((output,),) = generator.outputs(["the "], max_new_tokens=8, top_k=1)
     assert output.tokens == expected.tokens
     assert output.log_probability == pytest.approx(expected.log_probability, abs=1e-9)
 
 
-def test_a_long_text_goes_on_from_its_later_half(generator):
+def test_a_long_text_continues_from_its_later_half(generator):
     """By hand: the most probable token each time, given the last 6 to 11 tokens."""
     ids = generator.tokenizer.encode_text("the cat sat on the mat")
-    shown, log_probability = ids[-6:], 0.0
+    context, log_probability = ids[-6:], 0.0
     for _ in range(20):
-        logits = generator.model([shown])[0, -1]
+        logits = generator.model([context])[0, -1]
         logits[:4] = -np.inf
         log_probability += logits.max() - np.log(np.exp(logits).sum())
-        shown = [*shown, int(logits.argmax())]
-        ids = [*ids, shown[-1]]
-        shown = ids[-6:] if len(shown) == 12 else shown
-    ((output,),) = generator.continuations(["the cat sat on the mat"], max_new_tokens=20, top_k=1)
+        context = [*context, int(logits.argmax())]
+        ids = [*ids, context[-1]]
+        context = ids[-6:] if len(context) == 12 else context
+    ((output,),) = generator.outputs(["the cat sat on the mat"], max_new_tokens=20, top_k=1)
     assert output.tokens == ids[-20:]
     assert output.log_probability == pytest.approx(log_probability, abs=1e-9)
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "alibi"])
-def test_every_scheme_of_positions_writes_long_texts(positions):
+def test_every_position_encoding_generates_long_texts(positions):
     generator = make(positions=positions, max_positions=12)
     assert [len(text) for text in generator(["the", "the cat sat on"], max_new_tokens=50)] == [50, 50]
 
 
-def test_what_is_drawn_depends_on_seed_and_prompt_alone(generator):
-    together = generator.continuations(PROMPTS, max_new_tokens=30, seed=1)
-    assert generator.continuations(PROMPTS, max_new_tokens=30, seed=1) == together
+def test_samples_depend_on_seed_and_prompt_only(generator):
+    together = generator.outputs(PROMPTS, max_new_tokens=30, seed=1)
+    assert generator.outputs(PROMPTS, max_new_tokens=30, seed=1) == together
     assert generator(PROMPTS, max_new_tokens=30, seed=2) != generator(PROMPTS, max_new_tokens=30, seed=1)
     for number, prompt in enumerate(PROMPTS):
-        ((alone,),) = generator.continuations([prompt], first_index=number, max_new_tokens=30, seed=1)
+        ((alone,),) = generator.outputs([prompt], first_index=number, max_new_tokens=30, seed=1)
         assert alone.tokens == together[number][0].tokens
-    small = generator.continuations(PROMPTS, max_new_tokens=30, seed=1, batch_tokens=1)
+    small = generator.outputs(PROMPTS, max_new_tokens=30, seed=1, batch_tokens=1)
     assert [each[0].tokens for each in small] == [each[0].tokens for each in together]
 
 
 def test_the_same_prompt_twice_gives_two_texts(generator):
-    first, second = generator(["the", "the"], max_new_tokens=30)
+    first, second = generator(["the", "the"], max_new_tokens=30, temperature=3.0)
     assert first != second
 
 
-def test_several_texts_come_most_probable_first(generator):
-    found = generator.continuations(["the", "on"], num_return_sequences=3, max_new_tokens=20, temperature=3.0)
-    for each in found:
+def test_several_texts_are_sorted_by_probability(generator):
+    outputs = generator.outputs(["the", "on"], num_return_sequences=3, max_new_tokens=20, temperature=3.0)
+    for each in outputs:
         assert len({output.text for output in each}) == 3
         assert [output.log_probability for output in each] == sorted(
             (output.log_probability for output in each), reverse=True
         )
     texts = generator(["the", "on"], num_return_sequences=3, max_new_tokens=20, temperature=3.0)
-    assert texts == [[output.text for output in each] for each in found]
+    assert texts == [[output.text for output in each] for each in outputs]
 
 
-def test_a_beam_finds_what_is_more_probable(generator):
-    ((greedy,),) = generator.continuations(["the"], max_new_tokens=6, top_k=1)
-    (beams,) = generator.continuations(["the"], max_new_tokens=6, num_beams=4, num_return_sequences=2)
+def test_beam_search_finds_more_probable_text(generator):
+    ((greedy,),) = generator.outputs(["the"], max_new_tokens=6, top_k=1)
+    (beams,) = generator.outputs(["the"], max_new_tokens=6, num_beams=4, num_return_sequences=2)
     assert len(beams) == 2
     assert beams[0].log_probability >= greedy.log_probability - 1e-9
     assert beams[0].log_probability >= beams[1].log_probability
@@ -108,15 +108,15 @@ def test_a_beam_finds_what_is_more_probable(generator):
         generator(["the", "the cat "], max_new_tokens=6, num_beams=4)
 
 
-def test_sequence_bias_are_favoured(generator):
+def test_biased_phrases_are_more_frequent(generator):
     settings = {"max_new_tokens": 30, "sequence_bias_strength": 20.0}
     plain, steered = ("".join(generator(["the"] * 4, sequence_bias=bias, **settings)) for bias in (None, ["cat"]))
     assert steered.count("cat") > plain.count("cat")
 
 
-def test_pieces_of_words_keep_their_spaces():
+def test_subwords_keep_their_spaces():
     generator = make("low lower lowest slow slower " * 8, model="bpe", context_length=16)
-    ((output,),) = generator.continuations(["low"], max_new_tokens=12)
+    ((output,),) = generator.outputs(["low"], max_new_tokens=12)
     tokenizer = generator.tokenizer
     assert "low" + output.text == tokenizer.decode([*tokenizer.encode_text("low"), *output.tokens])
 
@@ -125,7 +125,7 @@ def test_invalid_arguments_raise(generator):
     with raises_line(DataError, r"prompt 2 has characters that the tokenizer does not know: 'X', 'é'"):
         generator(["the", "Xé"])
     with raises_line(DataError, r"prompt 8 has characters"):
-        generator.continuations(["the", "é"], first_index=6)
+        generator.outputs(["the", "é"], first_index=6)
     with raises_line(DataError, r"prompt 1 is empty and the tokenizer has no line end"):
         make("no line ends here")([""])
     with raises_line(DataError, r"prompts is a single text; expected a list of texts"):
@@ -158,16 +158,16 @@ def test_the_default_is_sampling_as_documented(generator):
 @pytest.mark.parametrize("settings", [{"seed": 3}, {"do_sample": False}, {"top_k": 3, "sequence_bias": ["cat"]}])
 @pytest.mark.parametrize("prompt", ["", "the cat sat on the mat"])
 def test_streamed_text_concatenates_to_the_output(generator, settings, prompt):
-    pieces = list(generator.stream(prompt, max_new_tokens=40, **settings))
-    assert "".join(pieces) == generator([prompt], max_new_tokens=40, **settings)[0]
-    assert len(pieces) == 40  # characters; the context has 12 tokens
+    texts = list(generator.stream(prompt, max_new_tokens=40, **settings))
+    assert "".join(texts) == generator([prompt], max_new_tokens=40, **settings)[0]
+    assert len(texts) == 40  # characters; the context has 12 tokens
 
 
-def test_streamed_pieces_of_words_keep_their_spaces():
+def test_streamed_subwords_keep_their_spaces():
     generator = make("low lower lowest slow slower " * 8, model="bpe", context_length=16)
-    pieces = list(generator.stream("low", max_new_tokens=20, seed=2))
-    assert "".join(pieces) == generator(["low"], max_new_tokens=20, seed=2)[0]
-    assert len(pieces) > 5
+    texts = list(generator.stream("low", max_new_tokens=20, seed=2))
+    assert "".join(texts) == generator(["low"], max_new_tokens=20, seed=2)[0]
+    assert len(texts) > 5
 
 
 def test_incomplete_characters_are_streamed_once_they_are_complete(generator, monkeypatch):
@@ -180,8 +180,15 @@ def test_incomplete_characters_are_streamed_once_they_are_complete(generator, mo
 
     expected = generator(["the "], max_new_tokens=9, seed=1)[0]
     monkeypatch.setattr(generator.tokenizer, "decode", decode_pairs)
-    pieces = list(generator.stream("the ", max_new_tokens=9, seed=1))
-    assert pieces == [expected[:2], expected[2:4], expected[4:6], expected[6:8], "\ufffd"]
+    texts = list(generator.stream("the ", max_new_tokens=9, seed=1))
+    assert texts == [expected[:2], expected[2:4], expected[4:6], expected[6:8], "\ufffd"]
+
+
+def test_streaming_decodes_a_short_suffix_at_each_step(generator, monkeypatch):
+    decode, lengths = generator.tokenizer.decode, []
+    monkeypatch.setattr(generator.tokenizer, "decode", lambda tokens: lengths.append(len(tokens)) or decode(tokens))
+    assert len("".join(generator.stream("the", max_new_tokens=60))) == 60
+    assert max(lengths) <= 4
 
 
 def test_a_stopping_criterion_ends_text_and_stream(generator):

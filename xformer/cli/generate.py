@@ -26,7 +26,7 @@ from xformer.cli.translate import load_pipeline
 from xformer.config import Config, field_names, option
 from xformer.errors import ConfigError
 from xformer.generation import GenerationConfig
-from xformer.pipelines import Continuation, TextGenerator
+from xformer.pipelines import Output, TextGenerator
 from xformer.runs.run_directory import RunDirectory
 
 HELP = """Continue prompts with the best model of a run of train-lm, and print prompt and continuation.
@@ -48,7 +48,7 @@ _SEPARATOR = "-" * 15
 
 
 class PromptOptions(Config):
-    """Arguments of `TextGenerator.continuations` that are options of generate."""
+    """Arguments of `TextGenerator.outputs` that are options of generate."""
 
     sequence_bias: tuple[str, ...] = option("Word or phrase to favor; repeatable.", default=(), panel="Steering")
     seed: int = option("Seed; the same seed gives the same samples.", default=0, panel="Sampling")
@@ -114,7 +114,7 @@ def generate(
     number = 0
     with _io.open_output(output) as write:
         for chunk in _read_prompts(prompts, source):
-            results = pipeline.continuations(chunk, config, first_index=number, **options)
+            results = pipeline.outputs(chunk, config, first_index=number, **options)
             for text, outputs in zip(chunk, results, strict=True):
                 write(list(_json_lines(number, text, outputs) if as_json else _texts(number, text, outputs)))
                 number += 1
@@ -136,7 +136,7 @@ def _read_prompts(prompts: list[str], source: str | None) -> Iterable[list[str]]
     return _io.read_chunks(source) if _io.is_stream(source) else [_io.read_all(source)]
 
 
-def _texts(number: int, prompt: str, outputs: Sequence[Continuation]) -> Iterator[str]:
+def _texts(number: int, prompt: str, outputs: Sequence[Output]) -> Iterator[str]:
     """Yield prompt and continuation, with a separator before every text but the first."""
     for rank, output in enumerate(outputs):
         if number or rank:
@@ -144,7 +144,7 @@ def _texts(number: int, prompt: str, outputs: Sequence[Continuation]) -> Iterato
         yield prompt + output.text
 
 
-def _json_lines(number: int, prompt: str, outputs: Sequence[Continuation]) -> Iterator[str]:
+def _json_lines(number: int, prompt: str, outputs: Sequence[Output]) -> Iterator[str]:
     for rank, output in enumerate(outputs, start=1):
         entry = {
             "line": number + 1,

@@ -82,6 +82,6 @@ def uniform_streams(rng: Rng, indices: Sequence[int], samples: int, lengths: Seq
         lengths: Numbers needed for each input.
     """
     return [
-        [rng.fold("sentence", index, "sample", sample).uniform((length,)).tolist() for sample in range(samples)]
+        [rng.fold("input", index, "sample", sample).uniform((length,)).tolist() for sample in range(samples)]
         for index, length in zip(indices, lengths, strict=True)
     ]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from xformer.config import check_count
 from xformer.data.bucketing import fill_batches
-from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.errors import ConfigError, DataError
 from xformer.generation import (
     GenerationConfig,
     Hypothesis,
@@ -20,38 +18,16 @@ from xformer.generation import (
     alignments,
     generate,
 )
-from xformer.generation.lengths import MAX_TARGET_LENGTH
 from xformer.models import Transformer
 from xformer.models.token_ids import pad
+from xformer.pipelines.base import Output, Pipeline, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, one_per_text, run_batches
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.random import Rng
 from xformer.runs.run_directory import RunDirectory
 from xformer.text import UNK_ID, normalize_text
 
-LENGTH_UNITS = ("tokens", "words")
 NUM_BEAMS_FOR_LENGTHS = 4
-
-
-class Output(NamedTuple):
-    """One output for one text.
-
-    Attributes:
-        text: The text.
-        tokens: Its token ids.
-        log_probability: See `generation.Hypothesis`.
-        score: See `generation.Hypothesis`.
-        finished: See `generation.Hypothesis`.
-        alignment: For each token the index of the source token (eos included) that it attends to most, if requested;
-            see `generation.alignments`.
-    """
-
-    text: str
-    tokens: list[int]
-    log_probability: float
-    score: float
-    finished: bool
-    alignment: list[int] | None = None
 
 
 class Result(NamedTuple):
@@ -61,7 +37,7 @@ class Result(NamedTuple):
     outputs: list[Output]
 
 
-class TextToText:
+class TextToText(Pipeline):
     """An encoder-decoder with its tokenizers: base class of `Translator` and `Summarizer`.
 
     Args:
@@ -78,7 +54,7 @@ class TextToText:
         CheckpointError: If the vocabulary sizes of model and tokenizers differ.
     """
 
-    task: ClassVar[str]
+    model_class = Transformer
 
     def __init__(
         self,
@@ -94,65 +70,42 @@ class TextToText:
         self.model = model
         self.tokenizers = tokenizers
         self.mean_length, self.tokens_per_word, self.max_source_tokens = mean_length, tokens_per_word, max_source_tokens
-        for side, tokenizer, size in (
-            ("source", tokenizers.source, model.config.source_vocab_size),
-            ("target", tokenizers.target, model.config.target_vocab_size),
-        ):
-            if tokenizer.vocab_size != size:
-                raise CheckpointError(
-                    f"the {side} tokenizer has {tokenizer.vocab_size} tokens, the model {size}; expected both from the "
-                    "same run"
-                )
+        check_vocabulary("source tokenizer", tokenizers.source, model.config.source_vocab_size)
+        check_vocabulary("target tokenizer", tokenizers.target, model.config.target_vocab_size)
 
     @classmethod
-    def from_pretrained(cls, directory: str | os.PathLike[str], xp: Any = "numpy", *, dtype: Any = None) -> Self:
-        """Load the best model of a training run.
-
-        Args:
-            directory: Run directory.
-            xp: Array library of the model, as a module or by name.
-            dtype: dtype of the parameters. Default: as saved.
-
-        Raises:
-            CheckpointError: If a file is missing, damaged or from another run.
-            ConfigError: If the run is of another task.
-        """
-        run = RunDirectory(Path(directory))
-        config = run.read_config_for(cls.task)
-        model = Transformer.load(run.model, xp=xp, dtype=dtype)
-        return cls(model, Tokenizers.load(run), **_training_statistics(config))
+    def _from_run(cls, model: Transformer, run: RunDirectory, config: dict[str, Any]) -> Self:
+        counts, settings = config.get("counts", {}), config.get("recipe", {}).get("training", {})
+        pairs, tokens, words = (
+            counts.get(name) for name in ("train_pairs", "train_target_tokens", "train_target_words")
+        )
+        return cls(
+            model,
+            Tokenizers.load(run),
+            mean_length=tokens / pairs if pairs and tokens else None,
+            tokens_per_word=tokens / words if words and tokens else None,
+            max_source_tokens=settings.get("max_length") if settings.get("truncation") == "cut" else None,
+        )
 
     @property
     def default_max_length(self) -> int | None:
         """Default maximum length of an output, in tokens; None: twice the source plus 20."""
         return None
 
-    def __call__(self, texts: Sequence[str], config: GenerationConfig | None = None, **options: Any) -> list[Any]:
-        """Generate an output for each text: `translator(["Ein Mann schläft ."], num_beams=5)`.
+    def outputs(
+        self, texts: Sequence[str], config: GenerationConfig | None = None, **options: Any
+    ) -> list[list[Output]]:
+        """Generate outputs with their scores; none for a blank text.
 
         Args:
-            texts: Source texts. A blank text gets an empty output.
+            texts: Source texts.
             config: Settings. Default: greedy search.
             **options: Arguments of `batches`, and fields of `GenerationConfig`.
-
-        Returns:
-            One text per source, in order; with num_return_sequences above 1 a list of texts per source, best first.
 
         Raises:
             DataError: If a text has more than max_source_length tokens, before any output is generated.
             ConfigError: For invalid or contradictory settings.
         """
-        results: list[Any] = [[""]] * len(texts)
-        for batch in self.batches(texts, config, **options):
-            for index, outputs in batch:
-                results[index] = [output.text for output in outputs]
-        count = options.get("num_return_sequences", 1 if config is None else config.num_return_sequences)
-        return results if count > 1 else [outputs[0] for outputs in results]
-
-    def outputs(
-        self, texts: Sequence[str], config: GenerationConfig | None = None, **options: Any
-    ) -> list[list[Output]]:
-        """Generate outputs with their scores; none for a blank text. Arguments as for `__call__`."""
         results: list[list[Output]] = [[] for _ in texts]
         for batch in self.batches(texts, config, **options):
             for index, outputs in batch:
@@ -279,7 +232,7 @@ class TextToText:
         return [ids[:limit] for ids in encoded], sum(len(ids) > limit for ids in encoded)
 
     def _resolve_config(self, config: GenerationConfig, target_length: Any, length_unit: str) -> GenerationConfig:
-        if length_unit not in LENGTH_UNITS:
+        if length_unit not in ("tokens", "words"):
             raise ConfigError(f"length_unit is {length_unit!r}; expected 'tokens' or 'words'")
         if target_length is not None:
             if config.method == "greedy":
@@ -366,30 +319,13 @@ class Summarizer(TextToText):
         return None if self.mean_length is None else round(4 * self.mean_length) + 20
 
 
-def _training_statistics(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of TextToText that a run's configuration contains."""
-    counts, settings = config.get("counts", {}), config.get("recipe", {}).get("training", {})
-    pairs, tokens, words = (counts.get(name) for name in ("train_pairs", "train_target_tokens", "train_target_words"))
-    statistics: dict[str, Any] = {}
-    if settings.get("truncation") == "cut" and isinstance(settings.get("max_length"), int):
-        statistics["max_source_tokens"] = settings["max_length"]
-    if isinstance(pairs, int) and isinstance(tokens, int) and pairs > 0:
-        statistics["mean_length"] = tokens / pairs
-        if isinstance(words, int) and words > 0:
-            statistics["tokens_per_word"] = tokens / words
-    return statistics
-
-
 def _target_lengths(target_length: Any, unit: str, count: int) -> list[int] | None:
     """Return one length per text, or None."""
     if target_length is None:
         return None
-    is_single = not isinstance(target_length, Sequence) or isinstance(target_length, str)
-    lengths = [target_length] * count if is_single else target_length
-    for length in [target_length] if is_single else lengths:
+    lengths = target_length if isinstance(target_length, list | tuple) else [target_length] * count
+    for length in lengths:
         check_count(f"target_length in {unit}", length)
-        if length > MAX_TARGET_LENGTH:
-            raise ConfigError(f"target_length is {length}; expected at most {MAX_TARGET_LENGTH}")
     return [int(length) for length in one_per_text("target_length", lengths, count)]
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 from xformer.data.bucketing import fill_batches
-from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.errors import ConfigError, DataError
 from xformer.generation import (
     GenerationConfig,
     Histories,
@@ -22,6 +20,7 @@ from xformer.generation import (
     stream,
 )
 from xformer.models import LanguageModel
+from xformer.pipelines.base import Output, Pipeline, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, run_batches
 from xformer.random import Rng
 from xformer.runs.run_directory import RunDirectory
@@ -34,21 +33,7 @@ _SEARCH_FIELDS = ("do_sample", "temperature", "top_k", "top_p", "min_p")
 _REPLACEMENT = "\ufffd"  # decoded from an incomplete character
 
 
-class Continuation(NamedTuple):
-    """A continuation of a prompt.
-
-    Attributes:
-        text: The text after the prompt.
-        tokens: Its token ids.
-        log_probability: Log-probability of the tokens, see `generation.Hypothesis`.
-    """
-
-    text: str
-    tokens: list[int]
-    log_probability: float
-
-
-class TextGenerator:
+class TextGenerator(Pipeline):
     """A language model with its tokenizer: `TextGenerator.from_pretrained("run")(["ROMEO:"], seed=1)`.
 
     Text that outgrows the context continues from its later half. Special tokens are never generated, so an output has
@@ -64,7 +49,8 @@ class TextGenerator:
         ConfigError: For a context that is too short.
     """
 
-    task: ClassVar[str] = "language_modeling"
+    task = "language_modeling"
+    model_class = LanguageModel
     unsupported_fields: ClassVar[frozenset[str]] = frozenset(
         {
             "length_penalty",
@@ -78,11 +64,7 @@ class TextGenerator:
     """Fields of `GenerationConfig` that require a source or outputs that end."""
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, *, context_length: int | None = None) -> None:
-        if tokenizer.vocab_size != model.vocab_size:
-            raise CheckpointError(
-                f"the tokenizer has {tokenizer.vocab_size} tokens, the model {model.vocab_size}; expected both from "
-                "the same run"
-            )
+        check_vocabulary("tokenizer", tokenizer, model.vocab_size)
         self.model, self.tokenizer = model, tokenizer
         max_positions = model.config.max_positions
         self.context_length = max_positions if context_length is None else context_length
@@ -93,46 +75,11 @@ class TextGenerator:
             raise ConfigError(f"the context has {self.context_length} tokens; expected at least 3")
 
     @classmethod
-    def from_pretrained(cls, directory: str | os.PathLike[str], xp: Any = "numpy", *, dtype: Any = None) -> Self:
-        """Load the best model of a run of `xformer train-lm`.
-
-        Args:
-            directory: Run directory.
-            xp: Array library of the model, as a module or by name.
-            dtype: dtype of the parameters. Default: as saved.
-
-        Raises:
-            CheckpointError: If a file is missing, damaged or from another run.
-            ConfigError: If the run is of another task.
-        """
-        run = RunDirectory(Path(directory))
-        config = run.read_config_for(cls.task)
+    def _from_run(cls, model: LanguageModel, run: RunDirectory, config: dict[str, Any]) -> Self:
         training = config.get("recipe", {}).get("training", {})
-        model = LanguageModel.load(run.model, xp=xp, dtype=dtype)
         return cls(model, run.load_tokenizer("joint"), context_length=training.get("context_length"))
 
-    def __call__(self, prompts: Sequence[str], config: GenerationConfig | None = None, **options: Any) -> list[Any]:
-        """Continue each prompt; an empty prompt starts after a line end.
-
-        Args:
-            prompts: Texts to continue.
-            config: Settings. Default: 500 tokens sampled with temperature 0.8 from the 200 most probable ones; any
-                setting of sampling or num_beams replaces this sampling, do_sample=False means greedy search.
-            **options: Arguments of `continuations`, and fields of `GenerationConfig`.
-
-        Returns:
-            The text after each prompt; with num_return_sequences above 1 a list of texts per prompt, most probable
-            first.
-
-        Raises:
-            DataError: For a prompt with unknown characters.
-            ConfigError: For invalid or contradictory settings.
-        """
-        texts = [[each.text for each in group] for group in self.continuations(prompts, config, **options)]
-        count = options.get("num_return_sequences", 1 if config is None else config.num_return_sequences)
-        return texts if count > 1 else [group[0] for group in texts]
-
-    def continuations(
+    def outputs(  # type: ignore[override]
         self,
         prompts: Sequence[str],
         config: GenerationConfig | None = None,
@@ -144,12 +91,13 @@ class TextGenerator:
         stopping_criteria: Sequence[StoppingCriteria] = (),
         first_index: int = 0,
         **overrides: Any,
-    ) -> list[list[Continuation]]:
+    ) -> list[list[Output]]:
         """Continue each prompt; return continuations with their log-probabilities, most probable first.
 
         Args:
-            prompts: Texts to continue.
-            config: Settings, see `__call__`.
+            prompts: Texts to continue; an empty one starts after a line end.
+            config: Settings. Default: 500 tokens sampled with temperature 0.8 from the 200 most probable ones; any
+                setting of sampling or num_beams replaces this sampling, do_sample=False means greedy search.
             sequence_bias: Words and phrases to favor: a list for all prompts, or a list for each.
             seed: Seed of sampling. The same seed gives the same texts, however prompts are batched.
             batch_tokens: Maximum tokens of a batch. On NumPy each core runs one batch.
@@ -164,11 +112,29 @@ class TextGenerator:
         """
         config = self.resolve_config(config, **overrides)
         texts = self._texts(prompts, config, sequence_bias, first_index)
-        extensions = {"logits_processors": logits_processors, "stopping_criteria": stopping_criteria}
-        results: list[list[Continuation]] = [[] for _ in prompts]
-        for text, hypotheses in self._generate(texts, config, seed, batch_tokens, extensions):
-            results[text.index] += [self._continuation(text.prompt, *each) for each in hypotheses]
-        return [sorted(each, key=lambda output: -output.log_probability) for each in results]
+
+        def run(batch: Sequence[_Chunk]) -> list[tuple[_Text, list[Hypothesis]]]:
+            hypotheses = generate(
+                self.model,
+                [chunk.context for chunk in batch],
+                logits_processors=logits_processors,
+                stopping_criteria=stopping_criteria,
+                **self._chunk_options(batch, config, rng),
+            )
+            return [(chunk.text, each) for chunk, each in zip(batch, hypotheses, strict=True)]
+
+        for number in itertools.count():
+            chunks = [self._chunk(text, config) for text in texts if not text.is_done(config)]
+            if not chunks:
+                break
+            rng = Rng(seed).fold("chunk", number)
+            for batch in run_batches(run, self._batches(chunks, batch_tokens), self.model):
+                for text, hypotheses in batch:
+                    text.extend(hypotheses)
+        outputs: list[list[Output]] = [[] for _ in prompts]
+        for text in texts:
+            outputs[text.index] += [self._output(text.prompt, each) for each in text.hypotheses]
+        return [sorted(each, key=lambda output: -output.log_probability) for each in outputs]
 
     def stream(
         self,
@@ -184,7 +150,7 @@ class TextGenerator:
         """Continue a prompt, yielding text as it is generated.
 
         The yielded texts concatenate to the text that `__call__([prompt])` returns for the same arguments. Characters
-        that take several tokens are yielded once they are complete. Arguments are those of `continuations`; beam search
+        that take several tokens are yielded once they are complete. Arguments are those of `outputs`; beam search
         and several outputs cannot be streamed.
 
         Raises:
@@ -195,14 +161,13 @@ class TextGenerator:
         if config.method == "beam" or config.num_return_sequences > 1:
             raise ConfigError("num_beams and num_return_sequences above 1 cannot be streamed; expected 1 of each")
         (text,) = self._texts([prompt], config, sequence_bias, 0)
-        extensions = {"logits_processors": logits_processors, "stopping_criteria": stopping_criteria}
-        return self._stream(text, config, seed, extensions)
+        return self._stream(text, config, seed, logits_processors, stopping_criteria)
 
     def resolve_config(self, config: GenerationConfig | None = None, **overrides: Any) -> GenerationConfig:
         """Return the settings with the defaults of text generation.
 
         Args:
-            config: Settings, see `__call__`.
+            config: Settings, see `outputs`.
             **overrides: Fields of `GenerationConfig` that replace those of the config.
 
         Raises:
@@ -263,63 +228,43 @@ class TextGenerator:
             for sample in range(samples)
         ]
 
-    def _generate(
+    def _stream(
         self,
-        texts: Sequence[_Text],
+        text: _Text,
         config: GenerationConfig,
         seed: int,
-        batch_tokens: int,
-        extensions: dict[str, Any],
-    ) -> list[tuple[_Text, list[tuple[list[int], float]]]]:
-        """Generate all texts chunk by chunk; return the new tokens and log-probabilities of each.
-
-        Samples depend on the seed, the index of the prompt, the sample and the chunk, never on the other texts.
-        """
-
-        def run(batch: Sequence[_Chunk]) -> list[tuple[_Chunk, list[Hypothesis]]]:
-            hypotheses = generate(
-                self.model, [chunk.context for chunk in batch], **self._chunk_options(batch, config, rng), **extensions
-            )
-            return list(zip(batch, hypotheses, strict=True))
-
-        for number in itertools.count():
-            chunks = [self._chunk(text, config) for text in texts if not text.is_done(config)]
-            if not chunks:
-                break
-            rng = Rng(seed).fold("piece", number)
-            for batch in run_batches(run, self._batches(chunks, batch_tokens), self.model):
-                for chunk, hypotheses in batch:
-                    if config.method == "beam":  # a single chunk
-                        chunk.text.results = [(each.tokens, each.log_probability) for each in hypotheses]
-                        chunk.text.stopped = True
-                    else:
-                        chunk.text.extend(hypotheses[0])
-        return [(text, text.results or [(text.tokens, text.log_probability)]) for text in texts]
-
-    def _stream(self, text: _Text, config: GenerationConfig, seed: int, extensions: dict[str, Any]) -> Iterator[str]:
-        num_yielded = len(self.tokenizer.decode(text.prompt))
-        decoded = ""
-        criteria = extensions["stopping_criteria"]
-
+        logits_processors: Sequence[LogitsProcessor],
+        stopping_criteria: Sequence[StoppingCriteria],
+    ) -> Iterator[str]:
         def stop(histories: Histories) -> list[bool]:
-            text.stopped = any(criterion(histories)[0] for criterion in criteria)
+            text.stopped = any(criterion(histories)[0] for criterion in stopping_criteria)
             return [text.stopped]
 
-        extensions = {**extensions, "stopping_criteria": [stop]}
+        tokens = list(text.prompt)
+        # The text of tokens[:end] has been yielded; that of tokens[start:end] is decoded again with what follows it,
+        # since the text of a token may depend on the one before: spaces, and characters of several tokens.
+        start, end, decoded, pending = 0, len(tokens), self.tokenizer.decode(tokens), ""
         for number in itertools.count():
             if text.is_done(config):
                 break
             chunk = self._chunk(text, config)
-            options = self._chunk_options([chunk], config, Rng(seed).fold("piece", number))
-            for (new,) in stream(self.model, [chunk.context], **options, **extensions):
+            options = self._chunk_options([chunk], config, Rng(seed).fold("chunk", number))
+            for (new,) in stream(
+                self.model,
+                [chunk.context],
+                logits_processors=logits_processors,
+                stopping_criteria=[stop],
+                **options,
+            ):
                 text.tokens += new
-                decoded = self.tokenizer.decode([*text.prompt, *text.tokens])
-                stable = decoded.rstrip(_REPLACEMENT)
-                if len(stable) > num_yielded:
-                    yield stable[num_yielded:]
-                    num_yielded = len(stable)
-        if len(decoded) > num_yielded:
-            yield decoded[num_yielded:]
+                tokens += new
+                pending = self.tokenizer.decode(tokens[start:])[len(decoded) :]
+                if pending and not pending.endswith(_REPLACEMENT):
+                    yield pending
+                    start, end, pending = end, len(tokens), ""
+                    decoded = self.tokenizer.decode(tokens[start:])
+        if pending:
+            yield pending
 
     def _chunk(self, text: _Text, config: GenerationConfig) -> _Chunk:
         """Return the next chunk of a text: the context that the model sees, and the tokens to generate after it."""
@@ -364,10 +309,10 @@ class TextGenerator:
                     f"expects at most {self._context_window} tokens in all: lower max_new_tokens, or omit num_beams"
                 )
 
-    def _continuation(self, prompt: list[int], tokens: list[int], log_probability: float) -> Continuation:
+    def _output(self, prompt: list[int], hypothesis: Hypothesis) -> Output:
         # The space before a word belongs to its token, and the first one of a text is dropped: decode both.
-        before, text = self.tokenizer.decode_batch([prompt, [*prompt, *tokens]])
-        return Continuation(text[len(before) :], tokens, log_probability)
+        before, text = self.tokenizer.decode_batch([prompt, [*prompt, *hypothesis.tokens]])
+        return Output(text[len(before) :], *hypothesis)
 
 
 @dataclass
@@ -380,9 +325,8 @@ class _Text:
         prompt: Token ids of the prompt.
         phrases: Favored phrases.
         tokens: New tokens so far.
-        log_probability: Their log-probability.
         stopped: Whether it ended before the maximum length.
-        results: Tokens and log-probabilities found by beam search.
+        hypotheses: The text as a hypothesis; several for beam search.
     """
 
     index: int
@@ -390,15 +334,18 @@ class _Text:
     prompt: list[int]
     phrases: list[list[list[int]]] | None
     tokens: list[int] = field(default_factory=list)
-    log_probability: float = 0.0
     stopped: bool = False
-    results: list[tuple[list[int], float]] = field(default_factory=list)
+    hypotheses: list[Hypothesis] = field(default_factory=list)
 
-    def extend(self, hypothesis: Hypothesis) -> None:
-        """Append the tokens of a chunk."""
-        self.tokens += hypothesis.tokens
-        self.log_probability += hypothesis.log_probability
-        self.stopped = hypothesis.finished
+    def extend(self, hypotheses: Sequence[Hypothesis]) -> None:
+        """Append the tokens of a chunk; beam search gives several hypotheses for its only chunk."""
+        before = self.hypotheses[0].log_probability if self.hypotheses else 0.0
+        totals = [before + each.log_probability for each in hypotheses]
+        self.hypotheses = [
+            Hypothesis([*self.tokens, *each.tokens], total, total, each.finished)
+            for each, total in zip(hypotheses, totals, strict=True)
+        ]
+        self.tokens, self.stopped = self.hypotheses[0].tokens, hypotheses[0].finished
 
     def is_done(self, config: GenerationConfig) -> bool:
         """Return whether nothing is left to generate."""

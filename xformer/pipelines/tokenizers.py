@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xformer.data.pairs import TokenPairs
 from xformer.runs.run_directory import RunDirectory
@@ -52,22 +52,12 @@ class Tokenizers(NamedTuple):
             ConfigError: For invalid settings and a vocabulary that is too small, see `Tokenizer.train`.
             DataError: If there is no text.
         """
-
-        def learn(lines: list[str], *, separator: bool) -> Tokenizer:
-            return Tokenizer.train(
-                lines,
-                vocab_size,
-                lowercase=lowercase,
-                model=model,
-                unicode_form=unicode_form,
-                separator=separator,
-            )
-
+        settings: dict[str, Any] = {"lowercase": lowercase, "model": model, "unicode_form": unicode_form}
         if joint:
-            both = learn([*corpus.source, *corpus.target], separator=documents)
+            both = Tokenizer.train([*corpus.source, *corpus.target], vocab_size, separator=documents, **settings)
             return cls(both, both, language)
-        source = learn(corpus.source, separator=documents)
-        return cls(source, learn(corpus.target, separator=False), language)
+        source = Tokenizer.train(corpus.source, vocab_size, separator=documents, **settings)
+        return cls(source, Tokenizer.train(corpus.target, vocab_size, **settings), language)
 
     @classmethod
     def load(cls, run: RunDirectory) -> Tokenizers:
@@ -85,14 +75,9 @@ class Tokenizers(NamedTuple):
             return {"joint": self.source}
         return {"source": self.source, "target": self.target}
 
-    @property
-    def documents(self) -> bool:
-        """True if sources are documents whose sentences are separated by `<sep>`."""
-        return self.source.sep_id is not None
-
     def encode_source(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of sources: sentences, or documents with `<sep>` between sentences."""
-        if self.documents:
+        if self.source.sep_id is not None:
             return self.source.encode_documents([split_sentences(text, self.language) for text in texts])
         return self.source.encode_batch(list(texts))
 

@@ -1,0 +1,98 @@
+"""Base class of pipelines, which join a model with its tokenizers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
+
+from xformer.errors import CheckpointError
+from xformer.generation import GenerationConfig
+from xformer.models import BaseModel
+from xformer.runs.run_directory import RunDirectory
+from xformer.text import Tokenizer
+
+
+class Output(NamedTuple):
+    """One output for one text.
+
+    Attributes:
+        text: The text; for a language model without the prompt.
+        tokens: Its token ids.
+        log_probability: See `generation.Hypothesis`.
+        score: See `generation.Hypothesis`.
+        finished: See `generation.Hypothesis`.
+        alignment: For each token the index of the source token (eos included) that it attends to most, if requested;
+            see `generation.alignments`.
+    """
+
+    text: str
+    tokens: list[int]
+    log_probability: float
+    score: float
+    finished: bool
+    alignment: list[int] | None = None
+
+
+class Pipeline:
+    """A model with its tokenizers. A subclass sets `task` and `model_class`, and defines `outputs` and `_from_run`."""
+
+    task: ClassVar[str]
+    model_class: ClassVar[type[BaseModel]]
+
+    @classmethod
+    def from_pretrained(cls, directory: str | os.PathLike[str], xp: Any = "numpy", *, dtype: Any = None) -> Self:
+        """Load the best model of a training run.
+
+        Args:
+            directory: Run directory.
+            xp: Array library of the model, as a module or by name.
+            dtype: dtype of the parameters. Default: as saved.
+
+        Raises:
+            CheckpointError: If a file is missing, damaged or from another run.
+            ConfigError: If the run is of another task.
+        """
+        run = RunDirectory(Path(directory))
+        config = run.read_config_for(cls.task)
+        return cls._from_run(cls.model_class.load(run.model, xp=xp, dtype=dtype), run, config)
+
+    @classmethod
+    def _from_run(cls, model: Any, run: RunDirectory, config: dict[str, Any]) -> Self:
+        """Return the pipeline of a model, with the tokenizers and settings of its run."""
+        raise NotImplementedError
+
+    def outputs(
+        self, texts: Sequence[str], config: GenerationConfig | None = None, **options: Any
+    ) -> list[list[Output]]:
+        """Return the outputs for each text, best first."""
+        raise NotImplementedError
+
+    def __call__(self, texts: Sequence[str], config: GenerationConfig | None = None, **options: Any) -> list[Any]:
+        """Generate text for each text: `translator(["Ein Mann schläft ."], num_beams=5)`.
+
+        Args:
+            texts: Source texts or prompts. A blank source gets an empty output; an empty prompt starts a line.
+            config: Settings. Default: greedy search, or the default of the pipeline.
+            **options: Arguments of `outputs`, and fields of `GenerationConfig`.
+
+        Returns:
+            One text per text, in order; with num_return_sequences above 1 a list of texts per text, best first.
+
+        Raises:
+            DataError: For invalid texts, before any output is generated.
+            ConfigError: For invalid or contradictory settings.
+        """
+        outputs = self.outputs(texts, config, **options)
+        results = [[output.text for output in each] or [""] for each in outputs]
+        count = options.get("num_return_sequences", 1 if config is None else config.num_return_sequences)
+        return results if count > 1 else [each[0] for each in results]
+
+
+def check_vocabulary(name: str, tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raise CheckpointError unless a tokenizer has the vocabulary size of its model."""
+    if tokenizer.vocab_size != vocab_size:
+        raise CheckpointError(
+            f"the {name} has {tokenizer.vocab_size} tokens, the model {vocab_size}; expected both from the same run"
+        )
