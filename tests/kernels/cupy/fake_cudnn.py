@@ -133,7 +133,7 @@ class Graph:
             any(width % 8 or width > 256 for width in (features, value.dim[3])),
             any(tensor.data_type not in ("HALF", "BFLOAT16") for tensor in (query, key, value)),
             any(tensor.stride[-1] != 1 for tensor in self.tensors.values()),
-            any(step % 8 for tensor in (query, key, value) for step in tensor.stride[:-1]),
+            any(step % 8 for tensor in (query, key, value, self._of("dO") or query) for step in tensor.stride[:-1]),
             bias is not None
             and (
                 bias.dim[3] != keys

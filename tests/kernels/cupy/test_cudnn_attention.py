@@ -13,13 +13,13 @@ import warnings
 import numpy as np
 import pytest
 
-from tests.conftest import TOLERANCES, library_or_skip
+from tests.conftest import library_or_skip
 from tests.kernels.cupy import fake_cudnn
 from tests.kernels.cupy.test_attention import MASKS, assert_same, heads, make_mask, normal, pulled, serve_numpy
 from xformer import kernels, vjp
 from xformer.backends import to_host
+from xformer.kernels.cupy import cublas, cudnn_plans, plans
 from xformer.kernels.cupy import cudnn_attention as cupy_cudnn
-from xformer.kernels.cupy import cudnn_plans, plans
 from xformer.ops import attention
 
 PLAIN = {"causal": False, "scale": 0.3, "keep_probability": 1.0}
@@ -196,16 +196,34 @@ def test_any_memory(monkeypatch, cudnn, memory, batch):
     copies = memory in ("off the grid", "rows off the grid", "every other feature", "backwards")
     assert [cupy_cudnn._readable(x) is x for x in arrays] == [not (copies or (batch == 2 and "one" in memory))] * 3
     assert_same(monkeypatch, attention, *arrays)
-    output, pull = vjp(attention, *arrays)
-    for cotangent in pull(np.broadcast_to(output[:, :, ::-1], output.shape)):
-        assert np.isfinite(cotangent.astype("float32")).all()
     assert ("backward", "private") in cudnn.executed
+
+
+@pytest.mark.parametrize("memory", MEMORY)
+def test_a_cotangent_of_any_memory_is_copied_only_if_cudnn_cannot_read_it(monkeypatch, cudnn, memory):
+    (output, pull), (_, pull_again) = (vjp(attention, *qkv(6, 6, width=8)) for _ in range(2))
+    g, copies, copy = MEMORY[memory](output), [], cupy_cudnn._packed_copy
+    monkeypatch.setattr(cupy_cudnn, "_packed_copy", lambda x: copies.append(x) or copy(x))
+    cotangents = pull(g)
+    assert len(copies) == (memory not in ("packed by heads", "beside others", "in a longer cache"))
+    for cotangent, expected in zip(cotangents, pull_again(copy(g)), strict=True):
+        np.testing.assert_array_equal(cotangent, expected)
 
 
 def test_results_have_the_layout_that_merging_heads_needs(cudnn):
     output, pull = vjp(attention, *qkv(6, 5, width=24))
     for array in (output, *pull(output)):
-        assert cupy_cudnn._is_packed(array)
+        assert cupy_cudnn._layout(*cupy_cudnn._memory(array)) == cupy_cudnn.packed(*array.shape)
+
+
+def test_the_number_of_all_scores_decides(monkeypatch):
+    monkeypatch.setattr(cublas, "pointer", lambda array: 0)
+    monkeypatch.setattr(cudnn_plans, "unsupported_reason", lambda *specs: None)
+    few, enough = (qkv(32, 32, batch=batch, count=8)[:1] * 3 for batch in (511, 512))
+    static = {"causal": False, "scale": 1.0, "keep_probability": 1.0}
+    assert cupy_cudnn.supports((*enough, None, None, None), static) is None
+    reason = cupy_cudnn.supports((*few, None, None, None), static)
+    assert reason == "4186112 scores; expected at least 4194304 for a plan to pay off"
 
 
 KEEP = np.random.default_rng(5).random((2, 3, 4, 4)) < 0.5
@@ -287,16 +305,17 @@ def test_an_old_gpu_is_not_supported(monkeypatch, cudnn):
 def test_plans_are_built_once_per_shape_and_layout(monkeypatch, cudnn):
     for _ in range(2):
         assert_same(monkeypatch, attention, *qkv(6, 6))
-    assert cudnn.built == 3  # forward, forward with what the derivative needs, derivative
+    # Forward, forward with what the derivative needs, derivative with a cotangent as layers make it and as it is here.
+    assert cudnn.built == 4
     attention(*(np.ascontiguousarray(x) for x in qkv(6, 6)))
     attention(*qkv(6, 6), causal=True)
     attention(*qkv(6, 6), scale=0.1)
     attention(*qkv(6, 6, dtype="float16"))
-    assert cudnn.built == 7
+    assert cudnn.built == 8
     # In what has one element, strides make no difference.
     attention(*qkv(6, 6, batch=1))
     attention(*(np.lib.stride_tricks.as_strided(x, strides=(2048, *x.strides[1:])) for x in qkv(6, 6, batch=1)))
-    assert cudnn.built == 8
+    assert cudnn.built == 9
     assert len(cudnn.handles) == 1
 
 
@@ -361,7 +380,6 @@ def test_the_public_function_runs_if_the_private_one_is_unknown(monkeypatch, cud
 
 def test_deterministic_mode_builds_plans_that_sum_in_order(cudnn):
     pulled(attention, *qkv(6, 6))
-    assert cudnn.built == 3 - 1  # forward with what the derivative needs, and the derivative
     assert {spec.backward: spec.deterministic for spec, _ in cudnn_plans._plans} == {False: False, True: True}
 
 
@@ -371,46 +389,66 @@ def test_supported_calls_do_not_warn(cudnn):
         pulled(attention, *qkv(6, 6))
 
 
-def agree_on_the_gpu(*arrays, operation="attention", **given):
-    """Output and cotangents on a GPU, and in float64 on the host."""
+def agree_on_the_gpu(monkeypatch, *arrays, operation="attention", **given):
+    """Compare output and cotangents on a GPU with those of batched products in float32, by norms.
+
+    Elements of long sequences are small, so that zeros would be within any tolerance for single elements.
+    """
     cupy = library_or_skip("cupy")
     if cudnn_plans.frontend()[1] is not None:
         pytest.skip(cudnn_plans.frontend()[1])
-    reference = pulled(functools.partial(attention, **given), *(array.astype("float64") for array in arrays))
-    here = [*map(cupy.asarray, arrays)]
+    monkeypatch.setattr(cupy_cudnn, "_MIN_SCORES", 1)
     given = {name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in given.items()}
+    rounded = [cupy.asarray(array) for array in arrays]
     masks = [given.get(name) for name in ("mask", "bias", "dropout_mask")]
     static = {**PLAIN, **{name: given[name] for name in ("causal", "keep_probability") if name in given}}
-    said = kernels.explain(operation, *here, *masks, **static)
-    assert f": cudnn.{operation}" in said
-    output, pull = vjp(functools.partial(attention, **given), *here)
-    g = normal(*output.shape, seed=9).astype(output.dtype)
-    for actual, exact in zip([output, *pull(cupy.asarray(g))], reference, strict=True):
-        limit = TOLERANCES["bfloat16"] * max(1.0, float(np.max(np.abs(exact))))
-        np.testing.assert_allclose(to_host(actual).astype("float64"), exact, rtol=0, atol=limit)
+    lines = kernels.explain(operation, *rounded, *masks, **static)
+    assert f": cudnn.{operation}" in lines
+    results = []
+    for inputs in (rounded, [x.astype("float32") for x in rounded]):
+        output, pull = vjp(functools.partial(attention, **given), *inputs)
+        g = cupy.asarray(normal(*output.shape, seed=9).astype(arrays[0].dtype)).astype(output.dtype)
+        results.append([to_host(x).astype("float64") for x in (output, *pull(g))])
+    for actual, expected in zip(*results, strict=True):
+        assert np.linalg.norm(actual - expected) < 0.02 * np.linalg.norm(expected)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("length", [64, 100, 128])
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_on_the_gpu(length, kind, causal):
+def test_on_the_gpu(monkeypatch, length, kind, causal):
     mask = make_mask(kind, 2, 3, length, length)
-    agree_on_the_gpu(*qkv(length, length, 64, 64), mask=mask, causal=causal)
+    agree_on_the_gpu(monkeypatch, *qkv(length, length, 64, 64), mask=mask, causal=causal)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [None, "padding"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("sizes", [(1, 4, 4, 2048, 128), (2, 8, 2, 1000, 64), (64, 8, 8, 32, 64)], ids=str)
+def test_long_sequences_and_large_batches_on_the_gpu(monkeypatch, sizes, dtype, causal, kind):
+    batch, count, shared, length, features = sizes
+    settings = {"features": features, "width": features, "dtype": dtype, "batch": batch}
+    arrays = qkv(length, length, count=count, **settings)[0], *qkv(length, length, count=shared, **settings)[1:]
+    operation = "attention" if count == shared else "grouped_attention"
+    lengths = np.random.default_rng(6).integers(length // 2, length, size=(batch, 1, 1, 1))
+    mask = np.arange(length) < lengths if kind else None
+    agree_on_the_gpu(monkeypatch, *arrays, operation=operation, mask=mask, causal=causal)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("lengths", [(64, 64), (100, 77), (128, 256)], ids=str)
 @pytest.mark.parametrize("kind", [None, "padding"])
-def test_dropout_on_the_gpu(lengths, kind):
+def test_dropout_on_the_gpu(monkeypatch, lengths, kind):
     keep, mask = np.random.default_rng(3).random((2, 3, *lengths)) < 0.8, make_mask(kind, 2, 3, *lengths)
-    agree_on_the_gpu(*qkv(*lengths, 64, 64), mask=mask, dropout_mask=keep, keep_probability=0.8)
+    agree_on_the_gpu(monkeypatch, *qkv(*lengths, 64, 64), mask=mask, dropout_mask=keep, keep_probability=0.8)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shared", [1, 2])
 @pytest.mark.parametrize("kind", [None, "padding"])
-def test_shared_keys_on_the_gpu(shared, kind):
+def test_shared_keys_on_the_gpu(monkeypatch, shared, kind):
     arrays = qkv(100, 100, 64, 64, count=4)[0], *qkv(100, 100, 64, 64, count=shared)[1:]
     mask = make_mask(kind, 2, 4, 100, 100)
-    agree_on_the_gpu(*arrays, operation="grouped_attention", mask=mask, causal=True)
+    agree_on_the_gpu(monkeypatch, *arrays, operation="grouped_attention", mask=mask, causal=True)

@@ -109,6 +109,7 @@ CALLS = {
     },
     "shared keys": {"queries": 100, "keys": 100, "features": 64, "shared": 2, "causal": True, "dtype": "bfloat16"},
     "one head of keys": {"queries": 64, "keys": 77, "features": 64, "shared": 1, "mask": (2, 1, 1, 77)},
+    "a training batch": {"queries": 32, "keys": 24, "features": 64, "mask": (2, 1, 1, 24), "dtype": "bfloat16"},
     "slopes": {"queries": 50, "keys": 50, "features": 64, "bias": (1, 4, 1, 50)},
 }
 
@@ -124,6 +125,11 @@ def test_plans_are_built(monkeypatch, cudnn, context, call, deterministic):
         assert cudnn.__version__.startswith(cudnn_plans._PRIVATE_VERSION)
         private = graph._lowered_graph._execute.__doc__  # addresses go this way, by uid
         assert "var_pack: collections.abc.Mapping[int, int], workspace: int, handle: int" in private
+
+
+def test_the_cotangent_of_the_output_may_be_packed_by_heads(monkeypatch, cudnn, context):
+    _, _, backward = specs(monkeypatch, 100, 100, 64)
+    build(cudnn, backward._replace(g=((2, 4, 100, 64), (4 * 100 * 64, 100 * 64, 64, 1))), context)
 
 
 @pytest.mark.parametrize(("deterministic", "bytes_per_score"), [("0", 0), ("1", 2)])

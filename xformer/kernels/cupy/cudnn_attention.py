@@ -24,7 +24,7 @@ _MAX_FEATURES = 256
 # Bias of a masked key, the lowest float16; -inf in a whole row would give NaN.
 _MASKED = -65504.0
 _TILE = 128  # queries and keys of a tile of cuDNN's derivative
-_MIN_SCORES = 64 * 64  # queries times keys; with fewer, products are as fast, and short sentences have many shapes
+_MIN_SCORES = 2**22  # of all heads; for fewer, a plan takes too long to build
 
 
 def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
@@ -38,8 +38,8 @@ def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
         return "the dropout mask is broadcast"
     if queries == 1:
         return "a single query: every length of decoding would need a plan of its own"
-    if queries * keys < _MIN_SCORES:
-        return f"{queries} queries and {keys} keys: too few for a plan to pay off"
+    if (scores := query.shape[0] * query.shape[1] * queries * keys) < _MIN_SCORES:
+        return f"{scores} scores; expected at least {_MIN_SCORES} for a plan to pay off"
     if static["causal"] and queries > keys:
         return "causal with fewer keys than queries"
     if static["causal"] and queries < keys and any(x is not None for x in (mask, bias, dropout_mask)):
@@ -98,11 +98,11 @@ def _vjp(g: Array, residuals: Any, needs: Any, **static: Any) -> Any:
     """Run cuDNN, with the cotangents of fully masked rows set to zero first."""
     if not isinstance(residuals, _Saved):
         return cupy_attention.vjp(g, residuals, needs, **static)
-    xp, arrays, spec = array_namespace(g), dict(residuals.arrays), residuals.spec
-    if spec.dropout:
+    xp, arrays = array_namespace(g), dict(residuals.arrays)
+    if residuals.spec.dropout:
         arrays |= _dropout_inputs(residuals.inputs[5], static["keep_probability"], residuals.inputs[0])
-    g = g if residuals.has_keys is None else g * residuals.has_keys
-    arrays["g"] = g if _is_packed(g) else _packed_copy(g)
+    arrays["g"] = g = _readable(g if residuals.has_keys is None else g * residuals.has_keys)
+    spec = residuals.spec._replace(g=_layout(*_memory(g)))
     for name in ("query", "key", "value"):
         arrays["d" + name] = _empty(xp, arrays[name].shape, g.dtype)
     if spec.padded:  # cuDNN does not write beyond the lengths
@@ -163,9 +163,11 @@ def _specs(call: _Call, causal: bool, scale: float, deterministic: bool) -> tupl
     layouts = _layout(*query), _layout(*key), _layout(*value)
     inference = Spec(False, dtype, *layouts, bias, corner, float(scale), padded, dropout, False, False)
     backward = inference._replace(backward=True, padded=padded or needs_lengths, deterministic=deterministic)
+    backward = backward._replace(g=packed(query[0][0], query[0][1], queries, value[0][3]))  # as layers make it
     return inference, inference._replace(stats=True), backward
 
 
+@functools.lru_cache(maxsize=4096)
 def _layout(shape: Any, strides: tuple[int, ...], aligned: bool) -> Layout:
     """Return the layout of an array, or of its copy if cuDNN cannot read it; axes of size 1 have packed strides."""
     packed_layout = packed(*shape)
@@ -179,11 +181,6 @@ def _layout(shape: Any, strides: tuple[int, ...], aligned: bool) -> Layout:
 def _is_readable(shape: tuple[int, ...], strides: tuple[int, ...], aligned: bool) -> bool:
     outer = [stride for size, stride in zip(shape[:-1], strides, strict=False) if size > 1]
     return aligned and strides[-1] == _ITEMSIZE and all(step > 0 and step % _ALIGNMENT == 0 for step in outer)
-
-
-def _is_packed(x: Array) -> bool:
-    memory = _memory(x)
-    return _is_readable(*memory) and _layout(*memory) == packed(*x.shape)
 
 
 def _readable(x: Array) -> Array:

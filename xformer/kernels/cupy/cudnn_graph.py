@@ -26,6 +26,7 @@ class Spec(NamedTuple):
         dropout: Whether the weights are multiplied by a mask and a scale.
         stats: Whether the forward also writes the logsumexp, for the derivative.
         deterministic: Whether the derivative sums in a fixed order, which needs memory for queries times keys.
+        g: Layout of the cotangent of the output, of the derivative only.
     """
 
     backward: bool
@@ -40,6 +41,7 @@ class Spec(NamedTuple):
     dropout: bool
     stats: bool
     deterministic: bool
+    g: Layout | None = None
 
 
 def packed(batch: int, heads: int, length: int, features: int) -> Layout:
@@ -110,7 +112,7 @@ def _layouts(spec: Spec) -> dict[str, Layout]:
     output = packed(batch, heads, queries, spec.value[0][-1])
     lengths: Layout = (batch, 1, 1, 1), (1, 1, 1, 1)
     scalar: Layout = (1, 1, 1, 1), (1, 1, 1, 1)
-    layouts = {name: getattr(spec, name) for name in ("query", "key", "value", "bias")}
+    layouts = {name: getattr(spec, name) for name in ("query", "key", "value", "bias", "g")}
     layouts |= {"d" + name: packed(*getattr(spec, name)[0]) for name in ("query", "key", "value")}
     layouts |= {
         "query_lengths": lengths,
@@ -118,7 +120,7 @@ def _layouts(spec: Spec) -> dict[str, Layout]:
         "dropout_scale": scalar,
         "dropout_scale_inverse": scalar,
     }
-    layouts |= {"dropout_mask": aligned_rows(batch, heads, queries, keys), "output": output, "g": output}
+    layouts |= {"dropout_mask": aligned_rows(batch, heads, queries, keys), "output": output}
     return layouts | {"stats": ((batch, heads, queries, 1), (heads * queries, queries, 1, 1))}
 
 
