@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import weakref
 
+import numpy as np
 import pytest
 
 from tests.generation.definitions import SOURCES, lively_model, padded
@@ -13,8 +16,11 @@ from xformer.generation.greedy_sampling import greedy_or_sample
 from xformer.generation.lengths import LengthRange
 from xformer.generation.static_greedy import is_supported, static_greedy
 
-entrance = importlib.import_module("xformer.generation.generate")  # the function has the name of its module
+# These functions have the names of their modules.
+entrance = importlib.import_module("xformer.generation.generate")
+static_greedy_module = importlib.import_module("xformer.generation.static_greedy")
 POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
+COPY = {"copy": True, "share_embeddings": True, "source_vocab_size": 13}
 PROMPTS = [[3, 4, 5], [6, 7, 8]]
 
 
@@ -98,6 +104,33 @@ def test_sentences_at_their_limits_keep_nobody_waiting(monkeypatch):
     assert len(generate(small_language_model(), PROMPTS, GenerationConfig(max_new_tokens=1), special_tokens=False)) == 2
     assert steps == []  # no token comes after the only one
     monkeypatch.setattr(entrance, "search", search)
+
+
+@pytest.mark.parametrize("settings", [{}, {"positions": "rotary", **COPY}], ids=["learned", "copy"])
+def test_steps_are_captured_once_for_inputs_of_the_same_shapes(monkeypatch, settings):
+    captured = []
+    model, config = lively_model(1, **settings), GenerationConfig(max_new_tokens=9)
+    sources = [padded(rows) for rows in (SOURCES, SOURCES[::-1], [[7, 7, 2], *SOURCES[1:]])]
+    copies = [source.copy() for source in sources]
+    expected = [generate(model, source, config) for source in sources]
+
+    def static(batch):
+        return static_greedy(batch, lambda step: captured.append(1) or step)
+
+    monkeypatch.setattr(entrance, "search", static)
+    for source, grown in zip(sources, expected, strict=True):
+        assert_alike(grown, generate(model, source, config))
+    assert len(captured) == 1
+    np.testing.assert_array_equal(sources, copies)
+    generate(model, padded(SOURCES[:2]), config)
+    assert len(captured) == 2
+    for rows in range(1, 12):  # of which the last ones are kept
+        generate(model, padded([[5, 2]] * rows), config)
+    assert len(static_greedy_module._captured[model]) == static_greedy_module._MAX_CAPTURED
+    released = weakref.ref(model)
+    del model
+    gc.collect()
+    assert released() is None
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,19 @@
 
 Launching the hundreds of small kernels of a step takes longer than running them; a captured step is one launch. So
 nothing in a step may depend on the host: tokens, counters and caches are arrays of fixed shape, updated in place, and
-the host checks only every few steps whether all outputs have ended.
+the host checks only every few steps whether all outputs have ended. Capturing takes longer than many steps, so the
+captured steps of a model are kept for later inputs of the same shapes, which are copied into their arrays.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Any
 
-from xformer.backends import Array, accumulation_dtype, array_namespace, assign, index_dtype, to_host
+from xformer.backends import Array, accumulation_dtype, array_namespace, assign, dtype_name, index_dtype, to_host
 from xformer.generation.batch import GenerationBatch
 from xformer.generation.greedy_sampling import Sample, start_samples
 from xformer.generation.hypothesis import Hypothesis, best_first
@@ -19,6 +22,7 @@ from xformer.generation.logits_processors import MinLength, SuppressTokens, log_
 from xformer.generation.scoring import score
 
 _CHECK_INTERVAL = 16  # steps between checks; steps after the end of all outputs are wasted
+_MAX_CAPTURED = 8  # for each model; each has arrays of its own
 
 Step = Callable[[], None]
 
@@ -40,24 +44,44 @@ def static_greedy(batch: GenerationBatch, capture: Callable[[Step], Step]) -> li
 
     Args:
         batch: Inputs that `is_supported`.
-        capture: Returns a function that repeats a step; the arrays that the step writes stay where they are.
+        capture: Returns a function that repeats a step; the arrays that the step writes stay where they are, so the
+            backend must write in place.
     """
     cache, logits = batch.prefill()
     # If outputs can end, the token after the last allowed one shows whether they do.
     limits = [limits.maximum - batch.shared_length + int(batch.eos_id is not None) for limits in batch.lengths.ranges]
     num_steps = max(1, *limits)
     state = _State(batch, batch.model.to_static(cache, cache.length + num_steps - 1), limits)
+    captured, key = _captured.setdefault(batch.model, OrderedDict()), state.key()
+    if key in captured:
+        inputs, (state, replay) = state, captured.pop(key)  # no other thread may use it meanwhile
+        state.load(inputs)
+    else:
+        step = _step(state, weakref.proxy(batch.model))
+        replay = capture(step) if num_steps > 1 else step
     state.choose(logits)
-
-    def step() -> None:
-        state.choose(batch.model.decode_step(state.token, state.cache))
-
-    replay = capture(step) if num_steps > 1 else step
     for number in range(1, num_steps):
         if number % _CHECK_INTERVAL == 0 and bool(to_host(state.ended).all()):
             break
         replay()
-    return [best_first(score(batch, [sample.hypothesis])) for sample in state.samples()]
+    results = [best_first(score(batch, [sample.hypothesis])) for sample in state.samples(batch)]
+    captured[key] = state, replay
+    if len(captured) > _MAX_CAPTURED:
+        captured.popitem(last=False)
+    return results
+
+
+# The captured steps of each model and the states that they change, least recently used first.
+_captured: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, Any]] = weakref.WeakKeyDictionary()
+
+
+def _step(state: _State, model: Any) -> Step:
+    """Return the step of a model; `model` is a weak reference, so that a captured step does not keep the model."""
+
+    def step() -> None:
+        state.choose(model.decode_step(state.token, state.cache))
+
+    return step
 
 
 class _State:
@@ -70,7 +94,7 @@ class _State:
     """
 
     def __init__(self, batch: GenerationBatch, cache: Any, limits: list[int]) -> None:
-        self.batch, self.cache, xp = batch, cache, batch.xp
+        self.cache, self._eos_id, xp = cache, batch.eos_id, batch.xp
         integers, steps, to_device = index_dtype(xp), max(1, *limits), batch.to_device
         self.token = to_device([[0]] * batch.num_inputs, integers)
         self.ended = to_device([False] * batch.num_inputs)
@@ -86,6 +110,21 @@ class _State:
         self._is_eos = to_device([token == batch.eos_id for token in vocabulary])
         self._is_suppressed = to_device([token in batch.suppress_tokens for token in vocabulary])
 
+    def _arrays(self) -> list[Array | None]:
+        own = (value for name, value in vars(self).items() if name not in ("cache", "_eos_id"))
+        return [*own, *self.cache.arrays()]
+
+    def key(self) -> Hashable:
+        """Return a key that states with the same steps share."""
+        arrays = (None if array is None else (tuple(array.shape), dtype_name(array.dtype)) for array in self._arrays())
+        return self._eos_id, self.cache.length, *arrays
+
+    def load(self, other: _State) -> None:
+        """Copy the arrays of a state with the same key."""
+        for target, source in zip(self._arrays(), other._arrays(), strict=True):
+            if target is not None and source is not None:
+                assign(target, source)
+
     def choose(self, logits: Array) -> None:
         """Choose the next token of each output."""
         xp = array_namespace(logits)
@@ -99,18 +138,18 @@ class _State:
         self.tokens = assign(self.tokens, xp.where(is_now, chosen, self.tokens))
         self.log_probs = assign(self.log_probs, xp.where(is_now, chosen_log_probs, self.log_probs))
         ended = xp.logical_or(self.ended, self._step >= self._last_step)
-        if self.batch.eos_id is not None:
-            ended = xp.logical_or(ended, chosen[:, 0] == self.batch.eos_id)
+        if self._eos_id is not None:
+            ended = xp.logical_or(ended, chosen[:, 0] == self._eos_id)
         self.ended = assign(self.ended, ended)
         self.token = assign(self.token, xp.astype(chosen, self.token.dtype, copy=False))
         self._step = assign(self._step, self._step + 1)
 
-    def samples(self) -> list[Sample]:
+    def samples(self, batch: GenerationBatch) -> list[Sample]:
         """Return the outputs, rebuilt on the host token by token."""
         steps = int(to_host(self._step)[0])
-        samples = [sample for (sample,) in start_samples(self.batch)]
+        samples = [sample for (sample,) in start_samples(batch)]
         columns = to_host(self.tokens)[:, :steps].tolist(), to_host(self.log_probs)[:, :steps].tolist()
         for sample, tokens, log_probs in zip(samples, *columns, strict=True):
             for token, log_prob in zip(tokens, log_probs, strict=True):
-                sample.append(token, log_prob, self.batch)
+                sample.append(token, log_prob, batch)
         return samples

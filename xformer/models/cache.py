@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from xformer.backends import Array, array_namespace, assign, device, from_host
 from xformer.errors import ShapeError
@@ -33,6 +34,11 @@ class Memory:
         """Replace sentence i by the former sentence sentences[i]."""
         for name, x in vars(self).items():
             setattr(self, name, None if x is None else array_namespace(x).take(x, sentences, axis=0))
+
+    def copy(self) -> Memory:
+        """Return a memory with arrays of its own."""
+        arrays: Any = (None if x is None else array_namespace(x).asarray(x, copy=True) for x in vars(self).values())
+        return Memory(*arrays)
 
 
 class DecodingCache:
@@ -128,7 +134,8 @@ class StaticCache(DecodingCache):
     ) -> None:
         like = cache._like
         xp, like_device = array_namespace(like), device(like)
-        self.memory, self.length, self._like = cache.memory, cache.length, like
+        self.memory = None if cache.memory is None else cache.memory.copy()  # its arrays may be overwritten
+        self.length, self._like = cache.length, like
         self.index = xp.asarray([cache.length], dtype=xp.int64, device=like_device)
         self._caches = [StaticKVCache(old.self_attention, max_length, self.index) for old in cache.layers]
         self.layers = [
@@ -137,6 +144,14 @@ class StaticCache(DecodingCache):
         self._position_embeddings = layer.position_embeddings(max_length, like)
         self._position_terms = position_terms(positions, max_length - cache.length, max_length, like)
         self._range = xp.arange(max_length, dtype=xp.int64, device=like_device)
+
+    def arrays(self) -> list[Array | None]:
+        """Return the arrays that a step reads or writes; another cache of these shapes can be copied into them."""
+        memory = () if self.memory is None else vars(self.memory).values()
+        rotation, bias = self._position_terms
+        caches = (cache for layer in self.layers for cache in (layer.self_attention, layer.cross_attention))
+        keys_and_values = (x for cache in caches for x in (cache.key, cache.value))
+        return [self.index, *memory, *keys_and_values, self._position_embeddings, *(rotation or (None, None)), bias]
 
     @property
     def mask(self) -> Array:

@@ -177,7 +177,6 @@ def calls(monkeypatch):
     names = "cublasSetStream_v2", "cublasSetWorkspace_v2", "cublasGemmEx", "cublasGemmStridedBatchedEx"
     library = types.SimpleNamespace(**{name: function(name) for name in names})
     monkeypatch.setattr(plans, "current", lambda: (0, 54321))
-    monkeypatch.setattr(cublas, "pointer", lambda array: array.ctypes.data)
     return library, calls
 
 
@@ -199,11 +198,11 @@ def test_the_arguments_of_the_c_functions(calls, batch):
 
 def test_products_under_capture_use_the_workspace_of_the_graph(calls):
     library, calls = calls
-    binding, workspace = cublas._Direct(library), np.empty(64, np.uint8)
-    with cublas.captured_workspace(workspace):
+    binding = cublas._Direct(library)
+    with cublas.captured_workspace(4096, 64):
         binding.gemmStridedBatchedEx(12345, *SIZES, *A, *B, "beta", *C, 1, 68, -1)
     assert list(calls) == ["cublasSetStream_v2", "cublasSetWorkspace_v2", "cublasGemmEx"]
-    assert calls.pop("cublasSetWorkspace_v2") == (12345, workspace.ctypes.data, 64)
+    assert calls.pop("cublasSetWorkspace_v2") == (12345, 4096, 64)
     binding.gemmStridedBatchedEx(12345, *SIZES, *A, *B, "beta", *C, 1, 68, -1)
     assert "cublasSetWorkspace_v2" not in calls  # cublasSetStream resets the workspace
 

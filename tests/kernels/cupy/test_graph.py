@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import library_or_skip
 from xformer.backends import backend_of, from_host, resolve, to_host
+from xformer.kernels.cupy import cublas
 from xformer.ops import linear
 
 
@@ -53,7 +54,8 @@ def record(request, diary, monkeypatch):
     """`record` on a stand-in for CuPy."""
     stream = Stream(diary, request.param)
     cuda = types.SimpleNamespace(
-        MemoryPool=lambda: types.SimpleNamespace(malloc=None),
+        MemoryPool=lambda: types.SimpleNamespace(malloc=lambda size: types.SimpleNamespace(ptr=4096)),
+        runtime=types.SimpleNamespace(getDevice=lambda: 0),
         Stream=lambda non_blocking: stream,
         get_current_stream=lambda: Stream([]),
         using_allocator=lambda malloc: contextlib.nullcontext(),
@@ -104,6 +106,25 @@ def test_a_function_that_cannot_be_captured_runs_as_usual(record, diary):
     assert not stream.capturing
 
 
+@pytest.mark.parametrize("record", [False], indirect=True, ids=["sound"])
+def test_the_memory_of_a_dropped_graph_is_reused(record):
+    make, _ = record
+    first, second = make(print), make(print)
+    assert first._resources.pool is not second._resources.pool
+    dropped = first._resources
+    del first
+    assert make(print)._resources is dropped
+
+
+@pytest.mark.parametrize("record", [False], indirect=True, ids=["sound"])
+def test_products_of_a_graph_share_a_workspace(record):
+    make, _ = record
+    workspaces = []
+    make(lambda: workspaces.append(cublas._captured.workspace))()
+    assert workspaces == [(4096, 32 << 20)]
+    assert cublas._captured.workspace is None
+
+
 @pytest.mark.parametrize("name", ["numpy", "array_api_strict"])
 def test_other_libraries_have_no_graph_capture(name):
     assert backend_of(resolve(name)).graph_capture() is None
@@ -121,6 +142,24 @@ def test_a_graph_gives_the_same_results():
     for _ in range(7):
         again()
     assert total.get().tolist() == [7.0, 28.0, 63.0]
+
+
+@pytest.mark.gpu
+def test_graphs_give_their_memory_back():
+    xp = library_or_skip("cupy")
+    x, free = xp.ones((1024, 1024)), []
+
+    def work():
+        x[...] = x + 1.0
+
+    for _ in range(50):
+        again = backend_of(xp).graph_capture()(work)
+        for _ in range(4):
+            again()
+        del again
+        xp.cuda.Device().synchronize()
+        free.append(xp.cuda.runtime.memGetInfo()[0])
+    assert free[-1] == free[5]
 
 
 @pytest.mark.gpu

@@ -86,19 +86,19 @@ class CublasError(RuntimeError):
 
 
 class _Captured(threading.local):
-    workspace: Any = None
+    workspace: tuple[int, int] | None = None  # address and size
 
 
 _captured = _Captured()
 
 
 @contextlib.contextmanager
-def captured_workspace(workspace: Any) -> Iterator[None]:
-    """Let the products of a block, which a CUDA graph captures, use an array of bytes as their workspace.
+def captured_workspace(address: int, size: int) -> Iterator[None]:
+    """Let the products of a block, which a CUDA graph captures, use some bytes as their workspace.
 
     cuBLAS would otherwise allocate one for each of them inside the graph.
     """
-    _captured.workspace = workspace
+    _captured.workspace = address, size
     try:
         yield
     finally:
@@ -121,7 +121,7 @@ class _Direct:
     def gemmStridedBatchedEx(self, handle: int, *arguments: Any) -> None:
         self._call("cublasSetStream_v2", handle, plans.current()[1])  # which also resets the workspace
         if _captured.workspace is not None:
-            self._call("cublasSetWorkspace_v2", handle, pointer(_captured.workspace), _captured.workspace.size)
+            self._call("cublasSetWorkspace_v2", handle, *_captured.workspace)
         if arguments[19] == 1:  # a single product, without batch strides
             arguments = *arguments[:9], *arguments[10:13], *arguments[14:18], *arguments[20:]
             self._call("cublasGemmEx", handle, *arguments)
