@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from xformer.autodiff import Implementation
 from xformer.backends import Array, array_namespace, extra
 from xformer.errors import ConfigError
 from xformer.ops.operation import Operation
@@ -25,7 +24,7 @@ def relu_vjp(g: Array, y: Any, needs: Any) -> tuple[Any, ...]:
     return (xp.where(y > 0, g, xp.zeros_like(g)),)
 
 
-_relu = Operation(Implementation("relu", relu_forward, relu_vjp))
+_relu = Operation("relu", relu_forward, relu_vjp)
 
 
 def relu(x: Array) -> Array:
@@ -57,7 +56,7 @@ def _gelu_vjp(g: Array, x: Any, needs: Any) -> tuple[Any, ...]:
     return (g * (0.5 * (1.0 + extra.erf(x * math.sqrt(0.5))) + clipped * density),)
 
 
-_gelu = Operation(Implementation("gelu", _gelu_forward, _gelu_vjp), compute_in_float32=True)
+_gelu = Operation("gelu", _gelu_forward, _gelu_vjp, compute_in_float32=True)
 
 
 def gelu(x: Array) -> Array:

@@ -9,75 +9,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.autodiff import Implementation
 from xformer.backends import Array, accumulation_dtype, array_namespace, device
 from xformer.ops.grad_scale import scale_gradient, skip_if_nonfinite
-from xformer.ops.operation import Operation
-
-
-def _forward(
-    parameter: Array,
-    gradient: Array,
-    row: Any,
-    column: Any,
-    variance: Any,
-    grad_scale: Array | None,
-    *,
-    step_size: float,
-    beta2: float,
-    epsilon: float | None,
-    min_scale: float | None,
-    clip_threshold: float,
-    decay: float,
-    save: bool,
-) -> tuple[Any, Any]:
-    xp = array_namespace(parameter, gradient)
-    wide = accumulation_dtype(xp, parameter.dtype)
-    p, g = (xp.astype(array, wide, copy=False) for array in (parameter, gradient))
-    g, old = scale_gradient(g, grad_scale), (parameter, row, column, variance)
-    epsilon = float(xp.finfo(wide).eps) if epsilon is None else epsilon
-    squares = g * g
-    if variance is None:
-        row = beta2 * row + (1.0 - beta2) * _mean(squares, -1)
-        column = beta2 * column + (1.0 - beta2) * _mean(squares, -2)
-        estimate = row / _at_least(_mean(row, -2), epsilon) * column
-    else:
-        estimate = variance = beta2 * variance + (1.0 - beta2) * squares
-    update = g / xp.sqrt(_at_least(estimate, epsilon * epsilon))
-    step = step_size / _at_least(_root_mean_square(update) / clip_threshold, 1.0)
-    if min_scale is not None:
-        step = step * _at_least(_root_mean_square(p), min_scale)
-    new = xp.astype(decay * p - step * update, parameter.dtype, copy=False), row, column, variance
-    pairs = zip(old, new, strict=True)
-    return tuple(
-        None if after is None else skip_if_nonfinite(grad_scale, before, after) for before, after in pairs
-    ), None
-
-
-def _root_mean_square(x: Array) -> Array:
-    xp = array_namespace(x)
-    return xp.sqrt(xp.sum(x * x) / max(1, math.prod(x.shape)))
-
-
-def _mean(x: Array, axis: int) -> Array:
-    """Return the mean along an axis, which is kept; zero for an empty axis."""
-    return array_namespace(x).sum(x, axis=axis, keepdims=True) / max(1, x.shape[axis])
-
-
-def _at_least(x: Array, bound: float) -> Array:
-    xp = array_namespace(x)
-    return xp.maximum(x, xp.asarray(bound, dtype=x.dtype, device=device(x)))
-
-
-_operation = Operation(Implementation("adafactor", _forward, vjp=None))
 
 
 def adafactor(
     parameter: Array,
     gradient: Array,
-    row: Array | None,
-    column: Array | None,
-    variance: Array | None,
+    row: Any,
+    column: Any,
+    variance: Any,
     grad_scale: Array | None = None,
     *,
     step_size: float,
@@ -86,7 +27,7 @@ def adafactor(
     min_scale: float | None,
     clip_threshold: float,
     decay: float,
-) -> tuple[Array, Array | None, Array | None, Array | None]:
+) -> tuple[Any, ...]:
     """Update one parameter.
 
     Args:
@@ -106,21 +47,40 @@ def adafactor(
     Returns:
         The updated (parameter, row, column, variance).
     """
-    result: tuple[Array, Array | None, Array | None, Array | None] = _operation(
-        parameter,
-        gradient,
-        row,
-        column,
-        variance,
-        grad_scale,
-        step_size=step_size,
-        beta2=beta2,
-        epsilon=epsilon,
-        min_scale=min_scale,
-        clip_threshold=clip_threshold,
-        decay=decay,
-    )
-    return result
+    xp = array_namespace(parameter, gradient)
+    wide = accumulation_dtype(xp, parameter.dtype)
+    p, g = (xp.astype(array, wide, copy=False) for array in (parameter, gradient))
+    g, old = scale_gradient(g, grad_scale), (parameter, row, column, variance)
+    epsilon = float(xp.finfo(wide).eps) if epsilon is None else epsilon
+    squares = g * g
+    if variance is None:
+        row = beta2 * row + (1.0 - beta2) * _mean(squares, -1)
+        column = beta2 * column + (1.0 - beta2) * _mean(squares, -2)
+        estimate = row / _at_least(_mean(row, -2), epsilon) * column
+    else:
+        estimate = variance = beta2 * variance + (1.0 - beta2) * squares
+    update = g / xp.sqrt(_at_least(estimate, epsilon * epsilon))
+    step = step_size / _at_least(_root_mean_square(update) / clip_threshold, 1.0)
+    if min_scale is not None:
+        step = step * _at_least(_root_mean_square(p), min_scale)
+    new = xp.astype(decay * p - step * update, parameter.dtype, copy=False), row, column, variance
+    pairs = zip(old, new, strict=True)
+    return tuple(None if after is None else skip_if_nonfinite(grad_scale, before, after) for before, after in pairs)
+
+
+def _root_mean_square(x: Array) -> Array:
+    xp = array_namespace(x)
+    return xp.sqrt(xp.sum(x * x) / max(1, math.prod(x.shape)))
+
+
+def _mean(x: Array, axis: int) -> Array:
+    """Return the mean along an axis, which is kept; zero for an empty axis."""
+    return array_namespace(x).sum(x, axis=axis, keepdims=True) / max(1, x.shape[axis])
+
+
+def _at_least(x: Array, bound: float) -> Array:
+    xp = array_namespace(x)
+    return xp.maximum(x, xp.asarray(bound, dtype=x.dtype, device=device(x)))
 
 
 def zero_factors(parameter: Array) -> tuple[Array | None, Array | None, Array | None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from xformer.autodiff import Implementation
 from xformer.backends import Array, accumulation_dtype, array_namespace
 from xformer.ops.grad_scale import scale_gradient, skip_if_nonfinite
 from xformer.ops.operation import Operation
@@ -57,7 +56,7 @@ def _forward(
     return tuple(results), None
 
 
-_operation = Operation(Implementation("adam", _forward, vjp=None))
+_operation = Operation("adam", _forward, vjp=None)
 
 
 def adam(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.autodiff import Implementation
 from xformer.backends import (
     Array,
     Device,
@@ -117,7 +116,7 @@ def _vjp(
     return xp.matmul(dscores, key), dkey, dvalue, None, dbias, None
 
 
-_operation = Operation(Implementation("attention", _forward, _vjp), compute_in_float32=True)
+_operation = Operation("attention", _forward, _vjp, compute_in_float32=True)
 
 
 def _grouped_forward(query: Array, key: Array, value: Array, *masks: Array | None, **static: Any) -> tuple[Array, Any]:
@@ -132,7 +131,7 @@ def _grouped_vjp(g: Array, residuals: Any, needs: Any, **static: Any) -> tuple[A
 
 
 # For backends with a kernel that reads each head of the keys once for all its query heads.
-_grouped = Operation(Implementation("grouped_attention", _grouped_forward, _grouped_vjp), compute_in_float32=True)
+_grouped = Operation("grouped_attention", _grouped_forward, _grouped_vjp, compute_in_float32=True)
 
 
 def attention(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.autodiff import Implementation
 from xformer.backends import Array, array_namespace, dtype_named
 from xformer.ops.operation import Operation
 
@@ -19,7 +18,7 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, dtype: str) -> tuple[Any, ...]:
     return tuple(g)  # the backward pass casts cotangents to the dtypes of their arrays
 
 
-_operation = Operation(Implementation("cast", _forward, _vjp))
+_operation = Operation("cast", _forward, _vjp)
 
 
 def cast(*arrays: Array, dtype: str) -> tuple[Array, ...]:

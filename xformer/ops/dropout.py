@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.autodiff import Implementation
 from xformer.backends import Array, array_namespace, extra
 from xformer.ops.operation import Operation
 
@@ -23,7 +22,7 @@ def _vjp(g: Array, mask: Any, needs: Any, *, keep_probability: float) -> tuple[A
     return apply_dropout(g, mask, keep_probability), None
 
 
-_operation = Operation(Implementation("dropout", _forward, _vjp))
+_operation = Operation("dropout", _forward, _vjp)
 
 
 def dropout(x: Array, mask: Array, keep_probability: float) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.autodiff import Implementation
 from xformer.backends import Array, array_namespace, extra
 from xformer.ops.operation import Operation
 
@@ -25,7 +24,7 @@ def _vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
     return extra.scatter_add(zeros, xp.reshape(ids, (count,)), rows), None
 
 
-_operation = Operation(Implementation("embedding", _forward, _vjp))
+_operation = Operation("embedding", _forward, _vjp)
 
 
 def embedding(weight: Array, ids: Array) -> Array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.autodiff import Implementation
 from xformer.backends import Array, accumulation_dtype, array_namespace
 from xformer.ops.operation import Operation
 
@@ -58,7 +57,7 @@ def _vjp(g: Array, residuals: Any, needs: Any, *, epsilon: float) -> tuple[Any, 
     )
 
 
-_operation = Operation(Implementation("layer_norm", _forward, _vjp))
+_operation = Operation("layer_norm", _forward, _vjp)
 
 
 def layer_norm(x: Array, weight: Array, bias: Array | None, *, epsilon: float = 1e-5) -> Array:

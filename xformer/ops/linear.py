@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.autodiff import Implementation
 from xformer.backends import Array, accumulation_dtype, array_namespace
 from xformer.errors import ShapeError
 from xformer.kernels import registry
@@ -38,7 +37,7 @@ def _vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
     return dx, dweight, dbias
 
 
-_operation = Operation(Implementation("linear", _forward, _vjp), compute_in_float32=True)
+_operation = Operation("linear", _forward, _vjp, compute_in_float32=True)
 
 
 def _relu_forward(x: Array, weight: Array, bias: Array | None, *, save: bool) -> tuple[Array, Any]:
@@ -52,7 +51,7 @@ def _relu_vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
 
 
 # For backends with a kernel that computes both at once.
-_with_relu = Operation(Implementation("linear_relu", _relu_forward, _relu_vjp), compute_in_float32=True)
+_with_relu = Operation("linear_relu", _relu_forward, _relu_vjp, compute_in_float32=True)
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None, *, activation: str | None = None) -> Array:

@@ -14,17 +14,26 @@ from xformer.kernels import registry
 class Operation(Primitive):
     """A primitive whose calls run a kernel, if one supports them (see README.md in this folder)."""
 
-    def __init__(self, portable: Implementation, *, compute_in_float32: bool = False) -> None:
-        """Register the operation under the name of its portable definition.
+    def __init__(
+        self,
+        name: str,
+        forward: Callable[..., tuple[Any, Any]],
+        vjp: Callable[..., tuple[Any, ...]] | None,
+        *,
+        compute_in_float32: bool = False,
+    ) -> None:
+        """Register the operation.
 
         Args:
-            portable: The definition in the Array API, with its VJP.
+            name: Unique name.
+            forward: Portable definition in the Array API (see `Implementation`).
+            vjp: Its derivative, or None.
             compute_in_float32: Whether float16 and bfloat16 arrays that no kernel takes are computed in float32, and
                 the output rounded once, on libraries that would otherwise change the dtype midway.
         """
-        super().__init__(portable)
+        super().__init__(Implementation(name, forward, vjp))
         self.compute_in_float32 = compute_in_float32
-        registry.OPERATIONS[self.name] = self
+        registry.OPERATIONS[name] = self
 
     def select(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> Implementation:
         """Return the kernel with the highest priority that supports the call, else the portable definition.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from xformer.autodiff import Implementation
 from xformer.backends import Array, accumulation_dtype, array_namespace
 from xformer.errors import ShapeError
 from xformer.ops.linear import as_rows, check_features
@@ -65,7 +64,7 @@ def _vjp(g: Sequence[Array | None], residuals: Any, needs: Any, *, heads: tuple[
     return (None if dx is None else xp.reshape(dx, x.shape), *dweights, *dbiases)
 
 
-_operation = Operation(Implementation("project_heads", _forward, _vjp), compute_in_float32=True)
+_operation = Operation("project_heads", _forward, _vjp, compute_in_float32=True)
 
 
 def project_heads(x: Array, *projections: Projection) -> tuple[Array, ...]:

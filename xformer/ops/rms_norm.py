@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.autodiff import Implementation
 from xformer.backends import Array, array_namespace
 from xformer.ops.layer_norm import upcast_rows
 from xformer.ops.operation import Operation
@@ -29,7 +28,7 @@ def _vjp(g: Array, residuals: Any, needs: Any, *, epsilon: float) -> tuple[Any, 
     return (dx if scale is None else dx * scale), (g * normalized if needs[1] else None)
 
 
-_operation = Operation(Implementation("rms_norm", _forward, _vjp))
+_operation = Operation("rms_norm", _forward, _vjp)
 
 
 def rms_norm(x: Array, weight: Array, *, epsilon: float = 1e-5) -> Array:

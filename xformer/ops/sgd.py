@@ -2,37 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from xformer.autodiff import Implementation
 from xformer.backends import Array, accumulation_dtype, array_namespace
 from xformer.ops.grad_scale import scale_gradient, skip_if_nonfinite
-from xformer.ops.operation import Operation
-
-
-def _forward(
-    parameter: Array,
-    gradient: Array,
-    velocity: Array | None,
-    grad_scale: Array | None,
-    *,
-    learning_rate: float,
-    momentum: float,
-    nesterov: bool,
-    save: bool,
-) -> tuple[Any, Any]:
-    xp = array_namespace(parameter, gradient)
-    wide = accumulation_dtype(xp, parameter.dtype)
-    change = scale_gradient(xp.astype(gradient, wide, copy=False), grad_scale)
-    if velocity is not None:
-        moved = momentum * velocity + change
-        change = change + momentum * moved if nesterov else moved
-        velocity = skip_if_nonfinite(grad_scale, velocity, moved)
-    updated = xp.astype(xp.astype(parameter, wide, copy=False) - learning_rate * change, parameter.dtype, copy=False)
-    return (skip_if_nonfinite(grad_scale, parameter, updated), velocity), None
-
-
-_operation = Operation(Implementation("sgd", _forward, vjp=None))
 
 
 def sgd(
@@ -61,7 +32,12 @@ def sgd(
     Returns:
         The updated (parameter, velocity).
     """
-    result: tuple[Array, Array | None] = _operation(
-        parameter, gradient, velocity, grad_scale, learning_rate=learning_rate, momentum=momentum, nesterov=nesterov
-    )
-    return result
+    xp = array_namespace(parameter, gradient)
+    wide = accumulation_dtype(xp, parameter.dtype)
+    change = scale_gradient(xp.astype(gradient, wide, copy=False), grad_scale)
+    if velocity is not None:
+        moved = momentum * velocity + change
+        change = change + momentum * moved if nesterov else moved
+        velocity = skip_if_nonfinite(grad_scale, velocity, moved)
+    updated = xp.astype(xp.astype(parameter, wide, copy=False) - learning_rate * change, parameter.dtype, copy=False)
+    return skip_if_nonfinite(grad_scale, parameter, updated), velocity

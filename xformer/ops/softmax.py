@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.autodiff import Implementation
 from xformer.backends import Array, accumulation_dtype, array_namespace, extra
 from xformer.errors import ConfigError
 from xformer.ops.operation import Operation
@@ -44,7 +43,7 @@ def softmax_cotangent(g: Array, y: Array) -> Array:
     return weighted - y * xp.astype(total, weighted.dtype, copy=False)
 
 
-_operation = Operation(Implementation("softmax", _forward, _vjp))
+_operation = Operation("softmax", _forward, _vjp)
 
 
 def softmax(x: Array, mask: Array | None = None, *, temperature: float = 1.0) -> Array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.autodiff import Implementation
 from xformer.backends import Array, accumulation_dtype, array_namespace
 from xformer.ops.operation import Operation
 
@@ -19,7 +18,7 @@ def _vjp(g: Array, arrays: Any, needs: Any) -> tuple[Any, ...]:
     return tuple(2.0 * g * x for x in arrays)
 
 
-_operation = Operation(Implementation("squared_norm", _forward, _vjp))
+_operation = Operation("squared_norm", _forward, _vjp)
 
 
 def squared_norm(*arrays: Array) -> Array:
