@@ -355,4 +355,4 @@ def test_a_subclass_without_new_fields_inherits_the_constructor():
             return 2.0 * super().__call__(x, activation)
 
     x = np.ones((2, 4), dtype=np.float32)
-    np.testing.assert_array_equal(Doubled(4, 3)(x), 2.0 * Linear(4, 3)(x))
+    np.testing.assert_array_equal(Doubled(4, 3, init=0)(x), 2.0 * Linear(4, 3, init=0)(x))

@@ -1,4 +1,4 @@
-"""Layers without an initializer, and inputs of another dtype than the parameters."""
+"""The source of initial parameters, and inputs of another dtype than the parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.conftest import assert_close, library_or_skip
 from tests.reference import normal, raises_line
 from xformer import Initializer, MultiHeadAttention, value_and_grad
 from xformer.backends import array_namespace, to_host
-from xformer.errors import BackendError, ShapeError
+from xformer.errors import BackendError, ConfigError, ShapeError
 from xformer.layers import (
     CopyHead,
     Embedding,
@@ -80,20 +80,28 @@ def test_a_memory_is_cast_to_the_dtype_of_the_model():
 def test_lists_and_arrays_of_other_libraries_are_refused():
     torch = library_or_skip("torch")
     with raises_line(BackendError, "arrays of torch and numpy were mixed; move one over"):
-        Linear(4, 3)(torch.ones((2, 4), dtype=torch.float64))
+        Linear(4, 3, init=0)(torch.ones((2, 4), dtype=torch.float64))
     with raises_line(BackendError, "list"):
-        Linear(4, 3)([[1.0, 2.0, 3.0, 4.0]])
+        Linear(4, 3, init=0)([[1.0, 2.0, 3.0, 4.0]])
 
 
 def test_the_cast_is_differentiated():
-    layer = Linear(8, 3)
+    layer = Linear(8, 3, init=0)
     value, gradient = value_and_grad(lambda x: array_namespace(x).sum(layer(x)))(normal(0, 2, 8))
     assert (value.dtype, gradient.dtype) == ("float32", "float64")
     assert_close(gradient, np.broadcast_to(layer.weight.astype("float64").sum(axis=1), (2, 8)), tolerance=1e-6)
 
 
-def test_a_layer_is_made_from_a_seed_or_nothing():
-    layer, other = Linear(8, 3), Linear(8, 3, init=1)
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+def test_random_weights_need_a_source(make):
+    with raises_line(
+        ConfigError, "^init is missing; pass a seed, e.g. init=0, another one for each layer, or one Init"
+    ):
+        make(None)
+
+
+def test_a_layer_is_made_from_a_seed():
+    layer, other = Linear(8, 3, init=0), Linear(8, 3, init=1)
     assert layer.weight.dtype == "float32"
     assert_close(layer.weight, Initializer("numpy", seed=0).xavier_uniform((8, 3)), tolerance=0.0)
     assert np.abs(layer.weight - other.weight).max() > 0.1

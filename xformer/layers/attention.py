@@ -6,7 +6,7 @@ from xformer import masks
 from xformer.backends import Array, array_namespace, device
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers.dropout import Dropout
-from xformer.layers.initializer import Initializer, initializer
+from xformer.layers.initializer import Init, initializer
 from xformer.layers.kv_cache import KVCache
 from xformer.layers.linear import Linear, as_dtype_of
 from xformer.layers.positions import Rotation
@@ -28,14 +28,14 @@ class MultiHeadAttention(Module):
         bias: Add a learned bias to the four projections.
         dropout: Dropout rate on the attention weights.
         window: Distance that self-attention can see, in tokens (see `masks.sliding_window`); None: no limit.
-        init: An `Initializer`, or a seed for a new one on NumPy.
+        init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
 
     Raises:
         ConfigError: If the numbers of heads do not divide d_model or each other, or the window is less than 1.
 
     Example:
         >>> import numpy as np
-        >>> attention = MultiHeadAttention(8, 2)
+        >>> attention = MultiHeadAttention(8, 2, init=0)
         >>> x, memory = np.ones((1, 5, 8), dtype=np.float32), np.ones((1, 7, 8), dtype=np.float32)
         >>> attention(x, causal=True).shape  # self-attention
         (1, 5, 8)
@@ -61,7 +61,7 @@ class MultiHeadAttention(Module):
         bias: bool = True,
         dropout: float = 0.0,
         window: int | None = None,
-        init: Initializer | int = 0,
+        init: Init = None,
     ):
         num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
         check_heads(d_model, num_heads, num_key_value_heads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xformer.backends import Array
 from xformer.layers.attention import MultiHeadAttention
-from xformer.layers.feed_forward import FeedForward, GatedFeedForward
+from xformer.layers.feed_forward import FeedForward
 from xformer.layers.kv_cache import LayerCache
 from xformer.layers.positions import Rotation
 from xformer.layers.residual import Residual
@@ -28,7 +28,7 @@ class DecoderLayer(Module):
 
     self_attention: MultiHeadAttention
     cross_attention: MultiHeadAttention
-    feed_forward: FeedForward | GatedFeedForward
+    feed_forward: FeedForward
     self_attention_residual: Residual
     cross_attention_residual: Residual
     feed_forward_residual: Residual

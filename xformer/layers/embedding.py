@@ -7,7 +7,7 @@ import math
 from xformer.backends import Array, array_namespace, device, extra, is_floating
 from xformer.errors import ShapeError
 from xformer.layers.dropout import Dropout
-from xformer.layers.initializer import Initializer, initializer
+from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import LearnedPositions, Sinusoidal
@@ -24,13 +24,13 @@ class Embedding(Module):
         vocab_size: Number of tokens.
         d_model: Features of a vector.
         scale: Multiply vectors by sqrt(d_model), as the paper does when input and output share the table.
-        init: An `Initializer`, or a seed for a new one on NumPy.
+        init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
     """
 
     weight: Array
     scale: bool
 
-    def __init__(self, vocab_size: int, d_model: int, *, scale: bool = True, init: Initializer | int = 0):
+    def __init__(self, vocab_size: int, d_model: int, *, scale: bool = True, init: Init = None):
         # With this deviation, scaled vectors have unit variance and unembedded logits start near unit variance too.
         self.weight = initializer(init).normal((vocab_size, d_model), d_model**-0.5)
         self.scale = scale

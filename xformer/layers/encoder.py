@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xformer.backends import Array
 from xformer.layers.attention import MultiHeadAttention
-from xformer.layers.feed_forward import FeedForward, GatedFeedForward
+from xformer.layers.feed_forward import FeedForward
 from xformer.layers.kv_cache import KVCache
 from xformer.layers.positions import Rotation
 from xformer.layers.residual import Residual
@@ -25,7 +25,7 @@ class EncoderLayer(Module):
     """
 
     self_attention: MultiHeadAttention
-    feed_forward: FeedForward | GatedFeedForward
+    feed_forward: FeedForward
     self_attention_residual: Residual
     feed_forward_residual: Residual
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from xformer.backends import Array, Device, DType, default_float, from_host, resolve
+from xformer.errors import ConfigError
 from xformer.random import Rng
 
 
@@ -67,6 +68,17 @@ class Initializer:
         return from_host(self.xp, values, dtype=self.dtype, device=self.device)
 
 
-def initializer(init: Initializer | int) -> Initializer:
-    """Return an initializer; a seed makes a new one on NumPy."""
+Init = Initializer | int | None  # argument `init` of a layer; None is an error
+
+
+def initializer(init: Init) -> Initializer:
+    """Return an initializer; a seed makes a new one on NumPy.
+
+    Raises:
+        ConfigError: If `init` is None: equal default seeds would give equal parameters to several layers.
+    """
+    if init is None:
+        raise ConfigError(
+            "init is missing; pass a seed, e.g. init=0, another one for each layer, or one Initializer to all layers"
+        )
     return init if isinstance(init, Initializer) else Initializer(seed=init)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xformer.backends import Array, array_namespace
-from xformer.layers.initializer import Initializer, initializer
+from xformer.layers.initializer import Init, initializer
 from xformer.ops.linear import linear
 from xformer.tree import Module
 
@@ -18,8 +18,8 @@ class Linear(Module):
         in_features: Size of the last axis of the input.
         out_features: Size of the last axis of the output.
         bias: Add a learned bias.
-        init: An `Initializer`, or a seed for a new one on NumPy. Layers made with the same seed have the same
-            parameters; pass one `Initializer` to several layers to draw different ones.
+        init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy. Layers
+            with the same seed have equal parameters; one `Initializer` draws different ones for each layer.
 
     Example:
         >>> import numpy as np
@@ -31,7 +31,7 @@ class Linear(Module):
     weight: Array
     bias: Array | None
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = True, init: Initializer | int = 0):
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = True, init: Init = None):
         init = initializer(init)
         self.weight = init.xavier_uniform((in_features, out_features))
         self.bias = init.zeros((out_features,)) if bias else None

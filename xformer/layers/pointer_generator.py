@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xformer.backends import Array, accumulation_dtype, array_namespace, device, extra
-from xformer.layers.initializer import Initializer, initializer
+from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import Linear, as_dtype_of
 from xformer.ops import attention_weights, softmax
 from xformer.tree import Module
@@ -19,14 +19,14 @@ class CopyHead(Module):
 
     Args:
         d_model: Features of decoder states and memory.
-        init: An `Initializer`, or a seed for a new one on NumPy.
+        init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
     """
 
     query: Linear
     key: Linear
     gate: Linear
 
-    def __init__(self, d_model: int, *, init: Initializer | int = 0):
+    def __init__(self, d_model: int, *, init: Init = None):
         init = initializer(init)
         self.query = Linear(d_model, d_model, init=init)
         self.key = Linear(d_model, d_model, init=init)

@@ -25,7 +25,7 @@ from xformer.backends import (
     from_host,
 )
 from xformer.errors import ConfigError, ShapeError
-from xformer.layers.initializer import Initializer, initializer
+from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import as_dtype_of
 from xformer.ops.embedding import embedding
 from xformer.tree import Module
@@ -109,12 +109,12 @@ class LearnedPositions(Module):
     Args:
         max_positions: Number of positions.
         d_model: Features of a token.
-        init: An `Initializer`, or a seed for a new one on NumPy.
+        init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
     """
 
     weight: Array
 
-    def __init__(self, max_positions: int, d_model: int, *, init: Initializer | int = 0):
+    def __init__(self, max_positions: int, d_model: int, *, init: Init = None):
         self.weight = initializer(init).normal((max_positions, d_model), d_model**-0.5)
 
     def __call__(self, x: Array, positions: Array | None = None, *, start: int = 0) -> Array:
@@ -298,7 +298,7 @@ class RelativeBias(Module):
         bidirectional: Give keys after the query buckets of their own, as in an encoder.
         num_buckets: Number of buckets.
         max_distance: Distance from which all keys share a bucket.
-        init: An `Initializer`, or a seed for a new one on NumPy.
+        init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
     """
 
     weight: Array
@@ -312,7 +312,7 @@ class RelativeBias(Module):
         bidirectional: bool,
         num_buckets: int = 32,
         max_distance: int = 128,
-        init: Initializer | int = 0,
+        init: Init = None,
     ):
         self.weight = initializer(init).normal((num_buckets, num_heads), num_heads**-0.5)
         self.bidirectional = bidirectional

@@ -13,13 +13,11 @@ from xformer.tree import Module
 Sublayer = Callable[[Array], Array]
 
 
-class PreNorm(Module):
-    """Pre-norm residual connection, `x + dropout(f(norm(x)))` (Xiong et al., 2020).
-
-    It trains without a careful warm-up.
+class Residual(Module):
+    """Residual connection around a sublayer, with a norm and dropout.
 
     Args:
-        norm: Norm applied to the input of the sublayer.
+        norm: Norm of the input of the sublayer (`PreNorm`) or of the sum (`PostNorm`).
         dropout: Dropout rate on the output of the sublayer.
     """
 
@@ -41,27 +39,26 @@ class PreNorm(Module):
         Returns:
             Array of the shape of `x`.
         """
+        raise NotImplementedError
+
+
+class PreNorm(Residual):
+    """Pre-norm residual connection, `x + dropout(f(norm(x)))` (Xiong et al., 2020).
+
+    It trains without a careful warm-up. Arguments are those of `Residual`.
+    """
+
+    def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
+        """Apply a sublayer; see `Residual`."""
         return x + self.dropout(sublayer(self.norm(x)), rng)
 
 
-class PostNorm(Module):
+class PostNorm(Residual):
     """Post-norm residual connection, `norm(x + dropout(f(x)))` (Vaswani et al., 2017, section 3.1).
 
-    Args:
-        norm: Norm applied to the sum.
-        dropout: Dropout rate on the output of the sublayer.
+    Arguments are those of `Residual`.
     """
 
-    norm: Norm
-    dropout: Dropout
-
-    def __init__(self, norm: Norm, *, dropout: float = 0.0):
-        self.norm = norm
-        self.dropout = Dropout(dropout)
-
     def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
-        """Apply a sublayer with its residual connection; arguments are those of `PreNorm`."""
+        """Apply a sublayer; see `Residual`."""
         return self.norm(x + self.dropout(sublayer(x), rng))
-
-
-Residual = PreNorm | PostNorm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from xformer.layers import (
@@ -52,7 +53,7 @@ class LayerFactory:
 
     def residual(self) -> Residual:
         """Make the residual connection of a sublayer."""
-        cls = PreNorm if self.config.norm_position == "pre" else PostNorm
+        cls: Callable[..., Residual] = PreNorm if self.config.norm_position == "pre" else PostNorm
         return cls(self.norm(), dropout=self.config.dropout)
 
     def attention(self, *, window: int | None = None) -> MultiHeadAttention:
@@ -68,11 +69,11 @@ class LayerFactory:
             init=self.init,
         )
 
-    def feed_forward(self) -> FeedForward | GatedFeedForward:
+    def feed_forward(self) -> FeedForward:
         """Make a feed-forward network, gated if the activation is."""
         c = self.config
-        cls: Any = GatedFeedForward if c.activation in GATED else FeedForward
-        layer: FeedForward | GatedFeedForward = cls(
+        cls = GatedFeedForward if c.activation in GATED else FeedForward
+        return cls(
             c.d_model,
             c.d_ff,
             activation=GATED.get(c.activation, c.activation),
@@ -80,7 +81,6 @@ class LayerFactory:
             dropout=c.activation_dropout,
             init=self.init,
         )
-        return layer
 
     def encoder_layer(self) -> EncoderLayer:
         """Make a layer of an encoder or of a decoder-only model."""
