@@ -1,4 +1,4 @@
-"""Training updates of the tiny Shakespeare recipe (nanoGPT's CPU setting) against eager torch.
+"""Training steps of the tiny Shakespeare recipe (nanoGPT's CPU setting) against eager torch.
 
     pytest bench/bench_language_model.py --benchmark-only -s
     python bench/bench_language_model.py                        # the whole training in torch
@@ -22,7 +22,7 @@ from recorder import ROOT, Recorder, baseline
 from xformer.benchmarks import Spec, Workload, describe_machine
 
 ROUNDS = 15
-UPDATES = 25  # per round
+STEPS = 25  # per round
 DATA = Path(os.environ.get("XFORMER_TINYSHAKESPEARE", ROOT.parent / "shared" / "data" / "tinyshakespeare"))
 RECIPE = ROOT / "docs" / "recipes" / "tinyshakespeare.toml"
 SHARDS = (1, 2)
@@ -59,7 +59,7 @@ def make_settings() -> tuple[dict[str, Any], list[int]]:
         "model": LanguageModelConfig(vocab_size=vocab_size, **recipe.model).to_dict(),
         "training": training,
         "text": train,
-        "updates": UPDATES,
+        "steps": STEPS,
     }
     return settings, valid
 
@@ -68,8 +68,8 @@ def make_settings() -> tuple[dict[str, Any], list[int]]:
 def test_language_model(benchmark: Any, recorder: Recorder, shards: int) -> None:
     settings, _ = make_settings()
     training = settings["training"]
-    tokens = UPDATES * training["context_length"] * training["batch_size"]
-    name = f"tiny Shakespeare, {UPDATES} updates, {shards} shard{'s' if shards > 1 else ''}"
+    tokens = STEPS * training["context_length"] * training["batch_size"]
+    name = f"tiny Shakespeare, {STEPS} steps, {shards} shard{'s' if shards > 1 else ''}"
     specs = [
         Spec("xformer numpy", "baselines.language_model:build_xformer", {"shards": shards}),
         baseline("torch", "baselines.language_model:build_torch"),
@@ -82,9 +82,9 @@ def train_torch() -> None:
     settings, valid = make_settings()
     print(describe_machine())
     for implementation in ("foreach", "fused"):
-        for update, total, validating, loss in language_model.torch_training(settings, valid, implementation):
+        for step, total, validating, loss in language_model.torch_training(settings, valid, implementation):
             print(
-                f"torch, AdamW {implementation}: update {update}  {total:.1f} s, validation {validating:.1f} s  "
+                f"torch, AdamW {implementation}: step {step}  {total:.1f} s, validation {validating:.1f} s  "
                 f"loss {loss:.4f}"
             )
 

@@ -27,12 +27,12 @@ def has_gpu() -> bool:
 
 # Replacements that shorten training.
 SHORTER = {
-    "--max-minutes 25": "--max-updates 3 --recipe small.toml",
-    "--max-minutes 60": "--max-updates 3 --recipe small.toml --task summarization",
+    "--max-minutes 25": "--max-steps 3 --recipe small.toml",
+    "--max-minutes 60": "--max-steps 3 --recipe small.toml --task summarization",
 }
 SHORTER["--max-minutes 5"] = SHORTER["--max-minutes 25"]
 SHORTER["--backend cupy"] = f"--backend {'cupy' if has_gpu() else 'numpy'}"
-SHORTER["--text input.txt"] = "--text input.txt --max-updates 3"
+SHORTER["--text input.txt"] = "--text input.txt --max-steps 3"
 SHORTER["docs/recipes/tinyshakespeare.toml"] = shlex.quote(str(ROOT / "docs" / "recipes" / "tinyshakespeare.toml"))
 SMALL = """
 [model]

@@ -1,6 +1,6 @@
-"""Training updates of a language model by xformer and torch, and a whole training by torch.
+"""Training steps of a language model by xformer and torch, and a whole training by torch.
 
-A round consists of several consecutive updates (settings["updates"]), as in training: a single step after a pause would
+A round consists of several consecutive steps (settings["steps"]), as in training: a single step after a pause would
 start with cold caches.
 """
 
@@ -20,7 +20,7 @@ _WARM_UP = 3
 
 
 def build_xformer(settings: dict[str, Any]) -> Computation:
-    """Build updates as in `xformer train-lm`."""
+    """Build steps as in `xformer train-lm`."""
     import functools
 
     import numpy as np
@@ -39,12 +39,12 @@ def build_xformer(settings: dict[str, Any]) -> Computation:
 
     def step(index: int) -> float:
         nonlocal model, state
-        for update in range(settings["updates"]):
+        for number in range(settings["steps"]):
             result = train_step(
                 model,
                 state,
                 [next(batches)[1]],
-                xf.Rng(index).fold(update),
+                xf.Rng(index).fold(number),
                 loss_fn=task.loss,
                 optimizer=optimizer,
                 learning_rate=training["learning_rate"],
@@ -61,7 +61,7 @@ def build_xformer(settings: dict[str, Any]) -> Computation:
 
 
 def build_torch(settings: dict[str, Any]) -> Computation:
-    """Build the same updates in eager torch with its fastest AdamW."""
+    """Build the same steps in eager torch with its fastest AdamW."""
     import torch
 
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ def build_torch(settings: dict[str, Any]) -> Computation:
     training = settings["training"]
 
     def step(index: int) -> float:
-        for _ in range(settings["updates"]):
+        for _ in range(settings["steps"]):
             loss = torch_update(model, optimizer, text, training)
         return loss
 
@@ -122,7 +122,7 @@ def torch_update(model: Any, optimizer: Any, text: Any, settings: dict[str, Any]
 def torch_training(
     settings: dict[str, Any], valid: list[int], implementation: str
 ) -> Iterator[tuple[int, float, float, float]]:
-    """Train with torch; yield (update, total seconds, seconds of validation, validation loss)."""
+    """Train with torch; yield (step, total seconds, seconds of validation, validation loss)."""
     import torch
 
     torch.manual_seed(0)
@@ -131,15 +131,15 @@ def torch_training(
     training = settings["training"]
     optimizer = torch_adamw(model, training, implementation)
     begin, validating = time.perf_counter(), 0.0
-    for update in range(1, training["max_updates"] + 1):
+    for step in range(1, training["max_steps"] + 1):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(update, training)
+            group["lr"] = learning_rate(step, training)
         torch_update(model, optimizer, text, training)
-        if update % training["validate_every"] == 0:
+        if step % training["validate_every"] == 0:
             start = time.perf_counter()
             loss = torch_validation(model, held_out, training)
             validating += time.perf_counter() - start
-            yield update, time.perf_counter() - begin, validating, loss
+            yield step, time.perf_counter() - begin, validating, loss
 
 
 def torch_validation(model: Any, text: Any, settings: dict[str, Any]) -> float:
@@ -158,12 +158,12 @@ def torch_validation(model: Any, text: Any, settings: dict[str, Any]) -> float:
     return total / (count * length)
 
 
-def learning_rate(update: int, settings: dict[str, Any]) -> float:
+def learning_rate(step: int, settings: dict[str, Any]) -> float:
     """Return the learning rate: linear warmup, then cosine decay."""
     peak, floor, warmup_steps = settings["learning_rate"], settings["min_learning_rate"], settings["warmup_steps"]
-    if update <= warmup_steps:
-        return peak * update / warmup_steps
-    progress = (update - warmup_steps) / (settings["max_updates"] - warmup_steps)
+    if step <= warmup_steps:
+        return peak * step / warmup_steps
+    progress = (step - warmup_steps) / (settings["max_steps"] - warmup_steps)
     return floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 

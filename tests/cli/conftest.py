@@ -34,7 +34,7 @@ vocab_size = 100
 [training]
 batch_tokens = 256
 validate_every = 4
-max_updates = 6
+max_steps = 6
 warmup_steps = 20
 """
 

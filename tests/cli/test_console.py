@@ -103,7 +103,7 @@ def shown(settings, events, *, terminal=False, first_step=0, clock=None, seconds
 def test_without_a_terminal_there_is_a_line_every_ten_seconds(monkeypatch):
     clock = Clock(monkeypatch)
     events = [made(step) for step in range(1, 11)]
-    lines = shown(TrainingConfig(max_updates=20), events, clock=clock, seconds=3.0).splitlines()
+    lines = shown(TrainingConfig(max_steps=20), events, clock=clock, seconds=3.0).splitlines()
     assert lines == [
         "step 4  loss 2.000  1,000 target tokens/s  0:48 left",
         "step 8  loss 2.000  1,000 target tokens/s  0:36 left",
@@ -132,8 +132,8 @@ def test_a_validation_without_bleu():
 @pytest.mark.parametrize(
     ("limits", "left"),
     [
-        ({"max_updates": 100, "max_minutes": 10.0}, "1:30 left"),  # 10 steps in 10 seconds: 90 to go
-        ({"max_updates": 10_000, "max_minutes": 1.0}, "0:30 left"),
+        ({"max_steps": 100, "max_minutes": 10.0}, "1:30 left"),  # 10 steps in 10 seconds: 90 to go
+        ({"max_steps": 10_000, "max_minutes": 1.0}, "0:30 left"),
         ({"max_minutes": 1.0}, "0:30 left"),
         ({}, "tokens/s\n"),
     ],
@@ -145,7 +145,7 @@ def test_the_first_limit_decides_the_time_left(monkeypatch, limits, left):
 
 def test_a_resumed_run_counts_its_own_steps(monkeypatch):
     clock = Clock(monkeypatch)
-    line = shown(TrainingConfig(max_updates=120), [made(110)], clock=clock, seconds=10.0, first_step=100)
+    line = shown(TrainingConfig(max_steps=120), [made(110)], clock=clock, seconds=10.0, first_step=100)
     assert "0:10 left" in line
 
 
@@ -157,7 +157,7 @@ def test_numbers_are_smoothed(monkeypatch):
 
 
 def test_a_terminal_gets_a_bar_with_the_last_validation():
-    settings = TrainingConfig(max_updates=1000)
+    settings = TrainingConfig(max_steps=1000)
     text = shown(settings, [made(1), VALIDATION, made(501)], terminal=True)
     assert "━" in text
     assert "validation after step 500" in text

@@ -21,11 +21,11 @@ TINY = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num
 
 @pytest.fixture(autouse=True, scope="module")
 def small():
-    """Make the demos end after a few updates, having learned hardly anything."""
+    """Make the demos end after a few steps, having learned hardly anything."""
     sizes = {"num_train": 400, "num_valid": 5, "num_test": 8}
     tasks = {"numbers": functools.partial(numbers_task, largest=9999, **sizes)}
     tasks |= {"reverse": functools.partial(reverse_task, **sizes)}
-    training = {"batch_tokens": 256, "max_updates": 4, "validate_every": 2}
+    training = {"batch_tokens": 256, "max_steps": 4, "validate_every": 2}
     demos = {
         name: dataclasses.replace(demo.DEMOS[name], task=task, model=TINY, training=training)
         for name, task in tasks.items()
@@ -60,7 +60,7 @@ def test_the_demo_from_text_to_picture(finished):
     assert "train --source train.de" in printed
     assert (directory / "attention.png").read_bytes().startswith(b"\x89PNG")
     config = RunDirectory(directory).read_config()
-    assert (config["kind"], config["data"]) == ("demo", {"task": "numbers", "seed": 3})
+    assert config["data"] == {"demo": "numbers", "seed": 3}
     assert config["recipe"]["training"]["max_minutes"] == 1.5
 
 
@@ -91,7 +91,7 @@ def test_a_perfect_validation_ends_training(xformer, tmp_path, monkeypatch):
 
 def test_an_earlier_demo_is_replaced(xformer, earlier):
     assert xformer("demo", "--out", earlier, "--task", "reverse").code == 0
-    assert RunDirectory(earlier).read_config()["data"]["task"] == "reverse"
+    assert RunDirectory(earlier).read_config()["data"]["demo"] == "reverse"
 
 
 def test_a_stopped_demo_says_so(xformer, tmp_path, monkeypatch):

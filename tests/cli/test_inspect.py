@@ -16,7 +16,7 @@ def test_everything_about_a_run(xformer, trained):
     assert (done.code, done.err) == (0, "")
     total = Transformer.load(trained / "model.safetensors", xp=np).parameter_count()
     for words in (
-        f"{trained}: a run of xformer train",
+        f"{trained}: training of a model for translation",
         "batch_tokens",
         "source_embedding",
         "encoder 0",

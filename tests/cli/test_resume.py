@@ -17,7 +17,7 @@ STOPPING = "stopping as soon as the state is saved; a second Ctrl-C ends at once
 
 def stopped_run(start_process, train_options, run, how):
     """Start a long run in a process of its own and stop it by a signal; returns (exit code, output, errors)."""
-    process = start_process("train", *train_options, "--out", run, "--max-updates", 100_000)
+    process = start_process("train", *train_options, "--out", run, "--max-steps", 100_000)
     wait_for_state(process, run)
     process.send_signal(how)
     out, err = process.communicate(timeout=60)
@@ -44,11 +44,11 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     last = json.loads(load_arrays(tmp_path / "stopped" / "last.safetensors")[1]["progress"])["step"]
     end = last + 7
     monkeypatch.setenv("XFORMER_NUM_THREADS", "1")  # the run remembers that it works in two shards
-    done = xformer("resume", tmp_path / "stopped", "--max-updates", end)
+    done = xformer("resume", tmp_path / "stopped", "--max-steps", end)
     assert (done.code, done.err) == (0, "")
     assert f"resuming after step {last}" in done.out
     monkeypatch.setenv("XFORMER_NUM_THREADS", "2")
-    assert xformer("train", *train_options, "--out", tmp_path / "whole", "--max-updates", end).code == 0
+    assert xformer("train", *train_options, "--out", tmp_path / "whole", "--max-steps", end).code == 0
     assert state(tmp_path / "stopped") == state(tmp_path / "whole")
     steps = [event["step"] for event in events(tmp_path / "stopped", "step")]
     assert steps == sorted(set(steps))
@@ -56,19 +56,19 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
 
 @pytest.mark.slow
 def test_a_run_whose_output_is_closed_is_saved(xformer, start_process, train_options, tmp_path):
-    process = start_process("train", *train_options, "--out", tmp_path / "run", "--max-updates", 100_000)
+    process = start_process("train", *train_options, "--out", tmp_path / "run", "--max-steps", 100_000)
     wait_for_state(process, tmp_path / "run")
     process.stdout.close()
     process.send_signal(signal.SIGHUP)
     assert process.wait(timeout=60) in (129, 141)
     assert process.stderr.read() == STOPPING.encode()
     last = json.loads(load_arrays(tmp_path / "run" / "last.safetensors")[1]["progress"])["step"]
-    done = xformer("resume", tmp_path / "run", "--max-updates", last + 2)
+    done = xformer("resume", tmp_path / "run", "--max-steps", last + 2)
     assert (done.code, done.err) == (0, "")
 
 
 def test_two_trainings_do_not_share_a_directory(refused, start_process, train_options, tmp_path):
-    process = start_process("train", *train_options, "--out", tmp_path / "run", "--max-updates", 100_000)
+    process = start_process("train", *train_options, "--out", tmp_path / "run", "--max-steps", 100_000)
     wait_for_state(process, tmp_path / "run")
     error = refused("resume", tmp_path / "run", untouched=tmp_path / "nothing")
     assert "another process is training in" in error
@@ -98,7 +98,7 @@ def test_a_finished_run_has_nothing_left_to_do(xformer, trained, tmp_path):
 def test_resume_without_its_state_keeps_the_model(refused, trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "run" / "last.safetensors").unlink()
-    error = refused("resume", tmp_path / "run", "--max-updates", 9, untouched=tmp_path)
+    error = refused("resume", tmp_path / "run", "--max-steps", 9, untouched=tmp_path)
     assert "last.safetensors is missing, but" in error
     assert "has a trained model; restore it, or start a new run" in error
 
@@ -166,7 +166,7 @@ def test_a_damaged_model_is_refused_and_a_removed_one_made_again(refused, traine
     model.unlink()
     done = xformer("resume", tmp_path / "run")
     assert "the best model (step 6) is in" in done.out
-    assert xformer("resume", tmp_path / "run", "--max-updates", 7).code == 0
+    assert xformer("resume", tmp_path / "run", "--max-steps", 7).code == 0
     assert load_arrays(model)[1]["format"] == "xformer"
 
 
@@ -197,9 +197,9 @@ def test_changed_data_is_refused(refused, xformer, trained, text, tmp_path):
 def test_limits_and_backend_may_change(xformer, refused, trained, tmp_path):
     pytest.importorskip("torch")
     shutil.copytree(trained, tmp_path / "run")
-    assert "--max-updates is 0" in refused("resume", tmp_path / "run", "--max-updates", 0, untouched=tmp_path)
-    done = xformer("resume", tmp_path / "run", "--max-updates", 7, "--backend", "torch")
+    assert "--max-steps is 0" in refused("resume", tmp_path / "run", "--max-steps", 0, untouched=tmp_path)
+    done = xformer("resume", tmp_path / "run", "--max-steps", 7, "--backend", "torch")
     assert (done.code, done.err) == (0, "")
     config = RunDirectory(tmp_path / "run").read_config()
-    assert (config["backend"], config["recipe"]["training"]["max_updates"]) == ("torch", 7)
+    assert (config["backend"], config["recipe"]["training"]["max_steps"]) == ("torch", 7)
     assert [event["step"] for event in events(tmp_path / "run", "validation")] == [4, 6, 7]

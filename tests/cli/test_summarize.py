@@ -29,7 +29,7 @@ def run(tmp_path_factory):
     files = ["--source", "documents", "--target", "titles", "--valid-source", "documents", "--valid-target", "titles"]
     files = [str(folder / name) if not name.startswith("--") else name for name in files]
     options = ["--recipe", str(folder / "recipe.toml"), "--task", "summarization", "--out", str(folder / "run")]
-    options += ["--max-updates", "4", "--max-length", "12"]
+    options += ["--max-steps", "4", "--max-length", "12"]
     assert exit_code(["train", *files, *options]) == 0
     return folder / "run"
 

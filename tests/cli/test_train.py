@@ -42,16 +42,16 @@ def test_a_run_leaves_its_files_and_prints_the_next_command(xformer, train_optio
 
 def test_the_configuration_is_what_was_really_used(xformer, train_options, text, tmp_path, monkeypatch):
     monkeypatch.setenv("XFORMER_NUM_THREADS", "3")
-    options = ["--seed", 3, "--dtype", "float64", "--lowercase", "--vocab-size", 80, "--max-updates", 2]
+    options = ["--seed", 3, "--dtype", "float64", "--lowercase", "--vocab-size", 80, "--max-steps", 2]
     assert xformer("train", *train_options, *options, "--out", tmp_path / "run").code == 0
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert (config["kind"], config["backend"], config["seed"]) == ("train", "numpy", 3)
+    assert (config["backend"], config["seed"]) == ("numpy", 3)
     assert config["recipe"]["model"] == SIZE
     tokenizer = {"vocab_size": 80, "model": "bpe", "joint": True, "lowercase": True}
     assert config["recipe"]["tokenizer"] == {**tokenizer, "unicode_form": "NFC", "documents": False, "language": "en"}
     assert (config["task"], config["recipe"]["task"]) == ("translation", "translation")
     training = config["recipe"]["training"]
-    chosen = {"seed": 3, "dtype": "float64", "max_updates": 2, "data_parallel": 3}
+    chosen = {"seed": 3, "dtype": "float64", "max_steps": 2, "data_parallel": 3}
     assert {name: training[name] for name in chosen} == chosen
     for name, file in (("source", "train.en"), ("valid_target", "valid.de")):
         content = (text / file).read_bytes()
@@ -64,12 +64,12 @@ def test_the_configuration_is_what_was_really_used(xformer, train_options, text,
 
 def test_a_run_is_resumed_in_its_precision(xformer, train_options, tmp_path):
     run = tmp_path / "run"
-    options = ["--precision", "float16", "--max-updates", 2]
+    options = ["--precision", "float16", "--max-steps", 2]
     done = xformer("train", *train_options, *options, "--out", run)
     assert (done.code, done.err) == (0, "")
     assert "numpy, float16 mixed precision, " in done.out
     assert RunDirectory(run).read_config()["recipe"]["training"]["precision"] == "float16"
-    assert xformer("resume", run, "--max-updates", 4).code == 0
+    assert xformer("resume", run, "--max-steps", 4).code == 0
     assert [event["loss_scale"] for event in events(run, "step")] == [2.0**16]
     assert {array.dtype for array in load_arrays(run / "model.safetensors")[0].values()} == {np.dtype("float32")}
 
@@ -93,14 +93,14 @@ def test_separate_vocabularies(xformer, train_options, text, tmp_path):
 
 
 def test_without_limits_a_run_ends_after_half_an_hour(xformer, train_options, text, tmp_path, monkeypatch):
-    recipe = write(tmp_path / "recipe.toml", (text / "recipe.toml").read_text().replace("max_updates = 6", ""))
+    recipe = write(tmp_path / "recipe.toml", (text / "recipe.toml").read_text().replace("max_steps = 6", ""))
     monkeypatch.setattr("xformer.cli._training.train_and_report", lambda *arguments, **options: 0)
     assert xformer("train", *train_options, "--recipe", recipe, "--out", tmp_path / "run").code == 0
     assert RunDirectory(tmp_path / "run").read_config()["recipe"]["training"]["max_minutes"] == 30.0
 
 
 def test_minutes_end_a_run(xformer, train_options, text, tmp_path):
-    recipe = write(tmp_path / "recipe.toml", (text / "recipe.toml").read_text().replace("max_updates = 6", ""))
+    recipe = write(tmp_path / "recipe.toml", (text / "recipe.toml").read_text().replace("max_steps = 6", ""))
     done = xformer("train", *train_options, "--recipe", recipe, "--out", tmp_path / "run", "--max-minutes", 0.005)
     assert done.code == 0
     assert "0.005 minutes" in done.out
@@ -127,7 +127,7 @@ def test_long_pairs_are_dropped_and_counted(xformer, train_options, tmp_path):
 @pytest.mark.parametrize("backend", ["torch", "array_api_strict"])
 def test_other_libraries_train_too(xformer, train_options, tmp_path, backend):
     pytest.importorskip(backend)
-    options = ["--backend", backend, "--max-updates", 1]
+    options = ["--backend", backend, "--max-steps", 1]
     done = xformer("train", *train_options, *options, "--out", tmp_path / "run")
     assert (done.code, done.err) == (0, "")
     assert f"; {backend}, float32, 1 shard" in done.out
@@ -208,7 +208,7 @@ def test_long_lines_are_counted_and_reported(refused, train_options, text, tmp_p
         (["--set", "seed=1"], "error: --set is 'seed=1'; expected TABLE.NAME=VALUE"),
         (["--vocab-size", "10"], "error: [tokenizer]: vocab_size is 10; expected at least"),
         (["--vocab-size", "3"], "error: [tokenizer]: vocab_size is 3"),
-        (["--max-updates", "0"], "error: --max-updates is 0"),
+        (["--max-steps", "0"], "error: --max-steps is 0"),
         (["--max-minutes", "nan"], "error: --max-minutes is nan"),
         (["--truncation", "trim"], "error: --truncation is 'trim'; expected one of 'error', 'drop', 'cut'"),
         (["--max-length", "0"], "error: --max-length is 0"),
@@ -227,7 +227,7 @@ def test_bad_options(refused, train_options, tmp_path, options, message):
         ("[model]\nd_model = 30\nnum_heads = 4", "d_model 30 is not divisible by num_heads 4"),
         ("[model]\npad_id = 7", "unknown key 'pad_id'"),
         ("[training]\nseed = 'one'", "seed is 'one'; expected"),
-        ("[training]\nschedule = 'cosine'", "needs max_updates"),
+        ("[training]\nschedule = 'cosine'", "needs max_steps"),
         ("[tokenizer]\nmodel = 'wordpiece'", "model is 'wordpiece'; expected one of 'bpe'"),
         ("training = 3", "expected a table [training]"),
         ("[training", "{} is not valid TOML"),
@@ -241,9 +241,9 @@ def test_bad_recipes(refused, train_options, tmp_path, recipe, message):
 
 
 def test_an_option_gives_a_schedule_its_end(xformer, train_options, text, tmp_path):
-    recipe = (text / "recipe.toml").read_text().replace("max_updates = 6", "schedule = 'cosine'")
+    recipe = (text / "recipe.toml").read_text().replace("max_steps = 6", "schedule = 'cosine'")
     path = write(tmp_path / "recipe.toml", recipe)
-    done = xformer("train", *options_with(train_options, recipe=path, max_updates=2, out=tmp_path / "run"))
+    done = xformer("train", *options_with(train_options, recipe=path, max_steps=2, out=tmp_path / "run"))
     assert done.code == 0
 
 
@@ -346,7 +346,7 @@ def test_a_disk_that_gets_full_leaves_the_old_state(xformer, train_options, tmp_
 def test_a_loss_that_is_not_a_number_ends_the_run(xformer, train_options, text, tmp_path):
     recipe = (text / "recipe.toml").read_text().replace("warmup_steps = 20", "warmup_steps = 1")
     path = write(tmp_path / "bad.toml", recipe + "learning_rate_factor = 1e30\n")
-    done = xformer("train", *options_with(train_options, recipe=path, max_updates=200, out=tmp_path / "run"))
+    done = xformer("train", *options_with(train_options, recipe=path, max_steps=200, out=tmp_path / "run"))
     assert done.code == 2
     assert done.err.count("\n") == 1
     assert done.err.startswith("error: step 2: the loss is")
@@ -359,7 +359,7 @@ def test_a_loss_that_stops_being_a_number_leaves_the_last_good_state(xformer, tr
         "xformer.runs.config.BaseTrainingConfig.make_schedule",
         lambda config, d_model: lambda step: 1e-3 if step <= 5 else 1e35,
     )
-    done = xformer("train", *options_with(train_options, max_updates=20, out=tmp_path / "run"))
+    done = xformer("train", *options_with(train_options, max_steps=20, out=tmp_path / "run"))
     assert done.code == 2
     assert "error: step 7: the loss is" in done.err
     assert "the state of step 4 is kept" in done.err
@@ -372,7 +372,7 @@ def test_checkpoints_and_their_mean(xformer, train_options, text, tmp_path, monk
     recipe = (text / "recipe.toml").read_text() + 'keep_checkpoints = 2\naverage = "last"\nmetric_for_best = "loss"\n'
     path, losses = write(tmp_path / "average.toml", recipe), iter([3.0, 2.0, 1.0])
     monkeypatch.setattr("xformer.runs.trainer.Trainer.validation_loss", lambda self, model: next(losses))
-    done = xformer("train", *options_with(train_options, recipe=path, max_updates=8, out=tmp_path / "run"))
+    done = xformer("train", *options_with(train_options, recipe=path, max_steps=8, out=tmp_path / "run"))
     assert done.code == 0
     assert "average of 2 checkpoints: validation after step 8" in done.out
     assert "the averaged model is in" in done.out

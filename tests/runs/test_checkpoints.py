@@ -26,7 +26,7 @@ def files(directory):
 
 
 def added(tmp_path, scores, *, keep, best):
-    """Add a model after updates 2, 4, ...; returns the list that the caller keeps."""
+    """Add a model after steps 2, 4, ...; returns the list that the caller keeps."""
     checkpoints, kept = Checkpoints(tmp_path, keep, best=best), []
     for number, (score, model) in enumerate(zip(scores, models(len(scores)), strict=True), start=1):
         kept = checkpoints.add(kept, 2 * number, score, model)

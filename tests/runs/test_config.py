@@ -11,7 +11,7 @@ ADAM = {"beta1": 0.8, "beta2": 0.9, "epsilon": 0.1}
 
 @pytest.mark.parametrize("name", ["inverse_square_root", "cosine", "linear", "constant"])
 def test_schedules_have_the_same_peak(name):
-    steps = {"schedule": name, "warmup_steps": 10, "max_updates": 20}
+    steps = {"schedule": name, "warmup_steps": 10, "max_steps": 20}
     rate = TrainingConfig(**steps, learning_rate_factor=2.0).make_schedule(64)
     assert rate(10) == pytest.approx(PAPER_PEAK)
     assert rate(5) == pytest.approx(PAPER_PEAK / 2)
@@ -23,7 +23,7 @@ def test_schedules_have_the_same_peak(name):
 
 @pytest.mark.parametrize("name", ["cosine", "linear"])
 def test_falling_schedules_end_at_the_minimum(name):
-    settings = {"schedule": name, "warmup_steps": 10, "max_updates": 20}
+    settings = {"schedule": name, "warmup_steps": 10, "max_steps": 20}
     rate = TrainingConfig(**settings, learning_rate=0.3, min_learning_rate=0.1).make_schedule(64)
     assert rate(20) == pytest.approx(0.1)
     with pytest.raises(ConfigError, match=r"min_learning_rate is 0\.4, above the peak of 0\.3; lower it"):
@@ -42,7 +42,7 @@ def test_a_schedule_without_learning_rate_requires_the_size_of_the_model():
     ("settings", "message"),
     [
         ({"schedule": "step"}, "schedule is 'step'; expected one of 'inverse_square_root', 'cosine', "),
-        ({"schedule": "linear"}, "schedule 'linear' needs max_updates"),
+        ({"schedule": "linear"}, "schedule 'linear' needs max_steps"),
         ({"min_learning_rate": 0.1}, "min_learning_rate is 0.1; schedule 'inverse_square_root' has none"),
         ({"optimizer": "lion"}, "optimizer is 'lion'; expected one of 'adam', 'adamw', 'adafactor', 'sgd'"),
         ({"optimizer": "sgd", "weight_decay": 0.1}, "weight_decay is 0.1; optimizer 'sgd' has none; choose 'adamw'"),

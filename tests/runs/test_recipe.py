@@ -43,15 +43,15 @@ def test_a_recipe_survives_json():
 
 def test_a_file(tmp_path):
     path = tmp_path / "recipe.toml"
-    path.write_text("[model]\nd_model = 64\n[training]\nmax_updates = 10\nlearning_rate_factor = 2\n", encoding="utf-8")
+    path.write_text("[model]\nd_model = 64\n[training]\nmax_steps = 10\nlearning_rate_factor = 2\n", encoding="utf-8")
     recipe = Recipe.from_toml(path)
-    assert (recipe.model["d_model"], recipe.training.max_updates) == (64, 10)
+    assert (recipe.model["d_model"], recipe.training.max_steps) == (64, 10)
     assert read_tables(path)["model"] == {"d_model": 64}
 
 
 def test_changed_settings():
-    recipe = Recipe().with_training(seed=4, max_updates=None)
-    assert (recipe.training.seed, recipe.training.max_updates) == (4, None)
+    recipe = Recipe().with_training(seed=4, max_steps=None)
+    assert (recipe.training.seed, recipe.training.max_steps) == (4, None)
     with pytest.raises(ConfigError, match="seed is -4"):
         recipe.with_training(seed=-4)
 
@@ -103,7 +103,7 @@ def test_changed_settings():
         ({"training": {"weight_decay": 0.1}}, r"weight_decay is 0.1; optimizer 'adam' has none"),
         ({"training": {"patience": 1.5}}, r"\[training\] of here: patience is 1.5; expected an integer of at least 1"),
         (
-            {"training": {"schedule": "cosine", "max_updates": 9, "min_learning_rate": 0.1}},
+            {"training": {"schedule": "cosine", "max_steps": 9, "min_learning_rate": 0.1}},
             r"\[training\] of here: min_learning_rate is 0.1, above the peak of 0.00255",
         ),
     ],
@@ -120,7 +120,7 @@ def test_mistakes_are_named_with_their_place(tables, message):
         ("warmup_steps", 0),
         ("validate_every", 0),
         ("max_length", 0),
-        ("max_updates", 0),
+        ("max_steps", 0),
         ("max_minutes", 0.0),
         ("max_minutes", float("nan")),
         ("learning_rate_factor", 0.0),
@@ -157,9 +157,9 @@ def test_settings_out_of_range(name, value):
 
 @pytest.mark.parametrize("name", ["cosine", "linear"])
 def test_schedules_that_need_their_end(name):
-    with pytest.raises(ConfigError, match="needs max_updates"):
+    with pytest.raises(ConfigError, match="needs max_steps"):
         TrainingConfig(schedule=name)
-    assert TrainingConfig(schedule=name, max_updates=5).max_updates == 5
+    assert TrainingConfig(schedule=name, max_steps=5).max_steps == 5
 
 
 def test_averaging_needs_something_to_average():
@@ -176,7 +176,7 @@ def test_averaging_needs_something_to_average():
 def test_settings_make_the_optimizer_and_the_schedule():
     nanogpt = TrainingConfig(
         optimizer="adamw", beta2=0.99, epsilon=1e-8, weight_decay=0.1,
-        schedule="cosine", learning_rate=1e-3, min_learning_rate=1e-4, warmup_steps=100, max_updates=2000,
+        schedule="cosine", learning_rate=1e-3, min_learning_rate=1e-4, warmup_steps=100, max_steps=2000,
     )  # fmt: skip
     assert nanogpt.make_optimizer() == AdamW(beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.1)
     rate = nanogpt.make_schedule(128)
@@ -248,4 +248,4 @@ def test_what_a_language_model_does_not_have_is_refused(tables, message):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "recipes").glob("*.toml")), ids=lambda path: path.stem)
 def test_recipes_of_the_documentation_are_recipes(path):
-    assert Recipe.from_toml(path).training.max_updates
+    assert Recipe.from_toml(path).training.max_steps

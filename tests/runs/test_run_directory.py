@@ -39,9 +39,9 @@ def make_model(d_model=8, dtype="float32"):
 
 
 def test_a_start_leaves_a_whole_run(run, tokenizer):
-    run.start({"kind": "train"}, {"joint": tokenizer})
+    run.start({"task": "translation"}, {"joint": tokenizer})
     digest = hashlib.sha256((run.path / "tokenizer.json").read_bytes()).hexdigest()
-    assert run.read_config() == {"format": FORMAT, "kind": "train", "tokenizers": {"tokenizer.json": digest}}
+    assert run.read_config() == {"format": FORMAT, "task": "translation", "tokenizers": {"tokenizer.json": digest}}
     assert run.load_tokenizer("joint").encode("one") == tokenizer.encode("one")
     with pytest.raises(
         ConfigError, match="holds a run that ended before anything was saved; remove it, continue it with: xformer"
@@ -102,7 +102,7 @@ def test_a_configuration_that_is_not_there(run):
 
 
 def test_a_run_of_version_0_1_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"kind": "train", "xformer": "0.1.0"}))
+    (tmp_path / "config.json").write_text(json.dumps({"task": "translation", "xformer": "0.1.0"}))
     with pytest.raises(CheckpointError, match=r"was written by xformer 0\.1; use that version, or train again"):
         RunDirectory(tmp_path).read_config()
 

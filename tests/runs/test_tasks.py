@@ -21,7 +21,7 @@ from xformer.tree import flatten
 
 TEXT = np.asarray([1, 2, 3, 4, 5, 6, 7, 8] * 40)
 TRAINING = TrainingConfig(
-    optimizer="adamw", schedule="cosine", learning_rate=0.03, min_learning_rate=0.003, warmup_steps=5, max_updates=60,
+    optimizer="adamw", schedule="cosine", learning_rate=0.03, min_learning_rate=0.003, warmup_steps=5, max_steps=60,
     validate_every=30, label_smoothing=0.0, metric_for_best="loss", data_parallel=2,
 )  # fmt: skip
 
@@ -45,10 +45,10 @@ def test_a_language_model_learns_its_text(tmp_path, library):
 
 
 def test_a_resumed_run_of_a_language_model_has_the_bits_of_a_whole_one(tmp_path):
-    config = dataclasses.replace(TRAINING, schedule="constant", min_learning_rate=0.0, max_updates=8, validate_every=4)
+    config = dataclasses.replace(TRAINING, schedule="constant", min_learning_rate=0.0, max_steps=8, validate_every=4)
     whole = make(tmp_path / "whole", config)
     whole.run()
-    make(tmp_path / "parts", dataclasses.replace(config, max_updates=4)).run()
+    make(tmp_path / "parts", dataclasses.replace(config, max_steps=4)).run()
     resumed = make(tmp_path / "parts", config)
     resumed.resume()
     assert resumed.loop.step == 4

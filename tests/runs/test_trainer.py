@@ -38,7 +38,7 @@ TRAIN = TokenPairs(
     [[4 + row % 5] * (1 + row % 6) for row in range(40)], [[4 + row % 5] * (1 + row % 4) for row in range(40)]
 )
 VALID = TokenPairs([[4, 5], [6], [7, 7, 8]], [[4], [6, 6], [7]])
-TRAINING = TrainingConfig(batch_tokens=30, warmup_steps=5, validate_every=4, max_updates=10, data_parallel=2)
+TRAINING = TrainingConfig(batch_tokens=30, warmup_steps=5, validate_every=4, max_steps=10, data_parallel=2)
 
 
 def make(path, config=TRAINING, *, xp=np, dtype="float32", bleu=None, model_config=MODEL, report=None):
@@ -87,7 +87,7 @@ def test_every_library_learns(tmp_path, library):
     # Batches of one shape: jax compiles every operation for every shape.
     pairs = TokenPairs([[4 + row % 5] * 3 for row in range(8)], [[4 + row % 5] * 2 for row in range(8)])
     model = Transformer(dataclasses.replace(MODEL, dropout=0.0), xp=library, seed=0)
-    config = TrainingConfig(batch_tokens=1000, learning_rate=0.01, warmup_steps=1, max_updates=4, validate_every=4)
+    config = TrainingConfig(batch_tokens=1000, learning_rate=0.01, warmup_steps=1, max_steps=4, validate_every=4)
     task = TranslationTask(model, pairs, pairs, batch_tokens=config.batch_tokens)
     trainer = Trainer(model, task, config, RunDirectory(tmp_path), callbacks=[lambda event, _: events.append(event)])
     trainer.run()
@@ -112,7 +112,7 @@ def test_products_keep_to_the_number_of_threads(tmp_path, monkeypatch, shards, t
     limits = []
     module = sys.modules["xformer.training.fit"]
     monkeypatch.setattr(module, "blas_threads", lambda n: limits.append(n) or contextlib.nullcontext())
-    make(tmp_path, dataclasses.replace(TRAINING, data_parallel=shards, max_updates=1)).run()
+    make(tmp_path, dataclasses.replace(TRAINING, data_parallel=shards, max_steps=1)).run()
     assert limits == [threads]
 
 
@@ -122,7 +122,7 @@ def test_shards_change_only_the_last_bits_and_threads_none(tmp_path, monkeypatch
     losses, weights = [], []
     for shards, threads in ((1, 2), (3, 1), (3, 2)):
         monkeypatch.setenv("XFORMER_NUM_THREADS", str(threads))
-        config = dataclasses.replace(TRAINING, data_parallel=shards, max_updates=4)
+        config = dataclasses.replace(TRAINING, data_parallel=shards, max_steps=4)
         path = tmp_path / f"{shards} {threads}"
         trainer = make(path, config, model_config=model_config, dtype="float64")
         trainer.run()
@@ -226,7 +226,7 @@ def scored(monkeypatch, losses):
 )
 def test_patience_ends_a_run(tmp_path, monkeypatch, patience, step, reason):
     scored(monkeypatch, [0.9, 0.9, 0.7, 0.8, 0.8, 0.6])
-    config = dataclasses.replace(TRAINING, max_updates=24, patience=patience)
+    config = dataclasses.replace(TRAINING, max_steps=24, patience=patience)
     events = []
     trainer = make(tmp_path, config, report=recorded(events))
     assert trainer.run() == reason
@@ -240,7 +240,7 @@ def test_patience_ends_a_run(tmp_path, monkeypatch, patience, step, reason):
 
 def test_the_most_recent_checkpoints_are_kept_with_their_scores(tmp_path, monkeypatch):
     scored(monkeypatch, [0.5, 0.6, 0.7])
-    config = dataclasses.replace(TRAINING, keep_checkpoints=2, checkpoint_every=3, max_updates=12)
+    config = dataclasses.replace(TRAINING, keep_checkpoints=2, checkpoint_every=3, max_steps=12)
     trainer = make(tmp_path, config)
     trainer.run()
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
@@ -269,7 +269,7 @@ def best_of(path):
 @pytest.mark.parametrize("better", [True, False])
 def test_the_mean_becomes_the_model_if_it_is_better(tmp_path, monkeypatch, average, better):
     scored(monkeypatch, [0.5, 0.7, 0.6, 0.4 if better else 0.55])
-    config = dataclasses.replace(TRAINING, keep_checkpoints=2, average=average, max_updates=12)
+    config = dataclasses.replace(TRAINING, keep_checkpoints=2, average=average, max_steps=12)
     events = []
     trainer = make(tmp_path, config, report=recorded(events))
     assert trainer.run() == "12 steps"
@@ -297,9 +297,9 @@ def make_again(path, config, **options):
 def test_a_run_that_goes_on_forgets_the_mean(tmp_path, monkeypatch, last_mean):
     """So that it ends as one that was never interrupted."""
     scored(monkeypatch, [0.5, 0.7, 0.4, 0.6, last_mean])
-    config = dataclasses.replace(TRAINING, keep_checkpoints=2, average="last", max_updates=8)
+    config = dataclasses.replace(TRAINING, keep_checkpoints=2, average="last", max_steps=8)
     make(tmp_path / "a", config).run()
-    longer = dataclasses.replace(config, max_updates=12)
+    longer = dataclasses.replace(config, max_steps=12)
     assert make_again(tmp_path / "a", longer).is_done() is False
     make_again(tmp_path / "a", longer).run()
     scored(monkeypatch, [0.5, 0.7, 0.6, last_mean])
@@ -313,7 +313,7 @@ def test_a_run_that_goes_on_forgets_the_mean(tmp_path, monkeypatch, last_mean):
 
 def test_a_removed_model_is_the_best_again_where_there_is_one(tmp_path, monkeypatch):
     scored(monkeypatch, [0.5, 0.7, 0.6, 0.4, 0.9, 0.45])
-    config = dataclasses.replace(TRAINING, keep_checkpoints=2, average="last", max_updates=12, patience=9)
+    config = dataclasses.replace(TRAINING, keep_checkpoints=2, average="last", max_steps=12, patience=9)
     make(tmp_path, config).run()  # which ends with a mean, the best one put aside
     aside = bits_of(Transformer.load(tmp_path / "checkpoints" / "best.safetensors", xp=np))
     (tmp_path / "model.safetensors").unlink()
@@ -342,7 +342,7 @@ def test_a_mean_that_was_not_finished_is_made_up_for(tmp_path, monkeypatch):
 
 
 def test_the_mean_does_without_checkpoints_that_are_gone(tmp_path, monkeypatch):
-    config = dataclasses.replace(TRAINING, keep_checkpoints=3, average="last", max_updates=12)
+    config = dataclasses.replace(TRAINING, keep_checkpoints=3, average="last", max_steps=12)
     monkeypatch.setattr(Trainer, "_average", lambda self: None)
     make(tmp_path, config).run()
     monkeypatch.undo()
@@ -375,7 +375,7 @@ def test_without_any_checkpoint_there_is_no_mean(tmp_path, monkeypatch):
 
 def test_a_mean_that_is_not_finite_is_not_the_model(tmp_path, monkeypatch):
     scored(monkeypatch, [0.5, 0.7, 0.6, math.nan])
-    trainer = make(tmp_path, dataclasses.replace(TRAINING, keep_checkpoints=2, average="last", max_updates=12))
+    trainer = make(tmp_path, dataclasses.replace(TRAINING, keep_checkpoints=2, average="last", max_steps=12))
     trainer.run()
     assert trainer.progress.averaged_score is None
     assert best_of(tmp_path) != bits_of(Transformer.load(tmp_path / "averaged.safetensors", xp=np))
@@ -400,7 +400,7 @@ def test_a_long_way_between_validations_is_saved_by_the_clock(tmp_path):
 
 
 def test_minutes_end_a_run_and_count_over_sittings(tmp_path):
-    config = dataclasses.replace(TRAINING, max_updates=None, max_minutes=0.01)
+    config = dataclasses.replace(TRAINING, max_steps=None, max_minutes=0.01)
     trainer = make(tmp_path, config)
     assert trainer.stop_reason() is None
     trainer.run()

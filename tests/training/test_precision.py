@@ -193,7 +193,7 @@ def loop(path, xp, precision, steps, callbacks=()):
 
 
 def test_a_resumed_run_in_float16_has_the_bits_of_an_uninterrupted_one(tmp_path, monkeypatch):
-    """The scale starts far too large and grows soon: updates are skipped before and after the interruption."""
+    """The scale starts far too large and grows soon: steps are skipped before and after the interruption."""
     monkeypatch.setattr("xformer.training.precision._INITIAL_SCALE", 2.0**20)
     monkeypatch.setattr("xformer.training.precision._GROWTH_INTERVAL", 2)
     xp, events = library_or_skip("numpy"), []

@@ -115,7 +115,7 @@ class TrainingProgress:
             # Refresh rarely: the thread that draws the bar competes with the computation.
             columns = (BarColumn(bar_width=16), TextColumn("{task.description}"))
             self._bar = Progress(*columns, console=self.console, refresh_per_second=4, transient=True)
-            endless = self.config.max_updates is None and self.config.max_minutes is None
+            endless = self.config.max_steps is None and self.config.max_minutes is None
             self._task = self._bar.add_task("first step ...", total=None if endless else 1.0)
             self._bar.start()
         return self
@@ -154,11 +154,11 @@ class TrainingProgress:
 
     def _remaining(self, step: Step) -> tuple[float, float | None]:
         """Return the completed fraction of the run and the seconds left, by the limit that is reached first."""
-        max_updates, max_minutes = self.config.max_updates, self.config.max_minutes
+        max_steps, max_minutes = self.config.max_steps, self.config.max_minutes
         fraction, seconds_left = 0.0, None
-        if max_updates is not None:
+        if max_steps is not None:
             seconds_per_step = (time.monotonic() - self._start_time) / max(1, step.step - self.first_step)
-            fraction, seconds_left = step.step / max_updates, seconds_per_step * (max_updates - step.step)
+            fraction, seconds_left = step.step / max_steps, seconds_per_step * (max_steps - step.step)
         if max_minutes is not None:
             fraction = max(fraction, step.minutes / max_minutes)
             by_clock = max(0.0, 60.0 * (max_minutes - step.minutes))

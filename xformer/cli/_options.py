@@ -83,8 +83,8 @@ def file_option(name: str, help: str) -> Any:
 def option_name(name: str) -> str:
     """Return the option of a setting.
 
-    >>> option_name("max_updates")
-    '--max-updates'
+    >>> option_name("max_steps")
+    '--max-steps'
     """
     return f"--{name.replace('_', '-')}"
 

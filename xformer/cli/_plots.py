@@ -24,18 +24,18 @@ def draw_curves(log: Sequence[dict[str, Any]], path: Path, *, label_smoothing: f
         label_smoothing: Label smoothing of the training loss.
 
     Raises:
-        ConfigError: If the log contains no updates and no validations.
+        ConfigError: If the log contains no steps and no validations.
         CheckpointError: If the file cannot be written.
     """
-    updates = [event for event in log if event.get("event") == "step"]
+    steps = [event for event in log if event.get("event") == "step"]
     validations = [event for event in log if event.get("event") == "validation"]
-    if not updates and not validations:
+    if not steps and not validations:
         raise ConfigError("the log of the run is empty: nothing to plot")
     scored = [event for event in validations if event.get("score") is not None]
     figure = new_figure(8, 5.5 if scored else 3.2)
     upper, *lower = figure.subplots(2 if scored else 1, 1, sharex=True, squeeze=False)[:, 0]
     label = "training (with label smoothing)" if label_smoothing else "training"
-    upper.plot(*_columns(updates, "loss"), color="tab:gray", linewidth=0.8, label=label)
+    upper.plot(*_columns(steps, "loss"), color="tab:gray", linewidth=0.8, label=label)
     upper.plot(*_columns(validations, "loss"), color="tab:blue", marker="o", markersize=3, label="validation")
     upper.set_ylabel("loss (nats per token)")
     upper.legend(frameon=False)

@@ -63,15 +63,9 @@ class TrainingJob(ABC):
     def unit(self) -> str:
         """Unit of the training speed."""
 
-    def config(self, command: str, data: dict[str, Any]) -> dict[str, Any]:
-        """Return the configuration to be stored in the run directory.
-
-        Args:
-            command: Name of the command.
-            data: Origin of the data.
-        """
+    def config(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the configuration to be stored in the run directory; `data` describes the origin of the data."""
         return {
-            "kind": command,
             "task": self.recipe.task,
             "xformer": xformer.__version__,
             "backend": self.backend,
@@ -101,14 +95,12 @@ class TrainCommand:
     """A command that trains a model.
 
     Attributes:
-        name: Name of the command.
         tasks: Tasks that it trains, the default first.
         required: Names of required data files.
         optional: Names of optional data files.
         prepare: (recipe, backend, files, run to be resumed or None) -> TrainingJob.
     """
 
-    name: str
     tasks: tuple[str, ...]
     required: tuple[str, ...]
     optional: tuple[str, ...]
@@ -154,7 +146,7 @@ class TrainArgs:
         changed = " with the options given" if self.settings or self.overrides else ""
         origin = f"{self.recipe}{changed}" if self.recipe else "the options"
         recipe = Recipe.from_dict({**tables, "task": task}, origin)
-        if recipe.training.max_minutes is None and recipe.training.max_updates is None:
+        if recipe.training.max_minutes is None and recipe.training.max_steps is None:
             recipe = recipe.with_training(max_minutes=DEFAULT_MINUTES)
         return recipe
 
@@ -169,7 +161,7 @@ def start_run(command: TrainCommand, args: TrainArgs) -> int:
     recipe = args.make_recipe(command)
     job = command.prepare(recipe, args.backend, files, None)
     data = {name: {"path": os.path.abspath(path), "sha256": file_digest(path)} for name, path in files.items()}
-    run.start(job.config(command.name, data), job.tokenizers())
+    run.start(job.config(data), job.tokenizers())
     with run.lock():
         return train_and_report(job, run)
 

@@ -99,11 +99,11 @@ _SHORT = {
     "schedule": "cosine",
     "learning_rate_factor": 0.3,
     "warmup_steps": 80,
-    "max_updates": 400,
+    "max_steps": 400,
     "validate_every": 50,
 }
 _SHALLOW = {**_SMALL, "num_encoder_layers": 1, "num_decoder_layers": 1}
-_SEQUENCES = {**_SHORT, "learning_rate_factor": 0.4, "max_updates": 500}
+_SEQUENCES = {**_SHORT, "learning_rate_factor": 0.4, "max_steps": 500}
 DEMOS = {
     "numbers": Demo(numbers_task, 90.0, _SMALL, _SHORT, _shows_crossing),
     "reverse": Demo(reverse_task, 60.0, _SHALLOW, _SEQUENCES, lambda tokens: len(tokens) == 8),
@@ -125,7 +125,7 @@ def run_demo(name: str, *, seconds: float | None, seed: int, out: Path, backend:
     with run.lock() if earlier else contextlib.nullcontext():
         for path in earlier:
             path.unlink()
-    run.start(job.config("demo", {"task": name, "seed": seed}), job.tokenizers())
+    run.start(job.config({"demo": name, "seed": seed}), job.tokenizers())
 
     console = make_console()
     console.print(f"task: {task.description}, for example {task.test.source[0]} -> {task.test.target[0]}")
@@ -157,11 +157,11 @@ def earlier_demo(run: RunDirectory) -> list[Path]:
     demo_files = {run.config, run.model, run.last, run.log, run.path / PICTURE}
     demo_files |= {run.tokenizer(side) for side in ("joint", "source", "target")}
     try:
-        command = run.read_config().get("kind")
-    except CheckpointError:
-        command = None
+        is_demo = "demo" in run.read_config()["data"]
+    except (CheckpointError, KeyError):
+        is_demo = False
     files = set(run.path.iterdir()) if run.path.is_dir() else set()
-    if command != "demo" or not files <= demo_files:
+    if not is_demo or not files <= demo_files:
         raise ConfigError(f"{run.path} contains other files than an earlier demo; choose another --out")
     # The configuration last: as long as it exists, the directory is recognized as a demo.
     return sorted(files, key=lambda path: path == run.config)

@@ -77,7 +77,7 @@ def show(report: dict[str, Any], console: Console) -> None:
     """Print a report as tables."""
     config = report["config"]
     console.print(
-        f"{report['directory']}: a run of xformer {config.get('kind')} ({config.get('task', 'translation')}), "
+        f"{report['directory']}: training of a model for {config.get('task', 'translation')}, "
         f"version {config.get('xformer')}, backend {config.get('backend')}\n"
     )
     console.print(_settings_table(config))

@@ -25,10 +25,10 @@ uninterrupted one, on the same backend and machine.
 Continue           xformer resume run
 Train longer       xformer resume run --max-minutes 60
 """
-_COMMANDS = {command.name: command for command in (train.COMMAND, train_lm.COMMAND)}
+_COMMANDS = {task: command for command in (train.COMMAND, train_lm.COMMAND) for task in command.tasks}
 
 
-@config_options(BaseTrainingConfig, names=["max_minutes", "max_updates"], default_of="the run's")
+@config_options(BaseTrainingConfig, names=["max_minutes", "max_steps"], default_of="the run's")
 def resume(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run.", show_default=False)],
     settings: dict[str, Any],
@@ -55,10 +55,10 @@ def resume(
 
 def _read(run: RunDirectory, config: dict[str, Any]) -> tuple[TrainCommand, Recipe, dict[str, tuple[Path, str]]]:
     """Return the command of a run, its recipe, and path and SHA-256 of its data files."""
-    if config.get("kind") == "demo":
+    if "demo" in config.get("data", {}):
         raise ConfigError(f"{run.path} contains a demo, which cannot be resumed; run the demo again")
     try:
-        command = _COMMANDS[config["kind"]]
+        command = _COMMANDS[config["task"]]
         data = {name: (Path(entry["path"]), str(entry["sha256"])) for name, entry in config["data"].items()}
         if not set(command.required) <= set(data) <= {*command.required, *command.optional}:
             raise KeyError("data")

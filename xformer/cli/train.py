@@ -65,7 +65,7 @@ _COLUMNS = ("source", "target", "valid_source", "valid_target")
     TrainingConfig,
     TokenizerConfig,
     names=[
-        *("max_minutes", "max_updates", "vocab_size", "lowercase", "max_length", "truncation"),
+        *("max_minutes", "max_steps", "vocab_size", "lowercase", "max_length", "truncation"),
         *("seed", "dtype", "precision"),
     ],
     default_of="the recipe's",
@@ -206,7 +206,7 @@ def _prepare(recipe: Recipe, backend: str, files: Mapping[str, Path], run: RunDi
     return job
 
 
-COMMAND = TrainCommand("train", ("translation", "summarization"), required=_COLUMNS, optional=(), prepare=_prepare)
+COMMAND = TrainCommand(("translation", "summarization"), required=_COLUMNS, optional=(), prepare=_prepare)
 
 
 def _describe_dropped(corpus: EncodedCorpus) -> str:

@@ -62,7 +62,7 @@ Uses all cores; XFORMER_NUM_THREADS=N limits the number of threads.
 
 @config_options(
     LanguageModelTrainingConfig,
-    names=["valid_share", "max_minutes", "max_updates", "seed", "dtype", "precision"],
+    names=["valid_share", "max_minutes", "max_steps", "seed", "dtype", "precision"],
     default_of="the recipe's",
 )
 def train_lm(
@@ -202,6 +202,4 @@ def _prepare(
     return LanguageModelTrainingJob.make(recipe, train, valid, xp=xp, backend=backend, tokenizer=tokenizer)
 
 
-COMMAND = TrainCommand(
-    "train-lm", ("language_modeling",), required=("text",), optional=("valid_text",), prepare=_prepare
-)
+COMMAND = TrainCommand(("language_modeling",), required=("text",), optional=("valid_text",), prepare=_prepare)

@@ -11,7 +11,7 @@ from xformer.training.optimizers import SGD, Adafactor, Adam, AdamW, Optimizer
 from xformer.training.precision import PRECISIONS
 from xformer.training.schedules import Schedule, constant, cosine, inverse_square_root, linear
 
-_FALLING = {"cosine": cosine, "linear": linear}  # schedules that end at max_updates
+_FALLING = {"cosine": cosine, "linear": linear}  # schedules that end at max_steps
 
 
 class TokenizerConfig(Config):
@@ -42,7 +42,7 @@ class TextTokenizerConfig(Config):
 class BaseTrainingConfig(Config):
     """Training of any model."""
 
-    max_updates: int | None = option("End after this number of updates.", default=None, at_least=1, panel="Duration")
+    max_steps: int | None = option("End after this number of steps.", default=None, at_least=1, panel="Duration")
     max_minutes: float | None = option(
         "End after this wall time in minutes, validation included.", default=None, above=0.0
     )
@@ -50,7 +50,7 @@ class BaseTrainingConfig(Config):
         "End after this number of validations without a better model.", default=None, at_least=1
     )
     schedule: str = option(
-        "Learning rate schedule; cosine and linear fall until max_updates.",
+        "Learning rate schedule; cosine and linear fall until max_steps.",
         default="inverse_square_root",
         choices=("inverse_square_root", "cosine", "linear", "constant"),
         panel="Optimizer",
@@ -64,7 +64,7 @@ class BaseTrainingConfig(Config):
     min_learning_rate: float = option(
         "Learning rate at the end of the cosine and linear schedules.", default=0.0, at_least=0.0
     )
-    warmup_steps: int = option("Updates of the linear warm-up.", default=600, at_least=1)
+    warmup_steps: int = option("Steps of the linear warm-up.", default=600, at_least=1)
     optimizer: str = option(
         "Optimizer; adafactor's learning rate is relative (0.01 is usual).",
         default="adam",
@@ -84,7 +84,7 @@ class BaseTrainingConfig(Config):
         at_least=0.0,
     )
     max_grad_norm: float = option("Largest norm of the gradient (clipping).", default=1.0, above=0.0)
-    grad_accumulation: int = option("Batches per update, computed one after the other.", default=1, at_least=1)
+    grad_accumulation: int = option("Batches per step, computed one after the other.", default=1, at_least=1)
     label_smoothing: float = option(
         "Probability that label smoothing spreads over all tokens.", default=0.1, at_least=0.0, below=1.0, panel="Loss"
     )
@@ -92,7 +92,7 @@ class BaseTrainingConfig(Config):
         "Weight of the squared logarithm of the softmax's denominator (PaLM: 1e-4).", default=0.0, at_least=0.0
     )
     validate_every: int = option(
-        "Updates between validations, each of which saves the state.",
+        "Steps between validations, each of which saves the state.",
         default=500,
         at_least=1,
         panel="Validation and checkpoints",
@@ -105,7 +105,7 @@ class BaseTrainingConfig(Config):
     save_every_minutes: float = option("Minutes between saves of the state.", default=5.0, above=0.0)
     keep_checkpoints: int = option("Number of models to keep in checkpoints/.", default=0, at_least=0)
     checkpoint_every: int | None = option(
-        "Updates between these models; default validate_every.", default=None, at_least=1
+        "Steps between these models; default validate_every.", default=None, at_least=1
     )
     average: str = option(
         "Average the kept checkpoints at the end, the last or the best ones, and use the average if it is better.",
@@ -165,7 +165,7 @@ class BaseTrainingConfig(Config):
 
     @property
     def checkpoint_interval(self) -> int:
-        """Number of updates between the models that are kept."""
+        """Number of steps between the models that are kept."""
         return self.checkpoint_every or self.validate_every
 
     def make_optimizer(self) -> Optimizer:
@@ -209,16 +209,16 @@ class BaseTrainingConfig(Config):
                 f"min_learning_rate is {self.min_learning_rate}, above the peak of {peak:.3g}; lower it, or raise the "
                 "peak"
             )
-        if self.schedule in _FALLING and self.max_updates is not None:
+        if self.schedule in _FALLING and self.max_steps is not None:
             return _FALLING[self.schedule](
-                peak, warmup_steps=self.warmup_steps, total_steps=self.max_updates, floor=self.min_learning_rate
+                peak, warmup_steps=self.warmup_steps, total_steps=self.max_steps, floor=self.min_learning_rate
             )
         return (constant if self.schedule == "constant" else inverse_square_root)(peak, warmup_steps=self.warmup_steps)
 
     def _check_schedule(self) -> None:
         falls = self.schedule in _FALLING
-        if falls and self.max_updates is None:
-            raise ConfigError(f"schedule {self.schedule!r} needs max_updates, the number of updates at which it ends")
+        if falls and self.max_steps is None:
+            raise ConfigError(f"schedule {self.schedule!r} needs max_steps, the number of steps at which it ends")
         if self.min_learning_rate and not falls:
             raise ConfigError(
                 f"min_learning_rate is {self.min_learning_rate}; schedule {self.schedule!r} has none; leave it out"

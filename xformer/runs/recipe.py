@@ -21,6 +21,7 @@ _RENAMED = {
     "accumulate": "grad_accumulation",
     "long_lines": "truncation",
     "max_norm": "max_grad_norm",
+    "max_updates": "max_steps",
     "select_by": "metric_for_best",
     "shards": "data_parallel",
 }

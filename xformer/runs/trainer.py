@@ -124,7 +124,7 @@ class Trainer:
             optimizer=config.make_optimizer(),
             learning_rate=config.make_schedule(d_model),
             max_grad_norm=config.max_grad_norm,
-            steps=config.max_updates,
+            steps=config.max_steps,
             callbacks=[*callbacks, self],
             run_dir=directory.path,
             seed=config.seed,

@@ -43,7 +43,7 @@ class TrainingFiles:
         arrays = dict(model.named_parameters())
         for name, tree in _trees(state).items():
             arrays |= {f"{name}:{key}": leaf for key, leaf in tree.named_parameters()}
-        metadata = {"format": "xformer-training-state", "progress": json.dumps(progress), "updates": str(state.step)}
+        metadata = {"format": "xformer-training-state", "progress": json.dumps(progress), "step": str(state.step)}
         save_arrays(self.state, arrays, metadata)
 
     def load_state(self, model: Any, state: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -58,7 +58,7 @@ class TrainingFiles:
                 raise KeyError("format")
             progress = json.loads(metadata["progress"])
             trees = {name: _restore(tree, arrays, f"{name}:") for name, tree in _trees(state).items()}
-            return _restore(model, arrays, ""), state._replace(step=int(metadata["updates"]), **trees), progress
+            return _restore(model, arrays, ""), state._replace(step=int(metadata["step"]), **trees), progress
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(f"{self.state} is not the training state of this run ({error})") from error
 
