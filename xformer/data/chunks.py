@@ -81,7 +81,7 @@ def random_starts(text: Sequence[int], length: int, batch_size: int, rng: Rng, s
     """
     number = skip
     while True:
-        yield rng.fold("windows", number).generator().integers(0, len(text) - length, batch_size).tolist()
+        yield rng.fold("chunks", number).generator().integers(0, len(text) - length, batch_size).tolist()
         number += 1
 
 
