@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,17 +47,12 @@ class Done(NamedTuple):
     err: str
 
 
-class Standard:
-    """Standard input with these bytes, all there at once."""
-
-    def __init__(self, data: bytes) -> None:
-        self.buffer = io.BytesIO(data)
-
-    def fileno(self) -> int:
-        raise io.UnsupportedOperation("fileno")
-
-    def isatty(self) -> bool:
-        return False
+def open_file(data: bytes) -> TextIO:
+    """Return standard input that is a file with these bytes."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the caller
+    file.write(data)
+    file.seek(0)
+    return io.TextIOWrapper(file, encoding="utf-8")
 
 
 def open_pipe(data: bytes) -> TextIO:
@@ -74,7 +69,7 @@ def xformer(capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.Monk
 
     def call(*arguments: object, stdin: bytes = b"", pipe: bool = False) -> Done:
         capsysbinary.readouterr()
-        with open_pipe(stdin) if pipe else contextlib.nullcontext(Standard(stdin)) as stream:
+        with open_pipe(stdin) if pipe else open_file(stdin) as stream:
             monkeypatch.setattr(sys, "stdin", stream)
             code = exit_code([str(argument) for argument in arguments])
         printed = capsysbinary.readouterr()

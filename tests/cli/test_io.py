@@ -50,21 +50,13 @@ def test_an_empty_pipe(pipe):
     assert list(_io.read_chunks("-")) == []
 
 
-def test_lines_before_an_invalid_one_come_first(pipe):
-    pipe.write(b"one\n\xff\nthree\n")
-    pipe.close()
-    chunks = _io.read_chunks("-")
-    assert next(chunks) == ["one"]
-    with pytest.raises(DataError, match="standard input is not valid UTF-8: line 2"):
-        next(chunks)
-
-
 def test_lines_keep_their_numbers_and_marks_over_chunks(pipe):
     chunks = _io.read_chunks("-")
     pipe.write(b"\xef\xbb\xbfone\r\n")
     assert next(chunks) == ["one"]
-    pipe.write(b"\xef\xbb\xbftwo\n\xff\n")
+    pipe.write(b"\xef\xbb\xbftwo\n")
     assert next(chunks) == ["\ufefftwo"]
+    pipe.write(b"\xff\n")
     with pytest.raises(DataError, match="line 3"):
         next(chunks)
 
@@ -101,41 +93,6 @@ def test_an_output_file_appears_when_it_is_complete(tmp_path):
         assert not (tmp_path / "out").exists()
         write(["two"])
     assert (tmp_path / "out").read_bytes() == b"one\ntwo\n"
-
-
-def closed():
-    stream = io.TextIOWrapper(io.BytesIO())
-    stream.close()
-    return stream
-
-
-@pytest.mark.parametrize("stream", [None, closed()], ids=["none", "closed"])
-@pytest.mark.parametrize(
-    "read", [_io.read_all, _io.is_stream, _io.is_terminal, lambda name: list(_io.read_chunks(name))]
-)
-def test_standard_input_that_is_closed(monkeypatch, stream, read):
-    monkeypatch.setattr(sys, "stdin", stream)
-    with pytest.raises(DataError, match=r"^standard input is closed; expected text with one sentence per line"):
-        read("-")
-
-
-def test_a_file_needs_no_standard_input(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "stdin", None)
-    (tmp_path / "text").write_text("one\n")
-    name = str(tmp_path / "text")
-    assert _io.read_all(name) == ["one"]
-    assert list(_io.read_chunks(name)) == [["one"]]
-    assert not _io.is_stream(name)
-    assert not _io.is_terminal(name)
-
-
-def test_standard_input_that_cannot_be_read(monkeypatch, tmp_path):
-    message = "^cannot read standard input: .+; expected text, or a file name$"
-    with (tmp_path / "out").open("wb") as sink:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(sink))
-        with pytest.raises(DataError, match=message):
-            _io.read_all("-")
-        sys.stdin.detach()
 
 
 def test_a_terminal_is_recognized(pipe, monkeypatch):

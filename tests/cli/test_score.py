@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import io
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -182,35 +179,3 @@ def test_a_terminal_is_told_what_to_do(xformer, files, monkeypatch):
     done = xformer("score", "--reference", files / "ref", stdin=(files / "hyp").read_bytes())
     assert done.code == 0
     assert "type a line for each reference" in done.err
-
-
-def closed():
-    stream = io.TextIOWrapper(io.BytesIO())
-    stream.close()
-    return stream
-
-
-@pytest.mark.parametrize("stream", [None, closed()], ids=["none", "closed"])
-def test_standard_input_that_is_closed(files, monkeypatch, capsys, stream):
-    from xformer.cli.main import exit_code
-
-    monkeypatch.setattr(sys, "stdin", stream)
-    assert exit_code(["score", "--reference", str(files / "ref")]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err == (
-        "error: standard input is closed; expected text with one sentence per line, or a file name\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("redirection", "message"),
-    [("<&-", "standard input is closed"), ("0> out", "cannot read standard input")],
-)
-def test_standard_input_of_a_shell(files, redirection, message):
-    command = f'"$PYTHON" -m xformer score --reference ref {redirection}'
-    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["sh", "-c", command], cwd=files, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert message in done.stderr

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib.util
 import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 _REQUIRED = ("typer", "rich")
-_SILENT = {"train", "train-lm", "resume", "demo"}  # the result is a directory, so stdout may be closed
 
 HELP = """Train Transformers for translation, summarization and language modeling, and use them, on any array library.
 
@@ -42,14 +39,6 @@ def run(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: Command-line arguments; default those of the process.
     """
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if sys.stdout is None and not set(arguments[:1]) & _SILENT:
-        print("error: standard output is closed; expected a file, a pipe or a terminal", file=sys.stderr)
-        sys.exit(2)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the caller (`>&-`)
-            null = open(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")  # noqa: SIM115 - for the whole process
-            setattr(sys, name, null)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # print "?" for characters that the terminal cannot encode
@@ -57,7 +46,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     logger.setLevel(logging.INFO)
     if not logger.handlers:
         logger.addHandler(_StderrHandler())
-    sys.exit(exit_code(arguments))
+    sys.exit(exit_code(sys.argv[1:] if arguments is None else arguments))
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
@@ -77,15 +66,12 @@ def exit_code(arguments: Sequence[str]) -> int:
     if missing:
         return _fail(f"xformer needs {' and '.join(missing)}; run: pip install {' '.join(missing)}")
     try:
-        call = _make_app()(list(arguments) or ["--help"], prog_name="xformer", standalone_mode=False)
-        code = call() if callable(call) else call  # a command that was parsed, or the exit code of --help
+        code = _make_app()(list(arguments) or ["--help"], prog_name="xformer", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader has closed the pipe
-        _discard_output()
-        return 141
+    except BrokenPipeError:  # the reader has closed the pipe; flushing at exit must not raise again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except Exception as error:
         message = _message(error)
         if message is None:
@@ -94,7 +80,7 @@ def exit_code(arguments: Sequence[str]) -> int:
 
 
 def _make_app() -> Any:
-    """Return the typer application. Calling it parses the arguments and returns the command, ready to be called."""
+    """Return the typer application, which parses the arguments and runs a command."""
     import typer
 
     import xformer
@@ -126,18 +112,8 @@ def _make_app() -> Any:
         (inspect, inspect.inspect),
         (bench, bench.bench),
     ):
-        app.command(command.__name__.replace("_", "-"), help=module.HELP)(_deferred(command))
+        app.command(command.__name__.replace("_", "-"), help=module.HELP)(command)
     return app
-
-
-def _deferred(command: Callable[..., int | None]) -> Callable[..., Callable[[], int | None]]:
-    """Return the call of a command instead of running it: typer handles some exceptions in its own way."""
-
-    @functools.wraps(command)
-    def parsed(**options: Any) -> Callable[[], int | None]:
-        return functools.partial(command, **options)
-
-    return parsed
 
 
 def _message(error: Exception) -> str | None:
@@ -160,19 +136,7 @@ def _message(error: Exception) -> str | None:
         return None
     if error.filename:
         return f"{error.filename}: {error.strerror or error}"
-    if error.errno is None:  # not from the system: a shared library could not be loaded
-        return str(error)
-    _discard_output()
-    return f"cannot write the output: {error.strerror or error}"
-
-
-def _discard_output() -> None:
-    """Redirect stdout to the null device if it cannot be written, so that flushing it at exit does not raise."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return f"cannot write the output: {error.strerror}" if error.errno else str(error)
 
 
 def _fail(message: str) -> int:

@@ -10,17 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import typer
-
 from xformer.cli import _io
 from xformer.cli._console import line_progress, make_console, plural
 from xformer.cli._options import (
     COMPUTING,
-    DATA,
     BackendOption,
     ModelOption,
     SetOption,
     config_options,
+    file_option,
     open_backend,
     parse_generation_settings,
 )
@@ -69,38 +67,37 @@ class LineOptions(Config):
     )
 
 
-line_options = config_options(
-    GenerationConfig,
-    LineOptions,
-    names=[
-        *("num_beams", "num_return_sequences", "length_penalty", "align"),
-        *("max_new_tokens", "target_length", "length_unit"),
-        *("prefix", "sequence_bias", "no_repeat_ngram_size"),
-        *("temperature", "top_k", "top_p", "seed"),
-        *("max_source_length", "batch_tokens"),
-    ],
-)
+def line_command(name: str, pipeline_type: type[TextToText]) -> Callable[..., None]:
+    """Return the command that writes an output of a pipeline for each line of its input."""
+
+    @config_options(
+        GenerationConfig,
+        LineOptions,
+        names=[
+            *("num_beams", "num_return_sequences", "length_penalty", "align"),
+            *("max_new_tokens", "target_length", "length_unit"),
+            *("prefix", "sequence_bias", "no_repeat_ngram_size"),
+            *("temperature", "top_k", "top_p", "seed"),
+            *("max_source_length", "batch_tokens"),
+        ],
+    )
+    def command(
+        model: ModelOption,
+        source: Annotated[str, file_option("--input", "Texts, one per line; - is standard input.")] = "-",
+        output: Annotated[str, file_option("--output", "Outputs; - is standard output.")] = "-",
+        *,
+        settings: dict[str, Any],
+        backend: BackendOption = "numpy",
+        assignments: SetOption = None,
+    ) -> None:
+        settings |= parse_generation_settings(assignments)
+        transform_lines(pipeline_type, model, source, output, backend, settings)
+
+    command.__name__ = name
+    return command
 
 
-@line_options
-def translate(
-    model: ModelOption,
-    source: Annotated[
-        str,
-        typer.Option("--input", metavar="FILE", help="Text to translate; - is standard input.", rich_help_panel=DATA),
-    ] = "-",
-    output: Annotated[
-        str,
-        typer.Option("--output", metavar="FILE", help="Translations; - is standard output.", rich_help_panel=DATA),
-    ] = "-",
-    *,
-    settings: dict[str, Any],
-    backend: BackendOption = "numpy",
-    assignments: SetOption = None,
-) -> None:
-    """Translate lines of text."""
-    settings |= parse_generation_settings(assignments)
-    transform_lines(Translator, model, source, output, backend, settings)
+translate = line_command("translate", Translator)
 
 
 def transform_lines(
@@ -119,7 +116,7 @@ def transform_lines(
     if _io.is_terminal(source):
         make_console(stderr=True).print("type a line; Ctrl-D ends the input")
     num_truncated: list[int] = []
-    chunks: Iterable[list[Sequence[int]]] = _encode(pipeline, source, max_source_length, num_truncated.append)
+    chunks: Iterable[list[Sequence[int]]] = _encode(pipeline, source, max_source_length, num_truncated)
     total = None
     if not _io.is_stream(source):
         chunks = list(chunks)
@@ -157,20 +154,16 @@ def load_pipeline(pipeline_type: type[Pipeline], directory: Path, backend: str) 
 
 
 def _encode(
-    pipeline: TextToText, source: str, max_source_length: int, add_truncated: Callable[[int], None]
+    pipeline: TextToText, source: str, max_source_length: int, num_truncated: list[int]
 ) -> Iterator[list[Sequence[int]]]:
-    """Yield the token ids of the input in chunks; lines before one that is too long are yielded before the error."""
+    """Yield the token ids of the input in chunks, and append the numbers of truncated lines."""
     name = _io.STANDARD_INPUT if source == _io.STANDARD else source
     first_number = 1
     for lines in _io.read_chunks(source):
-        ids_of_lines, num_truncated = pipeline.truncate(pipeline.encode(lines))
-        add_truncated(num_truncated)
-        encoded: list[Sequence[int]] = [array("i", ids) for ids in ids_of_lines]  # a file is held in memory
-        num_valid = next((row for row, ids in enumerate(encoded) if len(ids) > max_source_length), len(encoded))
-        if num_valid:
-            yield encoded[:num_valid]
-        remaining = encoded[num_valid:]
-        check_source_lengths(remaining, max_source_length, name=f"{name} line", first_number=first_number + num_valid)
+        encoded, count = pipeline.truncate(pipeline.encode(lines))
+        num_truncated.append(count)
+        check_source_lengths(encoded, max_source_length, name=f"{name} line", first_number=first_number)
+        yield [array("i", ids) for ids in encoded]  # a file is held in memory
         first_number += len(lines)
 
 
