@@ -128,7 +128,9 @@ int cublasLtMatmul(
     const void* places[] = {A, B, C, D};
     for (int i = 0; i < 4; ++i)
         if ((uint64_t)places[i] % algorithm->aligned[i]) return INVALID_VALUE;
-    if (p->bias % algorithm->of_bias || !(p->epilogue & 4) || (p->epilogue & ~6u)) return INVALID_VALUE;
+    const bool sums_first = p->epilogue == 256;
+    if (p->bias % algorithm->of_bias || (sums_first ? p->transposed[0] : p->epilogue != 4 && p->epilogue != 6))
+        return INVALID_VALUE;
     if (m == FAILING) return EXECUTION_FAILED;
     if (k > 32) memset(workspace, 0xff, size);
     for (uint64_t j = 0; j < n; ++j)
@@ -137,10 +139,15 @@ int cublasLtMatmul(
             for (uint64_t l = 0; l < k; ++l)
                 sum += widen(a->type, A, p->transposed[0] ? i * a->leading + l : l * a->leading + i)
                      * widen(b->type, B, p->transposed[1] ? l * b->leading + j : j * b->leading + l);
-            sum += widen(d->type, (const void*)p->bias, i);
-            if (p->epilogue & 2) sum = sum < 0.0f ? 0.0f : sum;
+            if (!sums_first) sum += widen(d->type, (const void*)p->bias, i);
+            if (p->epilogue == 6) sum = sum < 0.0f ? 0.0f : sum;
             narrow(d->type, D, j * d->leading + i, sum);
         }
+    for (uint64_t i = 0; sums_first && i < m; ++i) {
+        float sum = 0.0f;
+        for (uint64_t l = 0; l < k; ++l) sum += widen(a->type, A, l * a->leading + i);
+        narrow(d->type, (void*)p->bias, i, sum);
+    }
     return SUCCESS;
 }
 

@@ -13,9 +13,10 @@ from tests.conftest import TOLERANCES, library_or_skip
 from tests.kernels.conftest import use_fake_cublas
 from tests.kernels.cupy.cuda_cases import normal
 from tests.kernels.cupy.fake_cublas import dtype_named
+from xformer import vjp
 from xformer.backends import to_host
 from xformer.kernels.cupy import cublaslt
-from xformer.kernels.cupy.cublaslt import affine
+from xformer.kernels.cupy.cublaslt import affine, gradients
 from xformer.ops import linear
 
 REFUSED, NO_MEMORY, FAILING = 13, 1013, 1014  # columns, to the stand-in
@@ -47,6 +48,41 @@ def assert_affine(rows, weight, bias, *, relu=False):
 @pytest.mark.parametrize("sizes", [(3, 4, 5), (1, 4, 5), (3, 1, 5), (3, 4, 1), (17, 40, 24)], ids=str)
 def test_any_size_and_dtype(products, sizes, dtype, relu):
     assert_affine(*arrays(*sizes, dtype), relu=relu)
+
+
+def assert_gradients(rows, g_rows):
+    weight, bias = gradients(rows, g_rows)
+    wide_rows, wide_g = (to_host(array).astype("float64") for array in (rows, g_rows))
+    for got, exact in ((weight, wide_rows.T @ wide_g), (bias, wide_g.sum(axis=0))):
+        assert got.dtype == rows.dtype
+        assert got.flags.c_contiguous
+        tolerance = 2.0 * TOLERANCES[rows.dtype.name] * max(1.0, np.max(np.abs(exact)))
+        np.testing.assert_allclose(to_host(got).astype("float64"), exact, rtol=0.0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("sizes", [(3, 4, 5), (1, 4, 5), (3, 1, 1), (40, 17, 24)], ids=str)
+def test_gradients_of_weight_and_bias(products, sizes, dtype):
+    m, k, n = sizes
+    rows, g_rows = (normal(m, size, seed=size).astype(dtype_named(dtype)) for size in (k, n))
+    assert_gradients(rows, g_rows)
+    assert_gradients(np.asfortranarray(rows), np.asfortranarray(g_rows))
+
+
+def test_the_gradient_of_a_bias_needs_no_launch(cuda_host):
+    x, weight, bias = (cuda_host.array(each) for each in arrays(3, 4, 5))
+    y, pull = vjp(linear, x, weight, bias)
+    pull(y)
+    assert not cuda_host.launcher.launched
+
+
+@pytest.mark.filterwarnings("ignore:cuBLASLt failed")
+def test_gradients_of_an_unsupported_product(cuda_host):
+    x, weight, bias = arrays(3, 4, REFUSED)
+    y, pull = vjp(linear, x, weight, bias)
+    for got, exact in zip(pull(y), (y @ weight.T, x.T @ y, y.sum(axis=0)), strict=True):
+        np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-5)
+    assert any(name.startswith("columns.column_sums") for name in cuda_host.launcher.launched)
 
 
 def test_any_memory(products):
@@ -94,7 +130,7 @@ def test_every_thread_has_its_own_plans(products):
 def test_an_unsupported_product_warns_once_and_falls_back(cuda_host, activation):
     rows, weight, bias = arrays(3, 4, REFUSED)
     with pytest.warns(
-        RuntimeWarning, match=r"cuBLASLt failed for \(3, 4\) by \(4, 13\), float32; adding the bias takes another pass"
+        RuntimeWarning, match=r"cuBLASLt failed for \(3, 4\) by \(4, 13\), float32; the bias takes another pass"
     ):
         got = linear(rows, weight, bias, activation=activation)
     with warnings.catch_warnings():
@@ -133,6 +169,15 @@ def test_nan_propagates_on_a_gpu():
     assert np.isnan(got[3]).all()
     assert np.isinf(got[4]).any()
     assert np.isfinite(got[5:]).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("sizes", [(64, 32, 48), (1000, 512, 2048)], ids=str)
+def test_gradients_on_a_gpu(sizes, dtype):
+    cupy = library_or_skip("cupy")
+    m, k, n = sizes
+    assert_gradients(*(cupy.asarray(normal(m, size, seed=size).astype(dtype_named(dtype))) for size in (k, n)))
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Linear maps by cuBLASLt, which adds the bias and applies ReLU before it writes the product.
+"""Linear maps by cuBLASLt, which handles the bias in the same pass: it adds it and applies ReLU, or sums its gradient.
 
 CuPy does not bind cuBLASLt but loads it with cuBLAS, so its functions are called through ctypes with CuPy's handle.
 The plan of each shape (descriptors and the first algorithm of its heuristic) is cached per thread. A shape that
@@ -14,16 +14,16 @@ from ctypes import c_int, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
 from xformer.backends import NativeArray as Array
-from xformer.backends import array_namespace, dtype_name
+from xformer.backends import dtype_name
 from xformer.kernels.cupy import cublas, plans
-from xformer.kernels.cupy.arrays import contiguous
+from xformer.kernels.cupy.arrays import contiguous, empty
 from xformer.kernels.cupy.plans import Failures, Plans
 
 _MAX_WORKSPACE = 32 << 20  # bytes, as cuBLAS uses on Hopper
 # cublasLtMatmulDescAttributes_t, cublasLtMatmulPreferenceAttributes_t, cublasLtEpilogue_t
 _TRANSPOSED, _EPILOGUE, _BIAS = (3, 4), 7, 8
 _WORKSPACE, _REDUCTION, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
-_ADD_BIAS, _ADD_BIAS_AND_RELU = 4, 6
+_ADD_BIAS, _ADD_BIAS_AND_RELU, _SUM_FIRST = 4, 6, 256  # BIAS, RELU_BIAS, BGRADA
 _ALIGNED_TO = 256, 16, 2  # bytes: CuPy's pool, vector loads, the smallest element
 _COMPUTE_TYPE_REDUCTION = 2  # sums of several blocks are added in the compute type, not that of the output
 _SIGNATURES = {
@@ -49,7 +49,7 @@ class _Heuristic(ctypes.Structure):
 class Spec(NamedTuple):
     """A product, (n, m) = (n, k) (k, m) in column-major order; its plan also depends on device and alignment.
 
-    data_type: cudaDataType; transposed, leading: of the weight and of the rows.
+    data_type: cudaDataType; transposed, leading: of the first and the second matrix; epilogue: what the bias is for.
     """
 
     data_type: int
@@ -59,7 +59,7 @@ class Spec(NamedTuple):
     k: int
     transposed: tuple[int, int]
     leading: tuple[int, int]
-    relu: bool
+    epilogue: int
 
 
 _plans, _failures = Plans(512), Failures()
@@ -88,21 +88,43 @@ def affine(rows: Array, weight: Array, bias: Array, *, relu: bool = False) -> Ar
         rows: Array of shape (m, k).
         weight: Array of shape (k, n) and the same dtype.
         bias: Array of shape (n,) and the same dtype.
-        relu: Whether to apply ReLU.
+        relu: Whether to apply ReLU. NVIDIA documents max(x, 0), not what becomes of NaN; a test on a GPU expects NaN.
 
     Returns:
         C-contiguous array of shape (m, n), accumulated in float32, or None if cuBLASLt does not support the product.
     """
-    (m, k), n, data_type = rows.shape, weight.shape[1], cublas.data_type(rows.dtype)
-    if dtype_name(rows.dtype) == "float64" or 0 in (m, k, n) or library() is None:
+    return _product(rows, weight, contiguous(bias), _ADD_BIAS_AND_RELU if relu else _ADD_BIAS)
+
+
+def gradients(rows: Array, g_rows: Array) -> tuple[Array, Array] | None:
+    """Compute the gradients of weight and bias of an affine map.
+
+    Args:
+        rows: Array of shape (m, k).
+        g_rows: Gradient of the output, (m, n), of the same dtype.
+
+    Returns:
+        rows.T @ g_rows and the sum of g_rows over its rows, accumulated in float32, or None if cuBLASLt does not
+        support the product.
+    """
+    g_rows = contiguous(g_rows)  # BGRADA takes no transposed matrix
+    bias = empty(g_rows, g_rows.shape[1:])
+    weight = _product(rows.T, g_rows, bias, _SUM_FIRST)
+    return None if weight is None else (weight, bias)
+
+
+def _product(a: Array, b: Array, bias: Array, epilogue: int) -> Array | None:
+    """Compute a @ b, (m, k) by (k, n), with an epilogue that reads or writes the bias, (n,); None if unsupported."""
+    (m, k), n, data_type = a.shape, b.shape[1], cublas.data_type(a.dtype)
+    if dtype_name(a.dtype) == "float64" or 0 in (m, k, n) or library() is None:
         return None
-    first, second = cublas.operand(weight), cublas.operand(rows)
+    first, second = cublas.operand(b), cublas.operand(a)
     transposed, leading = (first.transposed, second.transposed), (first.leading, second.leading)
-    spec = Spec(data_type, cublas.compute_type(data_type), n, m, k, transposed, leading, relu)
+    spec = Spec(data_type, cublas.compute_type(data_type), n, m, k, transposed, leading, epilogue)
     device, stream = plans.current()
     if _failures.get((spec, device)):
         return None
-    out, bias = array_namespace(rows).empty((m, n), dtype=rows.dtype), contiguous(bias)
+    out = empty(a, (m, n))
     addresses = tuple(map(cublas.pointer, (first.array, second.array, out, bias)))
     alignments = tuple(next(size for size in _ALIGNED_TO if address % size == 0) for address in addresses)
     try:
@@ -111,25 +133,22 @@ def affine(rows: Array, weight: Array, bias: Array, *, relu: bool = False) -> Ar
     except cublas.CublasError as error:
         if not error.is_unsupported:
             raise
-        shapes = f"({m}, {k}) by ({k}, {n}), {dtype_name(rows.dtype)}"
-        warning = (
-            f"cuBLASLt failed for {shapes}; adding the bias takes another pass over memory: {plans.one_line(error)}"
-        )
+        shapes = f"({m}, {k}) by ({k}, {n}), {dtype_name(a.dtype)}"
+        warning = f"cuBLASLt failed for {shapes}; the bias takes another pass over memory: {plans.one_line(error)}"
         _failures.add((spec, device), str(error), warning)
         return None
     return out
 
 
 class _Plan:
-    """Descriptors and algorithm of a product, for the alignments of weight, rows, output and bias."""
+    """Descriptors and algorithm of a product, for the alignments of both matrices, output and bias."""
 
     def __init__(self, spec: Spec, alignments: tuple[int, ...]) -> None:
         self._descriptors: list[tuple[str, c_void_p]] = []
         weakref.finalize(self, _destroy, library(), self._descriptors).atexit = False
         self._operation = self._create("MatmulDesc", spec.compute, 0)  # scalars are float32
         self._bias = alignments[3]  # an address with the same alignment, until a bias is given
-        epilogue = _ADD_BIAS_AND_RELU if spec.relu else _ADD_BIAS
-        for attribute, value in zip((*_TRANSPOSED, _EPILOGUE), (*spec.transposed, epilogue), strict=True):
+        for attribute, value in zip((*_TRANSPOSED, _EPILOGUE), (*spec.transposed, spec.epilogue), strict=True):
             self._set("MatmulDesc", self._operation, attribute, c_int(value))
         self._set("MatmulDesc", self._operation, _BIAS, c_uint64(self._bias))
         shapes = (spec.n, spec.k), (spec.k, spec.m), (spec.n, spec.m)
@@ -154,18 +173,18 @@ class _Plan:
         return best
 
     def run(self, addresses: tuple[int, ...], stream: int) -> None:
-        """Enqueue the product, given the addresses of weight, rows, output and bias."""
-        weight, rows, out, bias = addresses
+        """Enqueue the product, given the addresses of both matrices, output and bias."""
+        first, second, out, bias = addresses
         if bias != self._bias:
             self._set("MatmulDesc", self._operation, _BIAS, c_uint64(bias))
             self._bias = bias
-        weight_layout, rows_layout, out_layout = self._layouts
+        first_layout, second_layout, out_layout = self._layouts
         size = self._best.workspace
         space = plans.workspace(size) if size else None  # alive until the product is enqueued
         one = ctypes.addressof(_ONE_AND_ZERO)
         _check(
             "Matmul",
-            *(self._handle(), self._operation, one, weight, weight_layout, rows, rows_layout),
+            *(self._handle(), self._operation, one, first, first_layout, second, second_layout),
             *(one + 4, out, out_layout, out, out_layout, ctypes.addressof(self._best)),
             *(None if space is None else cublas.pointer(space), size, stream),
         )

@@ -1,6 +1,7 @@
 """Linear maps on CuPy, as products of 2D matrices: CuPy upcasts or rejects stacks of float16 and bfloat16 matrices.
 
-cuBLASLt adds a bias and applies ReLU if it supports the product; otherwise each is a pass over memory.
+cuBLASLt adds a bias, applies ReLU and sums the gradient of a bias if it supports the product; otherwise each of these
+is a pass over memory.
 """
 
 from __future__ import annotations
@@ -31,10 +32,22 @@ def _affine(rows: Any, weight: Any, bias: Any, *, relu: bool = False) -> Any:
     return relu_forward(y, save=False)[0] if relu else y
 
 
-def _weight_cotangent(rows: Any, g_rows: Any, weight: Any) -> Any:
-    """Return the cotangent of a weight in the weight's memory order, as the tied output layer needs it."""
+def _parameter_cotangents(rows: Any, g_rows: Any, weight: Any, needs: Any) -> tuple[Any, Any]:
+    """Return the cotangents of weight and bias that are needed, the first in the weight's memory order.
+
+    The tied output layer needs this order.
+    """
     transposed = weight.flags.f_contiguous and not weight.flags.c_contiguous
-    return batched_product(g_rows.T, rows).T if transposed else batched_product(rows.T, g_rows)
+    if all(needs) and not transposed:
+        both = cublaslt.gradients(rows, g_rows)
+        if both is not None:
+            return both
+    dweight = dbias = None
+    if needs[0]:
+        dweight = batched_product(g_rows.T, rows).T if transposed else batched_product(rows.T, g_rows)
+    if needs[1]:
+        dbias = column_sums(g_rows, weight.dtype)
+    return dweight, dbias
 
 
 # --- linear ----------------------------------------------------------------------------------------------------------
@@ -55,11 +68,8 @@ def _forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
 def _vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
     x, weight = residuals
     g_rows = as_rows(g)
-    return (
-        batched_product(g_rows, weight.T).reshape(x.shape) if needs[0] else None,
-        _weight_cotangent(as_rows(x), g_rows, weight) if needs[1] else None,
-        column_sums(g_rows, weight.dtype) if needs[2] else None,
-    )
+    dx = batched_product(g_rows, weight.T).reshape(x.shape) if needs[0] else None
+    return dx, *_parameter_cotangents(as_rows(x), g_rows, weight, needs[1:])
 
 
 def _relu_forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
@@ -105,10 +115,8 @@ def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any) -> tuple[Any, 
         g_rows = contiguous(as_rows(merge_heads(g_heads)))
         if needs[0]:
             dx = batched_product(g_rows, weight.T, addend=dx)
-        if needs[1 + index]:
-            dmaps[index] = _weight_cotangent(rows, g_rows, weight)
-        if needs[1 + count + index]:
-            dmaps[count + index] = column_sums(g_rows, weight.dtype)
+        own_needs = needs[1 + index], needs[1 + count + index]
+        dmaps[index], dmaps[count + index] = _parameter_cotangents(rows, g_rows, weight, own_needs)
     return None if dx is None else dx.reshape(x.shape), *dmaps
 
 
