@@ -36,6 +36,15 @@ def test_losses_and_gradients_equal_those_of_torch(pad_id, label_smoothing):
 
 
 @pytest.mark.parametrize("mode", ["auto", "portable"])
+def test_without_a_pad_id_every_class_counts(monkeypatch, mode):
+    torch = pytest.importorskip("torch", reason="torch is what it is compared with")
+    monkeypatch.setenv("XFORMER_KERNELS", mode)
+    logits, labels = torch.tensor(LOGITS.reshape(8, 7)), torch.tensor(LABELS.reshape(8))
+    expected = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    assert_close(cross_entropy(LOGITS, LABELS), expected.numpy().reshape(2, 4))
+
+
+@pytest.mark.parametrize("mode", ["auto", "portable"])
 @pytest.mark.parametrize("pad_id", [0, -100])
 def test_z_loss_adds_the_squared_log_partition(monkeypatch, mode, pad_id):
     torch = pytest.importorskip("torch", reason="torch is what it is compared with")
@@ -87,7 +96,9 @@ def test_labels_out_of_range_are_refused(xp, bad):
         losses = to_host(cross_entropy(from_host(xp, LOGITS), from_host(xp, labels)))
         np.testing.assert_array_equal(np.isnan(losses), labels == bad)
         return
-    with raises_line(DataError, rf"labels range from .*{bad}.*; expected 0 to 6 for 7 logits, or pad_id 0"):
+    with raises_line(
+        DataError, rf"labels range from .*{bad}.*; expected 0 to 6 for 7 logits, or pad_id, which is None"
+    ):
         cross_entropy(from_host(xp, LOGITS), from_host(xp, labels))
 
 

@@ -65,8 +65,11 @@ def _vjp(
 _operation = Operation("cross_entropy", _forward, _vjp)
 
 
+_NO_LABEL = -(2**31)  # the pad_id of kernels for labels without padding
+
+
 def cross_entropy(
-    logits: Array, labels: Array, *, pad_id: int = 0, label_smoothing: float = 0.0, z_loss: float = 0.0
+    logits: Array, labels: Array, *, pad_id: int | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> Array:
     """Compute the loss of each token, in nats.
 
@@ -76,7 +79,8 @@ def cross_entropy(
     Args:
         logits: Array of shape (..., vocabulary).
         labels: Integers of shape (...), in [0, vocabulary) or `pad_id`.
-        pad_id: Label of padding, whose loss and gradients are zero; may be outside the vocabulary, such as -100.
+        pad_id: Label of padding, whose loss and gradients are zero; may be outside the vocabulary, such as -100. None
+            if no label is padding.
         label_smoothing: Number in [0, 1).
         z_loss: Weight of log(Z)^2, which prevents a drift of the logits; PaLM uses 1e-4.
 
@@ -100,10 +104,10 @@ def cross_entropy(
         raise ConfigError(f"label_smoothing is {label_smoothing}; expected a number in [0, 1)")
     if not 0.0 <= z_loss < math.inf:
         raise ConfigError(f"z_loss is {z_loss}; expected a number of at least 0")
-    settings = {"pad_id": pad_id, "label_smoothing": label_smoothing, "z_loss": z_loss}
+    settings = {"pad_id": _NO_LABEL if pad_id is None else pad_id, "label_smoothing": label_smoothing, "z_loss": z_loss}
     xp = array_namespace(labels)
     labels = xp.astype(labels, index_dtype(xp), copy=False)  # uint8 cannot hold the ids of a large vocabulary
-    if 0 <= pad_id < logits.shape[-1]:
+    if pad_id is None or 0 <= pad_id < logits.shape[-1]:
         _check_range(labels, logits.shape[-1], pad_id)
         return _operation(logits, labels, **settings)
     # The pad_id is no token, such as -100, so it has no logit.
@@ -115,7 +119,7 @@ def cross_entropy(
     return xp.where(is_token, losses, xp.zeros_like(losses))
 
 
-def _check_range(labels: Array, classes: int, pad_id: int) -> None:
+def _check_range(labels: Array, classes: int, pad_id: int | None) -> None:
     if not is_host_accessible(labels) or 0 in labels.shape:
         return
     xp = array_namespace(labels)
@@ -123,5 +127,5 @@ def _check_range(labels: Array, classes: int, pad_id: int) -> None:
     if lowest < 0 or highest >= classes:
         raise DataError(
             f"labels range from {lowest} to {highest}; expected 0 to {classes - 1} for {classes} logits, "
-            f"or pad_id {pad_id}"
+            f"or pad_id, which is {pad_id}"
         )

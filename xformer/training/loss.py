@@ -14,8 +14,6 @@ from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads, parallel_map
 from xformer.training.interrupt import until_stopped
 
-_NO_PADDING = -1  # no token has this id
-
 
 def translation_loss(
     model: Transformer, batch: Batch, rng: Rng | None = None, *, label_smoothing: float = 0.0, z_loss: float = 0.0
@@ -30,7 +28,7 @@ def translation_loss(
         z_loss: Weight of the squared logarithm of the softmax's denominator (PaLM uses 1e-4).
     """
     logits = model(batch.source, batch.target, rng=rng)
-    pad_id = _NO_PADDING if model.config.padding_id is None else model.config.padding_id
+    pad_id = model.config.padding_id
     losses = cross_entropy(logits, batch.labels, pad_id=pad_id, label_smoothing=label_smoothing, z_loss=z_loss)
     return array_namespace(losses).sum(losses)
 
@@ -55,7 +53,7 @@ def language_model_loss(
     xp = array_namespace(batch.tokens)
     everything = xp.ones((1, 1, 1, 1), dtype=xp.bool, device=device(batch.tokens))
     logits = model(batch.tokens, mask=everything, rng=rng)
-    losses = cross_entropy(logits, batch.labels, pad_id=_NO_PADDING, label_smoothing=label_smoothing, z_loss=z_loss)
+    losses = cross_entropy(logits, batch.labels, label_smoothing=label_smoothing, z_loss=z_loss)
     return array_namespace(losses).sum(losses)
 
 

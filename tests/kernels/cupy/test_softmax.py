@@ -88,12 +88,12 @@ LABELS = {
 @pytest.mark.parametrize("labels", LABELS)
 @pytest.mark.parametrize(("label_smoothing", "z_loss", "scale"), [(0.0, 0.0, 300.0), (0.1, 0.0, 1.0), (0.1, 0.01, 1.0)])
 def test_cross_entropy(cuda, dtype, labels, label_smoothing, z_loss, scale):
-    settings = {"label_smoothing": label_smoothing, "z_loss": z_loss}
+    settings = {"pad_id": 0, "label_smoothing": label_smoothing, "z_loss": z_loss}
     logits, ids = scale * normal(2, 4, 13), np.asarray(LABELS[labels])
-    assert cuda.served("cross_entropy", cuda.array(logits, dtype), cuda.array(ids), pad_id=0, **settings)
+    assert cuda.served("cross_entropy", cuda.array(logits, dtype), cuda.array(ids), **settings)
     cuda.agree(functools.partial(cross_entropy, **settings), logits, ids, dtype=dtype)
     outside = np.where(ids == 0, -100, ids)
-    cuda.agree(functools.partial(cross_entropy, pad_id=-100, **settings), logits, outside, dtype=dtype)
+    cuda.agree(functools.partial(cross_entropy, **settings | {"pad_id": -100}), logits, outside, dtype=dtype)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -122,7 +122,7 @@ def test_logits_with_infinities_and_nan(cuda):
     """Padded rows may hold anything; a logit of minus infinity has no probability."""
     logits = normal(3, 5)
     logits[0], logits[1, 2] = np.nan, -np.inf
-    loss, pull = vjp(lambda x: cross_entropy(x, cuda.array([0, 1, 3])), cuda.array(logits, "float32"))
+    loss, pull = vjp(lambda x: cross_entropy(x, cuda.array([0, 1, 3]), pad_id=0), cuda.array(logits, "float32"))
     (dlogits,) = pull(cuda.xp.ones_like(loss))
     assert to_host(loss)[0] == 0
     assert np.isfinite(to_host(loss)).all()

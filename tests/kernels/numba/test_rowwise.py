@@ -97,11 +97,11 @@ def test_gelu_of_infinity_and_nan():
 )
 def test_cross_entropy(monkeypatch, labels, label_smoothing, z_loss, scale):
     logits, ids = np.float32(scale) * single(2, 4, 37), np.asarray(LABELS[labels])
-    settings = {"label_smoothing": label_smoothing, "z_loss": z_loss}
-    assert_selected("cross_entropy", logits, ids, pad_id=0, **settings)
+    settings = {"pad_id": 0, "label_smoothing": label_smoothing, "z_loss": z_loss}
+    assert_selected("cross_entropy", logits, ids, **settings)
     assert_same(monkeypatch, functools.partial(cross_entropy, labels=ids, **settings), logits)
     outside = np.where(ids == 0, -100, ids)  # a pad_id outside the vocabulary
-    assert_same(monkeypatch, lambda x: cross_entropy(x, outside, pad_id=-100, **settings), logits)
+    assert_same(monkeypatch, lambda x: cross_entropy(x, outside, **settings | {"pad_id": -100}), logits)
 
 
 def test_cross_entropy_of_strided_and_empty_logits(monkeypatch):
@@ -113,7 +113,7 @@ def test_cross_entropy_of_strided_and_empty_logits(monkeypatch):
 def test_cross_entropy_ignores_padding_and_accepts_infinite_logits():
     logits = single(3, 5)
     logits[0], logits[1, 2] = np.nan, -np.inf
-    losses, pull = vjp(lambda x: cross_entropy(x, np.asarray([0, 1, 4])), logits)
+    losses, pull = vjp(lambda x: cross_entropy(x, np.asarray([0, 1, 4]), pad_id=0), logits)
     (gradient,) = pull(np.ones(3, "float32"))
     assert losses[0] == 0.0
     assert not gradient[0].any()

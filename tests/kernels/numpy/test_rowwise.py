@@ -85,8 +85,8 @@ def test_embedding(monkeypatch, dtype, ids, id_dtype):
 )
 def test_cross_entropy(monkeypatch, dtype, labels, label_smoothing, z_loss, scale):
     logits, ids = (scale * normal(2, 4, 13)).astype(dtype), np.asarray(LABELS[labels])
-    settings = {"label_smoothing": label_smoothing, "z_loss": z_loss}
-    assert_selected("cross_entropy", logits, ids, pad_id=0, **settings)
+    settings = {"pad_id": 0, "label_smoothing": label_smoothing, "z_loss": z_loss}
+    assert_selected("cross_entropy", logits, ids, **settings)
     loss = functools.partial(cross_entropy, labels=ids, **settings)
     assert_same(monkeypatch, loss, logits)
     # A pad_id outside the vocabulary.
