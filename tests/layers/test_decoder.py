@@ -68,7 +68,7 @@ def test_output_and_gradients_equal_those_of_torch(activation, norm_position, ma
 def test_cross_attention_weights_are_those_that_the_layer_uses(norm_position, monkeypatch):
     module, used = importlib.import_module("xformer.layers.attention"), []
 
-    def watched(query, key, value, mask, bias, *, causal, dropout_mask, keep_probability):
+    def watched(query, key, value, mask, bias, *, causal, **options):
         used.append(attention_weights(query, key, mask, bias, causal=causal))
         return attention(query, key, value, mask, bias, causal=causal)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from xformer import masks
 from xformer.backends import Array, array_namespace, device
 from xformer.errors import ConfigError, ShapeError
@@ -9,6 +11,7 @@ from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.kv_cache import KVCache
 from xformer.layers.linear import Linear, as_dtype_of
+from xformer.layers.normalization import Norm
 from xformer.layers.positions import Rotation
 from xformer.ops import attention, attention_weights, project_heads
 from xformer.ops.attention import check_mask
@@ -22,10 +25,14 @@ class MultiHeadAttention(Module):
 
     Args:
         d_model: Features of the input and output.
-        num_heads: Heads of the query; must divide d_model.
+        num_heads: Heads of the query.
         num_key_value_heads: Heads of keys and values, each shared by a group of query heads (grouped-query attention,
             Ainslie et al., 2023; 1 is multi-query attention, Shazeer, 2019). Default: num_heads.
-        bias: Add a learned bias to the four projections.
+        head_dim: Features of a head; default d_model / num_heads, which num_heads must then divide.
+        bias: Add learned biases to the projections of queries, keys and values.
+        output_bias: Add a learned bias to the output projection; default as `bias`.
+        norm: (features, *, init) -> norm of each head's queries and keys, before rotation (Dehghani et al., 2023).
+        scale: Scale of the scores; default 1 / sqrt(head_dim).
         dropout: Dropout rate on the attention weights.
         window: Distance that self-attention can see, in tokens (see `masks.sliding_window`); None: no limit.
         init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
@@ -47,10 +54,13 @@ class MultiHeadAttention(Module):
     key: Linear
     value: Linear
     output: Linear
+    query_norm: Norm | None
+    key_norm: Norm | None
     dropout: Dropout
     num_heads: int
     num_key_value_heads: int
     window: int | None
+    scale: float | None
 
     def __init__(
         self,
@@ -58,25 +68,33 @@ class MultiHeadAttention(Module):
         num_heads: int,
         *,
         num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
         bias: bool = True,
+        output_bias: bool | None = None,
+        norm: Callable[..., Norm] | None = None,
+        scale: float | None = None,
         dropout: float = 0.0,
         window: int | None = None,
         init: Init = None,
     ):
         num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
-        check_heads(d_model, num_heads, num_key_value_heads)
+        check_heads(d_model, num_heads, num_key_value_heads, head_dim)
         if window is not None and window < 1:
             raise ConfigError(f"window is {window}; expected at least 1 token, or None for no limit")
         init = initializer(init)
-        key_value_features = num_key_value_heads * (d_model // num_heads)
-        self.query = Linear(d_model, d_model, bias=bias, init=init)
+        head_dim = d_model // num_heads if head_dim is None else head_dim
+        features, key_value_features = num_heads * head_dim, num_key_value_heads * head_dim
+        self.query = Linear(d_model, features, bias=bias, init=init)
         self.key = Linear(d_model, key_value_features, bias=bias, init=init)
         self.value = Linear(d_model, key_value_features, bias=bias, init=init)
-        self.output = Linear(d_model, d_model, bias=bias, init=init)
+        self.output = Linear(features, d_model, bias=bias if output_bias is None else output_bias, init=init)
+        self.query_norm = None if norm is None else norm(head_dim, init=init)
+        self.key_norm = None if norm is None else norm(head_dim, init=init)
         self.dropout = Dropout(dropout)
         self.num_heads = num_heads
         self.num_key_value_heads = num_key_value_heads
         self.window = window
+        self.scale = scale
 
     def __call__(
         self,
@@ -114,7 +132,15 @@ class MultiHeadAttention(Module):
         dropout_mask, keep_probability = self.dropout.draw((*q.shape[:-1], k.shape[-2]), q, rng)
         bias = None if bias is None else as_dtype_of(bias, q)
         heads = attention(
-            q, k, v, mask, bias, causal=causal, dropout_mask=dropout_mask, keep_probability=keep_probability
+            q,
+            k,
+            v,
+            mask,
+            bias,
+            causal=causal,
+            scale=self.scale,
+            dropout_mask=dropout_mask,
+            keep_probability=keep_probability,
         )  # (batch, heads, queries, head_dim)
         return self.output(merge_heads(heads))
 
@@ -139,8 +165,9 @@ class MultiHeadAttention(Module):
         xp = array_namespace(query)
         # To attention, the queries of neighboring rows are simply more queries of one sentence.
         grouped = xp.reshape(query, (key.shape[0], rows // max(1, key.shape[0]) * queries, d_model))
-        heads = attention(self._queries(grouped), key, cache.value, mask)
-        return self.output(xp.reshape(merge_heads(heads), (rows, queries, d_model)))
+        heads = attention(self._queries(grouped), key, cache.value, mask, scale=self.scale)
+        merged = merge_heads(heads)
+        return self.output(xp.reshape(merged, (rows, queries, merged.shape[-1])))
 
     def weights(
         self,
@@ -157,7 +184,8 @@ class MultiHeadAttention(Module):
         Arguments are those of a call.
         """
         q, k, _, mask = self._project(query, key, None, mask, rotation)
-        return attention_weights(q, k, mask, None if bias is None else as_dtype_of(bias, q), causal=causal)
+        bias = None if bias is None else as_dtype_of(bias, q)
+        return attention_weights(q, k, mask, bias, causal=causal, scale=self.scale)
 
     def keys_and_values(self, key: Array, value: Array | None = None) -> tuple[Array, Array]:
         """Project keys and values into heads.
@@ -171,10 +199,10 @@ class MultiHeadAttention(Module):
         """
         if value is None:
             keys, values = project_heads(as_dtype_of(key, self.key.weight), *self._key_and_value)
-            return keys, values
-        inputs = (as_dtype_of(x, self.key.weight) for x in (key, value))
-        (keys,), (values,) = (project_heads(x, p) for x, p in zip(inputs, self._key_and_value, strict=True))
-        return keys, values
+        else:
+            inputs = (as_dtype_of(x, self.key.weight) for x in (key, value))
+            (keys,), (values,) = (project_heads(x, p) for x, p in zip(inputs, self._key_and_value, strict=True))
+        return keys if self.key_norm is None else self.key_norm(keys), values
 
     @property
     def _query(self) -> Projection:
@@ -186,7 +214,8 @@ class MultiHeadAttention(Module):
         return (self.key.weight, self.key.bias, heads), (self.value.weight, self.value.bias, heads)
 
     def _queries(self, query: Array) -> Array:
-        return project_heads(as_dtype_of(query, self.query.weight), self._query)[0]
+        (queries,) = project_heads(as_dtype_of(query, self.query.weight), self._query)
+        return queries if self.query_norm is None else self.query_norm(queries)
 
     def _project(
         self,
@@ -204,6 +233,8 @@ class MultiHeadAttention(Module):
             raise ShapeError("value is given without key; expected both, or neither for self-attention")
         else:
             q, k, v = project_heads(as_dtype_of(query, self.query.weight), self._query, *self._key_and_value)
+            if self.query_norm is not None and self.key_norm is not None:
+                q, k = self.query_norm(q), self.key_norm(k)
         if rotation is not None:
             rotation = Rotation(*(as_dtype_of(angle, q) for angle in rotation))
             q, k = rotation(q), rotation(k)
@@ -217,11 +248,11 @@ class MultiHeadAttention(Module):
         return q, k, v, mask
 
 
-def check_heads(d_model: int, num_heads: int, num_key_value_heads: int) -> None:
-    """Raise ConfigError unless num_heads divides d_model and num_key_value_heads divides num_heads."""
+def check_heads(d_model: int, num_heads: int, num_key_value_heads: int, head_dim: int | None = None) -> None:
+    """Raise ConfigError unless num_heads divides d_model (without a head_dim) and num_key_value_heads num_heads."""
     if num_heads < 1:
         raise ConfigError(f"num_heads is {num_heads}; expected at least 1")
-    if d_model % num_heads:
+    if head_dim is None and d_model % num_heads:
         raise ConfigError(
             f"d_model {d_model} is not divisible by num_heads {num_heads}; "
             f"choose e.g. d_model {num_heads * max(1, round(d_model / num_heads))} or another num_heads"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ class Initializer:
 
     Args:
         xp: Array library, as a module or by name.
-        seed: Seed, or an `Rng` to draw from.
+        seed: Seed, or an `Rng` to draw from; None makes read-only zeros on NumPy that take no memory, as stand-ins for
+            parameters that are loaded.
         dtype: Floating dtype of the parameters; default float32.
         device: Device of the parameters, as the library names it.
 
@@ -29,12 +31,12 @@ class Initializer:
     """
 
     def __init__(
-        self, xp: Any = "numpy", *, seed: int | Rng = 0, dtype: DType | str | None = None, device: Device = None
+        self, xp: Any = "numpy", *, seed: int | Rng | None = 0, dtype: DType | str | None = None, device: Device = None
     ):
         self.xp = resolve(xp)
         self.dtype = default_float(self.xp, dtype)
         self.device = device
-        self._rng = seed if isinstance(seed, Rng) else Rng(seed).fold("parameters")
+        self._rng = seed if seed is None or isinstance(seed, Rng) else Rng(seed).fold("parameters")
         self._num_draws = 0
 
     def xavier_uniform(self, shape: tuple[int, int]) -> Array:
@@ -44,25 +46,30 @@ class Initializer:
             shape: (fan_in, fan_out).
         """
         bound = math.sqrt(6.0 / sum(shape))
-        return self._array(self._next().uniform(shape, -bound, bound))
+        return self._draw(shape, lambda rng: rng.uniform(shape, -bound, bound))
 
     def normal(self, shape: tuple[int, ...], standard_deviation: float) -> Array:
         """Draw normal values with mean zero."""
-        return self._array(self._next().normal(shape, standard_deviation))
+        return self._draw(shape, lambda rng: rng.normal(shape, standard_deviation))
 
     # Constants draw nothing, so a layer with another norm, or without biases, leaves all other parameters as they were.
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
         """Return zeros, for biases."""
-        return self._array(np.zeros(shape))
+        return self._fill(shape, 0.0)
 
     def ones(self, shape: tuple[int, ...]) -> Array:
         """Return ones, for the weights of norms."""
-        return self._array(np.ones(shape))
+        return self._fill(shape, 1.0)
 
-    def _next(self) -> Rng:
+    def _draw(self, shape: tuple[int, ...], draw: Callable[[Rng], Any]) -> Array:
         self._num_draws += 1
-        return self._rng.fold(self._num_draws)
+        return self._fill(shape, 0.0) if self._rng is None else self._array(draw(self._rng.fold(self._num_draws)))
+
+    def _fill(self, shape: tuple[int, ...], value: float) -> Array:
+        if self._rng is None:
+            return np.broadcast_to(np.float32(value), shape)
+        return self._array(np.full(shape, value))
 
     def _array(self, values: Any) -> Array:
         return from_host(self.xp, values, dtype=self.dtype, device=self.device)

@@ -36,30 +36,51 @@ _MIN_TABLE_ROWS = 64
 # --- Absolute: added to embeddings ------------------------------------------------------------------------------------
 
 
+# Order of the features: sines and cosines in turn (the paper); all sines, then all cosines (Marian); the same with the
+# wavelengths and the first position (2) of fairseq.
+SINUSOIDAL_LAYOUTS = ("interleaved", "halves", "fairseq")
+
+
 @functools.lru_cache(maxsize=16)
-def _sinusoidal_table(length: int, d_model: int, dtype: str) -> Array:
+def _sinusoidal_table(length: int, d_model: int, dtype: str, layout: str) -> Array:
     """Compute the table on the host in float64 and round it once."""
     position = np.arange(length, dtype=np.float64)[:, None]
-    angle = position / 10000.0 ** (np.arange(0, d_model, 2, dtype=np.float64) / d_model)
-    table = np.empty((length, d_model), dtype=np.float64)
-    table[:, 0::2] = np.sin(angle)
-    table[:, 1::2] = np.cos(angle)[:, : d_model // 2]  # an odd d_model has one more sine than cosines
+    exponent = np.arange(0, d_model, 2, dtype=np.float64) / d_model
+    if layout == "fairseq":
+        position, exponent = position + 2.0, np.linspace(0.0, 1.0, d_model // 2)
+    sine, cosine = np.sin(position / 10000.0**exponent), np.cos(position / 10000.0**exponent)
+    table = np.zeros((length, d_model), dtype=np.float64)
+    if layout == "interleaved":
+        table[:, 0::2] = sine
+        table[:, 1::2] = cosine[:, : d_model // 2]  # an odd d_model has one more sine than cosines
+    else:
+        table[:, : sine.shape[1]] = sine
+        table[:, sine.shape[1] : 2 * sine.shape[1]] = cosine[:, : d_model - sine.shape[1]]
     table = table.astype(dtype)
     table.flags.writeable = False  # callers get views of it
     return table
 
 
 def sinusoidal(
-    length: int, d_model: int, *, start: int = 0, xp: Namespace, dtype: DType, device: Device = None
+    length: int,
+    d_model: int,
+    *,
+    start: int = 0,
+    layout: str = "interleaved",
+    xp: Namespace,
+    dtype: DType,
+    device: Device = None,
 ) -> Array:
     """Return sinusoidal position encodings (Vaswani et al., 2017, section 3.5).
 
-    Wavelengths go from 2 pi to 10000 * 2 pi; even features hold sines, odd ones cosines.
+    Wavelengths go from 2 pi to 10000 * 2 pi; even features hold sines, odd ones cosines, unless `layout` differs.
 
     Args:
         length: Number of positions.
         d_model: Number of features.
         start: First position.
+        layout: "interleaved"; "halves" for all sines before all cosines; "fairseq" for halves with exponents up to
+            and including 1, and positions that count from 2.
         xp: Array library.
         dtype: Floating dtype of the result.
         device: Device of the result.
@@ -70,7 +91,7 @@ def sinusoidal(
     # Tables have a power of two of rows, so that growing sentences share a few of them.
     rows = max(_MIN_TABLE_ROWS, 1 << max(start + length - 1, 0).bit_length())
     name = dtype_name(dtype)
-    table = _sinusoidal_table(rows, d_model, "float32" if name in ("float16", "bfloat16") else name)
+    table = _sinusoidal_table(rows, d_model, "float32" if name in ("float16", "bfloat16") else name, layout)
     return from_host(base_namespace(xp), table[start : start + length], dtype=dtype, device=device)
 
 
@@ -79,12 +100,20 @@ class Sinusoidal(Module):
 
     Args:
         d_model: Features of a token.
+        layout: As for `sinusoidal`.
+
+    Raises:
+        ConfigError: For an unknown layout.
     """
 
     d_model: int
+    layout: str
 
-    def __init__(self, d_model: int):
+    def __init__(self, d_model: int, *, layout: str = "interleaved"):
+        if layout not in SINUSOIDAL_LAYOUTS:
+            raise ConfigError(f"layout is {layout!r}; expected one of {', '.join(SINUSOIDAL_LAYOUTS)}")
         self.d_model = d_model
+        self.layout = layout
 
     def __call__(self, x: Array, positions: Array | None = None, *, start: int = 0) -> Array:
         """Add position encodings to token vectors.
@@ -98,8 +127,10 @@ class Sinusoidal(Module):
         Returns:
             Array of the shape of `x`.
         """
-        length = x.shape[1]
-        table = sinusoidal(length, self.d_model, start=start, xp=array_namespace(x), dtype=x.dtype, device=device(x))
+        xp, length = array_namespace(x), x.shape[1]
+        table = sinusoidal(
+            length, self.d_model, start=start, layout=self.layout, xp=xp, dtype=x.dtype, device=device(x)
+        )
         return x + (table if positions is None else embedding(table, positions))
 
 
@@ -162,15 +193,15 @@ class Rotation(NamedTuple):
     """Rotation angles of queries and keys by position.
 
     Attributes:
-        cosine: Cosines (length, head_dim / 2).
-        sine: Sines (length, head_dim / 2).
+        cosine: Cosines (length, features / 2), where features is the number of rotated features of a head.
+        sine: Sines (length, features / 2).
     """
 
     cosine: Array
     sine: Array
 
     def __call__(self, x: Array) -> Array:
-        """Rotate the pairs of features (i, i + head_dim / 2).
+        """Rotate the pairs of features (i, i + features / 2); features beyond the rotated ones pass unchanged.
 
         Args:
             x: Array of shape (batch, heads, length, head_dim).
@@ -178,11 +209,12 @@ class Rotation(NamedTuple):
         Returns:
             Array of the same shape.
         """
-        half = x.shape[-1] // 2
-        xp = array_namespace(x)
-        first, second = x[..., :half], x[..., half:]
-        rotated = (first * self.cosine - second * self.sine, second * self.cosine + first * self.sine)
-        return xp.concat(rotated, axis=-1)
+        half = self.cosine.shape[-1]
+        first, second = x[..., :half], x[..., half : 2 * half]
+        rotated = [first * self.cosine - second * self.sine, second * self.cosine + first * self.sine]
+        return array_namespace(x).concat(
+            rotated if x.shape[-1] == 2 * half else [*rotated, x[..., 2 * half :]], axis=-1
+        )
 
 
 class PositionTerms(NamedTuple):
@@ -225,19 +257,34 @@ class Rotary(Module):
     Args:
         head_dim: Features of a head; even.
         base: Base of the wavelengths, theta in the paper.
+        features: Number of features to rotate; the others pass unchanged. Even; default all.
+        scaling: Change of the wavelengths for long texts, in the words of Hugging Face: "rope_type" is "linear",
+            "llama3", "yarn" or "longrope"; the other keys are those of the type (see `rope_frequencies`).
 
     Raises:
-        ConfigError: If head_dim is odd.
+        ConfigError: If a number of features is odd, or for an unknown or incomplete scaling.
     """
 
     head_dim: int
     base: float
+    features: int
+    scaling: dict[str, Any] | None
 
-    def __init__(self, head_dim: int, *, base: float = 10000.0):
-        if head_dim % 2:
-            raise ConfigError(f"head_dim is {head_dim}; rotary positions expect an even number")
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        base: float = 10000.0,
+        features: int | None = None,
+        scaling: dict[str, Any] | None = None,
+    ):
         self.head_dim = head_dim
         self.base = base
+        self.features = head_dim if features is None else features
+        self.scaling = scaling
+        if self.features % 2:
+            raise ConfigError(f"head_dim is {self.features}; rotary positions expect an even number")
+        rope_frequencies(self.features, base, scaling, 1)
 
     def terms(self, queries: int, keys: int, like: Array) -> PositionTerms:
         """Return the rotation of the last `queries` of `keys` positions; see `RelativePositions.terms`."""
@@ -251,9 +298,87 @@ class Rotary(Module):
             start: First position.
             like: Array of the library, dtype and device.
         """
-        frequency = self.base ** (-np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim)
-        angle = np.arange(start, start + length, dtype=np.float64)[:, None] * frequency
-        return Rotation(_as_array(np.cos(angle), like), _as_array(np.sin(angle), like))
+        frequencies, magnitude = rope_frequencies(self.features, self.base, self.scaling, start + length)
+        angle = np.arange(start, start + length, dtype=np.float64)[:, None] * frequencies
+        return Rotation(_as_array(magnitude * np.cos(angle), like), _as_array(magnitude * np.sin(angle), like))
+
+
+def rope_frequencies(features: int, base: float, scaling: dict[str, Any] | None, length: int) -> tuple[Any, float]:
+    """Compute the angular frequencies of rotary positions, as transformers does in modeling_rope_utils.py.
+
+    Args:
+        features: Number of rotated features.
+        base: Base of the wavelengths.
+        scaling: As for `Rotary`. "linear": factor. "llama3": factor, low_freq_factor, high_freq_factor,
+            original_max_position_embeddings. "yarn" (Peng et al., 2023): factor, original_max_position_embeddings, and
+            optionally beta_fast, beta_slow, attention_factor, mscale, mscale_all_dim, truncate. "longrope" (Ding et
+            al., 2024): short_factor, long_factor, original_max_position_embeddings and factor or attention_factor.
+        length: Number of positions of the text, which selects the factors of "longrope".
+
+    Returns:
+        Frequencies in radians per position, (features / 2,) float64, and the factor of cosines and sines.
+
+    Raises:
+        ConfigError: For an unknown type or a missing key.
+    """
+    frequencies = base ** (-np.arange(0, features, 2, dtype=np.float64) / features)
+    rope_type = "default" if scaling is None else scaling.get("rope_type", "default")
+    if scaling is None or rope_type == "default":
+        return frequencies, 1.0
+    try:
+        if rope_type == "linear":
+            return frequencies / scaling["factor"], 1.0
+        if rope_type == "llama3":
+            return _llama3_frequencies(frequencies, scaling), 1.0
+        if rope_type == "yarn":
+            return _yarn_frequencies(frequencies, features, base, scaling)
+        if rope_type == "longrope":
+            return _longrope_frequencies(frequencies, scaling, length)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"rope_scaling of type {rope_type!r} lacks {error}") from error
+    raise ConfigError(f"rope_type is {rope_type!r}; expected one of default, linear, llama3, yarn, longrope")
+
+
+def _llama3_frequencies(frequencies: Any, scaling: dict[str, Any]) -> Any:
+    """Divide low frequencies by the factor, keep high ones, and interpolate between them."""
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] * frequencies / (2.0 * math.pi)
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return (1.0 - kept) * frequencies / scaling["factor"] + kept * frequencies
+
+
+def _yarn_frequencies(frequencies: Any, features: int, base: float, scaling: dict[str, Any]) -> tuple[Any, float]:
+    """Interpolate between divided and original frequencies along the features, and raise the magnitude."""
+    factor, positions = scaling["factor"], scaling["original_max_position_embeddings"]
+
+    def feature_of(turns: float) -> float:
+        return float(features * math.log(positions / (turns * 2.0 * math.pi)) / (2.0 * math.log(base)))
+
+    low, high = feature_of(scaling.get("beta_fast") or 32.0), feature_of(scaling.get("beta_slow") or 1.0)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, features - 1)
+    divided = np.clip((np.arange(features // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
+
+    def magnitude(weight: float) -> float:
+        return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
+
+    attention_factor = scaling.get("attention_factor")
+    if attention_factor is None:
+        mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
+        attention_factor = magnitude(mscale) / magnitude(all_dim) if mscale and all_dim else magnitude(1.0)
+    return divided * frequencies / factor + (1.0 - divided) * frequencies, float(attention_factor)
+
+
+def _longrope_frequencies(frequencies: Any, scaling: dict[str, Any], length: int) -> tuple[Any, float]:
+    """Divide each frequency by a factor of its own: one list for short texts, one for long ones."""
+    positions = scaling["original_max_position_embeddings"]
+    factors = scaling["long_factor" if length > positions else "short_factor"]
+    attention_factor = scaling.get("attention_factor")
+    if attention_factor is None:
+        factor = scaling["factor"]
+        attention_factor = 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(positions))
+    return frequencies / np.asarray(factors, dtype=np.float64), float(attention_factor)
 
 
 class ALiBi(Module):

@@ -40,16 +40,17 @@ class LayerFactory:
         self.config = config
         self.init = init
 
-    def norm(self) -> Norm:
-        """Make a norm of d_model features."""
+    def norm(self, features: int | None = None, *, init: Initializer | None = None) -> Norm:
+        """Make a norm of a number of features, by default d_model."""
         c = self.config
         cls = norm_named(c.norm)
         options: dict[str, Any] = {} if cls is RMSNorm else {"bias": c.norm_bias}
-        return cls(c.d_model, epsilon=c.norm_epsilon, **options, init=self.init)
+        return cls(c.d_model if features is None else features, epsilon=c.norm_epsilon, **options, init=self.init)
 
     def final_norm(self) -> Norm | None:
-        """Make the norm at the end of a pre-norm stack; None for post-norm, whose layers end with a norm."""
-        return self.norm() if self.config.norm_position == "pre" else None
+        """Make the norm at the end of a stack, by default of a pre-norm stack: post-norm layers end with a norm."""
+        c = self.config
+        return self.norm() if (c.norm_position == "pre" if c.final_norm is None else c.final_norm) else None
 
     def residual(self) -> Residual:
         """Make the residual connection of a sublayer."""
@@ -63,7 +64,11 @@ class LayerFactory:
             c.d_model,
             c.num_heads,
             num_key_value_heads=c.num_key_value_heads,
+            head_dim=c.head_dim,
             bias=c.attention_bias,
+            output_bias=c.attention_output_bias,
+            norm=self.norm if c.qk_norm else None,
+            scale=c.attention_scale,
             dropout=c.attention_dropout,
             window=window,
             init=self.init,
@@ -112,7 +117,7 @@ class LayerFactory:
         c = self.config
         positions: Sinusoidal | LearnedPositions | None = None
         if c.positions == "sinusoidal":
-            positions = Sinusoidal(c.d_model)
+            positions = Sinusoidal(c.d_model, layout=c.sinusoidal_layout)
         elif c.positions == "learned":
             positions = LearnedPositions(c.max_positions, c.d_model, init=self.init)
         return InputEmbedding(
@@ -130,9 +135,16 @@ class LayerFactory:
         """
         c = self.config
         if c.positions == "rotary":
-            return Rotary(c.d_model // c.num_heads)
+            features = int(c.features_per_head * c.rotary_fraction)
+            return Rotary(c.features_per_head, base=c.rope_theta, features=features, scaling=c.rope_scaling)
         if c.positions == "alibi":
             return ALiBi(c.num_heads)
         if c.positions == "relative":
-            return RelativeBias(c.num_heads, bidirectional=bidirectional, init=self.init)
+            return RelativeBias(
+                c.num_heads,
+                bidirectional=bidirectional,
+                num_buckets=c.relative_buckets,
+                max_distance=c.relative_max_distance,
+                init=self.init,
+            )
         return None

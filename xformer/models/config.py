@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from xformer.config import Config, option
 from xformer.errors import ConfigError
 from xformer.layers.attention import check_heads
 from xformer.layers.normalization import NORMS
+from xformer.layers.positions import SINUSOIDAL_LAYOUTS
 from xformer.ops.activations import ACTIVATIONS
 
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative", "none")
 # Gated activations and the function of their gate (Shazeer, 2020).
-GATED = {"swiglu": "silu", "geglu": "gelu"}
+GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 
 
 class ModelConfig(Config):
@@ -28,6 +31,9 @@ class ModelConfig(Config):
         default=None,
         at_least=1,
     )
+    head_dim: int | None = option("Features of a head; default d_model / num_heads.", default=None, at_least=1)
+    attention_scale: float | None = option("Scale of the scores; default 1 / sqrt(head_dim).", default=None, above=0)
+    qk_norm: bool = option("Normalize the queries and keys of each head (Dehghani et al., 2023).", default=False)
     window: int | None = option("Distance that self-attention can see, in tokens.", default=None, at_least=1)
     dropout: float = option(
         "Dropout on embeddings and the output of every sublayer (Vaswani et al., 2017, 5.4).",
@@ -44,8 +50,14 @@ class ModelConfig(Config):
         default="pre",
         choices=("pre", "post"),
     )
+    final_norm: bool | None = option(
+        "Normalize the output of the last layer; default if norm_position is pre.", default=None
+    )
     norm_epsilon: float = option("Added to the variance by norms.", default=1e-5, above=0, below=1)
-    attention_bias: bool = option("Add biases to the projections of attention.", default=True)
+    attention_bias: bool = option("Add biases to the projections of queries, keys and values.", default=True)
+    attention_output_bias: bool | None = option(
+        "Add a bias to the output projection of attention; default as attention_bias.", default=None
+    )
     feed_forward_bias: bool = option("Add biases in the feed-forward network.", default=True)
     norm_bias: bool = option("Add a bias to layer norms.", default=True)
     positions: str = option(
@@ -54,12 +66,28 @@ class ModelConfig(Config):
         choices=POSITIONS,
     )
     max_positions: int = option("Number of learned positions.", default=1024, at_least=1)
+    sinusoidal_layout: str = option(
+        "Order of the features of sinusoidal positions.", default="interleaved", choices=SINUSOIDAL_LAYOUTS
+    )
+    relative_buckets: int = option("Buckets of relative positions (T5).", default=32, at_least=2)
+    relative_max_distance: int = option(
+        "Distance from which relative positions share a bucket.", default=128, at_least=1
+    )
+    rope_theta: float = option("Base of the wavelengths of rotary positions.", default=10000.0, above=0)
+    rope_scaling: dict[str, Any] | None = option(
+        "Change of the wavelengths of rotary positions for long texts, as in Hugging Face's rope_parameters.",
+        default=None,
+    )
+    rotary_fraction: float = option("Fraction of a head's features that is rotated.", default=1.0, above=0, at_most=1)
     scale_embeddings: bool = option("Multiply embeddings by sqrt(d_model) (Vaswani et al., 2017, 3.4).", default=True)
     scale_positions: bool = option(
         "Scale the sum of embedding and position instead of the embedding alone.", default=False
     )
     embedding_norm: bool = option("Normalize embeddings before the first layer.", default=False)
     tie_output: bool = option("Use the (target) embedding as output projection (Press and Wolf, 2017).", default=True)
+    scale_output: bool = option(
+        "Multiply the last states by d_model^-0.5 before the output projection (T5).", default=False
+    )
     output_bias: bool = option("Add a bias to the logits.", default=False)
     rematerialize: bool = option(
         "Recompute layers in the backward pass (Chen et al., 2016): less memory, a third more time.", default=False
@@ -71,13 +99,18 @@ class ModelConfig(Config):
     )
     bos_id: int = option("Id that starts an output.", default=1, at_least=0)
     eos_id: int = option("Id that ends an output.", default=2, at_least=0)
+    suppress_special: bool = option("Never generate pad_id and bos_id, unless they are also eos_id.", default=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_heads(self.d_model, self.num_heads, self.num_key_value_heads or self.num_heads)
-        head_dim = self.d_model // self.num_heads
-        if self.positions == "rotary" and head_dim % 2:
-            raise ConfigError(f"d_model / num_heads is {head_dim}; positions 'rotary' expects an even number")
+        check_heads(self.d_model, self.num_heads, self.num_key_value_heads or self.num_heads, self.head_dim)
+        if self.positions == "rotary" and self.features_per_head % 2:
+            raise ConfigError(f"head_dim is {self.features_per_head}; positions 'rotary' expects an even number")
+
+    @property
+    def features_per_head(self) -> int:
+        """Features of a head: head_dim, or d_model / num_heads."""
+        return self.d_model // self.num_heads if self.head_dim is None else self.head_dim
 
     @property
     def padding_id(self) -> int | None:
@@ -87,6 +120,8 @@ class ModelConfig(Config):
     @property
     def suppressed_ids(self) -> frozenset[int]:
         """Ids that no output contains: pad_id and bos_id, unless they are also eos_id."""
+        if not self.suppress_special:
+            return frozenset()
         return frozenset({self.bos_id, self.bos_id if self.pad_id is None else self.pad_id} - {self.eos_id})
 
 

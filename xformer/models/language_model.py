@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.autodiff import remat
-from xformer.backends import Array, Device, DType
+from xformer.backends import Array, Device, DType, extra
 from xformer.errors import ConfigError
 from xformer.layers import Embedding, EncoderLayer, Initializer, InputEmbedding, Linear
 from xformer.layers.normalization import Norm
@@ -51,7 +51,7 @@ class LanguageModel(BaseModel):
         config: LanguageModelConfig,
         *,
         xp: Any = "numpy",
-        seed: int | Rng = 0,
+        seed: int | Rng | None = 0,
         dtype: DType | str | None = None,
         device: Device = None,
     ):
@@ -150,5 +150,6 @@ class LanguageModel(BaseModel):
 
     def _logits(self, x: Array) -> Array:
         x = x if self.norm is None else self.norm(x)
+        x = extra.cast_like(x * self.config.d_model**-0.5, x) if self.config.scale_output else x
         logits = self.embedding.unembed(x) if self.output is None else self.output(x)
         return logits if self.output_bias is None else logits + self.output_bias

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xformer.autodiff import remat
-from xformer.backends import Array, Device, DType, array_namespace
+from xformer.backends import Array, Device, DType, array_namespace, extra
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers import CopyHead, DecoderLayer, Embedding, EncoderLayer, Initializer, InputEmbedding, Linear
 from xformer.layers.linear import as_dtype_of
@@ -78,7 +78,7 @@ class Transformer(BaseModel):
         config: TransformerConfig,
         *,
         xp: Any = "numpy",
-        seed: int | Rng = 0,
+        seed: int | Rng | None = 0,
         dtype: DType | str | None = None,
         device: Device = None,
     ):
@@ -350,6 +350,7 @@ class Transformer(BaseModel):
     def _logits(self, x: Array, memory: Memory) -> Array:
         """Return the logits of decoder states; with a copy head, log-probabilities."""
         x = x if self.decoder_norm is None else self.decoder_norm(x)
+        x = extra.cast_like(x * self.config.d_model**-0.5, x) if self.config.scale_output else x
         logits = self._target_table().unembed(x) if self.output is None else self.output(x)
         logits = logits if self.output_bias is None else logits + self.output_bias
         if self.copy_head is None:

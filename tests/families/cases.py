@@ -1,0 +1,142 @@
+"""Tiny random models of every family, made by transformers; see make_references.py."""
+
+LLAMA = {
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+GPT2 = {
+    "vocab_size": 61,
+    "n_positions": 32,
+    "n_embd": 24,
+    "n_layer": 2,
+    "n_head": 4,
+    "bos_token_id": 60,
+    "eos_token_id": 60,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.125, 1.25],
+    "long_factor": [1.0, 2.0, 4.0],
+    "original_max_position_embeddings": 32,
+}
+
+BART = {
+    "vocab_size": 61,
+    "d_model": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": 32,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
+MARIAN = {**BART, "pad_token_id": 60, "eos_token_id": 0, "bos_token_id": None, "decoder_start_token_id": 60}
+T5 = {
+    "vocab_size": 61,
+    "d_model": 24,
+    "d_kv": 5,
+    "d_ff": 40,
+    "num_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "decoder_start_token_id": 0,
+}
+
+# name: (configuration class, model class, values of the configuration)
+CASES = {
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
+    "gpt2_untied_relu": (
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        {**GPT2, "n_inner": 30, "activation_function": "relu", "tie_word_embeddings": False},
+    ),
+    "llama": ("LlamaConfig", "LlamaForCausalLM", LLAMA),
+    "llama_tied_llama3_rope": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {**LLAMA, "tie_word_embeddings": True, "rope_parameters": LLAMA3},
+    ),
+    "llama_linear_rope_biases": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {
+            **LLAMA,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "head_dim": 8,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0},
+        },
+    ),
+    "llama_yarn": ("LlamaConfig", "LlamaForCausalLM", {**LLAMA, "rope_parameters": YARN}),
+    "mistral_window": ("MistralConfig", "MistralForCausalLM", {**LLAMA, "sliding_window": 4, "head_dim": 8}),
+    "qwen2_tied": ("Qwen2Config", "Qwen2ForCausalLM", {**LLAMA, "tie_word_embeddings": True}),
+    "qwen2_window": (
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        {**LLAMA, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
+    ),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {**LLAMA, "head_dim": 10}),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM", {**LLAMA, "sliding_window": 5}),
+    "phi3_longrope": (
+        "Phi3Config",
+        "Phi3ForCausalLM",
+        {
+            **LLAMA,
+            "rope_parameters": {**LONGROPE, "partial_rotary_factor": 1.0},
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "bart": ("BartConfig", "BartForConditionalGeneration", BART),
+    "mbart": ("MBartConfig", "MBartForConditionalGeneration", {**BART, "scale_embedding": True}),
+    "marian": (
+        "MarianConfig",
+        "MarianMTModel",
+        {**MARIAN, "scale_embedding": True, "activation_function": "swish"},
+    ),
+    "marian_separate": (
+        "MarianConfig",
+        "MarianMTModel",
+        {
+            **MARIAN,
+            "share_encoder_decoder_embeddings": False,
+            "decoder_vocab_size": 61,
+            "activation_function": "relu",
+        },
+    ),
+    "pegasus": (
+        "PegasusConfig",
+        "PegasusForConditionalGeneration",
+        {**BART, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "activation_function": "relu"},
+    ),
+    "m2m_100": ("M2M100Config", "M2M100ForConditionalGeneration", {**BART, "activation_function": "relu"}),
+    "t5": ("T5Config", "T5ForConditionalGeneration", T5),
+    "t5_v1_1": (
+        "T5Config",
+        "T5ForConditionalGeneration",
+        {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
+    "mt5": ("MT5Config", "MT5ForConditionalGeneration", {**T5, "tie_word_embeddings": False}),
+}

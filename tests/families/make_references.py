@@ -1,0 +1,121 @@
+"""Write the tiny checkpoints of cases.py and the outputs that transformers computes for them, in float64.
+
+Requires torch and transformers: `python tests/families/make_references.py DIR [CASE ...]`.
+"""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+import transformers
+from cases import CASES
+
+
+@contextlib.contextmanager
+def float64_throughout():
+    """Replace the casts to float32 inside norms, softmax and rotary positions by casts to float64."""
+    to, softmax, arange = torch.Tensor.to, torch.nn.functional.softmax, torch.arange
+
+    def wide(dtype):
+        return torch.float64 if dtype == torch.float32 else dtype
+
+    def to_wide(self, *args, **keywords):
+        keywords = {name: wide(value) if name == "dtype" else value for name, value in keywords.items()}
+        return to(self, *map(wide, args), **keywords)
+
+    with (
+        mock.patch.object(torch.Tensor, "to", to_wide),
+        mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
+        mock.patch.object(torch, "arange", lambda *args, dtype=None, **k: arange(*args, dtype=wide(dtype), **k)),
+        mock.patch.object(
+            torch.nn.functional,
+            "softmax",
+            lambda x, *args, dtype=None, **keywords: softmax(x, *args, dtype=wide(dtype), **keywords),
+        ),
+    ):
+        yield
+
+
+def randomize(model, seed: int) -> None:
+    """Give all parameters values that make every one of them visible in the output."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        constants = {id(m.weight) for m in model.modules() if "Sinusoidal" in type(m).__name__ and hasattr(m, "weight")}
+        for name, x in model.named_parameters():
+            if id(x) in constants:
+                continue
+            noise = torch.randn(x.shape, generator=generator)
+            if x.dim() == 1 and name.endswith("weight"):
+                x.copy_(1.0 + 0.2 * noise)
+            else:
+                x.copy_(noise * (0.3 if x.dim() == 1 else x.shape[-1] ** -0.5))
+
+
+def make(name: str, directory: Path) -> None:
+    config_class, model_class, values = CASES[name]
+    config = getattr(transformers, config_class)(**values, attn_implementation="eager")
+    model = getattr(transformers, model_class)(config)
+    randomize(model, seed=len(name))
+    model.tie_weights()
+    model.eval().save_pretrained(directory)
+    with float64_throughout():
+        wide = getattr(transformers, model_class)(config).eval().double()
+        wide.load_state_dict({key: x.double() for key, x in model.state_dict().items()})
+        for module in wide.modules():  # Marian's tables are float32
+            if "Sinusoidal" in type(module).__name__ and hasattr(module, "weight"):
+                positions, size = module.weight.shape
+                angle = torch.arange(positions).double()[:, None] / 10000.0 ** (
+                    torch.arange(0, size, 2).double() / size
+                )
+                module.weight.data = torch.cat([torch.sin(angle), torch.cos(angle)], dim=1)
+        arrays = encoder_decoder(wide) if config.is_encoder_decoder else language_model(wide)
+    np.savez_compressed(directory / "reference.npz", **{key: np.asarray(value) for key, value in arrays.items()})
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    print(name, json.dumps({key: list(np.shape(value)) for key, value in arrays.items()}))
+
+
+def language_model(model) -> dict:
+    generator = torch.Generator().manual_seed(7)
+    tokens = torch.randint(3, model.config.vocab_size - 1, (2, 9), generator=generator)
+    with torch.no_grad():
+        outputs = model(tokens, output_hidden_states=True)
+        greedy = model.generate(tokens[:1, :5], max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return {
+        "tokens": tokens,
+        "logits": outputs.logits,
+        "hidden_states": torch.stack(outputs.hidden_states),
+        "greedy": greedy[:, 5:],
+    }
+
+
+def encoder_decoder(model) -> dict:
+    generator, c = torch.Generator().manual_seed(7), model.config
+    source = torch.randint(3, c.vocab_size - 1, (2, 7), generator=generator)
+    source[:, -1] = c.eos_token_id
+    source[1, 4:] = torch.tensor([c.eos_token_id, c.pad_token_id, c.pad_token_id])
+    target = torch.randint(3, c.vocab_size - 1, (2, 9), generator=generator)
+    target[:, 0] = c.decoder_start_token_id
+    mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
+    with torch.no_grad():
+        outputs = model(source, attention_mask=mask, decoder_input_ids=target, output_hidden_states=True)
+        greedy = model.generate(
+            source[:1], attention_mask=mask[:1], max_new_tokens=8, do_sample=False, num_beams=1, eos_token_id=-1,
+            forced_eos_token_id=None,
+        )  # fmt: skip
+    return {
+        "source": source,
+        "tokens": target,
+        "logits": outputs.logits,
+        "encoder_hidden_states": torch.stack(outputs.encoder_hidden_states),
+        "hidden_states": torch.stack(outputs.decoder_hidden_states),
+        "greedy": greedy[:, 1:],
+    }
+
+
+if __name__ == "__main__":
+    for case in sys.argv[2:] or CASES:
+        make(case, Path(sys.argv[1]) / case)

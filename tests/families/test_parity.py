@@ -1,0 +1,107 @@
+"""Outputs of tiny checkpoints of every family equal those of transformers (see make_references.py)."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xformer as xf
+from xformer.families import load_pretrained, save_pretrained
+from xformer.layers import DecoderLayer, EncoderLayer
+
+DATA = Path(__file__).parent / "data"
+CASES = sorted(path.name for path in DATA.iterdir())
+ENCODER_DECODERS = [name for name in CASES if "source" in np.load(DATA / name / "reference.npz").files]
+LANGUAGE_MODELS = [name for name in CASES if name not in ENCODER_DECODERS]
+
+
+def inputs_of(reference) -> list:
+    return [reference[name] for name in ("source", "tokens") if name in reference.files]
+
+
+def relative_error(actual, expected) -> float:
+    return float(np.max(np.abs(actual - expected)) / np.max(np.abs(expected)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_those_of_transformers(name):
+    reference = np.load(DATA / name / "reference.npz")
+    logits = load_pretrained(DATA / name, dtype="float64")(*inputs_of(reference))
+    assert relative_error(logits, reference["logits"]) < 1e-10
+    logits = load_pretrained(DATA / name)(*inputs_of(reference))
+    assert relative_error(logits, reference["logits"]) < 1e-5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hidden_states_of_every_layer_equal_those_of_transformers(name, monkeypatch):
+    reference = np.load(DATA / name / "reference.npz")
+    states = {EncoderLayer: [], DecoderLayer: []}
+    for cls in states:
+
+        def record(layer, x, *args, call=cls.__call__, **options):
+            states[type(layer)].append(call(layer, x, *args, **options))
+            return states[type(layer)][-1]
+
+        monkeypatch.setattr(cls, "__call__", record)
+    load_pretrained(DATA / name, dtype="float64")(*inputs_of(reference))
+    # transformers returns the embeddings first, and the last state after the final norm.
+    if "source" in reference.files:
+        is_token = reference["source"] != load_pretrained(DATA / name).config.pad_id
+        for actual, expected in zip(
+            states.pop(EncoderLayer)[:-1], reference["encoder_hidden_states"][1:-1], strict=True
+        ):
+            assert relative_error(actual[is_token], expected[is_token]) < 1e-10
+    else:
+        states.pop(DecoderLayer)
+    (states,) = states.values()
+    for actual, expected in zip(states[:-1], reference["hidden_states"][1:-1], strict=True):
+        assert relative_error(actual, expected) < 1e-10
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_greedy_search_with_a_cache_gives_the_tokens_of_transformers(name):
+    reference = np.load(DATA / name / "reference.npz")
+    model, prompt = load_pretrained(DATA / name, dtype="float64"), reference["tokens"][:1, :5].tolist()
+    ((output,),) = xf.generate(model, prompt, max_new_tokens=8, special_tokens=False)
+    assert list(output.tokens[-8:]) == reference["greedy"][0].tolist()
+    tokens = prompt
+    for _ in range(8):  # without a cache
+        tokens = [[*tokens[0], int(np.argmax(model(tokens)[0, -1]))]]
+    assert tokens[0][5:] == reference["greedy"][0].tolist()
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_greedy_translation_gives_the_tokens_of_transformers(name):
+    reference = np.load(DATA / name / "reference.npz")
+    model, expected = load_pretrained(DATA / name, dtype="float64"), reference["greedy"][0].tolist()
+    ((output,),) = xf.generate(model, reference["source"][:1], max_new_tokens=8)
+    assert len(output.tokens) > 1
+    assert list(output.tokens) == expected[: len(output.tokens)]
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_rows_padded_on_the_right_have_the_logits_of_single_rows(name):
+    model, tokens = load_pretrained(DATA / name, dtype="float64"), np.load(DATA / name / "reference.npz")["tokens"]
+    padded = np.concatenate([tokens[:, :6], np.zeros((2, 3), tokens.dtype)], axis=1)
+    np.testing.assert_allclose(model(padded)[:, :6], model(tokens[:, :6]), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("phi3")])
+def test_saving_and_loading_is_the_identity(name, tmp_path):
+    model = load_pretrained(DATA / name)
+    save_pretrained(model, tmp_path)
+    again = load_pretrained(tmp_path)
+    assert again.config == model.config
+    for (key, x), (other, y) in zip(model.named_parameters(), again.named_parameters(), strict=True):
+        assert key == other
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama_tied_llama3_rope", "qwen3", "marian", "t5_v1_1"])
+@pytest.mark.parametrize("xp", ["array_api_strict", "torch", "jax"])
+def test_checkpoints_run_on_every_library(name, xp):
+    pytest.importorskip(xp)
+    reference = np.load(DATA / name / "reference.npz")
+    model = load_pretrained(DATA / name, xp=xp, dtype="float32")
+    logits = np.asarray(xf.backends.to_host(model(*inputs_of(reference))))
+    assert relative_error(logits, reference["logits"]) < 1e-5

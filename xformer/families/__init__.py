@@ -1,0 +1,22 @@
+"""Public checkpoints in the Hugging Face format, read and written by one table for each family."""
+
+from xformer.families.bart import BART
+from xformer.families.checkpoint import load_pretrained, save_pretrained
+from xformer.families.family import FAMILIES, Family, family_of, register
+from xformer.families.gpt2 import GPT2
+from xformer.families.llama import LLAMA, PHI3
+from xformer.families.t5 import T5
+
+__all__ = [
+    "BART",
+    "FAMILIES",
+    "GPT2",
+    "LLAMA",
+    "PHI3",
+    "T5",
+    "Family",
+    "family_of",
+    "load_pretrained",
+    "register",
+    "save_pretrained",
+]

@@ -1,0 +1,195 @@
+"""BART and the encoder-decoders of its kind: mBART, Marian (OPUS-MT), Pegasus, M2M-100 and NLLB.
+
+Lewis et al. (2020); Liu et al. (2020); Junczys-Dowmunt et al. (2018); Zhang et al. (2020); Fan et al. (2021); NLLB team
+(2022).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.errors import CheckpointError, ConfigError
+from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Family, expect_fields, register
+from xformer.families.layouts import Layout, row, rows_from, same, transposed
+from xformer.families.values import activation_of, decoder_ids, name_of_activation
+from xformer.models import Transformer, TransformerConfig
+
+# Fields in which the kinds differ.
+_KINDS: dict[str, dict[str, Any]] = {
+    "bart": {"norm_position": "post", "positions": "learned", "embedding_norm": True},
+    "mbart": {"norm_position": "pre", "positions": "learned", "embedding_norm": True},
+    "marian": {"norm_position": "post", "positions": "sinusoidal", "sinusoidal_layout": "halves"},
+    "pegasus": {"norm_position": "pre", "positions": "sinusoidal", "sinusoidal_layout": "halves"},
+    "m2m_100": {"norm_position": "pre", "positions": "sinusoidal", "sinusoidal_layout": "fairseq"},
+}
+_CLASSES = {
+    "bart": "BartForConditionalGeneration",
+    "mbart": "MBartForConditionalGeneration",
+    "marian": "MarianMTModel",
+    "pegasus": "PegasusForConditionalGeneration",
+    "m2m_100": "M2M100ForConditionalGeneration",
+}
+
+
+def read_config(reader: ConfigReader) -> TransformerConfig:
+    """Translate the config.json of a model of this kind."""
+    reader.skip("dropout", "attention_dropout", "activation_dropout", "classifier_dropout", "classif_dropout")
+    reader.skip("encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers", "extra_pos_embeddings")
+    reader.skip("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "tie_word_embeddings", "tokenizer_class")
+    reader.skip("static_position_embeddings", "hidden_size", "num_attention_heads", "force_bos_token_to_be_generated")
+    for name, values in {
+        "add_bias_logits": (False,),
+        "add_final_layer_norm": (_KINDS[reader.model_type]["norm_position"] == "pre",),
+        "normalize_before": (_KINDS[reader.model_type]["norm_position"] == "pre",),
+        "normalize_embedding": (_KINDS[reader.model_type].get("embedding_norm", False),),
+    }.items():  # keys of old files
+        reader.require(name, *values)
+    heads, d_ff = reader.take("encoder_attention_heads"), reader.take("encoder_ffn_dim")
+    reader.require("decoder_attention_heads", heads)
+    reader.require("decoder_ffn_dim", d_ff)
+    vocab_size = reader.take("vocab_size")
+    share = reader.take("share_encoder_decoder_embeddings", default=True)
+    target_vocab_size = reader.take("decoder_vocab_size", default=vocab_size)
+    if share and target_vocab_size != vocab_size:
+        raise CheckpointError(
+            f"{reader.path} has decoder_vocab_size {target_vocab_size}; shared embeddings expect {vocab_size}"
+        )
+    return TransformerConfig(
+        source_vocab_size=vocab_size,
+        target_vocab_size=target_vocab_size,
+        num_encoder_layers=reader.take("encoder_layers"),
+        num_decoder_layers=reader.take("decoder_layers"),
+        d_model=reader.take("d_model"),
+        num_heads=heads,
+        d_ff=d_ff,
+        activation=activation_of(reader, "activation_function", default="gelu"),
+        max_positions=reader.take("max_position_embeddings"),
+        scale_embeddings=reader.take("scale_embedding", default=reader.model_type == "m2m_100"),
+        share_embeddings=share,
+        dropout=0.0,
+        tie_output="lm_head.weight" in reader.tied,
+        output_bias="final_logits_bias" in reader.tensors,
+        **_KINDS[reader.model_type],
+        **decoder_ids(reader),
+    )
+
+
+def write_config(config: TransformerConfig) -> dict[str, Any]:
+    """Translate a configuration into the config.json of the kind that has its norms and positions."""
+    expect_fields(
+        config, norm="layer", norm_bias=True, attention_bias=True, attention_output_bias=(None, True),
+        feed_forward_bias=True, norm_epsilon=1e-5, attention_scale=None, final_norm=None, qk_norm=False, window=None,
+        num_key_value_heads=(None, config.num_heads), head_dim=(None, config.d_model // config.num_heads), copy=False,
+        length_encoding=False, scale_positions=False, scale_output=False,
+    )  # fmt: skip
+    kinds = [
+        model_type
+        for model_type, kind in _KINDS.items()
+        if all(getattr(config, name) == value for name, value in {"embedding_norm": False, **kind}.items())
+    ]
+    if not kinds:
+        raise ConfigError(
+            f"norm_position {config.norm_position!r}, positions {config.positions!r} ({config.sinusoidal_layout}) and "
+            f"embedding_norm {config.embedding_norm} are together in none of {', '.join(_KINDS)}"
+        )
+    model_type = kinds[0]
+    if not config.share_embeddings and model_type != "marian":
+        raise ConfigError(f"share_embeddings is false; {model_type} expects true")
+    return {
+        "architectures": [_CLASSES[model_type]],
+        "model_type": model_type,
+        "is_encoder_decoder": True,
+        "vocab_size": config.source_vocab_size,
+        "encoder_layers": config.num_encoder_layers,
+        "decoder_layers": config.num_decoder_layers,
+        "d_model": config.d_model,
+        "encoder_attention_heads": config.num_heads,
+        "decoder_attention_heads": config.num_heads,
+        "encoder_ffn_dim": config.d_ff,
+        "decoder_ffn_dim": config.d_ff,
+        "activation_function": name_of_activation(config),
+        "max_position_embeddings": config.max_positions,
+        "scale_embedding": config.scale_embeddings,
+        "tie_word_embeddings": config.tie_output,
+        "pad_token_id": config.pad_id,
+        "bos_token_id": None,
+        "eos_token_id": config.eos_id,
+        "decoder_start_token_id": config.bos_id,
+        "forced_eos_token_id": None,
+        **(
+            {
+                "share_encoder_decoder_embeddings": config.share_embeddings,
+                "decoder_vocab_size": config.target_vocab_size,
+            }
+            if model_type == "marian"
+            else {}
+        ),
+    }
+
+
+def _attention(tensor: str, parameter: str) -> dict[str, Layout]:
+    parts = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
+    return {
+        f"{tensor}.{theirs}.{kind}": layout(f"{parameter}.{ours}.{kind}")
+        for theirs, ours in parts.items()
+        for kind, layout in (("weight", transposed), ("bias", same))
+    }
+
+
+def _norm(tensor: str, parameter: str) -> dict[str, Layout]:
+    return {f"{tensor}.{kind}": same(f"{parameter}.{kind}") for kind in ("weight", "bias")}
+
+
+def _stack(side: str) -> dict[str, Layout]:
+    theirs, ours = f"model.{side}.layers.{{i}}.", f"{side}.{{i}}."
+    tensors = {
+        f"model.{side}.embed_positions.weight": rows_from(2, f"{side}_input.positions.weight"),
+        **_norm(f"model.{side}.layernorm_embedding", f"{side}_input.norm"),
+        **_attention(theirs + "self_attn", ours + "self_attention"),
+        **_norm(theirs + "self_attn_layer_norm", ours + "self_attention_residual.norm"),
+        **_norm(theirs + "final_layer_norm", ours + "feed_forward_residual.norm"),
+        **_norm(f"model.{side}.layer_norm", f"{side}_norm"),
+    }
+    if side == "decoder":
+        tensors |= _attention(theirs + "encoder_attn", ours + "cross_attention")
+        tensors |= _norm(theirs + "encoder_attn_layer_norm", ours + "cross_attention_residual.norm")
+    for layer, part in (("fc1", "up"), ("fc2", "down")):
+        tensors[f"{theirs}{layer}.weight"] = transposed(f"{ours}feed_forward.{part}.weight")
+        tensors[f"{theirs}{layer}.bias"] = same(f"{ours}feed_forward.{part}.bias")
+    return tensors
+
+
+def _tensors(config: TransformerConfig) -> dict[str, Layout]:
+    if config.share_embeddings:
+        embeddings = {"model.shared.weight": same("source_embedding.weight")}
+    else:
+        embeddings = {
+            "model.encoder.embed_tokens.weight": same("source_embedding.weight"),
+            "model.decoder.embed_tokens.weight": same("target_embedding.weight"),
+        }
+    return {
+        **embeddings,
+        **_stack("encoder"),
+        **_stack("decoder"),
+        "final_logits_bias": row("output_bias"),
+        "lm_head.weight": transposed("output.weight"),
+    }
+
+
+BART = register(
+    Family(
+        model_types=tuple(_KINDS),
+        model=Transformer,
+        read_config=read_config,
+        write_config=write_config,
+        prefix="model.",
+        tied={
+            "model.encoder.embed_tokens.weight": "model.shared.weight",
+            "model.decoder.embed_tokens.weight": "model.shared.weight",
+            "lm_head.weight": "model.shared.weight",
+        },
+        ignored=("*.embed_positions.weight", "*.version"),  # learned positions have an entry in the table
+        tensors=_tensors,
+    )
+)

@@ -1,0 +1,203 @@
+"""`load_pretrained` and `save_pretrained`: checkpoint directories in the Hugging Face format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xformer.backends import Device, DType, default_float, dtype_name, dtype_named, from_host, resolve, to_host
+from xformer.errors import CheckpointError, ConfigError, ShapeError, nearest_hint
+from xformer.families.config_reader import ConfigReader
+from xformer.families.family import FAMILIES, Family, family_of
+from xformer.families.tensor_files import TensorFiles
+from xformer.io import read_json, restorable_dtype, save_arrays, write_json
+from xformer.models import load
+from xformer.models.base import BaseModel
+from xformer.tree import flatten, replace
+
+Progress = Callable[[int, int], None]
+
+
+def load_pretrained(
+    directory: str | os.PathLike[str],
+    *,
+    xp: Any = "numpy",
+    dtype: DType | str | None = None,
+    device: Device = None,
+    progress: Progress | None = None,
+) -> BaseModel:
+    """Load a model from a directory: a public checkpoint in the Hugging Face format, or a run of xformer.
+
+    Tensors are read one at a time, so that memory holds the model and one tensor. Nothing is downloaded, no code of
+    the checkpoint is run, and no key of config.json and no tensor is ignored silently.
+
+    Args:
+        directory: Directory with config.json and safetensors files; or a safetensors file that `BaseModel.save` wrote.
+        xp: Array library, as a module or by name.
+        dtype: Floating dtype of the parameters; default the file's, or float32 if the library lacks it and for
+            bfloat16 in NumPy.
+        device: Device of the parameters, as the library names it.
+        progress: Called with the number of parameters read and their total after each tensor.
+
+    Returns:
+        A `LanguageModel`, `Transformer` or `Encoder`.
+
+    Raises:
+        CheckpointError: If the checkpoint is damaged, of an unknown family, or computes something that xformer does
+            not.
+        BackendError: If the library, dtype or device is not available.
+
+    Example:
+        >>> model = load_pretrained("SmolLM2-135M-Instruct")  # doctest: +SKIP
+        >>> logits = model([[504, 3575, 282]])  # doctest: +SKIP
+    """
+    path = Path(directory)
+    if path.is_file():
+        return load(path, xp=xp, dtype=dtype, device=device)
+    if not path.is_dir():
+        raise CheckpointError(f"{path} does not exist; expected a directory with config.json (nothing is downloaded)")
+    values = read_json(path / "config.json", "configuration")
+    if "model_type" not in values and (path / "model.safetensors").is_file():
+        return load(path / "model.safetensors", xp=xp, dtype=dtype, device=device)
+    _check_supported(values, path)
+    family, tensors = family_of(values.get("model_type"), path / "config.json"), TensorFiles(path)
+    reader = ConfigReader(values, path / "config.json", list(tensors), _tied_names(family, tensors))
+    try:
+        config = family.read_config(reader)
+        reader.finish()
+        model = family.model(config, seed=None)  # its parameters have shapes and no values
+    except ConfigError as error:
+        raise CheckpointError(f"{path / 'config.json'}: {error}") from error
+    xp = resolve(xp)
+    dtype = default_float(xp, restorable_dtype(xp, tensors.dtype()) if dtype is None else dtype)
+    shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
+    layouts = family.layouts_of(model)
+    tensor_of = _tensors_by_name(path, family, tensors, layouts)
+    arrays: dict[str, Any] = {}
+    num_read, num_values = 0, sum(int(np.prod(shape)) for shape in shapes.values())
+    for name, (layout, parameters) in layouts.items():
+        x = tensors.read(tensor_of[name])
+        expected = [shapes[parameter] for parameter in parameters]
+        for parameter, values, shape in zip(parameters, layout.split(x, expected), expected, strict=False):
+            if tuple(values.shape) != shape:
+                raise CheckpointError(
+                    f"{path}: {tensor_of[name]} has shape {tuple(x.shape)}, which gives {parameter} the shape "
+                    f"{tuple(values.shape)}; config.json implies {shape}"
+                )
+            arrays[parameter] = from_host(xp, np.array(values, order="C"), dtype=dtype, device=device)
+            num_read += int(np.prod(shape))
+        if progress is not None:
+            progress(num_read, num_values)
+    try:
+        return replace(model, arrays)
+    except (ConfigError, ShapeError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, model_type: str | None = None) -> None:
+    """Write a model as a checkpoint directory in the Hugging Face format: config.json and model.safetensors.
+
+    Args:
+        model: A model of a kind that a family has, whether loaded or trained with xformer.
+        directory: Directory to write to; created if necessary.
+        model_type: Model type to write, e.g. "gpt2". Default: the first family that has all of the model's fields.
+
+    Raises:
+        ConfigError: If no family, or not the requested one, computes the same as the model; the error names the field.
+        CheckpointError: If the directory cannot be written.
+    """
+    family, values = _writable_family(model, model_type)
+    parameters = dict(model.named_parameters())
+    tensors: dict[str, Any] = {}
+    for name, (layout, names) in family.layouts_of(model).items():
+        x: Any = np.ascontiguousarray(layout.join([to_host(parameters[parameter]) for parameter in names]))
+        if dtype_name(parameters[names[0]].dtype) == "bfloat16":
+            x = x.astype(dtype_named(np, "bfloat16"))
+        tensors[name] = x
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    values = {**values, "dtype": dtype_name(flatten(model)[0][0].dtype)}
+    save_arrays(directory / "model.safetensors", tensors, {"format": "pt"})
+    write_json(directory / "config.json", values)
+
+
+def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, dict[str, Any]]:
+    """Return the family to write and the values of config.json."""
+    names = list(FAMILIES) if model_type is None else [model_type]
+    families = [
+        (name, family_of(name, "the argument"))
+        for name in names
+        if isinstance(model, family_of(name, "the argument").model)
+    ]
+    reasons = []
+    for name, family in families:
+        if family.write_config is None:
+            reasons.append(f"{name}: cannot be written")
+            continue
+        try:
+            values = family.write_config(model.config)
+        except ConfigError as error:
+            reasons.append(f"{name}: {error}")
+            continue
+        if model_type in (None, values["model_type"]):
+            return family, values
+        reasons.append(f"{name}: the model is written as {values['model_type']}")
+    details = "; ".join(dict.fromkeys(reasons)) or f"expected a model of another class than {type(model).__name__}"
+    raise ConfigError(f"the model cannot be written in the Hugging Face format: {details}")
+
+
+def _check_supported(values: dict[str, Any], path: Path) -> None:
+    if "quantization_config" in values:
+        method = dict(values["quantization_config"] or {}).get("quant_method", "unknown")
+        raise CheckpointError(f"{path} is quantized ({method}); expected float32, float16 or bfloat16 tensors")
+    if "auto_map" in values and values.get("model_type") not in FAMILIES:
+        raise CheckpointError(f"{path} needs code of its own (auto_map in config.json), which xformer does not run")
+
+
+def _tied_names(family: Family, tensors: TensorFiles) -> frozenset[str]:
+    """Return the tied tensors that are absent or repeat the other one, whatever config.json says."""
+    known = {*family.tied, *family.tied.values()}
+    names = {family.canonical_name(tensor, known): tensor for tensor in tensors}
+    return frozenset(
+        name
+        for name, other in family.tied.items()
+        if name not in names or other not in names or _equal(tensors, names[name], names[other])
+    )
+
+
+def _equal(tensors: TensorFiles, first: str, second: str) -> bool:
+    a, b = tensors.read(first), tensors.read(second)
+    return a.shape == b.shape and bool(np.array_equal(a, b))
+
+
+def _tensors_by_name(path: Path, family: Family, tensors: TensorFiles, expected: Collection[str]) -> dict[str, str]:
+    """Return {name in the family's table: name in the files}.
+
+    Raises:
+        CheckpointError: If a tensor is missing, or one is in the files that the model does not use.
+    """
+    known = {*expected, *family.tied}
+    names = {family.canonical_name(tensor, known): tensor for tensor in tensors}
+    for name, other in family.tied.items():  # some files hold the shared tensor under the name of its copy only
+        if name in names and other in expected:
+            names.setdefault(other, names[name])
+    if missing := sorted(set(expected) - names.keys()):
+        raise CheckpointError(
+            f"{path} lacks the tensor {missing[0]} ({len(missing)} of {len(expected)} are missing); "
+            f"{nearest_hint(missing[0], sorted(names))}"
+        )
+    unused = sorted(
+        tensor
+        for name, tensor in names.items()
+        if name not in expected and name not in family.tied and not family.is_ignored(name)
+    )
+    if unused:
+        raise CheckpointError(
+            f"{path} has the tensor {unused[0]} ({len(unused)} such), which the model of its config.json does not use; "
+            "a model loaded without it could be wrong"
+        )
+    return names

@@ -1,0 +1,113 @@
+"""Families of public checkpoints: for each a table of tensor names, and the translation of config.json."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from xformer.errors import CheckpointError, ConfigError, nearest_hint
+from xformer.families.config_reader import ConfigReader
+from xformer.families.layouts import Layout
+from xformer.models.base import BaseModel
+
+FAMILIES: dict[str, Family] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Description of checkpoints in the Hugging Face format that share config keys and tensor names.
+
+    The same table reads and writes: every parameter of the model and every tensor of the file must appear in it.
+
+    Attributes:
+        model_types: Values of `model_type` in config.json.
+        model: Class of the model.
+        tensors: Layout of each tensor by its name; "{i}" stands for the number of a layer. Or a function of the
+            configuration that returns it.
+        read_config: ConfigReader -> configuration of the model.
+        write_config: (configuration) -> values of config.json; raises ConfigError for a configuration that the family
+            does not have. None: the family cannot be written.
+        prefix: Prefix of tensor names that some files omit, e.g. "transformer.".
+        tied: Tensors that repeat another one in files of tied models: {name: name of the other}.
+        ignored: Patterns (fnmatch) of tensors that hold constants.
+        renamed: Replacements in the names of old files: {old: new}.
+    """
+
+    model_types: tuple[str, ...]
+    model: type[BaseModel]
+    tensors: Mapping[str, Layout] | Callable[[Any], Mapping[str, Layout]]
+    read_config: Callable[[ConfigReader], Any]
+    write_config: Callable[[Any], dict[str, Any]] | None = None
+    prefix: str = ""
+    tied: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def layouts_of(self, model: BaseModel) -> dict[str, tuple[Layout, tuple[str, ...]]]:
+        """Return {tensor: (layout, names of its parameters)} for a model.
+
+        Raises:
+            CheckpointError: If a parameter has no tensor.
+        """
+        names = {name for name, _ in model.named_parameters()}
+        layouts, without_tensor = {}, set(names)
+        for tensor, layout in (self.tensors(model.config) if callable(self.tensors) else self.tensors).items():
+            pattern = re.escape(layout.parameters[0]).replace(r"\{i\}", r"(\d+)")
+            for match in filter(None, (re.fullmatch(pattern, name) for name in names)):
+                index = match.group(1) if match.groups() else ""
+                filled = tuple(name.replace("{i}", index) for name in layout.parameters)
+                layouts[tensor.replace("{i}", index)] = layout, filled
+                without_tensor -= set(filled)
+        if without_tensor:
+            raise CheckpointError(
+                f"parameter {min(without_tensor)} has no tensor in the family {self.model_types[0]}; "
+                "the configuration of the model does not fit it"
+            )
+        return layouts
+
+    def canonical_name(self, tensor: str, known: Collection[str]) -> str:
+        """Return the name that the table has for a tensor of a file, or the tensor's own."""
+        for old, new in self.renamed.items():
+            tensor = tensor.replace(old, new)
+        candidates = (tensor, f"{self.prefix}{tensor}", tensor.removeprefix(self.prefix))
+        return next((name for name in candidates if name in known), tensor)
+
+    def is_ignored(self, tensor: str) -> bool:
+        """Return whether a tensor holds a constant that the model computes itself."""
+        return any(fnmatch.fnmatchcase(tensor, pattern) for pattern in self.ignored)
+
+
+def register(family: Family) -> Family:
+    """Make a family known to `load_pretrained` under its model types."""
+    FAMILIES.update(dict.fromkeys(family.model_types, family))
+    return family
+
+
+def family_of(model_type: Any, path: Any) -> Family:
+    """Return the family of a model type.
+
+    Raises:
+        CheckpointError: For an unknown one.
+    """
+    if model_type not in FAMILIES:
+        raise CheckpointError(
+            f"{path} has model_type {model_type!r}; {nearest_hint(str(model_type), sorted(FAMILIES))}"
+        )
+    return FAMILIES[model_type]
+
+
+def expect_fields(config: Any, **expected: Any) -> None:
+    """Raise ConfigError for a field of a configuration without one of the values that a family has.
+
+    Args:
+        config: Configuration of a model.
+        **expected: Value by field, or a tuple of values.
+    """
+    for name, values in expected.items():
+        value = getattr(config, name)
+        values = values if isinstance(values, tuple) else (values,)
+        if value not in values:
+            raise ConfigError(f"{name} is {value!r}; expected {' or '.join(map(repr, values))}")

@@ -1,0 +1,95 @@
+"""GPT-2 (Radford et al., 2019)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Family, expect_fields, register
+from xformer.families.layouts import fused, same, transposed
+from xformer.families.values import activation_of, name_of_activation, special_ids, write_ids
+from xformer.models import LanguageModel, LanguageModelConfig
+
+_LAYER, _PARTS = "transformer.h.{i}.", ("query", "key", "value")
+
+
+def read_config(reader: ConfigReader) -> LanguageModelConfig:
+    """Translate the config.json of GPT-2."""
+    reader.require("scale_attn_weights", True)
+    reader.require("scale_attn_by_inverse_layer_idx", False)
+    reader.skip("n_ctx", "reorder_and_upcast_attn", "attn_pdrop", "resid_pdrop", "embd_pdrop")
+    reader.skip("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels")
+    reader.skip("summary_first_dropout", "tie_word_embeddings")
+    d_model = reader.take("n_embd", "hidden_size")
+    return LanguageModelConfig(
+        vocab_size=reader.take("vocab_size"),
+        num_layers=reader.take("n_layer", "num_hidden_layers"),
+        d_model=d_model,
+        num_heads=reader.take("n_head", "num_attention_heads"),
+        d_ff=reader.take("n_inner", default=4 * d_model),
+        activation=activation_of(reader, "activation_function", default="gelu_new"),
+        norm_epsilon=reader.take("layer_norm_epsilon", default=1e-5),
+        positions="learned",
+        max_positions=reader.take("n_positions", "max_position_embeddings"),
+        scale_embeddings=False,
+        dropout=0.0,
+        tie_output="lm_head.weight" in reader.tied,
+        **special_ids(reader),
+    )
+
+
+def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+    """Translate a configuration into the config.json of GPT-2."""
+    expect_fields(
+        config, norm="layer", norm_position="pre", positions="learned", scale_embeddings=False, norm_bias=True,
+        attention_bias=True, attention_output_bias=(None, True), feed_forward_bias=True, output_bias=False,
+        embedding_norm=False, attention_scale=None, final_norm=(None, True), qk_norm=False, window=None,
+        num_key_value_heads=(None, config.num_heads), head_dim=(None, config.d_model // config.num_heads),
+    )  # fmt: skip
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config.vocab_size,
+        "n_embd": config.d_model,
+        "n_layer": config.num_layers,
+        "n_head": config.num_heads,
+        "n_inner": config.d_ff,
+        "n_positions": config.max_positions,
+        "activation_function": name_of_activation(config),
+        "layer_norm_epsilon": config.norm_epsilon,
+        "tie_word_embeddings": config.tie_output,
+        **write_ids(config),
+    }
+
+
+GPT2 = register(
+    Family(
+        model_types=("gpt2",),
+        model=LanguageModel,
+        read_config=read_config,
+        write_config=write_config,
+        prefix="transformer.",
+        tied={"lm_head.weight": "transformer.wte.weight"},
+        ignored=("*.attn.bias", "*.attn.masked_bias"),
+        tensors={
+            "transformer.wte.weight": same("embedding.weight"),
+            "transformer.wpe.weight": same("input.positions.weight"),
+            # The matrices are those of Conv1D, (in_features, out_features) like ours.
+            _LAYER + "attn.c_attn.weight": fused(*(f"layers.{{i}}.self_attention.{part}.weight" for part in _PARTS)),
+            _LAYER + "attn.c_attn.bias": fused(*(f"layers.{{i}}.self_attention.{part}.bias" for part in _PARTS)),
+            _LAYER + "attn.c_proj.weight": same("layers.{i}.self_attention.output.weight"),
+            _LAYER + "attn.c_proj.bias": same("layers.{i}.self_attention.output.bias"),
+            _LAYER + "ln_1.weight": same("layers.{i}.self_attention_residual.norm.weight"),
+            _LAYER + "ln_1.bias": same("layers.{i}.self_attention_residual.norm.bias"),
+            _LAYER + "ln_2.weight": same("layers.{i}.feed_forward_residual.norm.weight"),
+            _LAYER + "ln_2.bias": same("layers.{i}.feed_forward_residual.norm.bias"),
+            _LAYER + "mlp.c_fc.weight": same("layers.{i}.feed_forward.up.weight"),
+            _LAYER + "mlp.c_fc.bias": same("layers.{i}.feed_forward.up.bias"),
+            _LAYER + "mlp.c_proj.weight": same("layers.{i}.feed_forward.down.weight"),
+            _LAYER + "mlp.c_proj.bias": same("layers.{i}.feed_forward.down.bias"),
+            "transformer.ln_f.weight": same("norm.weight"),
+            "transformer.ln_f.bias": same("norm.bias"),
+            "lm_head.weight": transposed("output.weight"),
+        },
+    )
+)

@@ -1,0 +1,75 @@
+"""Correspondence of one tensor of a file and one or more parameters of a model, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parameters that a tensor holds, and how its values are arranged.
+
+    Tensors and parameters are NumPy arrays here. `split` and `join` are inverses.
+
+    Attributes:
+        parameters: Names of the parameters; "{i}" stands for the number of a layer.
+        split: (tensor, shapes of the parameters) -> values of the parameters; views where possible.
+        join: Values of the parameters -> tensor.
+    """
+
+    parameters: tuple[str, ...]
+    split: Callable[[Any, Sequence[tuple[int, ...]]], Sequence[Any]]
+    join: Callable[[Sequence[Any]], Any]
+
+
+def same(parameter: str) -> Layout:
+    """Return the layout of a tensor that equals the parameter."""
+    return Layout((parameter,), lambda x, shapes: [x], lambda values: values[0])
+
+
+def transposed(parameter: str) -> Layout:
+    """Return the layout of a torch Linear: its weight is (out_features, in_features), ours the transpose."""
+    return Layout((parameter,), lambda x, shapes: [x.T], lambda values: values[0].T)
+
+
+def fused(*parameters: str, transpose: bool = False) -> Layout:
+    """Return the layout of several parameters that one tensor concatenates by their output features.
+
+    Args:
+        *parameters: Names in the order of the tensor.
+        transpose: The tensor is a torch Linear's, (all output features, in_features).
+    """
+
+    def split(x: Any, shapes: Sequence[tuple[int, ...]]) -> Sequence[Any]:
+        x = x.T if transpose else x
+        ends = np.cumsum([shape[-1] for shape in shapes])
+        return np.split(x, ends[:-1], axis=-1) if ends[-1] == x.shape[-1] else [x]
+
+    def join(values: Sequence[Any]) -> Any:
+        x = np.concatenate(values, axis=-1)
+        return x.T if transpose else x
+
+    return Layout(parameters, split, join)
+
+
+def plus_one(parameter: str) -> Layout:
+    """Return the layout of a norm that multiplies by 1 + weight (Gemma)."""
+    return Layout((parameter,), lambda x, shapes: [x + x.dtype.type(1)], lambda values: values[0] - 1)
+
+
+def rows_from(first: int, parameter: str) -> Layout:
+    """Return the layout of a table whose first rows are unused; they are zero in files that xformer writes."""
+
+    def join(values: Sequence[Any]) -> Any:
+        return np.concatenate([np.zeros((first, *values[0].shape[1:]), values[0].dtype), values[0]])
+
+    return Layout((parameter,), lambda x, shapes: [x[first:]], join)
+
+
+def row(parameter: str) -> Layout:
+    """Return the layout of a vector that the tensor holds as its only row, (1, features)."""
+    return Layout((parameter,), lambda x, shapes: [x[0]] if x.shape[0] == 1 else [x], lambda values: values[0][None])

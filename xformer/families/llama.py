@@ -1,0 +1,174 @@
+"""Llama and the families of its kind: Mistral, Qwen 2 and 3, Phi 3, and SmolLM 2, which is a Llama.
+
+Touvron et al. (2023); Jiang et al. (2023); Qwen team (2024, 2025); Abdin et al. (2024).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.errors import ConfigError
+from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Family, expect_fields, register
+from xformer.families.layouts import fused, same, transposed
+from xformer.families.values import activation_of, name_of_activation, read_rope, special_ids, write_ids, write_rope
+from xformer.models import LanguageModel, LanguageModelConfig
+
+_LAYER = "model.layers.{i}."
+_ATTENTION = "layers.{i}.self_attention."
+
+
+def read_config(reader: ConfigReader) -> LanguageModelConfig:
+    """Translate the config.json of a model of this kind."""
+    reader.skip(
+        "attention_dropout", "resid_pdrop", "embd_pdrop", "max_window_layers", "auto_map", "tie_word_embeddings"
+    )
+    d_model, num_heads = reader.take("hidden_size"), reader.take("num_attention_heads")
+    num_layers = reader.take("num_hidden_layers")
+    has_bias = reader.take("attention_bias", default=reader.model_type == "qwen2")
+    return LanguageModelConfig(
+        vocab_size=reader.take("vocab_size"),
+        num_layers=num_layers,
+        d_model=d_model,
+        num_heads=num_heads,
+        num_key_value_heads=reader.take("num_key_value_heads", default=num_heads),
+        head_dim=reader.take("head_dim", default=128 if reader.model_type == "qwen3" else d_model // num_heads),
+        d_ff=reader.take("intermediate_size"),
+        activation={"silu": "swiglu"}.get(activation_of(reader, "hidden_act", default="silu"), "unknown"),
+        norm="rms",
+        norm_epsilon=reader.take("rms_norm_eps", default=1e-5 if reader.model_type == "phi3" else 1e-6),
+        qk_norm=reader.model_type == "qwen3",
+        attention_bias=has_bias,
+        attention_output_bias=False if reader.model_type == "qwen2" else has_bias,
+        feed_forward_bias=reader.take("mlp_bias", default=False),
+        positions="rotary",
+        max_positions=reader.take("max_position_embeddings", default=2048),
+        window=_read_window(reader, num_layers),
+        scale_embeddings=False,
+        dropout=0.0,
+        tie_output="lm_head.weight" in reader.tied,
+        **read_rope(reader),
+        **special_ids(reader),
+    )
+
+
+def _read_window(reader: ConfigReader, num_layers: int) -> int | None:
+    """Return the window of all layers; windows of some layers only are refused."""
+    window = reader.take("sliding_window", default=None)
+    if not reader.take("use_sliding_window", default=reader.model_type in ("mistral", "phi3")):
+        window = None
+    types = set(reader.take("layer_types", default=["sliding_attention" if window else "full_attention"]))
+    if window and types != {"sliding_attention"}:
+        reader.require("layer_types", ["sliding_attention"] * num_layers)
+    return window if types == {"sliding_attention"} else None
+
+
+def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+    """Translate a configuration into a config.json of Llama, Mistral, Qwen 2 or Qwen 3."""
+    expect_fields(
+        config, norm="rms", norm_position="pre", positions="rotary", scale_embeddings=False, output_bias=False,
+        embedding_norm=False, attention_scale=None, final_norm=(None, True),
+    )  # fmt: skip
+    output_bias = config.attention_bias if config.attention_output_bias is None else config.attention_output_bias
+    bias = (config.attention_bias, output_bias)
+    if config.qk_norm:
+        model_type, architecture = "qwen3", "Qwen3ForCausalLM"
+    elif bias == (True, False):
+        model_type, architecture = "qwen2", "Qwen2ForCausalLM"
+    elif config.window is not None:
+        model_type, architecture = "mistral", "MistralForCausalLM"
+    else:
+        model_type, architecture = "llama", "LlamaForCausalLM"
+    if model_type != "llama" and config.feed_forward_bias:
+        raise ConfigError(f"feed_forward_bias is true; {model_type} has none")
+    if output_bias != config.attention_bias and model_type != "qwen2":
+        raise ConfigError(f"attention_output_bias is {output_bias}; {model_type} expects {config.attention_bias}")
+    if model_type == "mistral" and config.attention_bias:
+        raise ConfigError("attention_bias is true; mistral has none")
+    values = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": config.d_ff,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        "head_dim": config.features_per_head,
+        "hidden_act": name_of_activation(config, gated=True),
+        "rms_norm_eps": config.norm_epsilon,
+        "max_position_embeddings": config.max_positions,
+        "tie_word_embeddings": config.tie_output,
+        **write_rope(config),
+        **write_ids(config),
+    }
+    if model_type in ("llama", "qwen3"):
+        values["attention_bias"] = config.attention_bias
+    if model_type == "llama":
+        values["mlp_bias"] = config.feed_forward_bias
+    if model_type != "llama":
+        values["sliding_window"] = config.window
+    if model_type.startswith("qwen"):
+        values |= {"use_sliding_window": config.window is not None, "max_window_layers": 0}
+    return values
+
+
+_TENSORS = {
+    "model.embed_tokens.weight": same("embedding.weight"),
+    _LAYER + "self_attn.q_proj.weight": transposed(_ATTENTION + "query.weight"),
+    _LAYER + "self_attn.q_proj.bias": same(_ATTENTION + "query.bias"),
+    _LAYER + "self_attn.k_proj.weight": transposed(_ATTENTION + "key.weight"),
+    _LAYER + "self_attn.k_proj.bias": same(_ATTENTION + "key.bias"),
+    _LAYER + "self_attn.v_proj.weight": transposed(_ATTENTION + "value.weight"),
+    _LAYER + "self_attn.v_proj.bias": same(_ATTENTION + "value.bias"),
+    _LAYER + "self_attn.o_proj.weight": transposed(_ATTENTION + "output.weight"),
+    _LAYER + "self_attn.o_proj.bias": same(_ATTENTION + "output.bias"),
+    _LAYER + "self_attn.q_norm.weight": same(_ATTENTION + "query_norm.weight"),
+    _LAYER + "self_attn.k_norm.weight": same(_ATTENTION + "key_norm.weight"),
+    _LAYER + "input_layernorm.weight": same("layers.{i}.self_attention_residual.norm.weight"),
+    _LAYER + "post_attention_layernorm.weight": same("layers.{i}.feed_forward_residual.norm.weight"),
+    _LAYER + "mlp.gate_proj.weight": transposed("layers.{i}.feed_forward.gate.weight"),
+    _LAYER + "mlp.gate_proj.bias": same("layers.{i}.feed_forward.gate.bias"),
+    _LAYER + "mlp.up_proj.weight": transposed("layers.{i}.feed_forward.up.weight"),
+    _LAYER + "mlp.up_proj.bias": same("layers.{i}.feed_forward.up.bias"),
+    _LAYER + "mlp.down_proj.weight": transposed("layers.{i}.feed_forward.down.weight"),
+    _LAYER + "mlp.down_proj.bias": same("layers.{i}.feed_forward.down.bias"),
+    "model.norm.weight": same("norm.weight"),
+    "lm_head.weight": transposed("output.weight"),
+}
+
+LLAMA = register(
+    Family(
+        model_types=("llama", "mistral", "qwen2", "qwen3"),
+        model=LanguageModel,
+        read_config=read_config,
+        write_config=write_config,
+        prefix="model.",
+        tied={"lm_head.weight": "model.embed_tokens.weight"},
+        ignored=("*.rotary_emb.inv_freq",),
+        tensors=_TENSORS,
+    )
+)
+
+PHI3 = register(
+    Family(
+        model_types=("phi3",),
+        model=LanguageModel,
+        read_config=read_config,
+        prefix="model.",
+        tied=LLAMA.tied,
+        ignored=LLAMA.ignored,
+        tensors={
+            **{name: layout for name, layout in _TENSORS.items() if "_proj" not in name and "_norm" not in name},
+            "model.norm.weight": same("norm.weight"),
+            _LAYER + "self_attn.qkv_proj.weight": fused(
+                *(_ATTENTION + f"{part}.weight" for part in ("query", "key", "value")), transpose=True
+            ),
+            _LAYER + "self_attn.o_proj.weight": transposed(_ATTENTION + "output.weight"),
+            _LAYER + "mlp.gate_up_proj.weight": fused(
+                *(f"layers.{{i}}.feed_forward.{part}.weight" for part in ("gate", "up")), transpose=True
+            ),
+            _LAYER + "mlp.down_proj.weight": transposed("layers.{i}.feed_forward.down.weight"),
+        },
+    )
+)

@@ -1,0 +1,136 @@
+"""T5, Flan-T5 and mT5 (Raffel et al., 2020; Xue et al., 2021)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.errors import CheckpointError
+from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Family, expect_fields, register
+from xformer.families.layouts import Layout, same, transposed
+from xformer.families.values import decoder_ids
+from xformer.models import Transformer, TransformerConfig
+from xformer.models.config import GATED
+
+_FEED_FORWARD = {"relu": "relu", "gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gelu": "gelu", "silu": "silu"}
+
+
+def read_config(reader: ConfigReader) -> TransformerConfig:
+    """Translate the config.json of T5."""
+    reader.skip("dropout_rate", "classifier_dropout", "n_positions", "output_past", "dense_act_fn", "is_gated_act")
+    activation = reader.take("feed_forward_proj", default="gated-gelu" if reader.model_type == "mt5" else "relu")
+    if activation not in _FEED_FORWARD:
+        raise CheckpointError(
+            f"{reader.path} has feed_forward_proj {activation!r}; expected one of {', '.join(_FEED_FORWARD)}"
+        )
+    num_layers, vocab_size = reader.take("num_layers"), reader.take("vocab_size")
+    return TransformerConfig(
+        source_vocab_size=vocab_size,
+        target_vocab_size=vocab_size,
+        num_encoder_layers=num_layers,
+        num_decoder_layers=reader.take("num_decoder_layers", default=num_layers),
+        d_model=reader.take("d_model"),
+        num_heads=reader.take("num_heads"),
+        head_dim=reader.take("d_kv"),
+        d_ff=reader.take("d_ff"),
+        activation=_FEED_FORWARD[activation],
+        norm="rms",
+        norm_epsilon=reader.take("layer_norm_epsilon", default=1e-6),
+        attention_bias=False,
+        feed_forward_bias=False,
+        attention_scale=1.0,
+        positions="relative",
+        relative_buckets=reader.take("relative_attention_num_buckets", default=32),
+        relative_max_distance=reader.take("relative_attention_max_distance", default=128),
+        scale_embeddings=False,
+        scale_output=_scales_output(reader),
+        share_embeddings=True,
+        tie_output="lm_head.weight" in reader.tied,
+        dropout=0.0,
+        **decoder_ids(reader, start=0),
+    )
+
+
+def _scales_output(reader: ConfigReader) -> bool:
+    """Return whether the states are scaled; before transformers 5 the key tie_word_embeddings said so."""
+    is_tied = reader.take("tie_word_embeddings", default=True)
+    return reader.model_type == "t5" and bool(reader.take("scale_decoder_outputs", default=is_tied))
+
+
+def write_config(config: TransformerConfig) -> dict[str, Any]:
+    """Translate a configuration into the config.json of T5."""
+    expect_fields(
+        config, norm="rms", norm_position="pre", positions="relative", scale_embeddings=False, embedding_norm=False,
+        attention_bias=False, attention_output_bias=(None, False), feed_forward_bias=False, attention_scale=1.0,
+        output_bias=False, final_norm=None, qk_norm=False, window=None, share_embeddings=True, copy=False,
+        length_encoding=False, num_key_value_heads=(None, config.num_heads), scale_positions=False,
+        activation=tuple(_FEED_FORWARD.values()),
+    )  # fmt: skip
+    names = {ours: theirs for theirs, ours in _FEED_FORWARD.items()}
+    return {
+        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": "t5",
+        "is_encoder_decoder": True,
+        "vocab_size": config.source_vocab_size,
+        "num_layers": config.num_encoder_layers,
+        "num_decoder_layers": config.num_decoder_layers,
+        "d_model": config.d_model,
+        "num_heads": config.num_heads,
+        "d_kv": config.features_per_head,
+        "d_ff": config.d_ff,
+        "feed_forward_proj": names[config.activation],
+        "layer_norm_epsilon": config.norm_epsilon,
+        "relative_attention_num_buckets": config.relative_buckets,
+        "relative_attention_max_distance": config.relative_max_distance,
+        "scale_decoder_outputs": config.scale_output,
+        "tie_word_embeddings": config.scale_output,
+        "pad_token_id": config.pad_id,
+        "eos_token_id": config.eos_id,
+        "decoder_start_token_id": config.bos_id,
+    }
+
+
+def _tensors(config: TransformerConfig) -> dict[str, Layout]:
+    return {
+        "shared.weight": same("source_embedding.weight"),
+        **_stack("encoder", is_gated=config.activation in GATED),
+        **_stack("decoder", is_gated=config.activation in GATED),
+        "lm_head.weight": transposed("output.weight"),
+    }
+
+
+def _stack(side: str, *, is_gated: bool) -> dict[str, Layout]:
+    theirs, ours, last = f"{side}.block.{{i}}.layer.", f"{side}.{{i}}.", 1 if side == "encoder" else 2
+    tensors = {
+        f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight": same(f"{side}_positions.weight"),
+        f"{side}.final_layer_norm.weight": same(f"{side}_norm.weight"),
+        f"{theirs}0.layer_norm.weight": same(f"{ours}self_attention_residual.norm.weight"),
+        f"{theirs}{last}.layer_norm.weight": same(f"{ours}feed_forward_residual.norm.weight"),
+    }
+    for name, part in {"q": "query", "k": "key", "v": "value", "o": "output"}.items():
+        tensors[f"{theirs}0.SelfAttention.{name}.weight"] = transposed(f"{ours}self_attention.{part}.weight")
+        if side == "decoder":
+            tensors[f"{theirs}1.EncDecAttention.{name}.weight"] = transposed(f"{ours}cross_attention.{part}.weight")
+    if side == "decoder":
+        tensors[f"{theirs}1.layer_norm.weight"] = same(f"{ours}cross_attention_residual.norm.weight")
+    inputs = {"wi_0": "gate", "wi_1": "up"} if is_gated else {"wi": "up"}
+    for name, part in {**inputs, "wo": "down"}.items():
+        tensors[f"{theirs}{last}.DenseReluDense.{name}.weight"] = transposed(f"{ours}feed_forward.{part}.weight")
+    return tensors
+
+
+T5 = register(
+    Family(
+        model_types=("t5", "mt5"),
+        model=Transformer,
+        read_config=read_config,
+        write_config=write_config,
+        tied={
+            "encoder.embed_tokens.weight": "shared.weight",
+            "decoder.embed_tokens.weight": "shared.weight",
+            "lm_head.weight": "shared.weight",
+        },
+        ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+        tensors=_tensors,
+    )
+)

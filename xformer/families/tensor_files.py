@@ -1,0 +1,124 @@
+"""The tensors of a checkpoint directory: one safetensors file, or several with an index."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xformer.errors import CheckpointError
+from xformer.io import read_json
+
+_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "U8": "u1", "BOOL": "?"}
+DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Place of a tensor in a file.
+
+    Attributes:
+        path: The file.
+        code: Name of the dtype in safetensors files, e.g. "BF16".
+        shape: Shape of the tensor.
+        offset: First byte of the data in the file.
+    """
+
+    path: Path
+    code: str
+    shape: tuple[int, ...]
+    offset: int
+
+    def read(self) -> Any:
+        """Map the tensor into memory, read-only; bfloat16 is widened to float32."""
+        if 0 in self.shape:
+            return np.zeros(self.shape, "f4" if self.code == "BF16" else _DTYPES[self.code])
+        dtype = _DTYPES[self.code]
+        x: Any = np.memmap(self.path, dtype, mode="r", offset=self.offset, shape=self.shape or (1,)).reshape(self.shape)
+        return (x.astype("<u4") << np.uint32(16)).view("<f4") if self.code == "BF16" else x
+
+
+class TensorFiles:
+    """Read the tensors of a directory one at a time; the files are mapped into memory, never read as a whole.
+
+    Args:
+        directory: Directory with model.safetensors, or model.safetensors.index.json and the files that it names.
+
+    Raises:
+        CheckpointError: If the files are missing, damaged or in another format.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.entries: dict[str, TensorEntry] = {}
+        index = directory / "model.safetensors.index.json"
+        if index.exists():
+            weight_map = read_json(index, "index").get("weight_map")
+            if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+                raise CheckpointError(f"{index} has no weight_map; expected {{tensor: file}}")
+            for name in sorted(set(weight_map.values())):
+                if Path(name).name != name:
+                    raise CheckpointError(f"{index} names the file {name!r}; expected a file of the same directory")
+                self.entries |= read_header(directory / name)
+            if missing := weight_map.keys() - self.entries.keys():
+                raise CheckpointError(f"{index} lists {min(missing)}, which is in none of its files")
+        elif (directory / "model.safetensors").exists():
+            self.entries = read_header(directory / "model.safetensors")
+        else:
+            raise CheckpointError(_describe_missing(directory))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def read(self, name: str) -> Any:
+        """Return a tensor as a NumPy array; bfloat16 is widened to float32."""
+        return self.entries[name].read()
+
+    def dtype(self) -> str:
+        """Return the name of the floating dtype that most tensors have."""
+        codes = [entry.code for entry in self.entries.values() if entry.code in DTYPE_NAMES]
+        return DTYPE_NAMES[max(set(codes), key=codes.count)] if codes else "float32"
+
+
+def read_header(path: Path) -> dict[str, TensorEntry]:
+    """Return where each tensor of a safetensors file is.
+
+    Raises:
+        CheckpointError: If the file is missing, truncated or not a safetensors file, or has an unknown dtype.
+    """
+    safetensors = importlib.import_module("safetensors")
+    try:
+        with safetensors.safe_open(path, framework="numpy"):  # checks sizes, offsets and the length of the file
+            pass
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"{path} is not a valid safetensors file ({error}); use another copy") from error
+    entries = {}
+    for name, tensor in header.items():
+        if name == "__metadata__":
+            continue
+        if tensor["dtype"] not in _DTYPES:
+            raise CheckpointError(
+                f"{path}: {name} has dtype {tensor['dtype']}; expected one of {', '.join(_DTYPES)}: "
+                "quantized checkpoints are not supported"
+            )
+        entries[name] = TensorEntry(path, tensor["dtype"], tuple(tensor["shape"]), 8 + size + tensor["data_offsets"][0])
+    return entries
+
+
+def _describe_missing(directory: Path) -> str:
+    for pattern in ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5"):
+        if found := sorted(directory.glob(pattern)):
+            return (
+                f"{directory} has its weights in {found[0].name}, a format that can run code or that xformer does not "
+                "read; expected model.safetensors: convert it with save_pretrained of transformers"
+            )
+    return f"{directory} has neither model.safetensors nor model.safetensors.index.json"

@@ -1,0 +1,113 @@
+"""Values of config.json that several families share: activations, rotary positions and special tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.errors import CheckpointError, ConfigError
+from xformer.families.config_reader import ConfigReader
+from xformer.models.config import GATED, ModelConfig
+
+_ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+_HUGGING_FACE = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
+_ROPE_TYPES = {
+    "default": None,
+    "linear": "linear",
+    "llama3": "llama3",
+    "yarn": "yarn",
+    "longrope": "longrope",
+    "su": "longrope",
+}
+
+
+def activation_of(reader: ConfigReader, *keys: str, default: str) -> str:
+    """Return our name of an activation.
+
+    Raises:
+        CheckpointError: For one that xformer does not have.
+    """
+    name = reader.take(*keys, default=default)
+    if name not in _ACTIVATIONS:
+        raise CheckpointError(f"{reader.path} has {keys[0]} {name!r}; expected one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def name_of_activation(config: ModelConfig, *, gated: bool = False) -> str:
+    """Return the name that Hugging Face has for the activation.
+
+    Raises:
+        ConfigError: If the feed-forward network is gated and must not be, or the reverse.
+    """
+    if (config.activation in GATED) != gated:
+        raise ConfigError(f"activation is {config.activation!r}; expected {'a' if gated else 'no'} gated one")
+    return _HUGGING_FACE[GATED.get(config.activation, config.activation)]
+
+
+def read_rope(reader: ConfigReader) -> dict[str, Any]:
+    """Return the fields of rotary positions, from files of transformers 5 (rope_parameters) and older ones."""
+    old = reader.take("rope_scaling", default=None) or {}
+    rope = dict(reader.take("rope_parameters", default=None) or old)
+    theta = rope.pop("rope_theta", None) or reader.take("rope_theta", default=10000.0)
+    reader.skip("rope_theta")
+    fraction = rope.pop("partial_rotary_factor", None) or reader.take("partial_rotary_factor", default=1.0)
+    reader.skip("partial_rotary_factor")
+    rope_type = rope.pop("rope_type", None) or rope.get("type") or "default"
+    rope.pop("type", None)
+    if rope_type not in _ROPE_TYPES:
+        raise CheckpointError(f"{reader.path} has rope_type {rope_type!r}; expected one of {', '.join(_ROPE_TYPES)}")
+    longest = reader.take("max_position_embeddings", default=2048)
+    original = reader.take("original_max_position_embeddings", default=None)
+    if rope_type == "default":
+        return {"rope_theta": float(theta), "rotary_fraction": float(fraction)}
+    if rope_type in ("llama3", "yarn", "longrope", "su"):
+        rope["original_max_position_embeddings"] = original or rope.get("original_max_position_embeddings") or longest
+        if rope.get("factor") is None and rope_type != "llama3":
+            rope["factor"] = longest / rope["original_max_position_embeddings"]
+    return {
+        "rope_theta": float(theta),
+        "rotary_fraction": float(fraction),
+        "rope_scaling": {"rope_type": _ROPE_TYPES[rope_type], **rope},
+    }
+
+
+def write_rope(config: ModelConfig) -> dict[str, Any]:
+    """Return the keys of rotary positions: those of transformers 5 and, for older programs, the old ones."""
+    scaling = config.rope_scaling
+    fraction = {} if config.rotary_fraction == 1.0 else {"partial_rotary_factor": config.rotary_fraction}
+    rope = {"rope_type": "default", **(scaling or {}), "rope_theta": config.rope_theta, **fraction}
+    return {"rope_parameters": rope, "rope_theta": config.rope_theta, "rope_scaling": scaling, **fraction}
+
+
+def special_ids(reader: ConfigReader) -> dict[str, Any]:
+    """Return the fields of special tokens of a language model; eos_token_id may be a list.
+
+    Models without a bos or eos token get the id 0, which starts and ends nothing that is not requested.
+    """
+    eos = reader.take("eos_token_id", default=None)
+    eos_ids = list(eos) if isinstance(eos, list) else [] if eos is None else [eos]
+    first = eos_ids[0] if eos_ids else 0
+    return {
+        "pad_id": reader.take("pad_token_id", default=None),
+        "bos_id": reader.take("bos_token_id", default=first),
+        "eos_id": first,
+        "suppress_special": False,
+    }
+
+
+def decoder_ids(reader: ConfigReader, *, start: int | None = None) -> dict[str, Any]:
+    """Return the fields of special tokens of an encoder-decoder; its bos_id is the decoder_start_token_id."""
+    fields = special_ids(reader)
+    default = fields["bos_id"] if start is None else start
+    return {**fields, "bos_id": reader.take("decoder_start_token_id", default=default)}
+
+
+def write_ids(config: ModelConfig) -> dict[str, Any]:
+    """Return the keys of special tokens."""
+    return {"pad_token_id": config.pad_id, "bos_token_id": config.bos_id, "eos_token_id": config.eos_id}
