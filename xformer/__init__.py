@@ -3,6 +3,7 @@
 from xformer import backends, errors, kernels, layers, masks, ops, text
 from xformer.autodiff import grad, remat, stop_gradient, value_and_grad, vjp
 from xformer.backends import array_namespace
+from xformer.families import load_pretrained, save_pretrained
 from xformer.generation import (
     GenerationConfig,
     Hypothesis,
@@ -105,12 +106,14 @@ __all__ = [
     "layers",
     "load",
     "load_parameters",
+    "load_pretrained",
     "masks",
     "num_threads",
     "ops",
     "print_every",
     "remat",
     "save_parameters",
+    "save_pretrained",
     "schedules",
     "set_num_threads",
     "stop_gradient",

@@ -46,7 +46,7 @@ def test_a_configuration_survives_json():
         ),
         (
             {"positions": "rotary", "d_model": 9, "num_heads": 3},
-            "d_model / num_heads is 3; positions 'rotary' expects an even number",
+            "head_dim is 3; positions 'rotary' expects an even number",
         ),
         ({"num_key_value_heads": 3}, "num_heads 8 is not divisible by num_key_value_heads 3"),
         ({"window": 0}, "window is 0; expected at least 1"),
