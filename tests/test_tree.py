@@ -67,6 +67,24 @@ def test_a_module_cannot_be_changed():
         del module.weight
 
 
+@pytest.mark.parametrize("name", ["train", "eval", "parameters", "state_dict", "load_state_dict", "cuda", "zero_grad"])
+def test_a_method_of_torch_modules_names_the_replacement(name):
+    assert not hasattr(norm(1), name)
+    with pytest.raises(
+        AttributeError, match=f"^'Norm' object has no attribute '{name}'; .*(model|rng=|value_and_grad)"
+    ):
+        getattr(norm(1), name)
+    with pytest.raises(AttributeError, match=r"^'Norm' object has no attribute 'wieght'$"):
+        norm(1).wieght  # noqa: B018
+
+
+def test_a_field_may_have_the_name_of_a_torch_method():
+    class Table(Module):
+        parameters: Array
+
+    assert Table(np.ones(2)).parameters.tolist() == [1.0, 1.0]
+
+
 @pytest.mark.parametrize(
     "annotation",
     [

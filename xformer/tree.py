@@ -14,8 +14,6 @@ import math
 import operator
 import re
 import textwrap
-import types
-import typing
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, dataclass_transform
@@ -43,7 +41,7 @@ from xformer.backends.namespaces import load_imported_backends
 from xformer.errors import ConfigError, ShapeError
 
 _BRANCHES = (tuple, list, dict)
-_ARRAY_TYPES = {"Array", "ndarray", "NDArray", "Tensor"}
+_ARRAY_TYPE = re.compile(r"\b(Array|ndarray|NDArray|Tensor)\b")
 _LAYOUT = "_layout"  # where a module caches the names of its leaves and branches: a training step needs them often
 _CLASSES: weakref.WeakSet[type[Module]] = weakref.WeakSet()
 
@@ -75,7 +73,7 @@ class Module:
         cls.__fields__ = tuple(field.name for field in fields)
         if generate_init and cls.__fields__ == inherited_fields:
             del cls.__init__  # a subclass without new fields inherits the constructor
-        cls.__array_fields__ = frozenset(field.name for field in fields if _names_array(field.type))
+        cls.__array_fields__ = frozenset(field.name for field in fields if _ARRAY_TYPE.search(str(field.type)))
         _CLASSES.add(cls)
         for backend in loaded_backends():
             _register_pytree(backend, cls)
@@ -121,14 +119,31 @@ class Module:
         return map_arrays(lambda array: _move(array, target, dtype, device), self)
 
 
-def _names_array(annotation: Any) -> bool:
-    """Return whether an annotation is an array type or its union with None, as a type or as its text."""
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", None) or str(annotation)
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        text = str(annotation)
-    parts = re.sub(r"^(typing\.)?Optional\[(.*)\]$", r"\2", text.strip()).split("|")
-    names = [re.sub(r"\[.*\]$", "", part.strip()).rsplit(".", 1)[-1] for part in parts]
-    return bool(names) and set(names) - {"None"} <= _ARRAY_TYPES and names != ["None"]
+# Methods of torch.nn.Module, and what to use here.
+_TORCH_METHODS = {
+    "cuda": "use model.to(device=...) or model.to('cupy')",
+    "eval": "dropout is off unless the call gets rng=",
+    "load_state_dict": "use xformer.tree.replace(model, arrays)",
+    "parameters": "use model.named_parameters()",
+    "state_dict": "use dict(model.named_parameters())",
+    "train": "dropout is on if the call gets rng=xformer.Rng(seed); to train, see xformer.fit",
+    "zero_grad": "value_and_grad returns new gradients",
+}
+
+
+class _TorchMethod:
+    """An attribute that is absent, also for hasattr, and whose error names the replacement."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: Any, cls: type) -> Any:
+        hint = f"'{cls.__name__}' object has no attribute '{self.name}'; {_TORCH_METHODS[self.name]}"
+        raise AttributeError(hint, name=self.name, obj=module)
+
+
+for _name in _TORCH_METHODS:
+    setattr(Module, _name, _TorchMethod(_name))
 
 
 def _move(array: Array, xp: Namespace, dtype: DType | str | None, target: Device) -> Array:
@@ -194,7 +209,7 @@ def map_arrays(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 def is_array(value: Any) -> bool:
     """Return whether a value is an array of any library, traced or not."""
-    return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, Module)
+    return not isinstance(value, Module) and hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def _layout(node: Module) -> tuple[tuple[str, bool], ...]:
@@ -210,9 +225,7 @@ def _layout(node: Module) -> tuple[tuple[str, bool], ...]:
 
 def _is_leaf(node: Module, name: str, value: Any) -> bool:
     """Return whether a field holds an array. NumPy scalars are configuration unless they are annotated as arrays."""
-    if name in node.__array_fields__:
-        return value is not None
-    return is_array(value) and not isinstance(value, np.generic)
+    return is_array(value) and (name in node.__array_fields__ or not isinstance(value, np.generic))
 
 
 def _is_branch(value: Any) -> bool:

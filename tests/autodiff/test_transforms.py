@@ -705,3 +705,7 @@ def test_a_missing_attribute_names_the_function():
         grad(mean)(np.ones(3))
     with pytest.raises(AttributeError, match=r"^traced arrays have no attribute 'shepe'"):
         grad(lambda x: x.shepe)(np.ones(3))
+    with pytest.raises(
+        AttributeError, match=r"^traced arrays have no method 'backward'; use xformer\.value_and_grad\("
+    ):
+        grad(lambda x: x.backward())(np.ones(3))

@@ -7,6 +7,13 @@ from typing import Any
 
 from xformer.backends import base_namespace
 
+# Methods of torch.Tensor that no namespace has, and what to use here.
+_TORCH_METHODS = {
+    "backward": "use xformer.value_and_grad(loss)(model), or xformer.vjp(function, *arrays) for other outputs",
+    "detach": "use xformer.stop_gradient(x)",
+    "item": "use float(x)",
+}
+
 
 class InnerArray(Exception):
     """An array of an inner trace was handed to a function of an outer one."""
@@ -32,7 +39,9 @@ class Tracer:
         self._index = index
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_") and callable(getattr(base_namespace(self._namespace), name, None)):
+        if name in _TORCH_METHODS:
+            hint = f"method {name!r}; {_TORCH_METHODS[name]}"
+        elif not name.startswith("_") and callable(getattr(base_namespace(self._namespace), name, None)):
             hint = f"method {name!r}; use xp.{name}(x) with xp = array_namespace(x)"
         else:
             hint = f"attribute {name!r}"
