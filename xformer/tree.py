@@ -146,7 +146,7 @@ for _name in _TORCH_METHODS:
     setattr(Module, _name, _TorchMethod(_name))
 
 
-def _move(array: Array, xp: Namespace, dtype: DType | str | None, target: Device) -> Array:
+def _move(array: Array, xp: Namespace | None, dtype: DType | str | None, target: Device) -> Array:
     """Move one array; a change of library goes through the host."""
     source = array_namespace(array)
     xp = source if xp is None else xp

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-Namespace = Any  # a module of functions, of which mypy sees no types
 DType = Any  # every library has its own classes
 Device = Any
 NativeArray = Any  # an array of one library, with all of that library's methods
+
+
+class Namespace(Protocol):
+    """Functions of an array library; mypy knows no types of them."""
+
+    __name__: str
+
+    def __getattr__(self, name: str, /) -> Any: ...
 
 
 class Array(Protocol):

@@ -25,7 +25,7 @@ BACKENDS = tuple(_STANDARD_MODULES)
 _BACKEND_OF_ROOT = {**{name: name for name in BACKENDS}, "jaxlib": "jax"}
 _BACKEND_OF_NAMESPACE = {"xformer.backends.cupy_namespace": "cupy"}
 
-_ASK_THE_ARRAY = object()
+_ASK_THE_ARRAY: Any = object()
 _NAMESPACE_OF_TYPE: dict[type, Namespace] = {}
 
 
@@ -79,7 +79,7 @@ def array_namespace(*arrays: Any) -> Namespace:
     Raises:
         BackendError: If arrays of two libraries are mixed, or if there is no array.
     """
-    result: Namespace = None
+    result: Namespace | None = None
     for array in arrays:
         namespace = _NAMESPACE_OF_TYPE.get(type(array))
         if namespace is None:

@@ -16,10 +16,10 @@ from numba.types import Array, int64
 
 from xformer.kernels.numba import thread_pool as pool
 from xformer.kernels.numba import thread_pool_kernels as kernels
-from xformer.kernels.numba.compile import kernel, parallel_body
+from xformer.kernels.numba.compile import parallel_body
 
 COUNTS = Array(int64, 1, "C")
-_load_args = kernels.argument_loader(COUNTS)
+call, _load_args = kernels.parallel_kernel(COUNTS)
 MAX_POLLS = 1 << 33  # some seconds
 
 
@@ -65,11 +65,6 @@ def enter(job):
 @parallel_body
 def out_of_memory(job):
     """Return before the first part, as after a failed allocation."""
-
-
-@kernel(*kernels.JOB_TYPES, COUNTS)
-def call(pool, num_helpers, num_parts, body, counts):
-    kernels.run_job(pool, num_helpers, num_parts, body, (counts,))
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,13 @@ from xformer.kernels.numba.attention_forward import (
     padded_width,
     zero_block,
 )
-from xformer.kernels.numba.compile import in_array, inline, kernel, out_array, parallel_body
+from xformer.kernels.numba.compile import in_array, inline, out_array, parallel_body
 from xformer.kernels.numba.microkernel import ROWS, STEP, aligned, multiply, pack_panels, padded, transpose
-from xformer.kernels.numba.thread_pool_kernels import JOB_TYPES, argument_loader, job_state, next_part, run_job
+from xformer.kernels.numba.thread_pool_kernels import job_state, next_part, parallel_kernel
 from xformer.kernels.numba.vector_math import ONE, ZERO, exp
 
 _TYPES = *COMMON_TYPES, in_array(4), in_array(3), in_array(4), *[out_array(4)] * 4
-_load_args = argument_loader(*_TYPES)
+backward, _load_args = parallel_kernel(*_TYPES)
 
 
 @inline
@@ -131,17 +131,3 @@ def backward_parts(job):
         _write_scaled(dk, keys, ONE, dkey, b, h, 0)
         _write_scaled(dv, keys, ONE, dvalue, b, h, 0)
         head = next_part(state)
-
-
-@kernel(*JOB_TYPES, *_TYPES)
-def backward(
-    pool, num_helpers, num_parts, body,
-    query, key, value, attn_bias, dropout_mask, causal, scale, dropout_scale,
-    out, logsumexp, g, dquery, dkey, dvalue, dbias,
-):  # fmt: skip
-    """Compute the cotangents of attention on several threads."""
-    arguments = (
-        query, key, value, attn_bias, dropout_mask, causal, scale, dropout_scale,
-        out, logsumexp, g, dquery, dkey, dvalue, dbias,
-    )  # fmt: skip
-    run_job(pool, num_helpers, num_parts, body, arguments)

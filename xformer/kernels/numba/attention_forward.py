@@ -12,9 +12,9 @@ import math
 import numpy as np
 from numba.types import Array, boolean, float32
 
-from xformer.kernels.numba.compile import in_array, inline, kernel, out_array, parallel_body
+from xformer.kernels.numba.compile import in_array, inline, out_array, parallel_body
 from xformer.kernels.numba.microkernel import COLUMNS, STEP, aligned, memory, multiply, pack_panels, padded
-from xformer.kernels.numba.thread_pool_kernels import JOB_TYPES, argument_loader, job_state, next_part, run_job
+from xformer.kernels.numba.thread_pool_kernels import job_state, next_part, parallel_kernel
 from xformer.kernels.numba.vector_math import (
     MIN_SORTABLE_INT,
     ONE,
@@ -132,7 +132,8 @@ _HEADS = Array(float32, 4, "A", readonly=True)  # (batch, heads, length, feature
 COMMON_TYPES = _HEADS, _HEADS, _HEADS, in_array(4), in_array(4, boolean), boolean, float32, float32
 _TYPES = *COMMON_TYPES, out_array(4), out_array(3)
 _SINGLE_QUERY_TYPES = _HEADS, _HEADS, _HEADS, in_array(4), float32, out_array(4)
-_load_args, _load_single_query_args = argument_loader(*_TYPES), argument_loader(*_SINGLE_QUERY_TYPES)
+forward, _load_args = parallel_kernel(*_TYPES)
+forward_single_query, _load_single_query_args = parallel_kernel(*_SINGLE_QUERY_TYPES)
 
 
 @parallel_body
@@ -223,19 +224,3 @@ def forward_single_query_parts(job):
         for j in range(value_dim):
             out[b, 0, h, j] = sums[j]
         head = next_part(state)
-
-
-@kernel(*JOB_TYPES, *_TYPES)
-def forward(
-    pool, num_helpers, num_parts, body,
-    query, key, value, attn_bias, dropout_mask, causal, scale, dropout_scale, out, logsumexp,
-):  # fmt: skip
-    """Compute attention on several threads."""
-    arguments = query, key, value, attn_bias, dropout_mask, causal, scale, dropout_scale, out, logsumexp
-    run_job(pool, num_helpers, num_parts, body, arguments)
-
-
-@kernel(*JOB_TYPES, *_SINGLE_QUERY_TYPES)
-def forward_single_query(pool, num_helpers, num_parts, body, query, key, value, attn_bias, scale, out):
-    """Compute attention of a single query on several threads."""
-    run_job(pool, num_helpers, num_parts, body, (query, key, value, attn_bias, scale, out))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba.types import Array, float32, int64
 
-from xformer.kernels.numba.compile import in_array, inline, kernel, parallel_body
+from xformer.kernels.numba.compile import in_array, inline, parallel_body
 from xformer.kernels.numba.microkernel import (
     COLUMNS,
     DEPTH,
@@ -17,7 +17,7 @@ from xformer.kernels.numba.microkernel import (
     pack,
     padded,
 )
-from xformer.kernels.numba.thread_pool_kernels import JOB_TYPES, argument_loader, job_state, next_part, run_job
+from xformer.kernels.numba.thread_pool_kernels import job_state, next_part, parallel_kernel
 from xformer.kernels.numba.vector_math import ZERO
 
 _BLOCK = 384  # rows that are packed at a time, for a part of the second-level cache
@@ -26,7 +26,7 @@ _BLOCK = 384  # rows that are packed at a time, for a part of the second-level c
 _MAX_GROUP, _PAGES, _PAGE = 128, 32, 1024
 _IN_MATRIX, _OUT_MATRIX = Array(float32, 2, "A", readonly=True), Array(float32, 2, "A")
 _TYPES = _IN_MATRIX, _IN_MATRIX, in_array(1), _OUT_MATRIX, int64, int64
-_load_args = argument_loader(*_TYPES)
+multiply, _load_args = parallel_kernel(*_TYPES)  # out = a b + bias, in parts of (row_step, column_step)
 
 
 @inline
@@ -138,9 +138,3 @@ def _multiply_few_rows(a, b, bias, out, block, sums, panel):
     for i in range(a.shape[0]):
         for j in range(columns):
             out[i, j] = sums[i * step + j]
-
-
-@kernel(*JOB_TYPES, *_TYPES)
-def multiply(pool, num_helpers, num_parts, body, a, b, bias, out, row_step, column_step):
-    """Compute out = a b + bias, in parts of (row_step, column_step)."""
-    run_job(pool, num_helpers, num_parts, body, (a, b, bias, out, row_step, column_step))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def _norm_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | Non
     return numba_arrays.supports(arrays, static)
 
 
-def _norm(x: Any, weight: Any, bias: Any, epsilon: float, centered: bool) -> tuple[Any, Any]:
+def _norm(x: Any, weight: Any, bias: Any = None, *, epsilon: float, save: bool, centered: bool) -> tuple[Any, Any]:
     x_rows, weight = _contiguous_rows(x), flatten(weight)
     y, statistics = np.empty_like(x_rows), np.empty((2, len(x_rows)), x.dtype)
     bias = EMPTY_1D if bias is None else flatten(bias)
@@ -81,27 +82,11 @@ def _norm(x: Any, weight: Any, bias: Any, epsilon: float, centered: bool) -> tup
     return y.reshape(x.shape), (x_rows, weight, statistics)
 
 
-def _norm_vjp(g: Any, residuals: Any, centered: bool) -> tuple[Any, Any, Any]:
+def _norm_vjp(g: Any, residuals: Any, needs: Any, *, epsilon: float, centered: bool) -> tuple[Any, ...]:
     x_rows, weight, statistics = residuals
     dx, dweight, dbias = np.empty_like(x_rows), np.zeros_like(weight), np.zeros_like(weight)
     _kernels().norm_vjp(_contiguous_rows(g), x_rows, weight, statistics, centered, dx, dweight, dbias)
-    return dx.reshape(g.shape), dweight, dbias
-
-
-def _layer_norm_forward(x: Any, weight: Any, bias: Any, *, epsilon: float, save: bool) -> tuple[Any, Any]:
-    return _norm(x, weight, bias, epsilon, True)
-
-
-def _layer_norm_vjp(g: Any, residuals: Any, needs: Any, *, epsilon: float) -> tuple[Any, ...]:
-    return _norm_vjp(g, residuals, True)
-
-
-def _rms_norm_forward(x: Any, weight: Any, *, epsilon: float, save: bool) -> tuple[Any, Any]:
-    return _norm(x, weight, None, epsilon, False)
-
-
-def _rms_norm_vjp(g: Any, residuals: Any, needs: Any, *, epsilon: float) -> tuple[Any, ...]:
-    return _norm_vjp(g, residuals, False)[:2]
+    return (dx.reshape(g.shape), dweight, dbias)[: len(needs)]
 
 
 # --- cross-entropy --------------------------------------------------------------------------------------------------
@@ -160,8 +145,8 @@ for _operation, _supports, _forward, _vjp in (
     ("gelu", numba_arrays.supports, _gelu_forward, numpy_gelu.vjp),
     ("relu", numba_arrays.supports, _relu_forward, _relu_vjp),
     ("dropout", _dropout_supports, _dropout_forward, _dropout_vjp),
-    ("layer_norm", _norm_supports, _layer_norm_forward, _layer_norm_vjp),
-    ("rms_norm", _norm_supports, _rms_norm_forward, _rms_norm_vjp),
+    ("layer_norm", _norm_supports, partial(_norm, centered=True), partial(_norm_vjp, centered=True)),
+    ("rms_norm", _norm_supports, partial(_norm, centered=False), partial(_norm_vjp, centered=False)),
     ("cross_entropy", numba_arrays.supports, _cross_entropy_forward, _cross_entropy_vjp),
     ("adam", _adam_supports, _adam, None),
 ):

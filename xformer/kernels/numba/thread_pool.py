@@ -89,4 +89,4 @@ def run_parallel(kernel: Any, body: Any, num_parts: int, num_threads: int, *argu
     pool = _pools[0] if _pools else _pool()
     if num_helpers > 0:
         pool.wake(num_helpers)
-    kernel(pool.state, num_helpers, num_parts, body.address, *arguments)
+    kernel(pool.state, num_helpers, num_parts, body.address, arguments)

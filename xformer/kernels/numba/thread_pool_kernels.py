@@ -38,7 +38,6 @@ _POLLS = 100_000  # before a helper sleeps: a millisecond or more, if the proces
 _INT = ir.IntType(64)
 _BODY_TYPE = ir.FunctionType(ir.VoidType(), [_INT.as_pointer()]).as_pointer()
 _STATE = Array(int64, 1, "C")
-JOB_TYPES = _STATE, int64, int64, int64  # first arguments of parallel kernels: pool, num_helpers, num_parts, body
 
 # --- LLVM IR ----------------------------------------------------------------------------------------------------------
 
@@ -109,9 +108,8 @@ def _store_args(typing: Any, arguments: Any) -> Any:
     return int64(arguments), generate
 
 
-def argument_loader(*types: Any) -> Any:
-    """Return a function with which a body loads its arguments, which have these types, from the state."""
-    arguments = Tuple(types)
+def _argument_loader(arguments: Any) -> Any:
+    """Return a function with which a body loads its arguments, a tuple of this type, from the state."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def load_args(typing: Any, state: Any) -> Any:
@@ -164,6 +162,17 @@ def run_job(pool, num_helpers, num_parts, body, arguments):
         atomic_exchange(state, OWNED, 0)
     if taken < num_parts:
         raise MemoryError("not enough memory for the buffers of a compiled kernel")
+
+
+def parallel_kernel(*types):
+    """Return a kernel that runs a body with arguments of these types, and the function that loads them in the body."""
+    arguments_type = Tuple(types)
+
+    @kernel(_STATE, int64, int64, int64, arguments_type)
+    def run(pool, num_helpers, num_parts, body, arguments):
+        run_job(pool, num_helpers, num_parts, body, arguments)
+
+    return run, _argument_loader(arguments_type)
 
 
 @kernel(_STATE, Array(int64, 1, "C"))
