@@ -46,8 +46,11 @@ class Embedding(Module):
             Array of shape (..., d_model) in the dtype of the table.
         """
         weight = self.weight
-        vectors = linear(as_dtype_of(ids, weight), weight) if is_floating(ids.dtype) else embedding(weight, ids)
-        return extra.cast_like(vectors * math.sqrt(weight.shape[1]), vectors) if self.scale else vectors
+        scale = math.sqrt(weight.shape[1]) if self.scale else 1.0
+        if not is_floating(ids.dtype):
+            return embedding(weight, ids, scale=scale)
+        vectors = linear(as_dtype_of(ids, weight), weight)
+        return extra.cast_like(vectors * scale, vectors) if self.scale else vectors
 
     def unembed(self, x: Array) -> Array:
         """Compute logits with the same table (Press and Wolf, 2017).

@@ -9,17 +9,21 @@ from xformer.backends import Array, array_namespace, extra
 from xformer.ops.operation import Operation
 
 
-def _forward(weight: Array, ids: Array, *, save: bool) -> tuple[Array, Any]:
+def _times(x: Array, scale: float) -> Array:
+    return x if scale == 1.0 else extra.cast_like(x * scale, x)
+
+
+def _forward(weight: Array, ids: Array, *, scale: float, save: bool) -> tuple[Array, Any]:
     xp = array_namespace(weight, ids)
     rows = xp.take(weight, xp.reshape(ids, (math.prod(ids.shape),)), axis=0)  # the standard's take accepts 1D indices
-    return xp.reshape(rows, (*ids.shape, weight.shape[1])), (ids, weight)
+    return _times(xp.reshape(rows, (*ids.shape, weight.shape[1])), scale), (ids, weight)
 
 
-def _vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
+def _vjp(g: Array, residuals: Any, needs: Any, *, scale: float) -> tuple[Any, ...]:
     ids, weight = residuals
     xp = array_namespace(g, weight)
     count = math.prod(ids.shape)
-    rows = xp.reshape(g, (count, weight.shape[1]))
+    rows = xp.reshape(_times(g, scale), (count, weight.shape[1]))
     zeros = xp.zeros_like(weight)
     return extra.scatter_add(zeros, xp.reshape(ids, (count,)), rows), None
 
@@ -27,16 +31,17 @@ def _vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
 _operation = Operation("embedding", _forward, _vjp)
 
 
-def embedding(weight: Array, ids: Array) -> Array:
-    """Look up rows of a weight.
+def embedding(weight: Array, ids: Array, *, scale: float = 1.0) -> Array:
+    """Look up rows of a weight, and multiply them by a number.
 
     The ids are not checked here, because that would wait for a GPU: check them on the host first.
 
     Args:
         weight: Array of shape (vocabulary, features).
         ids: Integers of any shape (...), in [0, vocabulary).
+        scale: Factor of the rows.
 
     Returns:
         Array of shape (..., features).
     """
-    return _operation(weight, ids)
+    return _operation(weight, ids, scale=scale)

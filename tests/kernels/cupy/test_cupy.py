@@ -30,7 +30,7 @@ CASES = {
     "relu": ((X,), {}),
     "gelu": ((X,), {}),
     "dropout": ((X, KEEP), {"keep_probability": 0.5}),
-    "embedding": ((normal(CLASSES, FEATURES), IDS), {}),
+    "embedding": ((normal(CLASSES, FEATURES), IDS), {"scale": 2.5}),
     "softmax": ((X, KEEP[:, :1]), {}),
     "cross_entropy": ((normal(*ROWS, CLASSES), IDS), {"pad_id": 0, "label_smoothing": 0.1, "z_loss": 0.1}),
     "linear": ((X, MATRIX, VECTOR), {}),

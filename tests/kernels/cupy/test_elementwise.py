@@ -87,8 +87,9 @@ def test_embedding(cuda, monkeypatch, dtype, ids, segment):
     """Ids that stand in one piece, in two, and in many; 12 features are one chunk and a half of 16 bytes."""
     monkeypatch.setattr(cupy_elementwise, "_SEGMENT", segment)
     table, host_ids = normal(11, 12), np.asarray(IDS[ids], dtype="int64")
-    assert cuda.served("embedding", cuda.array(table, dtype), cuda.array(host_ids))
-    cuda.agree(embedding, table, host_ids, dtype=dtype)
+    assert cuda.served("embedding", cuda.array(table, dtype), cuda.array(host_ids), scale=1.0)
+    for scale in (1.0, 1.7):
+        cuda.agree(functools.partial(embedding, scale=scale), table, host_ids, dtype=dtype)
 
 
 @pytest.mark.parametrize("id_dtype", ["int32", "uint16", "uint64"])
@@ -108,4 +109,6 @@ def test_an_id_out_of_range_gives_nan_and_no_gradient(cuda):
 
 def test_a_weight_that_is_not_contiguous_is_not_supported(cuda):
     table = cuda.array(normal(3, 5)).T
-    assert "  not cupy.embedding: the weight is not contiguous" in kernels.explain("embedding", table, cuda.array([1]))
+    assert "  not cupy.embedding: the weight is not contiguous" in kernels.explain(
+        "embedding", table, cuda.array([1]), scale=1.0
+    )

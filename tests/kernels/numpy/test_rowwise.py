@@ -74,8 +74,9 @@ def test_dropped_elements_are_zero_even_if_not_finite(dtype, odd):
 @pytest.mark.parametrize("id_dtype", ["int64", "uint64"])
 def test_embedding(monkeypatch, dtype, ids, id_dtype):
     weight, ids = normal(11, 5).astype(dtype), np.asarray(ids, dtype=id_dtype)
-    assert_selected("embedding", weight, ids)
-    assert_same(monkeypatch, lambda weight: embedding(weight, ids), weight)
+    assert_selected("embedding", weight, ids, scale=1.0)
+    for scale in (1.0, 1.7):
+        assert_same(monkeypatch, functools.partial(embedding, ids=ids, scale=scale), weight)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -117,7 +118,7 @@ UNSUPPORTED = {
     "relu complex": ("relu", (HALF.astype(complex),), {}, "dtype complex128"),
     "dropout float16": ("dropout", (HALF, HALF > 0), {"keep_probability": 0.5}, "dtype float16"),
     "dropout broadcast": ("dropout", (SINGLE, SINGLE[:1] > 0), {"keep_probability": 0.5}, "the mask is broadcast"),
-    "embedding float16": ("embedding", (HALF, IDS), {}, "dtype float16"),
+    "embedding float16": ("embedding", (HALF, IDS), {"scale": 1.0}, "dtype float16"),
     "cross_entropy float16": ("cross_entropy", (HALF, IDS), {}, "dtype float16"),
     "squared_norm float16": ("squared_norm", (HALF,), {}, "dtype float16"),
     "adam float16": ("adam", (None, HALF.copy(), HALF, SINGLE.copy(), SINGLE.copy()), {}, "dtype float16"),

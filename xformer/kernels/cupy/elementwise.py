@@ -70,16 +70,17 @@ def _embedding_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str 
     return supports_floats(arrays, static) if arrays[0].flags.c_contiguous else "the weight is not contiguous"
 
 
-def _embedding_forward(weight: Any, ids: Any, *, save: bool) -> tuple[Any, Any]:
+def _embedding_forward(weight: Any, ids: Any, *, scale: float, save: bool) -> tuple[Any, Any]:
     ids = contiguous(ids, array_namespace(ids).int64)
     rows, n = weight.shape
     y = empty(weight, (*ids.shape, n))
     blocks = grid_for_rows(ids.size, weight)
-    cuda_launch.launch("embedding.gather", dtype_names(weight), *blocks, weight, ids, y, ids.size, rows, n)
+    sizes = ids.size, rows, n, float(scale)
+    cuda_launch.launch("embedding.gather", dtype_names(weight), *blocks, weight, ids, y, *sizes)
     return y, (ids, weight)
 
 
-def _embedding_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
+def _embedding_vjp(g: Any, residuals: Any, needs: Any, *, scale: float) -> tuple[Any, ...]:
     """Sort the ids, and sum the rows of each id in their order, in float32 or float64."""
     ids, weight = residuals
     xp, g = array_namespace(g), contiguous(g, weight.dtype)
@@ -93,7 +94,8 @@ def _embedding_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
         heads, tails = (empty(g, (segments, n), compute_dtype(g)) for _ in range(2))
         sizes = count, rows, n, _SEGMENT
         arrays = g, order, sorted_ids, dweight, heads, tails
-        cuda_launch.launch("embedding.scatter_segments", dtype_names(g), *grid_for_rows(count, g), *arrays, *sizes)
+        settings = *sizes, float(scale)
+        cuda_launch.launch("embedding.scatter_segments", dtype_names(g), *grid_for_rows(count, g), *arrays, *settings)
         grid = grid_for_rows(segments - 1, g)
         cuda_launch.launch("embedding.scatter_join", dtype_names(g), *grid, sorted_ids, heads, tails, dweight, *sizes)
     return dweight, None

@@ -91,13 +91,17 @@ register(Kernel("numpy.dropout", "dropout", "numpy", _dropout_supports, _dropout
 # --- embedding -----------------------------------------------------------------------------------------------------
 
 
-def _embedding_forward(weight: Any, ids: Any, *, save: bool) -> tuple[Any, Any]:
-    return weight.take(ids, axis=0), (ids, weight)
+def _embedding_forward(weight: Any, ids: Any, *, scale: float, save: bool) -> tuple[Any, Any]:
+    y = weight.take(ids, axis=0)
+    if scale != 1.0:
+        y *= scale
+    return y, (ids, weight)
 
 
-def _embedding_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
+def _embedding_vjp(g: Any, residuals: Any, needs: Any, *, scale: float) -> tuple[Any, ...]:
     """Sort the ids, so that the rows of one token are neighbors and one pass sums them."""
     ids, weight = residuals
+    g = g if scale == 1.0 else g * scale
     dweight = np.zeros_like(weight)
     ids = ids.reshape(-1)
     if ids.size:

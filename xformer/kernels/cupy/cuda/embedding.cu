@@ -1,10 +1,12 @@
 // Embedding and its gradient, for which the ids are sorted and the rows of g of each id are summed in their order. The
 // sorted positions are cut into segments; the rows of one id may be spread over several.
 
-// An id out of range gives NaN.
+// y = scale * table[ids]; an id out of range gives NaN.
 template <typename T>
-__global__ void gather(const T* table, const long long* ids, T* y, long long count, long long rows, long long n)
+__global__ void gather(const T* table, const long long* ids, T* y, long long count, long long rows, long long n,
+                       double scale)
 {
+    const Wide<T> factor = (Wide<T>)scale;
     const int V = VectorSize<T>::value;
     const bool is_full = aligned<V>(table, n) && aligned<V>(y, n);
     FOR_ROWS(position, count) {
@@ -14,6 +16,7 @@ __global__ void gather(const T* table, const long long* ids, T* y, long long cou
             Wide<T> v[V];
             if (is_valid) {
                 load(table + id * n + i, n - i, is_full, v);
+                for (int k = 0; k < V; ++k) v[k] *= factor;
             } else {
                 for (int k = 0; k < V; ++k) v[k] = not_a_number();
             }
@@ -22,14 +25,15 @@ __global__ void gather(const T* table, const long long* ids, T* y, long long cou
     }
 }
 
-// A block sums the rows of one id in one segment, if they begin at its position. If the segment has all rows of the id,
+// A block sums the scaled rows of one id in one segment, if they begin at its position. If it has all rows of the id,
 // the sum goes to dtable; else, if the id begins in an earlier segment, to heads, and otherwise to tails, both of shape
 // (segments, n).
 template <typename T>
 __global__ void scatter_segments(const T* g, const long long* order, const long long* sorted, T* dtable,
                                Wide<T>* heads, Wide<T>* tails, long long count, long long rows, long long n,
-                               long long segment_size)
+                               long long segment_size, double scale)
 {
+    const Wide<T> factor = (Wide<T>)scale;
     const int V = VectorSize<T>::value;
     const bool is_full = aligned<V>(g, n) && aligned<V>(dtable, n) && aligned<V>(heads, n) && aligned<V>(tails, n);
     FOR_ROWS(position, count) {
@@ -43,7 +47,7 @@ __global__ void scatter_segments(const T* g, const long long* order, const long 
             Wide<T> v[V], total[V] = {};
             for (long long at = position; at < end && sorted[at] == id; ++at) {
                 load(g + order[at] * n + i, n - i, is_full, v);
-                for (int k = 0; k < V; ++k) total[k] += v[k];
+                for (int k = 0; k < V; ++k) total[k] += factor * v[k];
             }
             if (follows)
                 store(total, n - i, is_full, heads + segment * n + i);
