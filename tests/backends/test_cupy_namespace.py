@@ -27,6 +27,7 @@ from xformer.backends import (
 )
 from xformer.backends.cupy import CupyBackend
 from xformer.backends.numpy import NumpyBackend
+from xformer.kernels.cupy import elementwise as cupy_elementwise
 from xformer.ops import attention, attention_weights, dropout, gelu, linear, relu
 from xformer.ops.operation import Operation
 
@@ -188,6 +189,21 @@ def test_clip_keeps_the_dtype_and_uses_no_mask(xp, dtype, bounds):
         assert np.isnan(exact(xp.clip(from_host(xp, np.asarray([np.nan]), dtype=dtype), **bounds))).all()
 
 
+@pytest.mark.parametrize("large", [True, False])
+def test_large_arrays_are_added_by_a_kernel(monkeypatch, large):
+    """Also the sums of cotangents."""
+    xp, sums = stand_in(monkeypatch), []
+    monkeypatch.setattr(cupy_elementwise, "add", lambda a, b: sums.append(1) or np.add(a, b))
+    monkeypatch.setattr(xp, "_MIN_LARGE", 6 if large else 7)
+    x, y = (from_host(xp, np.full((2, 3), value)).view(Array) for value in (1.0, 2.0))
+    total, pull = vjp(lambda x, y: (x + y) + x, x, y)
+    np.testing.assert_array_equal(total, np.full((2, 3), 4.0))
+    np.testing.assert_array_equal(pull(total)[0], np.full((2, 3), 8.0))
+    assert len(sums) == (3 if large else 0)
+    np.testing.assert_array_equal(xp.add(x, 1.0), np.full((2, 3), 2.0))
+    np.testing.assert_array_equal(xp.add(x, y[0]), np.full((2, 3), 3.0))
+
+
 def test_weights_of_attention(xp):
     query, key = normal(xp, 2, 2, 5, 4), normal(xp, 2, 2, 6, 4, seed=1)
     expected = attention_weights(exact(query), exact(key))
@@ -233,6 +249,7 @@ def test_all_else_is_that_of_array_api_compat():
     pytest.importorskip("cupy", reason="its functions are compared; that needs no GPU")
     ours, theirs = resolve("cupy"), importlib.import_module("array_api_compat.cupy")
     assert {name for name in theirs.__all__ if getattr(ours, name) is not getattr(theirs, name)} == {
+        "add",
         "clip",
         "matmul",
         "where",

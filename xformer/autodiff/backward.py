@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from xformer.autodiff.base_functions import base_function
 from xformer.autodiff.rule import Record
 from xformer.backends import accumulation_dtype
 
@@ -25,6 +26,7 @@ def backward(xp: Any, tape: list[Record], seeds: dict[int, Any], leaves: int) ->
     cotangents: list[Any] = [None] * len(tape)
     for position, seed in seeds.items():
         cotangents[position] = seed
+    add = base_function(xp, "operator_add")
     outputs: list[Any] = []  # cotangents of the outputs of a multi-output record, which precede the record itself
     while len(tape) > leaves:
         pull, parents, residuals, shape, _ = tape.pop()
@@ -46,7 +48,7 @@ def backward(xp: Any, tape: list[Record], seeds: dict[int, Any], leaves: int) ->
                 cotangent = unbroadcast(xp, cotangent, shape, dtype)
             # Rules may hand one array to two inputs, so a sum is always a new array, never an update in place.
             previous = cotangents[parent]
-            cotangents[parent] = cotangent if previous is None else previous + cotangent
+            cotangents[parent] = cotangent if previous is None else add(previous, cotangent)
     return cotangents
 
 

@@ -25,7 +25,7 @@ CASTS = [(*x, *y) for x in SAME for y in SAME if x != ("float64",) or y in WIDE]
 INSTANCES: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "norms": {"normalize": PAIRS, "normalize_vjp": PAIRS, "normalize_parameters_vjp": SAME},
     "columns": {"column_sums": [*PAIRS, ("float32", "float16"), ("float32", "bfloat16")], "add_bias": SAME},
-    "elementwise": dict.fromkeys(("relu", "relu_vjp", "gelu", "gelu_vjp", "dropout", "multiply_by_2g"), SAME),
+    "elementwise": dict.fromkeys(("add", "relu", "relu_vjp", "gelu", "gelu_vjp", "dropout", "multiply_by_2g"), SAME),
     "softmax": dict.fromkeys(("softmax", "softmax_vjp", "cross_entropy", "cross_entropy_vjp"), SAME),
     "embedding": dict.fromkeys(("gather", "scatter_segments", "scatter_join"), SAME),
     "random": {"dropout_mask": [("bool",)]},

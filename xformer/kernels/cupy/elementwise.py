@@ -10,7 +10,7 @@ from xformer.kernels.cupy.arrays import compute_dtype, contiguous, dtype_names, 
 from xformer.kernels.cupy.grid import grid_for_elements, grid_for_rows
 from xformer.kernels.registry import Kernel, register
 
-# --- relu, gelu and dropout ------------------------------------------------------------------------------------------
+# --- add, relu, gelu and dropout -------------------------------------------------------------------------------------
 
 
 def _map(kernel: str, x: Any, *arrays: Any, settings: tuple[float, ...] = ()) -> Any:
@@ -19,6 +19,12 @@ def _map(kernel: str, x: Any, *arrays: Any, settings: tuple[float, ...] = ()) ->
     y = empty(x)
     cuda_launch.launch(f"elementwise.{kernel}", dtype_names(x), *grid_for_elements(x), x, *arrays, y, x.size, *settings)
     return y
+
+
+def add(x: Any, y: Any) -> Any:
+    """Return x + y for C-contiguous floating arrays of one shape and dtype, else None."""
+    is_supported = supports_floats((x, y), {}) is None and x.dtype == y.dtype
+    return _map("add", x, y) if is_supported and x.flags.c_contiguous and y.flags.c_contiguous else None
 
 
 def relu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:

@@ -17,6 +17,12 @@ __device__ inline void map(const T* x, const S* other, T* y, long long size, F f
     }
 }
 
+template <typename T> __global__ void add(const T* x, const T* other, T* y, long long size)
+{
+    typedef Wide<T> W;
+    map(x, other, y, size, [](W a, W b) { return a + b; });
+}
+
 // NaN propagates.
 template <typename T> __global__ void relu(const T* x, T* y, long long size)
 {
