@@ -40,15 +40,13 @@ class Recorder:
 
     def __init__(self, folder: Path | None, *, max_rounds: int | None) -> None:
         self.folder, self._max_rounds = folder, max_rounds
-        self.gemm: tuple[Any, ...] = ("numpy",)  # arguments of gemm_flops_per_second: backend, threads, dtype
         self._runs: dict[str, dict[str, Any]] = {}
         self._machine: tuple[dict[str, Any], float] | None = None
 
     def measure(self, benchmark: Any, suite: str, workload: Workload, specs: Sequence[Spec], rounds: int) -> Any:
         """Run an interleaved benchmark and return its result; pytest-benchmark's own times are those of rounds."""
         run = self._run(suite)
-        on_gpu = self.gemm[0] == "cupy"  # implementations then do not compete for the CPU while they start
-        with interleaved_benchmark(workload, specs, start_together=on_gpu) as interleaved:
+        with interleaved_benchmark(workload, specs) as interleaved:
             benchmark.pedantic(interleaved.run_round, rounds=min(rounds, self._max_rounds or rounds))
             result = interleaved.result()
         benchmark.extra_info.update(result)
@@ -66,7 +64,7 @@ class Recorder:
 
     def _run(self, suite: str) -> dict[str, Any]:
         if self._machine is None:
-            self._machine = describe_machine(), gemm_flops_per_second(*self.gemm)
+            self._machine = describe_machine(), gemm_flops_per_second("numpy")
         return self._runs.setdefault(suite, make_run(suite, *self._machine))
 
     def _write(self, run: dict[str, Any]) -> None:

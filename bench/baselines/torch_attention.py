@@ -21,7 +21,7 @@ def build_attention(settings: dict[str, Any]) -> Computation:
     inputs = make_tensors(settings)
     causal, mask = settings["causal"], inputs["mask"]
     if causal and mask is not None:  # torch accepts only one of them
-        mask, causal = mask & ~later(settings["length"]).to(mask.device), False
+        mask, causal = mask & ~later(settings["length"], mask.device), False
     kernel = settings.get("kernel")
 
     def forward(query: Any, key: Any, value: Any) -> Any:
@@ -42,7 +42,7 @@ def build_layer(settings: dict[str, Any]) -> Computation:
     load_attention(module, xf.MultiHeadAttention(features, heads, init=xf.Initializer("numpy")))
     module = module.to(**device_and_dtype(settings))
     blocked = None if inputs["mask"] is None else ~inputs["mask"][:, 0, 0, :]
-    late = later(settings["length"]).to(inputs["x"].device) if settings["causal"] else None
+    late = later(settings["length"], inputs["x"].device) if settings["causal"] else None
     apply = torch.compile(module) if settings.get("compiled") else module
 
     masks = {"key_padding_mask": blocked, "attn_mask": late, "is_causal": late is not None}
@@ -75,9 +75,9 @@ def output_gradient(settings: dict[str, Any], inputs: dict[str, Any]) -> Any:
     return inputs["gradient"] if settings["backward"] else None
 
 
-def later(length: int) -> Any:
+def later(length: int, device: Any) -> Any:
     """Return a mask that is True where a key is later than the query: (length, length)."""
-    return torch.ones(length, length, dtype=torch.bool).triu(1)
+    return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
 
 
 def load_attention(module: nn.MultiheadAttention, ours: xf.MultiHeadAttention) -> None:

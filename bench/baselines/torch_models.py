@@ -76,7 +76,7 @@ class Translator(nn.Module):
         features = self.layers(
             self.embed(self.source, source),
             self.embed(self.target, target),
-            tgt_mask=later(target.shape[1]).to(target.device),
+            tgt_mask=later(target.shape[1], target.device),
             src_key_padding_mask=source == 0,
             tgt_key_padding_mask=target == 0,
             memory_key_padding_mask=source == 0,

@@ -137,11 +137,14 @@ class Implementation:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
-    def close(self) -> None:
-        """Stop the process."""
+    def __enter__(self) -> Implementation:
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: Any) -> None:
+        """Stop the process; after an error without waiting for its current step."""
         self.request_exit()
         try:
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=10.0 if error_type is None else 0.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -252,9 +255,7 @@ def interleaved_benchmark(
         unavailable: dict[str, str] = {}
 
         def start(spec: Spec) -> Implementation:
-            implementation = Implementation(spec, workload, threads or num_threads())
-            stack.callback(implementation.close)
-            return implementation
+            return stack.enter_context(Implementation(spec, workload, threads or num_threads()))
 
         started: Iterable[Implementation] = map(start, specs)
         for spec, implementation in zip(specs, list(started) if start_together else started, strict=True):
