@@ -46,7 +46,6 @@ REQUIRED = {
     "bench": {**CORE, **CUDA, "torch": "torch"},
 }
 _DEADLINE = "XFORMER_GPU_UNTIL"
-_FAILURES = RuntimeError, ValueError, OSError  # of implementations, and TimeoutError
 # Preinstalled packages may use deprecated functions of each other.
 DEPRECATIONS = [
     f"-Wdefault::{category}" for category in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
@@ -240,7 +239,7 @@ def run_bench(folder: Path, words: Sequence[str], deadline: float) -> int:
     sys.path[:0] = [str(BENCH), str(ROOT)]
     benchmarks, cases = importlib.import_module("xformer.benchmarks"), importlib.import_module("gpu_cases").CASES
     gemm = None
-    with contextlib.suppress(*_FAILURES), time_limit(40.0):
+    with contextlib.suppress(Exception), time_limit(40.0):
         gemm = benchmarks.gemm_flops_per_second("cupy", None, "bfloat16")
     run = benchmarks.make_run("gpu", benchmarks.describe_machine(), gemm)
     for case in cases:
@@ -249,7 +248,7 @@ def run_bench(folder: Path, words: Sequence[str], deadline: float) -> int:
         try:
             run["results"].append(measure(case, deadline))
             print(*table(run)[-1], sep="  ", flush=True)
-        except _FAILURES as error:
+        except Exception as error:  # noqa: BLE001 - the other cases are still measured
             run["notes"].append(f"{case.workload.name}: {type(error).__name__}: {error}")
             print(run["notes"][-1], flush=True)
         write(folder / "gpu.json", run)

@@ -62,9 +62,10 @@ def report_name(run: dict[str, Any]) -> str:
 
 def write(folder: Path, results: Path) -> Path:
     """Write report and plots; return the path of the report."""
-    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    runs = [run for run in files if "suite" in run]
     if not runs:
-        sys.exit(f"error: {folder} contains no JSON files; expected those of `pytest bench --benchmark-only --results`")
+        sys.exit(f"error: {folder} contains no results; expected those of `pytest bench --benchmark-only --results`")
     name = report_name(runs[0])
     plots = {run["suite"]: f"{name}-{run['suite']}.png" for run in runs if run["results"]}
     for run in runs:

@@ -81,5 +81,5 @@ def test_a_report_with_a_plot(run, tmp_path):
 
 def test_an_empty_directory_is_refused(tmp_path):
     report = importlib.import_module("report")
-    with pytest.raises(SystemExit, match="contains no JSON files"):
+    with pytest.raises(SystemExit, match="contains no results"):
         report.write(tmp_path, tmp_path)
