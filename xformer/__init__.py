@@ -28,7 +28,16 @@ from xformer.layers import (
     PreNorm,
     RMSNorm,
 )
-from xformer.models import BaseModel, LanguageModel, LanguageModelConfig, Transformer, TransformerConfig, load
+from xformer.models import (
+    BaseModel,
+    Encoder,
+    EncoderConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    Transformer,
+    TransformerConfig,
+    load,
+)
 from xformer.ops import cross_entropy
 from xformer.pipelines import Summarizer, TextGenerator, Tokenizers, Translator
 from xformer.random import Rng
@@ -65,6 +74,8 @@ __all__ = [
     "DecoderLayer",
     "Dropout",
     "Embedding",
+    "Encoder",
+    "EncoderConfig",
     "EncoderLayer",
     "FeedForward",
     "GatedFeedForward",

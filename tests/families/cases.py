@@ -65,6 +65,17 @@ T5 = {
     "decoder_start_token_id": 0,
 }
 
+BERT = {
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "max_position_embeddings": 32,
+}
+ROBERTA = {**BERT, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
+DISTILBERT = {"vocab_size": 61, "dim": 24, "n_layers": 2, "n_heads": 4, "hidden_dim": 40, "max_position_embeddings": 32}
+
 # name: (configuration class, model class, values of the configuration)
 CASES = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
@@ -139,4 +150,16 @@ CASES = {
         {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     ),
     "mt5": ("MT5Config", "MT5ForConditionalGeneration", {**T5, "tie_word_embeddings": False}),
+    "bert": ("BertConfig", "BertModel", BERT),
+    "bert_masked_lm": ("BertConfig", "BertForMaskedLM", BERT),
+    "bert_classifier": ("BertConfig", "BertForSequenceClassification", {**BERT, "num_labels": 3}),
+    "roberta_masked_lm": ("RobertaConfig", "RobertaForMaskedLM", ROBERTA),
+    "roberta_classifier": ("RobertaConfig", "RobertaForSequenceClassification", {**ROBERTA, "num_labels": 3}),
+    "xlm_roberta": ("XLMRobertaConfig", "XLMRobertaModel", ROBERTA),
+    "distilbert_masked_lm": ("DistilBertConfig", "DistilBertForMaskedLM", DISTILBERT),
+    "distilbert_classifier": (
+        "DistilBertConfig",
+        "DistilBertForSequenceClassification",
+        {**DISTILBERT, "num_labels": 3},
+    ),
 }

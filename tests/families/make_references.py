@@ -72,7 +72,10 @@ def make(name: str, directory: Path) -> None:
                     torch.arange(0, size, 2).double() / size
                 )
                 module.weight.data = torch.cat([torch.sin(angle), torch.cos(angle)], dim=1)
-        arrays = encoder_decoder(wide) if config.is_encoder_decoder else language_model(wide)
+        if config.is_encoder_decoder:
+            arrays = encoder_decoder(wide)
+        else:
+            arrays = language_model(wide) if model.can_generate() else encoder(wide)
     np.savez_compressed(directory / "reference.npz", **{key: np.asarray(value) for key, value in arrays.items()})
     (directory / "generation_config.json").unlink(missing_ok=True)
     print(name, json.dumps({key: list(np.shape(value)) for key, value in arrays.items()}))
@@ -113,6 +116,25 @@ def encoder_decoder(model) -> dict:
         "encoder_hidden_states": torch.stack(outputs.encoder_hidden_states),
         "hidden_states": torch.stack(outputs.decoder_hidden_states),
         "greedy": greedy[:, 1:],
+    }
+
+
+def encoder(model) -> dict:
+    generator, pad_id = torch.Generator().manual_seed(7), model.config.pad_token_id
+    tokens = torch.randint(3, model.config.vocab_size - 1, (2, 9), generator=generator)
+    tokens[1, 6:] = pad_id
+    types = {}
+    if getattr(model.config, "type_vocab_size", 1) > 1:
+        types = {"token_type_ids": torch.tensor([[0] * 4 + [1] * 5] * 2)}
+    with torch.no_grad():
+        outputs = model(tokens, attention_mask=(tokens != pad_id).int(), output_hidden_states=True, **types)
+    pooled = getattr(outputs, "pooler_output", None)
+    return {
+        "tokens": tokens,
+        "hidden_states": torch.stack(outputs.hidden_states),
+        **({"token_types": types["token_type_ids"]} if types else {}),
+        **({"logits": outputs.logits} if "logits" in outputs else {}),
+        **({} if pooled is None else {"pooled": pooled}),
     }
 
 

@@ -10,7 +10,8 @@ from xformer.families import load_pretrained, save_pretrained
 from xformer.layers import DecoderLayer, EncoderLayer
 
 DATA = Path(__file__).parent / "data"
-CASES = sorted(path.name for path in DATA.iterdir())
+ENCODERS = ("bert", "roberta", "xlm_roberta", "distilbert")
+CASES = sorted(path.name for path in DATA.iterdir() if not path.name.startswith(ENCODERS))
 ENCODER_DECODERS = [name for name in CASES if "source" in np.load(DATA / name / "reference.npz").files]
 LANGUAGE_MODELS = [name for name in CASES if name not in ENCODER_DECODERS]
 
@@ -86,7 +87,9 @@ def test_rows_padded_on_the_right_have_the_logits_of_single_rows(name):
     np.testing.assert_allclose(model(padded)[:, :6], model(tokens[:, :6]), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("phi3")])
+@pytest.mark.parametrize(
+    "name", [p.name for p in sorted(DATA.iterdir()) if not p.name.startswith(("phi3", "roberta", "xlm", "distil"))]
+)
 def test_saving_and_loading_is_the_identity(name, tmp_path):
     model = load_pretrained(DATA / name)
     save_pretrained(model, tmp_path)

@@ -1,6 +1,7 @@
 """Public checkpoints in the Hugging Face format, read and written by one table for each family."""
 
 from xformer.families.bart import BART
+from xformer.families.bert import BERT, DISTILBERT, ROBERTA
 from xformer.families.checkpoint import load_pretrained, save_pretrained
 from xformer.families.family import FAMILIES, Family, family_of, register
 from xformer.families.gpt2 import GPT2
@@ -9,10 +10,13 @@ from xformer.families.t5 import T5
 
 __all__ = [
     "BART",
+    "BERT",
+    "DISTILBERT",
     "FAMILIES",
     "GPT2",
     "LLAMA",
     "PHI3",
+    "ROBERTA",
     "T5",
     "Family",
     "family_of",

@@ -12,10 +12,10 @@ _REQUIRED: Any = object()
 # Keys that do not change what a model computes: provenance, initialization, outputs of torch modules, generation
 # defaults of old files (generation_config.json has them now) and labels.
 _HARMLESS = """
-_name_or_path _num_labels add_cross_attention architectures chunk_size_feed_forward cross_attention_hidden_size
+_name_or_path _num_labels architectures chunk_size_feed_forward cross_attention_hidden_size
 decoder do_sample dtype diversity_penalty early_stopping encoder encoder_no_repeat_ngram_size
 exponential_decay_length_penalty finetuning_task gradient_checkpointing id2label init_std initializer_factor
-initializer_range is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id length_penalty max_length
+initializer_range is_encoder_decoder keys_to_ignore_at_inference label2id length_penalty max_length
 min_length model_type no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences
 output_attentions output_hidden_states output_past output_scores prefix pretraining_tp problem_type pruned_heads
 remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id task_specific_params

@@ -2,16 +2,21 @@
 
 from xformer.models.base import BaseModel, load
 from xformer.models.cache import DecodingCache
-from xformer.models.config import LanguageModelConfig, ModelConfig, TransformerConfig
+from xformer.models.config import EncoderConfig, LanguageModelConfig, ModelConfig, TransformerConfig
+from xformer.models.encoder import Encoder, MaskedLMHead, Pooler
 from xformer.models.language_model import LanguageModel
 from xformer.models.transformer import Transformer
 
 __all__ = [
     "BaseModel",
     "DecodingCache",
+    "Encoder",
+    "EncoderConfig",
     "LanguageModel",
     "LanguageModelConfig",
+    "MaskedLMHead",
     "ModelConfig",
+    "Pooler",
     "Transformer",
     "TransformerConfig",
     "load",

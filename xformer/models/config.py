@@ -176,3 +176,30 @@ class LanguageModelConfig(ModelConfig):
 
     vocab_size: int = option("Number of tokens.", at_least=1)
     num_layers: int = option("Number of layers.", default=6, at_least=0)
+
+
+class EncoderConfig(ModelConfig):
+    """Configuration of an encoder-only Transformer (Devlin et al., 2019): each token attends to all.
+
+    Raises:
+        ConfigError: For unknown fields and invalid values, naming the field.
+    """
+
+    vocab_size: int = option("Number of tokens.", at_least=1)
+    num_layers: int = option("Number of layers.", default=6, at_least=0)
+    num_token_types: int = option(
+        "Types of tokens, e.g. of the two texts of a pair; 0 for none.", default=0, at_least=0
+    )
+    pooler: str = option(
+        "Activation of the layer that summarizes a text by its first token.",
+        default="none",
+        choices=("none", "tanh", "relu"),
+    )
+    num_labels: int = option("Classes of the classifier; 0 for none.", default=0, at_least=0)
+    masked_lm: bool = option("Add the head of masked language modeling.", default=False)
+    masked_lm_activation: str = option("Activation of that head.", default="gelu", choices=tuple(ACTIVATIONS))
+
+    @property
+    def padding_id(self) -> int | None:
+        """Id that is padding wherever it occurs."""
+        return self.pad_id

@@ -1,0 +1,181 @@
+"""Checkpoints that are damaged, incomplete or unknown are refused in one line that names the cause."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import xformer as xf
+from xformer.errors import CheckpointError, ConfigError
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return Path(shutil.copytree(DATA / "llama", tmp_path / "llama"))
+
+
+def change_config(directory, **values):
+    path = directory / "config.json"
+    config = {**json.loads(path.read_text()), **values}
+    path.write_text(json.dumps({key: value for key, value in config.items() if value != "removed"}))
+
+
+def change_tensors(directory, change):
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def refuse(directory, match):
+    with pytest.raises(CheckpointError, match=match) as info:
+        xf.load_pretrained(directory)
+    assert "\n" not in str(info.value)
+
+
+def test_a_directory_that_does_not_exist_is_refused(tmp_path):
+    refuse(tmp_path / "none", r"none does not exist; expected a directory with config.json \(nothing is downloaded\)")
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        ({"model_type": "lama"}, "has model_type 'lama'; did you mean 'llama'"),
+        ({"model_type": "new", "auto_map": {"AutoModel": "x.Y"}}, r"needs code of its own \(auto_map"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"is quantized \(gptq\)"),
+        (
+            {"attention_chunk_size": 8},
+            r"has the key 'attention_chunk_size' \(8\), which the family llama does not know",
+        ),
+        ({"hidden_size": "removed"}, "has no key 'hidden_size'"),
+        ({"hidden_act": "xielu"}, "hidden_act 'xielu'; expected one of relu, gelu"),
+        ({"intermediate_size": 41}, "gate_proj.weight has shape .* config.json implies"),
+        ({"num_hidden_layers": 1}, "has the tensor model.layers.1.* which the model of its config.json does not use"),
+        ({"num_hidden_layers": 3}, "lacks the tensor model.layers.2"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "has rope_type 'dynamic'; expected one of"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_scaling of type 'linear' lacks 'factor'"),
+    ],
+)
+def test_configurations_that_xformer_does_not_compute_are_refused(checkpoint, values, match):
+    change_config(checkpoint, **values)
+    refuse(checkpoint, match)
+
+
+def test_unknown_keys_that_are_null_or_false_are_harmless(checkpoint):
+    change_config(checkpoint, new_key=None, other_key=False)
+    xf.load_pretrained(checkpoint)
+
+
+def test_weights_in_pickles_are_refused(checkpoint):
+    (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
+    refuse(checkpoint, "has its weights in pytorch_model.bin, a format that can run code")
+
+
+def test_a_truncated_file_is_refused(checkpoint):
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    refuse(checkpoint, "is not a valid safetensors file")
+
+
+def test_a_quantized_tensor_is_refused(checkpoint):
+    change_tensors(checkpoint, lambda t: t.update({"lm_head.weight": t["lm_head.weight"].astype(np.int8)}))
+    refuse(checkpoint, "lm_head.weight has dtype I8; .* quantized checkpoints are not supported")
+
+
+def test_files_in_shards_are_read_by_their_index(checkpoint):
+    expected = dict(xf.load_pretrained(checkpoint).named_parameters())
+    tensors = load_file(checkpoint / "model.safetensors")
+    (checkpoint / "model.safetensors").unlink()
+    names = sorted(tensors)
+    weight_map = {name: f"model-{1 + i % 2:05}-of-00002.safetensors" for i, name in enumerate(names)}
+    for file in set(weight_map.values()):
+        save_file({name: tensors[name] for name in names if weight_map[name] == file}, checkpoint / file)
+    index = checkpoint / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    for name, x in xf.load_pretrained(checkpoint).named_parameters():
+        np.testing.assert_array_equal(x, expected[name])
+    index.write_text(json.dumps({"weight_map": {name: f"../{file}" for name, file in weight_map.items()}}))
+    refuse(checkpoint, "names the file '../model-00001.* expected a file of the same directory")
+
+
+@pytest.mark.parametrize("xp", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bit_files_are_read_on_every_library(checkpoint, xp, dtype, tmp_path):
+    pytest.importorskip(xp)
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    wide = dict(xf.load_pretrained(checkpoint).named_parameters())
+    narrow = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+    change_tensors(checkpoint, lambda t: t.update({name: x.astype(narrow) for name, x in t.items()}))
+    model = xf.load_pretrained(checkpoint, xp=xp)
+    expected = "float32" if (xp, dtype) == ("numpy", "bfloat16") else dtype
+    for name, x in model.named_parameters():
+        assert expected in str(x.dtype)
+        np.testing.assert_array_equal(xf.backends.to_host(x), wide[name].astype(narrow).astype(np.float32))
+    xf.save_pretrained(model, tmp_path / "again")
+    again = xf.load_pretrained(tmp_path / "again", dtype="float32")
+    for name, x in again.named_parameters():
+        np.testing.assert_array_equal(x, wide[name].astype(narrow).astype(np.float32))
+
+
+def test_a_head_that_repeats_the_embedding_is_tied_and_another_one_is_not(checkpoint):
+    assert xf.load_pretrained(checkpoint).output is not None
+    change_tensors(checkpoint, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].copy()}))
+    assert xf.load_pretrained(checkpoint).output is None
+    change_tensors(checkpoint, lambda t: t.pop("lm_head.weight"))
+    assert xf.load_pretrained(checkpoint).output is None
+
+
+def test_names_without_the_prefix_are_read(tmp_path):
+    checkpoint = shutil.copytree(DATA / "gpt2", tmp_path / "gpt2")
+    expected = dict(xf.load_pretrained(checkpoint).named_parameters())
+    tensors = load_file(checkpoint / "model.safetensors")
+    save_file({name.removeprefix("transformer."): x for name, x in tensors.items()}, checkpoint / "model.safetensors")
+    for name, x in xf.load_pretrained(checkpoint).named_parameters():
+        np.testing.assert_array_equal(x, expected[name])
+
+
+def test_old_spellings_of_rotary_positions_are_read(tmp_path):
+    checkpoint = shutil.copytree(DATA / "llama_tied_llama3_rope", tmp_path / "old")
+    expected = xf.load_pretrained(checkpoint).config
+    rope = json.loads((checkpoint / "config.json").read_text())["rope_parameters"]
+    theta = rope.pop("rope_theta")
+    change_config(checkpoint, rope_parameters="removed", rope_theta=theta, rope_scaling=rope)
+    assert xf.load_pretrained(checkpoint).config == expected
+    rope["type"] = rope.pop("rope_type")
+    change_config(checkpoint, rope_scaling=rope)
+    assert xf.load_pretrained(checkpoint).config == expected
+
+
+def test_a_model_of_no_family_names_the_field(tmp_path):
+    config = xf.LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=1, positions="alibi")
+    with pytest.raises(ConfigError, match=r"cannot be written in the Hugging Face format: .*positions is 'alibi'"):
+        xf.save_pretrained(xf.LanguageModel(config), tmp_path / "out")
+
+
+def test_loading_reports_progress_and_reads_runs_of_xformer(checkpoint, tmp_path):
+    calls = []
+    model = xf.load_pretrained(checkpoint, progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1][0] == calls[-1][1] == sum(x.size for _, x in model.named_parameters())
+    model.save(tmp_path / "model.safetensors")
+    again = xf.load_pretrained(tmp_path / "model.safetensors")
+    assert again.config == model.config
+
+
+def test_a_loaded_model_can_be_trained(checkpoint):
+    model = xf.load_pretrained(checkpoint)
+    before = {name: np.array(x) for name, x in model.named_parameters()}
+
+    def loss_fn(model, batch, rng):
+        losses = xf.cross_entropy(model(batch[:, :-1], rng=rng), batch[:, 1:])
+        return xf.array_namespace(losses).sum(losses)
+
+    batch = np.asarray([[3, 4, 5, 6, 7]])
+    model, history = xf.fit(
+        model, loss_fn, [batch], optimizer=xf.SGD(), learning_rate=0.1, steps=5, num_tokens=lambda batch: 4
+    )
+    assert history[-1].loss < history[0].loss
+    np.testing.assert_array_equal(before["norm.weight"], xf.load_pretrained(checkpoint).norm.weight)

@@ -1,0 +1,236 @@
+"""BERT, RoBERTa and XLM-RoBERTa, and DistilBERT, with their heads.
+
+Devlin et al. (2019); Liu et al. (2019); Conneau et al. (2020); Sanh et al. (2019).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.errors import ConfigError
+from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Family, expect_fields, register
+from xformer.families.layouts import Layout, rows_from, same, transposed
+from xformer.families.values import activation_of, name_of_activation, special_ids
+from xformer.models import Encoder, EncoderConfig
+
+_ROBERTA = ("roberta", "xlm-roberta")
+_PAIRED = {"weight": transposed, "bias": same}
+
+
+def _linear(tensor: str, parameter: str) -> dict[str, Layout]:
+    return {f"{tensor}.{name}": layout(f"{parameter}.{name}") for name, layout in _PAIRED.items()}
+
+
+def _norm(tensor: str, parameter: str) -> dict[str, Layout]:
+    return {f"{tensor}.{name}": same(f"{parameter}.{name}") for name in _PAIRED}
+
+
+def _has(reader: ConfigReader, tensor: str) -> bool:
+    return any(name.endswith(tensor) for name in reader.tensors)
+
+
+def read_config(reader: ConfigReader) -> EncoderConfig:
+    """Translate the config.json of BERT or RoBERTa; the tensors say which heads there are."""
+    reader.require("position_embedding_type", "absolute")
+    reader.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "tie_word_embeddings")
+    reader.skip("output_hidden_size", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers")
+    reader.skip("pooler_size_per_head", "pooler_type", "directionality")
+    is_roberta = reader.model_type in _ROBERTA
+    max_positions, activation = (
+        reader.take("max_position_embeddings"),
+        activation_of(reader, "hidden_act", default="gelu"),
+    )
+    has_pooler = _has(reader, "pooler.dense.weight") or _has(reader, "classifier.dense.weight")
+    return EncoderConfig(
+        vocab_size=reader.take("vocab_size"),
+        num_layers=reader.take("num_hidden_layers"),
+        d_model=reader.take("hidden_size"),
+        num_heads=reader.take("num_attention_heads"),
+        d_ff=reader.take("intermediate_size"),
+        activation=activation,
+        norm_position="post",
+        norm_epsilon=reader.take("layer_norm_eps", default=1e-12),
+        embedding_norm=True,
+        positions="learned",
+        max_positions=max_positions - 2 if is_roberta else max_positions,
+        num_token_types=reader.take("type_vocab_size", default=2),
+        scale_embeddings=False,
+        dropout=0.0,
+        pooler="tanh" if has_pooler else "none",
+        num_labels=_num_labels(reader),
+        masked_lm=_has(reader, "predictions.transform.dense.weight") or _has(reader, "lm_head.dense.weight"),
+        masked_lm_activation="gelu" if is_roberta else activation,
+        **special_ids(reader),
+    )
+
+
+def _num_labels(reader: ConfigReader) -> int:
+    """Return the number of classes, which config.json gives by their names only; 0 without a classifier."""
+    labels, number = reader.take("id2label", default=None), reader.take("num_labels", "_num_labels", default=2)
+    is_classifier = _has(reader, "classifier.weight") or _has(reader, "classifier.out_proj.weight")
+    return (number if labels is None else len(labels)) if is_classifier else 0
+
+
+def write_config(config: EncoderConfig) -> dict[str, Any]:
+    """Translate a configuration into the config.json of BERT."""
+    expect_fields(
+        config, norm="layer", norm_position="post", norm_bias=True, embedding_norm=True, positions="learned",
+        attention_bias=True, attention_output_bias=(None, True), feed_forward_bias=True, attention_scale=None,
+        final_norm=(None, False), qk_norm=False, window=None, scale_embeddings=False, scale_positions=False,
+        num_key_value_heads=(None, config.num_heads), head_dim=(None, config.d_model // config.num_heads),
+        masked_lm_activation=config.activation if config.masked_lm else config.masked_lm_activation,
+    )  # fmt: skip
+    if config.num_labels and config.masked_lm:
+        raise ConfigError("masked_lm is true and num_labels is not 0; bert expects one head")
+    architecture = "BertForMaskedLM" if config.masked_lm else "BertModel"
+    if config.pooler == "relu" or (config.num_labels and config.pooler != "tanh") or not config.num_token_types:
+        raise ConfigError(
+            f"pooler is {config.pooler!r} and num_token_types {config.num_token_types}; "
+            "bert expects 'tanh' and at least 1"
+        )
+    return {
+        "architectures": ["BertForSequenceClassification" if config.num_labels else architecture],
+        "model_type": "bert",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.d_ff,
+        "hidden_act": name_of_activation(config),
+        "layer_norm_eps": config.norm_epsilon,
+        "max_position_embeddings": config.max_positions,
+        "type_vocab_size": config.num_token_types,
+        "pad_token_id": config.pad_id,
+        **({"id2label": {str(i): f"LABEL_{i}" for i in range(config.num_labels)}} if config.num_labels else {}),
+    }
+
+
+_LAYER, _OURS = "encoder.layer.{i}.", "layers.{i}."
+_STACK = {
+    "embeddings.word_embeddings.weight": same("embedding.weight"),
+    "embeddings.token_type_embeddings.weight": same("token_types.weight"),
+    **_norm("embeddings.LayerNorm", "input.norm"),
+    **_linear(_LAYER + "attention.self.query", _OURS + "self_attention.query"),
+    **_linear(_LAYER + "attention.self.key", _OURS + "self_attention.key"),
+    **_linear(_LAYER + "attention.self.value", _OURS + "self_attention.value"),
+    **_linear(_LAYER + "attention.output.dense", _OURS + "self_attention.output"),
+    **_norm(_LAYER + "attention.output.LayerNorm", _OURS + "self_attention_residual.norm"),
+    **_linear(_LAYER + "intermediate.dense", _OURS + "feed_forward.up"),
+    **_linear(_LAYER + "output.dense", _OURS + "feed_forward.down"),
+    **_norm(_LAYER + "output.LayerNorm", _OURS + "feed_forward_residual.norm"),
+}
+
+BERT = register(
+    Family(
+        model_types=("bert",),
+        model=Encoder,
+        read_config=read_config,
+        write_config=write_config,
+        prefix="bert.",
+        tied={
+            "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+            "cls.predictions.decoder.bias": "cls.predictions.bias",
+        },
+        ignored=("*.position_ids", "cls.seq_relationship.*"),
+        renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+        tensors={
+            **{f"bert.{name}": layout for name, layout in _STACK.items()},
+            "bert.embeddings.position_embeddings.weight": same("input.positions.weight"),
+            **_linear("bert.pooler.dense", "pooler.linear"),
+            **_linear("cls.predictions.transform.dense", "masked_lm.linear"),
+            **_norm("cls.predictions.transform.LayerNorm", "masked_lm.norm"),
+            "cls.predictions.bias": same("masked_lm.bias"),
+            **_linear("classifier", "classifier"),
+        },
+    )
+)
+
+
+def _roberta_tensors(config: EncoderConfig) -> dict[str, Layout]:
+    # The classifier has a layer of its own in place of the pooler.
+    pooler = "classifier.dense" if config.num_labels else "roberta.pooler.dense"
+    return {
+        **{f"roberta.{name}": layout for name, layout in _STACK.items()},
+        "roberta.embeddings.position_embeddings.weight": rows_from(2, "input.positions.weight"),
+        **_linear(pooler, "pooler.linear"),
+        **_linear("lm_head.dense", "masked_lm.linear"),
+        **_norm("lm_head.layer_norm", "masked_lm.norm"),
+        "lm_head.bias": same("masked_lm.bias"),
+        **_linear("classifier.out_proj", "classifier"),
+    }
+
+
+ROBERTA = register(
+    Family(
+        model_types=_ROBERTA,
+        model=Encoder,
+        read_config=read_config,
+        prefix="roberta.",
+        tied={
+            "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+            "lm_head.decoder.bias": "lm_head.bias",
+        },
+        ignored=("*.position_ids",),
+        renamed=BERT.renamed,
+        tensors=_roberta_tensors,
+    )
+)
+
+
+def read_distilbert_config(reader: ConfigReader) -> EncoderConfig:
+    """Translate the config.json of DistilBERT; the tensors say which heads there are."""
+    reader.skip("dropout", "attention_dropout", "qa_dropout", "seq_classif_dropout", "tie_word_embeddings")
+    reader.skip("sinusoidal_pos_embds")  # they are stored, and not trained
+    activation = activation_of(reader, "activation", default="gelu")
+    return EncoderConfig(
+        vocab_size=reader.take("vocab_size"),
+        num_layers=reader.take("n_layers", "num_hidden_layers"),
+        d_model=reader.take("dim", "hidden_size"),
+        num_heads=reader.take("n_heads", "num_attention_heads"),
+        d_ff=reader.take("hidden_dim"),
+        activation=activation,
+        norm_position="post",
+        norm_epsilon=1e-12,
+        embedding_norm=True,
+        positions="learned",
+        max_positions=reader.take("max_position_embeddings"),
+        scale_embeddings=False,
+        dropout=0.0,
+        pooler="relu" if _has(reader, "pre_classifier.weight") else "none",
+        num_labels=_num_labels(reader),
+        masked_lm=_has(reader, "vocab_transform.weight"),
+        masked_lm_activation=activation,
+        **special_ids(reader),
+    )
+
+
+_DISTIL = "distilbert.transformer.layer.{i}."
+DISTILBERT = register(
+    Family(
+        model_types=("distilbert",),
+        model=Encoder,
+        read_config=read_distilbert_config,
+        prefix="distilbert.",
+        tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
+        ignored=("*.position_ids",),
+        tensors={
+            "distilbert.embeddings.word_embeddings.weight": same("embedding.weight"),
+            "distilbert.embeddings.position_embeddings.weight": same("input.positions.weight"),
+            **_norm("distilbert.embeddings.LayerNorm", "input.norm"),
+            **_linear(_DISTIL + "attention.q_lin", _OURS + "self_attention.query"),
+            **_linear(_DISTIL + "attention.k_lin", _OURS + "self_attention.key"),
+            **_linear(_DISTIL + "attention.v_lin", _OURS + "self_attention.value"),
+            **_linear(_DISTIL + "attention.out_lin", _OURS + "self_attention.output"),
+            **_norm(_DISTIL + "sa_layer_norm", _OURS + "self_attention_residual.norm"),
+            **_linear(_DISTIL + "ffn.lin1", _OURS + "feed_forward.up"),
+            **_linear(_DISTIL + "ffn.lin2", _OURS + "feed_forward.down"),
+            **_norm(_DISTIL + "output_layer_norm", _OURS + "feed_forward_residual.norm"),
+            **_linear("vocab_transform", "masked_lm.linear"),
+            **_norm("vocab_layer_norm", "masked_lm.norm"),
+            "vocab_projector.bias": same("masked_lm.bias"),
+            **_linear("pre_classifier", "pooler.linear"),
+            **_linear("classifier", "classifier"),
+        },
+    )
+)
