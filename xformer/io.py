@@ -215,7 +215,7 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
     path = Path(path)
     try:
         content = path.read_bytes()
-        data = _deserialize(content)
+        data = safetensors.deserialize(content)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     except safetensors.SafetensorError as error:
@@ -274,16 +274,6 @@ def restorable_dtype(xp: Any, name: str) -> str:
     except BackendError:
         return "float32"
     return name
-
-
-def _deserialize(content: bytes) -> Any:
-    """Parse a safetensors file. The library is written in Rust and panics if it runs out of memory."""
-    try:
-        return importlib.import_module("safetensors").deserialize(content)
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise MemoryError(f"safetensors failed: {error}") from error
 
 
 def _checksum(tensors: list[tuple[str, str, Any, Any]], metadata: dict[str, str]) -> str:

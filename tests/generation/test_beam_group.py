@@ -15,11 +15,10 @@ def group(size, *beams, limit=9, num_return_sequences=1, alpha=0.0, is_too_long=
     return BeamGroup(
         size,
         limit,
-        is_too_long or (lambda tokens: False),
-        limit + 1,
-        alpha,
+        length_penalty(limit + 1, alpha),
         list(beams),
         BeamHypotheses(num_return_sequences),
+        is_too_long,
     )
 
 
@@ -28,7 +27,7 @@ def test_the_best_finished_are_kept_and_of_equal_ones_the_first():
     assert finished.worst_score == -math.inf
     for score, token in ((-3.0, 3), (-1.0, 4), (-1.0, 5), (-2.0, 6), (-1.0, 7)):
         finished.add(hypothesis(score, token))
-    assert [found.tokens for found in finished.hypotheses] == [[4], [5]]
+    assert [each.tokens for each in finished.hypotheses] == [[4], [5]]
     assert finished.worst_score == -1.0
 
 
@@ -37,7 +36,7 @@ def test_an_end_counts_only_among_the_best():
         tokens = [3, 4, 5]
         tokens.insert(rank, EOS)
         search = group(2, Beam([], 0.0, 0))
-        ended = search.advance([Candidate(-place, 0, token) for place, token in enumerate(tokens)], EOS, None)
+        ended = search.advance([Candidate(-rank, 0, token) for rank, token in enumerate(tokens)], EOS, None)
         assert bool(ended) == ends
         assert [beam.tokens for beam in search.beams] == [[3], [4]]
 
@@ -78,7 +77,7 @@ def test_a_group_is_done_when_no_beam_can_win():
 
 def test_candidates_that_are_too_long_are_replaced_by_others():
     search = group(2, Beam([7, 7], -0.1, 0), Beam([8], -0.5, 1), is_too_long=lambda tokens: len(tokens) >= 3)
-    candidates = [Candidate(-place, 0, 3 + place) for place in range(6)] + [Candidate(-9.0, 1, 4)]
+    candidates = [Candidate(-rank, 0, 3 + rank) for rank in range(6)] + [Candidate(-9.0, 1, 4)]
     assert search.advance(candidates, EOS, candidates[0]) == []
     assert [beam.tokens for beam in search.beams] == [[8, 4]]
     assert search.advance([Candidate(-9.5, 0, 5)], EOS, None) == []

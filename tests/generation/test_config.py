@@ -100,3 +100,12 @@ def test_every_field_has_help_and_a_panel():
     for name, _, panel, field in options_of(GenerationConfig):
         assert field.metadata["help"].endswith("."), name
         assert panel, name
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [("max_length", "max_new_tokens"), ("eos_token_id", "eos_id"), ("logits_processor", "logits_processors")],
+)
+def test_names_of_hugging_face_are_translated(name, ours):
+    with raises_line(ConfigError, f"unknown argument '{name}'; .*{ours}"):
+        GenerationConfig.resolve(None, {name: 5})

@@ -124,6 +124,28 @@ def test_learned_positions_bound_prompt_and_continuation():
             generate(model, [PROMPTS[0], [1] * 6], GenerationConfig(**settings), rng=Rng(0))
 
 
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "rng": Rng(0)}, {"num_beams": 2}])
+def test_a_row_without_a_possible_token_is_named(settings):
+    """The second input has none at its second position."""
+
+    def mask_all(histories, logits):
+        rows = [[index == 1 and len(row) == 3] for row, index in zip(histories, histories.input_indices, strict=True)]
+        return np.where(rows, -np.inf, logits)
+
+    config = LanguageModelConfig(vocab_size=7, d_model=8, num_heads=2, d_ff=8, num_layers=1)
+    for options, number in (({}, 2), ({"indices": [4, 7]}, 8)):
+        with raises_line(DataError, f"input {number} has no possible token at position 4"):
+            generate(
+                LanguageModel(config),
+                [[3, 4], [5, 6]],
+                max_new_tokens=4,
+                special_tokens=False,
+                logits_processors=[mask_all],
+                **settings,
+                **options,
+            )
+
+
 @pytest.mark.parametrize(
     ("inputs", "options", "error", "message"),
     [

@@ -24,7 +24,6 @@ from xformer.generation.logits_processors import (
     mask_tokens,
     repeating_tokens,
 )
-from xformer.generation.sequence_bias import PhraseSet
 
 INFINITY = math.inf
 LOGITS = np.asarray([[1.0, -2.0, 0.5, 3.0], [0.0, 4.0, -1.0, 2.0]])
@@ -59,7 +58,7 @@ def test_repetition_penalty_is_the_formula(xp):
 
 
 def test_sequence_bias_belongs_to_the_input_of_a_row(xp):
-    bias = SequenceBias([PhraseSet.make([], 4), PhraseSet.make([[[1, 3]]], 4)], 1.5)
+    bias = SequenceBias([[], [[(1, 3)]]], 1.5)
     found = bias(rows([1], [0], indices=[1, 0]), from_host(xp, LOGITS))
     assert_close(found, LOGITS + np.asarray([[0.0, 1.5, 0.0, 3.0], [0.0] * 4]), xp=xp)
     assert_close(bias(rows([], [], indices=[0, 0]), from_host(xp, LOGITS)), LOGITS, xp=xp)
@@ -149,14 +148,14 @@ def test_processors_apply_in_order():
     expected[0, 4] += 2.0
     expected[0, :2] = -INFINITY
     seen = []
-    found = process(logits, [[3]], repetition_penalty=1.5, sequence_bias=[PhraseSet.make([[[4]]], 6)],
+    found = process(logits, [[3]], repetition_penalty=1.5, sequence_bias=[[[[4]]]],
                     user=[lambda histories, logits: seen.append(logits) or logits - 1.0])  # fmt: skip
     assert_close(found[:, 2:], expected[:, 2:] - 1.0)
     assert_close(seen[0][:, 2:], expected[:, 2:])
     assert allowed(found) == [{2, 3, 4, 5}]
 
 
-def test_ngram_blocks_yield_if_no_token_would_be_left():
+def test_ngrams_may_repeat_if_no_other_token_is_left():
     logits = normal(0, 1, 6)
     settings = {"no_repeat_ngram_size": 1}
     assert allowed(process(logits, [[3, 4]], ranges=[(9, 9)], **settings)) == [{5}]
@@ -166,5 +165,5 @@ def test_ngram_blocks_yield_if_no_token_would_be_left():
     assert allowed(NoRepeatNGram(1)(rows([0, 1], [0, 1, 2, 3]), LOGITS)) == [{2, 3}, {0, 1, 2, 3}]
 
 
-def test_a_minimum_length_yields_if_only_eos_is_left():
+def test_eos_is_allowed_below_the_minimum_if_no_other_token_is():
     assert allowed(process(normal(0, 1, 3), [[]], ranges=[(4, 9)])) == [{2}]

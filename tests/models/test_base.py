@@ -102,15 +102,6 @@ def test_load_reads_a_model_of_any_class(path):
         load(path)
 
 
-def test_a_file_of_version_0_1_is_named_as_such(path):
-    small_model().save(path)
-    arrays, metadata = load_arrays(path)
-    old = {name.replace(".up.", ".expand.").replace(".down.", ".contract."): x for name, x in arrays.items()}
-    save_arrays(path, old, metadata)
-    with raises_line(CheckpointError, "was saved by xformer 0.1, whose parameters have other names"):
-        Transformer.load(path)
-
-
 def test_files_without_a_model_are_refused(path):
     with raises_line(CheckpointError, r"cannot read .*model\.safetensors: No such file or directory"):
         Transformer.load(path, xp="numpy")

@@ -35,6 +35,7 @@ class GenerationBatch:
         start: Tokens that every row begins with, e.g. bos.
         prefixes: Tokens that each output (of a language model: prompt and output) begins with.
         lengths: Length limits of each output.
+        indices: Index of each input in a longer list; errors count from 1.
         eos_id: Token that ends an output; None: outputs end at their maximum length.
         suppress_tokens: Tokens that are never generated.
         logits_processors: Applied in this order at each step.
@@ -49,6 +50,7 @@ class GenerationBatch:
     start: list[int]
     prefixes: list[list[int]]
     lengths: LengthLimits
+    indices: Sequence[int]
     eos_id: int | None
     suppress_tokens: frozenset[int]
     logits_processors: Sequence[LogitsProcessor] = ()
@@ -97,9 +99,9 @@ class GenerationBatch:
         for processor in self.logits_processors:
             shape, logits = logits.shape, processor(rows, logits)
             if getattr(logits, "shape", None) != shape:
-                name = getattr(processor, "__name__", type(processor).__name__)
+                returned = f"shape {tuple(logits.shape)}" if hasattr(logits, "shape") else repr(logits)
                 raise ShapeError(
-                    f"logits processor {name} returned {_describe(logits)}; expected logits {tuple(shape)}"
+                    f"logits processor {_name(processor)} returned {returned}; expected logits {tuple(shape)}"
                 )
         return logits
 
@@ -111,14 +113,21 @@ class GenerationBatch:
         flags = [criterion(rows) for criterion in self.stopping_criteria]
         for criterion, column in zip(self.stopping_criteria, flags, strict=True):
             if not hasattr(column, "__len__") or len(column) != len(rows):
-                name = getattr(criterion, "__name__", type(criterion).__name__)
                 raise ShapeError(
-                    f"stopping criterion {name} returned {column!r}; expected one bool per row ({len(rows)})"
+                    f"stopping criterion {_name(criterion)} returned {column!r}; expected one bool per row "
+                    f"({len(rows)})"
                 )
         return [
             len(tokens) > len(self.prefixes[index]) and any(column)
             for tokens, index, column in zip(rows, input_indices, zip(*flags, strict=True), strict=True)
         ]
+
+    def no_token_error(self, index: int, tokens: Sequence[int]) -> DataError:
+        """Return the error for a row of input `index` whose next token has no finite score."""
+        return DataError(
+            f"input {self.indices[index] + 1} has no possible token at position {len(tokens) + 1}: all logits are -inf "
+            "or one is NaN; expected logits processors and suppress_tokens to leave at least one token"
+        )
 
     def is_too_long(self, index: int, tokens: Sequence[int]) -> bool:
         """Return whether tokens after the prefix exceed the limit of output `index` in units of `length_fn`."""
@@ -148,18 +157,26 @@ def check_prefixes(
         return [[] for _ in lengths.ranges]
     if len(prefixes) != len(lengths.ranges):
         raise DataError(f"prefix has {len(prefixes)} entries for {len(lengths.ranges)} inputs; expected one list each")
-    config, size = model.config, model.vocab_size
+    config = model.config
     special = {config.pad_id: "pad_id", config.bos_id: "bos_id", config.eos_id: "eos_id"}
+    checked = []
     for index, prefix in enumerate(prefixes):
         number = indices[index] + 1
-        for token in prefix:
-            if not 0 <= token < size:
-                raise DataError(f"prefix {number} has token id {token}; expected 0 to {size - 1}")
+        checked.append(check_tokens(f"prefix {number}", prefix, model.vocab_size))
+        for token in checked[-1]:
             if token in special:
                 raise DataError(f"prefix {number} has {special[token]} {token}; expected ordinary tokens only")
         lengths.check_prefix(index, prefix, number)
-    return [[int(token) for token in prefix] for prefix in prefixes]
+    return checked
 
 
-def _describe(value: Any) -> str:
-    return f"shape {tuple(value.shape)}" if hasattr(value, "shape") else f"{value!r}"
+def check_tokens(name: str, tokens: Sequence[int], vocab_size: int) -> list[int]:
+    """Return token ids as a list; raise DataError for ids outside the vocabulary."""
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise DataError(f"{name} has token id {token}; expected 0 to {vocab_size - 1}")
+    return [int(token) for token in tokens]
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from xformer.generation.candidates import Candidate
-from xformer.generation.hypothesis import Hypothesis, length_penalty
+from xformer.generation.hypothesis import Hypothesis
 
 
 @dataclass
@@ -59,21 +59,19 @@ class BeamGroup:
     Attributes:
         size: Number of beams.
         max_length: Maximum number of tokens, prompt included.
-        is_too_long: Returns whether tokens exceed the limit in another unit than tokens.
-        max_scored_length: |Y| of the longest possible hypothesis: its output tokens and eos.
-        length_penalty: Exponent of the length penalty.
+        max_length_penalty: lp of the longest possible hypothesis: its output tokens and eos.
         beams: Unfinished hypotheses.
         finished: Best finished hypotheses.
+        is_too_long: Returns whether tokens exceed the limit in another unit than tokens; None without such a limit.
         truncated: Beams that reached the maximum length.
     """
 
     size: int
     max_length: int
-    is_too_long: Callable[[list[int]], bool]
-    max_scored_length: int
-    length_penalty: float
+    max_length_penalty: float
     beams: list[Beam]
     finished: BeamHypotheses
+    is_too_long: Callable[[list[int]], bool] | None = None
     truncated: list[Beam] = field(default_factory=list)
 
     @property
@@ -83,18 +81,18 @@ class BeamGroup:
         This holds without beams, or if enough hypotheses have finished and no beam can still exceed the worst of them:
 
         Let X be a beam with log-probability l <= 0, and Y any finished hypothesis that begins with X. Each further
-        token has a log-probability of at most zero, so log P(Y) <= l. Since |Y| <= max_scored_length and alpha >= 0,
-        0 < lp(Y) <= lp(max_scored_length), and a number that is at most zero grows when divided by more:
-        log P(Y) / lp(Y) <= l / lp(Y) <= l / lp(max_scored_length). The coverage penalty cp(Y) is at most zero.
-        Therefore score(Y) <= l / lp(max_scored_length). If that is not above the worst score kept, Y will not be kept:
-        of equal scores the earlier one stays. Rounding preserves the order, as addition and division do.
+        token has a log-probability of at most zero, so log P(Y) <= l. Since alpha >= 0, 0 < lp(Y) <= m, where m is
+        max_length_penalty. A number that is at most zero grows when divided by more: log P(Y) / lp(Y) <= l / lp(Y) <=
+        l / m. The coverage penalty cp(Y) is at most zero, so score(Y) <= l / m. If that is not above the worst score
+        kept, Y will not be kept: of equal scores the earlier one stays. Rounding preserves the order, as addition and
+        division do.
 
         Groups after the first depend on the choices of earlier ones, so a group runs as long as any of its input does.
         """
         if not self.beams:
             return True
         best = max(beam.log_probability for beam in self.beams)
-        return best / length_penalty(self.max_scored_length, self.length_penalty) <= self.finished.worst_score
+        return best / self.max_length_penalty <= self.finished.worst_score
 
     def advance(self, candidates: Sequence[Candidate], eos_id: int | None, greedy: Candidate | None) -> list[Beam]:
         """Extend the beams by one token and return the hypotheses that ended, without eos.
@@ -110,16 +108,16 @@ class BeamGroup:
         """
         parents = self.beams
         ended = [c for c in candidates[: self.size] if c.token == eos_id]
-        valid = (
-            c for c in candidates if c.token != eos_id and not self.is_too_long([*parents[c.beam].tokens, c.token])
-        )
+        valid: Iterable[Candidate] = (c for c in candidates if c.token != eos_id)
+        if self.is_too_long is not None:
+            valid = (c for c in valid if not self.is_too_long([*parents[c.beam].tokens, c.token]))
         chosen = list(itertools.islice(valid, self.size))
         if greedy is not None and greedy.token == eos_id:
             ended += [greedy] if greedy not in ended else []
         elif (
             greedy is not None
             and greedy not in chosen
-            and not self.is_too_long([*parents[greedy.beam].tokens, greedy.token])
+            and (self.is_too_long is None or not self.is_too_long([*parents[greedy.beam].tokens, greedy.token]))
         ):
             chosen = [*chosen[: self.size - 1], greedy]
         if not chosen or len(parents[0].tokens) == self.max_length:

@@ -21,11 +21,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from xformer.generation.batch import GenerationBatch
 from xformer.generation.beam_group import Beam, BeamGroup, BeamHypotheses
 from xformer.generation.candidates import Candidate, TopTokens, rank_candidates, top_tokens
 from xformer.generation.config import DEFAULT_DIVERSITY_PENALTY
-from xformer.generation.hypothesis import Hypothesis, best_first
+from xformer.generation.hypothesis import Hypothesis, best_first, length_penalty
 from xformer.generation.scoring import UnscoredHypothesis, score, score_bound
 
 
@@ -40,12 +42,13 @@ class InputBeams:
             BeamGroup(
                 size=config.group_size,
                 max_length=maximum,
-                is_too_long=functools.partial(batch.is_too_long, index),
-                max_scored_length=batch.lengths.output_length(index, maximum) + 1,
-                length_penalty=config.length_penalty,
+                max_length_penalty=length_penalty(
+                    batch.lengths.output_length(index, maximum) + 1, config.length_penalty
+                ),
                 # The first group is free of the diversity penalty, so it contains greedy search.
                 beams=[Beam(prefix, 0.0, index, is_greedy=config.keep_greedy and number == 0)],
                 finished=BeamHypotheses(config.num_return_sequences),
+                is_too_long=functools.partial(batch.is_too_long, index) if batch.lengths.unit_ranges else None,
             )
             for number in range(config.num_beam_groups)
         ]
@@ -136,6 +139,9 @@ def beam_search(batch: GenerationBatch) -> list[list[Hypothesis]]:
     while True:
         logits = batch.process(logits, [beam.tokens for beam, _ in rows], [index for _, index in rows])
         top = top_tokens(logits, num_tokens, batch.eos_id)
+        for row in np.flatnonzero(np.isnan(top.log_probs[:, 0]))[:1]:
+            beam, index = rows[row]
+            raise batch.no_token_error(index, beam.tokens)
         _keep_best(batch, _advance(active, top, num_candidates))
         open_inputs = [position for position, each in enumerate(active) if not each.is_done]
         if not open_inputs:

@@ -34,6 +34,7 @@ class TopTokens(NamedTuple):
     eos_log_probs: Any
 
 
+@np.errstate(invalid="ignore")  # beam_search reports a row without a finite score
 def top_tokens(logits: Array, count: int, eos_id: int | None) -> TopTokens:
     """Return the `count` best tokens of each row of logits (rows, vocabulary)."""
     xp = array_namespace(logits)

@@ -11,6 +11,16 @@ from xformer.config import Config, option
 from xformer.errors import ConfigError
 
 DEFAULT_DIVERSITY_PENALTY = 0.5  # Vijayakumar et al. (2016) recommend 0.2 to 0.8
+# Arguments of Hugging Face's generate that have another name here.
+_HUGGING_FACE = {
+    "max_length": "use max_new_tokens, which does not count the prompt",
+    "min_length": "use min_new_tokens, which does not count the prompt",
+    "early_stopping": "beam search stops as soon as no better output is possible",
+    "eos_token_id": "set eos_id in the configuration of the model",
+    "pad_token_id": "set pad_id in the configuration of the model",
+    "logits_processor": "use logits_processors",
+    "generation_config": "use config",
+}
 _CONFLICTS = " If the limits of an input conflict, the maximum applies."
 
 
@@ -138,6 +148,8 @@ class GenerationConfig(Config):
         Raises:
             ConfigError: For an unknown field (with the nearest known one) or an invalid value.
         """
+        for name in overrides.keys() & _HUGGING_FACE.keys():
+            raise ConfigError(f"unknown argument {name!r}; {_HUGGING_FACE[name]}")
         if config is None:
             return cls(**overrides)
         if not isinstance(config, GenerationConfig):

@@ -8,7 +8,7 @@ from typing import Any
 
 from xformer.backends import Array, array_namespace, backend_of, device, from_host, to_host
 from xformer.errors import ConfigError, DataError
-from xformer.generation.batch import GenerationBatch, check_prefixes
+from xformer.generation.batch import GenerationBatch, check_prefixes, check_tokens
 from xformer.generation.beam_search import beam_search
 from xformer.generation.config import GenerationConfig
 from xformer.generation.greedy_sampling import generate_steps, greedy_or_sample, start_samples
@@ -17,7 +17,7 @@ from xformer.generation.lengths import LengthLimits, LengthRange, length_ranges,
 from xformer.generation.logits_processors import LogitsProcessor, build_logits_processors
 from xformer.generation.sampling import uniform_streams
 from xformer.generation.scoring import CoveragePenalty
-from xformer.generation.sequence_bias import Phrase, phrase_sets
+from xformer.generation.sequence_bias import Phrase, check_sequence_bias
 from xformer.generation.static_greedy import is_supported, static_greedy
 from xformer.generation.stopping_criteria import StoppingCriteria
 from xformer.models import LanguageModel, Transformer
@@ -206,6 +206,7 @@ def _make_batch(
         start=start,
         prefixes=prefixes,
         lengths=lengths,
+        indices=indices,
         eos_id=eos_id,
         suppress_tokens=suppress_tokens,
         logits_processors=build_logits_processors(
@@ -215,7 +216,7 @@ def _make_batch(
             suppress_tokens=suppress_tokens,
             lengths=lengths,
             prefixes=prefixes,
-            sequence_bias=phrase_sets(sequence_bias, len(prefixes), model.vocab_size),
+            sequence_bias=check_sequence_bias(sequence_bias, len(prefixes), model.vocab_size),
             user_processors=logits_processors,
         ),
         stopping_criteria=stopping_criteria,
@@ -316,7 +317,4 @@ def _check_prompt(prompt: Sequence[int], number: int, vocab_size: int) -> list[i
         raise DataError(f"prompt {number} is {prompt!r}; expected a list of token ids: inputs are a list of prompts")
     if not len(prompt):
         raise DataError(f"prompt {number} is empty; expected at least one token, e.g. bos_id")
-    for token in prompt:
-        if not 0 <= token < vocab_size:
-            raise DataError(f"prompt {number} has token id {token}; expected 0 to {vocab_size - 1}")
-    return [int(token) for token in prompt]
+    return check_tokens(f"prompt {number}", prompt, vocab_size)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+import numpy as np
 
 from xformer.backends import Array, array_namespace, to_host
 from xformer.generation.batch import GenerationBatch
@@ -35,6 +38,8 @@ class Sample:
         """Append a token, or end the output; at the maximum length only eos counts."""
         if self.status != "running":
             return
+        if math.isnan(log_probability):
+            raise batch.no_token_error(self.index, self.tokens)
         maximum = batch.lengths.ranges[self.index].maximum
         if token == batch.eos_id:
             self.status = "eos"
@@ -99,15 +104,7 @@ def generate_steps(batch: GenerationBatch, samples: list[list[Sample]]) -> Itera
 def _advance(batch: GenerationBatch, logits: Array, samples: list[Sample]) -> list[int]:
     """Choose the next token of each row and append it."""
     logits = batch.process(logits, [sample.tokens for sample in samples], [sample.index for sample in samples])
-    xp = array_namespace(logits)
-    if batch.uniforms is None:
-        chosen = xp.argmax(logits, axis=-1)
-    else:
-        uniforms = [batch.uniforms[sample.index][sample.number][len(sample.tokens)] for sample in samples]
-        chosen = draw(truncate(logits, batch.config), uniforms)
-    chosen_log_probs = xp.take_along_axis(logits, xp.expand_dims(chosen, axis=-1), axis=-1) - log_sum_exp(logits)
-    # The first copy waits for the step; the second one is then immediate.
-    tokens, log_probs = to_host(chosen).tolist(), to_host(chosen_log_probs)[:, 0].tolist()
+    tokens, log_probs = _choose(batch, logits, samples)
     extended = []
     for sample, token, log_prob in zip(samples, tokens, log_probs, strict=True):
         length = len(sample.tokens)
@@ -117,3 +114,17 @@ def _advance(batch: GenerationBatch, logits: Array, samples: list[Sample]) -> li
     for sample in (sample for sample, stop in zip(extended, stops, strict=True) if stop):
         sample.status = "stopped"
     return tokens
+
+
+@np.errstate(invalid="ignore")  # Sample.append reports a row without a finite score
+def _choose(batch: GenerationBatch, logits: Array, samples: list[Sample]) -> tuple[list[int], list[float]]:
+    """Return the next token of each row and its log-probability, on the host."""
+    xp = array_namespace(logits)
+    if batch.uniforms is None:
+        chosen = xp.argmax(logits, axis=-1)
+    else:
+        uniforms = [batch.uniforms[sample.index][sample.number][len(sample.tokens)] for sample in samples]
+        chosen = draw(truncate(logits, batch.config), uniforms)
+    log_probs = xp.take_along_axis(logits, xp.expand_dims(chosen, axis=-1), axis=-1) - log_sum_exp(logits)
+    # The first copy waits for the step; the second one is then immediate.
+    return to_host(chosen).tolist(), to_host(log_probs)[:, 0].tolist()

@@ -16,7 +16,7 @@ import numpy as np
 from xformer.backends import Array, array_namespace, device, from_host
 from xformer.generation.config import GenerationConfig
 from xformer.generation.lengths import LengthLimits
-from xformer.generation.sequence_bias import PhraseSet
+from xformer.generation.sequence_bias import Phrase, phrase_weights
 
 Tokens = Sequence[int]
 
@@ -49,7 +49,7 @@ def build_logits_processors(
     suppress_tokens: frozenset[int],
     lengths: LengthLimits,
     prefixes: Sequence[Tokens],
-    sequence_bias: Sequence[PhraseSet] | None = None,
+    sequence_bias: Sequence[Sequence[Phrase]] | None = None,
     user_processors: Iterable[LogitsProcessor] = (),
 ) -> list[LogitsProcessor]:
     """Return the logits processors of a batch, in the order in which they apply."""
@@ -96,13 +96,13 @@ class RepetitionPenalty:
 class SequenceBias:
     """Raise the logits of tokens that begin or continue a favored phrase (sequence_bias.py)."""
 
-    def __init__(self, phrases: Sequence[PhraseSet], strength: float) -> None:
+    def __init__(self, phrases: Sequence[Sequence[Phrase]], strength: float) -> None:
         self.phrases, self.strength = phrases, strength
 
     def __call__(self, histories: Histories, logits: Array) -> Array:
         """Return the changed logits."""
         weights = [
-            self.phrases[index].weights(history)
+            phrase_weights(self.phrases[index], history)
             for history, index in zip(histories, histories.input_indices, strict=True)
         ]
         if not any(weights):

@@ -75,7 +75,25 @@ class BaseModel(Module):
             CheckpointError: If the file does not contain a model of this class.
             BackendError: If the library, dtype or device is not available.
         """
-        return _build(cls, path, *load_arrays(path), xp=xp, dtype=dtype, device=device)
+        arrays, metadata = load_arrays(path)
+        if metadata.get("format") != "xformer" or "config" not in metadata:
+            raise CheckpointError(
+                f"{path} is a safetensors file without the configuration of an xformer model; "
+                "read the parameters of another Module with xformer.load_parameters(module, path)"
+            )
+        name = metadata.get("model", "Transformer")
+        if name not in _MODELS:
+            raise CheckpointError(f"{path} contains a {name}, which is not defined; import its class first")
+        if not issubclass(_MODELS[name], cls):
+            raise CheckpointError(f"{path} contains a {name}; use {name}.load(path)")
+        try:
+            config = _MODELS[name].config_class.from_dict(json.loads(metadata["config"]), "configuration")
+            if dtype is None:
+                dtype = restorable_dtype(xp, metadata.get("dtype", "float32"))
+            model: Any = _MODELS[name](config, xp=xp, dtype=dtype, device=device)
+            return replace(model, restore_like(arrays, dict(model.named_parameters())))
+        except (ConfigError, ShapeError, ValueError) as error:
+            raise CheckpointError(f"{path} does not contain the model of its configuration: {error}") from error
 
 
 def load(
@@ -85,38 +103,4 @@ def load(
 
     The file records the class, which must be defined (imported) when it is read.
     """
-    arrays, metadata = load_arrays(path)
-    cls = _MODELS.get(metadata.get("model", ""), BaseModel)
-    return _build(cls, path, arrays, metadata, xp=xp, dtype=dtype, device=device)
-
-
-def _build(
-    cls: type[BaseModel],
-    path: Any,
-    arrays: dict[str, Any],
-    metadata: dict[str, str],
-    *,
-    xp: Any,
-    dtype: Any,
-    device: Any,
-) -> Any:
-    if metadata.get("format") != "xformer" or "config" not in metadata:
-        raise CheckpointError(
-            f"{path} is a safetensors file without the configuration of an xformer model; "
-            "read the parameters of another Module with xformer.load_parameters(module, path)"
-        )
-    saved = metadata.get("model", "Transformer")
-    if saved not in _MODELS:
-        raise CheckpointError(f"{path} contains a {saved}, which is not defined; import its class first")
-    if saved != cls.__name__:
-        raise CheckpointError(f"{path} contains a {saved}; use {saved}.load(path)")
-    if any(".expand." in name for name in arrays):
-        raise CheckpointError(f"{path} was saved by xformer 0.1, whose parameters have other names; train it again")
-    try:
-        config = cls.config_class.from_dict(json.loads(metadata["config"]), "configuration")
-        if dtype is None:
-            dtype = restorable_dtype(xp, metadata.get("dtype", "float32"))
-        model = cls(config, xp=xp, dtype=dtype, device=device)
-        return replace(model, restore_like(arrays, dict(model.named_parameters())))
-    except (ConfigError, ShapeError, ValueError) as error:
-        raise CheckpointError(f"{path} does not contain the model of its configuration: {error}") from error
+    return BaseModel.load(path, xp=xp, dtype=dtype, device=device)

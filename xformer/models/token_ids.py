@@ -47,38 +47,27 @@ def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
         BackendError: For an array of a third library or on another device.
     """
     model_xp = base_namespace(array_namespace(like))
-    if is_array(data) and is_floating(data.dtype) and tuple(data.shape[2:]) == (vocab_size,):
-        return _one_hot(data, name, like)
-    if is_array(data) and backend_name(array_namespace(data)) == backend_name(model_xp):
-        _check_ids(data, name)
+    data = data if is_array(data) else from_host(np, data)
+    library = backend_name(array_namespace(data))
+    is_same_library = library == backend_name(model_xp)
+    if is_same_library:
         check_same_device((like, data))
-        ids = _signed(data)
-        if is_host_accessible(ids):
-            _check_range(ids, name, vocab_size)
-        return ids
-    if is_array(data) and backend_name(array_namespace(data)) != "numpy":
+    elif library != "numpy":
         raise BackendError(
-            f"{name} is an array of {backend_name(array_namespace(data))} and the model one of "
-            f"{backend_name(model_xp)}; expected an array of that library, a NumPy array or nested lists"
+            f"{name} is an array of {library} and the model one of {backend_name(model_xp)}; expected an array of that "
+            "library, a NumPy array or nested lists"
         )
-    ids = from_host(np, data)
-    _check_ids(ids, name)
-    _check_range(ids, name, vocab_size)
-    return from_host(model_xp, _signed(ids), device=device(like))
-
-
-def _one_hot(rows: Array, name: str, like: Array) -> Array:
-    """Return rows in the library, dtype and device of `like`; traced rows stay traced."""
-    xp = array_namespace(rows)
-    if backend_name(xp) == backend_name(array_namespace(like)):
-        check_same_device((like, rows))
-        return xp.astype(rows, like.dtype, copy=False)
-    if backend_name(xp) != "numpy":
-        raise BackendError(
-            f"{name} is an array of {backend_name(xp)} and the model one of {backend_name(array_namespace(like))}; "
-            "expected an array of that library or a NumPy array"
-        )
-    return from_host(base_namespace(array_namespace(like)), rows, dtype=like.dtype, device=device(like))
+    dtype = None
+    if is_floating(data.dtype) and tuple(data.shape[2:]) == (vocab_size,):
+        dtype = like.dtype
+        if is_same_library:  # traced rows stay traced
+            return array_namespace(data).astype(data, dtype, copy=False)
+    else:
+        _check_ids(data, name)
+        data = _signed(data)
+        if is_host_accessible(data):
+            _check_range(data, name, vocab_size)
+    return data if is_same_library else from_host(model_xp, data, dtype=dtype, device=device(like))
 
 
 def as_lengths(lengths: Any, batch: int, like: Array) -> Array:
