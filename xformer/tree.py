@@ -321,8 +321,8 @@ class _Static:
 
     def __init__(self, node: Module) -> None:
         self.layout = _layout(node)
-        children = {name for name, _ in self.layout}
-        self.fields = {name: value for name, value in node.__dict__.items() if name not in (*children, _LAYOUT)}
+        self.names = [name for name, _ in self.layout]  # of the children
+        self.fields = {name: value for name, value in node.__dict__.items() if name not in (*self.names, _LAYOUT)}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Static) and self.layout == other.layout and self.fields == other.fields
@@ -337,17 +337,17 @@ class _Static:
 def _register_pytree(backend: Backend, cls: type[Module]) -> None:
     def unflatten(static: _Static, children: Any) -> Module:
         node = object.__new__(cls)
-        names = (name for name, _ in static.layout)
-        node.__dict__.update(static.fields, **dict(zip(names, children, strict=True)))
+        node.__dict__.update(static.fields, **dict(zip(static.names, children, strict=True)))
         if all(child is not None for child in children):
             node.__dict__[_LAYOUT] = static.layout
         return node
 
-    backend.register_pytree(cls, _flatten_once, unflatten, lambda node: tuple(name for name, _ in _layout(node)))
+    backend.register_pytree(cls, _flatten_once, unflatten)
 
 
 def _flatten_once(node: Module) -> tuple[tuple[Any, ...], _Static]:
-    return tuple(getattr(node, name) for name, _ in _layout(node)), _Static(node)
+    static = _Static(node)
+    return tuple(getattr(node, name) for name in static.names), static
 
 
 def _register_all(backend: Backend) -> None:

@@ -106,20 +106,13 @@ class Backend:
     def configure(self, *, dtype: str | None, num_threads: int) -> None:
         """Prepare the process for a command that computes in `dtype` on `num_threads` threads."""
 
-    def register_pytree(
-        self,
-        cls: type,
-        flatten: Callable[[Any], tuple[tuple[Any, ...], Any]],
-        unflatten: Callable[[Any, Any], Any],
-        names: Callable[[Any], tuple[str, ...]],
-    ) -> None:
+    def register_pytree(self, cls: type, flatten: Callable[..., Any], unflatten: Callable[..., Any]) -> None:
         """Make a class a pytree of the library, if the library has pytrees.
 
         Args:
             cls: The class.
-            flatten: Returns the children of an object and its static part.
+            flatten: Returns the children of an object and its static part, which has their `names`.
             unflatten: Builds an object from the static part and the children.
-            names: Returns the attribute names of the children.
         """
 
 

@@ -50,14 +50,12 @@ class JaxBackend(Backend):
         if dtype == "float64":
             jax.config.update("jax_enable_x64", True)
 
-    def register_pytree(
-        self, cls: type, flatten: Callable[..., Any], unflatten: Callable[..., Any], names: Callable[..., Any]
-    ) -> None:
+    def register_pytree(self, cls: type, flatten: Callable[..., Any], unflatten: Callable[..., Any]) -> None:
         """Make a class a JAX pytree whose children have attribute names as keys."""
 
         def flatten_with_keys(node: Any) -> tuple[Any, Any]:
             children, static = flatten(node)
-            keys = map(jax.tree_util.GetAttrKey, names(node))
+            keys = map(jax.tree_util.GetAttrKey, static.names)
             return tuple(zip(keys, children, strict=True)), static
 
         jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)

@@ -59,9 +59,7 @@ class TorchBackend(Backend):
         """Limit torch's threads."""
         torch.set_num_threads(min(num_threads, torch.get_num_threads()))
 
-    def register_pytree(
-        self, cls: type, flatten: Callable[..., Any], unflatten: Callable[..., Any], names: Callable[..., Any]
-    ) -> None:
+    def register_pytree(self, cls: type, flatten: Callable[..., Any], unflatten: Callable[..., Any]) -> None:
         """Make a class a pytree of `torch.utils._pytree`."""
         _pytree.register_pytree_node(
             cls, flatten, lambda children, static: unflatten(static, children), serialized_type_name=cls.__qualname__

@@ -1,7 +1,7 @@
 """Normalization of the features of each token.
 
 Every norm accepts float16 and bfloat16 features up to the largest number of the format: rows are scaled down before
-they are squared (see ops/layer_norm.py).
+they are squared (see ops/norms.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from xformer.backends import Array, array_namespace
 from xformer.errors import ConfigError
 from xformer.layers.initializer import Initializer, initializer
 from xformer.layers.linear import as_dtype_of
-from xformer.ops.layer_norm import layer_norm
-from xformer.ops.rms_norm import rms_norm
+from xformer.ops.norms import layer_norm, rms_norm
 from xformer.tree import Module
 
 

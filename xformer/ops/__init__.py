@@ -8,10 +8,9 @@ from xformer.ops.cast import cast
 from xformer.ops.cross_entropy import cross_entropy
 from xformer.ops.dropout import dropout
 from xformer.ops.embedding import embedding
-from xformer.ops.layer_norm import layer_norm
 from xformer.ops.linear import linear
+from xformer.ops.norms import layer_norm, rms_norm
 from xformer.ops.project_heads import project_heads
-from xformer.ops.rms_norm import rms_norm
 from xformer.ops.sgd import sgd
 from xformer.ops.softmax import softmax
 from xformer.ops.squared_norm import squared_norm
