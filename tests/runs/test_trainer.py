@@ -9,8 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.reference import raises_line
-from xformer.errors import CheckpointError, TrainingError
+from xformer.errors import TrainingError
 from xformer.io import load_arrays
 from xformer.models import Transformer, TransformerConfig
 from xformer.runs.checkpoints import average_models
@@ -49,8 +48,13 @@ def make(path, config=TRAINING, *, xp=np, dtype="float32", bleu=None, model_conf
 
 
 def recorded(events):
-    """Return a report that keeps steps and validations."""
+    """Return a report that appends steps and validations to a list."""
     return lambda event: events.append(event) if isinstance(event, Step | Validation) else None
+
+
+def states(trainer):
+    """Return the state of the validator, of early stopping and of the trainer itself."""
+    return {type(each).__name__: each.state_dict() for each in trainer.loop.callbacks if hasattr(each, "state_dict")}
 
 
 def bits(trainer):
@@ -58,7 +62,7 @@ def bits(trainer):
 
 
 def content(directory):
-    """The bits of all models of a run, by their place."""
+    """Return the bits of all models of a run, by file."""
     files = {str(path.relative_to(directory)): load_arrays(path)[0] for path in directory.rglob("*.safetensors")}
     return {file: {name: array.tobytes() for name, array in arrays.items()} for file, arrays in files.items()}
 
@@ -76,7 +80,7 @@ def test_a_run_reports_logs_and_saves(tmp_path):
     arrays, metadata = load_arrays(tmp_path / "last.safetensors")
     progress = json.loads(metadata["progress"])
     assert progress["step"] == 10
-    assert progress["callbacks"] == {"Trainer 1": dataclasses.asdict(trainer.progress)}
+    assert progress["callbacks"] == {f"{name} 1": state for name, state in states(trainer).items()}
     assert arrays["source_embedding.weight"].tobytes() == trainer.model.source_embedding.weight.tobytes()
 
 
@@ -107,7 +111,7 @@ def test_the_same_seed_gives_the_same_bits(tmp_path):
 
 
 @pytest.mark.parametrize(("shards", "threads"), [(1, 3), (2, 1)])
-def test_products_keep_to_the_number_of_threads(tmp_path, monkeypatch, shards, threads):
+def test_blas_threads_are_limited_once_per_run(tmp_path, monkeypatch, shards, threads):
     monkeypatch.setenv("XFORMER_NUM_THREADS", "3")
     limits = []
     module = sys.modules["xformer.training.fit"]
@@ -172,7 +176,7 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(tmp_path, stop_at, dtype, cha
     assert resumed.run() == "10 steps"
     assert bits(resumed) == bits(whole)
     assert content(tmp_path / "stopped") == content(tmp_path / "whole")
-    assert resumed.progress == whole.progress
+    assert states(resumed) == states(whole)
     logs = [TrainingFiles(tmp_path / name).read_log() for name in ("whole", "stopped")]
     for events in logs:
         for event in events:
@@ -181,8 +185,8 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(tmp_path, stop_at, dtype, cha
     assert logs[0] == logs[1]
 
 
-@pytest.mark.parametrize("call", [1, 3, 4], ids=["in the middle", "the last", "of the mean"])
-def test_a_run_stopped_in_a_validation_makes_up_for_it(tmp_path, call):
+@pytest.mark.parametrize("call", [1, 3, 4], ids=["in the middle", "the last", "of the average"])
+def test_an_interrupted_validation_is_repeated_after_resuming(tmp_path, call):
     config = dataclasses.replace(TRAINING, **EVERYTHING)
     batches = []
 
@@ -198,22 +202,21 @@ def test_a_run_stopped_in_a_validation_makes_up_for_it(tmp_path, call):
     assert len(batches) == 5 * call - 2
     resumed = make(tmp_path / "stopped", config, bleu=lambda model: 0.0)
     resumed.resume()
-    assert resumed.is_done() is False
     assert resumed.run() == "10 steps"
     whole = make(tmp_path / "whole", config, bleu=lambda model: 0.0)
     whole.run()
     assert bits(resumed) == bits(whole)
     assert content(tmp_path / "stopped") == content(tmp_path / "whole")
-    assert resumed.progress == whole.progress
+    assert states(resumed) == states(whole)
 
 
-# --- Early stopping, checkpoints and their mean -----------------------------------------------------------------------
+# --- Early stopping, checkpoints and their average -------------------------------------------------------------------
 
 
 def scored(monkeypatch, losses):
-    """Let validations find these losses, one after the other."""
-    left = iter(losses)
-    monkeypatch.setattr(Trainer, "validation_loss", lambda self, model: next(left))
+    """Let validations compute these losses, one after the other."""
+    losses = iter(losses)
+    monkeypatch.setattr(Trainer, "validation_loss", lambda self, model: next(losses))
 
 
 @pytest.mark.parametrize(
@@ -230,12 +233,9 @@ def test_patience_ends_a_run(tmp_path, monkeypatch, patience, step, reason):
     events = []
     trainer = make(tmp_path, config, report=recorded(events))
     assert trainer.run() == reason
-    assert trainer.loop.step == trainer.progress.validated_step == step
+    assert trainer.loop.step == trainer.validator.step == step
     assert isinstance(events[-1], Validation)
-    again = make(tmp_path, config)
-    again.resume()
-    assert again.is_done()
-    assert again.stop_reason() == reason
+    assert run_again(tmp_path, config) == (reason, [])
 
 
 def test_the_most_recent_checkpoints_are_kept_with_their_scores(tmp_path, monkeypatch):
@@ -267,7 +267,7 @@ def best_of(path):
 
 @pytest.mark.parametrize("average", ["last", "best"])
 @pytest.mark.parametrize("better", [True, False])
-def test_the_mean_becomes_the_model_if_it_is_better(tmp_path, monkeypatch, average, better):
+def test_the_average_becomes_the_model_if_it_is_better(tmp_path, monkeypatch, average, better):
     scored(monkeypatch, [0.5, 0.7, 0.6, 0.4 if better else 0.55])
     config = dataclasses.replace(TRAINING, keep_checkpoints=2, average=average, max_steps=12)
     events = []
@@ -275,16 +275,16 @@ def test_the_mean_becomes_the_model_if_it_is_better(tmp_path, monkeypatch, avera
     assert trainer.run() == "12 steps"
     steps = {"last": [8, 12], "best": [4, 12]}[average]
     paths = [tmp_path / "checkpoints" / f"step-{step}.safetensors" for step in steps]
-    mean = bits_of(average_models(paths, like=trainer.model))
-    assert bits_of(Transformer.load(tmp_path / "averaged.safetensors", xp=np)) == mean
-    assert (best_of(tmp_path) == mean) == better
+    average_bits = bits_of(average_models(paths, like=trainer.model))
+    assert bits_of(Transformer.load(tmp_path / "averaged.safetensors", xp=np)) == average_bits
+    assert (best_of(tmp_path) == average_bits) == better
     assert type(events[-1]) is Average
     assert (events[-1].step, events[-1].steps, events[-1].best) == (12, steps, better)
     logged = TrainingFiles(tmp_path).read_log()[-1]
     assert (logged["event"], logged["steps"], logged["best"]) == ("average", steps, better)
     assert trainer.progress.averaged_score == (-0.4 if better else None)
-    assert trainer.progress.best_score == -0.5
-    assert make_again(tmp_path, config).is_done()
+    assert trainer.validator.best == [-0.5]
+    assert run_again(tmp_path, config) == ("12 steps", [])
 
 
 def make_again(path, config, **options):
@@ -293,92 +293,67 @@ def make_again(path, config, **options):
     return trainer
 
 
-@pytest.mark.parametrize("last_mean", [0.45, 0.55], ids=["better", "worse"])
-def test_a_run_that_goes_on_forgets_the_mean(tmp_path, monkeypatch, last_mean):
-    """So that it ends as one that was never interrupted."""
-    scored(monkeypatch, [0.5, 0.7, 0.4, 0.6, last_mean])
+def run_again(path, config):
+    """Resume a run; return the reason why it ended, and its steps and validations."""
+    events = []
+    return make_again(path, config, report=recorded(events)).run(), events
+
+
+@pytest.mark.parametrize("last_average", [0.45, 0.55], ids=["better", "worse"])
+def test_a_run_that_continues_discards_the_average(tmp_path, monkeypatch, last_average):
+    """It then ends as one that was never interrupted."""
+    scored(monkeypatch, [0.5, 0.7, 0.4, 0.6, last_average])
     config = dataclasses.replace(TRAINING, keep_checkpoints=2, average="last", max_steps=8)
     make(tmp_path / "a", config).run()
     longer = dataclasses.replace(config, max_steps=12)
-    assert make_again(tmp_path / "a", longer).is_done() is False
     make_again(tmp_path / "a", longer).run()
-    scored(monkeypatch, [0.5, 0.7, 0.6, last_mean])
+    scored(monkeypatch, [0.5, 0.7, 0.6, last_average])
     whole = make(tmp_path / "b", longer)
     whole.run()
     files = [content(tmp_path / name) for name in "ab"]
     assert files[0] == files[1]
-    mean = bits_of(Transformer.load(tmp_path / "b" / "averaged.safetensors", xp=np))
-    assert (best_of(tmp_path / "a") == mean) == (last_mean < 0.5)
+    average_bits = bits_of(Transformer.load(tmp_path / "b" / "averaged.safetensors", xp=np))
+    assert (best_of(tmp_path / "a") == average_bits) == (last_average < 0.5)
 
 
-def test_a_removed_model_is_the_best_again_where_there_is_one(tmp_path, monkeypatch):
-    scored(monkeypatch, [0.5, 0.7, 0.6, 0.4, 0.9, 0.45])
-    config = dataclasses.replace(TRAINING, keep_checkpoints=2, average="last", max_steps=12, patience=9)
-    make(tmp_path, config).run()  # which ends with a mean, the best one put aside
-    aside = bits_of(Transformer.load(tmp_path / "checkpoints" / "best.safetensors", xp=np))
+def test_a_removed_model_is_restored_or_written_again(tmp_path, monkeypatch):
+    scored(monkeypatch, [0.5, 0.7, 0.6, 0.4, 0.9])
+    config = dataclasses.replace(TRAINING, keep_checkpoints=2, average="last", max_steps=12)
+    make(tmp_path, config).run()  # ends with an average; the best model is backed up
+    backup = bits_of(Transformer.load(tmp_path / "checkpoints" / "best.safetensors", xp=np))
     (tmp_path / "model.safetensors").unlink()
     again = make_again(tmp_path, config)
-    assert best_of(tmp_path) == aside
-    assert (again.progress.best_score, again.progress.stale_validations, again.is_done()) == (-0.5, 2, False)
+    assert best_of(tmp_path) == backup
+    assert (again.validator.best, again.progress.averaged_score) == ([-0.5], None)
     (tmp_path / "model.safetensors").unlink()
     again = make_again(tmp_path, dataclasses.replace(config, average="none"))
-    assert (again.progress.best_score, again.progress.stale_validations, again.is_done()) == (None, 0, False)
     assert again.run() == "12 steps"
     assert best_of(tmp_path) == bits_of(again.model)
-    assert again.progress.best_score == -0.9
+    assert again.validator.best == [-0.9]
 
 
-def test_a_mean_that_was_not_finished_is_made_up_for(tmp_path, monkeypatch):
-    config = dataclasses.replace(TRAINING, keep_checkpoints=2, average="last")
-    monkeypatch.setattr(Trainer, "_average", lambda self: None)
-    make(tmp_path, config).run()
-    assert not (tmp_path / "averaged.safetensors").exists()
-    monkeypatch.undo()
-    again = make_again(tmp_path, config)
-    assert again.is_done() is False
-    assert again.run() == "10 steps"
-    assert (tmp_path / "averaged.safetensors").exists()
-    assert again.is_done()
-
-
-def test_the_mean_does_without_checkpoints_that_are_gone(tmp_path, monkeypatch):
+def test_an_average_that_was_interrupted_is_computed_after_resuming(tmp_path, monkeypatch):
     config = dataclasses.replace(TRAINING, keep_checkpoints=3, average="last", max_steps=12)
     monkeypatch.setattr(Trainer, "_average", lambda self: None)
     make(tmp_path, config).run()
     monkeypatch.undo()
     paths = [tmp_path / "checkpoints" / f"step-{step}.safetensors" for step in (4, 8, 12)]
-    whole = paths[0].read_bytes()
-    paths[0].write_bytes(whole[:-1])
-    with raises_line(CheckpointError, "step-4.safetensors .*, or remove it; then the run continues without it"):
-        make_again(tmp_path, config)
-    paths[0].write_bytes(whole)
-    paths[1].unlink()
-    again = make_again(tmp_path, config)
-    assert (again.missing_checkpoints, again.run()) == ([8], "12 steps")
-    mean = bits_of(average_models([paths[0], paths[2]], like=again.model))
-    assert bits_of(Transformer.load(tmp_path / "averaged.safetensors", xp=np)) == mean
-    lost, average = TrainingFiles(tmp_path).read_log()[-2:]
-    assert (lost, average["steps"]) == ({"event": "missing_checkpoints", "step": 12, "checkpoints": [8]}, [4, 12])
-    assert make_again(tmp_path, config).missing_checkpoints == []  # the state knows of it
+    paths[1].unlink()  # an average leaves out models that are gone
+    reason, events = run_again(tmp_path, config)
+    assert (reason, [event.steps for event in events]) == ("12 steps", [[4, 12]])
+    average = bits_of(average_models([paths[0], paths[2]], like=make(tmp_path).model))
+    assert bits_of(Transformer.load(tmp_path / "averaged.safetensors", xp=np)) == average
+    assert run_again(tmp_path, config) == ("12 steps", [])
 
 
-def test_without_any_checkpoint_there_is_no_mean(tmp_path, monkeypatch):
+def test_without_any_checkpoint_there_is_no_average(tmp_path, monkeypatch):
     config = dataclasses.replace(TRAINING, keep_checkpoints=2, average="last")
     monkeypatch.setattr(Trainer, "_average", lambda self: None)
     make(tmp_path, config).run()
     monkeypatch.undo()
     for path in (tmp_path / "checkpoints").iterdir():
         path.unlink()
-    again = make_again(tmp_path, config)
-    assert (again.missing_checkpoints, again.is_done()) == ([4, 8], True)
-
-
-def test_a_mean_that_is_not_finite_is_not_the_model(tmp_path, monkeypatch):
-    scored(monkeypatch, [0.5, 0.7, 0.6, math.nan])
-    trainer = make(tmp_path, dataclasses.replace(TRAINING, keep_checkpoints=2, average="last", max_steps=12))
-    trainer.run()
-    assert trainer.progress.averaged_score is None
-    assert best_of(tmp_path) != bits_of(Transformer.load(tmp_path / "averaged.safetensors", xp=np))
+    assert run_again(tmp_path, config) == ("10 steps", [])
 
 
 def test_a_run_that_is_stopped_early_leaves_a_model(tmp_path):
@@ -388,7 +363,7 @@ def test_a_run_that_is_stopped_early_leaves_a_model(tmp_path):
     assert Transformer.load(tmp_path / "model.safetensors", xp=np).config == MODEL
 
 
-def test_a_long_way_between_validations_is_saved_by_the_clock(tmp_path):
+def test_the_state_is_saved_by_the_clock_between_validations(tmp_path):
     saved = []
     config = dataclasses.replace(TRAINING, validate_every=100, save_every_minutes=1e-9)
     trainer = make(tmp_path, config, report=lambda event: saved.append((tmp_path / "last.safetensors").exists()))
@@ -399,27 +374,20 @@ def test_a_long_way_between_validations_is_saved_by_the_clock(tmp_path):
     assert bits(trainer) == bits(plain)
 
 
-def test_minutes_end_a_run_and_count_over_sittings(tmp_path):
+def test_minutes_end_a_run_and_count_over_resumed_runs(tmp_path):
     config = dataclasses.replace(TRAINING, max_steps=None, max_minutes=0.01)
     trainer = make(tmp_path, config)
-    assert trainer.stop_reason() is None
     trainer.run()
     assert trainer.loop.minutes > 0
-    again = make(tmp_path, config)
-    again.resume()
-    assert again.stop_reason() == "0.01 minutes"
+    assert run_again(tmp_path, config) == ("0.01 minutes", [])
 
 
 def test_a_finished_run_is_not_validated_twice(tmp_path):
     make(tmp_path).run()
-    events = []
-    again = make(tmp_path, report=recorded(events))
-    again.resume()
-    assert again.run() == "10 steps"
-    assert events == []
+    assert run_again(tmp_path, TRAINING) == ("10 steps", [])
 
 
-def test_training_may_end_when_it_is_good_enough(tmp_path):
+def test_a_callback_may_end_training(tmp_path):
     def goal(event, loop):
         return "the goal is reached" if isinstance(event, Validation) and event.step == 8 else None
 
@@ -435,23 +403,23 @@ def test_training_may_end_when_it_is_good_enough(tmp_path):
         ("score", [1.0, 3.0, 2.0], 8),
         ("score", [3.0, 1.0, 2.0], 4),
         ("loss", [3.0, 1.0, 2.0], 10),
-        ("score", [0.0, 0.0, 0.0], 10),  # no n-gram is right yet: the loss decides
+        ("score", [0.0, 0.0, 0.0], 10),  # the loss decides between equal scores
     ],
 )
 def test_the_best_model_is_kept(tmp_path, monkeypatch, metric_for_best, scores, best):
     scored(monkeypatch, [0.9, 0.8, 0.7])
     config = dataclasses.replace(TRAINING, metric_for_best=metric_for_best)
-    left, found = iter(scores), {}
+    scores, weights = iter(scores), {}
 
     def bleu(model):
-        found[trainer.loop.step] = model.source_embedding.weight.tobytes()
-        return next(left)
+        weights[trainer.loop.step] = model.source_embedding.weight.tobytes()
+        return next(scores)
 
     trainer = make(tmp_path, config, bleu=bleu)
     trainer.run()
     assert trainer.progress.best_step == best
     model = Transformer.load(tmp_path / "model.safetensors", xp=np)
-    assert model.source_embedding.weight.tobytes() == found[best]
+    assert model.source_embedding.weight.tobytes() == weights[best]
 
 
 def test_the_validation_loss_is_a_mean_over_tokens(tmp_path):
@@ -464,44 +432,44 @@ def test_the_validation_loss_is_a_mean_over_tokens(tmp_path):
     assert trainer.validation_loss(trainer.model) == pytest.approx(total / 7, rel=1e-10)
 
 
-# --- When it goes wrong -----------------------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------------------------
 
 
-def rates(monkeypatch, first_bad):
-    """Make the learning rate monstrous from an update on."""
+def learning_rates(monkeypatch, first_bad):
+    """Make the learning rate far too large from a step on."""
     monkeypatch.setattr(
         TrainingConfig, "make_schedule", lambda config, d_model: lambda step: 1e-3 if step < first_bad else 1e36
     )
 
 
-def test_a_loss_that_is_not_finite_names_the_update_and_keeps_the_last_state(tmp_path, monkeypatch):
-    rates(monkeypatch, 6)
+def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_last_state(tmp_path, monkeypatch):
+    learning_rates(monkeypatch, 6)
     with pytest.raises(TrainingError, match=r"step 7: the loss is .* \(the state of step 4 is kept\)"):
         make(tmp_path).run()
     assert json.loads(load_arrays(tmp_path / "last.safetensors")[1]["progress"])["step"] == 4
 
 
 def test_without_a_state_the_error_does_not_promise_one(tmp_path, monkeypatch):
-    rates(monkeypatch, 2)
+    learning_rates(monkeypatch, 2)
     with pytest.raises(TrainingError, match=r"step 3: the loss is .* \(no state was saved\)"):
         make(tmp_path).run()
     assert list(tmp_path.iterdir()) == [tmp_path / "log.jsonl"]
 
 
-def test_a_ruined_model_does_not_replace_the_state_at_a_validation(tmp_path, monkeypatch):
-    rates(monkeypatch, 8)  # update 8 itself is fine, and is validated
+def test_a_model_with_nan_does_not_replace_the_state_at_a_validation(tmp_path, monkeypatch):
+    learning_rates(monkeypatch, 8)  # step 8 itself is fine, and is validated
     with pytest.raises(TrainingError, match=r"validation loss after step 8 is .* \(the state of step 4 is kept\)"):
         make(tmp_path).run()
     assert json.loads(load_arrays(tmp_path / "last.safetensors")[1]["progress"])["step"] == 4
 
 
-def test_a_ruined_model_does_not_replace_the_state_at_an_interrupt(tmp_path):
-    def ruin(event):
+def test_a_model_with_nan_does_not_replace_the_state_at_an_interrupt(tmp_path):
+    def set_nan(event):
         if isinstance(event, Step) and event.step == 6:
             trainer.loop._model.source_embedding.weight[0, 0] = math.nan
             os.kill(os.getpid(), signal.SIGINT)
 
-    trainer = make(tmp_path, report=ruin)
+    trainer = make(tmp_path, report=set_nan)
     with pytest.raises(TrainingError, match=r"source_embedding\.weight is not finite after step 6"):
         trainer.run()
     assert json.loads(load_arrays(tmp_path / "last.safetensors")[1]["progress"])["step"] == 4

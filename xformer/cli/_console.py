@@ -108,6 +108,7 @@ class TrainingProgress:
         self._last_line_time = self._start_time
         self._validation = ""
         self._bar: Progress | None = None
+        self.is_used = False  # until the first step or validation
 
     def __enter__(self) -> Self:
         self._start_time = time.monotonic()
@@ -129,6 +130,7 @@ class TrainingProgress:
 
     def __call__(self, event: Event, loop: object = None) -> None:
         """Show an event. Training continues if the terminal or pipe has been closed."""
+        self.is_used |= isinstance(event, Step | Validation)
         with contextlib.suppress(OSError):
             if isinstance(event, Validation):
                 self._validation = _summarize_validation(event)

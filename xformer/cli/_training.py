@@ -219,31 +219,27 @@ def train_job(
     if resume and run.last.exists():
         trainer.resume()
         console.print(f"resuming after step {trainer.loop.step:,}")
-        if trainer.missing_checkpoints:
-            steps = ", ".join(map(str, trainer.missing_checkpoints))
-            console.print(f"note: the checkpoints of steps {steps} are missing and will not be averaged")
     elif resume:
         TrainingFiles(run.path).rewind_log(0)
         console.print("nothing was saved yet; starting from the first step")
-    if trainer.is_done():
-        return Outcome(trainer, f"nothing left to do: {trainer.stop_reason()}", 0)
     progress.first_step = trainer.loop.step
     with progress:
         reason = trainer.run()
-    return Outcome(trainer, reason, _EXIT_CODES.get(reason, 0))
+    exit_code = _EXIT_CODES.get(reason, 0)
+    return Outcome(trainer, reason if progress.is_used or exit_code else f"nothing left to do: {reason}", exit_code)
 
 
 def print_summary(task: str, outcome: Outcome, run: RunDirectory, console: Console) -> None:
     """Print where the model is, its score, and the next command."""
-    progress = outcome.trainer.progress
+    progress, best = outcome.trainer.progress, outcome.trainer.validator.best
     console.print(f"ended after step {outcome.trainer.loop.step:,}: {outcome.reason}")
-    if progress.best_score is None:
+    if best is None:
         console.print(f"the model is in {run.path}; it has not been validated")
     else:
         by_score = outcome.trainer.config.metric_for_best == "score"
-        best, averaged = progress.best_score, progress.averaged_score
+        averaged = progress.averaged_score
         name = f"the best model (step {progress.best_step:,})" if averaged is None else "the averaged model"
-        value = best if averaged is None else averaged
+        value = best[0] if averaged is None else averaged
         score = f"{outcome.trainer.task.metric} {value:.2f}" if by_score else f"loss {format_number(-value, 4)}"
         console.print(f"{name} is in {run.path}: validation {score}")
     path = shlex.quote(str(run.path))

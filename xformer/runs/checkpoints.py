@@ -10,7 +10,7 @@ from typing import Any
 
 from xformer.backends import to_host
 from xformer.errors import CheckpointError, ConfigError, ShapeError
-from xformer.io import load_arrays, restore_like, verify_checkpoint
+from xformer.io import load_arrays, restore_like
 from xformer.training.checkpoint import save_parameters
 from xformer.tree import Module, replace
 
@@ -43,16 +43,6 @@ class Checkpoints:
         if [step, score] in kept:
             save_parameters(model, self.path(step))
         return kept
-
-    def existing(self, entries: Sequence[list[Any]]) -> tuple[list[list[Any]], list[int]]:
-        """Return the entries whose file exists, and the steps of those whose file is missing.
-
-        Raises CheckpointError for a damaged file, which would corrupt an average.
-        """
-        existing = [entry for entry in entries if self.path(entry[0]).exists()]
-        for step, _ in existing:
-            verify_checkpoint(self.path(step), without="the run continues without it")
-        return existing, [entry[0] for entry in entries if entry not in existing]
 
     def prune(self, entries: Sequence[list[Any]]) -> None:
         """Remove all other files. Call it once the entries are saved."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from xformer.config import check_count
@@ -43,57 +44,86 @@ def validate(data: Iterable[Any] | Callable[[Any], float], every: int, *, metric
         metric: Name of the score.
     """
     check_count("every", every)
-    return Validator(data, every, metric)
+    if callable(data):
+        return Validator(every, score=data, metric=metric)
+
+    def loss(model: Any, loop: TrainingLoop) -> float:
+        return mean_loss(loop.loss_fn, model, data, loop.num_workers, loop.count_tokens)
+
+    return Validator(every, loss=loss)
 
 
 class Validator:
     """The callback that `validate` returns.
 
+    Args:
+        every: Number of steps between validations.
+        loss: (model, loop) -> validation loss.
+        score: (model) -> score, larger being better.
+        metric: Name of the score.
+        by_loss: Compare models by the loss, not the score. The loss also decides between equal scores.
+
     Attributes:
-        best: Loss (negated) or score of the best model so far, or None.
+        step: Step of the last validation.
+        best: The values by which the best model so far was compared, larger being better; None before there is one.
     """
 
-    def __init__(self, data: Iterable[Any] | Callable[[Any], float], every: int, metric: str) -> None:
-        self.data, self.every, self.metric = data, every, metric
-        self.best: float | None = None
-        self._step = 0  # of the last validation
+    def __init__(
+        self,
+        every: int,
+        *,
+        loss: Callable[[Any, TrainingLoop], float] | None = None,
+        score: Callable[[Any], float] | None = None,
+        metric: str | None = None,
+        by_loss: bool = False,
+    ) -> None:
+        self.every, self.metric, self._loss, self._score, self._by_loss = every, metric, loss, score, by_loss
+        self.step = 0
+        self.best: list[float] | None = None
 
     def __call__(self, event: Event, loop: TrainingLoop) -> None:
         """Validate if a validation is due, including one that was interrupted."""
         due = isinstance(event, End) or (isinstance(event, Start | Step) and event.step % self.every == 0)
-        if not due or event.step == self._step or (isinstance(event, End) and event.is_interrupted):
+        if not due or event.step == self.step or (isinstance(event, End) and event.is_interrupted):
             return
         check_stop()
-        loss = score = None
-        if callable(self.data):
-            value = score = float(self.data(loop.model))
-        else:
-            loss = mean_loss(loop.loss_fn, loop.model, self.data, loop.num_workers, loop.count_tokens)
-            value = -loss
+        validation = self.evaluate(loop.model, loop)
+        self.step, self.best = event.step, self.rank(validation) if validation.best else self.best
+        loop.emit(validation)
+
+    def evaluate(self, model: Any, loop: TrainingLoop, event: Callable[..., Validation] = Validation) -> Validation:
+        """Evaluate a model and return the event.
+
+        Raises:
+            TrainingError: If the loss is not finite.
+        """
+        loss = None if self._loss is None else self._loss(model, loop)
         if loss is not None and not math.isfinite(loss):
-            raise loop.diverged(f"the validation loss after step {event.step} is {loss}")
-        self._step, is_best = event.step, self.best is None or value > self.best
-        self.best = value if is_best else self.best
-        loop.emit(
-            Validation(
-                step=event.step,
-                epoch=loop.epoch,
-                loss=loss,
-                perplexity=None if loss is None else math.exp(min(loss, 700.0)),
-                score=score,
-                metric=None if score is None else self.metric,
-                best=is_best,
-                minutes=loop.minutes,
-            )
+            raise loop.diverged(f"the validation loss after step {loop.step} is {loss}")
+        validation = event(
+            step=loop.step,
+            epoch=loop.epoch,
+            loss=loss,
+            perplexity=None if loss is None else math.exp(min(loss, 700.0)),
+            score=None if self._score is None else float(self._score(model)),
+            metric=None if self._score is None else self.metric,
+            best=False,
+            minutes=loop.minutes,
         )
+        return replace(validation, best=self.best is None or self.rank(validation) > self.best)
+
+    def rank(self, validation: Validation) -> list[float]:
+        """Return the values by which a model is compared: its score, if any, and then its negated loss."""
+        values = [] if validation.score is None or self._by_loss else [validation.score]
+        return values if validation.loss is None else [*values, -validation.loss]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs."""
-        return {"best": self.best, "step": self._step}
+        return {"step": self.step, "best": self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state."""
-        self.best, self._step = state["best"], state["step"]
+        self.step, self.best = state["step"], state["best"]
 
 
 def early_stopping(patience: int) -> EarlyStopping:
@@ -110,7 +140,7 @@ class EarlyStopping:
 
     def __call__(self, event: Event, loop: TrainingLoop) -> str | None:
         """Count the validations since the best one."""
-        if isinstance(event, Validation):
+        if type(event) is Validation:  # not the average of checkpoints
             self._stale = 0 if event.best else self._stale + 1
         if self._stale < self.patience:
             return None
