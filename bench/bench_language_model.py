@@ -30,9 +30,9 @@ SHARDS = (1, 2)
 
 def texts() -> tuple[list[int], list[int], int]:
     """Return the training and validation text as token ids, and the vocabulary size."""
-    from xformer.cli.train_lm import split, train_tokenizer
+    from xformer.cli.train_lm import split
     from xformer.runs.recipe import Recipe
-    from xformer.text import read_text
+    from xformer.text import Tokenizer, read_text
 
     if not (DATA / "input.txt").is_file():
         import numpy as np
@@ -41,7 +41,7 @@ def texts() -> tuple[list[int], list[int], int]:
         return ids[10_000:], ids[:10_000], 69
     recipe = Recipe.from_toml(RECIPE)
     train, valid = split(read_text(DATA / "input.txt"), recipe.training.valid_share)
-    tokenizer = train_tokenizer(train, recipe.tokenizer)
+    tokenizer = Tokenizer.train([train], **recipe.tokenizer.to_dict())
     return tokenizer.encode_text(train), tokenizer.encode_text(valid), tokenizer.vocab_size
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 
 import xformer
 from xformer.cli._console import TrainingProgress, format_number, make_console, plural, program
-from xformer.cli._options import option_name
+from xformer.cli._options import option_name, parse_recipe_overrides
 from xformer.config import field_names
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.runs.recipe import Recipe, read_tables
@@ -32,11 +32,28 @@ _EXIT_CODES = {"stopped by SIGHUP": 129, "stopped by SIGINT": 130, "stopped by S
 
 @dataclass(frozen=True)
 class TrainingJob(ABC):
-    """Model and data of a training run, checked before anything is written. The recipe includes the shard count."""
+    """Model and data of a training run, checked before anything is written. The recipe includes the shard count.
+
+    Attributes:
+        tasks: Tasks that the command trains, the default first.
+        required: Names of required data files.
+        optional: Names of optional data files.
+        unit: Unit of the training speed.
+    """
+
+    tasks: ClassVar[tuple[str, ...]]
+    required: ClassVar[tuple[str, ...]]
+    optional: ClassVar[tuple[str, ...]] = ()
+    unit: ClassVar[str]
 
     recipe: Recipe
     model: Any
     backend: str
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, recipe: Recipe, backend: str, files: Mapping[str, Path], run: RunDirectory | None) -> TrainingJob:
+        """Read the files and make the job; `run` is the run to be resumed, if any."""
 
     @abstractmethod
     def task(self) -> Task:
@@ -53,15 +70,6 @@ class TrainingJob(ABC):
     @abstractmethod
     def describe_data(self) -> Iterator[str]:
         """Yield lines that describe the data."""
-
-    @abstractmethod
-    def describe_vocabulary(self) -> str:
-        """Return the size of the vocabulary in words."""
-
-    @property
-    @abstractmethod
-    def unit(self) -> str:
-        """Unit of the training speed."""
 
     def config(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return the configuration to be stored in the run directory; `data` describes the origin of the data."""
@@ -82,88 +90,82 @@ class TrainingJob(ABC):
         for line in self.describe_data():
             console.print(line)
         settings = self.recipe.training
+        sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in self.tokenizers().values()]
+        vocabulary = f"{'vocabulary' if len(sizes) == 1 else 'vocabularies'} of {' and '.join(sizes)} tokens"
         mixed = settings.precision != "float32"
         precision = f"{settings.precision} mixed precision" if mixed else settings.dtype
         console.print(
-            f"model: {plural(self.model.parameter_count(), 'parameter')}, {self.describe_vocabulary()} tokens; "
+            f"model: {plural(self.model.parameter_count(), 'parameter')}, {vocabulary}; "
             f"{self.backend}, {precision}, {plural(settings.data_parallel, 'shard')}, seed {settings.seed}"
         )
 
 
-@dataclass(frozen=True)
-class TrainCommand:
-    """A command that trains a model.
+def start_run(
+    job_type: type[TrainingJob],
+    out: Path,
+    files: dict[str, Path | None],
+    *,
+    recipe: Path | None,
+    settings: dict[str, Any],
+    overrides: Sequence[str] | None,
+    backend: str,
+    task: str | None = None,
+) -> int:
+    """Train in a new run directory, after checking everything.
 
-    Attributes:
-        tasks: Tasks that it trains, the default first.
-        required: Names of required data files.
-        optional: Names of optional data files.
-        prepare: (recipe, backend, files, run to be resumed or None) -> TrainingJob.
-    """
-
-    tasks: tuple[str, ...]
-    required: tuple[str, ...]
-    optional: tuple[str, ...]
-    prepare: Callable[[Recipe, str, Mapping[str, Path], RunDirectory | None], TrainingJob]
-
-
-@dataclass(frozen=True)
-class TrainArgs:
-    """Arguments of a command that trains a model; None stands for an option that was not given.
-
-    Attributes:
+    Args:
+        job_type: Model and data.
         out: Run directory.
         files: Data files by name.
         recipe: Recipe file.
         settings: Options for fields of the tokenizer and training configurations, which override the recipe.
-        overrides: Values of --set by table, which override the recipe.
+        overrides: Values of --set, which override the recipe.
         backend: Name of the backend.
-        task: Task.
+        task: Value of --task.
+
+    Returns:
+        The exit code.
     """
-
-    out: Path
-    files: dict[str, Path | None]
-    recipe: Path | None
-    settings: dict[str, Any]
-    overrides: dict[str, dict[str, Any]]
-    backend: str
-    task: str | None = None
-
-    def make_recipe(self, command: TrainCommand) -> Recipe:
-        """Return the recipe with the options applied; raises ConfigError for invalid values."""
-        tables = read_tables(self.recipe) if self.recipe else {}
-        task = self.task or tables.get("task", command.tasks[0])
-        if task not in command.tasks:
-            origin = "--task" if self.task else f"task in {self.recipe}"
-            other = f"; use: xformer {TASKS[task].train_command}" if task in list(TASKS) else ""
-            raise ConfigError(f"{origin} is {task!r}; expected {' or '.join(command.tasks)}{other}")
-        training_fields = field_names(TASKS[task].training)
-        options = [("training" if name in training_fields else "tokenizer", {name: value})
-                   for name, value in self.settings.items()]  # fmt: skip
-        for table, values in [*options, *self.overrides.items()]:
-            if isinstance(tables.get(table, {}), dict):
-                tables[table] = tables.get(table, {}) | values
-        changed = " with the options given" if self.settings or self.overrides else ""
-        origin = f"{self.recipe}{changed}" if self.recipe else "the options"
-        recipe = Recipe.from_dict({**tables, "task": task}, origin)
-        if recipe.training.max_minutes is None and recipe.training.max_steps is None:
-            recipe = recipe.with_training(max_minutes=DEFAULT_MINUTES)
-        return recipe
-
-
-def start_run(command: TrainCommand, args: TrainArgs) -> int:
-    """Train in a new run directory, after checking everything; returns the exit code."""
-    run, files = RunDirectory(args.out), {name: path for name, path in args.files.items() if path is not None}
+    run, paths = RunDirectory(out), {name: path for name, path in files.items() if path is not None}
     run.check_is_free()
-    missing = [option_name(name) for name in command.required if name not in files]
+    missing = [option_name(name) for name in job_type.required if name not in paths]
     if missing:
-        raise ConfigError(f"{', '.join(missing)} missing; expected {', '.join(map(option_name, command.required))}")
-    recipe = args.make_recipe(command)
-    job = command.prepare(recipe, args.backend, files, None)
-    data = {name: {"path": os.path.abspath(path), "sha256": file_digest(path)} for name, path in files.items()}
+        required = ", ".join(map(option_name, job_type.required))
+        raise ConfigError(f"{', '.join(missing)} missing; expected {required}")
+    values = _make_recipe(job_type.tasks, recipe, settings, parse_recipe_overrides(overrides), task)
+    job = job_type.prepare(values, backend, paths, None)
+    data = {name: {"path": os.path.abspath(path), "sha256": file_digest(path)} for name, path in paths.items()}
     run.start(job.config(data), job.tokenizers())
     with run.lock():
         return train_and_report(job, run)
+
+
+def _make_recipe(
+    tasks: Sequence[str],
+    path: Path | None,
+    settings: dict[str, Any],
+    overrides: dict[str, dict[str, Any]],
+    requested: str | None,
+) -> Recipe:
+    """Return the recipe with the options applied; raise ConfigError for invalid values."""
+    tables = read_tables(path) if path else {}
+    task = requested or tables.get("task", tasks[0])
+    if task not in tasks:
+        origin = "--task" if requested else f"task in {path}"
+        other = f"; use: xformer {TASKS[task].train_command}" if task in list(TASKS) else ""
+        raise ConfigError(f"{origin} is {task!r}; expected {' or '.join(tasks)}{other}")
+    training_fields = field_names(TASKS[task].training)
+    options = [
+        ("training" if name in training_fields else "tokenizer", {name: value}) for name, value in settings.items()
+    ]
+    for table, values in [*options, *overrides.items()]:
+        if isinstance(tables.get(table, {}), dict):
+            tables[table] = tables.get(table, {}) | values
+    changed = " with the options given" if settings or overrides else ""
+    recipe = Recipe.from_dict({**tables, "task": task}, f"{path}{changed}" if path else "the options")
+    if recipe.training.max_minutes is None and recipe.training.max_steps is None:
+        recipe = recipe.with_training(max_minutes=DEFAULT_MINUTES)
+    return recipe
 
 
 def train_and_report(job: TrainingJob, run: RunDirectory, *, resume: bool = False) -> int:

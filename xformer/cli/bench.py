@@ -61,8 +61,7 @@ def bench(
     ] = None,
     beam: Annotated[int | None, typer.Option("--beam", help="Beam size (decode); 1 is greedy search.", **_AXIS)] = None,
     causal: Annotated[
-        bool | None,
-        typer.Option("--causal", help="Causal attention (attention, memory).", rich_help_panel=SIZES),
+        bool | None, typer.Option("--causal", help="Causal attention (attention, memory).", rich_help_panel=SIZES)
     ] = None,
     padded: Annotated[
         bool | None,
@@ -71,8 +70,7 @@ def bench(
         ),
     ] = None,
     backward: Annotated[
-        bool | None,
-        typer.Option("--backward", help="Include gradients (attention, memory).", rich_help_panel=SIZES),
+        bool | None, typer.Option("--backward", help="Include gradients (attention, memory).", rich_help_panel=SIZES)
     ] = None,
     layer: Annotated[
         bool | None,

@@ -44,8 +44,7 @@ _SAMPLES = 6
 def demo(
     task: Annotated[str, typer.Option(metavar="numbers|reverse|copy", help="Task to learn.")] = "numbers",
     seconds: Annotated[
-        float | None,
-        typer.Option(min=1.0, help="Maximum training time (default: 90 for numbers, 60 for the others)."),
+        float | None, typer.Option(min=1.0, help="Maximum training time (default: 90 for numbers, 60 for the others).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the text and of the model.")] = 0,
     out: Annotated[
@@ -86,14 +85,7 @@ def _shows_crossing(tokens: list[str]) -> bool:
     return len(tokens) > 3 and tokens[-2].endswith("-")
 
 
-_SMALL = {
-    "d_model": 128,
-    "num_heads": 4,
-    "d_ff": 256,
-    "num_encoder_layers": 2,
-    "num_decoder_layers": 2,
-    "dropout": 0.0,
-}
+_SMALL = {"d_model": 128, "num_heads": 4, "d_ff": 256, "num_encoder_layers": 2, "num_decoder_layers": 2, "dropout": 0.0}
 _SHORT = {
     "batch_tokens": 1024,
     "schedule": "cosine",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from xformer.cli import train, train_lm
 from xformer.cli._options import OptionalBackendOption, config_options
-from xformer.cli._training import TrainCommand, file_digest, train_and_report
+from xformer.cli._training import TrainingJob, file_digest, train_and_report
+from xformer.cli.train import ParallelTrainingJob
+from xformer.cli.train_lm import LanguageModelTrainingJob
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.io import write_json
 from xformer.runs.config import BaseTrainingConfig
@@ -25,7 +27,7 @@ uninterrupted one, on the same backend and machine.
 Continue           xformer resume run
 Train longer       xformer resume run --max-minutes 60
 """
-_COMMANDS = {task: command for command in (train.COMMAND, train_lm.COMMAND) for task in command.tasks}
+_JOBS: Sequence[type[TrainingJob]] = (ParallelTrainingJob, LanguageModelTrainingJob)
 
 
 @config_options(BaseTrainingConfig, names=["max_minutes", "max_steps"], default_of="the run's")
@@ -40,28 +42,28 @@ def resume(
     with run.lock():
         config = run.read_config()
         run.check_resumable()
-        command, recipe, data = _read(run, config)
+        job_type, recipe, data = _read(run, config)
         recipe = Recipe.from_dict(recipe.with_training(**settings).to_dict(), str(run.config))
         for path, digest in data.values():
             if file_digest(path) != digest:
                 raise DataError(f"{path} has changed since the run started (its SHA-256 differs); restore it")
         backend = backend or config["backend"]
-        job = command.prepare(recipe, backend, {name: path for name, (path, _) in data.items()}, run)
+        job = job_type.prepare(recipe, backend, {name: path for name, (path, _) in data.items()}, run)
         resumed = {**config, "recipe": recipe.to_dict(), "backend": backend}
         if resumed != config:
             write_json(run.config, resumed)
         return train_and_report(job, run, resume=True)
 
 
-def _read(run: RunDirectory, config: dict[str, Any]) -> tuple[TrainCommand, Recipe, dict[str, tuple[Path, str]]]:
-    """Return the command of a run, its recipe, and path and SHA-256 of its data files."""
+def _read(run: RunDirectory, config: dict[str, Any]) -> tuple[type[TrainingJob], Recipe, dict[str, tuple[Path, str]]]:
+    """Return the job of a run, its recipe, and path and SHA-256 of its data files."""
     if "demo" in config.get("data", {}):
         raise ConfigError(f"{run.path} contains a demo, which cannot be resumed; run the demo again")
     try:
-        command = _COMMANDS[config["task"]]
+        job_type = {task: job for job in _JOBS for task in job.tasks}[config["task"]]
         data = {name: (Path(entry["path"]), str(entry["sha256"])) for name, entry in config["data"].items()}
-        if not set(command.required) <= set(data) <= {*command.required, *command.optional}:
+        if not set(job_type.required) <= set(data) <= {*job_type.required, *job_type.optional}:
             raise KeyError("data")
-        return command, Recipe.from_dict(config["recipe"], str(run.config)), data
+        return job_type, Recipe.from_dict(config["recipe"], str(run.config)), data
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{run.config} is incomplete ({error!r}); restore it") from error

@@ -20,9 +20,8 @@ from xformer.cli._options import (
     config_options,
     file_option,
     open_backend,
-    parse_recipe_overrides,
 )
-from xformer.cli._training import TrainArgs, TrainCommand, TrainingJob, start_run
+from xformer.cli._training import TrainingJob, start_run
 from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationScore
 from xformer.runs.config import TokenizerConfig, TrainingConfig
 from xformer.runs.recipe import Recipe, error_context
@@ -58,7 +57,6 @@ A recipe has a task and three tables; options override it:
 
 Uses all cores; XFORMER_NUM_THREADS=N limits the number of threads.
 """
-_COLUMNS = ("source", "target", "valid_source", "valid_target")
 
 
 @config_options(
@@ -93,16 +91,35 @@ def train(
 ) -> int:
     """Train a model on parallel text."""
     files = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
-    return start_run(COMMAND, TrainArgs(out, files, recipe, settings, parse_recipe_overrides(overrides), backend, task))
+    options: dict[str, Any] = {"settings": settings, "overrides": overrides, "backend": backend, "task": task}
+    return start_run(ParallelTrainingJob, out, files, recipe=recipe, **options)
 
 
 @dataclass(frozen=True)
 class ParallelTrainingJob(TrainingJob):
     """Training on pairs of texts."""
 
+    tasks = ("translation", "summarization")
+    required = ("source", "target", "valid_source", "valid_target")
+    unit = "target tokens"
+
     tokenizer_pair: Tokenizers
     train: EncodedCorpus
     valid: EncodedCorpus
+
+    @classmethod
+    def prepare(
+        cls, recipe: Recipe, backend: str, files: Mapping[str, Path], run: RunDirectory | None
+    ) -> ParallelTrainingJob:
+        """Read the files and make the job; `run` is the run to be resumed, if any."""
+        xp = open_backend(backend, recipe.training.dtype, recipe.training.precision)
+        train = read_parallel(files["source"], files["target"])
+        valid = read_parallel(files["valid_source"], files["valid_target"])
+        names = [files[name] for name in cls.required]
+        tokenizers = None if run is None else Tokenizers.load(run)
+        job = cls.make(recipe, train, valid, xp=xp, backend=backend, names=names, tokenizers=tokenizers)
+        job.task()  # raises an error if the package that computes the score is missing
+        return job
 
     @classmethod
     def make(
@@ -135,10 +152,7 @@ class ParallelTrainingJob(TrainingJob):
             tokenizers = tokenizers or Tokenizers.train(train, **recipe.tokenizer.to_dict())
         settings = recipe.training
         encode = functools.partial(
-            EncodedCorpus.encode,
-            tokenizers=tokenizers,
-            max_length=settings.max_length,
-            truncation=settings.truncation,
+            EncodedCorpus.encode, tokenizers=tokenizers, max_length=settings.max_length, truncation=settings.truncation
         )
         encoded, encoded_valid = encode(train, names=names[:2]), encode(valid, names=names[2:])
         model = build_model(recipe, tokenizers, xp)
@@ -183,30 +197,6 @@ class ParallelTrainingJob(TrainingJob):
         """Yield lines that describe the data."""
         for name, corpus in (("training", self.train), ("validation", self.valid)):
             yield f"{name}: {plural(len(corpus.pairs), TASKS[self.recipe.task].unit)}{_describe_dropped(corpus)}"
-
-    def describe_vocabulary(self) -> str:
-        """Return the size of the vocabulary in words."""
-        sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in self.tokenizers().values()]
-        return f"joint vocabulary of {sizes[0]}" if len(sizes) == 1 else f"vocabularies of {sizes[0]} and {sizes[1]}"
-
-    @property
-    def unit(self) -> str:
-        """Unit of the training speed."""
-        return "target tokens"
-
-
-def _prepare(recipe: Recipe, backend: str, files: Mapping[str, Path], run: RunDirectory | None) -> ParallelTrainingJob:
-    xp = open_backend(backend, recipe.training.dtype, recipe.training.precision)
-    train = read_parallel(files["source"], files["target"])
-    valid = read_parallel(files["valid_source"], files["valid_target"])
-    names = [files[name] for name in _COLUMNS]
-    tokenizers = None if run is None else Tokenizers.load(run)
-    job = ParallelTrainingJob.make(recipe, train, valid, xp=xp, backend=backend, names=names, tokenizers=tokenizers)
-    job.task()  # raises an error if the package that computes the score is missing
-    return job
-
-
-COMMAND = TrainCommand(("translation", "summarization"), required=_COLUMNS, optional=(), prepare=_prepare)
 
 
 def _describe_dropped(corpus: EncodedCorpus) -> str:

@@ -18,12 +18,11 @@ from xformer.cli._options import (
     config_options,
     file_option,
     open_backend,
-    parse_recipe_overrides,
 )
-from xformer.cli._training import TrainArgs, TrainCommand, TrainingJob, start_run
+from xformer.cli._training import TrainingJob, start_run
 from xformer.errors import ConfigError
 from xformer.models import LanguageModel, LanguageModelConfig
-from xformer.runs.config import LanguageModelTrainingConfig, TextTokenizerConfig
+from xformer.runs.config import LanguageModelTrainingConfig
 from xformer.runs.recipe import Recipe, error_context
 from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import LanguageModelTask
@@ -79,7 +78,8 @@ def train_lm(
     if valid_text is not None and "valid_share" in settings:
         raise ConfigError("--valid-text and --valid-share are both given; expected only one of them")
     files = {"text": text, "valid_text": valid_text}
-    return start_run(COMMAND, TrainArgs(out, files, recipe, settings, parse_recipe_overrides(overrides), backend))
+    options: dict[str, Any] = {"settings": settings, "overrides": overrides, "backend": backend}
+    return start_run(LanguageModelTrainingJob, out, files, recipe=recipe, **options)
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,29 @@ class LanguageModelTrainingJob(TrainingJob):
         num_characters: Lengths of the training and validation text.
     """
 
+    tasks = ("language_modeling",)
+    required = ("text",)
+    optional = ("valid_text",)
+    unit = "tokens"
+
     tokenizer: Tokenizer
     train: Any
     valid: Any
     num_characters: tuple[int, int]
+
+    @classmethod
+    def prepare(
+        cls, recipe: Recipe, backend: str, files: Mapping[str, Path], run: RunDirectory | None
+    ) -> LanguageModelTrainingJob:
+        """Read the files and make the job; `run` is the run to be resumed, if any."""
+        xp = open_backend(backend, recipe.training.dtype, recipe.training.precision)
+        train = read_text(files["text"])
+        if "valid_text" in files:
+            valid = read_text(files["valid_text"])
+        else:
+            train, valid = split(train, recipe.training.valid_share)
+        tokenizer = None if run is None else run.load_tokenizer("joint")
+        return cls.make(recipe, train, valid, xp=xp, backend=backend, tokenizer=tokenizer)
 
     @classmethod
     def make(
@@ -109,7 +128,7 @@ class LanguageModelTrainingJob(TrainingJob):
             ConfigError: If the vocabulary does not fit the recipe.
         """
         with error_context("[tokenizer]"):
-            tokenizer = tokenizer or train_tokenizer(train, recipe.tokenizer)
+            tokenizer = tokenizer or Tokenizer.train([train], **recipe.tokenizer.to_dict())
         ids = [np.asarray(tokenizer.encode_text(text), dtype=np.int64) for text in (train, valid)]
         config = LanguageModelConfig(vocab_size=tokenizer.vocab_size, **recipe.model)
         settings = recipe.training
@@ -124,11 +143,7 @@ class LanguageModelTrainingJob(TrainingJob):
         """Return the task for a Trainer."""
         settings = self.recipe.training
         return LanguageModelTask(
-            self.model,
-            self.train,
-            self.valid,
-            context_length=settings.context_length,
-            batch_size=settings.batch_size,
+            self.model, self.train, self.valid, context_length=settings.context_length, batch_size=settings.batch_size
         )
 
     def tokenizers(self) -> dict[str, Tokenizer]:
@@ -158,26 +173,6 @@ class LanguageModelTrainingJob(TrainingJob):
             tokens = "" if self.tokenizer.model == "characters" else f", {plural(len(ids), 'token')}"
             yield f"{name}: {plural(count, 'character')}{tokens}{note}"
 
-    def describe_vocabulary(self) -> str:
-        """Return the size of the vocabulary in words."""
-        return f"vocabulary of {self.tokenizer.vocab_size:,}"
-
-    @property
-    def unit(self) -> str:
-        """Unit of the training speed."""
-        return "tokens"
-
-
-def train_tokenizer(text: str, settings: TextTokenizerConfig) -> Tokenizer:
-    """Train a tokenizer on a text; raises what `Tokenizer.train` raises."""
-    return Tokenizer.train(
-        [text],
-        settings.vocab_size,
-        lowercase=settings.lowercase,
-        model=settings.model,
-        unicode_form=settings.unicode_form,
-    )
-
 
 def split(text: str, valid_share: float) -> tuple[str, str]:
     """Split off the end of a text for validation, a fraction of its characters, as nanoGPT does.
@@ -187,19 +182,3 @@ def split(text: str, valid_share: float) -> tuple[str, str]:
     """
     index = max(1, int(len(text) * (1.0 - valid_share)))
     return text[:index], text[index:]
-
-
-def _prepare(
-    recipe: Recipe, backend: str, files: Mapping[str, Path], run: RunDirectory | None
-) -> LanguageModelTrainingJob:
-    xp = open_backend(backend, recipe.training.dtype, recipe.training.precision)
-    text = read_text(files["text"])
-    if "valid_text" in files:
-        train, valid = text, read_text(files["valid_text"])
-    else:
-        train, valid = split(text, recipe.training.valid_share)
-    tokenizer = None if run is None else run.load_tokenizer("joint")
-    return LanguageModelTrainingJob.make(recipe, train, valid, xp=xp, backend=backend, tokenizer=tokenizer)
-
-
-COMMAND = TrainCommand(("language_modeling",), required=("text",), optional=("valid_text",), prepare=_prepare)

@@ -64,13 +64,7 @@ class TaskSpec:
 
 _PAIRS: dict[str, Any] = {
     "model": TransformerConfig,
-    "model_defaults": {
-        "d_model": 256,
-        "num_heads": 4,
-        "d_ff": 1024,
-        "num_encoder_layers": 3,
-        "num_decoder_layers": 3,
-    },
+    "model_defaults": {"d_model": 256, "num_heads": 4, "d_ff": 1024, "num_encoder_layers": 3, "num_decoder_layers": 3},
     "from_tokenizer": _SPECIAL_TOKENS | {"source_vocab_size", "target_vocab_size", "share_embeddings"},
     "tokenizer": TokenizerConfig,
     "training": TrainingConfig,
@@ -188,13 +182,7 @@ class LanguageModelTask:
     score, metric = None, None
 
     def __init__(
-        self,
-        model: LanguageModel,
-        train: Sequence[int],
-        valid: Sequence[int],
-        *,
-        context_length: int,
-        batch_size: int,
+        self, model: LanguageModel, train: Sequence[int], valid: Sequence[int], *, context_length: int, batch_size: int
     ) -> None:
         check_text(train, context_length, batch_size, "training")
         check_text(valid, 1, batch_size, "validation")

@@ -107,23 +107,7 @@ def fit(
         OutOfMemoryError: If memory runs out.
         CheckpointError: If `run_dir` cannot be written, or holds the state of another model or optimizer.
     """
-    loop = TrainingLoop(
-        model,
-        loss_fn,
-        batches,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        max_grad_norm=max_grad_norm,
-        steps=steps,
-        callbacks=callbacks,
-        run_dir=run_dir,
-        seed=seed,
-        grad_accumulation=grad_accumulation,
-        precision=precision,
-        data_parallel=data_parallel,
-        num_tokens=num_tokens,
-        save_every_minutes=save_every_minutes,
-    )
+    loop = TrainingLoop(**locals())  # the arguments of this function
     if loop.files is None:
         _warn_if_incomplete(loop, loop.run())
         return loop.model, loop.history
