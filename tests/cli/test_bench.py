@@ -7,7 +7,7 @@ import re
 import pytest
 
 from xformer.benchmarks import interleaved
-from xformer.cli import bench_run
+from xformer.cli import bench
 from xformer.errors import BackendError
 
 TINY = ("--batch", "1", "--heads", "2", "--head-dim", "4", "--rounds", "2")
@@ -16,7 +16,7 @@ TINY = ("--batch", "1", "--heads", "2", "--head-dim", "4", "--rounds", "2")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(interleaved, "_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(bench_run, "gemm_flops_per_second", lambda *arguments: 1e11)
+    monkeypatch.setattr(bench, "gemm_flops_per_second", lambda *arguments: 1e11)
 
 
 def test_a_table_a_file_and_a_picture(xformer, tmp_path):
@@ -69,14 +69,14 @@ def test_every_suite(xformer, suite, options, name):
 
 
 def test_a_workload_that_fails_keeps_the_results_of_the_others(xformer, monkeypatch):
-    measure = bench_run._measure
+    measure = bench.interleaved_benchmark
 
     def fail_at_five(workload, *arguments):
         if workload.settings["length"] == 5:
             raise BackendError("xformer numpy failed: out of memory")
         return measure(workload, *arguments)
 
-    monkeypatch.setattr(bench_run, "_measure", fail_at_five)
+    monkeypatch.setattr(bench, "interleaved_benchmark", fail_at_five)
     done = xformer("bench", "attention", *TINY, "--length", "3", "--length", "5")
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[-1] == "attention 1x2x5x4 forward: xformer numpy failed: out of memory"
@@ -90,10 +90,10 @@ def test_a_workload_that_fails_keeps_the_results_of_the_others(xformer, monkeypa
         (["atention"], "the suite is 'atention'; expected one of attention"),
         (["attention", "--backend", "tensorflow"], "backend 'tensorflow' is unknown"),
         (["attention", "--backend", "numpy", "--backend", "numpy"], "--backend numpy is given twice"),
-        (["attention", "--batch", "0"], "invalid value for '--batch'"),
-        (["attention", "--rounds", "0"], "invalid value for '--rounds'"),
+        (["attention", "--batch", "0"], "--batch is 0; expected an integer of at least 1"),
+        (["attention", "--rounds", "0"], "--rounds is 0; expected at least 1"),
         (["attention", "--threads", "1000000"], "--threads is 1000000; expected at most"),
-        (["train", "--vocabulary", "4"], "invalid value for '--vocabulary'"),
+        (["train", "--vocabulary", "4"], "--vocabulary is 4; expected at least 5"),
         (["attention", "--beam", "3"], "--beam does not apply to attention"),
         (["attention", "--out", "."], "cannot write .: it is not a regular file"),
         (["attention", "--plot", "/dev/null"], "cannot write /dev/null: it is not a regular file"),

@@ -20,7 +20,14 @@ from xformer.threads import disable_malloc_trim, num_threads
 from xformer.training.precision import check_precision
 
 DATA, RECIPE, COMPUTING, ADVANCED = "Files", "Recipe", "Computing", "Advanced"
-_TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str, "tuple[str, ...]": list[str]}
+_TYPES: dict[str, Any] = {
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "str": str,
+    "tuple[int, ...]": list[int],
+    "tuple[str, ...]": list[str],
+}
 _BACKEND_HELP = f"Array library to compute with: {', '.join(BACKENDS)}"
 
 
@@ -137,7 +144,7 @@ def _parameter(
     names = [option_name(name)]
     if type_name == "bool" and (default_of or field.default):
         names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
-    metavar = "TEXT" if type_name.startswith("tuple") else None
+    metavar = "TEXT" if type_name == "tuple[str, ...]" else None
     option = typer.Option(
         *names,
         help=f"{metadata['help']}{note}",

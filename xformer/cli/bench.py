@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-SIZES, RUN, RESULT = "Sizes", "Measurement", "Output"
+from xformer.backends import dtype_named, resolve
+from xformer.benchmarks import (
+    SUITES,
+    Suite,
+    Workload,
+    backend_specs,
+    describe_machine,
+    format_table,
+    gemm_flops_per_second,
+    interleaved_benchmark,
+    make_run,
+)
+from xformer.benchmarks.interleaved import DTYPES, dtype_of
+from xformer.benchmarks.report import machine_line
+from xformer.benchmarks.suites import AXES
+from xformer.cli._console import make_console
+from xformer.cli._options import config_options, option_name
+from xformer.cli._plots import check_plot
+from xformer.config import Config, check_count, field_names, option
+from xformer.errors import BackendError, ConfigError
+from xformer.io import unwritable_parent, write_json
+from xformer.text.extras import require
+from xformer.threads import num_threads
 
 HELP = """Measure speed and memory on this machine, on one array library or interleaved on several.
 
@@ -33,97 +60,155 @@ the first one: above 1, the first one is faster. "of GEMM" is relative to the fa
 Memory is the peak beyond the inputs. Results are compared before anything is timed. Run nothing else meanwhile.
 """
 
-_AXIS: Any = {"metavar": "N", "min": 1, "rich_help_panel": SIZES}
+
+class BenchOptions(Config):
+    """Fields of `xformer.benchmarks.Sizes`, and options of the measurement."""
+
+    batch: tuple[int, ...] = option("Batch size; repeat for a grid.", default=(), panel="Sizes")
+    length: tuple[int, ...] = option("Tokens per sentence; repeat for a grid.", default=())
+    heads: tuple[int, ...] = option("Attention heads; repeat for a grid.", default=())
+    head_dim: tuple[int, ...] = option("Features per head; d_model is heads * head_dim; repeat for a grid.", default=())
+    layers: int | None = option("Layers of each stack (encoder, train, decode).", default=None, at_least=1)
+    vocabulary: int | None = option("Vocabulary size (train, decode).", default=None, at_least=5)
+    beam: int | None = option("Beam size (decode); 1 is greedy search.", default=None, at_least=1)
+    causal: bool = option("Causal attention (attention, memory).", default=False)
+    padded: bool = option("Pad sentences of half the length or more (attention, memory).", default=False)
+    backward: bool = option("Include gradients (attention, memory).", default=False)
+    layer: bool = option("Include the four projections (attention, memory).", default=False)
+    dtype: str | None = option(
+        "Data type (default: float32); when training, of mixed precision.", default=None, choices=DTYPES
+    )
+    rounds: int | None = option(
+        "Number of rounds (default: 7; decode 5, memory 1).", default=None, at_least=1, panel="Measurement"
+    )
+    threads: int | None = option("Threads per library (default: XFORMER_NUM_THREADS).", default=None, at_least=1)
 
 
+@config_options(BenchOptions, names=field_names(BenchOptions))
 def bench(
     suite: Annotated[str, typer.Argument(metavar="SUITE", help="What to measure: a name from the list above.")],
+    settings: dict[str, Any],
     backend: Annotated[
         list[str] | None,
         typer.Option("--backend", metavar="NAME", help="Array library; repeat for several (default: numpy)."),
     ] = None,
-    batch: Annotated[list[int] | None, typer.Option("--batch", help="Batch size; repeat for a grid.", **_AXIS)] = None,
-    length: Annotated[
-        list[int] | None, typer.Option("--length", help="Tokens per sentence; repeat for a grid.", **_AXIS)
-    ] = None,
-    heads: Annotated[
-        list[int] | None, typer.Option("--heads", help="Attention heads; repeat for a grid.", **_AXIS)
-    ] = None,
-    head_dim: Annotated[
-        list[int] | None,
-        typer.Option("--head-dim", help="Features per head; d_model is heads * head_dim; repeat for a grid.", **_AXIS),
-    ] = None,
-    layers: Annotated[
-        int | None, typer.Option("--layers", help="Layers of each stack (encoder, train, decode).", **_AXIS)
-    ] = None,
-    vocabulary: Annotated[
-        int | None, typer.Option("--vocabulary", help="Vocabulary size (train, decode).", **{**_AXIS, "min": 5})
-    ] = None,
-    beam: Annotated[int | None, typer.Option("--beam", help="Beam size (decode); 1 is greedy search.", **_AXIS)] = None,
-    causal: Annotated[
-        bool | None, typer.Option("--causal", help="Causal attention (attention, memory).", rich_help_panel=SIZES)
-    ] = None,
-    padded: Annotated[
-        bool | None,
-        typer.Option(
-            "--padded", help="Pad sentences of half the length or more (attention, memory).", rich_help_panel=SIZES
-        ),
-    ] = None,
-    backward: Annotated[
-        bool | None, typer.Option("--backward", help="Include gradients (attention, memory).", rich_help_panel=SIZES)
-    ] = None,
-    layer: Annotated[
-        bool | None,
-        typer.Option("--layer", help="Include the four projections (attention, memory).", rich_help_panel=SIZES),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="float32 (default), float64, float16 or bfloat16 (train: in mixed precision).",
-            rich_help_panel=SIZES,
-        ),
-    ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Measure one size in three rounds.", rich_help_panel=RUN)
+        bool, typer.Option("--quick", help="Measure one size in three rounds.", rich_help_panel="Measurement")
     ] = False,
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="Number of rounds (default: 7; decode 5, memory 1).", rich_help_panel=RUN
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="Threads per library (default: XFORMER_NUM_THREADS).", rich_help_panel=RUN
-        ),
-    ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write all measurements as JSON.", rich_help_panel=RESULT)
+        Path | None, typer.Option(metavar="FILE.json", help="Write all measurements as JSON.", rich_help_panel="Output")
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png", help="Plot tokens/s against length and batch size.", rich_help_panel=RESULT),
+        typer.Option(metavar="FILE.png", help="Plot tokens/s against length and batch size.", rich_help_panel="Output"),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=RESULT)
+        bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel="Output")
     ] = False,
 ) -> None:
     """Measure speed and memory."""
-    from xformer.cli.bench_run import BenchArgs, run_bench
+    backends = backend or ["numpy"]
+    rounds, threads = settings.pop("rounds", None), settings.pop("threads", None)
+    checked = _check_suite(suite, backends, settings, threads, quick=quick)
+    workloads = checked.workloads(dataclasses.replace(checked.sizes, **settings))
+    for path in (out, plot):
+        if path is not None:
+            check_writable(path)
+    if plot is not None:
+        check_plot(plot, [])
+        require("matplotlib")
+        if out is not None and os.path.realpath(out) == os.path.realpath(plot):
+            raise ConfigError(f"--out and --plot are both {out}; expected two different files")
+    rounds = rounds or checked.rounds
+    machine = describe_machine(threads)
+    with _progress(len(workloads) * (rounds + 1)) as advance:
+        gemm = gemm_flops_per_second(backends[0], threads, dtype_of(settings))
+        results, notes = _measure_all(workloads, backends, checked, rounds, threads, advance)
+    run = make_run(suite, machine, gemm, results, notes)
+    if out is not None:
+        write_json(out, run)
+    if plot is not None:
+        from xformer.cli.bench_plot import draw_throughput
 
-    axes = {"batch": batch, "length": length, "heads": heads, "head_dim": head_dim}
-    settings = {
-        "causal": causal,
-        "padded": padded,
-        "backward": backward,
-        "layer": layer,
-        "layers": layers,
-        "vocabulary": vocabulary,
-        "beam": beam,
-        "dtype": dtype,
-    }
-    sizes = {name: value for name, value in {**axes, **settings}.items() if value is not None}
-    args = BenchArgs(suite, tuple(backend or ["numpy"]), sizes, rounds, threads, quick)
-    run_bench(args, out=out, plot=plot, as_json=as_json)
+        draw_throughput(run, plot)
+    if as_json:
+        print(json.dumps(run))
+    else:
+        print(machine_line(run), *format_table(run), sep="\n")
+
+
+def _check_suite(
+    name: str, backends: Sequence[str], sizes: dict[str, Any], threads: int | None, *, quick: bool
+) -> Suite:
+    """Return the suite after checking its settings, the backends and the number of threads."""
+    if name not in SUITES:
+        raise ConfigError(f"the suite is {name!r}; expected one of {', '.join(SUITES)}")
+    suite = SUITES[name].quick() if quick else SUITES[name]
+    for size, values in sizes.items():
+        if size not in (*AXES, *suite.settings):
+            raise ConfigError(f"{option_name(size)} does not apply to {name}")
+        for value in values if size in AXES else ():
+            check_count(option_name(size), value)
+    dtype = dtype_of(sizes)
+    if dtype == "float64" and name == "train":
+        raise ConfigError("--dtype is 'float64'; expected float32, float16 or bfloat16 for train")
+    for index, backend in enumerate(backends):
+        if backend in backends[:index]:
+            raise ConfigError(f"--backend {backend} is given twice; expected each library once")
+        dtype_named(resolve(backend), dtype)
+    cores = num_threads()
+    if threads is not None and threads > cores:
+        raise ConfigError(f"--threads is {threads}; expected at most {cores}, the threads of this process")
+    return suite
+
+
+def check_writable(path: Path) -> None:
+    """Raise ConfigError if a file cannot be written at this path."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise ConfigError(f"cannot write {path}: it is not a regular file")
+    parent = unwritable_parent(target)
+    if parent is not None:
+        raise ConfigError(f"cannot write {path}: {parent} is not a writable directory")
+
+
+def _measure_all(
+    workloads: list[Workload],
+    backends: Sequence[str],
+    suite: Suite,
+    rounds: int,
+    threads: int | None,
+    advance: Callable[[str], None],
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the results and a note for each workload that failed, unless the first one failed."""
+    results: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for workload in workloads:
+        try:
+            with interleaved_benchmark(workload, backend_specs(suite, backends), threads) as benchmark:
+                for _ in range(rounds):
+                    advance(workload.name)
+                    benchmark.run_round()
+                advance(workload.name)
+                results.append(benchmark.result())
+        except BackendError as error:
+            if not results:
+                raise
+            notes.append(f"{workload.name}: {error}")
+    return results, notes
+
+
+@contextlib.contextmanager
+def _progress(steps: int) -> Iterator[Callable[[str], None]]:
+    """Show a progress bar on a terminal."""
+    console = make_console(stderr=True)
+    if not console.is_terminal:
+        yield lambda name: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    # Redraw twice a second only, so that drawing does not disturb the measurement.
+    columns = (BarColumn(bar_width=24), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, refresh_per_second=2) as progress:
+        task = progress.add_task("matrix product", total=steps)
+        yield lambda name: progress.update(task, description=name, advance=1)
