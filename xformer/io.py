@@ -231,22 +231,6 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
     return {tensor[0]: _unpack(path, *tensor) for tensor in tensors}, metadata
 
 
-def verify_checkpoint(path: str | os.PathLike[str], *, without: str) -> None:
-    """Check that `load_arrays` can read a file.
-
-    Args:
-        path: Path of the file.
-        without: Description of what happens if the user removes the file, for the error.
-
-    Raises:
-        CheckpointError: If the file cannot be read.
-    """
-    try:
-        load_arrays(path)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}, or remove it; then {without}") from error
-
-
 def restore_like(arrays: dict[str, Any], like: dict[str, Array]) -> dict[str, Array]:
     """Move loaded arrays to the library, dtype and device of other arrays of the same names.
 

@@ -155,14 +155,9 @@ def test_resume_refuses_damaged_files(refused, trained, tmp_path, file, how, xfo
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize("how", ["empty", "truncated", "corrupted", "foreign"])
-def test_a_damaged_model_is_refused_and_a_removed_one_made_again(refused, trained, tmp_path, how, xformer):
+def test_a_removed_model_is_written_again(trained, tmp_path, xformer):
     shutil.copytree(trained, tmp_path / "run")
     model = tmp_path / "run" / "model.safetensors"
-    damage(model, how)
-    error = refused("resume", tmp_path / "run", untouched=tmp_path)
-    assert f"error: {model} is " in error
-    assert "; use another copy, or remove it; then the next validation makes a new one" in error
     model.unlink()
     done = xformer("resume", tmp_path / "run")
     assert "the best model (step 6) is in" in done.out

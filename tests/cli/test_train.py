@@ -297,7 +297,7 @@ def test_a_backend_that_is_not_installed_names_its_extra(refused, train_options,
 def test_out_that_holds_something(refused, train_options, trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     error = refused("train", *train_options, "--out", tmp_path / "run", untouched=tmp_path)
-    assert "holds another run; continue it with: xformer resume" in error
+    assert "holds a run; continue it with: xformer resume" in error
     (tmp_path / "full").mkdir()
     letter = write(tmp_path / "full" / "letter.txt", "dear")
     assert "is not empty" in refused("train", *train_options, "--out", tmp_path / "full", untouched=tmp_path)

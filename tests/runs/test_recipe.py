@@ -78,10 +78,6 @@ def test_changed_settings():
         ({"d_model": 3}, r"'d_model' in here is outside the tables; expected it under \[model\]"),
         ({"task": "language_modeling", "context_length": 3}, r"'context_length' .* expected it under \[training\]"),
         ({"training": {"schedule": "step"}}, r"\[training\] of here: schedule is 'step'; expected one of"),
-        (
-            {"training": {"accumulate": 2, "shards": 1}},
-            "here was written for xformer 0.1; rename accumulate to grad_accumulation, shards to data_parallel, or use",
-        ),
         ({"training": {"optimizer": "lion"}}, r"\[training\] of here: optimizer is 'lion'; expected one of"),
         (
             {"training": {"precision": 16}},

@@ -144,7 +144,7 @@ def _parameter(
     names = [option_name(name)]
     if type_name == "bool" and (default_of or field.default):
         names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
-    metavar = "TEXT" if type_name == "tuple[str, ...]" else None
+    metavar = {"tuple[str, ...]": "TEXT", "tuple[int, ...]": "N"}.get(type_name)
     option = typer.Option(
         *names,
         help=f"{metadata['help']}{note}",

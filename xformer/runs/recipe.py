@@ -16,16 +16,6 @@ from xformer.errors import ConfigError
 from xformer.runs.config import BaseTrainingConfig, TokenizerConfig, TrainingConfig
 from xformer.runs.tasks import TASKS, TaskSpec
 
-# Keys of version 0.1 and their current names.
-_RENAMED = {
-    "accumulate": "grad_accumulation",
-    "long_lines": "truncation",
-    "max_norm": "max_grad_norm",
-    "max_updates": "max_steps",
-    "select_by": "metric_for_best",
-    "shards": "data_parallel",
-}
-
 
 @dataclass(frozen=True)
 class Recipe:
@@ -56,7 +46,6 @@ class Recipe:
             ConfigError: For an unknown key, suggesting the nearest known one, or a value out of range.
         """
         tables = dict(tables)
-        _check_version(tables, name)
         task = tables.pop("task", "translation")
         if task not in TASKS:
             raise ConfigError(f"task in {name} is {task!r}; expected one of {', '.join(TASKS)}")
@@ -115,16 +104,6 @@ def error_context(name: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
-
-
-def _check_version(tables: dict[str, Any], name: str) -> None:
-    training = tables.get("training")
-    old = [key for key in training if key in _RENAMED] if isinstance(training, dict) else []
-    if old:
-        raise ConfigError(
-            f"{name} was written for xformer 0.1; rename {', '.join(f'{key} to {_RENAMED[key]}' for key in old)}, or "
-            "use that version"
-        )
 
 
 def _check_table(key: str, table: Any, spec: TaskSpec, name: str) -> None:

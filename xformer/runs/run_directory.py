@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
-from xformer.io import atomic_write, lock_directory, read_json, unwritable_parent, verify_checkpoint, write_json
+from xformer.io import atomic_write, lock_directory, read_json, unwritable_parent, write_json
 from xformer.text import Tokenizer
 
 # The command that uses the model, by task; here, as inference does not import the table of tasks.
@@ -61,23 +61,14 @@ class RunDirectory:
 
         Raises:
             ConfigError: If the directory is not empty.
-            CheckpointError: If it cannot be written; nothing is left in it then.
+            CheckpointError: If it cannot be written.
         """
         self.check_is_free()
-        is_new = not self.path.exists()
-        try:
-            for side, tokenizer in tokenizers.items():
-                tokenizer.save(self.tokenizer(side))
-            digests = {self.tokenizer(side).name: sha256(self.tokenizer(side)) for side in tokenizers}
-            # Last: a directory with a configuration is a complete run.
-            write_json(self.config, {"format": FORMAT, **config, "tokenizers": digests})
-        except CheckpointError:
-            with contextlib.suppress(OSError):
-                for side in tokenizers:
-                    self.tokenizer(side).unlink(missing_ok=True)
-                if is_new:
-                    self.path.rmdir()
-            raise
+        for side, tokenizer in tokenizers.items():
+            tokenizer.save(self.tokenizer(side))
+        digests = {self.tokenizer(side).name: sha256(self.tokenizer(side)) for side in tokenizers}
+        # Last: a directory with a configuration is a complete run.
+        write_json(self.config, {"format": FORMAT, **config, "tokenizers": digests})
 
     def check_is_free(self) -> None:
         """Check that a new run can be started in the directory.
@@ -92,14 +83,9 @@ class RunDirectory:
                 raise CheckpointError(f"cannot create {self.path}: {parent} is not a writable directory")
         elif not self.path.is_dir():
             raise ConfigError(f"{self.path} is a file; expected a new or empty directory; choose another --out")
-        elif self.config.exists() and not (self.last.exists() or self.model.exists()):
-            raise ConfigError(
-                f"{self.path} holds a run that ended before anything was saved; remove it, continue it with: xformer "
-                f"resume {self.path}, or choose another --out"
-            )
         elif self.config.exists():
             raise ConfigError(
-                f"{self.path} holds another run; continue it with: xformer resume {self.path}, or choose another --out"
+                f"{self.path} holds a run; continue it with: xformer resume {self.path}, or choose another --out"
             )
         elif any(self.path.iterdir()):
             raise ConfigError(f"{self.path} is not empty and holds no run; choose another --out")
@@ -120,19 +106,14 @@ class RunDirectory:
         config = read_json(self.config, "run configuration")
         if config.get("format") != FORMAT:
             raise CheckpointError(f"{self.path} was written by xformer 0.1; use that version, or train again")
-        for key in ("recipe", "model", "data", "counts", "tokenizers"):
-            if not isinstance(config.get(key, {}), dict):
-                raise CheckpointError(f"{self.config} is damaged: {key!r} is not a table; restore it")
         for key in ("model", "tokenizer", "training"):
             if not isinstance(config.get("recipe", {}).get(key, {}), dict):
                 raise CheckpointError(f"{self.config} is damaged: {key!r} of its recipe is not a table; restore it")
         return config
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> AbstractContextManager[None]:
         """Lock the directory for one training process; raise CheckpointError if another one holds the lock."""
-        with lock_directory(self.path):
-            yield
+        return lock_directory(self.path)
 
     def read_config_for(self, task: str) -> dict[str, Any]:
         """Return the configuration of a run that has a model for a task.
@@ -153,13 +134,11 @@ class RunDirectory:
         return config
 
     def check_resumable(self) -> None:
-        """Raise CheckpointError for a model without a state, which a new start would overwrite, or a damaged model."""
+        """Raise CheckpointError for a model without a state, which a new start would overwrite."""
         if self.model.exists() and not self.last.exists():
             raise CheckpointError(
                 f"{self.last} is missing, but {self.path} has a trained model; restore it, or start a new run"
             )
-        for model in filter(Path.exists, (self.model, self._backup)):
-            verify_checkpoint(model, without="the next validation makes a new one")
 
     def back_up_best(self) -> None:
         """Copy the best model, so that `restore_best` can restore it after model.safetensors was replaced."""
