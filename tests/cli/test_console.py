@@ -12,7 +12,7 @@ from xformer.cli import _console
 from xformer.cli._console import TrainingProgress, make_console, plural, program
 from xformer.runs.config import TrainingConfig
 from xformer.runs.trainer import Average
-from xformer.training import Step, Validation
+from xformer.training import Start, Step, Validation
 
 
 @pytest.fixture
@@ -92,9 +92,9 @@ class Clock:
 def shown(settings, events, *, terminal=False, first_step=0, clock=None, seconds=0.0):
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=terminal, width=160, highlight=False)
-    with TrainingProgress(console, settings, first_step) as show:
-        for event in events:
-            if clock is not None:
+    with TrainingProgress(console, settings) as show:
+        for event in [Start(first_step), *events]:
+            if clock is not None and not isinstance(event, Start):
                 clock.now += seconds
             show(event)
     return stream.getvalue()

@@ -305,20 +305,6 @@ def test_out_that_holds_something(refused, train_options, trained, tmp_path):
     assert "cannot create" in refused("train", *train_options, "--out", letter / "run", untouched=tmp_path)
 
 
-def test_a_disk_that_is_full_at_the_start_leaves_nothing(refused, train_options, tmp_path, monkeypatch):
-    real, calls = os.fsync, []
-
-    def fsync(descriptor):
-        calls.append(descriptor)
-        if len(calls) > 2:  # the tokenizer and its directory fit, the configuration does not
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(descriptor)
-
-    monkeypatch.setattr("xformer.io.os.fsync", fsync)
-    error = refused("train", *train_options, "--out", tmp_path / "run", untouched=tmp_path)
-    assert "config.json: No space left on device" in error
-
-
 def test_a_disk_that_gets_full_leaves_the_old_state(xformer, train_options, tmp_path, monkeypatch):
     real, full = os.fsync, []
 

@@ -50,7 +50,7 @@ def test_a_resumed_run_of_a_language_model_has_the_bits_of_a_whole_one(tmp_path)
     whole.run()
     make(tmp_path / "parts", dataclasses.replace(config, max_steps=4)).run()
     resumed = make(tmp_path / "parts", config)
-    resumed.resume()
+    resumed.loop.resume()
     assert resumed.loop.step == 4
     resumed.run()
     for one, other in zip(*(flatten((run.model, run.loop.state[1:]))[0] for run in (whole, resumed)), strict=True):

@@ -171,7 +171,7 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(tmp_path, stop_at, dtype, cha
     assert stopped.run() == "stopped by SIGINT"
     assert stopped.loop.step == stop_at
     resumed = make(tmp_path / "stopped", config, dtype=dtype)
-    resumed.resume()
+    resumed.loop.resume()
     assert resumed.loop.step == stop_at
     assert resumed.run() == "10 steps"
     assert bits(resumed) == bits(whole)
@@ -201,7 +201,7 @@ def test_an_interrupted_validation_is_repeated_after_resuming(tmp_path, call):
     assert stopped.run() == "stopped by SIGINT"
     assert len(batches) == 5 * call - 2
     resumed = make(tmp_path / "stopped", config, bleu=lambda model: 0.0)
-    resumed.resume()
+    resumed.loop.resume()
     assert resumed.run() == "10 steps"
     whole = make(tmp_path / "whole", config, bleu=lambda model: 0.0)
     whole.run()
@@ -289,7 +289,7 @@ def test_the_average_becomes_the_model_if_it_is_better(tmp_path, monkeypatch, av
 
 def make_again(path, config, **options):
     trainer = make(path, config, **options)
-    trainer.resume()
+    trainer.loop.resume()
     return trainer
 
 

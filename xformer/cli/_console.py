@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from xformer.runs.config import BaseTrainingConfig
 from xformer.runs.trainer import Average
-from xformer.training import Event, Step, Validation
+from xformer.training import Event, Start, Step, Validation
 
 _WIDTH_WITHOUT_TERMINAL = 110  # of tables
 _SECONDS_BETWEEN_LINES = 10.0
@@ -94,14 +94,12 @@ class TrainingProgress:
     Args:
         console: Console to print on.
         config: Configuration of the training, which says when it ends.
-        first_step: Number of steps made before.
         unit: Unit of the speed shown.
     """
 
-    def __init__(
-        self, console: Console, config: BaseTrainingConfig, first_step: int = 0, *, unit: str = "target tokens"
-    ) -> None:
-        self.console, self.config, self.first_step, self.unit = console, config, first_step, unit
+    def __init__(self, console: Console, config: BaseTrainingConfig, *, unit: str = "target tokens") -> None:
+        self.console, self.config, self.unit = console, config, unit
+        self._first_step = 0
         self._start_time = time.monotonic()
         self._loss = self._speed = 0.0
         self._num_smoothed = 0
@@ -132,7 +130,10 @@ class TrainingProgress:
         """Show an event. Training continues if the terminal or pipe has been closed."""
         self.is_used |= isinstance(event, Step | Validation)
         with contextlib.suppress(OSError):
-            if isinstance(event, Validation):
+            if isinstance(event, Start) and event.step:
+                self._first_step = event.step
+                self.console.print(f"resuming after step {event.step:,}")
+            elif isinstance(event, Validation):
                 self._validation = _summarize_validation(event)
                 self.console.print(describe_validation(event))
             elif isinstance(event, Step):
@@ -159,7 +160,7 @@ class TrainingProgress:
         max_steps, max_minutes = self.config.max_steps, self.config.max_minutes
         fraction, seconds_left = 0.0, None
         if max_steps is not None:
-            seconds_per_step = (time.monotonic() - self._start_time) / max(1, step.step - self.first_step)
+            seconds_per_step = (time.monotonic() - self._start_time) / max(1, step.step - self._first_step)
             fraction, seconds_left = step.step / max_steps, seconds_per_step * (max_steps - step.step)
         if max_minutes is not None:
             fraction = max(fraction, step.minutes / max_minutes)

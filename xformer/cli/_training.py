@@ -23,7 +23,6 @@ from xformer.runs.tasks import TASKS, Task
 from xformer.runs.trainer import Trainer
 from xformer.text import Tokenizer
 from xformer.training import Callback
-from xformer.training.checkpoint import TrainingFiles
 
 DEFAULT_MINUTES = 30.0
 # Exit codes as a shell reports them for a process that a signal ended.
@@ -218,13 +217,8 @@ def train_job(
     config = job.recipe.training
     progress = TrainingProgress(console, config, unit=job.unit)
     trainer = Trainer(job.model, task or job.task(), config, run, callbacks=[progress, *callbacks])
-    if resume and run.last.exists():
-        trainer.resume()
-        console.print(f"resuming after step {trainer.loop.step:,}")
-    elif resume:
-        TrainingFiles(run.path).rewind_log(0)
+    if resume and not run.last.exists():
         console.print("nothing was saved yet; starting from the first step")
-    progress.first_step = trainer.loop.step
     with progress:
         reason = trainer.run()
     exit_code = _EXIT_CODES.get(reason, 0)

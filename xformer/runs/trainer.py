@@ -13,7 +13,7 @@ from xformer.runs.config import BaseTrainingConfig
 from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import Task
 from xformer.training.callbacks import Validator, early_stopping, time_limit
-from xformer.training.checkpoint import TrainingFiles, save_parameters
+from xformer.training.checkpoint import save_parameters
 from xformer.training.events import Checkpoint, End, Event, Start, Step, Validation
 from xformer.training.fit import Callback, TrainingLoop
 from xformer.training.loss import mean_loss
@@ -125,26 +125,9 @@ class Trainer:
         """The current model."""
         return self.loop.model
 
-    def resume(self) -> None:
-        """Load the directory's last state; raise CheckpointError if it is damaged or not of this run."""
-        self.loop.resume()
-        progress = self.progress
-        progress.checkpoints = [entry for entry in progress.checkpoints if self.checkpoints.path(entry[0]).exists()]
-        if not self.directory.model.exists():  # removed by the user: restore it, or let the next validation write one
-            progress.averaged_step, progress.averaged_score = 0, None
-            if not self.directory.restore_best():
-                self.validator.step, self.validator.best = 0, None
-
     def run(self) -> str:
-        """Train until a limit of the configuration or a signal ends the run; return the reason.
-
-        Everything is saved before it returns.
-
-        Raises:
-            TrainingError: If the loss is not finite; the last state stays on disk.
-        """
-        with TrainingFiles(self.directory.path).open():
-            return self.loop.run()
+        """Train, see `TrainingLoop.run`."""
+        return self.loop.run()
 
     def validation_loss(self, model: Any) -> float:
         """Return the mean cross-entropy of the validation set, in nats per token, without smoothing or dropout."""
@@ -173,8 +156,13 @@ class Trainer:
         return asdict(self.progress)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state."""
-        self.progress = Progress(**state)
+        """Restore a state; the validator's must have been restored before."""
+        self.progress = progress = Progress(**state)
+        progress.checkpoints = [entry for entry in progress.checkpoints if self.checkpoints.path(entry[0]).exists()]
+        if not self.directory.model.exists():  # removed by the user: restore it, or let the next validation write one
+            progress.averaged_step, progress.averaged_score = 0, None
+            if not self.directory.restore_best():
+                self.validator.step, self.validator.best = 0, None
 
     def _keep_if_best(self, event: Validation) -> None:
         if event.best:

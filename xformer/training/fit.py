@@ -10,7 +10,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Protocol
 
 from xformer.backends import array_namespace
@@ -108,20 +107,12 @@ def fit(
         CheckpointError: If `run_dir` cannot be written, or holds the state of another model or optimizer.
     """
     loop = TrainingLoop(**locals())  # the arguments of this function
-    if loop.files is None:
-        _warn_if_incomplete(loop, loop.run())
-        return loop.model, loop.history
-    with loop.files.open():
-        if loop.files.state.exists():
-            loop.resume()
-        _warn_if_incomplete(loop, loop.run())
-        save_parameters(loop.model, Path(run_dir) / "model.safetensors")
-    return loop.model, loop.history
-
-
-def _warn_if_incomplete(loop: TrainingLoop, reason: str) -> None:
+    reason = loop.run()
+    if loop.files is not None:
+        save_parameters(loop.model, loop.files.directory / "model.safetensors")
     if loop.is_incomplete:
         _LOG.warning("training ended after step %d of %s: %s", loop.step, loop.max_steps or "any number", reason)
+    return loop.model, loop.history
 
 
 class TrainingLoop:
@@ -199,15 +190,26 @@ class TrainingLoop:
         return (time.monotonic() - self._start_time) / 60.0
 
     def run(self) -> str:
-        """Train until the last step, a callback or a signal ends it, and save the state; return the reason."""
-        self._start_time = self._save_time = time.monotonic()
-        self._start_time -= 60.0 * self._minutes
-        with contextlib.ExitStack() as limits, stop_on_signals(), warnings.catch_warnings():
+        """Train until the last step, a callback or a signal ends it, and save the state; return the reason.
+
+        If the directory holds a state and no step was made yet, training resumes from there.
+
+        Raises:
+            TrainingError: If the loss is not finite; the last state stays on disk.
+        """
+        with contextlib.ExitStack() as stack, stop_on_signals(), warnings.catch_warnings():
+            if self.files is not None:
+                stack.enter_context(self.files.open())
+                if self.step == 0 and self.files.state.exists():
+                    self.resume()
+                self.files.rewind_log(self.step)
+            self._start_time = self._save_time = time.monotonic()
+            self._start_time -= 60.0 * self._minutes
             # Overflow shows in the loss, which is checked; a warning would interrupt the output of a progress bar.
             warnings.simplefilter("ignore", RuntimeWarning)
             try:
                 self.emit(Start(self.step))
-                reason = self._train(limits)
+                reason = self._train(stack)
                 self.emit(End(self.step, reason))
                 self.save()
             except Stopped as stopped:
@@ -244,7 +246,6 @@ class TrainingLoop:
         for name, callback in self._stateful_callbacks():
             if name in callbacks:
                 callback.load_state_dict(callbacks[name])
-        self.files.rewind_log(self.step)
 
     def save(self) -> None:
         """Save the training state, if there is a directory.
@@ -292,7 +293,7 @@ class TrainingLoop:
         saved = "" if self.files is None else f" ({saved})"
         return TrainingError(f"{description}; lower the learning rate or use a longer warm-up{saved}")
 
-    def _train(self, limits: contextlib.ExitStack) -> str:
+    def _train(self, stack: contextlib.ExitStack) -> str:
         """Make steps until there is a reason to stop; raise Stopped after a signal."""
         batches: Iterator[Any] | None = None
         while True:
@@ -308,7 +309,7 @@ class TrainingLoop:
                 batches = batches if first is None else itertools.chain([first], batches)
                 # One BLAS thread for each shard. The limit holds for the whole run, as bits depend on it.
                 sharded = self.num_workers > 1 and can_split(first)
-                limits.enter_context(blas_threads(1 if sharded else num_threads()))
+                stack.enter_context(blas_threads(1 if sharded else num_threads()))
             accumulated = list(itertools.islice(batches, self._grad_accumulation))
             if not accumulated:
                 self.is_incomplete = self.max_steps is not None
