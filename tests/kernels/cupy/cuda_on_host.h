@@ -19,6 +19,7 @@
 #define __device__
 #define __global__
 #define __shared__ static
+#define __launch_bounds__(...)
 
 struct Dimension {
     unsigned x = 1;

@@ -11,13 +11,13 @@ from xformer import kernels, vjp
 from xformer.backends import to_host
 from xformer.ops import layer_norm, rms_norm
 
-SHAPES = [(3, 5, 7), (7,), (4, 16), (0, 5, 7), (3, 1), (2, 1029), (130, 40)]
+SHAPES = [(3, 5, 7), (7,), (4, 16), (0, 5, 7), (3, 1), (2, 1029), (2, 1040), (130, 40)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 class TestShapes:
-    """Odd lengths, one row, one feature, no rows, rows for several warps, several chunks of rows."""
+    """Odd lengths, one row, one feature, no rows, several vectors per thread, several warps, several chunks of rows."""
 
     def test_layer_norm(self, cuda, dtype, shape):
         x, weight, bias = 3.0 + normal(*shape), normal(shape[-1], seed=1), normal(shape[-1], seed=2)
@@ -30,6 +30,12 @@ class TestShapes:
         x, weight = normal(*shape), normal(shape[-1], seed=1)
         assert cuda.served("rms_norm", cuda.array(x, dtype), cuda.array(weight, dtype), epsilon=1e-5)
         cuda.agree(rms_norm, x, weight, dtype=dtype)
+
+
+@pytest.mark.parametrize("n", [16384, 16392])
+def test_rows_that_just_fit_into_registers_and_longer_ones(cuda, n):
+    x, weight, bias = normal(2, n), normal(n, seed=1), normal(n, seed=2)
+    cuda.agree(layer_norm, x, weight, bias, dtype="bfloat16")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -70,23 +76,26 @@ def test_gradients_of_some_inputs(cuda):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norm", [layer_norm, rms_norm])
-def test_large_rows_do_not_overflow(cuda, dtype, norm):
+@pytest.mark.parametrize("n", [33, 40])
+def test_large_rows_do_not_overflow(cuda, dtype, norm, n):
     """The squares of these are beyond the range of the dtype that rows are computed in."""
     size = {"float16": 60000.0, "bfloat16": 1e30, "float32": 1e30, "float64": 1e200}[dtype]
-    x, ones = normal(4, 33), [cuda.array(np.ones(33), dtype)] * (1 if norm is rms_norm else 2)
+    x, ones = normal(4, n), [cuda.array(np.ones(n), dtype)] * (1 if norm is rms_norm else 2)
     x = x / np.abs(x).max()
     y, pull = vjp(norm, cuda.array(size * x, dtype), *ones)
     small, small_pull = vjp(lambda x: norm(x, *ones, epsilon=0.0), cuda.array(x, dtype))
     tolerance = {"float32": 1e-5, "float64": 1e-12}.get(dtype, 0.05)
     assert_close(y, small, tolerance=tolerance)
-    g = cuda.array(normal(4, 33, seed=3), dtype)
+    g = cuda.array(normal(4, n, seed=3), dtype)
     if dtype != "float16":  # whose derivative there is below its smallest number
         got, expected = to_host(pull(g)[0]).astype(float) * size, to_host(small_pull(g)[0]).astype(float)
         np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
-def test_nan_stays_in_its_row(cuda):
-    x = normal(3, 8)
-    x[1, 2] = np.nan
-    y = to_host(layer_norm(cuda.array(x, "float32"), *(cuda.array(np.ones(8), "float32") for _ in range(2))))
-    assert np.isnan(y).all(axis=-1).tolist() == [False, True, False]
+@pytest.mark.parametrize("n", [8, 9])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinities_stay_in_their_row(cuda, n, value):
+    x = normal(3, n)
+    x[1, 2] = value
+    y = to_host(layer_norm(cuda.array(x, "float32"), *(cuda.array(np.ones(n), "float32") for _ in range(2))))
+    assert np.isnan(y).any(axis=-1).tolist() == [False, True, False]

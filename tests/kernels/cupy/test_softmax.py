@@ -11,6 +11,7 @@ from tests.kernels.cupy.cuda_cases import DTYPES, LAYOUTS, normal
 from xformer import kernels, vjp
 from xformer.backends import to_host
 from xformer.kernels import registry
+from xformer.kernels.cupy.grid import grid_for_short_rows
 from xformer.ops import cross_entropy, softmax
 
 MASKS = {
@@ -37,6 +38,36 @@ def test_softmax(cuda, dtype, mask):
 @pytest.mark.parametrize("shape", [(7,), (3, 1), (4, 700), (0, 5), (2, 2, 2, 2, 2, 3)], ids=str)
 def test_softmax_of_rows_of_any_length(cuda, shape):
     cuda.agree(softmax, 30.0 * normal(*shape), dtype="float32")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 4, 31, 32, 33, 64, 65, 512])
+def test_short_rows_share_blocks(cuda, dtype, n):
+    """Blocks have more rows than are left; a row with NaN does not change its neighbors."""
+    scores, mask = normal(37, n), np.random.default_rng(5).random((37, n)) < 0.8
+    cuda.agree(softmax, scores, mask, dtype=dtype)
+    scores[5, 0], scores[7] = np.nan, -np.inf
+    y = to_host(softmax(cuda.array(scores, dtype))).astype("float64")
+    np.testing.assert_array_equal(np.isnan(y).any(axis=-1), np.arange(37) == 5)
+    assert not y[7].any()
+    _, pull = vjp(softmax, cuda.array(scores, dtype))
+    (dx,) = pull(cuda.array(np.ones((37, n)), dtype))
+    np.testing.assert_array_equal(np.isnan(to_host(dx).astype("float64")).any(axis=-1), np.arange(37) == 5)
+
+
+def test_grids_of_short_rows():
+    for n, expected in {
+        1: (3, 128, 1),
+        4: (3, 128, 1),
+        5: (5, 128, 2),
+        32: (19, 128, 8),
+        33: (38, 128, 16),
+        100: (75, 128, 32),
+        512: (75, 128, 32),
+        513: (300, 160, 160),
+        70000: (300, 512, 512),
+    }.items():
+        assert grid_for_short_rows(300, np.empty((300, n), np.float32)) == expected
 
 
 def test_a_mask_with_more_strided_axes_than_the_kernel_takes(cuda):

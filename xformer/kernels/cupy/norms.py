@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm on CuPy: one block per row, which reads the row from the cache after the first pass."""
+"""Layer norm and RMS norm on CuPy: one block per row, which reads the row once and keeps it in registers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from xformer.kernels.cupy.arrays import (
 from xformer.kernels.cupy.columns import SUMMING_THREADS, column_total, grid_for_columns
 from xformer.kernels.cupy.grid import grid_for_rows
 from xformer.kernels.registry import Kernel, register
+
+# Vectors of a row that a thread keeps in registers: R in cuda/norms.cu. The derivative keeps two rows.
+_VECTORS, _VJP_VECTORS = 4, 2
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
@@ -43,7 +46,7 @@ def _forward(x: Any, weight: Any, bias: Any, centered: int, epsilon: float, save
     cuda_launch.launch(
         "norms.normalize",
         dtype_names(x, weight),
-        *grid_for_rows(rows, x),
+        *grid_for_rows(rows, x, _VECTORS),
         x,
         weight,
         bias,
@@ -63,15 +66,14 @@ def _vjp(g: Any, residuals: Any, centered: int, needs: tuple[bool, bool, bool]) 
     if needs[0]:
         dx = empty(x)
         arrays = g, x, weight, means, inverses, dx
-        cuda_launch.launch(
-            "norms.normalize_vjp", dtype_names(x, weight), *grid_for_rows(rows, x), *arrays, rows, n, centered
-        )
+        grid = grid_for_rows(rows, x, _VJP_VECTORS)
+        cuda_launch.launch("norms.normalize_vjp", dtype_names(x, weight), *grid, *arrays, rows, n, centered)
     if needs[1] or needs[2]:
         blocks, chunks, chunk_rows = grid_for_columns(x, rows)
         dweight, dbias = (empty(x, (chunks, n), compute_dtype(x)) if needed else None for needed in (True, needs[2]))
         arrays = g, x, means, inverses, dweight, dbias
-        grid = blocks, SUMMING_THREADS
-        cuda_launch.launch("norms.normalize_parameters_vjp", dtype_names(x), *grid, *arrays, rows, n, chunk_rows)
+        sizes = rows, n, chunk_rows
+        cuda_launch.launch("norms.normalize_parameters_vjp", dtype_names(x), blocks, SUMMING_THREADS, *arrays, *sizes)
         dweight, dbias = (None if sums is None else column_total(sums, weight.dtype) for sums in (dweight, dbias))
     return dx, dweight, dbias
 

@@ -8,7 +8,7 @@ from typing import Any
 from xformer.backends import array_namespace, dtype_name
 from xformer.kernels.cupy import launch as cuda_launch
 from xformer.kernels.cupy.arrays import compute_dtype, contiguous, dtype_names, empty, row_count, supports_floats
-from xformer.kernels.cupy.grid import grid_for_rows
+from xformer.kernels.cupy.grid import grid_for_rows, grid_for_short_rows
 from xformer.kernels.registry import Kernel, register
 
 # --- softmax ---------------------------------------------------------------------------------------------------------
@@ -52,15 +52,16 @@ def _softmax_forward(x: Any, mask: Any, *, save: bool) -> tuple[Any, Any]:
     y = empty(x)
     if x.size:
         mask, middle, inner, strides = (None, 1, 1, (0, 0, 0, 0)) if mask is None else _strided(mask, x.shape)
-        sizes = rows, x.shape[-1], middle, inner
-        cuda_launch.launch("softmax.softmax", dtype_names(x), *grid_for_rows(rows, x), x, mask, y, *sizes, *strides)
+        sizes, (*grid, threads) = (rows, x.shape[-1], middle, inner), grid_for_short_rows(rows, x)
+        cuda_launch.launch("softmax.softmax", dtype_names(x), *grid, x, mask, y, *sizes, *strides, threads)
     return y, y
 
 
 def _softmax_vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
     g, rows = contiguous(g, y.dtype), row_count(y)
     dx = empty(y)
-    cuda_launch.launch("softmax.softmax_vjp", dtype_names(y), *grid_for_rows(rows, y), g, y, dx, rows, y.shape[-1])
+    *grid, threads = grid_for_short_rows(rows, y)
+    cuda_launch.launch("softmax.softmax_vjp", dtype_names(y), *grid, g, y, dx, rows, y.shape[-1], threads)
     return dx, None
 
 

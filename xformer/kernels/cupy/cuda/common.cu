@@ -74,15 +74,23 @@ template <int V, typename T> __device__ inline bool aligned(const T* rows, long 
 }
 
 // Load V elements, of which `left` exist; the others are zero. `is_full`: all exist and are aligned.
+template <int V, typename T> __device__ inline Vector<T, V> load(const T* from, long long left, bool is_full)
+{
+    if (is_full) return *reinterpret_cast<const Vector<T, V>*>(from);
+    Vector<T, V> chunk;
+    for (int k = 0; k < V; ++k) chunk.element[k] = k < left ? from[k] : T();
+    return chunk;
+}
+
+template <int V, typename T, typename W> __device__ inline void upcast(const Vector<T, V>& from, W (&to)[V])
+{
+    for (int k = 0; k < V; ++k) to[k] = upcast(from.element[k]);
+}
+
 template <int V, typename T, typename W>
 __device__ inline void load(const T* from, long long left, bool is_full, W (&to)[V])
 {
-    if (is_full) {
-        Vector<T, V> chunk = *reinterpret_cast<const Vector<T, V>*>(from);
-        for (int k = 0; k < V; ++k) to[k] = upcast(chunk.element[k]);
-    } else {
-        for (int k = 0; k < V; ++k) to[k] = k < left ? (W)upcast(from[k]) : W(0);
-    }
+    upcast(load<V>(from, left, is_full), to);
 }
 
 template <int V, typename T, typename W>
@@ -108,36 +116,40 @@ __device__ inline void store(const W (&from)[V], long long left, bool is_full, T
 // --- reductions -----------------------------------------------------------------------------------------------------
 
 struct Sum {
-    template <typename W> __device__ static W of(W a, W b) { return a + b; }
+    template <typename W> __device__ static W of(W a, W b, int = 0) { return a + b; }
 };
 struct Max {
-    template <typename W> __device__ static W of(W a, W b) { return a > b ? a : b; }
+    template <typename W> __device__ static W of(W a, W b, int = 0) { return a > b ? a : b; }
+};
+struct SumAndMax {  // of the first and the second number
+    template <typename W> __device__ static W of(W a, W b, int k) { return k == 0 ? Sum::of(a, b) : Max::of(a, b); }
 };
 
-// Reduce K numbers over the threads of a block, a multiple of 32; all threads get the results.
-template <typename Op, int K, typename W> __device__ inline void reduce(W (&value)[K])
+// Reduce K numbers over the threads of a row; all of them get the results. A row has all threads of the block, which
+// are a multiple of 32, or a power of two up to 32 of them.
+template <typename Op, int K, typename W> __device__ inline void reduce(W (&value)[K], int row_threads = blockDim.x)
 {
     __shared__ W partial[K][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     for (int k = 0; k < K; ++k)
         for (int other = 16; other; other /= 2)
-            value[k] = Op::of(value[k], __shfl_xor_sync(0xffffffffu, value[k], other));
-    if (warps == 1) return;
+            if (other < row_threads) value[k] = Op::of(value[k], __shfl_xor_sync(0xffffffffu, value[k], other), k);
+    if (row_threads <= 32) return;
     __syncthreads();  // all threads have read the results of an earlier call
     if (lane == 0)
         for (int k = 0; k < K; ++k) partial[k][warp] = value[k];
     __syncthreads();
     for (int k = 0; k < K; ++k) {
         value[k] = partial[k][0];
-        for (int other = 1; other < warps; ++other) value[k] = Op::of(value[k], partial[k][other]);
+        for (int other = 1; other < warps; ++other) value[k] = Op::of(value[k], partial[k][other], k);
     }
 }
 
 // Reduce one number per thread.
-template <typename Op, typename W> __device__ inline W reduced(W value)
+template <typename Op, typename W> __device__ inline W reduced(W value, int row_threads = blockDim.x)
 {
     W values[1] = {value};
-    reduce<Op>(values);
+    reduce<Op>(values, row_threads);
     return values[0];
 }
 

@@ -1,4 +1,5 @@
-// Softmax and cross-entropy, with one block per row.
+// Softmax and cross-entropy. A row of softmax has `row_threads`, a block several rows if they are short; a row of
+// cross-entropy has one block.
 
 // The maximum of some numbers, and the sum of exp(number - maximum), where -inf does not count.
 template <typename W> struct OnlineSoftmax {
@@ -14,11 +15,11 @@ template <typename W> struct OnlineSoftmax {
         top = new_top;
     }
 
-    // Combine the totals of all threads.
-    __device__ void join()
+    // Combine the totals of the threads of a row.
+    __device__ void join(int row_threads = blockDim.x)
     {
-        const W new_top = reduced<Max>(top);
-        sum = reduced<Sum>(sum == 0 ? W(0) : sum * exponential(top - new_top));
+        const W new_top = reduced<Max>(top, row_threads);
+        sum = reduced<Sum>(sum == 0 ? W(0) : sum * exponential(top - new_top), row_threads);
         top = new_top;
     }
 };
@@ -34,27 +35,39 @@ struct Mask {
     }
 };
 
+// Loop over the rows of this thread, which it shares with others. The threads of a block get on together, so that all of
+// them take part in reductions: its last rows may not exist.
+#define FOR_SHARED_ROWS(row, rows, row_threads)                                         \
+    for (long long row = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / (row_threads); \
+         row - threadIdx.x / (row_threads) < (rows); row += (long long)gridDim.x * (blockDim.x / (row_threads)))
+
+// Loop over the columns of a row at which this thread loads vectors.
+#define FOR_SHARED_COLUMNS(i, length, row_threads) \
+    for (long long i = threadIdx.x % (row_threads) * V; i < (length); i += (row_threads) * V)
+
 // Masked elements have probability zero, also in fully masked rows.
 template <typename T>
 __global__ void softmax(const T* x, const bool* mask, T* y, long long rows, long long n, long long middle,
-                        long long inner, long long stride0, long long stride1, long long stride2, long long stride3)
+                        long long inner, long long stride0, long long stride1, long long stride2, long long stride3,
+                        long long threads)
 {
     typedef Wide<T> W;
-    const int V = VectorSize<T>::value;
+    const int V = VectorSize<T>::value, row_threads = threads;
     const bool is_full = aligned<V>(x, n) && aligned<V>(y, n);
     const Mask masks = {mask, middle, inner, {stride0, stride1, stride2, stride3}};
-    FOR_ROWS(row, rows) {
+    FOR_SHARED_ROWS(row, rows, row_threads) {
+        const long long length = row < rows ? n : 0;
         const bool* allowed = mask ? masks.row(row) : 0;
         W v[V];
         OnlineSoftmax<W> total;
-        FOR_COLUMNS(i, n) {
+        FOR_SHARED_COLUMNS(i, length, row_threads) {
             load(x + row * n + i, n - i, is_full, v);
             for (int k = 0; k < V; ++k)
                 if (k >= n - i || (allowed && !allowed[(i + k) * stride3])) v[k] = -infinity();
             total.add(v);
         }
-        total.join();
-        FOR_COLUMNS(i, n) {
+        total.join(row_threads);
+        FOR_SHARED_COLUMNS(i, length, row_threads) {
             load(x + row * n + i, n - i, is_full, v);
             for (int k = 0; k < V; ++k) {
                 const bool is_visible = k < n - i && v[k] != -infinity() && (!allowed || allowed[(i + k) * stride3]);
@@ -66,20 +79,22 @@ __global__ void softmax(const T* x, const bool* mask, T* y, long long rows, long
 }
 
 // dx = y (g - sum(g y))
-template <typename T> __global__ void softmax_vjp(const T* g, const T* y, T* dx, long long rows, long long n)
+template <typename T>
+__global__ void softmax_vjp(const T* g, const T* y, T* dx, long long rows, long long n, long long threads)
 {
     typedef Wide<T> W;
-    const int V = VectorSize<T>::value;
+    const int V = VectorSize<T>::value, row_threads = threads;
     const bool is_full = aligned<V>(g, n) && aligned<V>(y, n) && aligned<V>(dx, n);
-    FOR_ROWS(row, rows) {
+    FOR_SHARED_ROWS(row, rows, row_threads) {
+        const long long length = row < rows ? n : 0;
         W a[V], p[V], total = 0;
-        FOR_COLUMNS(i, n) {
+        FOR_SHARED_COLUMNS(i, length, row_threads) {
             load(g + row * n + i, n - i, is_full, a);
             load(y + row * n + i, n - i, is_full, p);
             for (int k = 0; k < V; ++k) total += a[k] * p[k];
         }
-        total = reduced<Sum>(total);
-        FOR_COLUMNS(i, n) {
+        total = reduced<Sum>(total, row_threads);
+        FOR_SHARED_COLUMNS(i, length, row_threads) {
             load(g + row * n + i, n - i, is_full, a);
             load(y + row * n + i, n - i, is_full, p);
             for (int k = 0; k < V; ++k) a[k] = p[k] * (a[k] - total);
