@@ -83,7 +83,6 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         temporary = None
-        _sync_directory(path.parent)
     except OSError as error:
         if isinstance(error, CheckpointError):
             raise
@@ -95,16 +94,6 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make the rename itself durable, if the system can open directories."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 _locked: set[Path] = set()  # by this process

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -59,14 +59,19 @@ class InputBeams:
         return all(group.is_done for group in self.groups)
 
     def advance(
-        self, candidates: Iterable[list[Candidate]], top: TopTokens
+        self, candidates: Iterator[list[Candidate]], top: TopTokens
     ) -> list[tuple[BeamGroup, UnscoredHypothesis]]:
-        """Extend the beams of each open group by one token; return the hypotheses that ended."""
+        """Extend the beams of each open group by one token; return the hypotheses that ended.
+
+        Args:
+            candidates: Candidates of the open groups of this and further inputs, in order.
+            top: Best tokens of each row.
+        """
         ended: list[tuple[BeamGroup, UnscoredHypothesis]] = []
         num_chosen: Counter[int] = Counter()
         penalty = self.batch.config.diversity_penalty
         penalty = DEFAULT_DIVERSITY_PENALTY if penalty is None else penalty
-        for group, ranked in zip(self.open_groups(), candidates, strict=True):
+        for group, ranked in zip(self.open_groups(), candidates, strict=False):
             if num_chosen:
                 ranked = sorted(ranked, key=lambda c: penalty * num_chosen[c.token] - c.log_probability)
             parents = group.beams
@@ -168,7 +173,7 @@ def _advance(
     )
     ended = []
     for each in inputs:
-        ended += each.advance([next(candidates) for _ in each.open_groups()], top)
+        ended += each.advance(candidates, top)
         ended += each.stop()
     return ended
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
-from xformer.backends import Device, DType, dtype_name
+from xformer.autodiff import remat
+from xformer.backends import Array, Device, DType, dtype_name
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.io import load_arrays, restorable_dtype, restore_like, save_arrays
 from xformer.models.config import ModelConfig
+from xformer.random import Rng
 from xformer.tree import Module, flatten, replace
 
 _MODELS: dict[str, type[BaseModel]] = {}
@@ -38,6 +41,15 @@ class BaseModel(Module):
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         _MODELS[cls.__name__] = cls
+
+    def _apply_layers(
+        self, layers: Sequence[Module], x: Array, *args: Array, rngs: Sequence[Rng | None], **options: Any
+    ) -> Array:
+        """Apply layers in turn; each is recomputed in the backward pass if the configuration says so."""
+        for layer, rng in zip(layers, rngs, strict=True):
+            function: Any = type(layer).__call__
+            x = (remat(function) if self.config.rematerialize else function)(layer, x, *args, **options, rng=rng)
+        return x
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write parameters and configuration to one safetensors file, atomically.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.autodiff import remat
 from xformer.backends import Array, Device, DType, array_namespace
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers import Embedding, EncoderLayer, Initializer, InputEmbedding, Linear
@@ -140,9 +139,7 @@ class Encoder(BaseModel):
         x = self.input(x, positions_of(ids, pad_id), rng=input_rng)
         mask = padding_mask(ids, pad_id) if mask is None else mask
         terms = position_terms(self.positions, ids.shape[1], ids.shape[1], x)._asdict()
-        for layer, layer_rng in zip(self.layers, layer_rngs, strict=True):
-            apply = remat(EncoderLayer.__call__) if self.config.rematerialize else EncoderLayer.__call__
-            x = apply(layer, x, mask=mask, **terms, rng=layer_rng)
+        x = self._apply_layers(self.layers, x, mask=mask, **terms, rngs=layer_rngs)
         return x if self.norm is None else self.norm(x)
 
     def masked_lm_logits(self, states: Array) -> Array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.autodiff import remat
 from xformer.backends import Array, Device, DType, extra
 from xformer.errors import ConfigError
 from xformer.layers import Embedding, EncoderLayer, Initializer, InputEmbedding, Linear
@@ -95,15 +94,9 @@ class LanguageModel(BaseModel):
         ids = ids_of(tokens)
         pad_id = self.config.padding_id if mask is None else None
         x = self.input(self.embedding(tokens), positions_of(ids, pad_id), rng=input_rng)
-        options: dict[str, Any] = {
-            "mask": padding_mask(ids, pad_id) if mask is None else mask,
-            "causal": True,
-            **position_terms(self.positions, ids.shape[1], ids.shape[1], x)._asdict(),
-        }
-        for layer, layer_rng in zip(self.layers, layer_rngs, strict=True):
-            apply = remat(EncoderLayer.__call__) if self.config.rematerialize else EncoderLayer.__call__
-            x = apply(layer, x, **options, rng=layer_rng)
-        return self._logits(x)
+        mask = padding_mask(ids, pad_id) if mask is None else mask
+        terms = position_terms(self.positions, ids.shape[1], ids.shape[1], x)._asdict()
+        return self._logits(self._apply_layers(self.layers, x, mask=mask, causal=True, **terms, rngs=layer_rngs))
 
     def init_cache(self, batch_size: int) -> DecodingCache:
         """Return an empty cache for `decode_step`.

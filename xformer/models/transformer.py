@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from xformer.autodiff import remat
 from xformer.backends import Array, Device, DType, array_namespace, extra
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers import CopyHead, DecoderLayer, Embedding, EncoderLayer, Initializer, InputEmbedding, Linear
@@ -220,23 +219,14 @@ class Transformer(BaseModel):
         mask = self._source_mask(ids, mask)
         x = self.encoder_input(self.source_embedding(source), positions, rng=input_rng)
         terms = position_terms(self.encoder_positions, ids.shape[1], ids.shape[1], x)
-        for layer, layer_rng in zip(self.encoder, layer_rngs, strict=True):
-            x = self._apply(layer)(x, mask=mask, **terms._asdict(), rng=layer_rng)
+        x = self._apply_layers(self.encoder, x, mask=mask, **terms._asdict(), rngs=layer_rngs)
         return Memory(x if self.encoder_norm is None else self.encoder_norm(x), ids, mask, None)
 
     def _decode(self, target: Array, memory: Memory, *, causal: bool = True, rng: Rng | None = None) -> Array:
         input_rng, *layer_rngs = split_rng(rng, 1 + len(self.decoder))
         x, options = self._decoder_inputs(target, memory, input_rng)
-        for layer, layer_rng in zip(self.decoder, layer_rngs, strict=True):
-            x = self._apply(layer)(x, memory.states, **options, causal=causal, rng=layer_rng)
+        x = self._apply_layers(self.decoder, x, memory.states, **options, causal=causal, rngs=layer_rngs)
         return self._logits(x, memory)
-
-    def _apply(self, layer: EncoderLayer | DecoderLayer) -> Callable[..., Array]:
-        """Return the layer as a function that is recomputed in the backward pass, if the configuration says so."""
-        if not self.config.rematerialize:
-            return layer
-        function = remat(type(layer).__call__)
-        return lambda *args, **keywords: function(layer, *args, **keywords)
 
     def _decoder_inputs(self, target: Array, memory: Memory, rng: Rng | None = None) -> tuple[Array, dict[str, Any]]:
         """Return the input of the first decoder layer, (batch, length, d_model), and the arguments of all layers."""
