@@ -19,9 +19,8 @@ from xformer.layers import (
     KVCache,
     LayerNorm,
     MaxScaledLayerNorm,
+    MultiHeadAttention,
     Sinusoidal,
-    attention_from_projections,
-    join_heads,
     sinusoidal,
 )
 from xformer.ops import attention, attention_weights, project_heads, softmax
@@ -32,13 +31,13 @@ pytestmark = without_jax
 
 
 def golden(name: str, xp: Any) -> dict[str, Any]:
-    """The arrays of one file, in the library `xp`."""
+    """Return the arrays of one file, in the library `xp`."""
     with np.load(Path(__file__).parent / "golden" / f"{name}.npz") as file:
         return {key: from_host(xp, file[key]) for key in file}
 
 
 def with_weights(module: Any, **arrays: Any) -> Any:
-    """The module with these parameters; `__` stands for the dot in their names."""
+    """Return the module with these parameters; `__` stands for the dot in their names."""
     return replace(module, {name.replace("__", "."): array for name, array in arrays.items()})
 
 
@@ -56,9 +55,15 @@ def test_attention(xp):
     assert_close(attention_weights(query, key), g["weights_unmasked"], tolerance=TOLERANCE)
 
 
-def test_multi_head_attention(xp):
+def attention_layer(g, names, num_heads, init):
+    query, key, value, output = (g[name] for name in names)
+    layer = MultiHeadAttention(query.shape[0], num_heads, bias=False, init=init)
+    return with_weights(layer, query__weight=query, key__weight=key, value__weight=value, output__weight=output)
+
+
+def test_multi_head_attention(xp, init):
     g = golden("multi_head_attention", xp)
-    layer = attention_from_projections(g["W_q"], g["W_k"], g["W_v"], g["W_o"], num_heads=int(g["num_heads"]))
+    layer = attention_layer(g, ("W_q", "W_k", "W_v", "W_o"), int(g["num_heads"]), init)
     attend = xp.expand_dims(g["attend"], axis=1)
     # The reference system takes keys and values from two arrays; the layer attends to what it is handed in a store.
     store = KVCache(layer.keys_and_values(g["key"])[0], layer.keys_and_values(g["value"])[1])
@@ -66,10 +71,11 @@ def test_multi_head_attention(xp):
     assert_close(layer.weights(g["query"], g["key"], mask=attend), g["weights"], tolerance=TOLERANCE)
 
 
-def test_per_head_projections(xp):
+def test_per_head_projections(xp, init):
     g = golden("per_head_projections", xp)
-    joined = (join_heads(g[name]) for name in ("W_Q", "W_K", "W_V"))
-    layer = attention_from_projections(*joined, g["W_O"], num_heads=3)
+    for name in ("W_Q", "W_K", "W_V"):  # (heads, d_model, head_dim)
+        g[name] = xp.reshape(xp.permute_dims(g[name], (1, 0, 2)), (g["W_O"].shape[1], -1))
+    layer = attention_layer(g, ("W_Q", "W_K", "W_V", "W_O"), 3, init)
     x = xp.expand_dims(g["x"], axis=0)
     assert_close(layer(x)[0, ...], g["output"], tolerance=TOLERANCE)
     key, value = layer.keys_and_values(x)

@@ -10,7 +10,7 @@ from tests.reference import attention_arrays, gradients, normal, raises_line, ra
 from xformer import Initializer, masks, value_and_grad
 from xformer.backends import array_namespace, backend_name, to_host
 from xformer.errors import BackendError, ConfigError, ShapeError
-from xformer.layers import KVCache, MultiHeadAttention, attention_from_projections, join_heads, split_fused
+from xformer.layers import KVCache, MultiHeadAttention
 from xformer.tree import map_arrays, replace
 
 D_MODEL, NUM_HEADS, BATCH, QUERIES, KEYS = 12, 3, 2, 4, 6
@@ -143,16 +143,13 @@ def test_grouped_queries_are_heads_with_repeated_keys_and_values(xp, shared):
         heads = xp.reshape(array, (*array.shape[:-1], shared, 2))
         return xp.reshape(xp.repeat(heads, 4 // shared, axis=-2), (*array.shape[:-1], 8))
 
-    whole = attention_from_projections(
-        grouped.query.weight,
-        repeated(grouped.key.weight),
-        repeated(grouped.value.weight),
-        grouped.output.weight,
-        num_heads=4,
-    )
+    arrays = dict(grouped.named_parameters())
+    for name in ("key.weight", "key.bias", "value.weight", "value.bias"):
+        arrays[name] = repeated(arrays[name])
+    ungrouped = replace(MultiHeadAttention(8, 4, init=init), arrays)
     x, mask = xp.asarray(normal(0, 2, 5, 8)), xp.asarray(np.random.default_rng(0).random((2, 1, 5, 5)) < 0.7)
-    assert_close(grouped(x, mask=mask, causal=True), whole(x, mask=mask, causal=True))
-    assert_close(grouped.weights(x, mask=mask), whole.weights(x, mask=mask))
+    assert_close(grouped(x, mask=mask, causal=True), ungrouped(x, mask=mask, causal=True))
+    assert_close(grouped.weights(x, mask=mask), ungrouped.weights(x, mask=mask))
 
 
 def test_gradients_of_grouped_queries_sum_over_the_group():
@@ -282,35 +279,6 @@ def test_an_empty_batch(xp):
     value, gradient = value_and_grad(total)(layer)
     assert float(value) == 0.0
     assert not any(to_host(array).any() for _, array in gradient.named_parameters())
-
-
-# --- Weights as other systems store them ------------------------------------------------------------------------------
-
-
-def test_a_fused_projection_is_split_into_three(xp):
-    torch = pytest.importorskip("torch", reason="torch is what it is compared with")
-    theirs = randomize(torch.nn.MultiheadAttention(D_MODEL, NUM_HEADS, batch_first=True, dtype=torch.float64))
-    fused, bias = (xp.asarray(values(p)) for p in (theirs.in_proj_weight.T, theirs.in_proj_bias))
-    output, output_bias = (xp.asarray(values(p)) for p in (theirs.out_proj.weight.T, theirs.out_proj.bias))
-    biases = (*split_fused(bias), output_bias)
-    layer = attention_from_projections(*split_fused(fused), output, num_heads=NUM_HEADS, biases=biases)
-    x = normal(0, BATCH, QUERIES, D_MODEL)
-    expected = theirs(*[torch.tensor(x)] * 3, need_weights=False)[0]
-    assert_close(layer(xp.asarray(x)), values(expected), xp=xp)
-
-
-def test_fused_projections_of_grouped_queries_need_the_key_value_features():
-    parts = split_fused(np.arange(12.0), key_value_features=2)
-    assert [list(part) for part in parts] == [list(range(8)), [8, 9], [10, 11]]
-    with raises_line(ShapeError, "a fused projection has 10 features; expected three times d_model"):
-        split_fused(np.zeros((4, 10)))
-    with raises_line(ShapeError, "key_value_features is 6; expected less than half of 12"):
-        split_fused(np.zeros((4, 12)), key_value_features=6)
-
-
-def test_per_head_matrices_must_have_three_axes():
-    with raises_line(ShapeError, r"per-head matrices have shape \(4, 4\); expected \(heads, d_model, head_dim\)"):
-        join_heads(np.zeros((4, 4)))
 
 
 def test_from_blocked_converts_masks(layer):

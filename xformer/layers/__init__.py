@@ -6,7 +6,6 @@ from xformer.layers.dropout import Dropout
 from xformer.layers.embedding import Embedding, InputEmbedding
 from xformer.layers.encoder import EncoderLayer
 from xformer.layers.feed_forward import FeedForward, GatedFeedForward
-from xformer.layers.import_weights import attention_from_projections, join_heads, split_fused
 from xformer.layers.initializer import Initializer
 from xformer.layers.kv_cache import KVCache, LayerCache, StaticKVCache
 from xformer.layers.linear import Linear
@@ -48,9 +47,6 @@ __all__ = [
     "Rotary",
     "Sinusoidal",
     "StaticKVCache",
-    "attention_from_projections",
-    "join_heads",
     "remaining_length",
     "sinusoidal",
-    "split_fused",
 ]
