@@ -40,7 +40,7 @@ warmup_steps = 20
 
 
 class Done(NamedTuple):
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     code: int
     out: str

@@ -63,7 +63,7 @@ def test_plural():
 # --- Progress of training ---
 
 
-def made(step, *, loss=2.0, minutes=0.5, speed=1000.0):
+def make_step(step, *, loss=2.0, minutes=0.5, speed=1000.0):
     return Step(
         step=step,
         epoch=0,
@@ -89,7 +89,7 @@ class Clock:
         monkeypatch.setattr(_console.time, "monotonic", lambda: self.now)
 
 
-def shown(settings, events, *, terminal=False, first_step=0, clock=None, seconds=0.0):
+def print_events(settings, events, *, terminal=False, first_step=0, clock=None, seconds=0.0):
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=terminal, width=160, highlight=False)
     with TrainingProgress(console, settings) as show:
@@ -102,8 +102,8 @@ def shown(settings, events, *, terminal=False, first_step=0, clock=None, seconds
 
 def test_without_a_terminal_there_is_a_line_every_ten_seconds(monkeypatch):
     clock = Clock(monkeypatch)
-    events = [made(step) for step in range(1, 11)]
-    lines = shown(TrainingConfig(max_steps=20), events, clock=clock, seconds=3.0).splitlines()
+    events = [make_step(step) for step in range(1, 11)]
+    lines = print_events(TrainingConfig(max_steps=20), events, clock=clock, seconds=3.0).splitlines()
     assert lines == [
         "step 4  loss 2.000  1,000 target tokens/s  0:48 left",
         "step 8  loss 2.000  1,000 target tokens/s  0:36 left",
@@ -111,7 +111,7 @@ def test_without_a_terminal_there_is_a_line_every_ten_seconds(monkeypatch):
 
 
 def test_a_validation_is_a_line():
-    line = shown(TrainingConfig(), [VALIDATION])
+    line = print_events(TrainingConfig(), [VALIDATION])
     assert line == (
         "validation after step 500  epoch 3  1:01:30  loss 1.5000  perplexity 4.48  BLEU 21.50  (best so far)\n"
     )
@@ -119,13 +119,13 @@ def test_a_validation_is_a_line():
 
 def test_the_validation_of_an_average_is_named():
     average = Average(**dataclasses.asdict(VALIDATION), steps=[400, 450, 500])
-    assert shown(TrainingConfig(), [average]).startswith(
+    assert print_events(TrainingConfig(), [average]).startswith(
         "average of 3 checkpoints: validation after step 500  epoch 3  "
     )
 
 
 def test_a_validation_without_bleu():
-    line = shown(TrainingConfig(), [Validation(7, 0, 1.5, 4.4817, None, None, False, 0.1)])
+    line = print_events(TrainingConfig(), [Validation(7, 0, 1.5, 4.4817, None, None, False, 0.1)])
     assert line == "validation after step 7  epoch 1  0:06  loss 1.5000  perplexity 4.48\n"
 
 
@@ -140,25 +140,25 @@ def test_a_validation_without_bleu():
 )
 def test_the_first_limit_decides_the_time_left(monkeypatch, limits, left):
     clock = Clock(monkeypatch)
-    assert left in shown(TrainingConfig(**limits), [made(10)], clock=clock, seconds=10.0)
+    assert left in print_events(TrainingConfig(**limits), [make_step(10)], clock=clock, seconds=10.0)
 
 
 def test_a_resumed_run_counts_its_own_steps(monkeypatch):
     clock = Clock(monkeypatch)
-    line = shown(TrainingConfig(max_steps=120), [made(110)], clock=clock, seconds=10.0, first_step=100)
+    line = print_events(TrainingConfig(max_steps=120), [make_step(110)], clock=clock, seconds=10.0, first_step=100)
     assert "0:10 left" in line
 
 
 def test_numbers_are_smoothed(monkeypatch):
     clock = Clock(monkeypatch)
-    events = [made(1, loss=4.0, speed=500.0), made(2, loss=2.0, speed=1500.0)]
-    line = shown(TrainingConfig(), events, clock=clock, seconds=9.0)
+    events = [make_step(1, loss=4.0, speed=500.0), make_step(2, loss=2.0, speed=1500.0)]
+    line = print_events(TrainingConfig(), events, clock=clock, seconds=9.0)
     assert "loss 3.000  1,000 target tokens/s" in line
 
 
 def test_a_terminal_gets_a_bar_with_the_last_validation():
     settings = TrainingConfig(max_steps=1000)
-    text = shown(settings, [made(1), VALIDATION, made(501)], terminal=True)
+    text = print_events(settings, [make_step(1), VALIDATION, make_step(501)], terminal=True)
     assert "━" in text
     assert "validation after step 500" in text
     assert "step 501" in text

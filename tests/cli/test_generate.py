@@ -111,12 +111,12 @@ def test_options_that_do_not_apply_are_missing():
 
 
 def test_one_prompt_is_streamed_to_a_terminal(xformer, run, generator, monkeypatch):
-    pieces = []
+    texts = []
 
     def stream(self, *arguments, **options):
-        for piece in original(self, *arguments, **options):
-            pieces.append(piece)
-            yield piece
+        for text in original(self, *arguments, **options):
+            texts.append(text)
+            yield text
 
     original = TextGenerator.stream
     monkeypatch.setattr(TextGenerator, "stream", stream)
@@ -124,12 +124,12 @@ def test_one_prompt_is_streamed_to_a_terminal(xformer, run, generator, monkeypat
     options = ("generate", "--model", run, "--prompt", "one", "--max-new-tokens", 30)
     done = xformer(*options)
     assert (done.code, done.out) == (0, blocks(["one"], generator(["one"], max_new_tokens=30)))
-    assert len(pieces) > 10
+    assert len(texts) > 10
     assert xformer(*options, "--json").out.count("\n") == 1
 
 
 @pytest.mark.parametrize("backend", ["torch", "array_api_strict"])
-def test_other_libraries_write_too(xformer, run, backend):
+def test_other_libraries_generate_text(xformer, run, backend):
     pytest.importorskip(backend)
     texts = [
         xformer(
@@ -162,19 +162,19 @@ def test_other_libraries_write_too(xformer, run, backend):
         (["--backend", "numpi"], "backend 'numpi' is unknown"),
     ],
 )
-def test_bad_options(refused, run, tmp_path, options, message):
+def test_invalid_options_are_refused(refused, run, tmp_path, options, message):
     error = refused("generate", "--model", run, "--output", tmp_path / "out", *options, untouched=tmp_path)
     assert message.lower() in error.lower()
 
 
-def test_a_bad_prompt_at_the_end_of_a_file_leaves_nothing(refused, run, tmp_path):
+def test_an_invalid_prompt_at_the_end_of_a_file_leaves_no_output(refused, run, tmp_path):
     (tmp_path / "in").write_bytes(b"one\ntwo\nX\n")
     for output in ("-", tmp_path / "out"):
         error = refused("generate", "--model", run, "--input", tmp_path / "in", "--output", output, untouched=tmp_path)
         assert "prompt 3 has characters that the tokenizer does not know: 'X'" in error
 
 
-def test_runs_of_another_kind(refused, run, trained, tmp_path):
+def test_a_run_of_another_task_is_named(refused, run, trained, tmp_path):
     error = refused("generate", "--model", trained, untouched=tmp_path)
     assert f"{trained} holds a model for translation; expected one for language_modeling" in error
     for command, task in (("translate", "translation"), ("summarize", "summarization")):

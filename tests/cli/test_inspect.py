@@ -75,7 +75,7 @@ def test_damaged_files(refused, trained, tmp_path, file):
     assert file in refused("inspect", tmp_path / "run", untouched=tmp_path)
 
 
-def test_a_picture_that_cannot_be_written(refused, trained, tmp_path):
+def test_a_plot_that_cannot_be_written(refused, trained, tmp_path):
     (tmp_path / "file").write_text("not a directory")
     error = refused("inspect", trained, "--plot", tmp_path / "file" / "curves.png", untouched=tmp_path)
     assert "cannot write" in error

@@ -133,7 +133,7 @@ def test_different_line_counts(refused, files):
 
 @pytest.mark.parametrize(("content", "message"), [(b"", "is empty"), (b"\n\xff\n\n", "not valid UTF-8: line 2")])
 @pytest.mark.parametrize("name", ["ref", "hyp"])
-def test_bad_files(refused, files, name, content, message):
+def test_invalid_files_are_refused(refused, files, name, content, message):
     (files / name).write_bytes(content)
     error = refused("score", "--reference", files / "ref", "--hypothesis", files / "hyp", untouched=files)
     assert message in error
@@ -149,7 +149,7 @@ def test_bad_files(refused, files, name, content, message):
         (["--hypothesis", "nowhere"], "cannot read nowhere"),
     ],
 )
-def test_bad_options(refused, files, options, message):
+def test_invalid_options_are_refused(refused, files, options, message):
     assert message in refused("score", "--reference", files / "ref", *options, untouched=files)
 
 
@@ -174,7 +174,7 @@ def test_help_teaches(xformer):
 # --- Standard input ------------------------------------------------------------------------------
 
 
-def test_a_terminal_is_told_what_to_do(xformer, files, monkeypatch):
+def test_a_hint_is_printed_on_a_terminal(xformer, files, monkeypatch):
     monkeypatch.setattr("xformer.cli._io.is_terminal", lambda name: name == "-")
     done = xformer("score", "--reference", files / "ref", stdin=(files / "hyp").read_bytes())
     assert done.code == 0

@@ -171,7 +171,7 @@ def test_damaged_files_are_named(refused, trained, tmp_path, file, how):
 
 
 def test_a_tokenizer_of_another_run(refused, trained, tmp_path):
-    """One of the same size cannot be told from the right one by the model, only by the run's own record."""
+    """The model accepts any tokenizer of the same size; only the run's own record identifies it."""
     shutil.copytree(trained, tmp_path / "run")
     path = tmp_path / "run" / "tokenizer.json"
     content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What decoding is, written down as directly as possible: one sentence, no cache, no batch, no early stop."""
+"""Decoding written as directly as possible: one sentence, no cache, no batch, no early stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCES = [[4, 5, 6, 7, 2], [8, 2], [9, 10, 3, 2], [5, 5, 2], [3, 10, 9, 8, 7, 6
 SEEDS = (3, 1, 10, 2)  # of models whose outputs have many lengths
 
 
-def lively_model(seed: int = SEEDS[0], **settings: Any) -> Any:
+def varied_model(seed: int = SEEDS[0], **settings: Any) -> Any:
     """A model that is far from uniform: outputs differ between sentences, and end after different numbers of tokens."""
     settings = {"positions": "learned", "max_positions": 40, "tie_output": False, "output_bias": True, **settings}
     model = small_model(seed=seed, **settings)
@@ -51,7 +51,7 @@ def log_softmax(logits):
 
 
 def next_log_probabilities(model, source, tokens, *, minimum=0, ngram=0, penalty=1.0):
-    """Of every token that may follow: all tokens so far go through the model again."""
+    """Return the log-probability of each next token; all tokens so far go through the model again."""
     logits = np.array(model([source], [[BOS, *tokens]])[0, -1])
     for token in set(tokens):
         logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
@@ -117,15 +117,17 @@ def diverse_beam(
     live = [[(0.0, [], keep_greedy and number == 0)] for number in range(groups)]
     finished, cut = [[] for _ in range(groups)], []
     for length in range(limit + 1):
-        taken = []
+        chosen_tokens = []
         for number, group in enumerate(live):
-            ended, going = step(model, source, group, share, {t: strength * taken.count(t) for t in taken}, rules)
+            ended, continuing = step(
+                model, source, group, share, {t: strength * chosen_tokens.count(t) for t in chosen_tokens}, rules
+            )
             finished[number] += [(total / lp(len(tokens), alpha), tokens[:-1]) for total, tokens, _ in ended]
             if length == limit:
                 cut += group
-            live[number] = [] if share == 1 and ended else going
-            if length < limit:  # what is taken at the limit goes nowhere
-                taken += [tokens[-1] for _, tokens, _ in live[number]]
+            live[number] = [] if share == 1 and ended else continuing
+            if length < limit:  # what is chosen_tokens at the limit goes nowhere
+                chosen_tokens += [tokens[-1] for _, tokens, _ in live[number]]
     if not any(finished):
         distinct = {tuple(tokens): (total / lp(len(tokens), alpha), tokens) for total, tokens, _ in cut}
         return best(distinct.values())[:num_return_sequences]
@@ -137,8 +139,8 @@ def diverse_beam(
     return best(chosen)[:num_return_sequences]
 
 
-def step(model, source, live, size, tax, rules):
-    """The hypotheses that end, and those that go on: the best `size` of each after the tax, and the greedy one."""
+def step(model, source, live, size, penalties, rules):
+    """Return hypotheses that end and that continue: the best `size` of each after the penalty, and the greedy one."""
     candidates = []
     for total, tokens, greedy_so_far in live:
         found = next_log_probabilities(model, source, tokens, **rules)
@@ -147,15 +149,15 @@ def step(model, source, live, size, tax, rules):
             for token in range(len(found))
             if found[token] > -math.inf
         ]
-    candidates.sort(key=lambda candidate: tax.get(candidate[1][-1], 0.0) - candidate[0])
+    candidates.sort(key=lambda candidate: penalties.get(candidate[1][-1], 0.0) - candidate[0])
     ended = [c for c in candidates[:size] if c[1][-1] == EOS]
-    going = [c for c in candidates if c[1][-1] != EOS][:size]
+    continuing = [c for c in candidates if c[1][-1] != EOS][:size]
     for candidate in candidates:
         if candidate[2] and candidate[1][-1] == EOS and candidate not in ended:
             ended.append(candidate)
-        elif candidate[2] and candidate[1][-1] != EOS and candidate not in going:
-            going[-1] = candidate
-    return ended, going
+        elif candidate[2] and candidate[1][-1] != EOS and candidate not in continuing:
+            continuing[-1] = candidate
+    return ended, continuing
 
 
 def best(found):

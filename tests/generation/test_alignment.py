@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tests.generation.definitions import SOURCES, lively_model, padded
+from tests.generation.definitions import SOURCES, padded, varied_model
 from tests.reference import raises_line
 from xformer.errors import ConfigError, DataError
 from xformer.generation import alignments, generate
@@ -11,7 +11,7 @@ OUTPUTS = [[3, 4, 5], [6], [], [12, 11, 10, 9], [7, 7]]
 
 @pytest.fixture(scope="module")
 def model():
-    return lively_model(num_decoder_layers=3)
+    return varied_model(num_decoder_layers=3)
 
 
 def test_alignments_are_the_attention_of_the_query_that_predicts(model):
@@ -37,11 +37,11 @@ def test_hypotheses_can_be_aligned(model):
 
 
 def test_a_single_layer_and_an_empty_batch(model):
-    assert alignments(lively_model(num_decoder_layers=1), [SOURCES[0]], [[3]])[0].shape == (1, 5)
+    assert alignments(varied_model(num_decoder_layers=1), [SOURCES[0]], [[3]])[0].shape == (1, 5)
     assert alignments(model, np.zeros((0, 3), dtype="int64"), []) == []
 
 
-def test_bad_arguments(model):
+def test_invalid_arguments_raise(model):
     with raises_line(DataError, "got 1 outputs for 5 inputs"):
         alignments(model, padded(SOURCES), [[3]])
     with raises_line(ConfigError, "layer is 3; expected 0 to 2 for a decoder of 3 layers"):

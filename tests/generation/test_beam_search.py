@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import library_or_skip
 from tests.generation import definitions
-from tests.generation.definitions import SEEDS, SOURCES, Models, lively_model, padded, rescored
+from tests.generation.definitions import SEEDS, SOURCES, Models, padded, rescored, varied_model
 from tests.reference import without_jax
 from xformer.backends import from_host
 from xformer.generation import GenerationConfig, generate
@@ -17,7 +17,7 @@ from xformer.generation.beam_search import beam_search
 from xformer.generation.hypothesis import Hypothesis
 from xformer.tree import replace
 
-few = settings(max_examples=8)
+limited = settings(max_examples=8)
 LIMIT = 8
 sources = st.lists(st.lists(st.integers(3, 10), min_size=1, max_size=6), min_size=1, max_size=4)
 alphas = st.sampled_from([0.0, 0.6, 1.0, 2.0])
@@ -26,7 +26,7 @@ alphas = st.sampled_from([0.0, 0.6, 1.0, 2.0])
 @pytest.fixture(scope="module")
 def models():
     """Models of which outputs end early, late and not at all."""
-    return Models(lively_model(seed) for seed in SEEDS)
+    return Models(varied_model(seed) for seed in SEEDS)
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +55,9 @@ def test_the_models_cover_early_and_late_ends(models):
 # --- Against the definition -------------------------------------------------------------------------------------------
 
 
-@few
+@limited
 @given(seed=st.integers(0, 3), rows=sources, size=st.integers(2, 6), alpha=alphas, keep=st.booleans(), data=st.data())
-def test_a_batch_with_a_cache_gives_what_the_definition_gives(models, seed, rows, size, alpha, keep, data):
+def test_a_batch_with_a_cache_equals_the_definition(models, seed, rows, size, alpha, keep, data):
     num_return_sequences = data.draw(st.integers(1, size))
     found = beam(
         models[seed], rows, size, num_return_sequences=num_return_sequences, length_penalty=alpha, keep_greedy=keep
@@ -78,7 +78,7 @@ def test_a_batch_with_a_cache_gives_what_the_definition_gives(models, seed, rows
         )
 
 
-@few
+@limited
 @given(seed=st.integers(0, 3), rows=sources, size=st.integers(2, 5), minimum=st.integers(0, 4),
        ngram=st.integers(0, 3), penalty=st.sampled_from([1.0, 1.3]))  # fmt: skip
 def test_processors_work_within_beams(models, seed, rows, size, minimum, ngram, penalty):
@@ -96,13 +96,13 @@ def test_processors_work_within_beams(models, seed, rows, size, minimum, ngram, 
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_wide_beam_finds_the_best_of_all_outputs(alpha, seed):
-    model = lively_model(seed, target_vocab_size=6)
+    model = varied_model(seed, target_vocab_size=6)
     limit = 3
     scored = sorted(
         (-total / definitions.lp(len(tokens) + 1, alpha), tokens)
         for tokens, total in definitions.every_output(model, SOURCES[0], limit, 6)
     )
-    # At the last step 27 hypotheses have 4 ways to go on.
+    # At the last step 27 hypotheses have 4 continuations.
     found = beam(model, SOURCES[:1], 108, num_return_sequences=40, length_penalty=alpha, max_new_tokens=limit)[0]
     assert [hypothesis.tokens for hypothesis in found] == [tokens for _, tokens in scored]
     np.testing.assert_allclose([-hypothesis.score for hypothesis in found], [score for score, _ in scored], atol=1e-9)
@@ -111,7 +111,7 @@ def test_a_wide_beam_finds_the_best_of_all_outputs(alpha, seed):
 # --- Properties -------------------------------------------------------------------------------------------------------
 
 
-@few
+@limited
 @given(seed=st.integers(0, 3), rows=sources, alpha=alphas, limit=st.integers(1, 9))
 def test_a_beam_of_one_is_greedy_search(models, seed, rows, alpha, limit):
     model, options = models[seed], GenerationConfig(max_new_tokens=limit, length_penalty=alpha)
@@ -127,7 +127,7 @@ def test_a_beam_of_one_is_greedy_search(models, seed, rows, alpha, limit):
         assert hypothesis.log_probability == pytest.approx(total, abs=1e-9)
 
 
-@few
+@limited
 @given(seed=st.integers(0, 3), rows=sources, size=st.integers(2, 5), alpha=alphas,
        extra=st.integers(0, 3), data=st.data())  # fmt: skip
 def test_the_batch_its_order_and_its_padding_change_nothing(models, seed, rows, size, alpha, extra, data):
@@ -140,7 +140,7 @@ def test_the_batch_its_order_and_its_padding_change_nothing(models, seed, rows, 
         assert [pairs(found) for found in together] == [pairs(single[i]) for i in order]
 
 
-@few
+@limited
 @given(seed=st.integers(0, 3), rows=sources, size=st.integers(2, 6), alpha=alphas, limit=st.integers(1, 9))
 def test_scores_are_those_of_teacher_forcing(models, seed, rows, size, alpha, limit):
     found = beam(models[seed], rows, size, num_return_sequences=size, length_penalty=alpha, max_new_tokens=limit)
@@ -152,7 +152,7 @@ def test_scores_are_those_of_teacher_forcing(models, seed, rows, size, alpha, li
             assert hypothesis.score == pytest.approx(total / definitions.lp(length, alpha), abs=1e-9)
 
 
-@few
+@limited
 @given(seed=st.integers(0, 3), rows=sources, size=st.integers(2, 6), groups=st.sampled_from([1, 2]), alpha=alphas,
        beta=st.sampled_from([0.0, 0.3]), data=st.data())  # fmt: skip
 def test_stopping_early_changes_nothing(models, seed, rows, size, groups, alpha, beta, data):
@@ -174,8 +174,8 @@ def test_stopping_early_changes_nothing(models, seed, rows, size, groups, alpha,
 
 @pytest.mark.parametrize(("seed", "num_return_sequences"), [(0, 1), (8, 2), (17, 2), (31, 1)])
 def test_stopping_early_waits_for_long_outputs(seed, num_return_sequences, monkeypatch):
-    """Here an output that is behind comes out ahead, since a length penalty this strong favors long ones."""
-    model = lively_model(seed)
+    """An output that is behind wins, since a length penalty this strong favors long outputs."""
+    model = varied_model(seed)
     early = beam(model, SOURCES, 2, num_return_sequences=num_return_sequences, length_penalty=2.0)
     monkeypatch.setattr(BeamGroup, "is_done", property(lambda group: not group.beams))
     late = beam(model, SOURCES, 2, num_return_sequences=num_return_sequences, length_penalty=2.0)
@@ -196,7 +196,7 @@ def test_stopping_early_saves_steps(model, monkeypatch):
     assert len(steps) == 31
 
 
-@few
+@limited
 @given(seed=st.integers(0, 3), rows=sources, size=st.integers(2, 6), alpha=alphas, limit=st.integers(1, 9),
        beta=st.sampled_from([0.0, 0.3]), groups=st.sampled_from([1, 2]))  # fmt: skip
 def test_a_beam_is_never_worse_than_greedy_search(models, seed, rows, size, alpha, limit, beta, groups):
@@ -207,16 +207,16 @@ def test_a_beam_is_never_worse_than_greedy_search(models, seed, rows, size, alph
         assert (hypothesis.finished, hypothesis.score + 1e-9) >= (expected.finished, expected.score)
 
 
-def test_without_its_place_the_greedy_hypothesis_can_be_lost():
-    """Here a beam of two loses sight of the only output that ends in time, which greedy search finds."""
-    model, options = lively_model(28), GenerationConfig(max_new_tokens=6)
+def test_without_keep_greedy_the_greedy_hypothesis_can_be_lost():
+    """Two beams lose the only output that ends in time, which greedy search finds."""
+    model, options = varied_model(28), GenerationConfig(max_new_tokens=6)
     ((expected,),) = generate(model, [SOURCES[3]], options)
     assert expected.finished
     assert not beam(model, [SOURCES[3]], 2, max_new_tokens=6, keep_greedy=False)[0][0].finished
     assert beam(model, [SOURCES[3]], 2, max_new_tokens=6)[0][0].tokens == expected.tokens
 
 
-@few
+@limited
 @given(seed=st.integers(0, 3), rows=sources, size=st.sampled_from([2, 4, 6]), alpha=alphas,
        groups=st.sampled_from([1, 2]))  # fmt: skip
 def test_n_best_lists_are_sorted_and_distinct(models, seed, rows, size, alpha, groups):
@@ -248,7 +248,7 @@ SCHEMES = {
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_of_positions_decodes_as_the_definition_says(scheme):
-    model = lively_model(**SCHEMES[scheme])
+    model = varied_model(**SCHEMES[scheme])
     plain = [one[0].tokens for one in generate(model, padded(SOURCES, left=True), max_new_tokens=6)]
     found = beam(model, SOURCES, 3, max_new_tokens=6, num_return_sequences=2)
     left = generate(
@@ -316,7 +316,7 @@ def test_groups_of_one_by_the_formula(model):
 @given(seed=st.integers(0, 3), rows=sources, shape=st.sampled_from([(4, 2), (6, 3), (6, 2)]),
        num_return_sequences=st.integers(1, 4), strength=st.sampled_from([0.2, 1.0, 5.0]),
        alpha=st.sampled_from([0.0, 1.0]))  # fmt: skip
-def test_groups_are_what_the_definition_says(models, seed, rows, shape, num_return_sequences, strength, alpha):
+def test_groups_equal_the_definition(models, seed, rows, shape, num_return_sequences, strength, alpha):
     size, groups = shape
     found = beam(
         models[seed], rows, size, num_beam_groups=groups, diversity_penalty=strength,
@@ -365,13 +365,13 @@ def test_coverage_is_the_formula_and_chooses(models, alpha):
 
 
 def test_coverage_uses_the_length_condition():
-    model, row, told = lively_model(length_encoding=True), SOURCES[0], 6
+    model, row, length = varied_model(length_encoding=True), SOURCES[0], 6
     options = GenerationConfig(num_beams=4, num_return_sequences=4, coverage_penalty=1.0, length_tolerance=0.5)
-    (found,) = generate(model, padded([row]), options, target_lengths=[told])
-    assert any(len(one.tokens) != told for one in found)
+    (found,) = generate(model, padded([row]), options, target_lengths=[length])
+    assert any(len(one.tokens) != length for one in found)
     for one in found:
         inputs = [1, *one.tokens] if one.finished else [1, *one.tokens][:-1]
-        layers = model.cross_attention_weights([row], [inputs], lengths=[told + 1])
+        layers = model.cross_attention_weights([row], [inputs], lengths=[length + 1])
         received = np.mean([layer[0].mean(axis=0) for layer in layers], axis=0).sum(axis=0)
         assert one.score == pytest.approx(one.log_probability + np.log(np.minimum(received, 1.0)).sum(), abs=1e-9)
 
@@ -389,12 +389,12 @@ def test_coverage_counts_no_padding(model):
 
 def endless():
     """A model that never ends: the bias of eos is what no logit outweighs."""
-    model = lively_model()
+    model = varied_model()
     bias = np.where(np.arange(13) == 2, -1e9, 0.0)
     return replace(model, {**dict(model.named_parameters()), "output_bias": bias})
 
 
-def test_what_did_not_end_is_returned_only_if_nothing_did(model):
+def test_truncated_outputs_are_returned_only_if_none_finished(model):
     found = beam(endless(), SOURCES, 4, num_return_sequences=3, max_new_tokens=5)
     for row, hypotheses in zip(SOURCES, found, strict=True):
         assert len(hypotheses) == 3
@@ -439,7 +439,7 @@ def test_finished_sentences_leave_the_batch(model, monkeypatch):
     assert sizes[-1] < sizes[1]
 
 
-def test_what_belongs_to_the_sentence_is_never_repeated(model, monkeypatch):
+def test_the_memory_of_a_sentence_is_never_repeated(model, monkeypatch):
     prefill, caches = type(model).prefill, []
     monkeypatch.setattr(
         type(model), "prefill", lambda self, *a, **k: caches.append(prefill(self, *a, **k)) or caches[-1]

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from tests.conftest import library_or_skip
 from tests.generation import definitions
-from tests.generation.definitions import SEEDS, SOURCES, Models, lively_model, padded, rescored
+from tests.generation.definitions import SEEDS, SOURCES, Models, padded, rescored, varied_model
 from tests.reference import raises_line, small_model
 from xformer.errors import ConfigError, DataError
 from xformer.generation import GenerationConfig, generate
 from xformer.random import Rng
 
-few = settings(max_examples=8)
+limited = settings(max_examples=8)
 METHODS = {
     "greedy": {},
     "beam": {"num_beams": 4},
@@ -26,7 +26,7 @@ methods = st.sampled_from(sorted(METHODS))
 
 @pytest.fixture(scope="module")
 def models():
-    return Models(lively_model(seed) for seed in SEEDS[:3])
+    return Models(varied_model(seed) for seed in SEEDS[:3])
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_a_config_can_be_overridden(model):
 # --- Lengths ----------------------------------------------------------------------------------------------------------
 
 
-@few
+@limited
 @given(seed=st.integers(0, 2), method=methods, minimum=st.integers(0, 5), more=st.integers(0, 4))
 def test_lengths_are_kept(models, seed, method, minimum, more):
     maximum = max(1, minimum + more)
@@ -86,7 +86,7 @@ def test_ratios_are_kept(models, method):
 
 
 @pytest.mark.parametrize("desired", [1, 3, 6, 10])
-def test_a_beam_keeps_to_target_lengths_and_ends(models, desired):
+def test_beam_search_reaches_target_lengths(models, desired):
     for model in models:
         for hypotheses in run(model, SOURCES, "beam", max_new_tokens=None, target_lengths=[desired] * 5):
             assert hypotheses[0].finished
@@ -97,20 +97,20 @@ def test_a_beam_keeps_to_target_lengths_and_ends(models, desired):
             assert abs(len(hypotheses[0].tokens) - desired) <= 0.5 * desired
 
 
-def test_target_lengths_keep_scores_honest(model):
+def test_scores_near_target_lengths_are_log_probabilities(model):
     for row, (hypothesis, *_) in zip(
         SOURCES,
         run(model, SOURCES, "beam", max_new_tokens=None, target_lengths=[2] * 5, length_tolerance=1.0),
         strict=True,
     ):
-        # The minimum is one token: the end is forbidden in the first place alone.
+        # The minimum is one token: eos is masked at the first position only.
         logits = np.array(model([row], [[1]])[0, -1])
         missing = np.log(1 - np.exp(logits[2]) / np.exp(logits[2:]).sum())
         assert hypothesis.log_probability == pytest.approx(rescored(model, row, hypothesis.tokens) - missing, abs=1e-9)
 
 
 def evens(tokens):
-    """A length that only every other token adds to, as words that are written in pieces."""
+    """A length in another unit, to which only even tokens add, as with words of several tokens."""
     return sum(token % 2 == 0 for token in tokens)
 
 
@@ -130,7 +130,7 @@ def test_lengths_in_another_unit_are_kept(models, method, desired):
             assert tokens(found) == tokens(alone)
 
 
-def test_groups_of_one_keep_to_target_lengths(models):
+def test_groups_of_one_reach_target_lengths(models):
     for model in models:
         for hypothesis, *_ in run(model, SOURCES, "groups of one", max_new_tokens=None, target_lengths=[6] * 5):
             assert (len(hypothesis.tokens), hypothesis.finished) == (6, True)
@@ -148,14 +148,14 @@ def test_a_prefix_may_not_be_longer_than_the_output_in_any_unit(model):
 
 
 def test_the_length_condition_may_differ_from_the_target():
-    model = lively_model(length_encoding=True)
+    model = varied_model(length_encoding=True)
     free = run(model, SOURCES, "beam", max_new_tokens=9, length_condition=[4] * 5)
     other = run(model, SOURCES, "beam", max_new_tokens=9, length_condition=[9] * 5)
     assert tokens(free) != tokens(other)
 
 
 def test_the_length_condition_defaults_to_the_target():
-    model = lively_model(length_encoding=True)
+    model = varied_model(length_encoding=True)
     found = run(model, SOURCES, "beam", max_new_tokens=None, target_lengths=[4, 5, 6, 7, 8])
     assert [len(one[0].tokens) for one in found] == [4, 5, 6, 7, 8]
     single = [run(model, [row], "beam", max_new_tokens=None, target_lengths=[n])[0]
@@ -166,13 +166,13 @@ def test_the_length_condition_defaults_to_the_target():
 
 
 def test_learned_positions_limit_the_length():
-    model = lively_model(max_positions=6)
+    model = varied_model(max_positions=6)
     for hypotheses in run(model, SOURCES[1:4], "beam", max_new_tokens=None, min_new_tokens=5):
         assert len(hypotheses[0].tokens) == 5
 
 
 def test_a_minimum_beyond_the_learned_positions_raises():
-    model = lively_model(max_positions=6)
+    model = varied_model(max_positions=6)
     with raises_line(ConfigError, "the output needs 6 tokens, prompt included; this model has learned positions for 5"):
         run(model, SOURCES, "beam", max_new_tokens=None, min_new_tokens=6)
 
@@ -188,7 +188,7 @@ def test_tokens_may_be_suppressed(models):
 # --- Prefixes ---------------------------------------------------------------------------------------------------------
 
 
-@few
+@limited
 @given(seed=st.integers(0, 2), method=methods, data=st.data())
 def test_outputs_begin_with_their_prefixes(models, seed, method, data):
     prefixes = data.draw(st.lists(st.lists(st.integers(3, 12), max_size=4), min_size=5, max_size=5))
@@ -199,15 +199,15 @@ def test_outputs_begin_with_their_prefixes(models, seed, method, data):
         assert tokens([hypotheses]) == tokens([single])
         for hypothesis in hypotheses:
             assert hypothesis.tokens[: len(prefix)] == prefix
-            whole = rescored(models[seed], row, hypothesis.tokens, finished=hypothesis.finished)
+            full = rescored(models[seed], row, hypothesis.tokens, finished=hypothesis.finished)
             given_part = rescored(models[seed], row, prefix, finished=False)
-            assert hypothesis.log_probability == pytest.approx(whole - given_part, abs=1e-9)
+            assert hypothesis.log_probability == pytest.approx(full - given_part, abs=1e-9)
 
 
 def test_the_own_greedy_beginning_changes_nothing(model):
-    whole = [one[0].tokens for one in generate(model, padded(SOURCES), max_new_tokens=8)]
-    prefixes = [row[: min(2, len(row))] for row in whole]
-    assert [one[0].tokens for one in run(model, SOURCES, prefix=prefixes)] == whole
+    full = [one[0].tokens for one in generate(model, padded(SOURCES), max_new_tokens=8)]
+    prefixes = [row[: min(2, len(row))] for row in full]
+    assert [one[0].tokens for one in run(model, SOURCES, prefix=prefixes)] == full
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -216,7 +216,7 @@ def test_a_prefix_as_long_as_the_limit(model, method):
         assert hypotheses[0].tokens == [3, 4]
 
 
-def test_bad_prefixes(model):
+def test_invalid_prefixes_raise(model):
     with raises_line(ConfigError, "prefix 2 has length 3; expected at most 2, the maximum length of the output"):
         run(model, SOURCES[:2], max_new_tokens=2, prefix=[[], [3, 4, 5]])
     with raises_line(DataError, "prefix has 1 entries for 5 inputs"):
@@ -241,9 +241,9 @@ def test_errors_name_a_prefix_by_the_number_of_its_sentence(model):
 # --- Repetitions, topics ----------------------------------------------------------------------------------------------
 
 
-@few
+@limited
 @given(seed=st.integers(0, 2), method=methods, size=st.integers(1, 3))
-def test_no_ngram_comes_twice(models, seed, method, size):
+def test_no_ngram_is_repeated(models, seed, method, size):
     for hypotheses in run(
         models[seed], SOURCES, method, max_new_tokens=10, no_repeat_ngram_size=size, min_new_tokens=6
     ):
@@ -301,10 +301,10 @@ def test_the_same_seed_gives_the_same_tokens(model):
     assert tokens(first) != tokens(run(model, SOURCES, "sampling", rng=Rng(8)))
 
 
-@few
+@limited
 @given(seed=st.integers(0, 2), order=st.permutations(range(5)), num_return_sequences=st.integers(1, 3))
 def test_samples_do_not_depend_on_the_batch(models, seed, order, num_return_sequences):
-    whole = run(models[seed], SOURCES, "sampling", num_return_sequences=num_return_sequences)
+    full = run(models[seed], SOURCES, "sampling", num_return_sequences=num_return_sequences)
     shuffled = run(
         models[seed],
         [SOURCES[i] for i in order],
@@ -312,12 +312,12 @@ def test_samples_do_not_depend_on_the_batch(models, seed, order, num_return_sequ
         num_return_sequences=num_return_sequences,
         indices=order,
     )
-    assert tokens(shuffled) == [tokens(whole)[i] for i in order]
+    assert tokens(shuffled) == [tokens(full)[i] for i in order]
     single = run(models[seed], [SOURCES[3]], "sampling", num_return_sequences=num_return_sequences, indices=[3])
-    assert tokens(single) == [tokens(whole)[3]]
+    assert tokens(single) == [tokens(full)[3]]
 
 
-def test_a_longer_limit_only_goes_on(model):
+def test_a_higher_limit_only_extends_samples(model):
     short, long = (run(model, SOURCES, "sampling", max_new_tokens=limit) for limit in (3, 8))
     assert [one[0].tokens[:3] for one in long] == [one[0].tokens for one in short]
 
@@ -353,7 +353,7 @@ def test_first_tokens_are_drawn_as_the_model_says(model):
 
 
 @pytest.mark.parametrize("library", ["torch", "jax", "array_api_strict"])
-def test_every_library_samples_alike(model, library):
+def test_every_library_draws_the_same_samples(model, library):
     xp = library_or_skip(library)
     options = GenerationConfig(
         top_k=5, top_p=0.9, min_p=0.05, temperature=1.2, num_return_sequences=2, max_new_tokens=2
@@ -370,7 +370,7 @@ def test_an_empty_batch(model):
         assert generate(model, np.zeros((0, 3), dtype="int64"), GenerationConfig(**method), rng=Rng(0)) == []
 
 
-def test_bad_arguments(model):
+def test_invalid_arguments_raise(model):
     with raises_line(ConfigError, r"the config samples and rng is None; .*rng=Rng\(0\)"):
         generate(model, padded(SOURCES), GenerationConfig(temperature=1.0))
     for method in ("greedy", "sampling"):

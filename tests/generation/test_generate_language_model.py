@@ -58,7 +58,7 @@ def test_the_batch_changes_nothing(model, method):
         np.testing.assert_allclose([h.score for h in single], [h.score for h in together[number]], atol=1e-9)
 
 
-def test_scores_count_the_continuation_alone(model):
+def test_scores_count_the_continuation_only(model):
     for hypotheses in generate(
         model, PROMPTS, GenerationConfig(max_new_tokens=6, num_beams=3, num_return_sequences=3, length_penalty=1.0)
     ):
@@ -98,7 +98,7 @@ def test_topics_and_blocks(model):
         assert len({*prompt, *hypothesis.tokens}) == len(prompt) + len(hypothesis.tokens)
 
 
-def test_bad_arguments(model):
+def test_invalid_arguments_raise(model):
     with raises_line(DataError, "prompt 2 is empty; expected at least one token, e.g. bos_id"):
         generate(model, [[1], []])
     with raises_line(DataError, "prompt 1 has token id 13; expected 0 to 12"):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import library_or_skip
-from tests.generation.definitions import SOURCES, lively_model
+from tests.generation.definitions import SOURCES, varied_model
 from tests.reference import raises_line, small_language_model
 from xformer.errors import ConfigError
 from xformer.generation import StopSequences, generate, stream
@@ -16,7 +16,7 @@ PROMPTS = [[3, 4, 5], [6, 7]]
 @pytest.fixture(scope="module")
 def model():
     """A model whose outputs end after different numbers of tokens, some not at all."""
-    return lively_model(12)
+    return varied_model(12)
 
 
 def greedy(model, inputs=SOURCES, **settings):
@@ -31,7 +31,7 @@ def test_every_library_generates_the_same(model, library):
     assert greedy(model.to(xp), max_new_tokens=limit) == greedy(model, max_new_tokens=limit)
 
 
-def test_it_needs_no_boolean_indexing_and_no_data_dependent_shapes(model):
+def test_search_needs_no_boolean_indexing_and_no_data_dependent_shapes(model):
     xp = library_or_skip("array_api_strict")
     settings = {"max_new_tokens": 8, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2, "min_new_tokens": 2}
     with xp.ArrayAPIStrictFlags(boolean_indexing=False, data_dependent_shapes=False):
@@ -99,7 +99,7 @@ def test_tokens_are_yielded_before_the_next_is_computed(model, monkeypatch):
         assert len(steps) == number
 
 
-def test_what_cannot_be_streamed(model):
+def test_beam_search_and_several_outputs_cannot_be_streamed(model):
     for options in ({"num_beams": 2}, {"temperature": 1.0, "num_return_sequences": 2, "rng": Rng(0)}):
         with raises_line(ConfigError, "only a single output per input can be streamed"):
             stream(model, SOURCES, **options)
@@ -182,7 +182,7 @@ def test_empty_stop_sequences_raise():
 
 @pytest.mark.parametrize("pad_id", [None, 2])
 def test_lists_of_different_lengths_are_masked_if_padding_is_ambiguous(pad_id):
-    model = lively_model(12, positions="sinusoidal", pad_id=pad_id)
+    model = varied_model(12, positions="sinusoidal", pad_id=pad_id)
     for settings in ({}, {"num_beams": 3, "coverage_penalty": 0.5}):
         together = generate(model, SOURCES, max_new_tokens=5, **settings)
         for source, (hypothesis, *_) in zip(SOURCES, together, strict=True):

@@ -24,7 +24,7 @@ def test_ranges_for_a_source_of_ten_tokens(settings, expected):
     assert length_ranges(GenerationConfig(**settings), [10]) == [LengthRange(*expected)]
 
 
-def test_the_default_limit_leaves_room():
+def test_the_default_limit_is_twice_the_source_plus_20():
     assert default_max_length(0) == 20
     assert length_ranges(GenerationConfig(), [0, 3]) == [(0, 20), (0, 26)]
 

@@ -40,7 +40,7 @@ def test_min_p(xp, p, kept):
     assert support(keep_min_p(from_host(xp, LOGITS), p)) == [kept]
 
 
-def test_truncation_goes_by_the_tempered_distribution():
+def test_truncation_uses_the_distribution_after_temperature():
     """At temperature 2 probabilities are as their roots, .63 : .5 : .45 : .32 : .22."""
     options = GenerationConfig(temperature=2.0, top_k=4, top_p=0.7)
     assert support(truncate(LOGITS, options)) == [[1, 3, 4]]  # .33 + .26 of the four that top_k leaves is below .7
@@ -67,7 +67,7 @@ def test_draws_invert_the_cumulative_distribution(xp):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_what_has_no_probability_is_never_drawn(xp, dtype):
+def test_tokens_without_probability_are_never_drawn(xp, dtype):
     logits = np.full((2, 7), -math.inf)
     logits[:, [2, 4]] = [[1.0, 0.0], [-50.0, 50.0]]
     shares = [0.0, 1.0 - 2**-53]
@@ -88,9 +88,9 @@ def test_draws_follow_the_distribution(settings):
 
 
 def test_streams_belong_to_a_sentence_a_sample_and_a_position():
-    few = uniform_streams(Rng(1), [4, 9], 1, [5, 5])
-    many = uniform_streams(Rng(1), [9, 3, 4], 2, [7, 5, 5])
-    assert many[2][0] == few[0][0]
-    assert many[0][0][:5] == few[1][0]
-    assert many[0][0] != many[0][1]
-    assert uniform_streams(Rng(2), [4], 1, [5]) != few[:1]
+    single = uniform_streams(Rng(1), [4, 9], 1, [5, 5])
+    several = uniform_streams(Rng(1), [9, 3, 4], 2, [7, 5, 5])
+    assert several[2][0] == single[0][0]
+    assert several[0][0][:5] == single[1][0]
+    assert several[0][0] != several[0][1]
+    assert uniform_streams(Rng(2), [4], 1, [5]) != single[:1]

@@ -1,4 +1,4 @@
-"""Steps of one shape find what steps that grow find: the same tokens, with the same scores."""
+"""Steps of one shape give the same tokens and scores as steps of growing shapes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 import pytest
 
-from tests.generation.definitions import SOURCES, lively_model, padded
+from tests.generation.definitions import SOURCES, padded, varied_model
 from tests.reference import small_language_model
 from xformer.generation import GenerationConfig, generate
 from xformer.generation.greedy_sampling import greedy_or_sample
@@ -17,7 +17,7 @@ from xformer.generation.lengths import LengthRange
 from xformer.generation.static_greedy import is_supported, static_greedy
 
 # These functions have the names of their modules.
-entrance = importlib.import_module("xformer.generation.generate")
+generate_module = importlib.import_module("xformer.generation.generate")
 static_greedy_module = importlib.import_module("xformer.generation.static_greedy")
 POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
 COPY = {"copy": True, "share_embeddings": True, "source_vocab_size": 13}
@@ -28,7 +28,7 @@ def both(monkeypatch, call, capture=lambda step: step):
     """Return the results of a call with either search."""
     found = []
     for run in (greedy_or_sample, lambda batch: static_greedy(batch, capture)):
-        monkeypatch.setattr(entrance, "search", run)
+        monkeypatch.setattr(generate_module, "search", run)
         found.append(call())
     return found
 
@@ -42,14 +42,14 @@ def assert_alike(grown, fixed):
 
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_translations(monkeypatch, positions):
-    model = lively_model(1, positions=positions)
+    model = varied_model(1, positions=positions)
     grown, fixed = both(monkeypatch, lambda: generate(model, padded(SOURCES), GenerationConfig(min_new_tokens=2)))
     assert len({len(row[0].tokens) for row in grown}) > 1
     assert_alike(grown, fixed)
 
 
 def test_on_every_library(monkeypatch, xp):
-    model = lively_model(2).to(xp)
+    model = varied_model(2).to(xp)
     assert_alike(*both(monkeypatch, lambda: generate(model, padded(SOURCES), GenerationConfig(max_new_tokens=9))))
 
 
@@ -62,7 +62,7 @@ def test_continuations(monkeypatch, positions, special_tokens):
 
 
 def test_limits_of_their_own_and_a_prefix(monkeypatch):
-    model = lively_model(3)
+    model = varied_model(3)
     options = GenerationConfig(max_length_ratio=1.5, min_length_ratio=0.5)
     assert_alike(*both(monkeypatch, lambda: generate(model, padded(SOURCES), options, prefix=[[5]] * len(SOURCES))))
 
@@ -77,7 +77,7 @@ def test_the_search_ends_soon_after_all_sentences_did(monkeypatch):
 
         return counted
 
-    model = lively_model(1)
+    model = varied_model(1)
     grown, fixed = both(
         monkeypatch, lambda: generate(model, padded(SOURCES), GenerationConfig(max_new_tokens=300)), capture
     )
@@ -87,29 +87,31 @@ def test_the_search_ends_soon_after_all_sentences_did(monkeypatch):
     assert len(steps) <= longest + 16
 
 
-def test_sentences_at_their_limits_keep_nobody_waiting(monkeypatch):
-    model, steps = lively_model(3, positions="sinusoidal"), []
-    search = entrance.search
+def test_outputs_at_their_limits_do_not_delay_the_end(monkeypatch):
+    model, steps = varied_model(3, positions="sinusoidal"), []
+    search = generate_module.search
 
     def with_limits(batch):
         batch.lengths.ranges[:] = [LengthRange(0, maximum) for maximum in (300, 3)]  # the first ends after 2 tokens
         return static_greedy(batch, lambda step: lambda: (steps.append(1), step())[1])
 
-    monkeypatch.setattr(entrance, "search", with_limits)
+    monkeypatch.setattr(generate_module, "search", with_limits)
     found = generate(model, padded(SOURCES[:2]), GenerationConfig(max_new_tokens=300))
     assert [(len(row[0].tokens), row[0].finished) for row in found] == [(2, True), (3, False)]
     assert len(steps) < 20
     del steps[:]
-    monkeypatch.setattr(entrance, "search", lambda batch: static_greedy(batch, lambda step: (steps.append(1), step)[1]))
+    monkeypatch.setattr(
+        generate_module, "search", lambda batch: static_greedy(batch, lambda step: (steps.append(1), step)[1])
+    )
     assert len(generate(small_language_model(), PROMPTS, GenerationConfig(max_new_tokens=1), special_tokens=False)) == 2
     assert steps == []  # no token comes after the only one
-    monkeypatch.setattr(entrance, "search", search)
+    monkeypatch.setattr(generate_module, "search", search)
 
 
 @pytest.mark.parametrize("settings", [{}, {"positions": "rotary", **COPY}], ids=["learned", "copy"])
 def test_steps_are_captured_once_for_inputs_of_the_same_shapes(monkeypatch, settings):
     captured = []
-    model, config = lively_model(1, **settings), GenerationConfig(max_new_tokens=9)
+    model, config = varied_model(1, **settings), GenerationConfig(max_new_tokens=9)
     sources = [padded(rows) for rows in (SOURCES, SOURCES[::-1], [[7, 7, 2], *SOURCES[1:]])]
     copies = [source.copy() for source in sources]
     expected = [generate(model, source, config) for source in sources]
@@ -117,7 +119,7 @@ def test_steps_are_captured_once_for_inputs_of_the_same_shapes(monkeypatch, sett
     def static(batch):
         return static_greedy(batch, lambda step: captured.append(1) or step)
 
-    monkeypatch.setattr(entrance, "search", static)
+    monkeypatch.setattr(generate_module, "search", static)
     for source, grown in zip(sources, expected, strict=True):
         assert_alike(grown, generate(model, source, config))
     assert len(captured) == 1
@@ -150,13 +152,15 @@ def test_steps_are_captured_once_for_inputs_of_the_same_shapes(monkeypatch, sett
     ids=lambda value: "-".join(value) if isinstance(value, dict) else str(value),
 )
 def test_supported_settings(monkeypatch, settings, fixed):
-    batches, search = [], entrance.search
-    monkeypatch.setattr(entrance, "search", lambda batch: batches.append(batch) or search(batch))
-    kind = {name: settings.pop(name) for name in ("window",) if name in settings}
+    batches, search = [], generate_module.search
+    monkeypatch.setattr(generate_module, "search", lambda batch: batches.append(batch) or search(batch))
+    model_settings = {name: settings.pop(name) for name in ("window",) if name in settings}
     own = {
         name: settings.pop(name)
         for name in ("prefix", "sequence_bias", "logits_processors", "stopping_criteria")
         if name in settings
     }
-    generate(lively_model(1, **kind), padded(SOURCES[:3]), GenerationConfig(max_new_tokens=5, **settings), **own)
+    generate(
+        varied_model(1, **model_settings), padded(SOURCES[:3]), GenerationConfig(max_new_tokens=5, **settings), **own
+    )
     assert is_supported(batches[0]) is fixed

@@ -67,7 +67,7 @@ def test_torch_autograd(model, expected):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_torch_autograd_of_every_kind_of_model(kind):
+def test_torch_autograd_of_every_model(kind):
     model = model_of_kind(kind)
     loss, gradients = value_and_grad(translation_loss)(model)
     native = map_arrays(lambda array: array.requires_grad_(), model.to(library_or_skip("torch")))

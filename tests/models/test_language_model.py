@@ -99,9 +99,9 @@ def test_loss_and_gradients_of_a_training_step_equal_those_of_torch():
 def test_cached_decoding_equals_the_full_model(xp, settings):
     model = small_language_model(xp, **settings)
     tokens = xp.asarray(TOKENS[:, :3])
-    whole, cache = model(tokens), model.init_cache(2)
+    full, cache = model(tokens), model.init_cache(2)
     for start, stop in ((0, 2), (2, 3)):
-        assert_close(model.decode_step(tokens[:, start:stop], cache), whole[:, stop - 1, :])
+        assert_close(model.decode_step(tokens[:, start:stop], cache), full[:, stop - 1, :])
     cache.reorder([1, 0, 1])
     again = xp.take(tokens, xp.asarray([1, 0, 1]), axis=0)
     longer = xp.concat([again, again[:, :1]], axis=1)

@@ -12,7 +12,7 @@ from xformer import value_and_grad
 from xformer.tree import flatten
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-12}
-few = settings(max_examples=10, deadline=None)
+limited = settings(max_examples=10, deadline=None)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -33,7 +33,7 @@ def padded(rows, extra=0):
 pairs = st.tuples(sentences(11), sentences(13))
 
 
-@few
+@limited
 @given(pair=pairs, source_padding=st.integers(0, 3), target_padding=st.integers(0, 3))
 def test_padding_on_the_right_changes_no_logits(model, pair, source_padding, target_padding):
     source, target = pair
@@ -42,7 +42,7 @@ def test_padding_on_the_right_changes_no_logits(model, pair, source_padding, tar
     np.testing.assert_allclose(logits[:, : len(target)], expected, **TOLERANCE)
 
 
-@few
+@limited
 @given(pair=pairs, source_padding=st.integers(0, 3), target_padding=st.integers(0, 3))
 def test_padding_on_the_left_changes_no_logits(model, pair, source_padding, target_padding):
     source, target = pair
@@ -51,7 +51,7 @@ def test_padding_on_the_left_changes_no_logits(model, pair, source_padding, targ
     np.testing.assert_allclose(logits[:, target_padding:], expected, **TOLERANCE)
 
 
-@few
+@limited
 @given(pair=pairs, padding=st.integers(1, 3))
 def test_padding_changes_no_loss_and_no_gradient(model, pair, padding):
     source, target = pair
@@ -64,43 +64,43 @@ def test_padding_changes_no_loss_and_no_gradient(model, pair, padding):
         np.testing.assert_allclose(found, expected, **TOLERANCE)
 
 
-@few
+@limited
 @given(pair=st.tuples(sentences(11), sentences(13)), data=st.data())
 def test_a_token_changes_no_logits_before_it(model, pair, data):
     source, target = pair
-    place = data.draw(st.integers(0, len(target) - 1))
+    position = data.draw(st.integers(0, len(target) - 1))
     changed = list(target)
-    changed[place] = target[place] % 12 + 1
+    changed[position] = target[position] % 12 + 1
     before, after = model([source], [target]), model([source], [changed])
     # (a changed token, not a changed length: the length of the target may be known from the start)
-    np.testing.assert_array_equal(after[:, :place], before[:, :place])
-    assert np.abs(after[:, place:] - before[:, place:]).max() > 1e-6
+    np.testing.assert_array_equal(after[:, :position], before[:, :position])
+    assert np.abs(after[:, position:] - before[:, position:]).max() > 1e-6
 
 
-@few
+@limited
 @given(rows=st.lists(pairs, min_size=2, max_size=4))
-def test_a_batch_equals_its_rows_alone(model, rows):
+def test_a_batch_equals_its_single_rows(model, rows):
     batch = model(*(padded([row[side] for row in rows]) for side in (0, 1)))
     for index, (source, target) in enumerate(rows):
         np.testing.assert_allclose(batch[index, : len(target)], model([source], [target])[0], **TOLERANCE)
 
 
-@few
+@limited
 @given(pair=pairs, cuts=st.lists(st.integers(1, 5), max_size=3), padding=st.integers(0, 2))
 def test_cached_decoding_equals_the_full_model(model, pair, cuts, padding):
     source, target = pair
-    whole = model([source], [target])[0]
+    full = model([source], [target])[0]
     bounds = sorted({cut for cut in cuts if cut < len(target)} | {len(target)})
     lengths = [len(target)] if model.config.length_encoding else None
     cache = model.prefill([[0] * padding + source], lengths=lengths)
     start = 0
     for stop in bounds:
         logits = model.decode_step(np.asarray([target[start:stop]]), cache)
-        np.testing.assert_allclose(logits[0], whole[stop - 1], **TOLERANCE)
+        np.testing.assert_allclose(logits[0], full[stop - 1], **TOLERANCE)
         start = stop
 
 
-@few
+@limited
 @given(
     sources=st.lists(sentences(11), min_size=2, max_size=3), tokens=st.lists(sentences(13, 1), min_size=6, max_size=6)
 )
@@ -124,7 +124,7 @@ def test_every_source_token_matters(model):
     """The counterpart of the properties above: nothing is hidden that should be seen."""
     source, target = [3, 4, 5, 6], [1, 7, 8]
     expected = model([source], [target])
-    for place in range(4):
+    for position in range(4):
         changed = list(source)
-        changed[place] = 9
+        changed[position] = 9
         assert np.abs(model([changed], [target]) - expected).max() > 1e-4

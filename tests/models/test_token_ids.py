@@ -36,7 +36,7 @@ def test_jax_ids_out_of_range_are_refused_too():
 
 
 @pytest.mark.parametrize(
-    ("ids", "kind", "message"),
+    ("ids", "error", "message"),
     [
         ([[1, 2], [3]], DataError, "rows differ in length; expected a rectangle, pad the shorter rows with pad_id"),
         ([1, 2], ShapeError, r"source ids have shape \(2,\); expected \(batch, length\): a list of lists"),
@@ -51,8 +51,8 @@ def test_jax_ids_out_of_range_are_refused_too():
         ([[2**70]], ShapeError, "source ids have dtype object; expected integers"),
     ],
 )
-def test_ids_must_be_a_rectangle_of_integers(ids, kind, message):
-    with raises_line(kind, message):
+def test_ids_must_be_a_rectangle_of_integers(ids, error, message):
+    with raises_line(error, message):
         small_model()(ids, TARGET)
 
 

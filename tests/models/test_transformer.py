@@ -139,8 +139,8 @@ def test_decoding_projects_the_memory_for_the_copy_head_once(xp, monkeypatch):
     assert sum(projected) == 1
     for logits, given in zip(found, seen[:3], strict=True):
         assert_close(logits, call(model.copy_head, *given[:5])[:, 0, :], tolerance=0.0)
-    whole = model(SOURCE[[1, 1]], [[*target[1, :3], target[row, 3]] for row in (1, 0)])
-    assert_close(shared, whole[:, 3, :])
+    full = model(SOURCE[[1, 1]], [[*target[1, :3], target[row, 3]] for row in (1, 0)])
+    assert_close(shared, full[:, 3, :])
 
 
 def test_an_empty_batch_gives_no_logits():
@@ -185,15 +185,15 @@ def test_the_configuration_decides_which_parameters_exist():
     ],
 )
 def test_a_model_without_biases_equals_one_with_zero_biases(setting, names, variant):
-    model, whole = small_model(**{setting: False}, **variant), small_model(**variant)
+    model, full = small_model(**{setting: False}, **variant), small_model(**variant)
     model = map_arrays(lambda array: array + 0.1 * normal(array.size, *array.shape), model)
-    arrays, fresh = dict(model.named_parameters()), dict(whole.named_parameters())
+    arrays, fresh = dict(model.named_parameters()), dict(full.named_parameters())
     zeros = {name: np.zeros_like(array) for name, array in fresh.items() if re.search(names, name)}
     assert zeros
     assert zeros.keys() == fresh.keys() - arrays.keys()
     logits = model(SOURCE, TARGET)
     assert np.isfinite(logits).all()
-    assert_close(logits, replace(whole, arrays | zeros)(SOURCE, TARGET), tolerance=1e-14)
+    assert_close(logits, replace(full, arrays | zeros)(SOURCE, TARGET), tolerance=1e-14)
 
 
 def test_parameters_are_counted():

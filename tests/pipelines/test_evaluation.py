@@ -21,7 +21,7 @@ def tokenizers():
     return Tokenizers.train(CORPUS, **WORDS)
 
 
-def test_what_fits_is_encoded(tokenizers):
+def test_pairs_within_the_limit_are_encoded(tokenizers):
     encoded = EncodedCorpus.encode(CORPUS, tokenizers, max_length=5)
     assert encoded.text == CORPUS
     assert encoded.num_long == 0
@@ -88,7 +88,7 @@ def write_always(monkeypatch, text):
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_validation_scores_what_the_model_writes(lowercase, monkeypatch):
+def test_validation_scores_the_outputs_of_the_model(lowercase, monkeypatch):
     corpus = ParallelCorpus(["a b c d e"], ["The dog runs across the field"])
     tokenizers = Tokenizers.train(corpus, vocab_size=30, model="words", lowercase=lowercase)
     encoded, text = EncodedCorpus.encode(corpus, tokenizers, max_length=9), "the dog runs across a field"
@@ -115,7 +115,7 @@ def test_validation_takes_texts_of_any_length():
     assert score(replace(model, {**dict(model.named_parameters()), "output_bias": ends})) == 1.0
 
 
-def test_writing_for_a_validation_ends_after_the_batch_under_way():
+def test_a_validation_can_be_stopped_after_the_current_batch():
     corpus = ParallelCorpus(["a b"] * 300, ["A B"] * 300)
     tokenizers = Tokenizers.train(corpus, **WORDS)
     measured = []

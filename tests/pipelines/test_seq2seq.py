@@ -1,4 +1,4 @@
-"""What can be asked of a translator or a summarizer besides the output itself."""
+"""Arguments and results of translators and summarizers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TASK = numbers_task(num_train=400, num_valid=10, num_test=12, largest=9999)
 LINES = TASK.test.source[:5]
 
 
-def make(kind=Translator, *, separator=False, tokens_per_word=None, mean_length=None, **changes):
+def make(pipeline_type=Translator, *, separator=False, tokens_per_word=None, mean_length=None, **changes):
     tokenizer = Tokenizer.train([*TASK.train.source, *TASK.train.target], 100, separator=separator)
     size = tokenizer.vocab_size
     sizes = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}
     config = TransformerConfig(source_vocab_size=size, target_vocab_size=size, **{**sizes, **changes})
     model = map_arrays(lambda array: array * 1.5, Transformer(config, xp=np, seed=3, dtype="float64"))
     tokenizers = Tokenizers(tokenizer, tokenizer)
-    return kind(model, tokenizers, tokens_per_word=tokens_per_word, mean_length=mean_length)
+    return pipeline_type(model, tokenizers, tokens_per_word=tokens_per_word, mean_length=mean_length)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_settings_of_the_search_reach_it(translator):
     assert [output.score for output in found] == [hypothesis.score for hypothesis in expected]
 
 
-def test_several_outputs_come_as_lists(translator):
+def test_several_outputs_are_lists(translator):
     lists = translator([LINES[0], " ", LINES[1]], num_beams=3, num_return_sequences=2, max_new_tokens=10)
     assert [len(texts) for texts in lists] == [2, 1, 2]
     assert lists[1] == [""]
@@ -62,7 +62,7 @@ def test_outputs_begin_with_their_prefix(translator):
     assert translator(LINES, prefix="zwei", max_new_tokens=12)[1].startswith(tokenizer.decode(tokenizer.encode("zwei")))
 
 
-def test_sequence_bias_are_favoured(translator):
+def test_biased_phrases_are_more_frequent(translator):
     plain = " ".join(translator(LINES, max_new_tokens=12))
     steered = translator(LINES, sequence_bias=["tausend"], sequence_bias_strength=20.0, max_new_tokens=12)
     assert sum("tausend" in line for line in steered) > plain.count("tausend")
@@ -73,7 +73,7 @@ def test_sequence_bias_are_favoured(translator):
     assert each[1] == translator(LINES, max_new_tokens=12)[1]
 
 
-def test_a_target_length_is_kept_to(translator):
+def test_outputs_reach_their_target_length(translator):
     lengths = [4, 6, 8, 10, 12]
     outputs = translator.outputs(LINES, target_length=lengths, num_beams=4)
     for (output, *_), length in zip(outputs, lengths, strict=True):
@@ -81,12 +81,12 @@ def test_a_target_length_is_kept_to(translator):
 
 
 @pytest.mark.parametrize("words", [1, 3, 7])
-def test_a_target_length_in_words_is_kept_to(translator, words):
+def test_outputs_reach_their_target_length_in_words(translator, words):
     settings = {"target_length": words, "length_unit": "words"}
     exact = translator.outputs(LINES, **settings, num_beams=4, num_return_sequences=4)
     looser = translator.outputs(LINES, **settings, num_beams=4, num_return_sequences=4, length_tolerance=0.5)
     for outputs, tolerance in ((exact, 0.1), (looser, 0.5)):
-        # A model that knows nothing may write one word without an end, which never gets as long as is wanted.
+        # An untrained model may generate one endless word, which never reaches the target length.
         finished = [output for found in outputs for output in found if output.finished]
         assert finished
         assert all(abs(len(output.text.split()) - words) <= tolerance * words for output in finished)
@@ -112,7 +112,7 @@ def test_the_length_condition_defaults_to_the_mean_length(monkeypatch):
         make(length_encoding=True)(LINES)
 
 
-def test_a_summary_has_a_limit_of_its_own():
+def test_the_default_limit_of_a_summary():
     lengths = [len(output.tokens) for (output,) in make(Summarizer, separator=True, mean_length=1.0).outputs(LINES)]
     assert max(lengths) == 24  # four times the mean and twenty
     longer = make(Summarizer, separator=True, mean_length=1.0).outputs(LINES, min_new_tokens=30)
@@ -139,7 +139,7 @@ def test_a_target_length_selects_beam_search(translator, monkeypatch, settings, 
     assert [config.num_beams for config in configs] == [num_beams]
 
 
-def test_whole_numbers_of_any_kind_will_do(translator):
+def test_numpy_integers_are_accepted(translator):
     assert translator(LINES, target_length=np.int64(5)) == translator(LINES, target_length=5)
 
 
@@ -149,7 +149,7 @@ def test_several_outputs_near_a_length_in_words_are_sorted_by_score(translator):
         assert scores == sorted(scores, reverse=True)
 
 
-def test_one_text_is_no_list(translator):
+def test_a_single_text_is_refused(translator):
     with pytest.raises(DataError, match="texts is a single text; expected a list of texts"):
         translator("one two")
 
@@ -158,7 +158,7 @@ def test_invisible_characters_are_blank(translator):
     assert translator(["\u200b", "\ufeff ", "\x00"]) == ["", "", ""]
 
 
-def test_a_prefix_is_written_with_known_characters(translator):
+def test_unknown_characters_of_a_prefix_raise(translator):
     with pytest.raises(DataError, match="prefix '東' has characters that the tokenizer does not know"):
         translator(LINES, prefix="東")
 
@@ -178,13 +178,13 @@ def test_a_prefix_that_is_too_long_is_named_by_its_text(translator):
         list(batches)
 
 
-def test_separators_are_not_written():
+def test_separators_are_never_generated():
     summarizer = make(Summarizer, separator=True)
     outputs = summarizer.outputs(LINES, temperature=5.0, max_new_tokens=40)
     assert all(summarizer.tokenizers.target.sep_id not in output.tokens for (output,) in outputs)
 
 
-def test_samples_of_a_longer_list_may_come_in_parts(translator, monkeypatch):
+def test_samples_of_a_longer_list_can_be_drawn_in_parts(translator, monkeypatch):
     """Random numbers belong to the index of a text. Tokens may differ: rounding depends on the batch."""
     streams = {}
 
@@ -196,20 +196,20 @@ def test_samples_of_a_longer_list_may_come_in_parts(translator, monkeypatch):
     monkeypatch.setattr(importlib.import_module("xformer.generation.generate"), "uniform_streams", record)
     encoded, settings = translator.encode(LINES), {"temperature": 1.5, "max_new_tokens": 10}
     list(translator.batches_of_ids(encoded, **settings))
-    whole = dict(streams)
+    full = dict(streams)
     streams.clear()
     list(translator.batches_of_ids(encoded[2:], first_index=2, **settings))
-    assert sorted(whole) == [0, 1, 2, 3, 4]
-    assert streams == {index: whole[index] for index in (2, 3, 4)}
+    assert sorted(full) == [0, 1, 2, 3, 4]
+    assert streams == {index: full[index] for index in (2, 3, 4)}
 
 
-def test_documents_are_cut_as_in_training():
-    whole = make(Summarizer, separator=True)
-    summarizer = Summarizer(whole.model, whole.tokenizers, max_source_tokens=5)
+def test_documents_are_truncated_as_in_training():
+    full = make(Summarizer, separator=True)
+    summarizer = Summarizer(full.model, full.tokenizers, max_source_tokens=5)
     long = "one two three four five six seven eight"
     encoded, num_cut = summarizer.truncate(summarizer.encode([long, "one"]))
     assert (num_cut, len(encoded[0])) == (1, 5)
-    ((_, outputs),) = next(whole.batches_of_ids([encoded[0]], max_new_tokens=5))
+    ((_, outputs),) = next(full.batches_of_ids([encoded[0]], max_new_tokens=5))
     assert summarizer([long], max_new_tokens=5) == [outputs[0].text]
 
 
@@ -275,7 +275,7 @@ def test_a_document_is_seen_as_its_sentences():
     assert isinstance(summarizer(["One two. Three four."], max_new_tokens=5)[0], str)
 
 
-def test_a_model_without_a_decoder_writes_nothing():
+def test_a_model_without_a_decoder_is_refused():
     with pytest.raises(ConfigError, match="the model has no decoder"):
         make(num_decoder_layers=0)
 

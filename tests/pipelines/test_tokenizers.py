@@ -40,7 +40,7 @@ def test_encode():
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_they_come_back_from_a_run(tmp_path, joint):
+def test_tokenizers_of_a_run_can_be_loaded(tmp_path, joint):
     tokenizers = Tokenizers.train(CORPUS, vocab_size=60, joint=joint)
     run = RunDirectory(tmp_path / "run")
     run.start({}, tokenizers.by_side())

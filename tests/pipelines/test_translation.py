@@ -60,7 +60,7 @@ def test_blank_lines_become_empty(translator):
     assert translator([]) == []
 
 
-def test_batches_come_by_length_and_hold_every_row_once(translator):
+def test_batches_are_sorted_by_length_and_complete(translator):
     batches = list(translator.batches(LINES, batch_tokens=30, max_new_tokens=4))
     rows = [translation.text_index for batch in batches for translation in batch]
     assert sorted(rows) == list(range(len(LINES)))
@@ -72,7 +72,7 @@ def test_batches_come_by_length_and_hold_every_row_once(translator):
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_what_reaches_the_limit_is_marked(translator, monkeypatch, finished):
+def test_truncated_outputs_are_marked(translator, monkeypatch, finished):
     found = Hypothesis([7, 8], -1.5, -0.5, finished)
     monkeypatch.setattr("xformer.pipelines.seq2seq.generate", lambda *a, **k: [[found]])
     ((output,),) = translator.outputs(LINES[:1])
@@ -115,7 +115,7 @@ def test_token_ids_are_translated_like_the_sentences_they_came_from(translator, 
     assert {row: outputs[0].text for row, outputs in batch} == {0: expected[0], 3: expected[3]}
 
 
-def test_bad_limits(translator):
+def test_invalid_limits_raise(translator):
     with pytest.raises(ConfigError, match="batch_tokens is 0"):
         translator(LINES, batch_tokens=0)
     with pytest.raises(ConfigError, match="max_new_tokens is 0"):
@@ -130,7 +130,7 @@ def test_a_tokenizer_of_another_size_is_refused(translator):
         Translator(translator.model, Tokenizers(other, translator.tokenizers.target))
 
 
-def test_a_run_comes_back(run, translator):
+def test_a_run_can_be_loaded(run, translator):
     loaded = Translator.from_pretrained(run.path, xp=np)
     assert loaded(LINES, max_new_tokens=10) == translator(LINES, max_new_tokens=10)
     assert loaded.tokenizers.source is loaded.tokenizers.target

@@ -57,7 +57,7 @@ def test_blank_lines_are_kept(write):
 
 
 @given(lines_text, st.sampled_from(["\n", "\r\n"]), st.booleans())
-def test_what_is_written_is_read(lines, end, mark):
+def test_written_lines_are_read(lines, end, mark):
     content = ("\ufeff" if mark else "") + "".join(line + end for line in lines)
     first, *rest = lines
     # A line that begins with the mark itself loses it, as any file that begins so.

@@ -85,7 +85,7 @@ def test_one_string_is_not_a_list_of_lines(metric, hypotheses, references):
         metric(hypotheses, references)
 
 
-def test_references_of_two_kinds():
+def test_lines_and_lists_of_lines_cannot_be_mixed():
     with pytest.raises(DataError, match="references mix lines and lists of lines"):
         bleu(["a", "b"], [["a", "b"], "ab"])
 

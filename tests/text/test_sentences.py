@@ -51,7 +51,7 @@ GERMAN = [
 
 
 def expected(marked):
-    return [" ".join(piece.split()) for piece in marked.split("|") if piece.strip()]
+    return [" ".join(sentence.split()) for sentence in marked.split("|") if sentence.strip()]
 
 
 def text_of(marked):
@@ -83,7 +83,7 @@ def test_a_single_sentence(text):
     assert split_sentences(text) == [text]
 
 
-pieces = st.sampled_from(
+fragments = st.sampled_from(
     [
         "The",
         "cat",
@@ -105,7 +105,7 @@ pieces = st.sampled_from(
         "B.",
     ]
 )
-any_text = st.one_of(st.text(), st.lists(pieces, max_size=12).map(" ".join))
+any_text = st.one_of(st.text(), st.lists(fragments, max_size=12).map(" ".join))
 
 
 @given(text=any_text, language=st.sampled_from(["en", "de"]))

@@ -493,7 +493,7 @@ def test_unknown_form():
 PLAY = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\n\tSpeak, speak.\r\n  Aye! \n"
 
 
-def test_a_text_in_characters_comes_back_exactly(tmp_path):
+def test_characters_decode_to_the_same_text(tmp_path):
     Tokenizer.train([PLAY], 100, model="characters").save(tmp_path / "tokenizer.json")
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
     assert tokenizer.vocab_size == 4 + len(set(PLAY))
@@ -517,7 +517,7 @@ def test_texts_of_other_types_are_refused(tokenizer, wrong):
 
 
 @pytest.mark.skipif(not SHAKESPEARE.is_file(), reason="needs tiny Shakespeare in ../shared/data")
-def test_tiny_shakespeare_comes_back_exactly():
+def test_tiny_shakespeare_decodes_to_the_same_text():
     text = read_text(SHAKESPEARE)
     tokenizer = Tokenizer.train([text], 100, model="characters")
     assert tokenizer.vocab_size == 4 + 65
