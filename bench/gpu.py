@@ -155,7 +155,7 @@ def run_probe(name: str, seconds: float) -> dict[str, Any]:
     answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not answers:
         errors = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        return {"failed": errors[-1] if errors else f"exit status {done.returncode}"}
+        return {"failed": errors[-1] if errors else f"exit status {done.returncode}", "stderr": done.stderr}
     return dict(json.loads(answers[-1]))
 
 
@@ -163,6 +163,8 @@ def lines_of(name: str, answers: dict[str, Any]) -> list[str]:
     """Return the answers of a probe as a short table."""
     lines = [f"{name}"]
     for question, answer in answers.items():
+        if question == "stderr":
+            continue
         first, *rest = str("; ".join(answer) or "none" if isinstance(answer, list) else answer).splitlines() or [""]
         lines += [f"  {question}: {first}", *(f"      {line}" for line in rest)]
     return lines
@@ -251,6 +253,8 @@ def run_bench(folder: Path, words: Sequence[str], deadline: float) -> int:
         except Exception as error:  # noqa: BLE001 - the other cases are still measured
             run["notes"].append(f"{case.workload.name}: {type(error).__name__}: {error}")
             print(run["notes"][-1], flush=True)
+            with (folder / "errors.txt").open("a", encoding="utf-8") as file:
+                print(run["notes"][-1], *getattr(error, "__notes__", []), sep="\n", file=file)
         write(folder / "gpu.json", run)
     show(table(run), folder / "gpu.txt", [*remarks(run), *run["notes"]])
     return 1 if run["notes"] else 0

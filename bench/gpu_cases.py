@@ -51,7 +51,7 @@ def attention_case(head_dim: int, length: int, backward: bool, estimate: str = "
     flags = {"causal": True, "padded": False, "backward": backward, "layer": False, "dtype": DTYPE}
     factory, theirs = "xformer.benchmarks.attention:build", "baselines.torch_attention:build_attention"
     specs = [ours(factory), *([ours(factory, deterministic=True)] if backward else [])]
-    specs += [on_torch(f"torch {name}", theirs, kernel=f"{name.upper()}_ATTENTION") for name in ("cudnn", "flash")]
+    specs += [on_torch(f"torch {name}", theirs, kernel=name) for name in ("cudnn", "flash")]
     return Case(attention.workload({**sizes, **flags}), specs, estimate)
 
 

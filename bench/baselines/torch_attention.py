@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import xformer as xf
 from baselines.torch_support import device_and_dtype, tensor, torch_computation
@@ -17,17 +15,17 @@ from xformer.benchmarks.attention import layer_fingerprint, make_inputs
 
 
 def build_attention(settings: dict[str, Any]) -> Computation:
-    """Build scaled_dot_product_attention; settings["kernel"], a name of SDPBackend, selects a kernel."""
+    """Build scaled_dot_product_attention; settings["kernel"] is "cudnn", "flash", "mem_efficient" or "math"."""
     inputs = make_tensors(settings)
     causal, mask = settings["causal"], inputs["mask"]
     if causal and mask is not None:  # torch accepts only one of them
         mask, causal = mask & ~later(settings["length"], mask.device), False
-    kernel = settings.get("kernel")
+    if "kernel" in settings:
+        for kernel in ("cudnn", "flash", "mem_efficient", "math"):
+            getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(kernel == settings["kernel"])
 
     def forward(query: Any, key: Any, value: Any) -> Any:
-        forced = contextlib.nullcontext() if kernel is None else sdpa_kernel(getattr(SDPBackend, kernel))
-        with forced:
-            return nn.functional.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
+        return nn.functional.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
 
     return torch_computation(
         forward, [inputs[name] for name in ("query", "key", "value")], output_gradient(settings, inputs)

@@ -206,6 +206,7 @@ def test_the_results_so_far_are_written_when_a_case_fails_or_takes_too_long(gpu,
     assert difference.endswith("DIFFERS from the first by 100.0%")
     assert [stuck, broken] == run["notes"]
     assert (tmp_path / "gpu.txt").read_text().splitlines()[0] == head
+    assert "Traceback" in (tmp_path / "errors.txt").read_text()
     assert gpu.run_bench(tmp_path, ["nor"], time.monotonic() - 1.0) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "norm: TimeoutError: time limit reached"
 

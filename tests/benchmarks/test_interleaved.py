@@ -151,7 +151,7 @@ def test_kernels_and_warnings_of_an_implementation_are_recorded():
 
 def test_an_implementation_that_cannot_start_is_named_with_the_reason():
     refuse, fail = (Spec("baseline", f"stub_computations:{name}") for name in ("refuse", "fail"))
-    with pytest.raises(BackendError, match=r"^baseline failed: no such setting$"):
+    with pytest.raises(BackendError, match=r"^baseline failed: no such setting\n(?s:.*)no such setting\n$"):
         run(workload(), [refuse], 1)
     optional = Spec("baseline", fail.factory, optional=True)
     result = run(workload(), [sleeper("one", 0.001), optional], 1)

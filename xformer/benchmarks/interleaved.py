@@ -158,15 +158,19 @@ class Implementation:
     def _receive(self) -> Any:
         line = self._process.stdout.readline()
         if not line:
-            raise BackendError(f"{self.name} failed: {self._stderr_tail()}")
+            raise self._failure()
         return json.loads(line)
 
-    def _stderr_tail(self) -> str:
+    def _failure(self) -> BackendError:
+        """Return an error with the last line of standard error, and all of it as a note."""
         code = self._process.wait()
         self._stderr.seek(0)
-        lines = self._stderr.read().decode(errors="replace").split("\n")
-        messages = [line.strip() for line in lines if line.strip()]
-        return messages[-1] if messages and code > 0 else f"its process exited with code {code}"
+        stderr = self._stderr.read().decode(errors="replace")
+        messages = [line.strip() for line in stderr.split("\n") if line.strip()]
+        message = messages[-1] if messages and code > 0 else f"its process exited with code {code}"
+        error = BackendError(f"{self.name} failed: {message}")
+        error.add_note(stderr)
+        return error
 
 
 class InterleavedBenchmark:
