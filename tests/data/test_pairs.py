@@ -6,10 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import assert_close
+from tests.reference import KINDS, model_of_kind
+from xformer import value_and_grad
+from xformer.data.bucketing import bucket_size
 from xformer.data.pairs import epochs, pad, plan_batches, split_rows
 from xformer.errors import ConfigError, DataError
 from xformer.random import Rng
-from xformer.training import Batch, TokenPairs
+from xformer.training import Batch, TokenPairs, translation_loss
+from xformer.tree import flatten
 
 sentences = st.lists(st.integers(4, 9), max_size=12)
 corpora = st.lists(st.tuples(sentences, sentences), min_size=1, max_size=30).map(
@@ -34,6 +38,34 @@ def test_a_batch_has_its_ends_and_its_padding(xp):
 def test_other_special_ids():
     batch = Batch.make(TokenPairs([[4]], [[8]]), [0], xp=np, pad_id=7, bos_id=5, eos_id=6)
     assert (batch.source.tolist(), batch.target.tolist(), batch.labels.tolist()) == ([[4, 6]], [[5, 8]], [[8, 6]])
+
+
+@given(st.integers(0, 5000), st.sampled_from([1, 8]))
+def test_bucket_sizes_are_few_and_at_most_an_eighth_larger(size, multiple):
+    bucket = bucket_size(size, multiple)
+    assert bucket % multiple == 0
+    assert size <= bucket <= max(size + multiple - 1, size * 9 / 8)
+    assert len({bucket_size(each, multiple) for each in range(size, 2 * size)}) <= 9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_to_buckets_changes_neither_the_loss_nor_gradients(kind):
+    model = model_of_kind(kind)
+    pairs = TokenPairs([[4 + row % 7] * (1 + row % 4) for row in range(17)], [[3] * (2 + row % 9) for row in range(17)])
+    plain = Batch.make(pairs, range(17), xp=np)
+    bucketed = Batch.make(pairs, range(17), xp=np, bucketed=True)
+    assert (plain.source.shape, plain.target.shape) == ((17, 5), (17, 11))
+    assert (bucketed.source.shape, bucketed.target.shape, bucketed.labels.shape) == ((18, 8), (18, 16), (18, 16))
+    assert plain.num_tokens == bucketed.num_tokens
+    results = [value_and_grad(translation_loss)(model, batch, label_smoothing=0.1) for batch in (plain, bucketed)]
+    for one, other in zip(*(flatten(result)[0] for result in results), strict=True):
+        assert_close(one, other, tolerance=1e-10)
+
+
+def test_buckets_end_at_the_last_position():
+    for length, expected in ((8, 8), (9, 12), (12, 12), (13, 13)):
+        batch = Batch.make(TokenPairs([[4] * (length - 1)], [[5]]), [0], xp=np, bucketed=True, max_positions=12)
+        assert batch.source.shape == (1, expected)
 
 
 def test_pad():

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from tests.reference import raises_line, small_language_model, small_model
+from xformer.backends import backend_of
+from xformer.backends.cupy import CupyBackend
 from xformer.errors import DataError
 from xformer.models import LanguageModel
 from xformer.random import Rng
@@ -88,6 +90,19 @@ def test_shards_are_parts_of_the_batch():
         for one, others in zip(whole[:2], zip(*(shard[:2] for shard in shards), strict=True), strict=True):
             np.testing.assert_array_equal(one, np.concatenate(others))
         assert sum(shard.num_tokens for shard in shards) == whole.num_tokens
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_batches_have_few_shapes_where_kernels_are_built_for_one(monkeypatch, positions):
+    lengths = {"sinusoidal": (8, 16), "learned": (8, 10)}[positions]
+    pairs = TokenPairs([[3] * 4] * 17, [[4] * 8] * 17)
+    for is_bucketed in (False, True):
+        monkeypatch.setattr(backend_of(np), "builds_per_shape", is_bucketed)
+        task = TranslationTask(small_model(positions=positions, max_positions=10), pairs, pairs, batch_tokens=153)
+        for batch in (next(task.batches(Rng(0), skip=0))[1], task.validation_batches()[0]):
+            shapes = batch.source.shape, batch.target.shape
+            assert shapes == (((18, lengths[0]), (18, lengths[1])) if is_bucketed else ((17, 5), (17, 9)))
+    assert CupyBackend.builds_per_shape
 
 
 def test_a_text_that_is_too_short_is_refused():

@@ -29,10 +29,13 @@ class Backend:
         is_writable: Whether xformer writes into arrays of the library, e.g. into the buffers of a KV cache.
         needs_upcast: Whether portable code computes float16 and bfloat16 in float32, since the library's promotion
             rules or functions do not handle them.
+        builds_per_shape: Whether kernels are built for one shape of their arrays, which takes longer than running them,
+            so that training pads batches to few different shapes.
     """
 
     is_writable = False
     needs_upcast = False
+    builds_per_shape = False
 
     def __init__(self, name: str) -> None:
         self.name = name

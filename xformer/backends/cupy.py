@@ -24,6 +24,7 @@ class CupyBackend(Backend):
 
     is_writable = True
     needs_upcast = True  # as NumPy
+    builds_per_shape = True  # cuDNN's attention
 
     def dtype(self, xp: Namespace, name: str) -> DType:
         """Return the dtype called `name`; bfloat16 comes from ml_dtypes."""

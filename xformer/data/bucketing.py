@@ -23,3 +23,14 @@ def fill_batches(rows: Iterable[int], lengths: Sequence[int], batch_tokens: int)
             batches.append([row])
             longest = lengths[row]
     return batches
+
+
+def bucket_size(size: int, multiple: int = 1) -> int:
+    """Round a size up to one of few sizes: to four significant bits, which adds less than an eighth.
+
+    Args:
+        size: Number of rows or tokens.
+        multiple: A power of two; the result is a multiple of it.
+    """
+    step = max(multiple, 1 << max(0, size.bit_length() - 4))
+    return -(-size // step) * step

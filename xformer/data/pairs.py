@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 
 from xformer.backends import Array, Device, Namespace, array_namespace, from_host
 from xformer.config import check_count
-from xformer.data.bucketing import fill_batches
+from xformer.data.bucketing import bucket_size, fill_batches
 from xformer.errors import DataError
 from xformer.models.token_ids import pad
 from xformer.random import Rng
@@ -89,6 +89,8 @@ class Batch(NamedTuple):
         pad_id: int = 0,
         bos_id: int = 1,
         eos_id: int = 2,
+        bucketed: bool = False,
+        max_positions: int | None = None,
     ) -> Self:
         """Make a batch.
 
@@ -100,14 +102,27 @@ class Batch(NamedTuple):
             pad_id: Token of the padding.
             bos_id: First token of the target.
             eos_id: Last token of the source and the labels.
+            bucketed: Whether to add padding, rows included, so that batches have few different shapes.
+            max_positions: Largest length to which `bucketed` pads.
         """
         source = [[*pairs.source[row], eos_id] for row in rows]
         target = [[bos_id, *pairs.target[row]] for row in rows]
         labels = [[*pairs.target[row], eos_id] for row in rows]
-        columns = (pad(ids, pad_id) for ids in (source, target, labels))
-        arrays = [from_host(xp, ids, dtype="int64", device=device) for ids in columns]
         lengths = [(len(ids), len(out)) for ids, out in zip(source, labels, strict=True)]
+        columns = [pad(ids, pad_id) for ids in (source, target, labels)]
+        if bucketed:
+            columns = [_bucketed(ids, pad_id, max_positions) for ids in columns]
+        arrays = [from_host(xp, ids, dtype="int64", device=device) for ids in columns]
         return cls(arrays[0], arrays[1], arrays[2], lengths)
+
+
+def _bucketed(rows: list[list[int]], pad_id: int, max_positions: int | None) -> list[list[int]]:
+    """Pad rows of equal length, and add rows of padding."""
+    length = bucket_size(len(rows[0]), 8)
+    if max_positions is not None:
+        length = max(len(rows[0]), min(length, max_positions))
+    padded = [[*row, *[pad_id] * (length - len(row))] for row in rows]
+    return padded + [[pad_id] * length] * (bucket_size(len(rows)) - len(rows))
 
 
 def plan_batches(pairs: TokenPairs, batch_tokens: int, rng: Rng | None) -> list[list[int]]:

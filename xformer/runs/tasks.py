@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from xformer.backends import Array, array_namespace, device
+from xformer.backends import Array, array_namespace, backend_of, device
 from xformer.config import Config
 from xformer.data.chunks import TextChunks, check_text, consecutive_chunks, random_starts
 from xformer.data.pairs import Batch, TokenPairs, epochs, plan_batches
@@ -149,6 +149,9 @@ class TranslationTask:
         if config.padding_id is None:
             raise ConfigError(f"pad_id is {config.pad_id}; training on pairs expects an id of its own")
         self._batch_options |= {"pad_id": config.padding_id, "bos_id": config.bos_id, "eos_id": config.eos_id}
+        if backend_of(self._batch_options["xp"]).builds_per_shape:
+            limit = config.max_positions if config.positions == "learned" else None
+            self._batch_options |= {"bucketed": True, "max_positions": limit}
 
     def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, Batch]]:
         """Yield (epoch, batch) without end."""
