@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import xformer as package
 from xformer.cli import main
@@ -136,6 +137,7 @@ def fail_with(monkeypatch, error):
         (OSError(13, "Permission denied", "file"), 2, "error: file: Permission denied\n"),
         (OSError(28, "No space left on device"), 2, "error: cannot write the output: No space left on device\n"),
         (OSError("cannot load libx.so"), 2, "error: cannot load libx.so\n"),
+        (typer.Abort(), 130, ""),
     ],
 )
 def test_errors_are_one_line(monkeypatch, capsys, error, code, printed):

@@ -73,6 +73,8 @@ def exit_code(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
+        if type(error).__name__ == "Abort":  # Ctrl-C in older versions of typer; newer ones return 130
+            return 130
         message = _message(error)
         if message is None:
             raise
