@@ -181,9 +181,14 @@ def bytes_moved(kernel: str, dtypes: tuple[str, ...], arguments: tuple[Any, ...]
         widths = [size.get(name, 2) for name in dtypes]
         per_element = {"adam": 7 * widths[0], "cast": sum(widths)}.get(kernel.split(".")[1], widths[0])
         return int(table["sizes"].sum()) * per_element
-    if kernel == "embedding.gather":  # reads only the rows that it writes
-        return int(2 * arrays[2].nbytes + arrays[1].nbytes)
-    return int(sum(array.nbytes for array in arrays) + (arrays[0].nbytes if kernel == "columns.add_bias" else 0))
+    total = sum(array.nbytes for array in arrays)
+    if kernel == "columns.add_bias":  # reads what it overwrites
+        total += arrays[0].nbytes
+    elif kernel == "embedding.gather":  # reads only the rows that it writes
+        total += arrays[2].nbytes - arrays[0].nbytes
+    elif kernel == "embedding.scatter_join":  # writes few rows
+        total -= arrays[3].nbytes
+    return int(total)
 
 
 def operations(backend: Backend, rows: int = 131_072) -> Iterator[tuple[str, Callable[[], Any]]]:
