@@ -44,14 +44,14 @@ def page_faults(how):
     done = subprocess.run(
         [sys.executable, "-c", FAULTS, how], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
-    kept, faults = done.stdout.split()
-    return kept == "True", int(faults)
+    retained, faults = done.stdout.split()
+    return retained == "True", int(faults)
 
 
 @pytest.mark.skipif(not threads._is_glibc(), reason="the C library is not glibc")
 def test_freed_memory_is_kept():
-    kept, faults = page_faults("keep")
-    assert kept
+    retained, faults = page_faults("keep")
+    assert retained
     assert faults < page_faults("usual")[1] / 20
 
 
@@ -70,11 +70,11 @@ def test_systems_without_confstr_are_left_alone(monkeypatch):
     assert threads.disable_malloc_trim() is False
 
 
-@pytest.mark.parametrize(("said", "default", "meant"), [("1", False, True), ("0", True, False), ("", True, True)])
-def test_env_flag(monkeypatch, said, default, meant):
-    monkeypatch.setenv("XFORMER_SOME", said)
+@pytest.mark.parametrize(("setting", "default", "value"), [("1", False, True), ("0", True, False), ("", True, True)])
+def test_env_flag(monkeypatch, setting, default, value):
+    monkeypatch.setenv("XFORMER_SOME", setting)
     environment.env_value.cache_clear()
-    assert environment.env_flag("XFORMER_SOME", default) is meant
+    assert environment.env_flag("XFORMER_SOME", default) is value
 
 
 def test_an_env_flag_is_one_or_zero(monkeypatch):
@@ -109,7 +109,7 @@ def test_a_bad_number_of_threads_is_refused(monkeypatch, setting):
 
 
 def blas_pools():
-    """The threads of every linear algebra library in the process."""
+    """Return the number of threads of every linear algebra library in the process."""
     threadpoolctl = pytest.importorskip("threadpoolctl")
     return [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
 
@@ -184,13 +184,13 @@ def test_libraries_are_looked_for_again_when_a_module_was_imported(monkeypatch):
     for _ in range(3):
         with threads.blas_threads(1):
             pass
-    found = len(actual)
-    assert found <= 1
+    count = len(actual)
+    assert count <= 1
     monkeypatch.setitem(sys.modules, "one_more_module", sys)
     for _ in range(3):
         with threads.blas_threads(1):
             pass
-    assert len(actual) == found + 1
+    assert len(actual) == count + 1
 
 
 class EachThread:
@@ -251,15 +251,15 @@ def enter_and_leave(plan):
     started = [threading.Thread(target=live, args=[name]) for name in turns]
     for thread in started:
         thread.start()
-    found = []
+    result = []
     for name, count in plan:
         turns[name].put(count)
         done.get(timeout=30)
-        found += [set(blas_pools())]
+        result += [set(blas_pools())]
     for name, thread in zip(turns, started, strict=True):
         turns[name].put(None)
         thread.join(timeout=30)
-    return found
+    return result
 
 
 @pytest.mark.parametrize(
@@ -451,7 +451,7 @@ print(json.dumps([loaded, before, threads()]))
 
 
 @pytest.mark.parametrize(
-    ("library", "said", "variable", "expected"),
+    ("library", "explicit", "variable", "expected"),
     [
         ("numpy", "2", "", 2),
         ("numpy", "5", "2", 5),
@@ -462,12 +462,12 @@ print(json.dumps([loaded, before, threads()]))
         ("torch", "none", "2", 2),
     ],
 )
-def test_libraries_follow_with_their_first_array(library, said, variable, expected):
+def test_libraries_follow_with_their_first_array(library, explicit, variable, expected):
     pytest.importorskip("threadpoolctl")
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
-    found = run_program(FIRST_ARRAYS, said, library, env={**os.environ, "XFORMER_NUM_THREADS": variable})
-    assert json.loads(found) == [False, 3, expected]
+    result = run_program(FIRST_ARRAYS, explicit, library, env={**os.environ, "XFORMER_NUM_THREADS": variable})
+    assert json.loads(result) == [False, 3, expected]
 
 
 # --- Forks -------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def row(name: str, function: Callable[..., Any], *inputs: Any) -> None:
 
 
 def numpy_row(name: str, function: Callable[..., Any], *inputs: Any) -> None:
-    """A row whose function mixes traced arrays with plain ones of NumPy."""
+    """Return a row whose function mixes traced arrays with plain ones of NumPy."""
     row(name, function, *inputs)
     ROWS[-1] = ROWS[-1]._replace(numpy_only=True)
 

@@ -53,7 +53,7 @@ def gradient(function: Callable[[tuple[Any, ...]], Any], inputs: tuple[Any, ...]
 
 
 def difference(function: Callable[[tuple[Any, ...]], Any], inputs: tuple[Any, ...], along: tuple[Any, ...]) -> float:
-    """The central difference of a scalar function along a direction."""
+    """Return the central difference of a scalar function along a direction."""
     after = function(tuple(np.asarray(x + STEP * v) for x, v in zip(inputs, along, strict=True)))
     before = function(tuple(np.asarray(x - STEP * v) for x, v in zip(inputs, along, strict=True)))
     return float(after - before) / (2.0 * STEP)

@@ -134,16 +134,16 @@ ON_JAX = ["concat", "cumulative_sum", "erf", "getitem", "max", "pow", "prod", "s
 
 def library_rows() -> list[Any]:
     rows = [row for row in ROWS if not row.numpy_only]
-    found = [pytest.param("torch", row, id=f"torch-{row}") for row in rows]
-    found += [pytest.param("array_api_strict", row, id=f"strict-{row}", marks=pytest.mark.strict) for row in rows]
+    cases = [pytest.param("torch", row, id=f"torch-{row}") for row in rows]
+    cases += [pytest.param("array_api_strict", row, id=f"strict-{row}", marks=pytest.mark.strict) for row in rows]
     for name in ON_JAX:
         row = next(row for row in rows if row.name == name)
-        found.append(pytest.param("jax", row, id=f"jax-{row}"))
-    return found
+        cases.append(pytest.param("jax", row, id=f"jax-{row}"))
+    return cases
 
 
 def weighted(row: Row) -> Callable[[tuple[Any, ...]], Any]:
-    """A scalar function of the row's inputs that draws the same weights on every library."""
+    """Return a scalar function of the row's inputs that draws the same weights on every library."""
 
     def function(inputs: tuple[Any, ...]) -> Any:
         xp = array_namespace(*inputs)
@@ -156,7 +156,7 @@ def weighted(row: Row) -> Callable[[tuple[Any, ...]], Any]:
 
 
 def slope(row: Row) -> Callable[[tuple[Any, ...]], Any]:
-    """The derivative of `weighted` along a fixed direction."""
+    """Return the derivative of `weighted` along a fixed direction."""
 
     def function(inputs: tuple[Any, ...]) -> Any:
         xp = array_namespace(*inputs)

@@ -359,20 +359,20 @@ def test_checkpoint_of_several_outputs_of_which_some_are_unused():
 
 
 def test_checkpoint_computes_forward_again_and_keeps_only_inputs():
-    kept: list[Any] = []
+    retained: list[Any] = []
     calls: list[int] = []
 
     def body(x):
         calls.append(1)
         y = array_namespace(x).exp(x)
-        kept.append(weakref.ref(y if type(y) is np.ndarray else y._value))
+        retained.append(weakref.ref(y if type(y) is np.ndarray else y._value))
         return y * y
 
     gc.disable()
     try:
         _, pullback = vjp(remat(body), values(3))
         assert len(calls) == 1
-        assert kept[0]() is None
+        assert retained[0]() is None
         pullback(np.ones(3))
         assert len(calls) == 2
     finally:
@@ -395,10 +395,10 @@ def test_checkpoint_of_constants_and_of_plain_arrays_is_the_function():
 
 
 def test_a_primitive_knows_which_inputs_need_a_cotangent():
-    asked = []
+    recorded = []
 
     def pull(g, residuals, needs, *, factor):
-        asked.append(needs)
+        recorded.append(needs)
         a, b = residuals
         return g * b * factor, g * a * factor, None
 
@@ -410,7 +410,7 @@ def test_a_primitive_knows_which_inputs_need_a_cotangent():
     close(product(x, y, None, factor=2.0), 2.0 * x * y)
     close(grad(lambda x: total(product(x, y, None, factor=2.0)))(x), 2.0 * y)
     close(grad(lambda y: total(product(x, y, None, factor=2.0)))(y), 2.0 * x)
-    assert asked == [(True, False, False), (False, True, False)]
+    assert recorded == [(True, False, False), (False, True, False)]
 
 
 # --- what raises -----------------------------------------------------------------------------------------------------

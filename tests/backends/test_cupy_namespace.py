@@ -104,11 +104,11 @@ def exact(x):
     return to_host(x).astype("float64")
 
 
-def assert_near(found, wanted, dtype, roundings=1.0):
-    assert dtype_name(found.dtype) == dtype
-    assert backend_name(array_namespace(found)) == "cupy"
-    error = np.abs(exact(found) - wanted).max(initial=0.0)
-    assert error <= roundings * DTYPES[dtype] * max(1.0, np.abs(wanted).max(initial=0.0))
+def assert_near(actual, expected, dtype, roundings=1.0):
+    assert dtype_name(actual.dtype) == dtype
+    assert backend_name(array_namespace(actual)) == "cupy"
+    error = np.abs(exact(actual) - expected).max(initial=0.0)
+    assert error <= roundings * DTYPES[dtype] * max(1.0, np.abs(expected).max(initial=0.0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -119,10 +119,10 @@ def test_products_of_stacks_and_their_derivatives(xp, shapes, dtype):
     a, b = (normal(xp, *shape, seed=len(shape), dtype=dtype) for shape in shapes)
     y, pull = vjp(lambda a, b: a @ b, a, b)
     expected, expected_pull = vjp(lambda a, b: a @ b, exact(a), exact(b))
-    for found in (y, xp.matmul(a, b)):
-        assert_near(found, expected, dtype)
-    for found, slope in zip(pull(y), expected_pull(exact(y)), strict=True):
-        assert_near(found, slope, dtype, 2.0)
+    for actual in (y, xp.matmul(a, b)):
+        assert_near(actual, expected, dtype)
+    for actual, slope in zip(pull(y), expected_pull(exact(y)), strict=True):
+        assert_near(actual, slope, dtype, 2.0)
 
 
 def test_second_derivatives_of_products(xp):
@@ -139,13 +139,13 @@ def test_second_derivatives_of_products(xp):
 def test_where_keeps_the_dtype(xp, dtype):
     x = normal(xp, 3, 4, dtype=dtype)
     host, zero = exact(x), xp.zeros_like(x)
-    for found, expected in (
+    for actual, expected in (
         (xp.where(x > 0, x, zero), np.maximum(host, 0.0)),
         (xp.where(x > 0, 0.0, x), np.minimum(host, 0.0)),
         (xp.where(x > 0, x, 1.0), np.where(host > 0, host, 1.0)),
         (vjp(lambda x: array_namespace(x).where(x > 0, x, zero), x)[0], np.maximum(host, 0.0)),
     ):
-        assert_near(found, expected, dtype, 0.0)
+        assert_near(actual, expected, dtype, 0.0)
 
 
 def test_where_of_other_dtypes_is_the_library_s_own(xp):
@@ -160,20 +160,20 @@ def test_portable_operations(xp, operation, dtype):
     keep = np.random.default_rng(3).random((2, 2, 5, 4)) < 0.8
 
     def apply(x, y):
-        kept = from_host(array_namespace(x), keep)
+        retained = from_host(array_namespace(x), keep)
         if operation == "linear":
             return linear(x, y[0, 0, :4, :], y[0, 0, 4, :], activation="relu")
         if operation == "grouped attention":
-            return attention(x, y[:, :1, ...], y[:, :1, ...], kept[..., :1])
+            return attention(x, y[:, :1, ...], y[:, :1, ...], retained[..., :1])
         if operation == "attention":
-            return attention(x, y, y, kept[..., :1], causal=True)
-        return dropout(x, kept, 0.8) if operation == "dropout" else {"relu": relu, "gelu": gelu}[operation](x)
+            return attention(x, y, y, retained[..., :1], causal=True)
+        return dropout(x, retained, 0.8) if operation == "dropout" else {"relu": relu, "gelu": gelu}[operation](x)
 
     x, y = normal(xp, 2, 2, 5, 4, dtype=dtype), normal(xp, 2, 2, 5, 4, seed=1, dtype=dtype)
-    found, pull = vjp(apply, x, y)
+    actual, pull = vjp(apply, x, y)
     expected, expected_pull = vjp(apply, exact(x), exact(y))
-    assert_near(found, expected, dtype)
-    for slope, exact_slope in zip(pull(found), expected_pull(exact(found)), strict=True):
+    assert_near(actual, expected, dtype)
+    for slope, exact_slope in zip(pull(actual), expected_pull(exact(actual)), strict=True):
         assert_near(slope, exact_slope, dtype, 2.0)
 
 
@@ -182,9 +182,9 @@ def test_portable_operations(xp, operation, dtype):
 def test_clip_keeps_the_dtype_and_uses_no_mask(xp, dtype, bounds):
     x = from_host(xp, np.asarray([-3.0, -1.0, 0.0, 2.0, 5.0]), dtype=dtype)
     expected = np.clip(exact(x), bounds.get("min", -np.inf), bounds.get("max", np.inf))
-    found = xp.clip(x, **bounds)
-    assert dtype_name(found.dtype) == dtype
-    np.testing.assert_array_equal(exact(found), expected)
+    actual = xp.clip(x, **bounds)
+    assert dtype_name(actual.dtype) == dtype
+    np.testing.assert_array_equal(exact(actual), expected)
     if dtype != "int64":
         assert np.isnan(exact(xp.clip(from_host(xp, np.asarray([np.nan]), dtype=dtype), **bounds))).all()
 
@@ -222,8 +222,8 @@ def test_a_model_with_a_copy_head_is_bfloat16_throughout(xp, activation, monkeyp
     mixed, select = [], Operation.select
 
     def recording_select(self, xp, arrays, static):
-        found = {dtype_name(array.dtype) for array in arrays if array is not None and is_floating(array.dtype)}
-        mixed.extend([(self.name, found)] if len(found) > 1 else [])
+        actual = {dtype_name(array.dtype) for array in arrays if array is not None and is_floating(array.dtype)}
+        mixed.extend([(self.name, actual)] if len(actual) > 1 else [])
         return select(self, xp, arrays, static)
 
     monkeypatch.setattr(Operation, "select", recording_select)

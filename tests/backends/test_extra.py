@@ -21,7 +21,7 @@ ERF = np.asarray([math.erf(x) for x in POINTS])
 
 @pytest.fixture(params=["own", "portable"])
 def functions(request, monkeypatch):
-    """The functions as a library serves them, and the portable ones on the same library."""
+    """Return a library's functions, or the portable ones for the same library."""
     if request.param == "portable":
         monkeypatch.setattr("xformer.backends.extra.backend_of", lambda xp: Backend(backend_name(xp)))
     return extra
@@ -63,10 +63,10 @@ def test_scatter_add_accumulates_repeated_rows(xp, functions):
     expected = target.copy()
     for index, update in zip(indices, updates, strict=True):
         expected[index] += update
-    given = from_host(xp, target.copy())
-    actual = functions.scatter_add(given, from_host(xp, indices), from_host(xp, updates))
+    original = from_host(xp, target.copy())
+    actual = functions.scatter_add(original, from_host(xp, indices), from_host(xp, updates))
     assert_close(actual, expected, xp=xp)
-    assert_close(given, target, xp=xp)  # not changed
+    assert_close(original, target, xp=xp)  # not changed
 
 
 def test_scatter_add_of_nothing_and_of_scalars(xp, functions):
@@ -79,7 +79,7 @@ def test_scatter_add_of_nothing_and_of_scalars(xp, functions):
 
 @pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
 def sorting(request, monkeypatch):
-    """A library whose scatter_add sorts."""
+    """Return a library whose scatter_add sorts."""
     monkeypatch.setattr(NumpyBackend, "scatter_add", CupyBackend.scatter_add)
     return library_or_skip(request.param)
 
@@ -91,12 +91,12 @@ def test_sorted_sums_are_those_of_add_at(sorting, count):
         target, updates = generator.standard_normal((rows, 3)), generator.standard_normal((count, 3))
         indices, expected = generator.integers(0, rows, count), target.copy()
         np.add.at(expected, indices, updates)
-        found = extra.scatter_add(*(from_host(sorting, array) for array in (target, indices, updates)))
-        assert_close(found, expected, xp=sorting)
-        whole = [(10 * array).astype("int32") for array in (target, updates)]
-        counted = extra.scatter_add(*(from_host(sorting, array) for array in (whole[0], indices, whole[1])))
-        np.add.at(whole[0], indices, whole[1])
-        np.testing.assert_array_equal(to_host(counted), whole[0])
+        result = extra.scatter_add(*(from_host(sorting, array) for array in (target, indices, updates)))
+        assert_close(result, expected, xp=sorting)
+        full = [(10 * array).astype("int32") for array in (target, updates)]
+        counted = extra.scatter_add(*(from_host(sorting, array) for array in (full[0], indices, full[1])))
+        np.add.at(full[0], indices, full[1])
+        np.testing.assert_array_equal(to_host(counted), full[0])
 
 
 def test_sorted_sums_have_the_same_bits_every_time_and_whatever_else_is_added(sorting):

@@ -66,11 +66,11 @@ class Cuda:
             context.setattr(registry, "_KERNELS", {})
             expected, expected_pull = _vjp(function, [_rounded(host, "float64") for host in rounded])
             reference = expected_pull(g.astype(np.float64))
-        for got, correct in [(untraced, expected), (output, expected)]:
-            assert_close(got, correct, xp=self.xp, dtype=of_output, tolerance=tolerance)
+        for actual, correct in [(untraced, expected), (output, expected)]:
+            assert_close(actual, correct, xp=self.xp, dtype=of_output, tolerance=tolerance)
         of_inputs = [each for host, each in zip(rounded, dtypes, strict=True) if is_floating(host.dtype)]
-        for got, correct, each in zip(cotangents, reference, of_inputs, strict=True):
-            assert_close(got, correct, xp=self.xp, dtype=each, tolerance=tolerance)
+        for actual, correct, each in zip(cotangents, reference, of_inputs, strict=True):
+            assert_close(actual, correct, xp=self.xp, dtype=each, tolerance=tolerance)
 
 
 def _rounded(host: Any, dtype: str) -> Any:
@@ -80,13 +80,13 @@ def _rounded(host: Any, dtype: str) -> Any:
 
 def _vjp(function: Any, arrays: Any) -> Any:
     """Return the output and the VJP with respect to the floating arrays."""
-    places = [place for place, array in enumerate(arrays) if is_floating(array.dtype)]
+    places = [index for index, array in enumerate(arrays) if is_floating(array.dtype)]
 
     def of_floats(*floats: Any) -> Any:
         own = dict(zip(places, floats, strict=True))
-        return function(*(own.get(place, array) for place, array in enumerate(arrays)))
+        return function(*(own.get(index, array) for index, array in enumerate(arrays)))
 
-    return vjp(of_floats, *(arrays[place] for place in places))
+    return vjp(of_floats, *(arrays[index] for index in places))
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ def layer():
 
 
 def allowed(case, keys):
-    """The mask of a case as torch wants it: (batch * heads, queries, keys), True = may not attend."""
+    """Return the mask of a case in torch's convention: (batch * heads, queries, keys), True = may not attend."""
     mask = masks.combine(case.get("mask"), masks.causal(QUERIES, keys, xp="numpy") if "causal" in case else None)
     if mask is None:
         return None
@@ -69,13 +69,13 @@ def test_output_and_gradients_equal_those_of_torch(layer, name):
     layer = replace(layer, attention_arrays(theirs, values))
     assert_close(layer(x, memory, **case), expected.detach().numpy())
     assert_close(layer.weights(x, memory, **case), weights.detach().numpy())
-    _, (found, dx, dmemory) = value_and_grad(lambda inputs: weighted_sum(inputs[0](*inputs[1:], **case), g))(
+    _, (actual, dx, dmemory) = value_and_grad(lambda inputs: weighted_sum(inputs[0](*inputs[1:], **case), g))(
         (layer, x, memory)
     )
     assert_close(dx, torch_x.grad.numpy())
     assert_close(dmemory, torch_memory.grad.numpy())
     expected_gradients = attention_arrays(theirs, gradients)
-    for parameter, gradient in found.named_parameters():
+    for parameter, gradient in actual.named_parameters():
         assert_close(gradient, expected_gradients[parameter])
 
 
@@ -155,17 +155,17 @@ def test_grouped_queries_are_heads_with_repeated_keys_and_values(xp, shared):
 def test_gradients_of_grouped_queries_sum_over_the_group():
     grouped = MultiHeadAttention(8, 4, num_key_value_heads=2, init=Initializer("numpy", dtype="float64"))
     x, g = normal(0, 2, 5, 8), normal(1, 2, 5, 8)
-    _, found = value_and_grad(lambda layer: weighted_sum(layer(x), g))(grouped)
-    step, place = 1e-6, (3, 1)
+    _, actual = value_and_grad(lambda layer: weighted_sum(layer(x), g))(grouped)
+    step, index = 1e-6, (3, 1)
     for name in ("key", "value"):
         moved = []
         for sign in (1.0, -1.0):
             weight = getattr(grouped, name).weight.copy()
-            weight[place] += sign * step
+            weight[index] += sign * step
             moved.append(
                 weighted_sum(replace(grouped, dict(grouped.named_parameters()) | {f"{name}.weight": weight})(x), g)
             )
-        assert getattr(found, name).weight[place] == pytest.approx((moved[0] - moved[1]) / (2 * step), rel=1e-6)
+        assert getattr(actual, name).weight[index] == pytest.approx((moved[0] - moved[1]) / (2 * step), rel=1e-6)
 
 
 def test_a_window_is_a_mask(xp):
@@ -208,33 +208,33 @@ def test_a_bias_that_does_not_fit_is_refused(layer):
 def test_attention_with_a_cache_equals_full_attention(xp):
     layer = MultiHeadAttention(8, 4, num_key_value_heads=2, window=3, init=Initializer(xp, dtype="float64"))
     x = xp.asarray(normal(0, 2, 6, 8))
-    whole, store = layer(x, causal=True), KVCache()
+    full, store = layer(x, causal=True), KVCache()
     for start, stop in ((0, 3), (3, 4), (4, 6)):
-        assert_close(layer(x[:, start:stop, :], causal=True, cache=store), whole[:, start:stop, :])
+        assert_close(layer(x[:, start:stop, :], causal=True, cache=store), full[:, start:stop, :])
     assert tuple(store.key.shape) == (2, 2, 6, 2)
 
 
 def test_a_cache_grows_and_reorders_like_arrays(xp):
     key, value = (xp.asarray(normal(seed, 3, 2, 40, 4)) for seed in (0, 1))
-    given = xp.asarray(to_host(key[:, :, :5, :]), copy=True)
-    store, rows = KVCache(given, value[:, :, :5, :]), xp.asarray([2, 0, 2])
+    original = xp.asarray(to_host(key[:, :, :5, :]), copy=True)
+    store, rows = KVCache(original, value[:, :, :5, :]), xp.asarray([2, 0, 2])
     for start in range(5, 40):
         store.append(key[:, :, start : start + 1, :], value[:, :, start : start + 1, :])
     assert_close(store.key, key, tolerance=0.0)
     store.reorder(rows)
     both = store.append(key[:, :, :2, :], value[:, :, :2, :])
-    for got, whole in zip(both, (key, value), strict=True):
-        expected = xp.concat([xp.take(whole, rows, axis=0), whole[:, :, :2, :]], axis=2)
-        assert_close(got, expected, tolerance=0.0)
-    assert_close(given, key[:, :, :5, :], tolerance=0.0)  # it was not written
+    for result, full in zip(both, (key, value), strict=True):
+        expected = xp.concat([xp.take(full, rows, axis=0), full[:, :, :2, :]], axis=2)
+        assert_close(result, expected, tolerance=0.0)
+    assert_close(original, key[:, :, :5, :], tolerance=0.0)  # it was not written
 
 
 @pytest.mark.parametrize("tokens", [0, 20])
 def test_moving_rows_of_a_cache_equals_reordering_all(xp, tokens):
     key, value = (xp.asarray(normal(seed, 4, 2, 30, 4)) for seed in (0, 1))
     rows, moved = xp.asarray([0, 2, 1, 2]), (xp.asarray([1, 2, 3]), xp.asarray([2, 1, 2]))
-    given = xp.asarray(to_host(key[:, :, :5, :]), copy=True)
-    all_of_them, those_that_move = KVCache(given, value[:, :, :5, :]), KVCache(given, value[:, :, :5, :])
+    original = xp.asarray(to_host(key[:, :, :5, :]), copy=True)
+    all_of_them, those_that_move = KVCache(original, value[:, :, :5, :]), KVCache(original, value[:, :, :5, :])
     for store in (all_of_them, those_that_move):
         for start in range(5, 5 + tokens):
             store.append(key[:, :, start : start + 1, :], value[:, :, start : start + 1, :])
@@ -248,7 +248,7 @@ def test_moving_rows_of_a_cache_equals_reordering_all(xp, tokens):
         those_that_move.reorder(rows)
     assert_close(those_that_move.key, all_of_them.key, tolerance=0.0)
     assert_close(those_that_move.value, all_of_them.value, tolerance=0.0)
-    assert_close(given, key[:, :, :5, :], tolerance=0.0)  # it was not written
+    assert_close(original, key[:, :, :5, :], tolerance=0.0)  # it was not written
 
 
 def test_rows_sharing_a_memory_equal_rows_with_their_own(xp):

@@ -54,13 +54,13 @@ def test_output_and_gradients_equal_those_of_torch(activation, norm_position, ma
     )
     ours = {"mask": TARGET, "memory_mask": MEMORY} if masked else {}
     assert_close(layer(x, memory, **ours), expected.detach().numpy())
-    _, (found, dx, dmemory) = value_and_grad(lambda inputs: weighted_sum(inputs[0](*inputs[1:], **ours), g))(
+    _, (actual, dx, dmemory) = value_and_grad(lambda inputs: weighted_sum(inputs[0](*inputs[1:], **ours), g))(
         (layer, x, memory)
     )
     assert_close(dx, torch_x.grad.numpy())
     assert_close(dmemory, torch_memory.grad.numpy())
     expected_gradients = decoder_layer_arrays(theirs, gradients)
-    for name, gradient in found.named_parameters():
+    for name, gradient in actual.named_parameters():
         assert_close(gradient, expected_gradients[name])
 
 

@@ -1,4 +1,4 @@
-"""Dropout acts when an Rng is passed, and is right on average."""
+"""Dropout acts when an Rng is given, and is right on average."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def test_the_same_rng_draws_the_same_mask(xp):
 @given(rate=st.floats(0.01, 0.95), seed=st.integers(0, 2**64))
 def test_elements_are_zero_or_scaled_and_the_mean_stays(rate, seed):
     y = Dropout(rate)(np.ones(40000), Rng(seed))
-    kept = y[y != 0.0]
-    assert np.ptp(kept) == 0.0
-    np.testing.assert_allclose(kept[0], 1.0 / (1.0 - rate), rtol=2e-3)
+    retained = y[y != 0.0]
+    assert np.ptp(retained) == 0.0
+    np.testing.assert_allclose(retained[0], 1.0 / (1.0 - rate), rtol=2e-3)
     # The share that is kept times the scale: 1, within five standard deviations.
     assert abs(y.mean() - 1.0) < 5.0 * (rate / (1.0 - rate) / y.size) ** 0.5 + 1e-9
 

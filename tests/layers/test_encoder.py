@@ -43,8 +43,8 @@ def test_output_and_gradients_equal_those_of_torch(activation, norm_position, ma
     parts = small_parts(activation=activation, norm_position=norm_position, norm_epsilon=1e-6)
     layer = replace(parts.encoder_layer(), encoder_layer_arrays(theirs, values))
     assert_close(layer(x, mask=mask), expected.detach().numpy())
-    _, (found, dx) = value_and_grad(lambda inputs: weighted_sum(inputs[0](inputs[1], mask=mask), g))((layer, x))
+    _, (actual, dx) = value_and_grad(lambda inputs: weighted_sum(inputs[0](inputs[1], mask=mask), g))((layer, x))
     assert_close(dx, torch_x.grad.numpy())
     expected_gradients = encoder_layer_arrays(theirs, gradients)
-    for name, gradient in found.named_parameters():
+    for name, gradient in actual.named_parameters():
         assert_close(gradient, expected_gradients[name])

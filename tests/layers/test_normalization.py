@@ -24,11 +24,11 @@ def test_rms_norm_and_its_gradients_equal_those_of_torch(xp):
     layer = RMSNorm(8, epsilon=1e-3, init=Initializer(xp, dtype="float64"))
     layer = replace(layer, {"weight": from_host(xp, weight)})
     assert_close(layer(from_host(xp, x)), expected.detach().numpy(), xp=xp)
-    _, (found, dx) = value_and_grad(lambda inputs: weighted_sum(inputs[0](inputs[1]), from_host(xp, g)))(
+    _, (actual, dx) = value_and_grad(lambda inputs: weighted_sum(inputs[0](inputs[1]), from_host(xp, g)))(
         (layer, from_host(xp, x))
     )
     assert_close(dx, torch_x.grad.numpy(), xp=xp)
-    assert_close(found.weight, torch_weight.grad.numpy(), xp=xp)
+    assert_close(actual.weight, torch_weight.grad.numpy(), xp=xp)
 
 
 @pytest.mark.parametrize("kind", [LayerNorm, RMSNorm, MaxScaledLayerNorm])
@@ -49,14 +49,14 @@ def test_the_largest_numbers_of_half_precision_do_not_overflow(kind, dtype):
 def test_half_precision_gradients_are_those_of_float32(kind):
     torch = library_or_skip("torch")
     x, g = normal(0, 3, 8) * 20.0, normal(1, 3, 8)
-    found = {}
+    actual = {}
     for dtype in ("float32", "bfloat16"):
         layer = kind(8, init=Initializer(torch, dtype=dtype))
         inputs = (layer, torch.asarray(x, dtype=getattr(torch, dtype)))
         g_array = torch.asarray(g, dtype=getattr(torch, dtype))
         _, (_, dx) = value_and_grad(lambda inputs, g=g_array: weighted_sum(inputs[0](inputs[1]), g))(inputs)
-        found[dtype] = to_host(dx).astype("float64")
-    np.testing.assert_allclose(found["bfloat16"], found["float32"], atol=0.02 * np.abs(found["float32"]).max())
+        actual[dtype] = to_host(dx).astype("float64")
+    np.testing.assert_allclose(actual["bfloat16"], actual["float32"], atol=0.02 * np.abs(actual["float32"]).max())
 
 
 def test_an_unknown_norm_is_refused():

@@ -26,12 +26,12 @@ def arrays(xp, rows=2):
 
 def test_weights_of_equal_tokens_are_summed(xp):
     weights = np.asarray(normal(0, 2, 3, 5))
-    found = scatter_to_vocabulary(xp.asarray(weights), xp.asarray(SOURCE), 9)
+    actual = scatter_to_vocabulary(xp.asarray(weights), xp.asarray(SOURCE), 9)
     expected = np.zeros((2, 3, 9))
     for sentence in range(2):
         for key, token in enumerate(SOURCE[sentence]):
             expected[sentence, :, token] += weights[sentence, :, key]
-    assert_close(found, expected, xp=xp, tolerance=1e-14)
+    assert_close(actual, expected, xp=xp, tolerance=1e-14)
 
 
 def test_probabilities_sum_to_one_and_padding_gets_zero(xp):
@@ -73,7 +73,9 @@ def test_the_gradient_of_the_copy_head_equals_that_of_torch(xp):
         y = layer(x, logits, memory, source, masks.padding(source, 0))
         return weighted_sum(y, namespace.asarray(g))
 
-    _, found = value_and_grad(lambda inputs: loss(inputs, xp))((head(xp), *arrays(xp)))
+    _, actual = value_and_grad(lambda inputs: loss(inputs, xp))((head(xp), *arrays(xp)))
     theirs = map_arrays(lambda array: array.requires_grad_(), (head(resolve("torch")), *arrays(torch)))
     loss(theirs, torch).backward()
-    map_arrays(lambda ours, parameter: assert_close(ours, parameter.grad.numpy(), xp=xp, tolerance=1e-9), found, theirs)
+    map_arrays(
+        lambda ours, parameter: assert_close(ours, parameter.grad.numpy(), xp=xp, tolerance=1e-9), actual, theirs
+    )

@@ -43,10 +43,10 @@ def test_positions_can_be_given_per_token(xp):
     x = xp.zeros((2, 3, 6), dtype=xp.float64)
     positions = xp.asarray([[0, 0, 1], [0, 1, 2]])
     table = sinusoidal(3, 6, xp=xp, dtype=xp.float64)
-    found = Sinusoidal(6)(x, positions)
-    assert_close(found[1, ...], table)
-    assert_close(found[0, 1, :], table[0, :])
-    assert_close(found[0, 2, :], table[1, :])
+    actual = Sinusoidal(6)(x, positions)
+    assert_close(actual[1, ...], table)
+    assert_close(actual[0, 1, :], table[0, :])
+    assert_close(actual[0, 2, :], table[1, :])
     assert_close(Sinusoidal(6)(x, start=2)[0, ...], sinusoidal(3, 6, start=2, xp=xp, dtype=xp.float64))
 
 
@@ -76,14 +76,14 @@ def test_rotary_scores_depend_on_the_distance_alone():
 
 def test_rotary_follows_the_formula(xp):
     x = np.asarray(normal(0, 1, 2, 5, 4))
-    found = Rotary(4, base=100.0).rotation(5, start=3, like=xp.asarray(x))(xp.asarray(x))
+    actual = Rotary(4, base=100.0).rotation(5, start=3, like=xp.asarray(x))(xp.asarray(x))
     expected = np.empty_like(x)
-    for place in range(5):
+    for index in range(5):
         for pair in range(2):
-            turn = np.exp(1j * (3 + place) * 100.0 ** (-2 * pair / 4))
-            number = (x[..., place, pair] + 1j * x[..., place, pair + 2]) * turn
-            expected[..., place, pair], expected[..., place, pair + 2] = number.real, number.imag
-    assert_close(found, expected, xp=xp, tolerance=1e-14)
+            turn = np.exp(1j * (3 + index) * 100.0 ** (-2 * pair / 4))
+            number = (x[..., index, pair] + 1j * x[..., index, pair + 2]) * turn
+            expected[..., index, pair], expected[..., index, pair + 2] = number.real, number.imag
+    assert_close(actual, expected, xp=xp, tolerance=1e-14)
 
 
 def test_rotary_expects_an_even_head_dim():
@@ -107,7 +107,7 @@ def test_alibi_grows_with_the_distance(xp):
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_relative_buckets_are_those_of_t5(bidirectional):
-    """The definition, in floats as T5 has it, distance by distance."""
+    """Compute T5's definition for each distance."""
     layer = RelativeBias(2, bidirectional=bidirectional, init=Initializer("numpy", dtype="float64"))
     bias = layer.terms(300, 300, layer.weight).bias
     for query in (0, 150, 299):
@@ -129,15 +129,15 @@ def test_relative_buckets_are_those_of_t5(bidirectional):
 
 def test_relative_bias_of_the_last_queries_is_a_slice_of_the_full_bias():
     layer = RelativeBias(2, bidirectional=False, init=Initializer("numpy", dtype="float64"))
-    whole = layer.terms(9, 9, layer.weight).bias
-    assert_close(layer.terms(2, 9, layer.weight).bias, whole[:, 7:])
+    full = layer.terms(9, 9, layer.weight).bias
+    assert_close(layer.terms(2, 9, layer.weight).bias, full[:, 7:])
 
 
 def test_remaining_length_counts_down(xp):
     table = sinusoidal(10, 6, xp=xp, dtype=xp.float64)
     remaining = [[6, 5, 4], [3, 2, 1]]
-    found = remaining_length(xp.asarray(remaining), 6, xp.float64)
+    actual = remaining_length(xp.asarray(remaining), 6, xp.float64)
     for row in range(2):
-        for place in range(3):
-            assert_close(found[row, place, :], table[remaining[row][place], :], tolerance=1e-12)
+        for index in range(3):
+            assert_close(actual[row, index, :], table[remaining[row][index], :], tolerance=1e-12)
     assert tuple(remaining_length(xp.asarray([[1, 0]]), 5, xp.float64).shape) == (1, 2, 5)

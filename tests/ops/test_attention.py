@@ -112,11 +112,11 @@ def test_shared_keys_equal_repeated_keys(xp, mode, queries, shared, of_heads, mo
     def of_shared(arrays):
         return weighted_sum(attention(*arrays, **settings), from_host(xp, g))
 
-    got, gradients = value_and_grad(of_shared)([from_host(xp, array) for array in arrays])
+    result, gradients = value_and_grad(of_shared)([from_host(xp, array) for array in arrays])
     own = [arrays[0], *(np.repeat(array, 4 // shared, axis=1) for array in arrays[1:])]
     reference, (dquery, *others) = value_and_grad(of_shared)([from_host(xp, array) for array in own])
     sums = [to_host(x).reshape(2, shared, 4 // shared, *x.shape[2:]).sum(axis=2) for x in others]
-    assert_close(got, reference, xp=xp)
+    assert_close(result, reference, xp=xp)
     for actual, expected in zip(gradients, [to_host(dquery), *sums], strict=True):
         assert_close(actual, expected, xp=xp)
 
@@ -131,8 +131,8 @@ def test_the_grouped_operation_has_the_same_gradients():
     def of_repeated(arrays):
         return weighted_sum(attention(*arrays, MASK, causal=True, scale=0.5), normal(4, 2, 4, 3, 6))
 
-    (got, gradients), (reference, others) = value_and_grad(of_grouped)(arrays), value_and_grad(of_repeated)(arrays)
-    for actual, expected in zip([got, *gradients], [reference, *others], strict=True):
+    (result, gradients), (reference, others) = value_and_grad(of_grouped)(arrays), value_and_grad(of_repeated)(arrays)
+    for actual, expected in zip([result, *gradients], [reference, *others], strict=True):
         assert_close(actual, expected)
 
 

@@ -15,9 +15,9 @@ def test_cast_changes_the_dtype_and_keeps_the_values(xp):
     hosts = [np.asarray([[0.1, -2.0]]), np.asarray(3.5), np.zeros((0, 2))]
     for before, after in [("float64", "float32"), ("float32", "float64"), ("float32", "float32")]:
         arrays = [from_host(xp, host, dtype=before) for host in hosts]
-        for got, host in zip(cast(*arrays, dtype=after), hosts, strict=True):
-            assert dtype_name(got.dtype) == after
-            np.testing.assert_array_equal(to_host(got), host.astype(before).astype(after))
+        for actual, host in zip(cast(*arrays, dtype=after), hosts, strict=True):
+            assert dtype_name(actual.dtype) == after
+            np.testing.assert_array_equal(to_host(actual), host.astype(before).astype(after))
     assert cast(dtype="float32") == ()
 
 

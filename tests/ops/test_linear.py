@@ -38,9 +38,9 @@ def test_the_fused_operation_has_the_same_derivatives(xp):
     def one_after_the_other(*inputs):
         return activation("relu")(linear(*inputs))
 
-    got, expected = (value_and_grad(of_sum(each))(*arrays(xp)) for each in (_with_relu, one_after_the_other))
-    assert_close(got[0], expected[0])
-    assert_close(got[1], expected[1])
+    actual, expected = (value_and_grad(of_sum(each))(*arrays(xp)) for each in (_with_relu, one_after_the_other))
+    assert_close(actual[0], expected[0])
+    assert_close(actual[1], expected[1])
     assert_close(curvature(_with_relu)(*arrays(xp)), curvature(one_after_the_other)(*arrays(xp)))
 
 

@@ -52,18 +52,18 @@ def test_results_and_derivatives_are_rounded_once(case, dtype, kernels_are, monk
     monkeypatch.setenv("XFORMER_KERNELS", kernels_are)
     function, shapes = CASES[case]
     arrays = [normal(dtype, *shape, seed=number) for number, shape in enumerate(shapes)]
-    found, pull = vjp(function, *arrays)
+    actual, pull = vjp(function, *arrays)
     exact, exact_pull = vjp(function, *(array.astype("float64") for array in arrays))
-    several = isinstance(found, tuple)
-    found, exact = (found, exact) if several else ((found,), (exact,))
-    g = tuple(normal(dtype, *y.shape, seed=9) for y in found)
+    several = isinstance(actual, tuple)
+    actual, exact = (actual, exact) if several else ((actual,), (exact,))
+    g = tuple(normal(dtype, *y.shape, seed=9) for y in actual)
     exact_g = tuple(one.astype("float64") for one in g)
-    found += pull(g if several else g[0])
+    actual += pull(g if several else g[0])
     exact += exact_pull(exact_g if several else exact_g[0])
-    for got, expected in zip(found, exact, strict=True):
-        assert got.dtype == dtype
-        assert got.shape == expected.shape
-        error = np.abs(got.astype("float64") - expected)
+    for result, expected in zip(actual, exact, strict=True):
+        assert result.dtype == dtype
+        assert result.shape == expected.shape
+        error = np.abs(result.astype("float64") - expected)
         assert (error <= 0.6 * SPACING[dtype.name] * np.abs(expected) + 1e-5).all()
 
 
@@ -105,15 +105,15 @@ def test_second_derivatives_are_rounded(dtype):
         return weighted_sum(grad(lambda x: weighted_sum(gelu(linear(x, weight)), g))(x), x * x)
 
     g = normal(dtype, 3, 4, seed=2)
-    found = grad(slope)(x, weight)
-    assert found.dtype == dtype
+    actual = grad(slope)(x, weight)
+    assert actual.dtype == dtype
     g = g.astype("float64")
     exact = grad(slope)(x.astype("float64"), weight.astype("float64"))
-    np.testing.assert_allclose(found.astype("float64"), exact, atol=16 * SPACING[dtype.name] * np.abs(exact).max())
+    np.testing.assert_allclose(actual.astype("float64"), exact, atol=16 * SPACING[dtype.name] * np.abs(exact).max())
 
 
 def test_the_check_compares_with_the_rounded_definition(dtype, monkeypatch):
-    """Else a kernel that rounds, as it should, would differ from what is left in float32."""
+    """A kernel that rounds correctly would differ from a definition in float32."""
     monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
     x, calls = normal(dtype, 4, 5), []
 

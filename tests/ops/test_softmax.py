@@ -26,9 +26,9 @@ def test_probabilities_and_gradients_equal_those_of_torch(temperature):
     loss = (expected * torch.tensor(weights)).sum()
     loss.backward()
     assert_close(softmax(SCORES, temperature=temperature), expected.detach().numpy())
-    found = value_and_grad(lambda x: weighted_sum(softmax(x, temperature=temperature), weights))(SCORES)
-    assert_close(found[0], loss.item(), xp=np)
-    assert_close(found[1], scores.grad.numpy())
+    actual = value_and_grad(lambda x: weighted_sum(softmax(x, temperature=temperature), weights))(SCORES)
+    assert_close(actual[0], loss.item(), xp=np)
+    assert_close(actual[1], scores.grad.numpy())
 
 
 @without_jax

@@ -142,8 +142,8 @@ def test_twenty_steps_of_adam(monkeypatch, weight_decay, which):
             grad_scale = np.asarray(0.625, "float32") if weight_decay else None
             (arrays,) = adam([(arrays[0], gradient, *arrays[1:])], step=step, **settings, grad_scale=grad_scale)
         ends.append(arrays)
-    for got, expected in zip(*ends, strict=True):
-        assert_close(got, expected)
+    for actual, expected in zip(*ends, strict=True):
+        assert_close(actual, expected)
 
 
 # --- supported arrays ------------------------------------------------------------------

@@ -75,9 +75,9 @@ def test_adam_supports_writable_arrays_in_one_memory_order():
 def test_adam_takes_a_gradient_in_another_memory_order(monkeypatch):
     parameter, gradient = normal(4, 3), normal(4, 3, seed=1)
     ends = []
-    for given in (gradient, np.asfortranarray(gradient)):
+    for same_gradient in (gradient, np.asfortranarray(gradient)):
         moments = np.zeros((4, 3)), np.zeros((4, 3))
-        assert_selected("adam", None, parameter.copy(), given, *moments, decay=(1.0,))
-        row = parameter.copy(), given, *moments
+        assert_selected("adam", None, parameter.copy(), same_gradient, *moments, decay=(1.0,))
+        row = parameter.copy(), same_gradient, *moments
         ends.append(adam([row], learning_rate=0.1, step=1, beta1=0.9, beta2=0.98, epsilon=1e-9)[0])
     np.testing.assert_array_equal(ends[0], ends[1])
