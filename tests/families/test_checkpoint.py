@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import xformer as xf
-from xformer.errors import CheckpointError, ConfigError
+from xformer.errors import CheckpointError
 
 DATA = Path(__file__).parent / "data"
 
@@ -148,12 +148,6 @@ def test_old_spellings_of_rotary_positions_are_read(tmp_path):
     rope["type"] = rope.pop("rope_type")
     change_config(checkpoint, rope_scaling=rope)
     assert xf.load_pretrained(checkpoint).config == expected
-
-
-def test_a_model_of_no_family_names_the_field(tmp_path):
-    config = xf.LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=1, positions="alibi")
-    with pytest.raises(ConfigError, match=r"cannot be written in the Hugging Face format: .*positions is 'alibi'"):
-        xf.save_pretrained(xf.LanguageModel(config), tmp_path / "out")
 
 
 def test_loading_reports_progress_and_reads_runs_of_xformer(checkpoint, tmp_path):

@@ -13,9 +13,10 @@ from xformer.backends import Device, DType, default_float, dtype_name, dtype_nam
 from xformer.errors import CheckpointError, ConfigError, ShapeError, nearest_hint
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import FAMILIES, Family, family_of
+from xformer.families.feature_order import with_separate_halves
 from xformer.families.tensor_files import TensorFiles
 from xformer.io import read_json, restorable_dtype, save_arrays, write_json
-from xformer.models import load
+from xformer.models import Transformer, load
 from xformer.models.base import BaseModel
 from xformer.tree import flatten, replace
 
@@ -99,7 +100,10 @@ def load_pretrained(
 
 
 def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, model_type: str | None = None) -> None:
-    """Write a model as a checkpoint directory in the Hugging Face format: config.json and model.safetensors.
+    """Write a model as a checkpoint directory in the Hugging Face format.
+
+    The directory has config.json, model.safetensors and generation_config.json. Models with the sinusoidal positions of
+    the paper are written with the features in another order, which gives the same outputs.
 
     Args:
         model: A model of a kind that a family has, whether loaded or trained with xformer.
@@ -110,6 +114,7 @@ def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, mode
         ConfigError: If no family, or not the requested one, computes the same as the model; the error names the field.
         CheckpointError: If the directory cannot be written.
     """
+    model = with_separate_halves(model)
     family, values = _writable_family(model, model_type)
     parameters = dict(model.named_parameters())
     tensors: dict[str, Any] = {}
@@ -123,6 +128,15 @@ def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, mode
     values = {**values, "dtype": dtype_name(flatten(model)[0][0].dtype)}
     save_arrays(directory / "model.safetensors", tensors, {"format": "pt"})
     write_json(directory / "config.json", values)
+    write_json(directory / "generation_config.json", _generation_config(model))
+
+
+def _generation_config(model: BaseModel) -> dict[str, Any]:
+    """Return the special tokens, and those that are never generated, for programs that generate with the model."""
+    c = model.config
+    start = {"decoder_start_token_id": c.bos_id} if isinstance(model, Transformer) else {"bos_token_id": c.bos_id}
+    suppressed = {"suppress_tokens": sorted(c.suppressed_ids)} if c.suppressed_ids else {}
+    return {**start, "eos_token_id": c.eos_id, "pad_token_id": c.pad_id, **suppressed}
 
 
 def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, dict[str, Any]]:

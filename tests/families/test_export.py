@@ -1,0 +1,68 @@
+"""Models of xformer are written as checkpoints of families that compute the same."""
+
+import json
+
+import numpy as np
+import pytest
+
+import xformer as xf
+from xformer.errors import ConfigError
+from xformer.tree import replace
+
+SMALL = {"d_model": 24, "num_heads": 4, "d_ff": 40, "dropout": 0.0}
+TRANSLATOR = {
+    **SMALL,
+    "source_vocab_size": 61,
+    "target_vocab_size": 61,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "share_embeddings": True,
+}
+LANGUAGE_MODEL = {**SMALL, "vocab_size": 61, "num_layers": 2, "scale_embeddings": False}
+LLAMA = {
+    "norm": "rms",
+    "activation": "swiglu",
+    "positions": "rotary",
+    "attention_bias": False,
+    "feed_forward_bias": False,
+}
+
+MODELS = {
+    "pegasus": xf.TransformerConfig(**TRANSLATOR),
+    "marian": xf.TransformerConfig(**TRANSLATOR, norm_position="post", activation="silu", output_bias=True),
+    "llama": xf.LanguageModelConfig(**LANGUAGE_MODEL, **LLAMA),
+    "gpt2": xf.LanguageModelConfig(**LANGUAGE_MODEL, activation="gelu_tanh", positions="learned"),
+}
+
+
+def random_model(config):
+    """Return a model whose biases and norms are random too."""
+    rng = np.random.default_rng(0)
+    model = (xf.Transformer if isinstance(config, xf.TransformerConfig) else xf.LanguageModel)(config)
+    noise = {name: x + 0.2 * rng.standard_normal(x.shape) for name, x in model.named_parameters()}
+    return replace(model, {name: x.astype(np.float32) for name, x in noise.items()})
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_an_exported_model_computes_the_same(model_type, tmp_path):
+    model = random_model(MODELS[model_type])
+    xf.save_pretrained(model, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == model_type
+    again = xf.load_pretrained(tmp_path)
+    inputs = [np.asarray([[5, 6, 7, 2], [9, 2, 0, 0]]), np.asarray([[1, 4, 5], [1, 7, 8]])]
+    inputs = inputs[-1:] if isinstance(model, xf.LanguageModel) else inputs
+    np.testing.assert_allclose(again(*inputs), model(*inputs), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        (xf.TransformerConfig(**TRANSLATOR, copy=True), "copy is True; expected False"),
+        (xf.TransformerConfig(**TRANSLATOR, activation="swiglu"), "activation is 'swiglu'; expected no gated one"),
+        (xf.LanguageModelConfig(**LANGUAGE_MODEL, positions="alibi"), "positions is 'alibi'; expected"),
+    ],
+)
+def test_a_model_of_no_family_is_refused_with_the_name_of_the_field(config, match, tmp_path):
+    with pytest.raises(ConfigError, match=match):
+        xf.save_pretrained(random_model(config), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
