@@ -76,6 +76,8 @@ BERT = {
 ROBERTA = {**BERT, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
 DISTILBERT = {"vocab_size": 61, "dim": 24, "n_layers": 2, "n_heads": 4, "hidden_dim": 40, "max_position_embeddings": 32}
 
+GEMMA = {**LLAMA, "head_dim": 8, "query_pre_attn_scalar": 6, "sliding_window": 4}
+
 # name: (configuration class, model class, values of the configuration)
 CASES = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
@@ -161,5 +163,15 @@ CASES = {
         "DistilBertConfig",
         "DistilBertForSequenceClassification",
         {**DISTILBERT, "num_labels": 3},
+    ),
+    "gemma2": (
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        {**GEMMA, "final_logit_softcapping": 2.0, "attn_logit_softcapping": 1.5},
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {**GEMMA, "layer_types": ["sliding_attention", "full_attention"]},
     ),
 }

@@ -65,7 +65,9 @@ def make(name: str, directory: Path) -> None:
     with float64_throughout():
         wide = getattr(transformers, model_class)(config).eval().double()
         wide.load_state_dict({key: x.double() for key, x in model.state_dict().items()})
-        for module in wide.modules():  # Marian's tables are float32
+        for module in wide.modules():  # Marian's tables and Gemma's scale are float32
+            if hasattr(module, "scalar_embed_scale"):
+                module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
             if "Sinusoidal" in type(module).__name__ and hasattr(module, "weight"):
                 positions, size = module.weight.shape
                 angle = torch.arange(positions).double()[:, None] / 10000.0 ** (

@@ -69,7 +69,7 @@ def encoder_layers(settings: dict[str, Any], xp: Any, dtype: str = "float32") ->
     factory = LayerFactory(
         config({**settings, "vocabulary": FIRST_ID}, norm_position="post"), Initializer(xp, dtype=dtype)
     )
-    return tuple(factory.encoder_layer() for _ in range(settings["layers"]))
+    return tuple(factory.encoder_layer(i) for i in range(settings["layers"]))
 
 
 def features(settings: dict[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from xformer.families.bart import BART
 from xformer.families.bert import BERT, DISTILBERT, ROBERTA
 from xformer.families.checkpoint import load_pretrained, save_pretrained
 from xformer.families.family import FAMILIES, Family, family_of, register
+from xformer.families.gemma import GEMMA
 from xformer.families.gpt2 import GPT2
 from xformer.families.llama import LLAMA, PHI3
 from xformer.families.t5 import T5
@@ -13,6 +14,7 @@ __all__ = [
     "BERT",
     "DISTILBERT",
     "FAMILIES",
+    "GEMMA",
     "GPT2",
     "LLAMA",
     "PHI3",

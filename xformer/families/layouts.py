@@ -58,7 +58,7 @@ def fused(*parameters: str, transpose: bool = False) -> Layout:
 
 def plus_one(parameter: str) -> Layout:
     """Return the layout of a norm that multiplies by 1 + weight (Gemma)."""
-    return Layout((parameter,), lambda x, shapes: [x + x.dtype.type(1)], lambda values: values[0] - 1)
+    return Layout((parameter,), lambda x, shapes: [x.astype(np.float64) + 1.0], lambda values: values[0] - 1)
 
 
 def rows_from(first: int, parameter: str) -> Layout:

@@ -50,11 +50,17 @@ def name_of_activation(config: ModelConfig, *, gated: bool = False) -> str:
     return _HUGGING_FACE[GATED.get(config.activation, config.activation)]
 
 
-def read_rope(reader: ConfigReader) -> dict[str, Any]:
-    """Return the fields of rotary positions, from files of transformers 5 (rope_parameters) and older ones."""
+def read_rope(reader: ConfigReader, *, theta: float = 10000.0) -> dict[str, Any]:
+    """Return the fields of rotary positions, from files of transformers 5 (rope_parameters) and older ones.
+
+    Args:
+        reader: The configuration. Its rope_parameters may have one entry for each type of layer.
+        theta: Default of rope_theta.
+    """
     old = reader.take("rope_scaling", default=None) or {}
     rope = dict(reader.take("rope_parameters", default=None) or old)
-    theta = rope.pop("rope_theta", None) or reader.take("rope_theta", default=10000.0)
+    rope = dict(rope.get("full_attention") or rope)
+    theta = rope.pop("rope_theta", None) or reader.take("rope_theta", default=theta)
     reader.skip("rope_theta")
     fraction = rope.pop("partial_rotary_factor", None) or reader.take("partial_rotary_factor", default=1.0)
     reader.skip("partial_rotary_factor")

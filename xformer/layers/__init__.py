@@ -20,7 +20,7 @@ from xformer.layers.positions import (
     remaining_length,
     sinusoidal,
 )
-from xformer.layers.residual import PostNorm, PreNorm
+from xformer.layers.residual import PostNorm, PreNorm, SandwichNorm
 
 __all__ = [
     "ALiBi",
@@ -45,6 +45,7 @@ __all__ = [
     "RMSNorm",
     "RelativeBias",
     "Rotary",
+    "SandwichNorm",
     "Sinusoidal",
     "StaticKVCache",
     "remaining_length",

@@ -33,6 +33,7 @@ class MultiHeadAttention(Module):
         output_bias: Add a learned bias to the output projection; default as `bias`.
         norm: (features, *, init) -> norm of each head's queries and keys, before rotation (Dehghani et al., 2023).
         scale: Scale of the scores; default 1 / sqrt(head_dim).
+        softcap: Limit c of the scores, c tanh(score / c).
         dropout: Dropout rate on the attention weights.
         window: Distance that self-attention can see, in tokens (see `masks.sliding_window`); None: no limit.
         init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
@@ -61,6 +62,7 @@ class MultiHeadAttention(Module):
     num_key_value_heads: int
     window: int | None
     scale: float | None
+    softcap: float | None
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class MultiHeadAttention(Module):
         output_bias: bool | None = None,
         norm: Callable[..., Norm] | None = None,
         scale: float | None = None,
+        softcap: float | None = None,
         dropout: float = 0.0,
         window: int | None = None,
         init: Init = None,
@@ -95,6 +98,7 @@ class MultiHeadAttention(Module):
         self.num_key_value_heads = num_key_value_heads
         self.window = window
         self.scale = scale
+        self.softcap = softcap
 
     def __call__(
         self,
@@ -139,6 +143,7 @@ class MultiHeadAttention(Module):
             bias,
             causal=causal,
             scale=self.scale,
+            softcap=self.softcap,
             dropout_mask=dropout_mask,
             keep_probability=keep_probability,
         )  # (batch, heads, queries, head_dim)
@@ -165,7 +170,7 @@ class MultiHeadAttention(Module):
         xp = array_namespace(query)
         # To attention, the queries of neighboring rows are simply more queries of one sentence.
         grouped = xp.reshape(query, (key.shape[0], rows // max(1, key.shape[0]) * queries, d_model))
-        heads = attention(self._queries(grouped), key, cache.value, mask, scale=self.scale)
+        heads = attention(self._queries(grouped), key, cache.value, mask, scale=self.scale, softcap=self.softcap)
         merged = merge_heads(heads)
         return self.output(xp.reshape(merged, (rows, queries, merged.shape[-1])))
 
@@ -185,7 +190,7 @@ class MultiHeadAttention(Module):
         """
         q, k, _, mask = self._project(query, key, None, mask, rotation)
         bias = None if bias is None else as_dtype_of(bias, q)
-        return attention_weights(q, k, mask, bias, causal=causal, scale=self.scale)
+        return attention_weights(q, k, mask, bias, causal=causal, scale=self.scale, softcap=self.softcap)
 
     def keys_and_values(self, key: Array, value: Array | None = None) -> tuple[Array, Array]:
         """Project keys and values into heads.

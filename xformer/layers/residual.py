@@ -1,4 +1,4 @@
-"""Residual connections around sublayers, with the norm before or after the sublayer."""
+"""Residual connections around sublayers, with the norm before the sublayer, after it, or both."""
 
 from __future__ import annotations
 
@@ -62,3 +62,24 @@ class PostNorm(Residual):
     def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
         """Apply a sublayer; see `Residual`."""
         return self.norm(x + self.dropout(sublayer(x), rng))
+
+
+class SandwichNorm(Residual):
+    """Residual connection with two norms, `x + dropout(norm_after(f(norm(x))))` (Ding et al., 2021, section 2.3).
+
+    Args:
+        norm: Norm of the input of the sublayer.
+        norm_after: Norm of its output.
+        dropout: Dropout rate on the normalized output.
+    """
+
+    norm_after: Norm
+
+    def __init__(self, norm: Norm, norm_after: Norm, *, dropout: float = 0.0):
+        self.norm = norm
+        self.norm_after = norm_after
+        self.dropout = Dropout(dropout)
+
+    def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
+        """Apply a sublayer; see `Residual`."""
+        return x + self.dropout(self.norm_after(sublayer(self.norm(x))), rng)

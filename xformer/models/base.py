@@ -43,12 +43,18 @@ class BaseModel(Module):
         _MODELS[cls.__name__] = cls
 
     def _apply_layers(
-        self, layers: Sequence[Module], x: Array, *args: Array, rngs: Sequence[Rng | None], **options: Any
+        self,
+        layers: Sequence[Module],
+        x: Array,
+        *args: Array,
+        rngs: Sequence[Rng | None],
+        options: Sequence[dict[str, Any]] | dict[str, Any],
     ) -> Array:
-        """Apply layers in turn; each is recomputed in the backward pass if the configuration says so."""
-        for layer, rng in zip(layers, rngs, strict=True):
+        """Apply layers in turn, with the same options or a list of them; recompute them if the configuration says so."""
+        each = [options] * len(layers) if isinstance(options, dict) else options
+        for layer, rng, keywords in zip(layers, rngs, each, strict=True):
             function: Any = type(layer).__call__
-            x = (remat(function) if self.config.rematerialize else function)(layer, x, *args, **options, rng=rng)
+            x = (remat(function) if self.config.rematerialize else function)(layer, x, *args, **keywords, rng=rng)
         return x
 
     def save(self, path: str | os.PathLike[str]) -> None:

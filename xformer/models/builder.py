@@ -20,6 +20,7 @@ from xformer.layers import (
     PreNorm,
     RelativeBias,
     Rotary,
+    SandwichNorm,
     Sinusoidal,
 )
 from xformer.layers.normalization import Norm, RMSNorm, norm_named
@@ -50,10 +51,12 @@ class LayerFactory:
     def final_norm(self) -> Norm | None:
         """Make the norm at the end of a stack, by default of a pre-norm stack: post-norm layers end with a norm."""
         c = self.config
-        return self.norm() if (c.norm_position == "pre" if c.final_norm is None else c.final_norm) else None
+        return self.norm() if (c.norm_position != "post" if c.final_norm is None else c.final_norm) else None
 
     def residual(self) -> Residual:
         """Make the residual connection of a sublayer."""
+        if self.config.norm_position == "sandwich":
+            return SandwichNorm(self.norm(), self.norm(), dropout=self.config.dropout)
         cls: Callable[..., Residual] = PreNorm if self.config.norm_position == "pre" else PostNorm
         return cls(self.norm(), dropout=self.config.dropout)
 
@@ -69,6 +72,7 @@ class LayerFactory:
             output_bias=c.attention_output_bias,
             norm=self.norm if c.qk_norm else None,
             scale=c.attention_scale,
+            softcap=c.attention_softcap,
             dropout=c.attention_dropout,
             window=window,
             init=self.init,
@@ -87,19 +91,19 @@ class LayerFactory:
             init=self.init,
         )
 
-    def encoder_layer(self) -> EncoderLayer:
-        """Make a layer of an encoder or of a decoder-only model."""
+    def encoder_layer(self, index: int = 0) -> EncoderLayer:
+        """Make a layer of an encoder or of a decoder-only model; `index` counts from 0."""
         return EncoderLayer(
-            self_attention=self.attention(window=self.config.window),
+            self_attention=self.attention(window=self.config.window_of(index)),
             feed_forward=self.feed_forward(),
             self_attention_residual=self.residual(),
             feed_forward_residual=self.residual(),
         )
 
-    def decoder_layer(self) -> DecoderLayer:
-        """Make a layer of the decoder of an encoder-decoder."""
+    def decoder_layer(self, index: int = 0) -> DecoderLayer:
+        """Make a layer of the decoder of an encoder-decoder; `index` counts from 0."""
         return DecoderLayer(
-            self_attention=self.attention(window=self.config.window),
+            self_attention=self.attention(window=self.config.window_of(index)),
             cross_attention=self.attention(),
             feed_forward=self.feed_forward(),
             self_attention_residual=self.residual(),
@@ -148,3 +152,8 @@ class LayerFactory:
                 init=self.init,
             )
         return None
+
+    def local_positions(self) -> RelativePositions | None:
+        """Make the rotary positions of layers with a window, if they have wavelengths of their own; else None."""
+        c = self.config
+        return None if c.rope_local_theta is None else Rotary(c.features_per_head, base=c.rope_local_theta)

@@ -35,6 +35,13 @@ class ModelConfig(Config):
     attention_scale: float | None = option("Scale of the scores; default 1 / sqrt(head_dim).", default=None, above=0)
     qk_norm: bool = option("Normalize the queries and keys of each head (Dehghani et al., 2023).", default=False)
     window: int | None = option("Distance that self-attention can see, in tokens.", default=None, at_least=1)
+    layer_types: tuple[str, ...] | None = option(
+        "For each layer 'sliding_attention', if the window applies to it, or 'full_attention'; default: to all.",
+        default=None,
+    )
+    attention_softcap: float | None = option(
+        "Limit c of the scores, c tanh(score / c) (Gemma 2).", default=None, above=0
+    )
     dropout: float = option(
         "Dropout on embeddings and the output of every sublayer (Vaswani et al., 2017, 5.4).",
         default=0.1,
@@ -46,9 +53,9 @@ class ModelConfig(Config):
     activation: str = option("Activation of the feed-forward network.", default="relu", choices=(*ACTIVATIONS, *GATED))
     norm: str = option("Normalization.", default="layer", choices=tuple(NORMS))
     norm_position: str = option(
-        "Norm before the sublayer, with a final norm (Xiong et al., 2020), or after it, as in the paper.",
+        "Norm before the sublayer, with a final norm (Xiong et al., 2020), after it, as in the paper, or both.",
         default="pre",
-        choices=("pre", "post"),
+        choices=("pre", "post", "sandwich"),
     )
     final_norm: bool | None = option(
         "Normalize the output of the last layer; default if norm_position is pre.", default=None
@@ -78,6 +85,9 @@ class ModelConfig(Config):
         "Change of the wavelengths of rotary positions for long texts, as in Hugging Face's rope_parameters.",
         default=None,
     )
+    rope_local_theta: float | None = option(
+        "Base of the wavelengths in layers with a window; default rope_theta with its scaling.", default=None, above=0
+    )
     rotary_fraction: float = option("Fraction of a head's features that is rotated.", default=1.0, above=0, at_most=1)
     scale_embeddings: bool = option("Multiply embeddings by sqrt(d_model) (Vaswani et al., 2017, 3.4).", default=True)
     scale_positions: bool = option(
@@ -89,6 +99,7 @@ class ModelConfig(Config):
         "Multiply the last states by d_model^-0.5 before the output projection (T5).", default=False
     )
     output_bias: bool = option("Add a bias to the logits.", default=False)
+    logits_softcap: float | None = option("Limit of the logits, as for scores (Gemma 2).", default=None, above=0)
     rematerialize: bool = option(
         "Recompute layers in the backward pass (Chen et al., 2016): less memory, a third more time.", default=False
     )
@@ -103,9 +114,17 @@ class ModelConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.layer_types is not None:
+            object.__setattr__(self, "layer_types", tuple(self.layer_types))
+            if unknown := set(self.layer_types) - {"sliding_attention", "full_attention"}:
+                raise ConfigError(f"layer_types has {min(unknown)!r}; expected 'sliding_attention' or 'full_attention'")
         check_heads(self.d_model, self.num_heads, self.num_key_value_heads or self.num_heads, self.head_dim)
         if self.positions == "rotary" and self.features_per_head % 2:
             raise ConfigError(f"head_dim is {self.features_per_head}; positions 'rotary' expects an even number")
+
+    def window_of(self, layer: int) -> int | None:
+        """Return the window of a layer, counted from 0; None if it sees all tokens."""
+        return self.window if self.layer_types is None or self.layer_types[layer] == "sliding_attention" else None
 
     @property
     def features_per_head(self) -> int:

@@ -98,7 +98,7 @@ class Encoder(BaseModel):
         make, c = LayerFactory(config, init), config
         self.embedding = make.embedding(c.vocab_size)
         self.token_types = make.embedding(c.num_token_types) if c.num_token_types else None
-        self.layers = tuple(make.encoder_layer() for _ in range(c.num_layers))
+        self.layers = tuple(make.encoder_layer(i) for i in range(c.num_layers))
         self.norm = make.final_norm()
         self.input = make.input_embedding()
         self.positions = make.relative_positions(bidirectional=True)
@@ -139,7 +139,7 @@ class Encoder(BaseModel):
         x = self.input(x, positions_of(ids, pad_id), rng=input_rng)
         mask = padding_mask(ids, pad_id) if mask is None else mask
         terms = position_terms(self.positions, ids.shape[1], ids.shape[1], x)._asdict()
-        x = self._apply_layers(self.layers, x, mask=mask, **terms, rngs=layer_rngs)
+        x = self._apply_layers(self.layers, x, options={"mask": mask, **terms}, rngs=layer_rngs)
         return x if self.norm is None else self.norm(x)
 
     def masked_lm_logits(self, states: Array) -> Array:

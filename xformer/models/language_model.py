@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.backends import Array, Device, DType, extra
+from xformer.backends import Array, Device, DType, array_namespace, extra
 from xformer.errors import ConfigError
 from xformer.layers import Embedding, EncoderLayer, Initializer, InputEmbedding, Linear
 from xformer.layers.normalization import Norm
@@ -43,6 +43,7 @@ class LanguageModel(BaseModel):
     output_bias: Array | None
     input: InputEmbedding
     positions: RelativePositions | None
+    local_positions: RelativePositions | None
     config: LanguageModelConfig
 
     def __init__(
@@ -57,12 +58,13 @@ class LanguageModel(BaseModel):
         init = Initializer(xp, seed=seed, dtype=dtype, device=device)
         make = LayerFactory(config, init)
         self.embedding = make.embedding(config.vocab_size)
-        self.layers = tuple(make.encoder_layer() for _ in range(config.num_layers))
+        self.layers = tuple(make.encoder_layer(i) for i in range(config.num_layers))
         self.norm = make.final_norm()
         self.output = None if config.tie_output else Linear(config.d_model, config.vocab_size, bias=False, init=init)
         self.output_bias = init.zeros((config.vocab_size,)) if config.output_bias else None
         self.input = make.input_embedding()
         self.positions = make.relative_positions(bidirectional=False)
+        self.local_positions = make.local_positions()
         self.config = config
 
     @property
@@ -95,8 +97,9 @@ class LanguageModel(BaseModel):
         pad_id = self.config.padding_id if mask is None else None
         x = self.input(self.embedding(tokens), positions_of(ids, pad_id), rng=input_rng)
         mask = padding_mask(ids, pad_id) if mask is None else mask
-        terms = position_terms(self.positions, ids.shape[1], ids.shape[1], x)._asdict()
-        return self._logits(self._apply_layers(self.layers, x, mask=mask, causal=True, **terms, rngs=layer_rngs))
+        terms = [position_terms(p, ids.shape[1], ids.shape[1], x)._asdict() for p in self._all_positions]
+        options = [{"mask": mask, "causal": True, **self._terms_of(layer, terms)} for layer in self.layers]
+        return self._logits(self._apply_layers(self.layers, x, options=options, rngs=layer_rngs))
 
     def init_cache(self, batch_size: int) -> DecodingCache:
         """Return an empty cache for `decode_step`.
@@ -123,13 +126,10 @@ class LanguageModel(BaseModel):
         """
         num_tokens = tokens.shape[1]
         x = cache.embed(self.input, self.embedding(tokens))
-        options: dict[str, Any] = {
-            "mask": cache.mask,
-            "causal": True,
-            **cache.position_terms(self.positions, num_tokens, x)._asdict(),
-        }
+        terms = [cache.position_terms(p, num_tokens, x)._asdict() for p in self._all_positions]
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-            x = layer(x, **options, cache=layer_cache.self_attention)
+            options = self._terms_of(layer, terms)
+            x = layer(x, mask=cache.mask, causal=True, **options, cache=layer_cache.self_attention)
         cache.advance(num_tokens)
         return self._logits(x[:, -1:, :])[:, 0, :]
 
@@ -141,8 +141,18 @@ class LanguageModel(BaseModel):
         """Check ids and convert them to the model's library; arguments and errors are those of a call."""
         return as_token_ids(data, "token", self.config.vocab_size, self.embedding.weight)
 
+    @property
+    def _all_positions(self) -> list[RelativePositions | None]:
+        return [self.positions] if self.local_positions is None else [self.positions, self.local_positions]
+
+    def _terms_of(self, layer: EncoderLayer, terms: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the position terms of a layer: those of the local positions, if it has a window and there are any."""
+        return terms[-1] if layer.self_attention.window is not None else terms[0]
+
     def _logits(self, x: Array) -> Array:
         x = x if self.norm is None else self.norm(x)
         x = extra.cast_like(x * self.config.d_model**-0.5, x) if self.config.scale_output else x
         logits = self.embedding.unembed(x) if self.output is None else self.output(x)
-        return logits if self.output_bias is None else logits + self.output_bias
+        logits = logits if self.output_bias is None else logits + self.output_bias
+        cap = self.config.logits_softcap
+        return logits if cap is None else array_namespace(logits).tanh(logits * (1.0 / cap)) * cap

@@ -87,8 +87,8 @@ class Transformer(BaseModel):
         self.source_embedding = make.embedding(c.source_vocab_size)
         has_table = has_decoder and not c.share_embeddings
         self.target_embedding = make.embedding(c.target_vocab_size) if has_table else None
-        self.encoder = tuple(make.encoder_layer() for _ in range(c.num_encoder_layers))
-        self.decoder = tuple(make.decoder_layer() for _ in range(c.num_decoder_layers))
+        self.encoder = tuple(make.encoder_layer(i) for i in range(c.num_encoder_layers))
+        self.decoder = tuple(make.decoder_layer(i) for i in range(c.num_decoder_layers))
         self.encoder_norm = make.final_norm()
         self.decoder_norm = make.final_norm() if has_decoder else None
         untied = has_decoder and not c.tie_output
@@ -219,13 +219,14 @@ class Transformer(BaseModel):
         mask = self._source_mask(ids, mask)
         x = self.encoder_input(self.source_embedding(source), positions, rng=input_rng)
         terms = position_terms(self.encoder_positions, ids.shape[1], ids.shape[1], x)
-        x = self._apply_layers(self.encoder, x, mask=mask, **terms._asdict(), rngs=layer_rngs)
+        x = self._apply_layers(self.encoder, x, options={"mask": mask, **terms._asdict()}, rngs=layer_rngs)
         return Memory(x if self.encoder_norm is None else self.encoder_norm(x), ids, mask, None)
 
     def _decode(self, target: Array, memory: Memory, *, causal: bool = True, rng: Rng | None = None) -> Array:
         input_rng, *layer_rngs = split_rng(rng, 1 + len(self.decoder))
         x, options = self._decoder_inputs(target, memory, input_rng)
-        x = self._apply_layers(self.decoder, x, memory.states, **options, causal=causal, rngs=layer_rngs)
+        options["causal"] = causal
+        x = self._apply_layers(self.decoder, x, memory.states, options=options, rngs=layer_rngs)
         return self._logits(x, memory)
 
     def _decoder_inputs(self, target: Array, memory: Memory, rng: Rng | None = None) -> tuple[Array, dict[str, Any]]:

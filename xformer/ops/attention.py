@@ -48,6 +48,7 @@ def attention_weights(
     *,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
 ) -> Array:
     """Compute the weights of attention, softmax(scale Q K^T + bias).
 
@@ -58,6 +59,7 @@ def attention_weights(
         bias: As in `attention`.
         causal: As in `attention`.
         scale: As in `attention`.
+        softcap: As in `attention`.
 
     Returns:
         Array of shape (batch, heads, queries, keys); fully masked rows are zero.
@@ -67,12 +69,23 @@ def attention_weights(
     check_mask(mask, (*query.shape[:-1], key.shape[-2]))
     check_bias(bias, (*query.shape[:-1], key.shape[-2]))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return extra.cast_like(_weights(query, key, mask, bias, causal=causal, scale=scale), query)
+    return extra.cast_like(_weights(query, key, mask, bias, causal=causal, scale=scale, softcap=softcap), query)
 
 
-def _weights(query: Array, key: Array, mask: Array | None, bias: Array | None, *, causal: bool, scale: float) -> Array:
+def _weights(
+    query: Array,
+    key: Array,
+    mask: Array | None,
+    bias: Array | None,
+    *,
+    causal: bool,
+    scale: float,
+    softcap: float | None = None,
+) -> Array:
     xp = array_namespace(query, key, bias)
     scores = xp.matmul(query * scale, xp.matrix_transpose(key))
+    if softcap is not None:
+        scores = xp.tanh(scores * (1.0 / softcap)) * softcap
     if bias is not None:
         scores = scores + bias
     if causal:
@@ -143,6 +156,7 @@ def attention(
     *,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
     dropout_mask: Array | None = None,
     keep_probability: float = 1.0,
 ) -> Array:
@@ -160,6 +174,7 @@ def attention(
         bias: Added to the scaled scores, broadcastable to (batch, heads, queries, keys), of the dtype of the query.
         causal: Whether to also mask keys later than the query; the last query sees the last key.
         scale: Scale of the scores, by default 1 / sqrt(head_dim).
+        softcap: Limit c of the scaled scores, which become c tanh(score / c) (Gemma 2); no kernel has it.
         dropout_mask: Dropout mask of the weights, (batch, heads, queries, keys), True = keep.
         keep_probability: Probability with which the dropout mask was drawn.
 
@@ -175,6 +190,10 @@ def attention(
     check_mask(mask, (*query.shape[:-1], key.shape[-2]))
     check_bias(bias, (*query.shape[:-1], key.shape[-2]))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if softcap is not None:
+        weights = attention_weights(query, key, mask, bias, causal=causal, scale=scale, softcap=softcap)
+        dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
+        return array_namespace(dropped, value).matmul(dropped, repeat_kv(value, query))
     static = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
     if not _is_grouped(query, key):
         return _operation(query, key, value, mask, bias, dropout_mask, **static)

@@ -1,0 +1,135 @@
+"""Gemma 2 and the text models of Gemma 3 (Gemma team, 2024 and 2025)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.errors import CheckpointError
+from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Family, expect_fields, register
+from xformer.families.layouts import plus_one, same, transposed
+from xformer.families.values import activation_of, read_rope, special_ids, write_ids
+from xformer.models import LanguageModel, LanguageModelConfig
+
+
+def read_config(reader: ConfigReader) -> LanguageModelConfig:
+    """Translate the config.json of Gemma 2 or 3."""
+    reader.require("use_bidirectional_attention", False)
+    reader.skip("attention_dropout", "tie_word_embeddings", "cache_implementation")
+    activation = activation_of(reader, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh")
+    if activation != "gelu_tanh":
+        raise CheckpointError(f"{reader.path} has the activation {activation!r}; expected 'gelu_pytorch_tanh'")
+    reader.skip("hidden_act")
+    is_gemma3, num_layers = reader.model_type == "gemma3_text", reader.take("num_hidden_layers")
+    pattern = reader.take("sliding_window_pattern", "_sliding_window_pattern", default=6 if is_gemma3 else 2)
+    types = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(num_layers)]
+    rope = reader.take("rope_parameters", default={}) or {}
+    local_theta = (rope.get("sliding_attention") or {}).get("rope_theta")
+    local_theta = local_theta or reader.take("rope_local_base_freq", default=10000.0)
+    reader.skip("rope_local_base_freq")
+    return LanguageModelConfig(
+        vocab_size=reader.take("vocab_size"),
+        num_layers=num_layers,
+        d_model=reader.take("hidden_size"),
+        num_heads=reader.take("num_attention_heads"),
+        num_key_value_heads=reader.take("num_key_value_heads"),
+        head_dim=reader.take("head_dim", default=256),
+        d_ff=reader.take("intermediate_size"),
+        activation="geglu_tanh",
+        norm="rms",
+        norm_position="sandwich",
+        norm_epsilon=reader.take("rms_norm_eps", default=1e-6),
+        qk_norm=is_gemma3,
+        attention_bias=reader.take("attention_bias", default=False),
+        feed_forward_bias=False,
+        attention_scale=reader.take("query_pre_attn_scalar", default=256) ** -0.5,
+        attention_softcap=reader.take("attn_logit_softcapping", default=None),
+        logits_softcap=reader.take("final_logit_softcapping", default=None),
+        positions="rotary",
+        rope_local_theta=float(local_theta) if is_gemma3 else None,
+        max_positions=reader.take("max_position_embeddings", default=8192),
+        window=reader.take("sliding_window", default=4096),
+        layer_types=tuple(reader.take("layer_types", default=types)),
+        scale_embeddings=True,
+        dropout=0.0,
+        tie_output="lm_head.weight" in reader.tied,
+        **read_rope(reader, theta=1e6 if is_gemma3 else 1e4),
+        **special_ids(reader),
+    )
+
+
+def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+    """Translate a configuration into the config.json of Gemma 2 or, with norms of queries and keys, Gemma 3."""
+    expect_fields(
+        config, norm="rms", norm_position="sandwich", activation="geglu_tanh", positions="rotary",
+        scale_embeddings=True, scale_positions=False, feed_forward_bias=False, output_bias=False, embedding_norm=False,
+        scale_output=False, final_norm=(None, True), rotary_fraction=1.0,
+        attention_output_bias=(None, config.attention_bias),
+    )  # fmt: skip
+    scaling, is_gemma3 = config.rope_scaling, config.qk_norm
+    rope = {"rope_type": "default", **(scaling or {}), "rope_theta": config.rope_theta}
+    if is_gemma3:
+        local = {"rope_type": "default", "rope_theta": config.rope_local_theta or config.rope_theta}
+        rope = {"full_attention": rope, "sliding_attention": local}
+    return {
+        "architectures": ["Gemma3ForCausalLM" if is_gemma3 else "Gemma2ForCausalLM"],
+        "model_type": "gemma3_text" if is_gemma3 else "gemma2",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": config.d_ff,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        "head_dim": config.features_per_head,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": config.norm_epsilon,
+        "attention_bias": config.attention_bias,
+        "query_pre_attn_scalar": (config.attention_scale or config.features_per_head**-0.5) ** -2,
+        "attn_logit_softcapping": config.attention_softcap,
+        "final_logit_softcapping": config.logits_softcap,
+        "max_position_embeddings": config.max_positions,
+        "sliding_window": config.window,
+        "layer_types": list(
+            config.layer_types or ["sliding_attention" if config.window else "full_attention"] * config.num_layers
+        ),
+        "rope_parameters": rope,
+        "tie_word_embeddings": config.tie_output,
+        **write_ids(config),
+    }
+
+
+_LAYER, _ATTENTION = "model.layers.{i}.", "layers.{i}.self_attention."
+GEMMA = register(
+    Family(
+        model_types=("gemma2", "gemma3_text"),
+        model=LanguageModel,
+        read_config=read_config,
+        write_config=write_config,
+        prefix="model.",
+        tied={"lm_head.weight": "model.embed_tokens.weight"},
+        ignored=("*.rotary_emb.inv_freq",),
+        tensors={
+            "model.embed_tokens.weight": same("embedding.weight"),
+            **{
+                f"{_LAYER}self_attn.{name}_proj.{kind}": layout(f"{_ATTENTION}{part}.{kind}")
+                for name, part in {"q": "query", "k": "key", "v": "value", "o": "output"}.items()
+                for kind, layout in (("weight", transposed), ("bias", same))
+            },
+            _LAYER + "self_attn.q_norm.weight": plus_one(_ATTENTION + "query_norm.weight"),
+            _LAYER + "self_attn.k_norm.weight": plus_one(_ATTENTION + "key_norm.weight"),
+            _LAYER + "input_layernorm.weight": plus_one("layers.{i}.self_attention_residual.norm.weight"),
+            _LAYER + "post_attention_layernorm.weight": plus_one(
+                "layers.{i}.self_attention_residual.norm_after.weight"
+            ),
+            _LAYER + "pre_feedforward_layernorm.weight": plus_one("layers.{i}.feed_forward_residual.norm.weight"),
+            _LAYER + "post_feedforward_layernorm.weight": plus_one(
+                "layers.{i}.feed_forward_residual.norm_after.weight"
+            ),
+            _LAYER + "mlp.gate_proj.weight": transposed("layers.{i}.feed_forward.gate.weight"),
+            _LAYER + "mlp.up_proj.weight": transposed("layers.{i}.feed_forward.up.weight"),
+            _LAYER + "mlp.down_proj.weight": transposed("layers.{i}.feed_forward.down.weight"),
+            "model.norm.weight": plus_one("norm.weight"),
+            "lm_head.weight": transposed("output.weight"),
+        },
+    )
+)
