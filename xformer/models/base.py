@@ -50,7 +50,7 @@ class BaseModel(Module):
         rngs: Sequence[Rng | None],
         options: Sequence[dict[str, Any]] | dict[str, Any],
     ) -> Array:
-        """Apply layers in turn, with the same options or a list of them; recompute them if the configuration says so."""
+        """Apply layers in turn, with the same options or one each; recompute them if the configuration says so."""
         each = [options] * len(layers) if isinstance(options, dict) else options
         for layer, rng, keywords in zip(layers, rngs, each, strict=True):
             function: Any = type(layer).__call__
