@@ -108,8 +108,8 @@ def write(path: Path, text: str | bytes) -> Path:
     return path
 
 
-def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_log(run) if event["event"] == kind]
+def events(run: Path, name: str) -> list[dict[str, Any]]:
+    return [event for event in read_log(run) if event["event"] == name]
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(bench, "gemm_flops_per_second", lambda *arguments: 1e11)
 
 
-def test_a_table_a_file_and_a_picture(xformer, tmp_path):
+def test_a_table_a_file_and_a_plot(xformer, tmp_path):
     out, plot = tmp_path / "new" / "speed.json", tmp_path / "speed.png"
     done = xformer("bench", "attention", *TINY, "--length", "3", "--length", "5", "--out", out, "--plot", plot)
     assert (done.code, done.err) == (0, "")

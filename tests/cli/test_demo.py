@@ -50,7 +50,7 @@ def earlier(finished, tmp_path):
     return shutil.copytree(finished[0], tmp_path / "demo")
 
 
-def test_the_demo_from_text_to_picture(finished):
+def test_the_demo_from_text_to_plot(finished):
     directory, printed = finished
     assert "English number words to German" in printed
     assert "8 unseen sources: 0.0 % exactly right, BLEU " in printed
@@ -146,7 +146,7 @@ def test_the_recipes_of_the_demo_are_recipes(name):
         (["▁thirty-", "nine"], False),
     ],
 )
-def test_the_picture_shows_a_crossing(tokens, clear):
+def test_the_plot_shows_a_crossing(tokens, clear):
     assert demo._shows_crossing(tokens) == clear
 
 

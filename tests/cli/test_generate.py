@@ -79,7 +79,7 @@ def test_a_pipe_gives_what_a_file_gives(start_process, run, generator):
 def test_json(xformer, run, generator):
     options = ["--prompt", "one", "--prompt", "two", "--num-return-sequences", 2, "--max-new-tokens", 15, "--json"]
     lines = [json.loads(line) for line in xformer("generate", "--model", run, *options).out.splitlines()]
-    found = generator.outputs(["one", "two"], num_return_sequences=2, max_new_tokens=15)
+    actual = generator.outputs(["one", "two"], num_return_sequences=2, max_new_tokens=15)
     assert lines == [
         {
             "line": row + 1,
@@ -88,7 +88,7 @@ def test_json(xformer, run, generator):
             "log_probability": round(output.log_probability, 6),
             "text": output.text,
         }
-        for row, outputs in enumerate(found)
+        for row, outputs in enumerate(actual)
         for rank, output in enumerate(outputs, start=1)
     ]
 

@@ -93,7 +93,7 @@ def test_parts_are_in_natural_order(xformer, trained, tmp_path):
     assert parts.index("decoder 0") < parts.index("encoder 0") < parts.index("source_embedding")
 
 
-def test_a_picture_replaces_nothing_of_the_run(refused, trained, tmp_path):
+def test_a_plot_replaces_no_file_of_the_run(refused, trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     model = tmp_path / "run" / "model.safetensors"
     error = refused("inspect", tmp_path / "run", "--plot", model, untouched=tmp_path)

@@ -146,7 +146,7 @@ def test_errors_are_one_line(monkeypatch, capsys, error, code, printed):
 
 
 class OutOfMemoryError(RuntimeError):
-    """As torch has it."""
+    """An exception as torch raises it."""
 
 
 @pytest.mark.parametrize(

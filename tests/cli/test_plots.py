@@ -109,13 +109,13 @@ def test_ratios_of_every_implementation(figure, tmp_path):
     assert "above 1: ours is faster" in axes.get_xlabel()
 
 
-def test_pictures_grow_with_their_text(tmp_path):
+def test_plots_grow_with_their_text(tmp_path):
     for name, tokens in (("small", ["a"] * 3), ("large", ["a"] * 12)):
         _plots.draw_attention([[0.1] * len(tokens)] * 4, tokens, ["b"] * 4, "title", tmp_path / f"{name}.png")
     assert size(tmp_path / "large.png")[0] > size(tmp_path / "small.png")[0]
 
 
-def test_a_picture_replaces_no_device_and_follows_links(tmp_path):
+def test_a_plot_replaces_no_device_and_follows_links(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "real.png")
     _plots.draw_curves(LOG, tmp_path / "link")
     assert (tmp_path / "link").is_symlink()

@@ -48,8 +48,8 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     assert (done.code, done.err) == (0, "")
     assert f"resuming after step {last}" in done.out
     monkeypatch.setenv("XFORMER_NUM_THREADS", "2")
-    assert xformer("train", *train_options, "--out", tmp_path / "whole", "--max-steps", end).code == 0
-    assert state(tmp_path / "stopped") == state(tmp_path / "whole")
+    assert xformer("train", *train_options, "--out", tmp_path / "complete", "--max-steps", end).code == 0
+    assert state(tmp_path / "stopped") == state(tmp_path / "complete")
     steps = [event["step"] for event in events(tmp_path / "stopped", "step")]
     assert steps == sorted(set(steps))
 

@@ -64,9 +64,9 @@ def test_a_run_leaves_its_files_and_prints_the_next_command(xformer, options, tm
     assert "validation after step 6" in done.out
     assert "perplexity" in done.out
     assert f"generate --model {tmp_path / 'run'}" in done.out
-    found = events(tmp_path / "run", "validation")
-    assert [event["step"] for event in found] == [4, 6]
-    assert {(event["metric"], event["score"]) for event in found} == {(None, None)}
+    actual = events(tmp_path / "run", "validation")
+    assert [event["step"] for event in actual] == [4, 6]
+    assert {(event["metric"], event["score"]) for event in actual} == {(None, None)}
 
 
 def test_the_configuration_is_what_was_really_used(run, tmp_path):
@@ -128,8 +128,8 @@ def test_inspect_shows_it(xformer, run):
 
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(xformer, options, run, tmp_path):
     assert xformer("resume", run, "--max-steps", 10).code == 0
-    assert xformer("train-lm", *options, "--out", tmp_path / "whole", "--max-steps", 10).code == 0
-    assert state(run) == state(tmp_path / "whole")
+    assert xformer("train-lm", *options, "--out", tmp_path / "complete", "--max-steps", 10).code == 0
+    assert state(run) == state(tmp_path / "complete")
 
 
 # --- Bad input --------------------------------------------------------------------------------------------------------

@@ -225,18 +225,18 @@ def test_n_best_lists_are_lines_of_json(xformer, trained, translator, text):
     options = ["--num-beams", 3, "--num-return-sequences", 2, "--max-new-tokens", 6]
     done = xformer("translate", "--model", trained, "--input", text / "test.en", *options)
     lines = [json.loads(line) for line in done.out.splitlines()]
-    found = translator.outputs(read(text / "test.en"), num_beams=3, num_return_sequences=2, max_new_tokens=6)
+    actual = translator.outputs(read(text / "test.en"), num_beams=3, num_return_sequences=2, max_new_tokens=6)
     assert [(line["line"], line["rank"], line["text"]) for line in lines] == [
-        (row + 1, rank + 1, output.text) for row, each in enumerate(found) for rank, output in enumerate(each)
+        (row + 1, rank + 1, output.text) for row, each in enumerate(actual) for rank, output in enumerate(each)
     ]
-    assert [line["score"] for line in lines] == [round(output.score, 6) for each in found for output in each]
+    assert [line["score"] for line in lines] == [round(output.score, 6) for each in actual for output in each]
 
 
 def test_alignments_name_the_tokens_they_link(xformer, trained, translator, text):
     done = xformer("translate", "--model", trained, "--input", text / "test.en", "--align", "--max-new-tokens", 5)
     lines = [json.loads(line) for line in done.out.splitlines()]
-    found = translator.outputs(read(text / "test.en"), align=True, max_new_tokens=5)
-    assert [line["alignment"] for line in lines] == [outputs[0].alignment for outputs in found]
+    actual = translator.outputs(read(text / "test.en"), align=True, max_new_tokens=5)
+    assert [line["alignment"] for line in lines] == [outputs[0].alignment for outputs in actual]
     for line, source in zip(lines, read(text / "test.en"), strict=True):
         assert line["source_tokens"] == [*translator.tokenizers.source.tokens(translator.encode([source])[0]), "</s>"]
         assert len(line["tokens"]) == len(line["alignment"])

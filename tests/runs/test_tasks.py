@@ -46,16 +46,16 @@ def test_a_language_model_learns_its_text(tmp_path, library):
     assert kept([[1, 2, 3]])[0].argmax(axis=-1).tolist() == [2, 3, 4]
 
 
-def test_a_resumed_run_of_a_language_model_has_the_bits_of_a_whole_one(tmp_path):
+def test_a_resumed_run_of_a_language_model_has_the_bits_of_an_uninterrupted_one(tmp_path):
     config = dataclasses.replace(TRAINING, schedule="constant", min_learning_rate=0.0, max_steps=8, validate_every=4)
-    whole = make(tmp_path / "whole", config)
-    whole.run()
+    complete = make(tmp_path / "complete", config)
+    complete.run()
     make(tmp_path / "parts", dataclasses.replace(config, max_steps=4)).run()
     resumed = make(tmp_path / "parts", config)
     resumed.loop.resume()
     assert resumed.loop.step == 4
     resumed.run()
-    for one, other in zip(*(flatten((run.model, run.loop.state[1:]))[0] for run in (whole, resumed)), strict=True):
+    for one, other in zip(*(flatten((run.model, run.loop.state[1:]))[0] for run in (complete, resumed)), strict=True):
         assert one.tobytes() == other.tobytes()
 
 
@@ -84,12 +84,12 @@ def test_shards_are_parts_of_the_batch():
         TranslationTask(small_model(), *[TokenPairs([[3]] * 5, [[4, 5]] * 5)] * 2, batch_tokens=15),
     ]
     for task in tasks:
-        _, whole = next(task.batches(Rng(0), skip=3))
-        shards = whole.split(3)
+        _, complete = next(task.batches(Rng(0), skip=3))
+        shards = complete.split(3)
         assert [len(shard[0]) for shard in shards] == [1, 2, 2]
-        for one, others in zip(whole[:2], zip(*(shard[:2] for shard in shards), strict=True), strict=True):
+        for one, others in zip(complete[:2], zip(*(shard[:2] for shard in shards), strict=True), strict=True):
             np.testing.assert_array_equal(one, np.concatenate(others))
-        assert sum(shard.num_tokens for shard in shards) == whole.num_tokens
+        assert sum(shard.num_tokens for shard in shards) == complete.num_tokens
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])

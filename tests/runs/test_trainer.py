@@ -163,10 +163,10 @@ EVERYTHING = {
     ],
     ids=["adam", "adamw", "sgd"],
 )
-def test_a_resumed_run_has_the_bits_of_a_whole_one(tmp_path, stop_at, dtype, changes):
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, stop_at, dtype, changes):
     config = dataclasses.replace(TRAINING, **changes)
-    whole = make(tmp_path / "whole", config, dtype=dtype)
-    whole.run()
+    complete = make(tmp_path / "complete", config, dtype=dtype)
+    complete.run()
     stopped = make(tmp_path / "stopped", config, dtype=dtype, report=interrupt_at(stop_at))
     assert stopped.run() == "stopped by SIGINT"
     assert stopped.loop.step == stop_at
@@ -174,10 +174,10 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(tmp_path, stop_at, dtype, cha
     resumed.loop.resume()
     assert resumed.loop.step == stop_at
     assert resumed.run() == "10 steps"
-    assert bits(resumed) == bits(whole)
-    assert content(tmp_path / "stopped") == content(tmp_path / "whole")
-    assert states(resumed) == states(whole)
-    logs = [TrainingFiles(tmp_path / name).read_log() for name in ("whole", "stopped")]
+    assert bits(resumed) == bits(complete)
+    assert content(tmp_path / "stopped") == content(tmp_path / "complete")
+    assert states(resumed) == states(complete)
+    logs = [TrainingFiles(tmp_path / name).read_log() for name in ("complete", "stopped")]
     for events in logs:
         for event in events:
             for clock in ("minutes", "tokens_per_second"):
@@ -203,11 +203,11 @@ def test_an_interrupted_validation_is_repeated_after_resuming(tmp_path, call):
     resumed = make(tmp_path / "stopped", config, bleu=lambda model: 0.0)
     resumed.loop.resume()
     assert resumed.run() == "10 steps"
-    whole = make(tmp_path / "whole", config, bleu=lambda model: 0.0)
-    whole.run()
-    assert bits(resumed) == bits(whole)
-    assert content(tmp_path / "stopped") == content(tmp_path / "whole")
-    assert states(resumed) == states(whole)
+    complete = make(tmp_path / "complete", config, bleu=lambda model: 0.0)
+    complete.run()
+    assert bits(resumed) == bits(complete)
+    assert content(tmp_path / "stopped") == content(tmp_path / "complete")
+    assert states(resumed) == states(complete)
 
 
 # --- Early stopping, checkpoints and their average -------------------------------------------------------------------
@@ -308,8 +308,8 @@ def test_a_run_that_continues_discards_the_average(tmp_path, monkeypatch, last_a
     longer = dataclasses.replace(config, max_steps=12)
     make_again(tmp_path / "a", longer).run()
     scored(monkeypatch, [0.5, 0.7, 0.6, last_average])
-    whole = make(tmp_path / "b", longer)
-    whole.run()
+    complete = make(tmp_path / "b", longer)
+    complete.run()
     files = [content(tmp_path / name) for name in "ab"]
     assert files[0] == files[1]
     average_bits = bits_of(Transformer.load(tmp_path / "b" / "averaged.safetensors", xp=np))

@@ -37,7 +37,7 @@ def model():
     return Transformer(CONFIG, xp="numpy", seed=1, dtype="float64")
 
 
-def test_shards_add_up_to_the_whole(model, batch):
+def test_shards_add_up_to_the_batch(model, batch):
     value, grads = value_and_grad(LOSS)(model, batch, None)
     for workers in (1, 2, 3, 20):
         sharded_value, sharded = data_parallel(workers)(LOSS)(model, batch, None)

@@ -214,7 +214,7 @@ def test_an_early_end_is_reported(caplog):
     assert caplog.messages == ["training ended after step 4 of 6: the batches are exhausted"]
 
 
-def test_arguments_of_the_wrong_kind_are_refused():
+def test_arguments_of_a_wrong_type_are_refused():
     for options, message in [
         ({"model": Regression}, "model is <class '.*Regression'>; expected an instance of a Module"),
         ({"optimizer": Adam}, "optimizer is <class '.*Adam'>; expected an optimizer, e.g. Adam"),
@@ -295,20 +295,20 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, as_functio
             "optimizer": AdamW(), "learning_rate": schedule, "grad_accumulation": 2, "seed": 3,
         }  # fmt: skip
 
-    whole, history = run(**options("whole"))
+    complete, history = run(**options("complete"))
     _, first = run(**options("parts", kill_at(4)))
     resumed, second = run(**options("parts"))
     assert (len(first), len(second)) == (4, 5)
     assert losses(first + second) == losses(history)
-    assert bits(resumed) == bits(whole)
-    logs = [TrainingFiles(tmp_path / name).read_log() for name in ("whole", "parts")]
+    assert bits(resumed) == bits(complete)
+    logs = [TrainingFiles(tmp_path / name).read_log() for name in ("complete", "parts")]
     for log in logs:
         for event in log:
             for clock in ("minutes", "tokens_per_second"):
                 event.pop(clock, None)
     assert logs[0] == logs[1]
-    saved = [load_parameters(Regression(), tmp_path / name / "model.safetensors") for name in ("whole", "parts")]
-    assert bits(saved[0]) == bits(saved[1]) == bits(whole)
+    saved = [load_parameters(Regression(), tmp_path / name / "model.safetensors") for name in ("complete", "parts")]
+    assert bits(saved[0]) == bits(saved[1]) == bits(complete)
 
 
 def test_a_finished_run_makes_no_more_steps(tmp_path):

@@ -10,7 +10,7 @@ from xformer.training.interrupt import Stopped, check_stop, stop_on_signals, unt
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_is_remembered(name):
+def test_a_signal_sets_the_request(name):
     with stop_on_signals() as stop:
         assert not stop
         os.kill(os.getpid(), getattr(signal, name))
@@ -18,7 +18,7 @@ def test_a_signal_is_remembered(name):
         assert stop.signal_name == name
 
 
-def test_work_ends_after_the_item_under_way(caplog):
+def test_iteration_ends_after_the_current_item(caplog):
     done = []
 
     def work():
@@ -33,10 +33,10 @@ def test_work_ends_after_the_item_under_way(caplog):
         work()
     assert done == [1, 2]
     assert caplog.messages == ["stopping as soon as the state is saved; a second Ctrl-C ends at once"]
-    check_stop()  # nobody asks any more
+    check_stop()  # the request ended with the block
 
 
-def test_threads_that_share_the_work_see_the_request(monkeypatch):
+def test_threads_of_parallel_map_see_the_request(monkeypatch):
     monkeypatch.setenv("XFORMER_NUM_THREADS", "2")
     with stop_on_signals():
         os.kill(os.getpid(), signal.SIGTERM)
@@ -45,7 +45,7 @@ def test_threads_that_share_the_work_see_the_request(monkeypatch):
                 parallel_map(lambda item, place=place: check_stop() if item == place else None, [0, 1])
 
 
-def test_a_second_interrupt_is_not_waited_for():
+def test_a_second_interrupt_ends_at_once():
     def interrupt_twice():
         with stop_on_signals():
             os.kill(os.getpid(), signal.SIGINT)
@@ -55,7 +55,7 @@ def test_a_second_interrupt_is_not_waited_for():
         interrupt_twice()
 
 
-def test_what_is_ignored_stays_so():
+def test_ignored_signals_stay_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stop_on_signals() as stop:
@@ -65,7 +65,7 @@ def test_what_is_ignored_stays_so():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_handlers_are_given_back():
+def test_signal_handlers_are_restored():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with contextlib.suppress(RuntimeError), stop_on_signals():
         assert signal.getsignal(signal.SIGTERM) != before[1]
@@ -73,14 +73,14 @@ def test_handlers_are_given_back():
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_in_another_thread_nothing_is_caught():
-    found = []
+def test_signals_are_not_caught_in_other_threads():
+    actual = []
 
     def work():
         with stop_on_signals() as stop:
-            found.append(bool(stop))
+            actual.append(bool(stop))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [False]
+    assert actual == [False]

@@ -46,8 +46,8 @@ def test_the_loss_is_a_sum_over_what_is_not_padding(label_smoothing):
 def test_shards_add_up():
     model = make_model()
     parts = [translation_loss(model, Batch.make(PAIRS, [row], xp=np)) for row in (0, 1)]
-    whole = translation_loss(model, Batch.make(PAIRS, [0, 1], xp=np))
-    assert float(sum(parts)) == pytest.approx(float(whole), rel=1e-12)
+    complete = translation_loss(model, Batch.make(PAIRS, [0, 1], xp=np))
+    assert float(sum(parts)) == pytest.approx(float(complete), rel=1e-12)
 
 
 def test_dropout_acts_when_there_is_an_rng():
@@ -70,17 +70,17 @@ def test_the_z_loss_is_added_for_what_is_not_padding():
 def test_the_loss_of_a_language_model_counts_every_position(label_smoothing, z_loss):
     """Padding is a token like all others: text has none."""
     text = np.asarray([3, 0, 0, 5, 12, 0, 7, 1, 2])
-    model, windows = small_language_model(), TextChunks.make(text, [0, 4], 4, xp=np)
-    logits = model(windows.tokens, mask=np.ones((1, 1, 4, 4), dtype=bool))
+    model, chunks = small_language_model(), TextChunks.make(text, [0, 4], 4, xp=np)
+    logits = model(chunks.tokens, mask=np.ones((1, 1, 4, 4), dtype=bool))
     log_partition = np.log(np.exp(logits).sum(axis=-1))
     logs = logits - log_partition[..., None]
-    picked = np.take_along_axis(logs, windows.labels[..., None], axis=-1)[..., 0]
+    picked = np.take_along_axis(logs, chunks.labels[..., None], axis=-1)[..., 0]
     losses = -(1.0 - label_smoothing) * picked - label_smoothing * logs.mean(axis=-1) + z_loss * log_partition**2
-    found = language_model_loss(model, windows, label_smoothing=label_smoothing, z_loss=z_loss)
-    assert float(found) == pytest.approx(float(losses.sum()), rel=1e-12)
+    actual = language_model_loss(model, chunks, label_smoothing=label_smoothing, z_loss=z_loss)
+    assert float(actual) == pytest.approx(float(losses.sum()), rel=1e-12)
 
 
-def test_a_mean_over_batches_ends_after_the_one_under_way():
+def test_a_mean_over_batches_ends_after_the_current_one():
     asked = []
 
     def loss(model, batch, rng):

@@ -122,9 +122,9 @@ def test_sgd_equals_torch(settings):
     ids=str,
 )
 def test_adafactor_equals_torch(ours, theirs):
-    found, state = run(Adafactor(**ours))
+    actual, state = run(Adafactor(**ours))
     parameters, moments = run_torch("Adafactor", **theirs)
-    for name, array in found.items():
+    for name, array in actual.items():
         np.testing.assert_allclose(array, parameters[name], rtol=0.0, atol=1e-12)
         for mine, other in (("row", "row_var"), ("column", "col_var"), ("variance", "variance")):
             kept = getattr(state, mine)[name]
@@ -178,11 +178,11 @@ def test_every_library_makes_the_same_updates(xp, optimizer, dtype):
             tree, state = optimizer.update(tree, gradients, state, 0.1, scale, donate=step == 2)
         assert state.step == 3
         ends.append((tree, flatten(state[1:])[0]))
-    for got, wanted in zip(ends[1][0], ends[0][0], strict=True):
-        assert_close(got, wanted, xp=xp, dtype=dtype)
+    for got, expected in zip(ends[1][0], ends[0][0], strict=True):
+        assert_close(got, expected, xp=xp, dtype=dtype)
     wide = "float32" if dtype == "bfloat16" else dtype
-    for got, wanted in zip(ends[1][1], ends[0][1], strict=True):
-        assert_close(got, wanted, xp=xp, dtype=wide, tolerance=3e-2 if dtype == "bfloat16" else None)
+    for got, expected in zip(ends[1][1], ends[0][1], strict=True):
+        assert_close(got, expected, xp=xp, dtype=wide, tolerance=3e-2 if dtype == "bfloat16" else None)
 
 
 def test_updates_have_no_derivative_and_leave_their_arguments_alone():
@@ -287,6 +287,6 @@ def test_initial_moments_are_zero_and_apart():
         (Adafactor, {"clip_threshold": -0.1}, "clip_threshold is -0.1; expected at least 0"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(kind, settings, message):
+def test_invalid_settings_are_refused(kind, settings, message):
     with raises_line(ConfigError, f"^{message}"):
         kind(**settings)

@@ -104,7 +104,7 @@ def test_the_loss_falls(precision):
 @pytest.mark.parametrize("precision", HALVES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["torch", "numpy"])
-def test_gradients_are_those_of_float64_but_for_rounding(name, kind, precision):
+def test_gradients_equal_those_of_float64_up_to_rounding(name, kind, precision):
     """At parameters that both have; an activation without a kink, which rounding would take gradients across."""
     xp = namespace(name, precision)
     library_or_skip("torch")  # rounds to both
@@ -112,13 +112,13 @@ def test_gradients_are_those_of_float64_but_for_rounding(name, kind, precision):
     exact, wanted = value_and_grad(translation_loss)(
         model.to(dtype="float64"), Batch.make(PAIRS, list(range(8)), xp=library_or_skip("numpy"))
     )
-    loss, found = value_and_grad(autocast(precision, translation_loss))(
+    loss, actual = value_and_grad(autocast(precision, translation_loss))(
         model.to(xp), Batch.make(PAIRS, list(range(8)), xp=xp)
     )
     assert float(loss) == pytest.approx(float(exact), rel=SPACING[precision])
-    assert {dtype_name(leaf.dtype) for leaf in flatten(found)[0]} == {"float32"}
+    assert {dtype_name(leaf.dtype) for leaf in flatten(actual)[0]} == {"float32"}
     size = math.sqrt(sum(float((leaf**2).sum()) for leaf in leaves(wanted)))
-    for got, want in zip(leaves(found), leaves(wanted), strict=True):
+    for got, want in zip(leaves(actual), leaves(wanted), strict=True):
         assert np.linalg.norm(got - want) < 4 * SPACING[precision] * size
 
 
@@ -197,10 +197,10 @@ def test_a_resumed_run_in_float16_has_the_bits_of_an_uninterrupted_one(tmp_path,
     monkeypatch.setattr("xformer.training.precision._INITIAL_SCALE", 2.0**20)
     monkeypatch.setattr("xformer.training.precision._GROWTH_INTERVAL", 2)
     xp, events = library_or_skip("numpy"), []
-    (tmp_path / "whole").mkdir()
+    (tmp_path / "complete").mkdir()
     (tmp_path / "parts").mkdir()
-    whole = loop(tmp_path / "whole", xp, "float16", 10, [lambda event, loop: events.append(event)])
-    whole.run()
+    complete = loop(tmp_path / "complete", xp, "float16", 10, [lambda event, loop: events.append(event)])
+    complete.run()
     first = loop(tmp_path / "parts", xp, "float16", 6)
     first.run()
     resumed = loop(tmp_path / "parts", xp, "float16", 10)
@@ -209,19 +209,19 @@ def test_a_resumed_run_in_float16_has_the_bits_of_an_uninterrupted_one(tmp_path,
     assert resumed.state.step == first.state.step < first.step == 6
     resumed.run()
     assert [leaf.tobytes() for leaf in leaves((resumed.model, resumed.state[1:]))] == [
-        leaf.tobytes() for leaf in leaves((whole.model, whole.state[1:]))
+        leaf.tobytes() for leaf in leaves((complete.model, complete.state[1:]))
     ]
-    assert resumed._scaler == whole._scaler
+    assert resumed._scaler == complete._scaler
     skipped = [event.step for event in events if isinstance(event, Skip)]
     assert skipped[0] == 1
     assert max(skipped) > 6
-    assert whole.state.step == 10 - len(skipped)
+    assert complete.state.step == 10 - len(skipped)
     made = [event for event in events if isinstance(event, Step)]
     assert sorted([event.step for event in made] + skipped) == list(range(1, 11))
     assert all(math.isfinite(event.loss) and event.loss_scale < 2.0**20 for event in made)
-    arrays, metadata = load_arrays(tmp_path / "whole" / "last.safetensors")
+    arrays, metadata = load_arrays(tmp_path / "complete" / "last.safetensors")
     assert {array.dtype for array in arrays.values()} == {np.dtype("float32")}
-    assert f'"grad_scaler": {{"scale": {asdict(whole._scaler)["scale"]}' in metadata["progress"]
+    assert f'"grad_scaler": {{"scale": {asdict(complete._scaler)["scale"]}' in metadata["progress"]
 
 
 def test_a_run_in_bfloat16_needs_no_scale(tmp_path):

@@ -88,22 +88,22 @@ def test_the_step_takes_a_closure_and_plain_trees():
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_shards_make_the_step_of_the_whole_batch(workers):
-    whole, parts = step(np, [0, 1, 2]), step(np, [0, 1, 2], value_and_grad=data_parallel(workers))
-    assert float(parts.loss) == pytest.approx(float(whole.loss), rel=1e-12)
-    for one, other in zip(flatten(parts.state.exp_avg)[0], flatten(whole.state.exp_avg)[0], strict=True):
+def test_shards_make_the_step_of_one_batch(workers):
+    complete, parts = step(np, [0, 1, 2]), step(np, [0, 1, 2], value_and_grad=data_parallel(workers))
+    assert float(parts.loss) == pytest.approx(float(complete.loss), rel=1e-12)
+    for one, other in zip(flatten(parts.state.exp_avg)[0], flatten(complete.state.exp_avg)[0], strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
 @without_jax
-def test_accumulated_batches_make_the_step_of_the_whole(xp):
+def test_accumulated_batches_make_the_step_of_one_batch(xp):
     """They have different numbers of tokens, and each token weighs the same."""
     counts = [Batch.make(PAIRS, rows, xp=np).num_tokens for rows in ([0], [1, 2])]
     assert counts == [2, 7]
-    whole, parts = step(xp, [0, 1, 2]), step(xp, [0], [1, 2])
-    assert float(parts.loss) == pytest.approx(float(whole.loss), rel=1e-12)
-    assert float(parts.grad_norm) == pytest.approx(float(whole.grad_norm), rel=1e-12)
-    for one, other in zip(flatten(parts.state.exp_avg)[0], flatten(whole.state.exp_avg)[0], strict=True):
+    complete, parts = step(xp, [0, 1, 2]), step(xp, [0], [1, 2])
+    assert float(parts.loss) == pytest.approx(float(complete.loss), rel=1e-12)
+    assert float(parts.grad_norm) == pytest.approx(float(complete.grad_norm), rel=1e-12)
+    for one, other in zip(flatten(parts.state.exp_avg)[0], flatten(complete.state.exp_avg)[0], strict=True):
         assert_close(one, other, tolerance=1e-12)
 
 
