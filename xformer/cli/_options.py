@@ -41,6 +41,11 @@ def check_utf8(value: Any) -> Any:
     return value
 
 
+def _set_option(metavar: str, description: str, panel: str) -> Any:
+    text = f"Any other {description}; repeatable."
+    return typer.Option("--set", metavar=metavar, help=text, rich_help_panel=panel, callback=check_utf8)
+
+
 BackendOption = Annotated[
     str, typer.Option("--backend", metavar="NAME", help=f"{_BACKEND_HELP}.", rich_help_panel=COMPUTING)
 ]
@@ -57,24 +62,10 @@ OutOption = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Directory of the run: new or empty.", rich_help_panel=DATA)
 ]
 SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="Any other field of GenerationConfig, e.g. coverage_penalty=0.2; repeatable.",
-        rich_help_panel=ADVANCED,
-        callback=check_utf8,
-    ),
+    list[str] | None, _set_option("NAME=VALUE", "field of GenerationConfig, e.g. coverage_penalty=0.2", ADVANCED)
 ]
 SetRecipeOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="TABLE.NAME=VALUE",
-        help="Any other setting of the recipe, e.g. training.warmup_steps=4000; repeatable.",
-        rich_help_panel=RECIPE,
-        callback=check_utf8,
-    ),
+    list[str] | None, _set_option("TABLE.NAME=VALUE", "setting of the recipe, e.g. training.warmup_steps=4000", RECIPE)
 ]
 RecipeOption = Annotated[
     Path | None,

@@ -18,7 +18,7 @@ from xformer.cli._options import option_name, parse_recipe_overrides
 from xformer.config import field_names
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.runs.recipe import Recipe, read_tables
-from xformer.runs.run_directory import RunDirectory, sha256
+from xformer.runs.run_directory import COMMANDS, RunDirectory, sha256
 from xformer.runs.tasks import TASKS, Task
 from xformer.runs.trainer import Trainer
 from xformer.text import Tokenizer
@@ -242,5 +242,5 @@ def print_summary(task: str, outcome: Outcome, run: RunDirectory, console: Conso
     if outcome.exit_code:
         console.print(f"everything is saved; continue with: {program()} resume {path}")
     else:
-        files = "" if TASKS[task].command == "generate" else " --input FILE --output FILE"
-        console.print(f"next: {program()} {TASKS[task].command} --model {path}{files}")
+        files = "" if COMMANDS[task] == "generate" else " --input FILE --output FILE"
+        console.print(f"next: {program()} {COMMANDS[task]} --model {path}{files}")

@@ -54,7 +54,37 @@ def demo(
     backend: BackendOption = "numpy",
 ) -> int:
     """Train a small translator on made-up text and show what it learned."""
-    return run_demo(task, seconds=seconds, seed=seed, out=out, backend=backend)
+    if task not in DEMOS:
+        raise ConfigError(f"--task is {task!r}; expected one of {', '.join(DEMOS)}")
+    chosen, run = DEMOS[task], RunDirectory(out)
+    earlier = earlier_demo(run)
+    xp = open_backend(backend)
+    text = chosen.task(seed=seed)
+    recipe = chosen.recipe(text, seconds, seed)
+    names = [f"the demo's {column}" for column in ("source", "target", "validation source", "validation target")]
+    job = ParallelTrainingJob.make(recipe, text.train, text.valid, xp=xp, backend=backend, names=names)
+    with run.lock() if earlier else contextlib.nullcontext():
+        for path in earlier:
+            path.unlink()
+    run.start(job.config({"demo": task, "seed": seed}), job.tokenizers())
+
+    console = make_console()
+    console.print(f"task: {text.description}, for example {text.test.source[0]} -> {text.test.target[0]}")
+    job.describe(console)
+    score = ValidationScore(job.valid, job.tokenizer_pair, measure=_bleu, on_batch=check_stop)
+
+    def stop_when_perfect(event: Event, loop: object) -> str | None:
+        perfect = isinstance(event, Validation) and score.outputs == text.valid.target
+        return "all validation outputs are correct" if perfect else None
+
+    with run.lock():
+        outcome = train_job(job, run, console, task=job.task(score), callbacks=[stop_when_perfect])
+    console.print(f"ended after step {outcome.trainer.loop.step:,}: {outcome.reason}")
+    if outcome.exit_code:
+        console.print(f"the demo was interrupted; start it again with: {program()} demo --task {task}")
+        return outcome.exit_code
+    _show_result(chosen, text, Translator.from_pretrained(out, xp=xp), run, console)
+    return 0
 
 
 @dataclass(frozen=True)
@@ -101,41 +131,6 @@ DEMOS = {
     "reverse": Demo(reverse_task, 60.0, _SHALLOW, _SEQUENCES, lambda tokens: len(tokens) == 8),
     "copy": Demo(copy_task, 60.0, _SHALLOW, _SEQUENCES, lambda tokens: len(tokens) == 8),
 }
-
-
-def run_demo(name: str, *, seconds: float | None, seed: int, out: Path, backend: str) -> int:
-    """Make the task, train, and show the result; returns the exit code."""
-    if name not in DEMOS:
-        raise ConfigError(f"--task is {name!r}; expected one of {', '.join(DEMOS)}")
-    demo, run = DEMOS[name], RunDirectory(out)
-    earlier = earlier_demo(run)
-    xp = open_backend(backend)
-    task = demo.task(seed=seed)
-    recipe = demo.recipe(task, seconds, seed)
-    names = [f"the demo's {column}" for column in ("source", "target", "validation source", "validation target")]
-    job = ParallelTrainingJob.make(recipe, task.train, task.valid, xp=xp, backend=backend, names=names)
-    with run.lock() if earlier else contextlib.nullcontext():
-        for path in earlier:
-            path.unlink()
-    run.start(job.config({"demo": name, "seed": seed}), job.tokenizers())
-
-    console = make_console()
-    console.print(f"task: {task.description}, for example {task.test.source[0]} -> {task.test.target[0]}")
-    job.describe(console)
-    score = ValidationScore(job.valid, job.tokenizer_pair, measure=_bleu, on_batch=check_stop)
-
-    def stop_when_perfect(event: Event, loop: object) -> str | None:
-        perfect = isinstance(event, Validation) and score.outputs == task.valid.target
-        return "all validation outputs are correct" if perfect else None
-
-    with run.lock():
-        outcome = train_job(job, run, console, task=job.task(score), callbacks=[stop_when_perfect])
-    console.print(f"ended after step {outcome.trainer.loop.step:,}: {outcome.reason}")
-    if outcome.exit_code:
-        console.print(f"the demo was interrupted; start it again with: {program()} demo --task {name}")
-        return outcome.exit_code
-    _show_result(demo, task, Translator.from_pretrained(out, xp=xp), run, console)
-    return 0
 
 
 def earlier_demo(run: RunDirectory) -> list[Path]:

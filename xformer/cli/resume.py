@@ -62,8 +62,6 @@ def _read(run: RunDirectory, config: dict[str, Any]) -> tuple[type[TrainingJob],
     try:
         job_type = {task: job for job in _JOBS for task in job.tasks}[config["task"]]
         data = {name: (Path(entry["path"]), str(entry["sha256"])) for name, entry in config["data"].items()}
-        if not set(job_type.required) <= set(data) <= {*job_type.required, *job_type.optional}:
-            raise KeyError("data")
         return job_type, Recipe.from_dict(config["recipe"], str(run.config)), data
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{run.config} is incomplete ({error!r}); restore it") from error

@@ -20,7 +20,6 @@ from xformer.runs.config import (
     TokenizerConfig,
     TrainingConfig,
 )
-from xformer.runs.run_directory import COMMANDS
 from xformer.training.loss import language_model_loss, translation_loss
 from xformer.tree import flatten
 
@@ -42,7 +41,6 @@ class TaskSpec:
         metric: Name of the validation score, or None.
         unit: Name of a training example.
         train_command: Command that trains the model.
-        command: Command that uses it.
     """
 
     model: type[Any]
@@ -53,7 +51,6 @@ class TaskSpec:
     metric: str | None
     unit: str
     train_command: str
-    command: str
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -71,12 +68,11 @@ _PAIRS: dict[str, Any] = {
     "train_command": "train",
 }
 TASKS = {
-    "translation": TaskSpec(**_PAIRS, metric="BLEU", unit="sentence pair", command=COMMANDS["translation"]),
+    "translation": TaskSpec(**_PAIRS, metric="BLEU", unit="sentence pair"),
     "summarization": TaskSpec(
         **_PAIRS,
         metric="ROUGE",
         unit="document",
-        command=COMMANDS["summarization"],
         defaults={"tokenizer": {"documents": True}, "training": {"truncation": "cut"}},
     ),
     "language_modeling": TaskSpec(
@@ -88,7 +84,6 @@ TASKS = {
         metric=None,
         unit="character",
         train_command="train-lm",
-        command=COMMANDS["language_modeling"],
     ),
 }
 

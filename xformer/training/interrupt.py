@@ -6,7 +6,7 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -20,25 +20,14 @@ class Stopped(KeyboardInterrupt):
     """A signal requested to stop, and work was left unfinished."""
 
 
-class StopRequest:
-    """A flag that a signal sets."""
-
-    def __init__(self) -> None:
-        self.signal_name: str | None = None
-
-    def __bool__(self) -> bool:
-        return self.signal_name is not None
-
-
-# The request of the enclosing stop_on_signals block; the threads of parallel_map see it, too.
-_REQUEST: ContextVar[StopRequest] = ContextVar("request")
+# Names of the signals that arrived in the enclosing stop_on_signals block; the threads of parallel_map see it, too.
+_SIGNALS: ContextVar[Sequence[str]] = ContextVar("signals", default=())
 
 
 def check_stop() -> None:
     """Raise Stopped, with the name of the signal, if a signal requested to stop."""
-    request = _REQUEST.get(None)
-    if request:
-        raise Stopped(f"stopped by {request.signal_name}")
+    if names := _SIGNALS.get():
+        raise Stopped(f"stopped by {names[-1]}")
 
 
 def until_stopped(items: Iterable[Item]) -> Iterator[Item]:
@@ -49,19 +38,22 @@ def until_stopped(items: Iterable[Item]) -> Iterator[Item]:
 
 
 @contextlib.contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn the first SIGINT, SIGTERM or SIGHUP inside the block into a StopRequest; a second SIGINT interrupts at once.
+def stop_on_signals() -> Iterator[list[str]]:
+    """Turn the first SIGINT, SIGTERM or SIGHUP inside the block into a request to stop.
 
-    Ignored signals, as under nohup, stay ignored. Signals can be caught in the main thread only; in other threads the
-    request stays false.
+    A second SIGINT interrupts at once. Ignored signals, as under nohup, stay ignored. Signals can be caught in the main
+    thread only; in other threads the list stays empty.
+
+    Yields:
+        The names of the signals that have arrived.
     """
-    request = StopRequest()
+    names: list[str] = []
     if threading.current_thread() is not threading.main_thread():
-        yield request
+        yield names
         return
 
     def request_stop(number: int, frame: Any) -> None:
-        request.signal_name = signal.Signals(number).name
+        names.append(signal.Signals(number).name)
         again = ""
         if previous[signal.SIGINT] != signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -72,10 +64,10 @@ def stop_on_signals() -> Iterator[StopRequest]:
     for number, handler in previous.items():
         if handler != signal.SIG_IGN:
             signal.signal(number, request_stop)
-    outer = _REQUEST.set(request)
+    outer = _SIGNALS.set(names)
     try:
-        yield request
+        yield names
     finally:
-        _REQUEST.reset(outer)
+        _SIGNALS.reset(outer)
         for number, handler in previous.items():
             signal.signal(number, handler)
