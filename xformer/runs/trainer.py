@@ -65,7 +65,10 @@ class Progress:
 
 
 class Trainer:
-    """Train a model on a task, in a directory: a callback of `fit`'s loop that validates and keeps models.
+    """Train a model on a task, in a directory.
+
+    The trainer adds validation and early stopping to `fit`'s loop, and is itself a callback: it keeps the best model,
+    checkpoints and their average.
 
     Args:
         model: The model, any Module.

@@ -11,7 +11,7 @@ class Event:
     """Something that happened in a training run.
 
     Attributes:
-        step: Number of updates made so far.
+        step: Number of steps made so far.
     """
 
     name: ClassVar[str] = ""
@@ -26,22 +26,22 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Start(Event):
-    """Training starts, or resumes after `step` updates."""
+    """Training starts, or resumes after `step` steps."""
 
     is_logged: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
 class Step(Event):
-    """An update was made.
+    """A step was made.
 
     Attributes:
         epoch: Number of completed passes over the data.
         loss: Mean training loss over the tokens, before the update.
         grad_norm: Norm of the gradient before clipping.
-        learning_rate: Learning rate of the update.
-        num_tokens: Number of tokens of the update.
-        tokens_per_second: Speed of this update.
+        learning_rate: Learning rate of the step.
+        num_tokens: Number of tokens of the step.
+        tokens_per_second: Speed of this step.
         minutes: Wall time so far, in minutes, earlier sessions of a resumed run included.
         loss_scale: Scale of the loss (float16 only).
     """
@@ -60,7 +60,7 @@ class Step(Event):
 
 @dataclass(frozen=True, slots=True)
 class Skip(Event):
-    """An update in float16 overflowed and was skipped; the loss scale is halved.
+    """A step in float16 overflowed, and its update was skipped; the loss scale is halved.
 
     Attributes:
         loss_scale: The scale that was too large.

@@ -84,13 +84,13 @@ def fit(
         optimizer: For example `AdamW(weight_decay=0.1)`.
         learning_rate: A number, or a function of the step, counted from 1; see `xformer.training.schedules`.
         max_grad_norm: Largest norm of the gradient (clipping by global norm); math.inf is no clipping.
-        steps: Number of updates, earlier sessions of a resumed run included; None trains until a callback or a signal
+        steps: Number of steps, earlier sessions of a resumed run included; None trains until a callback or a signal
             ends training.
         callbacks: Called with every event in this order; each may end training (see `Callback`).
         run_dir: Directory for the training state, the log and the model; created if necessary. If it holds the state
             of an earlier run, training resumes from there and makes the same bits as an uninterrupted run.
         seed: Seed of dropout.
-        grad_accumulation: Number of batches per update, computed one after the other.
+        grad_accumulation: Number of batches per step, computed one after the other.
         precision: "float32", or "bfloat16" or "float16" for mixed precision.
         data_parallel: Number of shards of each batch that are computed on threads (see `data_parallel`); default one
             for each core on NumPy, 1 on other backends.
@@ -122,7 +122,7 @@ class TrainingLoop:
         loss_fn: The loss, as it was passed.
         num_workers: Number of shards of each batch.
         files: The files in `run_dir`, or None.
-        step: Number of updates made.
+        step: Number of steps made.
         epoch: Number of completed passes over the data.
         num_tokens: Number of tokens seen.
         history: The `Step` events since the loop was made or resumed.

@@ -1,4 +1,4 @@
-"""Handle Ctrl-C as a request to stop: the current update or validation batch finishes, and the state is saved."""
+"""Handle Ctrl-C as a request to stop: the current step or validation batch finishes, and the state is saved."""
 
 from __future__ import annotations
 

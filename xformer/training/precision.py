@@ -28,7 +28,7 @@ class GradScaler:
 
     Attributes:
         scale: Factor of the loss, a power of two, so that scaling changes no bits of values in range; 1 never grows.
-        growth_tracker: Number of updates made with this scale.
+        growth_tracker: Number of steps made with this scale.
     """
 
     scale: float = 1.0
@@ -40,7 +40,7 @@ class GradScaler:
         return cls(_INITIAL_SCALE if precision == "float16" else 1.0)
 
     def growth(self) -> GradScaler:
-        """Return the scale after a finite update: doubled after every 2000 of them, up to 2^24."""
+        """Return the scale after a finite step: doubled after every 2000 of them, up to 2^24."""
         if self.scale == 1.0:
             return self
         grows = self.growth_tracker + 1 == _GROWTH_INTERVAL and self.scale < _MAX_SCALE
