@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
     write(folder / "gpu-libraries.json", libraries)
     print(*lines_of("libraries", libraries), sep="\n", flush=True)
     reason = libraries.get("cuDNN does not serve")
-    if command != "probe" and reason and "no-cudnn" not in os.environ.get("XFORMER_KERNELS", ""):
+    if command != "probe" and reason and not without_cudnn():
         return refuse(f"cuDNN does not serve attention ({reason}); set XFORMER_KERNELS=no-cudnn to run without it")
     if command == "bench" and "failed" in libraries:
         return refuse(f"a linear map and attention cannot be computed: {libraries['failed']}")
@@ -91,7 +91,8 @@ def refuse(reason: str | None) -> int:
 
 def missing_requirement(command: str) -> str | None:
     """Return why the command cannot run here and what to do about it, or None."""
-    wheels = [wheel for name, wheel in REQUIRED[command].items() if importlib.util.find_spec(name) is None]
+    required = {name: wheel for name, wheel in REQUIRED[command].items() if name != "cudnn" or not without_cudnn()}
+    wheels = [wheel for name, wheel in required.items() if importlib.util.find_spec(name) is None]
     if wheels:
         names = " ".join(wheels)
         return (
@@ -99,6 +100,11 @@ def missing_requirement(command: str) -> str | None:
             f"--no-index --find-links WHEELS --target site {names}, and set PYTHONPATH=site"
         )
     return no_gpu()
+
+
+def without_cudnn() -> bool:
+    """Return whether the kernels of cuDNN are switched off."""
+    return "no-cudnn" in os.environ.get("XFORMER_KERNELS", "")
 
 
 def no_gpu() -> str | None:
