@@ -45,11 +45,8 @@ def program() -> str:
     if invoked.name == "__main__.py":
         return f"{Path(sys.executable).name} -m xformer"
     # A nox session puts its environment on the path, but only while it runs.
-    if "NOX_CURRENT_SESSION" not in os.environ and shutil.which("xformer"):
-        return "xformer"
-    if invoked.name == "xformer" and invoked.is_file():
-        return os.path.relpath(invoked) if invoked.is_absolute() else str(invoked)
-    return "xformer"
+    is_on_path = "NOX_CURRENT_SESSION" not in os.environ and shutil.which("xformer")
+    return "xformer" if is_on_path or invoked.name != "xformer" else os.path.relpath(invoked)
 
 
 def format_number(value: float | None, decimals: int = 2) -> str:

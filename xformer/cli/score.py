@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -74,7 +74,9 @@ def score(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Score translations or summaries."""
-    metrics = _unique(metric or [Metric.BLEU, Metric.CHRF])
+    selected = metric or [Metric.BLEU, Metric.CHRF]
+    scorers = _scorers(lowercase, stem)
+    metrics = [name for name in scorers if name in selected or Metric.ALL in selected]
     if stem and Metric.ROUGE not in metrics:
         raise ConfigError("--stem applies only to ROUGE; expected --metric rouge")
     references = [read_lines(path) for path in reference]
@@ -82,7 +84,7 @@ def score(
         make_console(stderr=True).print("type a line for each reference; Ctrl-D ends the input")
     hypotheses = _io.read_all(hypothesis)
     _check_counts(hypothesis, hypotheses, dict(zip(reference, references, strict=True)))
-    scores = [each for name in metrics for each in _scorers(lowercase, stem)[name](hypotheses, references)]
+    scores = [each for name in metrics for each in scorers[name](hypotheses, references)]
     num_blank = _report_blank(hypotheses)
     if as_json:
         values = {each.name: {"score": each.value, "signature": each.signature} for each in scores}
@@ -92,14 +94,8 @@ def score(
         _print_table(scores)
 
 
-def _unique(metrics: Sequence[Metric]) -> list[Metric]:
-    """Return the metrics to compute, each once, in the order of the help."""
-    if Metric.ALL in metrics:
-        metrics = list(Metric)
-    return [metric for metric in Metric if metric in metrics and metric != Metric.ALL]
-
-
 def _scorers(lowercase: bool, stem: bool) -> dict[Metric, Callable[[list[str], list[list[str]]], list[Score]]]:
+    """Return the functions of all metrics, in the order of the help."""
     return {
         Metric.BLEU: lambda *lines: [bleu(*lines, lowercase=lowercase)],
         Metric.CHRF: lambda *lines: [chrf(*lines, lowercase=lowercase)],
