@@ -10,18 +10,10 @@ from xformer.backends import accumulation_dtype
 
 
 def backward(xp: Any, tape: list[Record], seeds: dict[int, Any], leaves: int) -> list[Any]:
-    """Return the cotangents of the first `leaves` records.
+    """Return the cotangents of the first `leaves` records; None if no output depends on one.
 
+    The tape is consumed, so memory is freed on the way. `seeds` are the cotangents of the outputs by tape position.
     Cotangents are summed to the shapes and cast to the dtypes of their primals here, so that rules need not.
-
-    Args:
-        xp: Namespace to compute in.
-        tape: Records of the trace. The tape is consumed, so memory is freed on the way.
-        seeds: Cotangents of the outputs by tape position.
-        leaves: Number of differentiable inputs, which are the first records.
-
-    Returns:
-        One cotangent per leaf; None if no output depends on it.
     """
     cotangents: list[Any] = [None] * len(tape)
     for position, seed in seeds.items():

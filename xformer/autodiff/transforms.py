@@ -161,11 +161,7 @@ def stop_gradient(x: Any) -> Any:
 def _pull_back(trace: DiffNamespace, outputs: list[Any], seeds: list[Any] | None, traced: list[Any]) -> list[Any]:
     """Pull cotangents of `outputs` back to the inputs of an ended trace; inputs without influence get zeros.
 
-    Args:
-        trace: The trace.
-        outputs: Its outputs.
-        seeds: Their cotangents, None for outputs that are not used; without seeds, ones.
-        traced: Its inputs.
+    `seeds` are the cotangents, None for unused outputs; without seeds, they are ones.
     """
     xp = trace.base
     for seed in seeds or ():

@@ -75,16 +75,7 @@ class CopyHead(Module):
 
 
 def scatter_to_vocabulary(weights: Array, source: Array, vocab_size: int) -> Array:
-    """Sum the weights of equal tokens.
-
-    Args:
-        weights: Array of shape (batch, queries, keys).
-        source: Token ids (batch, keys).
-        vocab_size: Number of tokens.
-
-    Returns:
-        Array of shape (batch, queries, vocab_size).
-    """
+    """Sum the weights (batch, queries, keys) of equal tokens of the source: (batch, queries, vocab_size)."""
     batch, queries, keys = weights.shape
     xp = array_namespace(weights)
     ids = array_namespace(source)

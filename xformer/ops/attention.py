@@ -24,17 +24,7 @@ from xformer.ops.softmax import softmax, softmax_cotangent
 
 
 def causal_mask(xp: Namespace, queries: int, keys: int, device: Device = None) -> Array:
-    """Build a causal mask, in which the last query sees the last key.
-
-    Args:
-        xp: Array namespace.
-        queries: Number of queries.
-        keys: Number of keys.
-        device: Device of the mask.
-
-    Returns:
-        Boolean array of shape (queries, keys), True where a key is not later than the query.
-    """
+    """Return a mask (queries, keys), True where a key is not later than the query; the last query sees all keys."""
     query = xp.reshape(xp.arange(keys - queries, keys, device=device), (queries, 1))
     key = xp.reshape(xp.arange(keys, device=device), (1, keys))
     return key <= query
@@ -52,14 +42,7 @@ def attention_weights(
 ) -> Array:
     """Compute the weights of attention, softmax(scale Q K^T + bias).
 
-    Args:
-        query: As in `attention`.
-        key: As in `attention`.
-        mask: As in `attention`.
-        bias: As in `attention`.
-        causal: As in `attention`.
-        scale: As in `attention`.
-        softcap: As in `attention`.
+    Arguments and errors are those of `attention`.
 
     Returns:
         Array of shape (batch, heads, queries, keys); fully masked rows are zero.
@@ -223,15 +206,7 @@ def _regroup(x: Array, heads: int) -> Array:
 
 
 def repeat_kv(x: Array, query: Array) -> Array:
-    """Repeat the heads of keys or values that several heads of the query share.
-
-    Args:
-        x: Keys or values, (batch, key_value_heads, length, features).
-        query: Queries, (batch, heads, queries, head_dim).
-
-    Returns:
-        Array of shape (batch, heads, length, features).
-    """
+    """Repeat heads of keys or values, (batch, key_value_heads, length, features), that heads of the query share."""
     if not _is_grouped(query, x):
         return x
     (batch, heads, length, features), group = x.shape, query.shape[1] // x.shape[1]
@@ -241,15 +216,7 @@ def repeat_kv(x: Array, query: Array) -> Array:
 
 
 def sum_kv_groups(x: Array, heads: int) -> Array:
-    """Sum the cotangents of repeated heads, the VJP of `repeat_kv`.
-
-    Args:
-        x: Array of shape (batch, query_heads, length, features).
-        heads: Number of heads of keys or values.
-
-    Returns:
-        Array of shape (batch, heads, length, features).
-    """
+    """Sum the cotangents (batch, query_heads, length, features) of repeated heads, the VJP of `repeat_kv`."""
     if len(x.shape) != 4 or x.shape[1] in (heads, 0):
         return x
     batch, repeated, length, features = x.shape

@@ -9,15 +9,10 @@ from xformer.ops.operation import Operation
 
 
 def upcast_rows(x: Array) -> tuple[Array, Array | None]:
-    """Cast float16 and bfloat16 rows to float32, scaled so that their squares do not overflow.
+    """Return the rows in float32 or wider, and their scale (..., 1), or None for rows that are not scaled.
 
-    The norm of scaled rows equals that of the rows if epsilon is multiplied by the square of the scale.
-
-    Args:
-        x: Array of shape (..., features).
-
-    Returns:
-        The rows in float32 or float64, and their scale (..., 1), at most 1, or None if they are not scaled.
+    float16 and bfloat16 rows are scaled so that their squares do not overflow. The norm of scaled rows equals that of
+    the rows if epsilon is multiplied by the square of the scale.
     """
     xp = array_namespace(x)
     dtype = accumulation_dtype(xp, x.dtype)

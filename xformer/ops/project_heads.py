@@ -14,16 +14,7 @@ Projection = tuple[Array, Array | None, int]  # weight, bias, heads
 
 
 def split_heads(rows: Array, shape: Sequence[int], heads: int) -> Array:
-    """Split (batch * length, features) into heads, where `shape` begins with (batch, length).
-
-    Args:
-        rows: Matrix of shape (batch * length, heads * head_dim).
-        shape: Shape that begins with (batch, length).
-        heads: Number of heads.
-
-    Returns:
-        View of shape (batch, heads, length, head_dim).
-    """
+    """View rows (batch * length, heads * head_dim) as (batch, heads, length, head_dim); shape: (batch, length, ...)."""
     xp = array_namespace(rows)
     return xp.permute_dims(xp.reshape(rows, (*shape[:2], heads, rows.shape[1] // heads)), (0, 2, 1, 3))
 

@@ -28,15 +28,7 @@ def _vjp(g: Array, y: Any, needs: Any) -> tuple[Any, ...]:
 
 
 def softmax_cotangent(g: Array, y: Array) -> Array:
-    """Return the cotangent of the scores, y (g - sum(g y)).
-
-    Args:
-        g: Cotangent of the probabilities, (..., classes).
-        y: The probabilities, (..., classes).
-
-    Returns:
-        Array of shape (..., classes).
-    """
+    """Return the cotangent of the scores, y (g - sum(g y)), for probabilities y and their cotangent g."""
     xp = array_namespace(g, y)
     weighted = g * y
     total = xp.sum(weighted, axis=-1, keepdims=True, dtype=accumulation_dtype(xp, weighted.dtype))
