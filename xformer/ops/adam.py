@@ -13,13 +13,21 @@ Slot = tuple[Any, Any, Any, Any]  # parameter, gradient, exp_avg, exp_avg_sq
 
 
 class Settings(NamedTuple):
-    """Numbers of one update; `step_size` contains the bias correction of the mean."""
+    """Numbers of one update; `step_size` contains the bias correction of the mean.
 
-    step_size: float
+    Of an update that is captured as a graph, step_size, bias_correction2 and learning_rate are scalar arrays.
+    """
+
+    step_size: float | Array
     beta1: float
     beta2: float
-    bias_correction2: float
+    bias_correction2: float | Array
     epsilon: float
+    learning_rate: float | Array
+
+    def decay(self, weight_decay: float) -> Any:
+        """Return the factor of a parameter with a weight decay."""
+        return 1.0 - self.learning_rate * weight_decay
 
 
 def slots(arrays: Sequence[Array]) -> Iterator[Slot]:
@@ -41,16 +49,21 @@ def writable(arrays: Sequence[Array], donate: bool) -> Sequence[Array]:
 
 
 def _forward(
-    grad_scale: Array | None, *arrays: Array, settings: Settings, decay: Sequence[float], donate: bool, save: bool
+    grad_scale: Array | None,
+    *arrays: Array,
+    settings: Settings,
+    weight_decay: Sequence[float],
+    donate: bool,
+    save: bool,
 ) -> tuple[Any, Any]:
-    xp, (step_size, beta1, beta2, bias_correction2, epsilon) = array_namespace(*arrays), settings
+    xp, (step_size, beta1, beta2, bias_correction2, epsilon, _) = array_namespace(*arrays), settings
     results: list[Array] = []
-    for (parameter, gradient, *moments), parameter_decay in zip(slots(arrays), decay, strict=True):
+    for (parameter, gradient, *moments), rate in zip(slots(arrays), weight_decay, strict=True):
         g = scale_gradient(xp.astype(gradient, moments[0].dtype, copy=False), grad_scale)
         exp_avg = beta1 * moments[0] + (1.0 - beta1) * g
         exp_avg_sq = beta2 * moments[1] + (1.0 - beta2) * (g * g)
         change = step_size * exp_avg / (xp.sqrt(exp_avg_sq * bias_correction2) + epsilon)
-        changed = parameter_decay * xp.astype(parameter, exp_avg.dtype, copy=False) - change
+        changed = settings.decay(rate) * xp.astype(parameter, exp_avg.dtype, copy=False) - change
         new = xp.astype(changed, parameter.dtype, copy=False), exp_avg, exp_avg_sq
         results += (skip_if_nonfinite(grad_scale, *pair) for pair in zip((parameter, *moments), new, strict=True))
     return tuple(results), None
@@ -62,8 +75,8 @@ _operation = Operation("adam", _forward, vjp=None)
 def adam(
     parameters: Sequence[Slot],
     *,
-    learning_rate: float,
-    step: int,
+    learning_rate: float | Array,
+    step: int | Array,
     beta1: float,
     beta2: float,
     epsilon: float,
@@ -77,7 +90,8 @@ def adam(
 
     Args:
         parameters: Slots (parameter, gradient, exp_avg, exp_avg_sq) of arrays of one shape.
-        learning_rate: Step size before the bias correction.
+        learning_rate: Step size before the bias correction. A floating scalar array is not read on the host, so that
+            an update can be captured as a graph and replayed with another value; likewise `step`.
         step: Number of this update, counted from 1, for the bias correction.
         beta1: Decay rate of the mean of the gradients.
         beta2: Decay rate of the mean of the squared gradients.
@@ -95,8 +109,10 @@ def adam(
     results = _operation(
         grad_scale,
         *(array for slot in parameters for array in slot),
-        settings=Settings(learning_rate / (1.0 - beta1**step), beta1, beta2, 1.0 / (1.0 - beta2**step), epsilon),
-        decay=tuple(1.0 - learning_rate * rate for rate in weight_decay or [0.0] * len(parameters)),
+        settings=Settings(
+            learning_rate / (1.0 - beta1**step), beta1, beta2, 1.0 / (1.0 - beta2**step), epsilon, learning_rate
+        ),
+        weight_decay=tuple(weight_decay or [0.0] * len(parameters)),
         donate=donate,
     )
     return list(zip(*[iter(results)] * 3, strict=True))

@@ -40,7 +40,7 @@ CASES = {
     "cast": ((X, VECTOR), {"dtype": "float32"}),
     "adam": (
         (np.asarray(0.5), VECTOR, VECTOR, VECTOR, VECTOR**2),
-        {"settings": Settings(0.1, 0.9, 0.9, 1.0, 1e-9), "decay": (0.9,), "donate": True},
+        {"settings": Settings(0.1, 0.9, 0.9, 1.0, 1e-9, 0.1), "weight_decay": (0.9,), "donate": True},
     ),
 }
 

@@ -11,6 +11,7 @@ from tests.kernels.cupy.cuda_on_host import CASTS
 from xformer import kernels, vjp
 from xformer.backends import dtype_named, resolve, to_host
 from xformer.kernels import registry
+from xformer.kernels.cupy import launch as cuda_launch
 from xformer.kernels.cupy import optimizer as cupy_optimizer
 from xformer.ops.adam import adam
 from xformer.ops.cast import cast
@@ -81,6 +82,26 @@ def test_adam_updates_in_place(cuda, monkeypatch):
         for step in range(1, 6):
             changed = adam(hosts, **{**SETTINGS, "step": step})
             hosts = [(p, host[1], m, v) for (p, m, v), host in zip(changed, hosts, strict=True)]
+    for row, host in zip(rows, hosts, strict=True):
+        assert_close(row[0], host[0], xp=cuda.xp, dtype="float32")
+
+
+def test_a_launch_of_adam_can_be_repeated_with_other_numbers(cuda, monkeypatch):
+    """A captured graph repeats launches; learning rate and step are then scalar arrays, read on the device."""
+    rows, hosts = rows_of(cuda, "float32", [(5, 9), (4,)])
+    launches, launch = [], cuda_launch.launch
+    monkeypatch.setattr(cuda_launch, "launch", lambda *arguments: (launches.append(arguments), launch(*arguments)))
+    rate, step = (cuda.array(np.asarray(number), "float64") for number in (0.01, 3.0))
+    settings = {**SETTINGS, "weight_decay": [0.5, 0.0]}
+    adam(rows, **{**settings, "learning_rate": rate, "step": step})
+    (arguments,) = launches
+    schedule = arguments[-1]
+    schedule[...] = cuda.array(np.asarray([0.02 / (1 - 0.9**4), 1 / (1 - 0.98**4), 0.02]))
+    launch(*arguments)
+    monkeypatch.setattr(registry, "_KERNELS", {})
+    for number, learning_rate in ((3, 0.01), (4, 0.02)):
+        updated = adam(hosts, **{**settings, "step": number, "learning_rate": learning_rate})
+        hosts = [(p, host[1], m, v) for (p, m, v), host in zip(updated, hosts, strict=True)]
     for row, host in zip(rows, hosts, strict=True):
         assert_close(row[0], host[0], xp=cuda.xp, dtype="float32")
 

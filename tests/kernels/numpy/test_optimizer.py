@@ -38,7 +38,7 @@ def test_squared_norm(monkeypatch, layout, dtype):
 def test_twenty_steps_of_adam(monkeypatch, dtype, weight_decay, which):
     start = list(memory_orders(dtype))[which]
     zeros = np.zeros_like(start)
-    assert_selected("adam", None, start.copy("K"), start, zeros.copy("K"), zeros.copy("K"), decay=(1.0,))
+    assert_selected("adam", None, start.copy("K"), start, zeros.copy("K"), zeros.copy("K"), weight_decay=(0.0,))
     ends = []
     for mode in (os.environ["XFORMER_KERNELS"], "portable"):
         monkeypatch.setenv("XFORMER_KERNELS", mode)
@@ -77,7 +77,7 @@ def test_adam_takes_a_gradient_in_another_memory_order(monkeypatch):
     ends = []
     for same_gradient in (gradient, np.asfortranarray(gradient)):
         moments = np.zeros((4, 3)), np.zeros((4, 3))
-        assert_selected("adam", None, parameter.copy(), same_gradient, *moments, decay=(1.0,))
+        assert_selected("adam", None, parameter.copy(), same_gradient, *moments, weight_decay=(0.0,))
         row = parameter.copy(), same_gradient, *moments
         ends.append(adam([row], learning_rate=0.1, step=1, beta1=0.9, beta2=0.98, epsilon=1e-9)[0])
     np.testing.assert_array_equal(ends[0], ends[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from xformer.kernels.cupy.arrays import (
 from xformer.kernels.cupy.grid import grid_for_elements
 from xformer.kernels.registry import Kernel, register
 from xformer.ops.adam import Settings, Slot, slots, updated, writable
+from xformer.tree import is_array
 
 _BLOCK_ELEMENTS = 8192
 _THREADS = 256
@@ -30,7 +32,7 @@ _THREADS = 256
 _MAX_SLOTS, _MAX_ARRAYS, _MAX_PAIRS = 64, 128, 112
 _SLOTS = np.dtype(
     [(name, np.uint64, _MAX_SLOTS) for name in ("parameters", "gradients", "exp_avgs", "exp_avg_sqs")]
-    + [("sizes", np.int64, _MAX_SLOTS), ("decays", np.float64, _MAX_SLOTS), ("ends", np.int64, _MAX_SLOTS)]
+    + [("sizes", np.int64, _MAX_SLOTS), ("weight_decays", np.float64, _MAX_SLOTS), ("ends", np.int64, _MAX_SLOTS)]
 )
 _ARRAYS = np.dtype(
     [("addresses", np.uint64, _MAX_ARRAYS), ("sizes", np.int64, _MAX_ARRAYS), ("ends", np.int64, _MAX_ARRAYS)]
@@ -52,13 +54,25 @@ def _batches(items: Sequence[Any], max_items: int) -> Iterator[tuple[tuple[str, 
             yield dtypes, group[start : start + max_items]
 
 
-def _table(dtype: Any, columns: dict[str, list[Any]]) -> tuple[Any, int]:
-    """Return a table, which is passed by value, and the number of blocks."""
+def _table(dtype: Any, columns: dict[str, list[Any]], **constants: tuple[Any, ...]) -> tuple[Any, int]:
+    """Return a table, which is passed by value, and the number of blocks; `constants` are the same in every step."""
+    constant_table, blocks = _constant_table(dtype, **constants)
+    table = constant_table.copy()
+    _fill(table, columns)
+    return table, blocks
+
+
+@functools.lru_cache(maxsize=256)
+def _constant_table(dtype: Any, sizes: tuple[int, ...], **constants: tuple[Any, ...]) -> tuple[Any, int]:
     table = np.zeros(1, dtype)
-    ends = list(itertools.accumulate(-(-size // _BLOCK_ELEMENTS) for size in columns["sizes"]))
-    for name, column in {**columns, "ends": ends}.items():
-        table[name][0, : len(column)] = column
+    ends = list(itertools.accumulate(-(-size // _BLOCK_ELEMENTS) for size in sizes))
+    _fill(table, {**constants, "sizes": sizes, "ends": ends})
     return table, ends[-1]
+
+
+def _fill(table: Any, columns: dict[str, Any]) -> None:
+    for name, column in columns.items():
+        table[name][0, : len(column)] = column
 
 
 # --- adam ------------------------------------------------------------------------------------------------------------
@@ -87,19 +101,23 @@ def _in_order(slot: Slot) -> tuple[Any, ...]:
 
 
 def _forward(
-    grad_scale: Any, *arrays: Any, settings: Settings, decay: Sequence[float], donate: bool, save: bool
+    grad_scale: Any, *arrays: Any, settings: Settings, weight_decay: Sequence[float], donate: bool, save: bool
 ) -> tuple[Any, Any]:
-    arrays = tuple(writable(arrays, donate))
-    items = [(*_in_order(slot), parameter_decay) for slot, parameter_decay in zip(slots(arrays), decay, strict=True)]
+    arrays, xp, schedule = tuple(writable(arrays, donate)), array_namespace(*arrays), None
+    changing = settings.step_size, settings.bias_correction2, settings.learning_rate
+    if any(is_array(number) for number in changing):
+        zero = xp.zeros((), dtype=xp.float64)
+        schedule = xp.stack([zero + number for number in changing])
+        settings = settings._replace(step_size=0.0, bias_correction2=0.0, learning_rate=0.0)
+    items = [(*_in_order(slot), rate) for slot, rate in zip(slots(arrays), weight_decay, strict=True)]
     for dtypes, batch in _batches(items, _MAX_SLOTS):
         fields = zip(("parameters", "gradients", "exp_avgs", "exp_avg_sqs"), zip(*batch, strict=True), strict=False)
         columns = {name: [cublas.pointer(array) for array in column] for name, column in fields}
-        columns |= {"sizes": [item[0].size for item in batch], "decays": [item[4] for item in batch]}
-        table, blocks = _table(_SLOTS, columns)
+        sizes, rates = tuple(item[0].size for item in batch), tuple(item[4] for item in batch)
+        table, blocks = _table(_SLOTS, columns, sizes=sizes, weight_decays=rates)
         scale = None if grad_scale is None else contiguous(grad_scale, compute_dtype(batch[0][0]))
-        cuda_launch.launch(
-            "optimizer.adam", dtypes, blocks, _THREADS, table, _BLOCK_ELEMENTS, *map(float, settings), scale
-        )
+        arguments = table, _BLOCK_ELEMENTS, *map(float, settings), scale, schedule
+        cuda_launch.launch("optimizer.adam", dtypes, blocks, _THREADS, *arguments)
     return updated(arrays), None
 
 
@@ -122,11 +140,8 @@ def _squared_norm_forward(*arrays: Any, save: bool) -> tuple[Any, Any]:
     sums, norm = (empty(arrays[0], shape, compute_dtype(arrays[0])) for shape in ((num_blocks,), ()))
     start = 0
     for dtypes, batch in _batches([(array,) for array in arrays], _MAX_ARRAYS):
-        columns = {
-            "addresses": [cublas.pointer(array) for (array,) in batch],
-            "sizes": [array.size for (array,) in batch],
-        }
-        table, blocks = _table(_ARRAYS, columns)
+        addresses = [cublas.pointer(array) for (array,) in batch]
+        table, blocks = _table(_ARRAYS, {"addresses": addresses}, sizes=tuple(array.size for (array,) in batch))
         cuda_launch.launch("optimizer.squares", dtypes, blocks, _THREADS, table, sums[start:], _BLOCK_ELEMENTS)
         start += blocks
     cuda_launch.launch("optimizer.total", dtype_names(sums), 1, 1024, sums, norm, num_blocks)
@@ -163,7 +178,7 @@ def _cast(arrays: Sequence[Any], dtype: Any) -> tuple[Any, ...]:
     for dtypes, batch in _batches(pairs, _MAX_PAIRS):
         inputs, outputs = zip(*batch, strict=True)
         columns = {"from": [*map(cublas.pointer, inputs)], "to": [*map(cublas.pointer, outputs)]}
-        table, blocks = _table(_PAIRS, columns | {"sizes": [x.size for x in inputs]})
+        table, blocks = _table(_PAIRS, columns, sizes=tuple(x.size for x in inputs))
         cuda_launch.launch("optimizer.cast", dtypes, blocks, _THREADS, table, _BLOCK_ELEMENTS)
     return tuple(y for _, y in pairs)
 

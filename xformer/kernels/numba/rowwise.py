@@ -12,7 +12,7 @@ from xformer.kernels.numba.arrays import EMPTY_1D, flatten, import_kernels
 from xformer.kernels.numpy import gelu as numpy_gelu
 from xformer.kernels.numpy import optimizer as numpy_optimizer
 from xformer.kernels.registry import Kernel, register
-from xformer.ops.adam import slots, updated, writable
+from xformer.ops.adam import Settings, slots, updated, writable
 from xformer.ops.linear import as_rows
 from xformer.threads import parallel_map
 
@@ -122,17 +122,19 @@ def _adam_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | Non
     return numpy_optimizer.supports(arrays, static) or numba_arrays.supports(arrays[1:], static)
 
 
-def _adam(grad_scale: Any, *arrays: Any, settings: Any, decay: Any, donate: bool, save: bool) -> tuple[Any, Any]:
+def _adam(
+    grad_scale: Any, *arrays: Any, settings: Settings, weight_decay: Any, donate: bool, save: bool
+) -> tuple[Any, Any]:
     """Update large parameters first, on several threads if that pays off."""
-    arrays = tuple(writable(arrays, donate))
+    arrays, settings = tuple(writable(arrays, donate)), Settings(*map(float, settings))
     scale = numpy_optimizer.read_grad_scale(grad_scale)
     if scale is None:
         return updated(arrays), None
-    items = sorted(zip(slots(arrays), decay, strict=True), key=lambda item: -item[0][0].size)
+    items = sorted(zip(slots(arrays), weight_decay, strict=True), key=lambda item: -item[0][0].size)
 
     def update(item: Any) -> None:
-        slot, parameter_decay = item
-        _kernels().adam(*numpy_optimizer.elements(slot), *settings, parameter_decay, scale)
+        slot, rate = item
+        _kernels().adam(*numpy_optimizer.elements(slot), *settings[:5], settings.decay(rate), scale)
 
     if sum(slot[0].size for slot, _ in items) < _MIN_ELEMENTS:
         list(map(update, items))

@@ -42,19 +42,20 @@ def read_grad_scale(grad_scale: Any) -> float | None:
 
 
 def _forward(
-    grad_scale: Any, *arrays: Any, settings: Settings, decay: Sequence[float], donate: bool, save: bool
+    grad_scale: Any, *arrays: Any, settings: Settings, weight_decay: Sequence[float], donate: bool, save: bool
 ) -> tuple[Any, Any]:
     """Update with Adam, moving the bias correction c of the second moment out of the root.
 
     a m / (sqrt(c v) + e) = a/sqrt(c) m / (sqrt(v) + e/sqrt(c))
     """
-    arrays, (step_size, beta1, beta2, bias_correction2, epsilon) = tuple(writable(arrays, donate)), settings
+    arrays, settings = tuple(writable(arrays, donate)), Settings(*map(float, settings))
+    step_size, beta1, beta2, bias_correction2, epsilon, _ = settings
     root, scale = math.sqrt(bias_correction2), read_grad_scale(grad_scale)
     if scale is None:
         return updated(arrays), None
     scratch = np.empty(min(_BLOCK, max(array.size for array in arrays)), arrays[0].dtype)
-    for slot, parameter_decay in zip(slots(arrays), decay, strict=True):
-        flat = elements(slot)
+    for slot, rate in zip(slots(arrays), weight_decay, strict=True):
+        flat, decay = elements(slot), settings.decay(rate)
         for start in range(0, flat[0].size, _BLOCK):
             p, g, m, v = (array[start : start + _BLOCK] for array in flat)
             t = scratch[: p.size]
@@ -69,8 +70,8 @@ def _forward(
             t += epsilon / root
             np.divide(m, t, out=t)
             t *= step_size / root
-            if parameter_decay != 1.0:
-                p *= parameter_decay
+            if decay != 1.0:
+                p *= decay
             p -= t
     return updated(arrays), None
 

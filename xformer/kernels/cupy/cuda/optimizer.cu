@@ -6,7 +6,7 @@ const int MAX_SLOTS = 64, MAX_ARRAYS = 128, MAX_PAIRS = 112;
 struct Slots {
     unsigned long long parameters[MAX_SLOTS], gradients[MAX_SLOTS], exp_avgs[MAX_SLOTS], exp_avg_sqs[MAX_SLOTS];
     long long sizes[MAX_SLOTS];
-    double decays[MAX_SLOTS];
+    double weight_decays[MAX_SLOTS];
     long long ends[MAX_SLOTS];
 };
 
@@ -32,11 +32,18 @@ struct BlockRange {
     }
 };
 
-// Multiply the gradients by `grad_scale`, unless it is null; if it is NaN, change nothing.
+// Multiply the gradients by `grad_scale`, unless it is null; if it is NaN, change nothing. A schedule that is not null
+// has the step size, the bias correction and the learning rate, which a captured graph reads anew in every replay.
 template <typename T, typename G>
 __global__ void adam(const Slots slots, long long block_size, double step_size, double beta1, double beta2,
-                     double bias_correction2, double epsilon, const Wide<T>* grad_scale)
+                     double bias_correction2, double epsilon, double learning_rate, const Wide<T>* grad_scale,
+                     const double* schedule)
 {
+    if (schedule) {
+        step_size = schedule[0];
+        bias_correction2 = schedule[1];
+        learning_rate = schedule[2];
+    }
     typedef Wide<T> W;
     const W scale = grad_scale ? *grad_scale : W(1);
     if (scale != scale) return;
@@ -47,7 +54,7 @@ __global__ void adam(const Slots slots, long long block_size, double step_size, 
     W* exp_avg = reinterpret_cast<W*>(slots.exp_avgs[range.array]);
     W* exp_avg_sq = reinterpret_cast<W*>(slots.exp_avg_sqs[range.array]);
     const W b1 = (W)beta1, b2 = (W)beta2, c1 = (W)(1 - beta1), c2 = (W)(1 - beta2);
-    const W decay = (W)slots.decays[range.array];
+    const W decay = (W)(1 - learning_rate * slots.weight_decays[range.array]);
     const bool is_aligned =
         aligned<V>(parameter, 0) && aligned<V>(gradient, 0) && aligned<V>(exp_avg, 0) && aligned<V>(exp_avg_sq, 0);
     for (long long i = range.start + (long long)threadIdx.x * V; i < range.stop; i += (long long)blockDim.x * V) {
