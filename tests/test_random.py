@@ -10,7 +10,7 @@ import pytest
 
 from tests.reference import raises_line
 from xformer import Rng
-from xformer.backends import array_namespace, backend_name, dtype_name, to_host
+from xformer.backends import array_namespace, backend_name, dtype_name, index_dtype, to_host
 from xformer.errors import ConfigError
 from xformer.random import split_rng
 
@@ -111,6 +111,17 @@ def test_bernoulli_draws_with_the_probability_it_says(xp, probability):
     assert abs(to_host(mask).mean() - exact) < 4.0 * deviation
     np.testing.assert_array_equal(to_host(mask), to_host(Rng(0).bernoulli(probability, (3, 5001), xp)[0]))
     assert (to_host(mask) != to_host(Rng(1).bernoulli(probability, (3, 5001), xp)[0])).any()
+
+
+def test_a_counter_selects_what_is_drawn(xp):
+    rng, shape = Rng(7).fold("dropout"), (40, 5)
+    masks = []
+    for number in (0, 1, 1):
+        counted = rng.counted(xp.asarray(number, dtype=index_dtype(xp))).split(2)[1]
+        masks.append(to_host(counted.bernoulli(0.5, shape, xp)[0]))
+    np.testing.assert_array_equal(masks[0], to_host(rng.split(2)[1].bernoulli(0.5, shape, xp)[0]))
+    np.testing.assert_array_equal(masks[1], masks[2])
+    assert (masks[0] != masks[1]).any()
 
 
 def test_bernoulli_at_the_ends(xp):

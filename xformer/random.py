@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
@@ -25,13 +25,15 @@ class Rng:
     """A source of random numbers, made by `Rng(seed)`; equal keys draw equal values in one array library.
 
     Attributes:
-        key: Non-negative integer, which is all of the state.
+        key: Non-negative integer.
+        counter: Scalar array that also selects what `bernoulli` draws (see `counted`), or None.
 
     >>> Rng(0).fold("dropout", 7) == Rng(0).fold("dropout", 7)
     True
     """
 
     key: int
+    counter: Array | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.key, Integral) or isinstance(self.key, bool) or self.key < 0:
@@ -43,11 +45,18 @@ class Rng:
         # Quotes and escapes keep ("a", "b") apart from "a/b", and 1 from "1".
         texts = (repr(label) if isinstance(label, str) else str(int(label)) for label in labels)
         text = f"{self.key:x}/{'/'.join(texts)}".encode()
-        return Rng(int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "little"))
+        return Rng(int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "little"), self.counter)
 
     def split(self, count: int) -> tuple[Rng, ...]:
         """Return `count` independent streams."""
         return tuple(self.fold(index) for index in range(count))
+
+    def counted(self, counter: Array) -> Rng:
+        """Return a stream whose `bernoulli` draws other values for each value of an int64 scalar array.
+
+        CuPy reads the counter on the device, so a step that is captured as a graph draws anew in each replay.
+        """
+        return Rng(self.key, counter)
 
     def generator(self) -> Any:
         """Return a NumPy generator seeded with the key, for draws on the host."""
@@ -82,7 +91,11 @@ class Rng:
         """
         threshold = max(1, round(probability * 2**RANDOM_BITS)) if probability > 0.0 else 0
         base = base_namespace(xp)
-        mask = backend_of(base).bernoulli(base, self.key, threshold, shape, device)
+        backend = backend_of(base)
+        if self.counter is None:
+            mask = backend.bernoulli(base, self.key, threshold, shape, device)
+        else:
+            mask = backend.counted_bernoulli(base, self.key, self.counter, threshold, shape, device)
         return mask, threshold / 2**RANDOM_BITS
 
 

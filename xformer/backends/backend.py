@@ -63,6 +63,10 @@ class Backend:
             data = data.copy()  # torch warns about read-only memory
         return xp.asarray(data, dtype=dtype, **({} if device is None else {"device": device}))
 
+    def rows_of_table(self, xp: Namespace, table: Any, rows: slice, dtype: DType, device: Device) -> Array:
+        """Return rows of a NumPy array that is never changed or freed, as an array that is not written to."""
+        return self.from_host(xp, table[rows], dtype, device)
+
     def to_host(self, array: Array) -> Any:
         """Return the array as a NumPy array, sharing memory if the library can."""
         return np.asarray(array)
@@ -96,6 +100,12 @@ class Backend:
     def bernoulli(self, xp: Namespace, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
         """Draw booleans: True where 16 random bits, as an integer, are below `threshold`."""
         return self.from_host(xp, random_bits(key, shape) < threshold, xp.bool, device)
+
+    def counted_bernoulli(
+        self, xp: Namespace, key: int, counter: Array, threshold: int, shape: tuple[int, ...], device: Device
+    ) -> Array:
+        """Draw as `bernoulli` does with the key `key ^ counter`, where `counter` is an int64 scalar array."""
+        return self.bernoulli(xp, key ^ int(self.to_host(counter)), threshold, shape, device)
 
     # --- execution ----------------------------------------------------------------------------------------------------
 

@@ -10,11 +10,13 @@ from typing import Any
 from xformer.backends.array_types import Device, DType, Namespace
 from xformer.backends.array_types import NativeArray as Array
 from xformer.backends.backend import Backend, register_backend
+from xformer.backends.dtypes import dtype_name
 from xformer.backends.namespaces import array_namespace
 from xformer.backends.numpy import bfloat16
 from xformer.backends.portable import compute_in_float32
 from xformer.environment import env_value
 
+_TABLES: dict[Any, tuple[Any, Array]] = {}  # on the host, where they are never freed, and on a device
 # Of the kernel for dropout masks: threads per block, elements per thread, most blocks.
 _THREADS, _ELEMENTS_PER_THREAD, _MAX_BLOCKS = 256, 8, 2**20
 
@@ -29,6 +31,15 @@ class CupyBackend(Backend):
     def dtype(self, xp: Namespace, name: str) -> DType:
         """Return the dtype called `name`; bfloat16 comes from ml_dtypes."""
         return bfloat16() if name == "bfloat16" else super().dtype(xp, name)
+
+    def rows_of_table(self, xp: Namespace, table: Any, rows: slice, dtype: DType, device: Device) -> Array:
+        """Keep the table on the device: a copy in each step takes time, and cannot be captured in a graph."""
+        cuda = importlib.import_module("cupy").cuda
+        key = id(table), dtype_name(dtype), cuda.runtime.getDevice() if device is None else device.id
+        if key not in _TABLES:
+            _TABLES[key] = table, self.from_host(xp, table, dtype, device)
+            cuda.get_current_stream().synchronize()  # other streams may use it from now on
+        return _TABLES[key][1][rows, ...]
 
     def to_host(self, array: Array) -> Any:
         """Copy the array from the GPU."""
@@ -71,11 +82,20 @@ class CupyBackend(Backend):
 
         CuPy's generators keep a state for each thread of the GPU and draw integers that take four times the memory.
         """
+        return self._bernoulli(xp, key, None, threshold, shape)
+
+    def counted_bernoulli(
+        self, xp: Namespace, key: int, counter: Array, threshold: int, shape: tuple[int, ...], device: Device
+    ) -> Array:
+        """Let the kernel read the counter, so that a captured graph draws another mask in each replay."""
+        return self._bernoulli(xp, key, counter, threshold, shape)
+
+    def _bernoulli(self, xp: Namespace, key: int, counter: Array | None, threshold: int, shape: tuple[int, ...]) -> Any:
         mask = xp.empty(shape, dtype=xp.bool)
         blocks = min(_MAX_BLOCKS, -(-mask.size // (_ELEMENTS_PER_THREAD * _THREADS)))
         words = (key >> 32 * index & 0xFFFFFFFF for index in range(4))
         launch = importlib.import_module("xformer.kernels.cupy.launch").launch
-        launch("random.dropout_mask", ("bool",), blocks, _THREADS, mask, mask.size, threshold, *words)
+        launch("random.dropout_mask", ("bool",), blocks, _THREADS, mask, mask.size, threshold, *words, counter)
         return mask
 
     def graph_capture(self) -> Callable[[Callable[[], Any]], Callable[[], Any]] | None:

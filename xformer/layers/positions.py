@@ -19,6 +19,7 @@ from xformer.backends import (
     DType,
     Namespace,
     array_namespace,
+    backend_of,
     base_namespace,
     device,
     dtype_name,
@@ -41,7 +42,7 @@ _MIN_TABLE_ROWS = 64
 SINUSOIDAL_LAYOUTS = ("interleaved", "halves", "fairseq")
 
 
-@functools.lru_cache(maxsize=16)
+@functools.cache  # few: see `sinusoidal`
 def _sinusoidal_table(length: int, d_model: int, dtype: str, layout: str) -> Array:
     """Compute the table on the host in float64 and round it once."""
     position = np.arange(length, dtype=np.float64)[:, None]
@@ -92,7 +93,8 @@ def sinusoidal(
     rows = max(_MIN_TABLE_ROWS, 1 << max(start + length - 1, 0).bit_length())
     name = dtype_name(dtype)
     table = _sinusoidal_table(rows, d_model, "float32" if name in ("float16", "bfloat16") else name, layout)
-    return from_host(base_namespace(xp), table[start : start + length], dtype=dtype, device=device)
+    base = base_namespace(xp)
+    return backend_of(base).rows_of_table(base, table, slice(start, start + length), dtype, device)
 
 
 class Sinusoidal(Module):

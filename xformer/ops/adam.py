@@ -76,7 +76,7 @@ def adam(
     parameters: Sequence[Slot],
     *,
     learning_rate: float | Array,
-    step: int | Array,
+    step: int | Any,
     beta1: float,
     beta2: float,
     epsilon: float,

@@ -12,7 +12,7 @@ from xformer.backends import Array, array_namespace
 from xformer.errors import ConfigError
 from xformer.ops.squared_norm import squared_norm
 from xformer.random import Rng, split_rng
-from xformer.tree import flatten, map_arrays
+from xformer.tree import flatten, is_array, map_arrays
 
 Loss = Callable[[Any, Any, Rng | None], Array]  # (model, batch, rng) -> summed loss
 ValueAndGrad = Callable[[Loss], Callable[[Any, Any, Rng | None], tuple[Array, Any]]]
@@ -38,16 +38,18 @@ def train_step(
     *,
     loss_fn: Loss,
     optimizer: Any,
-    learning_rate: float,
+    learning_rate: float | Array,
     max_grad_norm: float = math.inf,
-    loss_scale: float = 1.0,
+    loss_scale: float | Array = 1.0,
     num_tokens: int | None = None,
     value_and_grad: ValueAndGrad = autodiff.value_and_grad,
     donate: bool = False,
 ) -> StepResult:
     """Make one update: forward, backward, clipping, optimizer.
 
-    Nothing waits for a GPU: the loss and the norm are arrays, and a NaN among them skips the update on the device.
+    Nothing waits for a GPU: the loss and the norm are arrays, and a NaN among them skips the update on the device. With
+    Adam the step can be captured as a graph and replayed: numbers that change are then scalar arrays, which are read on
+    the device: learning_rate, loss_scale, the step in the state (floating), and the counter of the rng (`Rng.counted`).
 
     Args:
         model: A Module, or any tree of arrays.
@@ -94,7 +96,7 @@ def global_norm(grads: Any) -> Array:
     return array_namespace(squares).sqrt(squares)
 
 
-def clip_scale(loss: Array, grad_norm: Array, max_grad_norm: float, loss_scale: float = 1.0) -> Array:
+def clip_scale(loss: Array, grad_norm: Array, max_grad_norm: float, loss_scale: float | Array = 1.0) -> Array:
     """Return the factor that clips and unscales gradients (Pascanu et al., 2013), a scalar array.
 
     Args:
@@ -114,8 +116,11 @@ def clip_scale(loss: Array, grad_norm: Array, max_grad_norm: float, loss_scale: 
     xp = array_namespace(grad_norm)
     limits = xp.finfo(grad_norm.dtype)
     # A limit beyond the dtype's range, such as infinity, would turn finite norms into 0 / 0 or inf / inf.
-    limit = min(max(max_grad_norm * loss_scale, float(limits.smallest_normal)), float(limits.max))
-    limit = limit * xp.ones_like(grad_norm)
+    lowest, highest, limit = float(limits.smallest_normal), float(limits.max), max_grad_norm * loss_scale
+    if is_array(limit):  # which is not read on the host
+        limit = xp.clip(xp.astype(limit, grad_norm.dtype), lowest, highest)
+    else:
+        limit = min(max(limit, lowest), highest) * xp.ones_like(grad_norm)
     is_finite = xp.logical_and(xp.isfinite(loss), xp.isfinite(grad_norm))
     return xp.where(is_finite, limit / xp.maximum(grad_norm, limit) / loss_scale, math.nan * limit)
 

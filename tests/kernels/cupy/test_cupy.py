@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -11,15 +13,18 @@ from tests.conftest import library_or_skip
 from tests.kernels.cupy.cuda_cases import normal
 from tests.reference import small_model, translation_loss
 from xformer import Rng, kernels, training, value_and_grad
-from xformer.backends import dtype_named, namespaces
+from xformer.backends import backend_of, dtype_named, namespaces, to_host
+from xformer.backends import cupy as cupy_backend
+from xformer.backends.cupy import CupyBackend
+from xformer.backends.numpy import NumpyBackend
 from xformer.kernels import registry
 from xformer.kernels.cupy import launch as cuda_launch
 from xformer.ops import gelu, layer_norm, linear
 from xformer.ops.adam import Settings
-from xformer.training import AdamW, Batch, TokenPairs
+from xformer.training import Adam, AdamW, Batch, TokenPairs
 from xformer.training.precision import autocast
 from xformer.training.step import clip_scale, global_norm, train_step
-from xformer.tree import flatten
+from xformer.tree import flatten, map_arrays
 
 ROWS, FEATURES, CLASSES = (3, 4), 8, 11
 X, MATRIX, VECTOR = normal(*ROWS, FEATURES), normal(FEATURES, FEATURES, seed=1), normal(FEATURES, seed=2)
@@ -175,6 +180,81 @@ def test_three_training_steps_equal_those_of_the_portable_definitions(cuda_host,
         "elementwise.dropout",
         "embedding.scatter_segments",
     }
+
+
+ROWS_OF_IDS = [[5, 4, 7, 2], [3, 10, 2]]
+
+
+def test_a_training_step_copies_nothing_from_the_host(cuda_host, monkeypatch):
+    """Such a copy could not be captured in a graph; the first step may make tables that are kept."""
+    cuda = types.SimpleNamespace(
+        runtime=types.SimpleNamespace(getDevice=lambda: 0),
+        get_current_stream=lambda: types.SimpleNamespace(synchronize=lambda: None),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(cupy_backend, "_TABLES", {})
+    for name in ("bernoulli", "_bernoulli"):
+        monkeypatch.setattr(NumpyBackend, name, getattr(CupyBackend, name), raising=False)
+    monkeypatch.setattr(
+        NumpyBackend, "rows_of_table", lambda *arguments: CupyBackend.rows_of_table(*arguments[:-1], device=None)
+    )
+    copies, from_host = [], NumpyBackend.from_host
+    monkeypatch.setattr(
+        NumpyBackend, "from_host", lambda self, xp, data, *rest: copies.append(data) or from_host(self, xp, data, *rest)
+    )
+    model, optimizer = small_model(positions="sinusoidal", dropout=0.1, dtype="float32"), Adam()
+    batch = Batch.make(TokenPairs(ROWS_OF_IDS, ROWS_OF_IDS), [0, 1], xp=np)
+    state = optimizer.init(model)
+    for number in range(2):
+        del copies[:]
+        options = {"loss_fn": training.translation_loss, "optimizer": optimizer, "learning_rate": 0.01}
+        model, state, *_ = train_step(model, state, [batch], Rng(number), **options)
+    assert not copies
+
+
+@pytest.mark.parametrize("library", ["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
+def test_a_captured_training_step_can_be_replayed_with_other_numbers(library):
+    """On NumPy the step runs as it is. Learning rate, step, loss scale and random counter are scalar arrays."""
+    xp = library_or_skip(library)
+    capture = backend_of(xp).graph_capture() or (lambda step: step)
+    optimizer = AdamW(weight_decay=0.1)
+    batch = Batch.make(TokenPairs(ROWS_OF_IDS, ROWS_OF_IDS), [0, 1], xp=xp)
+    options = {"loss_fn": training.translation_loss, "optimizer": optimizer, "max_grad_norm": 0.5, "donate": True}
+    numbers = [(0.01, 1.0), (0.02, 4.0), (0.03, 2.0), (0.01, 2.0), (0.02, 8.0)]  # learning rates and loss scales
+    start = small_model(xp, dropout=0.1)
+    model, expected = map_arrays(lambda x: xp.asarray(x, copy=True), start), []
+    state = optimizer.init(model)
+    for number, (rate, scale) in enumerate(numbers):
+        rng = Rng(5).counted(xp.asarray(number))
+        model, state, loss, norm = train_step(
+            model, state, [batch], rng, learning_rate=rate, loss_scale=scale, **options
+        )
+        expected.append([float(loss), float(norm)])
+    rate, scale, step, loss, norm = (xp.zeros((), dtype=xp.float64) for _ in range(5))
+    counter, captured, captured_state = xp.asarray(0), start, optimizer.init(start)
+
+    def work():
+        result = train_step(
+            captured,
+            captured_state._replace(step=step),
+            [batch],
+            Rng(5).counted(counter),
+            learning_rate=rate,
+            loss_scale=scale,
+            **options,
+        )
+        loss[...], norm[...] = result.loss, result.grad_norm
+        assert result.model is captured  # updated in place
+        step[...] = step + 1.0
+        counter[...] = counter + 1
+
+    replay = capture(work)
+    for (new_rate, new_scale), values in zip(numbers, expected, strict=True):
+        rate[...], scale[...] = new_rate, new_scale
+        replay()
+        np.testing.assert_allclose([float(loss), float(norm)], values, rtol=1e-9)
+    for array, correct in zip(flatten(captured)[0], flatten(model)[0], strict=True):
+        np.testing.assert_allclose(to_host(array), to_host(correct), rtol=0, atol=1e-9)
 
 
 SPIN = """

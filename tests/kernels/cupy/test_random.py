@@ -66,6 +66,13 @@ def test_masks_are_those_of_philox(cuda_host, shape, backwards):
     np.testing.assert_array_equal(mask, expected(KEY, mask.size, 45875).reshape(shape))
 
 
+def test_the_kernel_reads_the_counter(cuda_host):
+    """A counter draws what the key `key ^ counter` draws, as on other libraries."""
+    for counter in (0, 5, 3 << 40):
+        mask = CupyBackend("cupy").counted_bernoulli(np, KEY, np.asarray(counter), 30000, (500,), None)
+        np.testing.assert_array_equal(mask, expected(KEY ^ counter, 500, 30000))
+
+
 def test_fewer_blocks_draw_the_same_mask(cuda_host, monkeypatch):
     monkeypatch.setattr("xformer.backends.cupy._MAX_BLOCKS", 1)
     mask = CupyBackend("cupy").bernoulli(np, KEY, 30000, (5000,), None)

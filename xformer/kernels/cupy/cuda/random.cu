@@ -15,11 +15,17 @@ __device__ inline Block philox(Block c, unsigned key0, unsigned key1)
     return c;
 }
 
-// The mask is true where 16 random bits are below `threshold`; k0 to k3 have 32 bits of the key each.
+// The mask is true where 16 random bits are below `threshold`; k0 to k3 have 32 bits of the key each. A counter that is
+// not null changes the key; a captured graph reads it anew in every replay.
 template <typename T>
 __global__ void dropout_mask(
-    T* mask, long long size, long long threshold, long long k0, long long k1, long long k2, long long k3)
+    T* mask, long long size, long long threshold, long long k0, long long k1, long long k2, long long k3,
+    const long long* counter)
 {
+    if (counter) {
+        k0 ^= *counter & 0xffffffff;
+        k1 ^= *counter >> 32;
+    }
     for (long long position = blockIdx.x * (long long)blockDim.x + threadIdx.x; position * 8 < size;
          position += (long long)gridDim.x * blockDim.x) {
         const Block counter = {{(unsigned)position, (unsigned)(position >> 32), (unsigned)k2, (unsigned)k3}};
