@@ -1,3 +1,4 @@
+import importlib
 import math
 
 import numpy as np
@@ -160,13 +161,21 @@ def test_a_nonfinite_loss_or_gradient_changes_nothing(xp, optimizer, loss, eleme
 
 def test_the_scale_clips_and_unscales(xp):
     for norm, max_grad_norm, expected in [(4.0, 1.0, 0.25), (4.0, 4.0, 0.5), (4.0, math.inf, 0.5), (0.0, 1.0, 0.5)]:
-        assert float(clip_scale(xp.asarray(8.0), xp.asarray(norm), max_grad_norm, 2.0)) == expected
+        for loss_scale in (2.0, xp.asarray(2.0)):
+            assert float(clip_scale(xp.asarray(8.0), xp.asarray(norm), max_grad_norm, loss_scale)) == expected
     for max_grad_norm in (1e-46, 1e35, 1e39, math.inf):  # beyond what float32 holds, once scaled
         for norm in (0.0, 4.0):
             scale = float(clip_scale(xp.asarray(8.0), xp.asarray(norm, dtype=xp.float32), max_grad_norm, 2.0**16))
             assert scale < 1e-30 if norm > max_grad_norm else scale == 2.0**-16
     for loss, norm in NONFINITE:
         assert math.isnan(float(clip_scale(xp.asarray(loss), xp.asarray(norm), math.inf)))
+
+
+@pytest.mark.parametrize("xp", ["jax"], indirect=True)
+def test_a_loss_scale_in_an_array_is_not_read_on_the_host(xp):
+    for norm, max_grad_norm, expected in [(4.0, 1.0, 0.25), (4.0, 4.0, 0.5)]:
+        jitted = importlib.import_module("jax").jit(clip_scale, static_argnums=2)
+        assert float(jitted(xp.asarray(8.0), xp.asarray(norm), max_grad_norm, xp.asarray(2.0))) == expected
 
 
 @pytest.mark.parametrize("max_grad_norm", [0.0, -1.0, math.nan])
