@@ -14,7 +14,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from xformer.backends import Array, accumulation_dtype, array_namespace, assign, dtype_name, index_dtype, to_host
+from xformer.backends import (
+    Array,
+    accumulation_dtype,
+    array_namespace,
+    assign,
+    dtype_name,
+    index_dtype,
+    is_writable,
+    to_host,
+)
 from xformer.generation.batch import GenerationBatch
 from xformer.generation.greedy_sampling import Sample, start_samples
 from xformer.generation.hypothesis import Hypothesis, best_first
@@ -22,7 +31,7 @@ from xformer.generation.logits_processors import MinLength, SuppressTokens, log_
 from xformer.generation.scoring import score
 
 _CHECK_INTERVAL = 16  # steps between checks; steps after the end of all outputs are wasted
-_MAX_CAPTURED = 8  # for each model; each has arrays of its own
+_MAX_CAPTURED, _MAX_CAPTURED_BYTES = 8, 2**30  # for each model; captured steps have arrays of their own
 
 Step = Callable[[], None]
 
@@ -44,8 +53,7 @@ def static_greedy(batch: GenerationBatch, capture: Callable[[Step], Step]) -> li
 
     Args:
         batch: Inputs that `is_supported`.
-        capture: Returns a function that repeats a step; the arrays that the step writes stay where they are, so the
-            backend must write in place.
+        capture: Returns a function that repeats a step; the arrays that the step writes stay where they are.
     """
     cache, logits = batch.prefill()
     # If outputs can end, the token after the last allowed one shows whether they do.
@@ -65,8 +73,9 @@ def static_greedy(batch: GenerationBatch, capture: Callable[[Step], Step]) -> li
             break
         replay()
     results = [best_first(score(batch, [sample.hypothesis])) for sample in state.samples(batch)]
-    captured[key] = state, replay
-    if len(captured) > _MAX_CAPTURED:
+    if is_writable(state.token):  # later inputs can be copied into the state
+        captured[key] = state, replay
+    while len(captured) > _MAX_CAPTURED or sum(kept.nbytes for kept, _ in captured.values()) > _MAX_CAPTURED_BYTES:
         captured.popitem(last=False)
     return results
 
@@ -110,7 +119,7 @@ class _State:
         self._is_eos = to_device([token == batch.eos_id for token in vocabulary])
         self._is_suppressed = to_device([token in batch.suppress_tokens for token in vocabulary])
 
-    def _arrays(self) -> list[Array | None]:
+    def _arrays(self) -> list[Any]:
         own = (value for name, value in vars(self).items() if name not in ("cache", "_eos_id"))
         return [*own, *self.cache.arrays()]
 
@@ -118,6 +127,11 @@ class _State:
         """Return a key that states with the same steps share."""
         arrays = (None if array is None else (tuple(array.shape), dtype_name(array.dtype)) for array in self._arrays())
         return self._eos_id, self.cache.length, *arrays
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the arrays."""
+        return sum(array.nbytes for array in self._arrays() if array is not None)
 
     def load(self, other: _State) -> None:
         """Copy the arrays of a state with the same key."""

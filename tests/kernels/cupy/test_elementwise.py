@@ -9,7 +9,7 @@ import pytest
 
 from tests.kernels.cupy.cuda_cases import DTYPES, LAYOUTS, normal
 from xformer import kernels, vjp
-from xformer.backends import to_host
+from xformer.backends import dtype_named, to_host
 from xformer.kernels.cupy import elementwise as cupy_elementwise
 from xformer.ops import dropout, embedding, gelu, relu
 
@@ -38,6 +38,16 @@ class TestShapes:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_layouts(cuda, layout, function, dtype):
     cuda.agree(function, normal(6, 16), dtype=dtype, layout=LAYOUTS[layout])
+
+
+def test_more_than_2_to_the_31_elements(cuda):
+    """On a GPU; on the host a few."""
+    x = -cuda.xp.ones(100 if cuda.launcher else 2**31 + 100, dtype=dtype_named(cuda.xp, "bfloat16"))
+    x[-3] = 2.0
+    y, pull = vjp(relu, x)
+    for got, expected in ((y, [0.0, 2.0, 0.0, 0.0]), (pull(x)[0], [0.0, 2.0, 0.0, 0.0])):
+        np.testing.assert_array_equal(to_host(got[-4:]), expected)
+        assert not bool(cuda.xp.any(got[:-4] != 0))
 
 
 def test_masks_of_any_layout(cuda):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 import pytest
 
 from tests.kernels.cupy.cuda_cases import DTYPES, LAYOUTS, normal
 from xformer import kernels, vjp
-from xformer.backends import to_host
+from xformer.backends import dtype_named, to_host
 from xformer.kernels import registry
 from xformer.kernels.cupy.grid import grid_for_short_rows
 from xformer.ops import cross_entropy, softmax
@@ -133,6 +134,20 @@ def test_layouts(cuda, layout, dtype):
     labels = np.asarray([1, 0, 15, 3, 3])
     cuda.agree(cross_entropy, normal(5, 16), labels, dtype=dtype, layout=LAYOUTS[layout])
     cuda.agree(softmax, normal(5, 16), dtype=dtype, layout=LAYOUTS[layout])
+
+
+def test_more_than_2_to_the_31_logits(cuda):
+    """On a GPU; on the host a few."""
+    rows, n = (3, 64) if cuda.launcher else (2**16 + 1, 2**15)
+    logits = cuda.xp.zeros((rows, n), dtype=dtype_named(cuda.xp, "bfloat16"))
+    logits[-1, -1] = 5.0
+    losses, pull = vjp(lambda logits: cross_entropy(logits, cuda.xp.full(rows, n - 1)), logits)
+    np.testing.assert_allclose(to_host(losses[:-1]), math.log(n), rtol=1e-5)
+    np.testing.assert_allclose(to_host(losses[-1]), math.log(n - 1 + math.exp(5.0)) - 5.0, rtol=1e-5)
+    (g,) = pull(cuda.xp.ones_like(losses))
+    probability = math.exp(5.0) / (n - 1 + math.exp(5.0))
+    np.testing.assert_allclose(to_host(g[:, -1]), [*[1.0 / n - 1.0] * (rows - 1), probability - 1.0], rtol=0.01)
+    np.testing.assert_allclose(to_host(g[-1, :-1]), (1.0 - probability) / (n - 1), rtol=0.01)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
