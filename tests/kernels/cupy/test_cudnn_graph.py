@@ -35,6 +35,8 @@ H200 = {
     "totalGlobalMem": 141 << 30,
     "smClockRateKHz": 1980000,
     "memClockRateKHz": 3201000,
+    "memoryBusWidth": 6144,  # since cuDNN 9.28, as the next one
+    "oversizedSharedMemoryPerBlock": 232448,
     "l2CacheSize": 60 << 20,
     "cudaDeviceId": 0,
     "deviceVer": 900,
