@@ -140,7 +140,7 @@ int cublasLtMatmul(
                 sum += widen(a->type, A, p->transposed[0] ? i * a->leading + l : l * a->leading + i)
                      * widen(b->type, B, p->transposed[1] ? l * b->leading + j : j * b->leading + l);
             if (!sums_first) sum += widen(d->type, (const void*)p->bias, i);
-            if (p->epilogue == 6) sum = sum < 0.0f ? 0.0f : sum;
+            if (p->epilogue == 6) sum = sum > 0.0f ? sum : 0.0f;  // NaN becomes 0
             narrow(d->type, D, j * d->leading + i, sum);
         }
     for (uint64_t i = 0; sums_first && i < m; ++i) {

@@ -88,7 +88,8 @@ def affine(rows: Array, weight: Array, bias: Array, *, relu: bool = False) -> Ar
         rows: Array of shape (m, k).
         weight: Array of shape (k, n) and the same dtype.
         bias: Array of shape (n,) and the same dtype.
-        relu: Whether to apply ReLU. NVIDIA documents max(x, 0), not what becomes of NaN; a test on a GPU expects NaN.
+        relu: Whether to apply ReLU, which here may turn NaN into 0. The loss is still NaN, because the residual
+            connection around a feed-forward network passes the NaN of its input.
 
     Returns:
         C-contiguous array of shape (m, n), accumulated in float32, or None if cuBLASLt does not support the product.
