@@ -148,7 +148,7 @@ def read_json(path: str | os.PathLike[str], description: str) -> dict[str, Any]:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"cannot read {description} {path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{description} {path} is not valid JSON ({error}); the file is truncated or in another format"
         ) from error

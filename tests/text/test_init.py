@@ -13,7 +13,7 @@ def test_all_names_exist_and_are_sorted():
 def test_import_loads_no_optional_package():
     code = """
 import sys, xformer.text
-heavy = {"tokenizers", "sacrebleu", "rouge_score", "torch", "jax", "cupy", "rich", "typer", "matplotlib"}
+heavy = {"tokenizers", "sacrebleu", "rouge_score", "jinja2", "torch", "jax", "cupy", "rich", "typer", "matplotlib"}
 print(sorted(heavy & sys.modules.keys()))
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

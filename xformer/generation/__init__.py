@@ -6,6 +6,7 @@ from xformer.generation.generate import generate, stream
 from xformer.generation.hypothesis import Hypothesis, length_penalty
 from xformer.generation.lengths import default_max_length
 from xformer.generation.logits_processors import Histories, LogitsProcessor
+from xformer.generation.pretrained import PretrainedGeneration, read_generation
 from xformer.generation.stopping_criteria import StoppingCriteria, StopSequences
 
 __all__ = [
@@ -13,11 +14,13 @@ __all__ = [
     "Histories",
     "Hypothesis",
     "LogitsProcessor",
+    "PretrainedGeneration",
     "StopSequences",
     "StoppingCriteria",
     "alignments",
     "default_max_length",
     "generate",
     "length_penalty",
+    "read_generation",
     "stream",
 ]

@@ -14,10 +14,13 @@ from xformer.text.corpus import (
     read_text,
 )
 from xformer.text.demo_tasks import DemoTask, copy_task, numbers_task, reverse_task
+from xformer.text.loading import load_tokenizer
 from xformer.text.metrics import Score, bleu, chrf, exact_match, rouge, ter
 from xformer.text.normalize import normalize_text
 from xformer.text.number_words import english, german
+from xformer.text.pretrained import PretrainedTokenizer
 from xformer.text.sentences import split_sentences
+from xformer.text.streaming import DecodeStream
 from xformer.text.tokenizer import Tokenizer
 from xformer.text.tokenizer_models import BOS_ID, EOS_ID, PAD_ID, SEPARATOR, SPECIAL_TOKENS, UNK_ID
 
@@ -30,9 +33,11 @@ __all__ = [
     "SPECIAL_TOKENS",
     "TRUNCATION_MODES",
     "UNK_ID",
+    "DecodeStream",
     "DemoTask",
     "FittedPairs",
     "ParallelCorpus",
+    "PretrainedTokenizer",
     "Score",
     "Tokenizer",
     "bleu",
@@ -43,6 +48,7 @@ __all__ = [
     "fit_lengths",
     "german",
     "iter_lines",
+    "load_tokenizer",
     "normalize_text",
     "numbers_task",
     "read_lines",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from types import ModuleType
 
-from xformer.errors import BackendError, how_to_install
+from xformer.errors import BackendError, CheckpointError, XformerError, how_to_install
 
 
 def require(package: str) -> ModuleType:
@@ -23,3 +25,20 @@ def require(package: str) -> ModuleType:
         raise BackendError(
             f"the package {package!r} cannot be imported ({error}); {how_to_install(package)}"
         ) from error
+
+
+@contextlib.contextmanager
+def library_errors(message: str) -> Iterator[None]:
+    """Turn errors of the library inside the block, and panics of its Rust code, into CheckpointError.
+
+    Args:
+        message: Start of the error; the reason follows in parentheses.
+    """
+    try:
+        yield
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"  # derives from BaseException
+        if isinstance(error, XformerError) or not (is_panic or isinstance(error, Exception)):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{message} ({reason})") from error

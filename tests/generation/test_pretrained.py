@@ -1,0 +1,108 @@
+import json
+
+import pytest
+
+from xformer.errors import CheckpointError
+from xformer.generation import GenerationConfig
+from xformer.generation.pretrained import read_generation
+
+
+def read(directory, values, *, encoder_decoder=False, name="generation_config.json"):
+    (directory / name).write_text(json.dumps(values))
+    return read_generation(directory, encoder_decoder=encoder_decoder)
+
+
+def test_a_language_model_that_samples(tmp_path):
+    values = {
+        "bos_token_id": 128000,
+        "do_sample": True,
+        "eos_token_id": [128001, 128008, 128009],
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "max_length": 4096,
+        "transformers_version": "4.42.3",
+        "_from_model_config": True,
+    }
+    settings = read(tmp_path, values)
+    assert settings.options == {"do_sample": True, "top_k": 50, "temperature": 0.6, "top_p": 0.9}
+    assert (settings.eos_ids, settings.bos_id, settings.max_length) == ((128001, 128008, 128009), 128000, 4096)
+    assert settings.notes == ()
+    assert GenerationConfig(**settings.options).method == "sampling"
+    assert read(tmp_path, {"do_sample": True, "top_k": 0}).options == {"do_sample": True}
+
+
+def test_sampling_settings_do_not_apply_to_greedy_search(tmp_path):
+    settings = read(tmp_path, {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05})
+    assert settings.options == {"repetition_penalty": 1.05}
+    assert GenerationConfig(**settings.options).method == "greedy"
+
+
+def test_an_encoder_decoder_with_beams(tmp_path):
+    values = {
+        "bad_words_ids": [[58100], [5, 6]],
+        "decoder_start_token_id": 58100,
+        "eos_token_id": 0,
+        "pad_token_id": 58100,
+        "forced_bos_token_id": [7],
+        "forced_eos_token_id": 0,
+        "length_penalty": 2.0,
+        "max_length": 142,
+        "min_length": 56,
+        "no_repeat_ngram_size": 3,
+        "num_beams": 4,
+        "early_stopping": True,
+        "suppress_tokens": [9, 3],
+        "begin_suppress_tokens": [220, 50257],
+    }
+    settings = read(tmp_path, values, encoder_decoder=True)
+    assert settings.options == {
+        "num_beams": 4,
+        "length_penalty": 2.0,
+        "no_repeat_ngram_size": 3,
+        "suppress_tokens": (3, 9, 58100),
+        "max_new_tokens": 141,
+        "min_new_tokens": 55,
+    }
+    assert (settings.start_id, settings.pad_id, settings.eos_ids) == (58100, 58100, (0,))
+    assert (settings.forced_bos_id, settings.forced_eos_id) == (7, 0)
+    assert settings.begin_suppress_tokens == (220, 50257)
+    assert settings.max_length is None
+    assert [note.split(": ")[1].split()[0] for note in settings.notes] == ["early_stopping", "bad_words_ids"]
+    assert GenerationConfig(**settings.options).method == "beam"
+
+
+def test_whisper_forces_its_first_tokens(tmp_path):
+    values = {"forced_decoder_ids": [[1, None], [2, 50359]], "suppress_tokens": [-1], "is_multilingual": True}
+    settings = read(tmp_path, values, encoder_decoder=True)
+    assert settings.forced_ids == {2: 50359}
+    assert "suppress_tokens" not in settings.options
+    assert settings.notes == (f"{tmp_path / 'generation_config.json'}: is_multilingual 'True' is not supported and "
+                              "ignored",)  # fmt: skip
+
+
+def test_old_checkpoints_have_their_settings_in_the_model_configuration(tmp_path):
+    values = {"model_type": "bart", "d_model": 16, "num_beams": 4, "eos_token_id": 2, "max_length": 10}
+    settings = read(tmp_path, values, encoder_decoder=True, name="config.json")
+    assert settings.options == {"num_beams": 4, "max_new_tokens": 9}
+    assert (settings.eos_ids, settings.notes) == ((2,), ())
+    assert read_generation(tmp_path / "missing", encoder_decoder=True).options == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"eos_token_id": "x"}, "eos_token_id 'x'; expected a token id"),
+        ({"eos_token_id": [1, -5]}, "expected a token id"),
+        ({"num_beams": 1.5}, "expected an integer"),
+        ({"num_beams": True}, "expected an integer"),
+        ({"temperature": "hot"}, "expected a number"),
+        ({"temperature": float("nan")}, "expected a number"),
+        ({"do_sample": "yes"}, "expected true or false"),
+        ({"bad_words_ids": 5}, "list of lists"),
+        ({"forced_decoder_ids": [[1]]}, "list of pairs"),
+    ],
+)
+def test_wrong_types(tmp_path, values, message):
+    with pytest.raises(CheckpointError, match=message) as error:
+        read(tmp_path, values)
+    assert "generation_config.json" in str(error.value)

@@ -1,0 +1,53 @@
+import datetime
+import sys
+
+import pytest
+
+from xformer.errors import BackendError, CheckpointError, DataError
+from xformer.text.chat import render_chat_template
+
+pytest.importorskip("jinja2")
+
+
+def test_functions_of_templates():
+    year = str(datetime.datetime.now().year)
+    assert render_chat_template("{{ strftime_now('%Y') }}") == year
+    assert render_chat_template("{{ x | tojson }}", x={"ü": "<'&'>"}) == '{"ü": "<\'&\'>"}'
+    assert render_chat_template("{{ x | tojson(indent=1) }}", x=[1]) == "[\n 1\n]"
+    assert render_chat_template("{% set n = namespace(a=1) %}{% set n.a = 2 %}{{ n.a }}") == "2"
+    assert render_chat_template("a\n  {% if true %}\nb\n  {% endif %}\n") == "a\nb\n"
+    assert render_chat_template("{% generation %}x{% endgeneration %}") == "x"
+    assert render_chat_template("{{ '=' * 3 }}{{ undefined }}") == "==="
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[0] }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception.__globals__['__builtins__'] }}",
+        "{{ 'x' * 10**9 }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{% for a in range(2000) %}{% for b in range(2000) %}{% endfor %}{% endfor %}",
+        "{% for a in range(70000) %}{{ 'x' * 1000 }}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% include '/etc/passwd' %}",
+        "{% if %}",
+        "{{ 1 + 'a' }}",
+    ],
+)
+def test_templates_that_fail_or_leave_the_sandbox(template):
+    with pytest.raises(CheckpointError, match="the chat template") as error:
+        render_chat_template(template, messages=[])
+    assert "\n" not in str(error.value)
+
+
+def test_messages_that_the_template_rejects():
+    with pytest.raises(DataError, match="rejects the messages: no system message"):
+        render_chat_template("{{ raise_exception('no\nsystem message') }}")
+
+
+def test_a_missing_jinja2(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(BackendError, match="pip install jinja2"):
+        render_chat_template("x")

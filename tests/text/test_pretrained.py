@@ -1,0 +1,240 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.text import Tokenizer, load_tokenizer
+
+DATA = Path(__file__).parent / "data"
+REFERENCES = json.loads((DATA / "references.json").read_text(encoding="utf-8"))
+CASES = sorted(REFERENCES.keys() - {"versions"})
+TRANSLATORS = [case for case in CASES if "forced_bos_id" in REFERENCES[case]]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    return request.param, load_tokenizer(DATA / request.param), REFERENCES[request.param]
+
+
+def copy(case, directory):
+    shutil.copytree(DATA / case, directory, dirs_exist_ok=True)
+    return directory
+
+
+def for_source(tokenizer, reference):
+    return tokenizer.for_translation(*reference["languages"]).source if "languages" in reference else tokenizer
+
+
+def test_ids_are_those_of_the_original_libraries(case):
+    name, tokenizer, reference = case
+    encoded = for_source(tokenizer, reference).encode_batch(reference["texts"])
+    for text, ids, expected in zip(reference["texts"], encoded, reference["ids"], strict=True):
+        assert ids == expected, (name, text)
+
+
+def test_texts_are_those_of_the_original_libraries(case):
+    name, tokenizer, reference = case
+    for ids, expected in zip(reference["ids"], reference["decoded"], strict=True):
+        # transformers strips the texts of some tokenizers, and writes the language tokens of Marian.
+        assert tokenizer.decode(ids).strip() == expected.removeprefix(">>fra<<").strip(), (name, ids)
+
+
+def test_streamed_text_is_the_decoded_text(case):
+    name, tokenizer, reference = case
+    for ids in reference["ids"]:
+        for prompt in (0, len(ids) // 2):
+            if tokenizer.decode(ids[:prompt]).endswith("\ufffd"):
+                continue
+            stream = tokenizer.decode_stream(ids[:prompt])
+            text = "".join(map(stream.step, ids[prompt:])) + stream.finish()
+            assert tokenizer.decode(ids[:prompt]) + text == tokenizer.decode(ids), (name, ids, prompt)
+
+
+def test_streaming_returns_whole_characters():
+    tokenizer = load_tokenizer(DATA / "byte_level")
+    stream = tokenizer.decode_stream()
+    texts = [stream.step(token) for token in tokenizer.encode("a 👨‍👩‍👧 ß")]
+    assert "".join(texts) == "a 👨‍👩‍👧 ß"
+    assert not any("\ufffd" in text for text in texts)
+    incomplete = tokenizer.encode("👨")[:-1]
+    assert [stream.step(token) for token in incomplete] == [""] * len(incomplete)
+    assert stream.finish() == tokenizer.decode(incomplete)
+
+
+@pytest.mark.parametrize("name", ["byte_level", "word_piece"])
+def test_pairs_and_special_tokens(name):
+    tokenizer, reference = load_tokenizer(DATA / name), REFERENCES[name]
+    texts = reference["texts"]
+    assert [tokenizer.encode(text, special_tokens=False) for text in texts] == reference["plain_ids"]
+    assert tokenizer.encode_batch(texts, ["the friends"] * len(texts)) == reference["pair_ids"]
+    decoded = tokenizer.decode_batch(reference["ids"], skip_special_tokens=False)
+    assert decoded == reference["decoded_with_special"]
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_language_tokens(name):
+    tokenizer, reference = load_tokenizer(DATA / name), REFERENCES[name]
+    source, target, forced_bos_id = tokenizer.for_translation(*reference["languages"])
+    assert source.encode_batch(reference["texts"]) == reference["ids"]
+    assert target.encode_batch(reference["texts"]) == reference["target_ids"]
+    assert forced_bos_id == reference["forced_bos_id"] == tokenizer.language_id(reference["languages"][1])
+    assert set(reference["languages"]) <= set(tokenizer.languages)
+    with pytest.raises(ConfigError, match="language is 'de_De'"):
+        tokenizer.for_translation("de_De")
+
+
+def test_nllb_puts_the_language_last_if_the_checkpoint_is_old(tmp_path):
+    directory = copy("nllb", tmp_path)
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps({**settings, "legacy_behaviour": True}))
+    tokenizer = load_tokenizer(directory)
+    plain = tokenizer.encode("hello world", special_tokens=False)
+    english = tokenizer.language_id("eng_Latn")
+    assert tokenizer.encode("hello world") == [*plain, tokenizer.eos_id, english]
+
+
+def test_marian_has_two_models_and_language_tokens_of_the_target():
+    tokenizer, reference = load_tokenizer(DATA / "marian"), REFERENCES["marian"]
+    source, target, forced_bos_id = tokenizer.for_translation(target_language="fra")
+    assert [target.encode(text) for text in reference["texts"][:-1]] == reference["target_ids"]
+    assert source.encode("the teacher") == reference["ids"][-1]  # ">>fra<< the teacher"
+    assert forced_bos_id is None
+    assert tokenizer.languages == ["deu", "fra"]
+    assert (tokenizer.eos_id, tokenizer.unk_id) == (0, 1)
+    assert tokenizer.pad_id == tokenizer.vocab_size - 1
+    # The source piece "▁th" is not in vocab.json.
+    assert tokenizer.unk_id in tokenizer.encode("the")
+
+
+def test_properties_come_from_the_files():
+    tokenizer = load_tokenizer(DATA / "word_piece")
+    names = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+    assert [getattr(tokenizer, f"{name}_id") for name in names] == [0, 1, 2, 3, 4, None, None]
+    assert tokenizer.special_ids == {0, 1, 2, 3, 4}
+    assert tokenizer.id_to_token(tokenizer.token_to_id("[SEP]")) == "[SEP]"
+    assert tokenizer.token_to_id("missing") is None
+    assert tokenizer.id_to_token(10**6) is None
+    assert load_tokenizer(DATA / "m2m100").model_max_length is None  # the file says 1e30
+    assert load_tokenizer(DATA / "marian").model_max_length == 512
+    assert load_tokenizer(DATA / "marian").languages
+    with pytest.raises(ConfigError, match="has no language tokens"):
+        tokenizer.for_translation("de")
+
+
+def test_saved_files_are_the_same_bytes(case, tmp_path):
+    name, tokenizer, reference = case
+    tokenizer.save(tmp_path)
+    originals = {path.name: path.read_bytes() for path in (DATA / name).iterdir()}
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == originals
+    again = for_source(load_tokenizer(tmp_path), reference)
+    assert again.encode_batch(reference["texts"]) == reference["ids"]
+
+
+def test_invalid_input_is_rejected():
+    tokenizer = load_tokenizer(DATA / "byte_level")
+    for invalid in ([None], "text", ["\ud800"], [["a"]]):
+        with pytest.raises(DataError, match="expected"):
+            tokenizer.encode_batch(invalid)
+    with pytest.raises(DataError, match="1 texts and 2 second texts"):
+        tokenizer.encode_batch(["a"], ["b", "c"])
+    with pytest.raises(DataError, match="reads single texts"):
+        load_tokenizer(DATA / "t5").encode("a", pair="b")
+    with pytest.raises(DataError, match="token id is -1"):
+        tokenizer.decode([-1])
+    assert tokenizer.decode([*tokenizer.encode("a"), 10**6, 2**40]) == "a"
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_tokenizers_that_xformer_trained(tmp_path, joint):
+    ours = Tokenizer.train(["a small frog", "ein kleiner Frosch"], 40)
+    for name in ("tokenizer.json",) if joint else ("source_tokenizer.json", "target_tokenizer.json"):
+        ours.save(tmp_path / name)
+    source, target, _ = load_tokenizer(tmp_path).for_translation()
+    assert source.encode("small frog") == target.encode("small frog") == ours.encode("small frog")
+    assert (source.pad_id, source.bos_id, source.eos_id, source.unk_id) == (0, 1, 2, 3)
+    assert target.decode([1, *ours.encode("small frog"), 2]) == "small frog"
+    source.save(tmp_path / "copy")
+    assert {path.name for path in (tmp_path / "copy").iterdir()} == {path.name for path in tmp_path.glob("*.json")}
+
+
+# --- Damaged and unsupported files ------------------------------------------------------------------------------------
+
+
+def test_a_directory_without_a_tokenizer(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no tokenizer that can be read; expected tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(CheckpointError, match="is not a directory"):
+        load_tokenizer(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b'{"version": "1.0", "model": {}}', b"\xff\xfe"])
+def test_a_damaged_tokenizer_json(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is not a valid tokenizer") as error:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "content", "message"),
+    [
+        ("byte_level", "tokenizer_config.json", "[" * 100_000, "not valid JSON"),
+        ("byte_level", "tokenizer_config.json", "[]", "expected a JSON object"),
+        ("marian", "vocab.json", '{"</s>": 0, "<unk>": 0}', "distinct id"),
+        ("marian", "vocab.json", '{"</s>": 0, "<unk>": "1"}', "distinct id"),
+        ("marian", "vocab.json", '{"</s>": 0, "<unk>": 4294967296}', "distinct id"),
+        ("marian", "vocab.json", '{"a": 0}', "lacks the unk_token '<unk>'"),
+        ("marian", "tokenizer_config.json", '{"eos_token": {"content": "x"}}', "lacks the eos_token"),
+        ("m2m100", "tokenizer_config.json", '{"language_codes": "x", "tokenizer_class": "M2M100Tokenizer"}', "m2m100"),
+        ("m2m100", "tokenizer_config.json", '{"src_lang": "x", "tokenizer_class": "M2M100Tokenizer"}', "src_lang 'x'"),
+        ("t5", "tokenizer_config.json", '{"tokenizer_class": "T5Tokenizer", "extra_ids": 1e9}', "extra_ids"),
+        ("t5", "tokenizer_config.json", '{"tokenizer_class": "AlbertTokenizer"}', "spiece.model of Albert"),
+        ("mbart", "tokenizer_config.json", '{"tokenizer_class": "CamembertTokenizer"}', "of Camembert"),
+        ("mbart", "tokenizer_config.json", '{"tokenizer_class": "NllbTokenizer"}', "additional_special_tokens"),
+    ],
+)
+def test_damaged_settings(tmp_path, name, file, content, message):
+    directory = copy(name, tmp_path)
+    (directory / file).write_text(content)
+    with pytest.raises(CheckpointError, match=message) as error:
+        load_tokenizer(directory)
+    assert "\n" not in str(error.value)
+
+
+# --- Chats ------------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_of_a_chat_are_those_of_transformers():
+    pytest.importorskip("jinja2")
+    tokenizer, chat = load_tokenizer(DATA / "byte_level"), REFERENCES["byte_level"]["chat"]
+    for options, prompt in zip(chat["options"], chat["prompts"], strict=True):
+        options = {"add_generation_prompt": False, **options}
+        assert tokenizer.apply_chat_template(chat["messages"], **options) == prompt
+    assert tokenizer.encode(chat["prompts"][0], special_tokens=False).count(tokenizer.token_to_id("<|im_start|>")) == 5
+    with pytest.raises(DataError, match="the user speaks first"):
+        tokenizer.apply_chat_template([{"role": "assistant", "content": ""}])
+
+
+def test_named_chat_templates(tmp_path):
+    pytest.importorskip("jinja2")
+    directory = copy("word_piece", tmp_path)
+    assert load_tokenizer(directory).chat_templates == {}
+    with pytest.raises(CheckpointError, match=r"has no chat template 'default'$"):
+        load_tokenizer(directory).apply_chat_template([])
+    templates = [{"name": "default", "template": "{{ messages[0].content }}"}, {"name": "tools", "template": "T"}]
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    tokenizer = load_tokenizer(directory)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "x"}]) == "x"
+    assert tokenizer.apply_chat_template([], template="tools") == "T"
+    with pytest.raises(CheckpointError, match="'none'; expected one of: default, tools"):
+        tokenizer.apply_chat_template([], template="none")
+    (directory / "chat_templates").mkdir()
+    (directory / "chat_templates" / "tools.jinja").write_text("U")
+    assert load_tokenizer(directory).apply_chat_template([], template="tools") == "U"
+    tokenizer.save(tmp_path / "copy")
+    assert load_tokenizer(tmp_path / "copy").apply_chat_template([], template="tools") == "U"
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": 5}))
+    with pytest.raises(CheckpointError, match=r"'default' of .* is not a text"):
+        _ = load_tokenizer(directory).chat_templates

@@ -1,0 +1,176 @@
+"""Chat templates: Jinja programs in a checkpoint that write a conversation as one prompt.
+
+Templates are untrusted code. They run in Jinja's sandbox, with bounds on loops and on the length of the output.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from xformer.errors import CheckpointError, DataError
+from xformer.text.extras import require
+
+CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_DIRECTORY = "chat_template.jinja", "chat_templates"
+_MAX_TEMPLATE = 1 << 20  # characters
+_MAX_OUTPUT = 1 << 26  # characters
+_MAX_ITEMS = 1_000_000  # of all calls of range() in one rendering
+_MAX_REPEATED = 1 << 20  # elements of a repeated text or list
+_MAX_BITS = 4096  # of a product or power
+
+
+def read_chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the chat templates of a checkpoint by name; the main one is "default".
+
+    Args:
+        directory: Directory of the checkpoint. Files of templates replace those in `settings`.
+        settings: Contents of tokenizer_config.json.
+
+    Raises:
+        CheckpointError: If a template cannot be read or has a wrong type.
+    """
+    templates: dict[str, Any] = {}
+    value = settings.get("chat_template")
+    if isinstance(value, list):
+        templates = {str(each.get("name")): each.get("template") for each in value if isinstance(each, Mapping)}
+    elif isinstance(value, Mapping):
+        templates = dict(value)
+    elif value is not None:
+        templates = {"default": value}
+    named = sorted((directory / CHAT_TEMPLATE_DIRECTORY).glob("*.jinja"))
+    for name, path in [*((path.stem, path) for path in named), ("default", directory / CHAT_TEMPLATE_FILE)]:
+        if path.exists():
+            templates[name] = _read_text(path)
+    for name, template in templates.items():
+        if not isinstance(template, str) or len(template) > _MAX_TEMPLATE:
+            raise CheckpointError(
+                f"the chat template {name!r} of {directory} is not a text of at most {_MAX_TEMPLATE} characters"
+            )
+    return templates
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.stat().st_size > 4 * _MAX_TEMPLATE:
+            raise CheckpointError(f"{path} has more than {4 * _MAX_TEMPLATE} bytes; expected a chat template")
+        return path.read_text(encoding="utf-8")
+    except CheckpointError:
+        raise
+    except (OSError, UnicodeError) as error:
+        raise CheckpointError(f"cannot read chat template {path}: {error}") from error
+
+
+def render_chat_template(template: str, **variables: Any) -> str:
+    """Return the prompt that a chat template writes.
+
+    Args:
+        template: Jinja source.
+        **variables: Variables of the template: messages, add_generation_prompt, bos_token, tools, ...
+
+    Raises:
+        CheckpointError: If the template is invalid, or takes too many steps.
+        DataError: If the template rejects the messages.
+        BackendError: If the package jinja2 is missing.
+    """
+    jinja2 = require("jinja2")
+    try:
+        environment = _environment()
+        environment.globals["range"] = _bounded_range(jinja2.exceptions.SecurityError)
+        pieces, length = [], 0
+        for piece in environment.from_string(template).generate(**variables):
+            pieces.append(piece)
+            length += len(piece)
+            if length > _MAX_OUTPUT:
+                raise CheckpointError(f"the chat template wrote more than {_MAX_OUTPUT} characters")
+        return "".join(pieces)
+    except _Rejection as error:
+        raise DataError(f"the chat template rejects the messages: {error}") from error
+    except CheckpointError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"the chat template failed ({type(error).__name__}: {reason})") from error
+
+
+class _Rejection(Exception):
+    """Raised by a template that calls raise_exception."""
+
+
+def _environment() -> Any:
+    """Return the environment that the templates of Hugging Face models expect."""
+    environment = _environment_class()(trim_blocks=True, lstrip_blocks=True, extensions=_extensions())
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    return environment
+
+
+@functools.cache
+def _environment_class() -> Any:
+    sandbox = require("jinja2.sandbox")
+
+    class Environment(sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc, name-defined]
+        """Sandbox that also bounds the products of numbers and texts."""
+
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            for sequence, count in ((left, right), (right, left)):
+                is_repetition = isinstance(sequence, (str, list, tuple)) and isinstance(count, int)
+                if is_repetition and len(sequence) * count > _MAX_REPEATED:
+                    raise OverflowError(f"it repeats {len(sequence)} elements {count} times")
+            if isinstance(left, int) and isinstance(right, int):
+                bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+                if bits > _MAX_BITS:
+                    raise OverflowError(f"it computes a number of {bits} bits")
+            return super().call_binop(context, operator, left, right)
+
+    return Environment
+
+
+@functools.cache
+def _extensions() -> list[Any]:
+    ext = require("jinja2.ext")
+
+    class Generation(ext.Extension):  # type: ignore[misc, name-defined]
+        """The tag {% generation %}, which marks answers for training; the text inside is written as it is."""
+
+        tags = frozenset({"generation"})
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return [Generation, ext.loopcontrols]
+
+
+def _bounded_range(error: type[Exception]) -> Any:
+    remaining = _MAX_ITEMS
+
+    def bounded_range(*args: int) -> range:
+        nonlocal remaining
+        values = range(*args)
+        remaining -= len(values)
+        if remaining < 0:
+            raise error(f"its loops have more than {_MAX_ITEMS} steps")
+        return values
+
+    return bounded_range
+
+
+def _raise_exception(message: str) -> None:
+    raise _Rejection(" ".join(str(message).split())[:300])
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    # Jinja's own filter escapes the characters of HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,476 @@
+"""Tokenizers of public checkpoints, used as they are."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
+from xformer.io import atomic_write, read_json
+from xformer.text.chat import CHAT_TEMPLATE_DIRECTORY, CHAT_TEMPLATE_FILE, read_chat_templates, render_chat_template
+from xformer.text.extras import library_errors, require
+from xformer.text.streaming import DecodeStream
+from xformer.text.tokenizer_models import PACKAGE, raise_not_text
+
+TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+MAX_BYTES = 1 << 30  # far above any tokenizer
+_UNLIMITED = 10**9  # files spell "no limit" as 10**30
+_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_FILES = (
+    *(TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, CHAT_TEMPLATE_FILE, "added_tokens.json"),
+    *("vocab.json", "target_vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm"),
+    *("sentencepiece.bpe.model", "spiece.model", "tokenizer.model", "source_tokenizer.json", "target_tokenizer.json"),
+)
+
+
+class Affixes(NamedTuple):
+    """Ids that are put before and after a text."""
+
+    prefix: list[int]
+    suffix: list[int]
+
+
+class Translation(NamedTuple):
+    """Tokenizers of a translation direction.
+
+    Attributes:
+        source: Tokenizer of source texts; it adds the language token that the model expects.
+        target: Tokenizer of target texts.
+        forced_bos_id: Id that the output has to begin with: the target language. None if the model has none.
+    """
+
+    source: PretrainedTokenizer
+    target: PretrainedTokenizer
+    forced_bos_id: int | None
+
+
+class Languages(NamedTuple):
+    """Language tokens of a translation model.
+
+    Attributes:
+        ids: Id of the token of each language.
+        position: Position of the language token: "before" is `[language] x [eos]`, "after" `x [eos] [language]`,
+            "target" puts the token of the target language before the source.
+        source: Source language unless another one is requested.
+        target: Target language unless another one is requested.
+    """
+
+    ids: dict[str, int]
+    position: str
+    source: str | None = None
+    target: str | None = None
+
+
+class PretrainedTokenizer:
+    """Tokenizer of a public checkpoint. Use `load_tokenizer` or `PretrainedTokenizer.from_directory` to make one.
+
+    Encoding adds the special tokens of the checkpoint, such as `[CLS]` or `</s>`, unless `special_tokens=False`.
+    Special tokens that the text spells become special tokens, which chat templates rely on.
+
+    Args:
+        inner: A `tokenizers.Tokenizer`.
+        settings: Contents of tokenizer_config.json, and of special_tokens_map.json below them.
+        directory: Directory of the files.
+        vocab: Ids by token if they differ from those of `inner`.
+        affixes: Ids to add in place of those that `inner` adds.
+        languages: Language tokens.
+        target: Tokenizer of target texts if it is another one.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        settings: Mapping[str, Any],
+        directory: Path,
+        *,
+        vocab: dict[str, int] | None = None,
+        affixes: Affixes | None = None,
+        languages: Languages | None = None,
+        target: PretrainedTokenizer | None = None,
+    ) -> None:
+        # Truncation and padding are those of the program that wrote the file.
+        inner.no_truncation()
+        inner.no_padding()
+        self._inner, self._settings, self.directory = inner, settings, directory
+        self._vocab, self._affixes, self._languages, self._target = vocab, affixes, languages, target
+        self._tokens = None if vocab is None else {index: token for token, index in vocab.items()}
+        self._special = {name: _content(settings.get(f"{name}_token")) for name in _NAMES}
+        named = {*self._special.values(), *additional_tokens(settings)} - {None}
+        added = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
+        ids = {index for token in named | added if (index := self.token_to_id(token)) is not None}
+        self._special_ids = frozenset(ids.union(languages.ids.values() if languages else ()))
+        self._templates: dict[str, str] | None = None
+
+    @classmethod
+    def from_directory(cls, directory: str | os.PathLike[str]) -> Self:
+        """Read tokenizer.json of a directory, with tokenizer_config.json and special_tokens_map.json if present.
+
+        Args:
+            directory: Directory of the checkpoint.
+
+        Raises:
+            CheckpointError: If a file is missing or damaged.
+            BackendError: If the package tokenizers is missing.
+        """
+        directory = Path(directory)
+        return cls(read_inner(directory / TOKENIZER_FILE), read_settings(directory), directory)
+
+    # --- Vocabulary ---------------------------------------------------------------------------------------------------
+
+    @property
+    def vocab_size(self) -> int:
+        """Highest id plus 1. The embedding of the model may have more rows."""
+        ids = self._inner.get_vocab().values() if self._vocab is None else self._vocab.values()
+        return 1 + max(ids, default=-1)
+
+    @property
+    def model_max_length(self) -> int | None:
+        """Maximum number of tokens of an input; None if the files state none."""
+        value = self._settings.get("model_max_length")
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return int(value) if is_number and 0 < value < _UNLIMITED else None  # type: ignore[arg-type, operator]
+
+    def token_to_id(self, token: str | None) -> int | None:
+        """Return the id of a token, or None if the vocabulary lacks it."""
+        if token is None:
+            return None
+        return self._inner.token_to_id(token) if self._vocab is None else self._vocab.get(token)
+
+    def id_to_token(self, index: int) -> str | None:
+        """Return the token of an id, or None if the vocabulary lacks it."""
+        if index < 0:
+            return None
+        return self._inner.id_to_token(index) if self._tokens is None else self._tokens.get(index)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Contents of tokenizer_config.json and special_tokens_map.json."""
+        return self._settings
+
+    @property
+    def added_tokens(self) -> list[str]:
+        """Tokens that are found in a text before it is split, in the order of their ids."""
+        return [token.content for _, token in sorted(self._inner.get_added_tokens_decoder().items())]
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of all special tokens, which `decode` skips."""
+        return self._special_ids
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Special tokens by role: "bos_token", "eos_token", "pad_token", ..."""
+        return {f"{name}_token": token for name, token in self._special.items() if token is not None}
+
+    @property
+    def bos_id(self) -> int | None:
+        """Id of the token at the start of a text; None if the files name none."""
+        return self.token_to_id(self._special["bos"])
+
+    @property
+    def eos_id(self) -> int | None:
+        """Id of the token at the end of a text; None if the files name none."""
+        return self.token_to_id(self._special["eos"])
+
+    @property
+    def pad_id(self) -> int | None:
+        """Id of the padding token; None if the files name none."""
+        return self.token_to_id(self._special["pad"])
+
+    @property
+    def unk_id(self) -> int | None:
+        """Id of the unknown token; None if the files name none."""
+        return self.token_to_id(self._special["unk"])
+
+    @property
+    def sep_id(self) -> int | None:
+        """Id of the token between two texts; None if the files name none."""
+        return self.token_to_id(self._special["sep"])
+
+    @property
+    def cls_id(self) -> int | None:
+        """Id of the token for the whole text; None if the files name none."""
+        return self.token_to_id(self._special["cls"])
+
+    @property
+    def mask_id(self) -> int | None:
+        """Id of the masked token; None if the files name none."""
+        return self.token_to_id(self._special["mask"])
+
+    # --- Text to ids and back -----------------------------------------------------------------------------------------
+
+    def encode(self, text: str, *, pair: str | None = None, special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text, or of two texts that a model reads together.
+
+        Args:
+            text: The text.
+            pair: Second text.
+            special_tokens: Add the special tokens of the checkpoint.
+
+        Raises:
+            DataError: If the input is not valid text.
+        """
+        return self.encode_batch([text], None if pair is None else [pair], special_tokens=special_tokens)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Return the token ids of each text, or of each pair of texts, without padding.
+
+        Args:
+            texts: Texts.
+            pairs: Second texts, one for each text.
+            special_tokens: Add the special tokens of the checkpoint.
+
+        Raises:
+            DataError: If an input is not valid text, or the numbers of texts differ.
+        """
+        if isinstance(texts, str) or isinstance(pairs, str):
+            raise DataError("got a single text; expected a list of texts")
+        if pairs is not None and len(pairs) != len(texts):
+            raise DataError(f"got {len(texts)} texts and {len(pairs)} second texts; expected one for each")
+        if pairs is not None and self._affixes is not None:
+            raise DataError("the tokenizer of this model reads single texts; omit the second texts")
+        rows = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+        add = special_tokens and self._affixes is None
+        with library_errors(f"the tokenizer of {self.directory} failed"):
+            try:
+                encodings = self._inner.encode_batch(rows, add_special_tokens=add)
+            except (TypeError, UnicodeError) as error:
+                raise_not_text(error)
+        if self._vocab is None:
+            encoded = [each.ids for each in encodings]
+        else:  # an unknown piece of one language may be a token of the other
+            vocab, unknown = self._vocab, self._vocab[self._special["unk"] or "<unk>"]
+            encoded = [[vocab.get(token, unknown) for token in each.tokens] for each in encodings]
+        if special_tokens and self._affixes is not None:
+            prefix, suffix = self._affixes
+            encoded = [[*prefix, *row, *suffix] for row in encoded]
+        return encoded
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids. Ids above the vocabulary, unused rows of an embedding, have no text.
+
+        Args:
+            ids: Token ids.
+            skip_special_tokens: Leave out special tokens.
+
+        Raises:
+            DataError: For a negative id.
+        """
+        return self.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
+
+    def decode_batch(self, batch: Iterable[Iterable[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        """Return the text of each row of token ids; see `decode`."""
+        skipped = self._special_ids if skip_special_tokens else frozenset()
+        rows = [[int(index) for index in ids if index not in skipped] for ids in batch]
+        lowest = min((min(row) for row in rows if row), default=0)
+        if lowest < 0:
+            raise DataError(f"token id is {lowest}; expected at least 0")
+        with library_errors(f"the tokenizer of {self.directory} failed"):
+            if self._tokens is None:
+                rows = [[index for index in row if index < 1 << 31] for row in rows]
+                return list(self._inner.decode_batch(rows, skip_special_tokens=False))
+            known, decoder = self._tokens, self._inner.decoder
+            return [decoder.decode([known[index] for index in row if index in known]).strip() for row in rows]
+
+    def decode_stream(self, prompt: Iterable[int] = (), *, skip_special_tokens: bool = True) -> DecodeStream:
+        """Return a decoder of ids that arrive one by one.
+
+        Args:
+            prompt: Ids before the first one.
+            skip_special_tokens: Leave out special tokens.
+        """
+        return DecodeStream(lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens), prompt)
+
+    # --- Languages ----------------------------------------------------------------------------------------------------
+
+    @property
+    def languages(self) -> list[str]:
+        """Codes of the languages that have a token; empty if there are none."""
+        return sorted(self._languages.ids) if self._languages else []
+
+    def language_id(self, language: str) -> int:
+        """Return the id of the token of a language.
+
+        Raises:
+            ConfigError: If the tokenizer has no such language.
+        """
+        if self._languages is None or not self._languages.ids:
+            raise ConfigError(f"language is {language!r}, but the tokenizer has no language tokens; omit it")
+        if language not in self._languages.ids:
+            raise ConfigError(f"language is {language!r}; {nearest_hint(language, self.languages)}")
+        return self._languages.ids[language]
+
+    def with_languages(self, languages: Languages) -> PretrainedTokenizer:
+        """Return the tokenizer with language tokens; sources begin or end with that of `languages.source`.
+
+        Raises:
+            ConfigError: If a default language has no token.
+        """
+        tokenizer = copy.copy(self)
+        tokenizer._languages = languages
+        tokenizer._special_ids = self._special_ids.union(languages.ids.values())
+        if languages.source is None or languages.position == "target":
+            return tokenizer
+        return tokenizer._for_language(tokenizer.language_id(languages.source))
+
+    def for_translation(self, source_language: str | None = None, target_language: str | None = None) -> Translation:
+        """Return the tokenizers of a translation direction.
+
+        Args:
+            source_language: Code of the source language. Default: that of the files.
+            target_language: Code of the target language. Default: that of the files.
+
+        Raises:
+            ConfigError: If the tokenizer has no such language, or needs one that is not given.
+        """
+        languages, target_tokenizer = self._languages, self._target or self
+        if languages is None:
+            for language in (source_language, target_language):
+                if language is not None:
+                    self.language_id(language)
+            return Translation(self, target_tokenizer, None)
+        if languages.position == "target":
+            if target_language is None:
+                return Translation(self, target_tokenizer, None)
+            token = self.language_id(target_language)
+            suffix = self._affixes.suffix if self._affixes else []
+            return Translation(self._with_affixes(Affixes([token], suffix)), target_tokenizer, None)
+        source, target = source_language or languages.source, target_language or languages.target
+        if source is None:
+            raise ConfigError(f"source_language is missing; expected one of: {', '.join(self.languages)}")
+        forced = None if target is None else self.language_id(target)
+        return Translation(
+            self._for_language(self.language_id(source)),
+            target_tokenizer if forced is None else target_tokenizer._for_language(forced),
+            forced,
+        )
+
+    def _for_language(self, token: int) -> PretrainedTokenizer:
+        eos = [] if self.eos_id is None else [self.eos_id]
+        is_before = self._languages is not None and self._languages.position == "before"
+        return self._with_affixes(Affixes([token], eos) if is_before else Affixes([], [*eos, token]))
+
+    def _with_affixes(self, affixes: Affixes) -> PretrainedTokenizer:
+        tokenizer = copy.copy(self)
+        tokenizer._affixes = affixes
+        return tokenizer
+
+    # --- Chats --------------------------------------------------------------------------------------------------------
+
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """Chat templates by name, the only one being "default"; empty if the checkpoint has none."""
+        if self._templates is None:
+            self._templates = read_chat_templates(self.directory, self._settings)
+        return self._templates
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template: str = "default",
+        **variables: Any,
+    ) -> str:
+        """Return the prompt of a chat. Encode it with `special_tokens=False`.
+
+        Args:
+            messages: Messages, each with "role" and "content".
+            add_generation_prompt: End with the start of an answer.
+            template: Name of the template if there are several.
+            **variables: Further variables of the template, such as `tools` or `documents`.
+
+        Raises:
+            CheckpointError: If the checkpoint has no such template, or it is invalid.
+            DataError: If the template rejects the messages.
+            BackendError: If the package jinja2 is missing.
+        """
+        templates = self.chat_templates
+        if template not in templates:
+            known = f"; expected one of: {', '.join(sorted(templates))}" if templates else ""
+            raise CheckpointError(f"{self.directory} has no chat template {template!r}{known}")
+        variables = {"tools": None, "documents": None, **self.special_tokens, **variables}
+        return render_chat_template(
+            templates[template],
+            messages=[dict(message) for message in messages],
+            add_generation_prompt=add_generation_prompt,
+            **variables,
+        )
+
+    # --- Files --------------------------------------------------------------------------------------------------------
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Copy the files of the tokenizer, as they are.
+
+        Raises:
+            CheckpointError: If a file cannot be read or written.
+        """
+        names = [name for name in _FILES if (self.directory / name).is_file()]
+        names += [f"{CHAT_TEMPLATE_DIRECTORY}/{path.name}" for path in template_files(self.directory)]
+        if not names:
+            raise CheckpointError(f"{self.directory} no longer has the files of its tokenizer")
+        for name in names:
+            content = read_bytes(self.directory / name)
+            with atomic_write(Path(directory) / name) as file:
+                file.write(content)
+
+    def __repr__(self) -> str:
+        return f"PretrainedTokenizer(vocab_size={self.vocab_size}, directory={str(self.directory)!r})"
+
+
+# --- Reading of files -------------------------------------------------------------------------------------------------
+
+
+def read_inner(path: Path) -> Any:
+    """Read tokenizer.json; raise CheckpointError if it is missing or damaged."""
+    library = require(PACKAGE)
+    content = read_bytes(path)
+    with library_errors(f"{path} is not a valid tokenizer"):
+        return library.Tokenizer.from_str(str(content, "utf-8"))
+
+
+def read_settings(directory: Path) -> dict[str, Any]:
+    """Return the contents of special_tokens_map.json, replaced by those of tokenizer_config.json."""
+    settings: dict[str, Any] = {}
+    for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):
+        if (directory / name).exists():
+            settings |= read_json(directory / name, "tokenizer configuration")
+    return settings
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file of at most MAX_BYTES."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise CheckpointError(f"{path} has more than {MAX_BYTES >> 20} MiB; expected a file of a tokenizer")
+        return path.read_bytes()
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def template_files(directory: Path) -> list[Path]:
+    """Return the files of named chat templates."""
+    return sorted((directory / CHAT_TEMPLATE_DIRECTORY).glob("*.jinja"))
+
+
+def additional_tokens(settings: Mapping[str, Any]) -> list[str]:
+    """Return the special tokens without a role, in the order of the files."""
+    tokens: list[Any] = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        values = settings.get(key) or []
+        tokens += values.values() if isinstance(values, Mapping) else values if isinstance(values, list) else []
+    return [content for content in map(_content, tokens) if content is not None]
+
+
+def _content(token: Any) -> str | None:
+    """Return the text of a token, which files write as a string or as an object."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None

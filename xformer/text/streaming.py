@@ -1,0 +1,51 @@
+"""Decoding of token ids that arrive one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+_REPLACEMENT = "\ufffd"  # the end of a text whose last character is not complete
+_MAX_PENDING = 16  # tokens; a character has at most 4 bytes
+
+
+class DecodeStream:
+    """Decode token ids as they arrive, in time linear in their number.
+
+    The yielded texts concatenate to the text of all ids, without that of the prompt. A character that takes several
+    tokens is returned once it is complete. Only the last tokens are decoded again with a new one, since the text of a
+    token may depend on the one before it: the spaces between words, and characters of several tokens.
+
+    Args:
+        decode: Function from ids to text, such as `tokenizer.decode`.
+        prompt: Ids before the first one, whose text is not returned.
+
+    Example:
+        >>> stream = DecodeStream(lambda ids: bytes(ids).decode(errors="replace"), prompt=b"in ")
+        >>> [stream.step(byte) for byte in "Köln".encode()], stream.finish()
+        (['K', '', 'ö', 'l', 'n'], '')
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], prompt: Iterable[int] = ()) -> None:
+        self._decode = decode
+        # The text of ids[:end] has been returned; `ids` begins with the tokens that are decoded again.
+        self._ids = list(prompt)[-_MAX_PENDING:]
+        self._end = len(self._ids)
+        self._decoded = decode(self._ids)
+        self._pending = ""
+
+    def step(self, *ids: int) -> str:
+        """Append ids and return the text that is complete, which may be empty."""
+        self._ids += ids
+        text = self._decode(self._ids)[len(self._decoded) :]
+        self._pending = text
+        if not text or (text.endswith(_REPLACEMENT) and len(self._ids) - self._end < _MAX_PENDING):
+            return ""
+        self._ids, self._pending = self._ids[self._end :], ""
+        self._end = len(self._ids)
+        self._decoded = self._decode(self._ids)
+        return text
+
+    def finish(self) -> str:
+        """Return the rest of the text, such as an incomplete character."""
+        rest, self._pending = self._pending, ""
+        return rest
