@@ -37,6 +37,13 @@ def test_sampling_settings_do_not_apply_to_greedy_search(tmp_path):
     assert GenerationConfig(**settings.options).method == "greedy"
 
 
+def test_contradictory_settings(tmp_path):
+    settings = read(tmp_path, {"do_sample": True, "num_beams": 4, "temperature": 0.5})
+    assert settings.options == {"do_sample": True, "top_k": 50, "temperature": 0.5}
+    assert "num_beams is ignored" in settings.notes[0]
+    assert read(tmp_path, {"do_sample": True, "temperature": 0.0}).options == {}
+
+
 def test_an_encoder_decoder_with_beams(tmp_path):
     values = {
         "bad_words_ids": [[58100], [5, 6]],
@@ -83,7 +90,7 @@ def test_whisper_forces_its_first_tokens(tmp_path):
 def test_old_checkpoints_have_their_settings_in_the_model_configuration(tmp_path):
     values = {"model_type": "bart", "d_model": 16, "num_beams": 4, "eos_token_id": 2, "max_length": 10}
     settings = read(tmp_path, values, encoder_decoder=True, name="config.json")
-    assert settings.options == {"num_beams": 4, "max_new_tokens": 9}
+    assert settings.options == {"num_beams": 4, "length_penalty": 1.0, "max_new_tokens": 9}
     assert (settings.eos_ids, settings.notes) == ((2,), ())
     assert read_generation(tmp_path / "missing", encoder_decoder=True).options == {}
 

@@ -1,5 +1,7 @@
+import base64
 import json
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,14 @@ def test_marian_has_two_models_and_language_tokens_of_the_target():
     assert tokenizer.unk_id in tokenizer.encode("the")
 
 
+def test_special_tokens_may_be_objects(tmp_path):
+    directory = copy("marian", tmp_path)
+    (directory / "special_tokens_map.json").write_text('{"eos_token": {"content": "</s>", "lstrip": false}}')
+    tokenizer = load_tokenizer(directory)
+    assert tokenizer.encode("the") == load_tokenizer(DATA / "marian").encode("the")
+    assert tokenizer.special_tokens["eos_token"] == "</s>"
+
+
 def test_properties_come_from_the_files():
     tokenizer = load_tokenizer(DATA / "word_piece")
     names = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
@@ -163,7 +173,7 @@ def test_tokenizers_that_xformer_trained(tmp_path, joint):
 
 
 def test_a_directory_without_a_tokenizer(tmp_path):
-    with pytest.raises(CheckpointError, match=r"no tokenizer that can be read; expected tokenizer\.json"):
+    with pytest.raises(CheckpointError, match=r"no tokenizer that can be read; expected one of: tokenizer\.json"):
         load_tokenizer(tmp_path)
     with pytest.raises(CheckpointError, match="is not a directory"):
         load_tokenizer(tmp_path / "missing")
@@ -175,6 +185,18 @@ def test_a_damaged_tokenizer_json(tmp_path, content):
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is not a valid tokenizer") as error:
         load_tokenizer(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_tokenizer_that_fails_in_the_library(tmp_path, capfd):
+    directory = copy("byte_level", tmp_path)
+    content = json.loads((directory / "tokenizer.json").read_text())
+    charsmap = base64.b64encode(struct.pack("<II", 4, 1 << 30) + b"a").decode()
+    content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": charsmap}
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"the tokenizer of .* failed") as error:
+        load_tokenizer(directory).encode("hello")
+    assert "\n" not in str(error.value)
+    assert capfd.readouterr().out == ""  # Rust writes the panic to the error stream
 
 
 @pytest.mark.parametrize(
@@ -192,6 +214,7 @@ def test_a_damaged_tokenizer_json(tmp_path, content):
         ("t5", "tokenizer_config.json", '{"tokenizer_class": "T5Tokenizer", "extra_ids": 1e9}', "extra_ids"),
         ("t5", "tokenizer_config.json", '{"tokenizer_class": "AlbertTokenizer"}', "spiece.model of Albert"),
         ("mbart", "tokenizer_config.json", '{"tokenizer_class": "CamembertTokenizer"}', "of Camembert"),
+        ("mbart", "tokenizer_config.json", '{"tokenizer_class": "MBartTokenizer", "src_lang": [5]}', "src_lang"),
         ("mbart", "tokenizer_config.json", '{"tokenizer_class": "NllbTokenizer"}', "additional_special_tokens"),
     ],
 )
@@ -213,6 +236,8 @@ def test_prompts_of_a_chat_are_those_of_transformers():
         options = {"add_generation_prompt": False, **options}
         assert tokenizer.apply_chat_template(chat["messages"], **options) == prompt
     assert tokenizer.encode(chat["prompts"][0], special_tokens=False).count(tokenizer.token_to_id("<|im_start|>")) == 5
+    with pytest.raises(DataError, match=r"expected .*role"):
+        tokenizer.apply_chat_template("hello")
     with pytest.raises(DataError, match="the user speaks first"):
         tokenizer.apply_chat_template([{"role": "assistant", "content": ""}])
 

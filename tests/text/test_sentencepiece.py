@@ -80,7 +80,7 @@ def test_bytes_spell_unknown_characters(tmp_path):
         (field(1, field(1, b"\xff") + field(3, 2)), "valid"),
         (field(1, field(1, 5)), "expected bytes"),
         (UNKNOWN + piece("a") + piece("a"), "occurs twice"),
-        (UNKNOWN + piece("a" * 20_000), "more than 10000 characters"),
+        (UNKNOWN + piece("a" * 300), "more than 256 characters"),
         (UNKNOWN + piece("a", float("nan")), "not finite"),
         (UNKNOWN + field(2, field(3, 4)), "model type is 4"),
         (UNKNOWN + field(2, field(24, 1)), "suffix"),

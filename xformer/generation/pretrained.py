@@ -94,7 +94,7 @@ def parse_generation(values: Mapping[str, Any], path: Path, *, encoder_decoder: 
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{path} has {key} {str(value)[:60]!r}; expected {error}") from error
     options = {key: read[key] for key in _OPTIONS if key in read and read[key] != _NEUTRAL.get(key)}
-    if options.pop("do_sample", False):
+    if options.pop("do_sample", False) and read.get("temperature") != 0:
         # transformers draws from the 50 most probable tokens unless the file states another number.
         options = {"do_sample": True, "top_k": 50, **options}
         if read.get("top_k") == 0:
@@ -104,6 +104,8 @@ def parse_generation(values: Mapping[str, Any], path: Path, *, encoder_decoder: 
     else:
         for key in _SAMPLING:
             options.pop(key, None)
+    if "num_beams" in options:
+        options.setdefault("length_penalty", 1.0)  # the default of transformers
     single = [ids[0] for ids in read.get("bad_words_ids", ()) if len(ids) == 1]
     if len(single) < len(read.get("bad_words_ids", ())):
         notes.append(f"{path}: bad_words_ids of several tokens are not supported and ignored")

@@ -63,16 +63,19 @@ def load_tokenizer(directory: str | os.PathLike[str]) -> PretrainedTokenizer:
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a directory; expected one with {TOKENIZER_FILE}")
     settings = read_settings(directory)
-    if (directory / TOKENIZER_FILE).exists():
-        inner = read_inner(directory / TOKENIZER_FILE)
-        return _with_languages(PretrainedTokenizer(inner, settings or _our_settings(inner), directory))
     for name, load in _LOADERS.items():
         if (directory / name).exists():
             with library_errors(f"the tokenizer of {directory} is not valid"):
                 return load(directory, settings)
     raise CheckpointError(
-        f"{directory} has no tokenizer that can be read; expected {TOKENIZER_FILE} or one of: {', '.join(_LOADERS)}"
+        f"{directory} has no tokenizer that can be read; expected one of: {', '.join(_LOADERS)} "
+        "(transformers writes tokenizer.json: AutoTokenizer.from_pretrained(directory).save_pretrained(directory))"
     )
+
+
+def _load_tokenizer_json(directory: Path, settings: dict[str, Any]) -> PretrainedTokenizer:
+    inner = read_inner(directory / TOKENIZER_FILE)
+    return _with_languages(PretrainedTokenizer(inner, settings or _our_settings(inner), directory))
 
 
 def _our_settings(inner: Any) -> dict[str, Any]:
@@ -111,8 +114,9 @@ def _with_languages(tokenizer: PretrainedTokenizer) -> PretrainedTokenizer:
     codes = [token for token in tokenizer.added_tokens if _is_language(token)]
     ids = {code: index for code in codes if (index := tokenizer.token_to_id(code)) is not None}
     default = "eng_Latn" if name == "Nllb" else "en_XX"
-    source = settings.get("src_lang") or (default if default in ids else None)
-    return tokenizer.with_languages(Languages(ids, position, source, settings.get("tgt_lang")))
+    source, target = settings.get("src_lang") or default, settings.get("tgt_lang")
+    source, target = (each if each in ids else None for each in (source, target))
+    return tokenizer.with_languages(Languages(ids, position, source, target))
 
 
 def _is_language(token: str) -> bool:
@@ -155,15 +159,16 @@ def _load_m2m100(directory: Path, settings: dict[str, Any]) -> PretrainedTokeniz
     special = [*_specials(settings, vocab), *(f"__{code}__" for code in ids)]
     inner = build_tokenizer(read_sentencepiece(directory / "sentencepiece.bpe.model"), after=special)
     source = settings.get("src_lang") or "en"
-    if source not in ids:
+    if not isinstance(source, str) or source not in ids:
         raise CheckpointError(f"tokenizer_config.json of {directory} has src_lang {source!r}, which is not a language")
+    target = settings.get("tgt_lang")
     return PretrainedTokenizer(
         inner,
         settings,
         directory,
         vocab=vocab,
         affixes=Affixes([ids[source]], [vocab[settings["eos_token"]]]),
-        languages=Languages(ids, "before", source, settings.get("tgt_lang")),
+        languages=Languages(ids, "before", source, target if target in ids else None),
     )
 
 
@@ -213,7 +218,7 @@ def _load_fairseq(directory: Path, settings: dict[str, Any]) -> PretrainedTokeni
     affixes = Affixes([0], [2])
     if name != "XLMRoberta":
         source = settings.get("src_lang") or ("eng_Latn" if name == "Nllb" else "en_XX")
-        language = inner.token_to_id(source)
+        language = inner.token_to_id(source) if source in languages else None
         if language is None:
             raise CheckpointError(
                 f"tokenizer_config.json of {directory} has src_lang {source!r}; expected one of its languages"
@@ -268,6 +273,7 @@ def _count(settings: dict[str, Any], key: str, default: int, directory: Path) ->
 
 
 _LOADERS: dict[str, Callable[[Path, dict[str, Any]], PretrainedTokenizer]] = {
+    TOKENIZER_FILE: _load_tokenizer_json,
     "source_tokenizer.json": _load_ours,
     "source.spm": _load_marian,
     "sentencepiece.bpe.model": _load_fairseq,

@@ -97,8 +97,8 @@ class PretrainedTokenizer:
         self._inner, self._settings, self.directory = inner, settings, directory
         self._vocab, self._affixes, self._languages, self._target = vocab, affixes, languages, target
         self._tokens = None if vocab is None else {index: token for token, index in vocab.items()}
-        self._special = {name: _content(settings.get(f"{name}_token")) for name in _NAMES}
-        named = {*self._special.values(), *additional_tokens(settings)} - {None}
+        self._special = {name: token for name in _NAMES if isinstance(token := settings.get(f"{name}_token"), str)}
+        named = {*self._special.values(), *additional_tokens(settings)}
         added = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
         ids = {index for token in named | added if (index := self.token_to_id(token)) is not None}
         self._special_ids = frozenset(ids.union(languages.ids.values() if languages else ()))
@@ -163,42 +163,42 @@ class PretrainedTokenizer:
     @property
     def special_tokens(self) -> dict[str, str]:
         """Special tokens by role: "bos_token", "eos_token", "pad_token", ..."""
-        return {f"{name}_token": token for name, token in self._special.items() if token is not None}
+        return {f"{name}_token": token for name, token in self._special.items()}
 
     @property
     def bos_id(self) -> int | None:
         """Id of the token at the start of a text; None if the files name none."""
-        return self.token_to_id(self._special["bos"])
+        return self.token_to_id(self._special.get("bos"))
 
     @property
     def eos_id(self) -> int | None:
         """Id of the token at the end of a text; None if the files name none."""
-        return self.token_to_id(self._special["eos"])
+        return self.token_to_id(self._special.get("eos"))
 
     @property
     def pad_id(self) -> int | None:
         """Id of the padding token; None if the files name none."""
-        return self.token_to_id(self._special["pad"])
+        return self.token_to_id(self._special.get("pad"))
 
     @property
     def unk_id(self) -> int | None:
         """Id of the unknown token; None if the files name none."""
-        return self.token_to_id(self._special["unk"])
+        return self.token_to_id(self._special.get("unk"))
 
     @property
     def sep_id(self) -> int | None:
         """Id of the token between two texts; None if the files name none."""
-        return self.token_to_id(self._special["sep"])
+        return self.token_to_id(self._special.get("sep"))
 
     @property
     def cls_id(self) -> int | None:
         """Id of the token for the whole text; None if the files name none."""
-        return self.token_to_id(self._special["cls"])
+        return self.token_to_id(self._special.get("cls"))
 
     @property
     def mask_id(self) -> int | None:
         """Id of the masked token; None if the files name none."""
-        return self.token_to_id(self._special["mask"])
+        return self.token_to_id(self._special.get("mask"))
 
     # --- Text to ids and back -----------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class PretrainedTokenizer:
         if self._vocab is None:
             encoded = [each.ids for each in encodings]
         else:  # an unknown piece of one language may be a token of the other
-            vocab, unknown = self._vocab, self._vocab[self._special["unk"] or "<unk>"]
+            vocab, unknown = self._vocab, self._vocab[self._special["unk"]]
             encoded = [[vocab.get(token, unknown) for token in each.tokens] for each in encodings]
         if special_tokens and self._affixes is not None:
             prefix, suffix = self._affixes
@@ -394,6 +394,8 @@ class PretrainedTokenizer:
         if template not in templates:
             known = f"; expected one of: {', '.join(sorted(templates))}" if templates else ""
             raise CheckpointError(f"{self.directory} has no chat template {template!r}{known}")
+        if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
+            raise DataError('messages are not a list of messages; expected [{"role": "user", "content": "..."}]')
         variables = {"tools": None, "documents": None, **self.special_tokens, **variables}
         return render_chat_template(
             templates[template],
@@ -440,7 +442,8 @@ def read_settings(directory: Path) -> dict[str, Any]:
     for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):
         if (directory / name).exists():
             settings |= read_json(directory / name, "tokenizer configuration")
-    return settings
+    # The tokens of roles are strings, or objects with the string as "content".
+    return {key: _content(value) if key.endswith("_token") else value for key, value in settings.items()}
 
 
 def read_bytes(path: Path) -> bytes:
@@ -466,11 +469,8 @@ def additional_tokens(settings: Mapping[str, Any]) -> list[str]:
     for key in ("additional_special_tokens", "extra_special_tokens"):
         values = settings.get(key) or []
         tokens += values.values() if isinstance(values, Mapping) else values if isinstance(values, list) else []
-    return [content for content in map(_content, tokens) if content is not None]
+    return [content for content in map(_content, tokens) if isinstance(content, str)]
 
 
-def _content(token: Any) -> str | None:
-    """Return the text of a token, which files write as a string or as an object."""
-    if isinstance(token, Mapping):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
+def _content(token: Any) -> Any:
+    return token.get("content") if isinstance(token, Mapping) else token

@@ -18,8 +18,8 @@ from xformer.errors import CheckpointError
 from xformer.text.extras import require
 
 SPACE = "▁"
-MAX_BYTES = 256 << 20  # far above any model
-_MAX_PIECE = 10_000  # characters; BPE merges are found by trying all splits of a piece
+MAX_BYTES = 32 << 20  # far above any model, as is the length of a piece
+_MAX_PIECE = 256  # characters; BPE merges are found by trying all splits of a piece
 
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
