@@ -14,6 +14,7 @@ from xformer.errors import CheckpointError, ConfigError, ShapeError, nearest_hin
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import FAMILIES, Family, family_of
 from xformer.families.feature_order import with_separate_halves
+from xformer.families.gguf_file import GGUFFile, find_gguf
 from xformer.families.tensor_files import TensorFiles
 from xformer.io import read_json, restorable_dtype, save_arrays, write_json
 from xformer.models import Transformer, load
@@ -31,16 +32,17 @@ def load_pretrained(
     device: Device = None,
     progress: Progress | None = None,
 ) -> BaseModel:
-    """Load a model from a directory: a public checkpoint in the Hugging Face format, or a run of xformer.
+    """Load a model: a public checkpoint in the Hugging Face format, a GGUF file of llama.cpp, or a run of xformer.
 
     Tensors are read one at a time, so that memory holds the model and one tensor. Nothing is downloaded, no code of
     the checkpoint is run, and no key of config.json and no tensor is ignored silently.
 
     Args:
-        directory: Directory with config.json and safetensors files; or a safetensors file that `BaseModel.save` wrote.
+        directory: Directory with config.json and safetensors files, or with one GGUF file; a GGUF file; or a
+            safetensors file that `BaseModel.save` wrote.
         xp: Array library, as a module or by name.
-        dtype: Floating dtype of the parameters; default the file's, or float32 if the library lacks it and for
-            bfloat16 in NumPy.
+        dtype: Floating dtype of the parameters; default the file's, or float32 if the library lacks it, for bfloat16
+            in NumPy, and for quantized tensors of GGUF files.
         device: Device of the parameters, as the library names it.
         progress: Called with the number of parameters read and their total after each tensor.
 
@@ -50,29 +52,36 @@ def load_pretrained(
     Raises:
         CheckpointError: If the checkpoint is damaged, of an unknown family, or computes something that xformer does
             not.
-        BackendError: If the library, dtype or device is not available.
+        BackendError: If the library, dtype or device is not available, or the package gguf is missing.
 
     Example:
         >>> model = load_pretrained("SmolLM2-135M-Instruct")  # doctest: +SKIP
         >>> logits = model([[504, 3575, 282]])  # doctest: +SKIP
     """
     path = Path(directory)
-    if path.is_file():
-        return load(path, xp=xp, dtype=dtype, device=device)
-    if not path.is_dir():
+    if not path.exists():
         raise CheckpointError(f"{path} does not exist; expected a directory with config.json (nothing is downloaded)")
-    values = read_json(path / "config.json", "configuration")
-    if "model_type" not in values and (path / "model.safetensors").is_file():
-        return load(path / "model.safetensors", xp=xp, dtype=dtype, device=device)
-    _check_supported(values, path)
-    family, tensors = family_of(values.get("model_type"), path / "config.json"), TensorFiles(path)
-    reader = ConfigReader(values, path / "config.json", list(tensors), _tied_names(family, tensors))
+    gguf = find_gguf(path)
+    if gguf is not None:
+        file = GGUFFile(gguf)
+        config_path, values = gguf, file.config
+    elif path.is_file():
+        return load(path, xp=xp, dtype=dtype, device=device)
+    else:
+        config_path = path / "config.json"
+        values = read_json(config_path, "configuration")
+        if "model_type" not in values and (path / "model.safetensors").is_file():
+            return load(path / "model.safetensors", xp=xp, dtype=dtype, device=device)
+        _check_supported(values, path)
+    family = family_of(values.get("model_type"), config_path)
+    tensors = TensorFiles(path) if gguf is None else file
+    reader = ConfigReader(values, config_path, list(tensors), _tied_names(family, tensors))
     try:
         config = family.read_config(reader)
         reader.finish()
         model = family.model(config, seed=None)  # its parameters have shapes and no values
     except ConfigError as error:
-        raise CheckpointError(f"{path / 'config.json'}: {error}") from error
+        raise CheckpointError(f"{config_path}: {error}") from error
     xp = resolve(xp)
     dtype = default_float(xp, restorable_dtype(xp, tensors.dtype()) if dtype is None else dtype)
     shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
@@ -87,7 +96,7 @@ def load_pretrained(
             if tuple(values.shape) != shape:
                 raise CheckpointError(
                     f"{path}: {tensor_of[name]} has shape {tuple(x.shape)}, which gives {parameter} the shape "
-                    f"{tuple(values.shape)}; config.json implies {shape}"
+                    f"{tuple(values.shape)}; {config_path.name} implies {shape}"
                 )
             arrays[parameter] = from_host(xp, np.array(values, order="C"), dtype=dtype, device=device)
             num_read += int(np.prod(shape))

@@ -1,0 +1,386 @@
+"""GGUF files of llama.cpp: their tensors under the names of a family, and their metadata as its config.json.
+
+The format is specified in docs/gguf.md of ggml. The package gguf dequantizes; the header is read here, because its
+GGUFReader makes several arrays of every token of the vocabulary (seconds, and 170 MB for 49,000 tokens).
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xformer.errors import CheckpointError, nearest_hint
+from xformer.families.tensor_files import TensorEntry, TensorFiles
+from xformer.text.extras import require
+
+QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+_PLAIN = ("F32", "F16", "BF16")
+_CHUNK = 1 << 18  # values dequantized at a time
+
+# {type of a metadata value: code of the struct module}; strings are type 8 and arrays type 9.
+_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A GGUF architecture in the words of a family.
+
+    Attributes:
+        tensors: {name in GGUF files: name in the family's table}, without ".weight" and ".bias".
+        keys: {metadata key without the architecture: key of config.json}.
+        interleaved: Tensors whose rows are permuted for rotary positions of adjacent features.
+        transposed: Matrices that are the transpose of the family's.
+    """
+
+    tensors: Mapping[str, str]
+    keys: Mapping[str, str]
+    interleaved: tuple[str, ...] = ()
+    transposed: tuple[str, ...] = ()
+
+
+_LAYER = "model.layers.{i}."
+_LLAMA_TENSORS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "blk.{i}.attn_norm": _LAYER + "input_layernorm",
+    "blk.{i}.attn_q": _LAYER + "self_attn.q_proj",
+    "blk.{i}.attn_k": _LAYER + "self_attn.k_proj",
+    "blk.{i}.attn_v": _LAYER + "self_attn.v_proj",
+    "blk.{i}.attn_output": _LAYER + "self_attn.o_proj",
+    "blk.{i}.attn_q_norm": _LAYER + "self_attn.q_norm",
+    "blk.{i}.attn_k_norm": _LAYER + "self_attn.k_norm",
+    "blk.{i}.ffn_norm": _LAYER + "post_attention_layernorm",
+    "blk.{i}.ffn_gate": _LAYER + "mlp.gate_proj",
+    "blk.{i}.ffn_up": _LAYER + "mlp.up_proj",
+    "blk.{i}.ffn_down": _LAYER + "mlp.down_proj",
+}
+_GPT2_TENSORS = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+    "blk.{i}.attn_norm": "transformer.h.{i}.ln_1",
+    "blk.{i}.attn_qkv": "transformer.h.{i}.attn.c_attn",
+    "blk.{i}.attn_output": "transformer.h.{i}.attn.c_proj",
+    "blk.{i}.ffn_norm": "transformer.h.{i}.ln_2",
+    "blk.{i}.ffn_up": "transformer.h.{i}.mlp.c_fc",
+    "blk.{i}.ffn_down": "transformer.h.{i}.mlp.c_proj",
+}
+_KEYS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+
+# By the model type of the family, which has the same name.
+ARCHITECTURES = {
+    "llama": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS, interleaved=("attn_q", "attn_k")),
+    "qwen2": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS),
+    "qwen3": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS),
+    "phi3": Architecture(
+        tensors={
+            **_LLAMA_TENSORS,
+            "blk.{i}.attn_qkv": _LAYER + "self_attn.qkv_proj",
+            "blk.{i}.ffn_up": _LAYER + "mlp.gate_up_proj",
+        },
+        keys={**_KEYS, "attention.sliding_window": "sliding_window"},
+    ),
+    "gpt2": Architecture(
+        tensors=_GPT2_TENSORS,
+        keys={**_KEYS, "feed_forward_length": "n_inner", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
+        transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
+    ),
+}
+
+# Metadata that does not change what a model computes.
+_IGNORED = ("general.", "tokenizer.", "quantize.", "split.")
+_HARMLESS = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
+
+
+@dataclass(frozen=True)
+class GGUFEntry(TensorEntry):
+    """Place of a tensor in a GGUF file; `offset` and `shape` are those of the dequantized tensor.
+
+    Attributes:
+        block: Number of values and of bytes of a block of a quantized type.
+        arrange: Changes the stored arrangement into that of the family.
+    """
+
+    block: tuple[int, int] = (1, 4)
+    arrange: Callable[[Any], Any] = field(default=lambda x: x)
+
+    def read(self) -> Any:
+        """Return the tensor; quantized types and bfloat16 as float32."""
+        return self.arrange(self._dequantize() if self.code in QUANTIZED else super().read())
+
+    def _dequantize(self) -> Any:
+        gguf = require("gguf")
+        quantized_type, (num_values, num_bytes) = gguf.GGMLQuantizationType[self.code], self.block
+        x, blocks_at_a_time = np.empty(self.shape, "<f4"), _CHUNK // num_values
+        values = x.reshape(-1, num_values)
+        blocks = np.memmap(self.path, "u1", mode="r", offset=self.offset, shape=(len(values), num_bytes))
+        for i in range(0, len(values), blocks_at_a_time):
+            chunk = np.asarray(blocks[i : i + blocks_at_a_time])
+            rows = gguf.dequantize(chunk.reshape(1, -1), quantized_type)
+            values[i : i + blocks_at_a_time] = rows.reshape(-1, num_values)
+        return x
+
+
+class GGUFFile(TensorFiles):
+    """The tensors of a GGUF file under the names of its family, dequantized one at a time.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        config: Values of the config.json that the family reads. Metadata without a counterpart there keeps its name,
+            so that the family refuses it.
+        metadata: All metadata by key.
+
+    Raises:
+        CheckpointError: If the file is damaged, of an unknown architecture, or has tensors of an unsupported type.
+        BackendError: If the package gguf is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.metadata, stored = _read_header(path)
+        if self.metadata.get("split.count", 1) > 1:
+            count = self.metadata["split.count"]
+            raise CheckpointError(f"{path} is one of {count} parts; merge them with llama-gguf-split --merge")
+        name = self.metadata.get("general.architecture")
+        if name not in ARCHITECTURES:
+            hint = nearest_hint(str(name), sorted(ARCHITECTURES))
+            raise CheckpointError(f"{path} has the architecture {name!r}; {hint}")
+        architecture = ARCHITECTURES[name]
+        rope_factors = {key: stored.pop(key).read() for key in list(stored) if key.startswith("rope_f")}
+        self.config = _translate(self.metadata, architecture.keys, path, name, stored, rope_factors)
+        heads, key_heads = (self.config.get(f"num_{part}_heads", 1) for part in ("attention", "key_value"))
+        self.entries: dict[str, TensorEntry] = {}
+        for key, entry in stored.items():
+            arrange = entry.arrange
+            module = re.sub(r"^blk\.\d+\.", "", key).rpartition(".")[0]
+            if module in architecture.interleaved:
+                arrange = _deinterleaved(heads if module == "attn_q" else key_heads)
+            elif module in architecture.transposed and key.endswith(".weight"):
+                arrange = np.transpose
+            new_name = _family_name(key, architecture.tensors)
+            self.entries[new_name] = GGUFEntry(path, entry.code, entry.shape, entry.offset, entry.block, arrange)
+
+
+def find_gguf(path: Path) -> Path | None:
+    """Return the path itself if it is a GGUF file, or the only one of a directory without safetensors, else None.
+
+    Raises:
+        CheckpointError: If the directory has several.
+    """
+    if path.is_file():
+        return path if path.suffix == ".gguf" else None
+    files = sorted(path.glob("*.gguf"))
+    if not files or any(path.glob("*.safetensors")):
+        return None
+    if len(files) > 1:
+        raise CheckpointError(f"{path} has {len(files)} GGUF files, {files[0].name} first; load one by its path")
+    return files[0]
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Return the metadata of a GGUF file: {key: number, string or list}."""
+    return _read_header(path)[0]
+
+
+def _family_name(key: str, names: Mapping[str, str]) -> str:
+    """Return the family's name of a tensor, or its own if the family does not know it."""
+    module, _, suffix = key.rpartition(".")
+    layer = re.match(r"blk\.(\d+)\.", module)
+    pattern = module if layer is None else f"blk.{{i}}.{module[layer.end() :]}"
+    if pattern not in names:
+        return key
+    return f"{names[pattern]}.{suffix}".replace("{i}", layer.group(1) if layer else "")
+
+
+def _deinterleaved(num_heads: int) -> Callable[[Any], Any]:
+    """Return the function that puts the first features of all pairs of a head before the second ones."""
+
+    def arrange(x: Any) -> Any:
+        return x.reshape(num_heads, -1, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+    return arrange
+
+
+# --- Configuration ----------------------------------------------------------------------------------------------------
+
+
+def _translate(
+    metadata: dict[str, Any],
+    keys: Mapping[str, str],
+    path: Path,
+    name: str,
+    tensors: Mapping[str, GGUFEntry],
+    rope_factors: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the values of config.json."""
+    values = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if not key.startswith(_IGNORED)}
+    for key, value in values.items():  # one value for each layer
+        if isinstance(value, list) and key in keys:
+            if len(set(value)) != 1:
+                raise CheckpointError(
+                    f"{path} has different values of {name}.{key} by layer; xformer computes one only"
+                )
+            values[key] = value[0]
+    if "token_embd.weight" not in tensors:
+        raise CheckpointError(f"{path} lacks the tensor token_embd.weight; expected a language model")
+    config = {"model_type": name, "vocab_size": tensors["token_embd.weight"].shape[0]}
+    config |= {new: values.pop(old) for old, new in keys.items() if old in values}
+    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    config["mlp_bias"] = "blk.0.ffn_gate.bias" in tensors
+    for special in ("bos", "eos", "padding"):
+        config[f"{special[:3]}_token_id"] = metadata.get(f"tokenizer.ggml.{special}_token_id")
+    config |= _translate_rope(values, config, rope_factors)
+    if config.get("sliding_window") == 0:
+        config["sliding_window"] = None
+    if values.get("attention.value_length") == _head_dim(config):
+        del values["attention.value_length"]
+    return config | {f"{name}.{key}": value for key, value in values.items() if key not in _HARMLESS}
+
+
+def _head_dim(config: dict[str, Any]) -> int | None:
+    if "head_dim" in config:
+        return int(config["head_dim"])
+    width, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    return width // heads if width and heads else None
+
+
+def _translate_rope(values: dict[str, Any], config: dict[str, Any], factors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of rotary positions, and remove them from the values."""
+    head_dim, length = _head_dim(config), config.get("max_position_embeddings")
+    rotated = values.pop("rope.dimension_count", head_dim)
+    fraction = {} if rotated == head_dim or not head_dim else {"partial_rotary_factor": rotated / head_dim}
+    original = values.pop("rope.scaling.original_context_length", length)
+    if "rope_freqs.weight" in factors:  # the frequencies of Llama 3, computed
+        divisors = factors["rope_freqs.weight"].tolist()
+        rope = {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0}
+        rope |= {"factor": 1.0, "original_max_position_embeddings": original}
+    elif "rope_factors_long.weight" in factors and "rope_factors_short.weight" in factors:
+        values.pop("rope.scaling.type", None)
+        rope = {"rope_type": "longrope", "original_max_position_embeddings": original}
+        rope |= {f"{kind}_factor": factors[f"rope_factors_{kind}.weight"].tolist() for kind in ("short", "long")}
+        if "rope.scaling.attn_factor" in values:
+            rope["attention_factor"] = values.pop("rope.scaling.attn_factor")
+    elif values.get("rope.scaling.type") == "linear":
+        rope = {"rope_type": values.pop("rope.scaling.type"), "factor": values.pop("rope.scaling.factor")}
+    elif values.get("rope.scaling.type") == "yarn":
+        rope = {"rope_type": values.pop("rope.scaling.type"), "factor": values.pop("rope.scaling.factor")}
+        rope["original_max_position_embeddings"] = original
+        for key in ("beta_fast", "beta_slow"):
+            if f"rope.scaling.yarn_{key}" in values:
+                rope[key] = values.pop(f"rope.scaling.yarn_{key}")
+    else:
+        if values.get("rope.scaling.type") == "none":
+            del values["rope.scaling.type"]
+        return fraction
+    return {**fraction, "rope_scaling": rope}
+
+
+# --- Header -----------------------------------------------------------------------------------------------------------
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, GGUFEntry]]:
+    """Return the metadata and the tensors, as the file names them."""
+    gguf = require("gguf")
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return _parse(_Cursor(content), path, gguf)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is damaged or truncated ({error}); use another copy") from error
+    except (OSError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
+def _parse(cursor: _Cursor, path: Path, gguf: Any) -> tuple[dict[str, Any], dict[str, GGUFEntry]]:
+    if cursor.content[:4] != b"GGUF":
+        raise CheckpointError(f"{path} is not a GGUF file; its first bytes are {cursor.content[:4]!r}")
+    cursor.position = 4
+    version = cursor.number("I")
+    if version not in (2, 3):
+        raise CheckpointError(f"{path} has the GGUF version {version}; expected 2 or 3, little-endian")
+    num_tensors, num_values = cursor.number("Q"), cursor.number("Q")
+    metadata = {}
+    for _ in range(num_values):
+        key = cursor.string()
+        metadata[key] = cursor.value(cursor.number("I"))
+    tensors = []
+    for _ in range(num_tensors):
+        name = cursor.string()
+        shape = tuple(cursor.number("Q") for _ in range(cursor.number("I")))[::-1]
+        tensors.append((name, shape, cursor.number("I"), cursor.number("Q")))
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise struct.error(f"general.alignment is {alignment!r}")
+    start = -(-cursor.position // alignment) * alignment
+    types, supported = {int(member): member for member in gguf.GGMLQuantizationType}, (*_PLAIN, *QUANTIZED)
+    entries = {}
+    for name, shape, type_id, offset in tensors:
+        code = types[type_id].name if type_id in types else f"number {type_id}"
+        if code not in supported:
+            raise CheckpointError(f"{path}: {name} has the type {code}; expected one of {', '.join(supported)}")
+        block = gguf.GGML_QUANT_SIZES[types[type_id]]
+        num_blocks, rest = divmod(int(np.prod(shape, dtype=object)), block[0])
+        if rest or start + offset + num_blocks * block[1] > len(cursor.content):
+            raise CheckpointError(f"{path} is damaged or truncated: {name} ends after the file; use another copy")
+        entries[name] = GGUFEntry(path, code, shape, start + offset, block)
+    return metadata, entries
+
+
+class _Cursor:
+    """A position in the header; reading moves it."""
+
+    def __init__(self, content: mmap.mmap) -> None:
+        self.content, self.position = content, 0
+
+    def number(self, code: str) -> Any:
+        (value,) = struct.unpack_from(f"<{code}", self.content, self.position)
+        self.position += struct.calcsize(f"<{code}")
+        return value
+
+    def string(self) -> str:
+        size = self.number("Q")
+        text = self.content[self.position : self.position + size]
+        if len(text) < size:
+            raise struct.error("a string ends after the file")
+        self.position += size
+        return text.decode()
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            element, length = self.number("I"), self.number("Q")
+            if element == _STRING:
+                return [self.string() for _ in range(length)]
+            if element not in _CODES or length > len(self.content):
+                raise struct.error(f"an array has {length} elements of the type {element}")
+            values = struct.unpack_from(f"<{length}{_CODES[element]}", self.content, self.position)
+            self.position += struct.calcsize(f"<{length}{_CODES[element]}")
+            return list(values)
+        if kind not in _CODES:
+            raise struct.error(f"a value has the unknown type {kind}")
+        value = self.number(_CODES[kind])
+        # 1e-5 was stored as the nearest float32; the shortest decimal number that rounds to it is 1e-5 again.
+        return float(str(np.float32(value))) if kind == 6 else value

@@ -1,0 +1,194 @@
+"""The tokenizer in the metadata of a GGUF file, built for the package tokenizers.
+
+Byte-level BPE ("gpt2") with the pre-tokenizer that the file names, and SentencePiece BPE ("llama") with merges that
+follow from the scores. Texts are divided as llama.cpp does, and as the tokenizer.json of the model does.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xformer.errors import CheckpointError
+from xformer.families.gguf_file import read_metadata
+from xformer.text.extras import require
+
+# Types of tokens (tokenizer.ggml.token_type).
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LLAMA3 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace("{1,3}", "")
+_CAPITALIZED = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+_CAPITALS = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+_PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT4O = rf"{_CAPITALIZED}{_CONTRACTIONS}?|{_CAPITALS}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_PUNCTUATION}"
+_TEKKEN = rf"{_CAPITALIZED}|{_CAPITALS}|\p{{N}}|{_PUNCTUATION}"
+
+# Regular expressions of the words, by tokenizer.ggml.pre; None: the one of GPT-2. Some divide all digits before.
+_WORDS = {
+    **dict.fromkeys(("gpt-2", "smollm", "starcoder", "refact"), None),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "dbrx", "smaug-bpe"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
+    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    "tekken": _TEKKEN,
+}
+_SINGLE_DIGITS = ("smollm", "starcoder", "refact")
+_WHOLE_WORDS_FIRST = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")  # and they begin with bos
+# Tokens that end a text or a turn; most files name only one of theirs.
+_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+
+
+@dataclass(frozen=True)
+class GGUFTokenizer:
+    """A tokenizer and the values that its file has beside it.
+
+    Attributes:
+        tokenizer: The `tokenizers.Tokenizer`; encoding with special tokens adds bos and eos as the file requests.
+        bos_id: Id of the token that starts a text, or None.
+        eos_ids: Ids of the tokens that end a text or a turn.
+        pad_id: Id of the padding token, or None.
+        unk_id: Id of the unknown token, or None.
+        chat_template: Jinja template of conversations, or None.
+    """
+
+    tokenizer: Any
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    pad_id: int | None
+    unk_id: int | None
+    chat_template: str | None
+
+
+def read_tokenizer(path: str | os.PathLike[str]) -> GGUFTokenizer:
+    """Build the tokenizer of a GGUF file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The tokenizer, its special ids and its chat template.
+
+    Raises:
+        CheckpointError: If the file is damaged, or has no tokenizer or one of an unknown kind.
+        BackendError: If the package tokenizers or gguf is missing.
+    """
+    path = Path(path)
+    metadata = read_metadata(path)
+    values = {
+        key.removeprefix("tokenizer.ggml."): value
+        for key, value in metadata.items()
+        if key.startswith("tokenizer.ggml.")
+    }
+    model, words = values.get("model"), values.get("pre")
+    if model not in ("gpt2", "llama"):
+        raise CheckpointError(f"{path} has the tokenizer {model!r}; expected 'gpt2' or 'llama'")
+    if model == "gpt2" and words not in _WORDS:
+        raise CheckpointError(f"{path} has the pre-tokenizer {words!r}; expected one of {', '.join(sorted(_WORDS))}")
+    required = ("tokens", "merges" if model == "gpt2" else "scores")
+    if missing := [f"tokenizer.ggml.{key}" for key in required if key not in values]:
+        raise CheckpointError(f"{path} has no {missing[0]}, which its tokenizer {model!r} needs")
+    tokenizer = (_byte_level if model == "gpt2" else _sentencepiece)(values)
+    _add_whole_tokens(tokenizer, values, strips_right=metadata.get("general.architecture") == "phi3")
+    if tokenizer.get_vocab_size() != len(values["tokens"]):
+        raise CheckpointError(f"{path} has {len(values['tokens'])} tokens, some of them twice; expected distinct ones")
+    ids: dict[str, int | None] = {
+        name: values.get(f"{name}_token_id") for name in ("bos", "eos", "eot", "eom", "padding", "unknown")
+    }
+    begins = values.get("add_bos_token", model == "llama" or words in _WHOLE_WORDS_FIRST)
+    _add_ends(tokenizer, values, ids["bos"] if begins else None, ids["eos"] if values.get("add_eos_token") else None)
+    eos_ids = [ids[name] for name in ("eos", "eot", "eom")] + [tokenizer.token_to_id(token) for token in _ENDS]
+    return GGUFTokenizer(
+        tokenizer=tokenizer,
+        bos_id=ids["bos"],
+        eos_ids=tuple(dict.fromkeys(i for i in eos_ids if i is not None)),
+        pad_id=ids["padding"],
+        unk_id=ids["unknown"],
+        chat_template=metadata.get("tokenizer.chat_template"),
+    )
+
+
+def _byte_level(values: dict[str, Any]) -> Any:
+    """Return byte-level BPE; its merges are listed in the file."""
+    package, words = require("tokenizers"), values["pre"]
+    ids = {token: i for i, token in enumerate(values["tokens"])}
+    merges = [(merge[:end], merge[end + 1 :]) for merge in values["merges"] for end in [merge.index(" ", 1)]]
+    model = package.models.BPE(vocab=ids, merges=merges, ignore_merges=words in _WHOLE_WORDS_FIRST)
+    tokenizer = package.Tokenizer(model)
+    split = package.pre_tokenizers
+    steps = [split.Digits(individual_digits=True)] if words in _SINGLE_DIGITS else []
+    if _WORDS[words] is not None:
+        steps.append(split.Split(package.Regex(_WORDS[words]), behavior="isolated"))
+    steps.append(split.ByteLevel(add_prefix_space=False, use_regex=_WORDS[words] is None))
+    tokenizer.pre_tokenizer = split.Sequence(steps)
+    if words == "qwen2":
+        tokenizer.normalizer = package.normalizers.NFC()
+    tokenizer.decoder = package.decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(values: dict[str, Any]) -> Any:
+    """Return BPE on whole texts, with single bytes for characters that the vocabulary lacks."""
+    package, tokens = require("tokenizers"), values["tokens"]
+    unknown = values.get("unknown_token_id")
+    model = package.models.BPE(
+        vocab={token: i for i, token in enumerate(tokens)},
+        merges=_merges_by_score(tokens, values["scores"], values.get("token_type")),
+        unk_token=None if unknown is None else tokens[unknown],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer, steps = package.Tokenizer(model), package.decoders
+    starts_with_space = values.get("add_space_prefix", True)
+    normalizers = [package.normalizers.Prepend("▁")] if starts_with_space else []
+    tokenizer.normalizer = package.normalizers.Sequence([*normalizers, package.normalizers.Replace(" ", "▁")])
+    decoders = [steps.Replace("▁", " "), steps.ByteFallback(), steps.Fuse()]
+    tokenizer.decoder = steps.Sequence([*decoders, *([steps.Strip(" ", 1, 0)] if starts_with_space else [])])
+    return tokenizer
+
+
+def _merges_by_score(tokens: list[str], scores: list[float], types: list[int] | None) -> list[tuple[str, str]]:
+    """Return the pairs of tokens that form another one, those with the best result first."""
+    ids = {token: i for i, token in enumerate(tokens)}
+    merges = []
+    for i, token in enumerate(tokens):
+        if types is not None and types[i] != _NORMAL:
+            continue
+        pairs = [(token[:end], token[end:]) for end in range(1, len(token))]
+        pairs = [(left, right) for left, right in pairs if left in ids and right in ids]
+        merges += [(scores[i], *pair) for pair in sorted(pairs, key=lambda pair: (ids[pair[0]], ids[pair[1]]))]
+    merges.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
+    return [(left, right) for _, left, right in merges]
+
+
+def _add_whole_tokens(tokenizer: Any, values: dict[str, Any], *, strips_right: bool) -> None:
+    """Let control tokens and user-defined ones be found in texts before any other division.
+
+    Those of Phi 3, but three, also take the spaces to their right.
+    """
+    added, special, plain = require("tokenizers").AddedToken, [], []
+    for token, kind in zip(values["tokens"], values.get("token_type", ()), strict=False):
+        rstrip = strips_right and token not in ("<unk>", "<s>", "<|endoftext|>")
+        if kind in (_UNKNOWN, _CONTROL):
+            special.append(added(token, special=True, normalized=False, rstrip=rstrip))
+        elif kind == _USER_DEFINED:
+            plain.append(added(token, normalized=False, rstrip=rstrip))
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(plain)
+
+
+def _add_ends(tokenizer: Any, values: dict[str, Any], bos_id: int | None, eos_id: int | None) -> None:
+    """Let encoding with special tokens add a first and a last one."""
+    if bos_id is None and eos_id is None:
+        return
+    first, last = ([] if i is None else [values["tokens"][i]] for i in (bos_id, eos_id))
+    tokenizer.post_processor = require("tokenizers").processors.TemplateProcessing(
+        single=[*first, "$A", *last],
+        pair=[*first, "$A", *last, *first, "$B:1", *last],
+        special_tokens=[(values["tokens"][i], i) for i in dict.fromkeys((bos_id, eos_id)) if i is not None],
+    )
