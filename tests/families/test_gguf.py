@@ -1,0 +1,238 @@
+"""GGUF files, written here by the package gguf as llama.cpp's converter does, load like the checkpoints they hold."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from xformer.errors import BackendError, CheckpointError
+from xformer.families import gguf_file, load_pretrained
+
+gguf = pytest.importorskip("gguf")
+DATA = Path(__file__).parent / "data"
+TYPE = gguf.GGMLQuantizationType
+
+
+def interleaved(x, num_heads):
+    """Permute rows as the converter does for llama."""
+    return x.reshape(num_heads, 2, -1, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def llama3_divisors(scaling, head_dim):
+    """Return what the converter stores as rope_freqs.weight."""
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    divisors = []
+    for frequency in scaling["rope_theta"] ** (-np.arange(0, head_dim, 2) / head_dim):
+        turns = scaling["original_max_position_embeddings"] * frequency / (2 * np.pi)
+        smooth = (turns - low) / (high - low)
+        smooth = min(max(smooth, 0), 1)
+        divisors.append(1 / ((1 - smooth) / scaling["factor"] + smooth))
+    return np.array(divisors, dtype=np.float32)
+
+
+def write_metadata(writer, values):
+    """Write config.json as the converter does."""
+    width = values.get("n_embd", values.get("hidden_size"))
+    heads = values.get("n_head", values.get("num_attention_heads"))
+    writer.add_name("A model")
+    writer.add_block_count(values.get("n_layer", values.get("num_hidden_layers")))
+    writer.add_context_length(values.get("n_positions", values.get("max_position_embeddings")))
+    writer.add_embedding_length(width)
+    writer.add_head_count(heads)
+    writer.add_file_type(0)
+    writer.add_bos_token_id(values["bos_token_id"])
+    writer.add_eos_token_id(values["eos_token_id"])
+    if values.get("pad_token_id") is not None:
+        writer.add_pad_token_id(values["pad_token_id"])
+    if values["model_type"] == "gpt2":
+        writer.add_feed_forward_length(4 * width)
+        writer.add_layer_norm_eps(values["layer_norm_epsilon"])
+        return
+    rope, head_dim = values["rope_parameters"], values.get("head_dim") or width // heads
+    writer.add_feed_forward_length(values["intermediate_size"])
+    writer.add_head_count_kv(values["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(values["rms_norm_eps"])
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if values.get("head_dim"):
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if values["model_type"] in ("llama", "phi3"):
+        writer.add_rope_dimension_count(head_dim)
+        writer.add_vocab_size(values["vocab_size"])
+    if values["model_type"] == "phi3":
+        writer.add_sliding_window(values.get("sliding_window") or 0)
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] in ("yarn", "longrope"):
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, head_dim))
+    if rope["rope_type"] == "longrope":
+        factor = values["max_position_embeddings"] / rope["original_max_position_embeddings"]
+        attention = np.sqrt(1 + np.log(factor) / np.log(rope["original_max_position_embeddings"]))
+        writer.add_rope_scaling_attn_factors(float(attention))
+        for kind in ("short", "long"):
+            writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], dtype=np.float32))
+
+
+def write_gguf(path, values, tensors, *, kind=TYPE.F32, change=lambda writer: None):
+    """Write a checkpoint as a GGUF file, its matrices in the type `kind`."""
+    model_type = values["model_type"]
+    writer = gguf.GGUFWriter(path, model_type)
+    write_metadata(writer, values)
+    change(writer)
+    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == model_type)
+    names = gguf.get_tensor_name_map(architecture, 2)
+    for name, x in tensors.items():
+        if model_type == "llama" and ".q_proj." in name:
+            x = interleaved(x, values["num_attention_heads"])
+        if model_type == "llama" and ".k_proj." in name:
+            x = interleaved(x, values["num_key_value_heads"])
+        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+            x = x.T
+        key = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if x.ndim == 1 or kind == TYPE.F32:
+            writer.add_tensor(key, np.ascontiguousarray(x, dtype=np.float32))
+        else:
+            writer.add_tensor(key, x if x.dtype == np.uint8 else gguf.quantize(x, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def convert(case, path, **options):
+    values = json.loads((DATA / case / "config.json").read_text())
+    write_gguf(path, values, load_file(DATA / case / "model.safetensors"), **options)
+    return path
+
+
+def give_layers_different_heads(writer):
+    del writer.kv_data[0]["llama.attention.head_count_kv"]
+    writer.add_head_count_kv([2, 1])
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return convert("llama", tmp_path_factory.mktemp("gguf") / "llama.gguf")
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["gpt2", "llama", "llama_tied_llama3_rope", "llama_linear_rope_biases", "llama_yarn", "qwen2_tied", "qwen3", "phi3",
+     "phi3_longrope"],
+)  # fmt: skip
+def test_a_converted_checkpoint_has_the_parameters_and_logits_of_the_original(case, tmp_path):
+    reference = np.load(DATA / case / "reference.npz")
+    model = load_pretrained(convert(case, tmp_path / "model.gguf"), dtype="float64")
+    original = load_pretrained(DATA / case, dtype="float64")
+    if case != "llama_tied_llama3_rope":
+        assert {**vars(model.config), "rope_scaling": None} == {**vars(original.config), "rope_scaling": None}
+    for (name, x), (other, y) in zip(model.named_parameters(), original.named_parameters(), strict=True):
+        assert name == other
+        np.testing.assert_array_equal(x, y)
+    logits = model(reference["tokens"])
+    # The divisors of frequencies are float32 in the file.
+    assert np.max(np.abs(logits - reference["logits"])) < 1e-6 * np.max(np.abs(reference["logits"]))
+
+
+def random_blocks(kind, shape, rng):
+    """Return random quantized data, whose scales are finite."""
+    num_values, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (shape[0], shape[1] // num_values, num_bytes), dtype=np.uint8)
+    scales = {TYPE.Q4_K: slice(0, 4), TYPE.Q5_K: slice(0, 4), TYPE.Q6_K: slice(208, 210)}[kind]
+    blocks[..., scales] = np.frombuffer(np.float16(0.01).tobytes() * 2, np.uint8)[: scales.stop - scales.start]
+    return blocks.reshape(shape[0], -1)
+
+
+@pytest.mark.parametrize("name", ["F16", "BF16", *gguf_file.QUANTIZED])
+def test_every_type_has_the_values_that_the_package_gguf_computes(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf_file, "_CHUNK", 3072)  # several chunks, the last one shorter
+    rng, kind = np.random.default_rng(0), TYPE[name]
+    values = {
+        "model_type": "qwen2", "hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 11,
+        "num_key_value_heads": 4, "intermediate_size": 256, "max_position_embeddings": 8, "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "bos_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
+    layer, tensors = "model.layers.0.", {"model.embed_tokens.weight": (11, 256), "model.norm.weight": (256,)}
+    for matrix in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"):
+        tensors[f"{layer}{matrix}.weight"] = (256, 256)
+        if "o_proj" not in matrix:
+            tensors[f"{layer}{matrix}.bias"] = (256,)
+    tensors |= {f"{layer}mlp.{matrix}_proj.weight": (256, 256) for matrix in ("gate", "up", "down")}
+    tensors |= {f"{layer}{norm}_layernorm.weight": (256,) for norm in ("input", "post_attention")}
+    is_random = name in ("Q4_K", "Q5_K", "Q6_K")  # the package cannot quantize to them
+    tensors = {
+        key: random_blocks(kind, shape, rng) if is_random and len(shape) == 2 else rng.normal(size=shape).astype("f4")
+        for key, shape in tensors.items()
+    }
+    write_gguf(tmp_path / "model.gguf", values, tensors, kind=kind)
+    parameters = dict(load_pretrained(tmp_path).named_parameters())
+    assert {str(x.dtype) for x in parameters.values()} == {"float16" if name == "F16" else "float32"}
+    for key, parameter in {
+        "model.embed_tokens.weight": parameters["embedding.weight"],
+        f"{layer}self_attn.q_proj.weight": parameters["layers.0.self_attention.query.weight"].T,
+        f"{layer}mlp.down_proj.weight": parameters["layers.0.feed_forward.down.weight"].T,
+    }.items():
+        stored = tensors[key] if is_random else gguf.quantize(tensors[key], kind)
+        np.testing.assert_array_equal(parameter, gguf.dequantize(stored, kind))
+
+
+def test_a_directory_with_one_file_is_enough_and_several_are_refused(llama, tmp_path):
+    shutil.copy(llama, tmp_path / "a.gguf")
+    assert load_pretrained(tmp_path).config.num_layers == 2
+    shutil.copy(llama, tmp_path / "b.gguf")
+    with pytest.raises(CheckpointError, match=r"has 2 GGUF files, a\.gguf first"):
+        load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda writer: writer.add_expert_count(8), r"has the key 'llama\.expert_count' \(8\)"),
+        (give_layers_different_heads, r"different values of llama\.attention\.head_count_kv by layer"),
+        (lambda writer: writer.add_uint16("split.count", 3), "is one of 3 parts; merge them"),
+        (lambda writer: writer.add_tensor("blk.0.extra.weight", np.zeros(3, "f4")), r"has the tensor blk\.0\.extra"),
+        (
+            lambda writer: writer.add_tensor("t", np.zeros((1, 84), "u1"), raw_dtype=TYPE.Q2_K),
+            "t has the type Q2_K; expected one of F32, F16, BF16, Q8_0",
+        ),
+    ],
+)
+def test_what_xformer_does_not_compute_is_refused_by_name(change, message, tmp_path):
+    with pytest.raises(CheckpointError, match=message):
+        load_pretrained(convert("llama", tmp_path / "model.gguf", change=change))
+
+
+def test_an_unknown_architecture_is_refused(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "rwkv7")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match="has the architecture 'rwkv7'; expected one of gpt2, llama"):
+        load_pretrained(tmp_path)
+
+
+def test_damaged_files_are_refused_in_one_line(llama, tmp_path):
+    content, path = llama.read_bytes(), tmp_path / "model.gguf"
+    for length in [0, 3, 4, 20, 30, 200, 1000, 3000, len(content) // 2, len(content) - 64]:
+        path.write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match=r"model\.gguf") as info:
+            load_pretrained(path)
+        assert "\n" not in str(info.value)
+    for begin in (b"ABCD", content[:4] + b"\x01", content[:4] + b"\x00\x00\x00\x03"):
+        path.write_bytes(begin + content[len(begin) :])
+        with pytest.raises(CheckpointError, match=r"model\.gguf"):
+            load_pretrained(path)
+
+
+def test_without_the_package_the_error_says_how_to_install_it(llama, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(BackendError, match="run: pip install gguf"):
+        load_pretrained(llama)
