@@ -198,6 +198,10 @@ def test_a_directory_with_one_file_is_enough_and_several_are_refused(llama, tmp_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (
+            lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(5, "f4")),
+            "rope_scaling has 5 factors; expected 3",
+        ),
         (lambda writer: writer.add_expert_count(8), r"has the key 'llama\.expert_count' \(8\)"),
         (give_layers_different_heads, r"different values of llama\.attention\.head_count_kv by layer"),
         (lambda writer: writer.add_uint16("split.count", 3), "is one of 3 parts; merge them"),

@@ -376,6 +376,10 @@ def _longrope_frequencies(frequencies: Any, scaling: dict[str, Any], length: int
     """Divide each frequency by a factor of its own: one list for short texts, one for long ones."""
     positions = scaling["original_max_position_embeddings"]
     factors = scaling["long_factor" if length > positions else "short_factor"]
+    if len(factors) != len(frequencies):
+        raise ConfigError(
+            f"rope_scaling has {len(factors)} factors; expected {len(frequencies)}, one for every two rotated features"
+        )
     attention_factor = scaling.get("attention_factor")
     if attention_factor is None:
         factor = scaling["factor"]
