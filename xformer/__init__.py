@@ -39,7 +39,7 @@ from xformer.models import (
     load,
 )
 from xformer.ops import cross_entropy
-from xformer.pipelines import Summarizer, TextGenerator, Tokenizers, Translator
+from xformer.pipelines import Classifier, Embedder, Summarizer, TextGenerator, Tokenizers, Translator
 from xformer.random import Rng
 from xformer.threads import num_threads, set_num_threads
 from xformer.training import (
@@ -71,8 +71,10 @@ __all__ = [
     "Adam",
     "AdamW",
     "BaseModel",
+    "Classifier",
     "DecoderLayer",
     "Dropout",
+    "Embedder",
     "Embedding",
     "Encoder",
     "EncoderConfig",

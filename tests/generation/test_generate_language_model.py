@@ -160,3 +160,37 @@ def test_wrong_inputs_and_results_of_functions_are_named(inputs, options, error,
     config = LanguageModelConfig(vocab_size=7, d_model=8, num_heads=2, d_ff=8, num_layers=1)
     with raises_line(error, message):
         generate(LanguageModel(config), inputs, max_new_tokens=3, **options)
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam", "sampling"])
+def test_further_tokens_end_an_output(model, method):
+    config = OPTIONS[method]
+    (full,), *_ = generate(model, PROMPTS, config, rng=Rng(3))
+    assert len(full.tokens) > 2
+    stop = full.tokens[2]
+    first = full.tokens.index(stop)
+    (ended,), *_ = generate(model, PROMPTS, config, rng=Rng(3), stop_token_ids=[stop])
+    if method == "greedy":
+        assert (ended.tokens, ended.finished) == (full.tokens[:first], True)
+    assert stop not in ended.tokens
+
+
+def test_tokens_can_be_suppressed_at_the_beginning_only(model):
+    (free,), *_ = generate(model, PROMPTS, OPTIONS["greedy"])
+    first = free.tokens[0]
+    (changed,), *_ = generate(model, PROMPTS, OPTIONS["greedy"], begin_suppress_tokens=[first])
+    assert changed.tokens[0] != first
+    tokens = [*PROMPTS[0], changed.tokens[0]]
+    assert generate(model, [tokens], OPTIONS["greedy"])[0][0].tokens[:4] == changed.tokens[1:5]
+
+
+def test_the_length_penalty_may_be_a_power_of_the_length(model):
+    config = GenerationConfig(max_new_tokens=6, num_beams=3, length_penalty=2.0, length_penalty_base="length")
+    for (hypothesis,) in generate(model, PROMPTS, config):
+        length = len(hypothesis.tokens) + hypothesis.finished
+        assert hypothesis.score == pytest.approx(hypothesis.log_probability / length**2)
+
+
+def test_ids_outside_the_vocabulary_do_not_end_outputs(model):
+    with raises_line(DataError, "token id 99 is suppressed or ends outputs; expected 0 to 12"):
+        generate(model, PROMPTS, stop_token_ids=[99])

@@ -85,6 +85,19 @@ def line_progress(total: int | None, *, visible: bool) -> Iterator[Callable[[int
         yield lambda count: progress.advance(task, count)
 
 
+@contextlib.contextmanager
+def loading_progress() -> Iterator[Callable[[int, int], None] | None]:
+    """Show on stderr how much of a model is read, if it is a terminal; yields an argument of `load_pretrained`."""
+    console = make_console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("loading"), BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("")
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
 class TrainingProgress:
     """A callback that shows steps and validations: in a progress bar on a terminal, otherwise every ten seconds.
 

@@ -56,7 +56,8 @@ OptionalBackendOption = Annotated[
     ),
 ]
 ModelOption = Annotated[
-    Path, typer.Option("--model", metavar="DIR", help="Directory of a training run.", rich_help_panel=DATA)
+    Path,
+    typer.Option("--model", metavar="DIR", help="Directory of a run or public checkpoint.", rich_help_panel=DATA),
 ]
 OutOption = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Directory of the run: new or empty.", rich_help_panel=DATA)

@@ -26,10 +26,11 @@ from xformer.cli.translate import load_pipeline
 from xformer.config import Config, field_names, option
 from xformer.errors import ConfigError
 from xformer.generation import GenerationConfig
-from xformer.pipelines import Output, TextGenerator
+from xformer.pipelines import Output, Prompt, TextGenerator
 from xformer.runs.run_directory import RunDirectory
 
-HELP = """Continue prompts with the best model of a run of train-lm, and print prompt and continuation.
+HELP = """Continue prompts with a public language model (a directory in the Hugging Face format, or a GGUF file) or \
+with the best model of a run of train-lm, and print prompt and continuation.
 
 \b
 A sample          xformer generate --model run
@@ -38,8 +39,12 @@ Three per prompt  xformer generate --model run --prompt "ROMEO:" --prompt "JULIE
 Prompts from a file, one per line, as lines of JSON
                   xformer generate --model run --input prompts.txt --json --output out.jsonl
 
-Without a prompt, and for an empty line of the input, the text starts after a line end. By default 500 tokens are \
-sampled with temperature 0.8 from the 200 most probable ones; any sampling option, or --num-beams, replaces that, and \
+An answer of an instruction model
+                  xformer generate --model SmolLM2-135M-Instruct --chat --prompt "What is the capital of France?"
+
+Without a prompt, and for an empty line of the input, the text starts after a line end. By default at most 500 tokens \
+are generated: by the settings of a public checkpoint, or sampled with temperature 0.8 from the 200 most probable \
+tokens; any sampling option, or --num-beams, replaces that, and \
 --top-k 1 always takes the most probable token. On a terminal the text appears as it is generated. Several texts are \
 separated by a line of dashes. A text longer than the context of the model (context_length) is continued from its \
 second half.
@@ -84,6 +89,16 @@ def generate(
     output: Annotated[
         str, typer.Option("--output", metavar="FILE", help="Texts; - is standard output.", rich_help_panel=DATA)
     ] = "-",
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Answer the prompts with the chat template of the model.", rich_help_panel=DATA),
+    ] = False,
+    system: Annotated[
+        str | None,
+        typer.Option(
+            "--system", metavar="TEXT", help="System message before each prompt of --chat.", rich_help_panel=DATA
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -100,23 +115,33 @@ def generate(
     """Continue prompts."""
     if prompt and source is not None:
         raise ConfigError("--prompt and --input are both given; expected only one of them")
+    if system is not None and not chat:
+        raise ConfigError("--system is a part of --chat; add --chat")
+    if chat and not prompt and source is None:
+        raise ConfigError("--chat has nothing to answer; add --prompt or --input")
     prompts = prompt or [""]
     settings |= parse_generation_settings(assignments)
     options = {name: settings.pop(name) for name in field_names(PromptOptions) if name in settings}
     _io.check_output(output, source, RunDirectory(model).files())
     pipeline = load_pipeline(TextGenerator, model, backend)
     config = pipeline.resolve_config(**settings)
+
+    def to_prompt(text: str) -> Prompt:
+        before = [] if system is None else [{"role": "system", "content": system}]
+        return [*before, {"role": "user", "content": text}] if chat else text
+
     single = source is None and len(prompts) == config.num_return_sequences == 1 and config.method != "beam"
     if single and not as_json and output == _io.STANDARD and sys.stdout.isatty():
         options.pop("batch_tokens", None)
-        _print_stream(prompts[0], pipeline.stream(prompts[0], config, **options))
+        _print_stream("" if chat else prompts[0], pipeline.stream(to_prompt(prompts[0]), config, **options))
         return
     number = 0
     with _io.open_output(output) as write:
         for chunk in _read_prompts(prompts, source):
-            results = pipeline.outputs(chunk, config, first_index=number, **options)
+            results = pipeline.outputs(list(map(to_prompt, chunk)), config, first_index=number, **options)
             for text, outputs in zip(chunk, results, strict=True):
-                write(list(_json_lines(number, text, outputs) if as_json else _texts(number, text, outputs)))
+                lines = _json_lines(number, text, outputs) if as_json else _texts(number, "" if chat else text, outputs)
+                write(list(lines))
                 number += 1
 
 

@@ -86,7 +86,7 @@ def _make_app() -> Any:
     import typer
 
     import xformer
-    from xformer.cli import bench, demo, generate, inspect, resume, score, summarize, train, train_lm, translate
+    from xformer.cli import bench, demo, embed, generate, inspect, resume, score, summarize, train, train_lm, translate
 
     def show_version(requested: bool) -> None:
         if requested:
@@ -110,6 +110,7 @@ def _make_app() -> Any:
         (translate, translate.translate),
         (summarize, summarize.summarize),
         (generate, generate.generate),
+        (embed, embed.embed),
         (score, score.score),
         (inspect, inspect.inspect),
         (bench, bench.bench),

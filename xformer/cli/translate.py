@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from xformer.cli import _io
-from xformer.cli._console import line_progress, make_console, plural
+from xformer.cli._console import line_progress, loading_progress, make_console, plural
 from xformer.cli._options import (
     COMPUTING,
+    DATA,
     BackendOption,
     ModelOption,
     SetOption,
@@ -23,6 +24,7 @@ from xformer.cli._options import (
     parse_generation_settings,
 )
 from xformer.config import Config, field_names, option
+from xformer.families.checkpoint import is_public
 from xformer.generation import GenerationConfig
 from xformer.pipelines import Output, TextGenerator, TextToText, Translator, check_source_lengths
 from xformer.runs.run_directory import RunDirectory
@@ -58,6 +60,10 @@ class LineOptions(Config):
     length_unit: str = option("Unit of --target-length.", default="tokens", choices=("tokens", "words"))
     prefix: str | None = option("Text that every output begins with.", default=None, panel="Steering")
     sequence_bias: tuple[str, ...] = option("Word or phrase to favor; repeatable.", default=())
+    source_language: str | None = option(
+        "Language of the input, for checkpoints of many languages, e.g. deu_Latn.", default=None, panel=DATA
+    )
+    target_language: str | None = option("Language of the output.", default=None)
     seed: int = option("Seed; the same seed gives the same samples.", default=0, panel="Sampling")
     max_source_length: int = option(
         "Maximum tokens of a line; longer lines are errors.", default=1024, at_least=1, panel=COMPUTING
@@ -77,6 +83,7 @@ def line_command(name: str, pipeline_type: type[TextToText]) -> Callable[..., No
             *("num_beams", "num_return_sequences", "length_penalty", "align"),
             *("max_new_tokens", "target_length", "length_unit"),
             *("prefix", "sequence_bias", "no_repeat_ngram_size"),
+            *(("source_language", "target_language") if pipeline_type is Translator else ()),
             *("temperature", "top_k", "top_p", "seed"),
             *("max_source_length", "batch_tokens"),
         ],
@@ -108,11 +115,15 @@ def transform_lines(
     A stream is processed as it arrives, a file as a whole, so that nothing is written if its last line is invalid.
     """
     options = LineOptions(**{name: settings.pop(name) for name in field_names(LineOptions) if name in settings})
-    config = GenerationConfig(**settings)
     arguments = options.to_dict()
     max_source_length = arguments.pop("max_source_length")
+    languages = {name: arguments.pop(name) for name in ("source_language", "target_language")}
+    GenerationConfig(**settings)  # refuses contradictions before the model is loaded
     _io.check_output(output, source, RunDirectory(directory).files())
-    pipeline = load_pipeline(pipeline_type, directory, backend)
+    pipeline = load_pipeline(
+        pipeline_type, directory, backend, **{name: value for name, value in languages.items() if value is not None}
+    )
+    config = GenerationConfig.resolve(pipeline.defaults, settings)
     if _io.is_terminal(source):
         make_console(stderr=True).print("type a line; Ctrl-D ends the input")
     num_truncated: list[int] = []
@@ -147,10 +158,13 @@ def transform_lines(
         )
 
 
-def load_pipeline(pipeline_type: type[Pipeline], directory: Path, backend: str) -> Pipeline:
-    """Load a run with a backend that is prepared for the data type of its model."""
+def load_pipeline(pipeline_type: type[Pipeline], directory: Path, backend: str, **options: Any) -> Pipeline:
+    """Load a public checkpoint, or a run with a backend that is prepared for the data type of its model."""
+    if is_public(directory):
+        with loading_progress() as progress:
+            return pipeline_type.from_pretrained(directory, xp=open_backend(backend), progress=progress, **options)
     training = RunDirectory(directory).read_config().get("recipe", {}).get("training", {})
-    return pipeline_type.from_pretrained(directory, xp=open_backend(backend, training.get("dtype")))
+    return pipeline_type.from_pretrained(directory, xp=open_backend(backend, training.get("dtype")), **options)
 
 
 def _encode(
@@ -182,7 +196,7 @@ def _format(pipeline: TextToText, ids: Sequence[int], outputs: list[Output], row
             "text": output.text,
         }
         if output.alignment is not None:
-            entry["source_tokens"] = pipeline.tokenizers.source.tokens([*ids, pipeline.model.config.eos_id])
+            entry["source_tokens"] = pipeline.tokenizers.source.tokens([*ids, *pipeline.suffix])
             entry["tokens"] = pipeline.tokenizers.target.tokens(output.tokens)
             entry["alignment"] = output.alignment
         yield json.dumps(entry, ensure_ascii=False)

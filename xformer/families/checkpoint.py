@@ -24,6 +24,14 @@ from xformer.tree import flatten, replace
 Progress = Callable[[int, int], None]
 
 
+def is_public(directory: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a GGUF file or a directory with a public checkpoint, and not a run of xformer."""
+    path = Path(directory) / "config.json"
+    if path.is_file():
+        return "model_type" in read_json(path, "configuration")
+    return find_gguf(Path(directory)) is not None
+
+
 def load_pretrained(
     directory: str | os.PathLike[str],
     *,

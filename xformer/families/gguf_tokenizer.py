@@ -13,6 +13,7 @@ from typing import Any
 
 from xformer.errors import CheckpointError
 from xformer.families.gguf_file import read_metadata
+from xformer.text import PretrainedTokenizer
 from xformer.text.extras import require
 
 # Types of tokens (tokenizer.ggml.token_type).
@@ -63,6 +64,14 @@ class GGUFTokenizer:
     pad_id: int | None
     unk_id: int | None
     chat_template: str | None
+
+    def pretrained(self, directory: Path) -> PretrainedTokenizer:
+        """Return the tokenizer with its special tokens and chat template, as pipelines use it."""
+        ids = {"bos": self.bos_id, "eos": self.eos_ids[0] if self.eos_ids else None, "pad": self.pad_id}
+        settings = {f"{name}_token": self.tokenizer.id_to_token(i) for name, i in ids.items() if i is not None}
+        if self.unk_id is not None:
+            settings["unk_token"] = self.tokenizer.id_to_token(self.unk_id)
+        return PretrainedTokenizer(self.tokenizer, {**settings, "chat_template": self.chat_template}, directory)
 
 
 def read_tokenizer(path: str | os.PathLike[str]) -> GGUFTokenizer:

@@ -159,6 +159,7 @@ def check_prefixes(
         raise DataError(f"prefix has {len(prefixes)} entries for {len(lengths.ranges)} inputs; expected one list each")
     config = model.config
     special = {config.pad_id: "pad_id", config.bos_id: "bos_id", config.eos_id: "eos_id"}
+    special = special if config.suppress_special else {}  # public checkpoints begin outputs with special tokens
     checked = []
     for index, prefix in enumerate(prefixes):
         number = indices[index] + 1

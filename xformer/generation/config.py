@@ -16,7 +16,7 @@ _HUGGING_FACE = {
     "max_length": "use max_new_tokens, which does not count the prompt",
     "min_length": "use min_new_tokens, which does not count the prompt",
     "early_stopping": "beam search stops as soon as no better output is possible",
-    "eos_token_id": "set eos_id in the configuration of the model",
+    "eos_token_id": "use stop_token_ids, or set eos_id in the configuration of the model",
     "pad_token_id": "set pad_id in the configuration of the model",
     "logits_processor": "use logits_processors",
     "generation_config": "use config",
@@ -28,7 +28,7 @@ class GenerationConfig(Config):
     """Settings of `generate`; the default is greedy search.
 
     A hypothesis Y with log-probability log P scores log P / lp(Y) + cp(Y) (Wu et al., 2016, section 7), where
-    lp(Y) = ((5 + |Y|) / 6)^length_penalty, |Y| counts eos, and
+    lp(Y) = ((5 + |Y|) / 6)^length_penalty (or |Y|^length_penalty, see length_penalty_base), |Y| counts eos, and
     cp(Y) = coverage_penalty * sum over source tokens of log(min(attention received, 1)), with attention averaged over
     heads and layers.
 
@@ -71,6 +71,11 @@ class GenerationConfig(Config):
         at_least=0.0,
         at_most=100.0,
     )
+    length_penalty_base: str = option(
+        "Base of the length penalty: (5 + length) / 6 as in Wu et al. (2016), or the length as in Hugging Face.",
+        default="wu",
+        choices=("wu", "length"),
+    )
     coverage_penalty: float = option(
         "Weight beta of the coverage penalty (Wu et al., 2016); favors outputs that attend to the whole source.",
         default=0.0,
@@ -112,6 +117,8 @@ class GenerationConfig(Config):
         at_most=1000.0,
     )
     suppress_tokens: tuple[int, ...] = option("Ids of tokens that are never generated.", default=())
+    begin_suppress_tokens: tuple[int, ...] = option("Ids of tokens that no output begins with.", default=())
+    stop_token_ids: tuple[int, ...] = option("Ids of tokens that end an output, in addition to eos_id.", default=())
 
     do_sample: bool = option("Sample; implied by temperature, top_k, top_p and min_p.", default=False, panel="Sampling")
     temperature: float | None = option(
@@ -133,7 +140,8 @@ class GenerationConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "suppress_tokens", _token_ids(self.suppress_tokens))
+        for name in ("suppress_tokens", "begin_suppress_tokens", "stop_token_ids"):
+            object.__setattr__(self, name, _token_ids(name, getattr(self, name)))
         self._check_beams()
         self._check_lengths()
 
@@ -201,8 +209,8 @@ class GenerationConfig(Config):
                 )
 
 
-def _token_ids(tokens: Any) -> tuple[int, ...]:
+def _token_ids(name: str, tokens: Any) -> tuple[int, ...]:
     ids = tuple(tokens) if isinstance(tokens, Collection) else (tokens,)
     if not all(isinstance(token, Integral) and not isinstance(token, bool) and int(token) >= 0 for token in ids):
-        raise ConfigError(f"suppress_tokens is {tokens!r}; expected token ids")
+        raise ConfigError(f"{name} is {tokens!r}; expected token ids")
     return tuple(sorted(map(int, ids)))

@@ -199,6 +199,8 @@ def _make_batch(
 
     suppress_tokens = suppressed.union(config.suppress_tokens)
     _check_suppressed(suppress_tokens, model.vocab_size)
+    if extra := [each for each in (*config.begin_suppress_tokens, *config.stop_token_ids) if each >= model.vocab_size]:
+        raise DataError(f"token id {extra[0]} is suppressed or ends outputs; expected 0 to {model.vocab_size - 1}")
     return GenerationBatch(
         model=model,
         config=config,

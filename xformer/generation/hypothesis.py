@@ -24,17 +24,18 @@ class Hypothesis(NamedTuple):
     finished: bool
 
 
-def length_penalty(length: int, alpha: float) -> float:
+def length_penalty(length: int, alpha: float, base: str = "wu") -> float:
     """Return lp of Wu et al. (2016, equation 14): ((5 + length) / 6)^alpha.
 
     Args:
         length: Tokens of the output, eos included.
         alpha: Exponent.
+        base: "wu", or "length" for length^alpha.
 
     >>> length_penalty(7, 1.0)
     2.0
     """
-    return float(((5.0 + length) / 6.0) ** alpha)
+    return float((length if base == "length" else (5.0 + length) / 6.0) ** alpha)
 
 
 def best_first(hypotheses: list[Hypothesis]) -> list[Hypothesis]:

@@ -60,6 +60,10 @@ def build_logits_processors(
         processors.append(SequenceBias(sequence_bias, config.sequence_bias_strength))
     if suppress_tokens:
         processors.append(SuppressTokens(suppress_tokens))
+    if config.begin_suppress_tokens:
+        processors.append(SuppressAtBegin(config.begin_suppress_tokens, prefixes))
+    if eos_id is not None and (stop_ids := set(config.stop_token_ids) - {eos_id}):
+        processors.append(StopTokens(stop_ids, eos_id))
     has_minimum = lengths.unit_ranges is not None or any(
         limits.minimum > len(prefix) for limits, prefix in zip(lengths.ranges, prefixes, strict=True)
     )
@@ -126,6 +130,36 @@ class SuppressTokens:
         if self._mask is None:
             self._mask = _token_mask([self.tokens], logits)
         return logits if self._mask is None else array_namespace(logits).where(self._mask, -math.inf, logits)
+
+
+class SuppressAtBegin:
+    """Mask tokens at the first position after the prompt or prefix."""
+
+    def __init__(self, tokens: Iterable[int], prefixes: Sequence[Tokens]) -> None:
+        self.tokens, self.prefixes = sorted(tokens), prefixes
+
+    def __call__(self, histories: Histories, logits: Array) -> Array:
+        """Return the changed logits."""
+        rows = zip(histories, histories.input_indices, strict=True)
+        return mask_tokens(
+            logits, [self.tokens if len(history) == len(self.prefixes[index]) else () for history, index in rows]
+        )
+
+
+class StopTokens:
+    """Let further tokens end an output: eos gets the largest of their logits, and they are masked."""
+
+    def __init__(self, tokens: Iterable[int], eos_id: int) -> None:
+        self.tokens, self.eos_id = sorted(tokens), eos_id
+
+    def __call__(self, histories: Histories, logits: Array) -> Array:
+        """Return the changed logits."""
+        xp = array_namespace(logits)
+        ids = from_host(xp, [self.eos_id, *self.tokens], device=device(logits))
+        largest = xp.max(xp.take(logits, ids, axis=1), axis=1, keepdims=True)
+        masked = mask_tokens(logits, [self.tokens] * logits.shape[0])
+        is_eos = from_host(xp, np.arange(logits.shape[-1])[None, :] == self.eos_id, device=device(logits))
+        return xp.where(is_eos, largest, masked)
 
 
 class MinLength:

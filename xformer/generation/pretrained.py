@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from xformer.errors import CheckpointError
+from xformer.generation.config import GenerationConfig
 from xformer.io import read_json
 
 GENERATION_FILE = "generation_config.json"
@@ -49,6 +50,15 @@ class PretrainedGeneration:
     begin_suppress_tokens: tuple[int, ...] = ()
     max_length: int | None = None
     notes: tuple[str, ...] = ()
+
+    def config(self, eos_id: int) -> GenerationConfig:
+        """Return the settings as a `GenerationConfig`, for a model that ends outputs with `eos_id`."""
+        return GenerationConfig(
+            **self.options,
+            length_penalty_base="length",
+            begin_suppress_tokens=self.begin_suppress_tokens,
+            stop_token_ids=tuple(token for token in self.eos_ids if token != eos_id),
+        )
 
 
 def read_generation(directory: str | os.PathLike[str], *, encoder_decoder: bool) -> PretrainedGeneration:

@@ -27,7 +27,8 @@ class UnscoredHypothesis(NamedTuple):
 def score_bound(batch: GenerationBatch, hypothesis: UnscoredHypothesis) -> float:
     """Return the score without the coverage penalty, which is at most zero."""
     length = batch.lengths.output_length(hypothesis.input_index, len(hypothesis.tokens)) + int(hypothesis.has_eos)
-    return hypothesis.log_probability / length_penalty(length, batch.config.length_penalty)
+    config = batch.config
+    return hypothesis.log_probability / length_penalty(length, config.length_penalty, config.length_penalty_base)
 
 
 def score(batch: GenerationBatch, hypotheses: Sequence[UnscoredHypothesis]) -> list[Hypothesis]:

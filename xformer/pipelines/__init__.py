@@ -1,15 +1,20 @@
-"""Pipelines: from text to text."""
+"""Pipelines: from text to text, vectors or classes."""
 
 from xformer.pipelines.base import Output, Pipeline
+from xformer.pipelines.encoders import Classifier, Embedder, Prediction
 from xformer.pipelines.evaluation import EncodedCorpus, ValidationScore
 from xformer.pipelines.seq2seq import Result, Summarizer, TextToText, Translator, check_source_lengths
-from xformer.pipelines.text_generation import TextGenerator
+from xformer.pipelines.text_generation import Prompt, TextGenerator
 from xformer.pipelines.tokenizers import Tokenizers
 
 __all__ = [
+    "Classifier",
+    "Embedder",
     "EncodedCorpus",
     "Output",
     "Pipeline",
+    "Prediction",
+    "Prompt",
     "Result",
     "Summarizer",
     "TextGenerator",

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
-from xformer.errors import CheckpointError
+from xformer.errors import CheckpointError, ConfigError
+from xformer.families import load_pretrained
+from xformer.families.checkpoint import Progress, is_public
 from xformer.generation import GenerationConfig
 from xformer.models import BaseModel
 from xformer.runs.run_directory import RunDirectory
-from xformer.text import Tokenizer
+from xformer.text import PretrainedTokenizer, Tokenizer
 
 
 class Output(NamedTuple):
@@ -36,24 +38,46 @@ class Output(NamedTuple):
 
 
 class Pipeline:
-    """A model with its tokenizers. A subclass sets `task` and `model_class`, and defines `outputs` and `_from_run`."""
+    """A model with its tokenizers.
+
+    A subclass sets `task` and `model_class`, and defines `outputs`, `_from_run` and `_from_checkpoint`.
+    """
 
     task: ClassVar[str]
     model_class: ClassVar[type[BaseModel]]
 
     @classmethod
-    def from_pretrained(cls, directory: str | os.PathLike[str], xp: Any = "numpy", *, dtype: Any = None) -> Self:
-        """Load the best model of a training run.
+    def from_pretrained(
+        cls,
+        directory: str | os.PathLike[str],
+        xp: Any = "numpy",
+        *,
+        dtype: Any = None,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> Self:
+        """Load a public checkpoint, or the best model of a training run.
 
         Args:
-            directory: Run directory.
+            directory: Directory of a checkpoint in the Hugging Face format, or of a run. Nothing is downloaded.
             xp: Array library of the model, as a module or by name.
             dtype: dtype of the parameters. Default: as saved.
+            progress: As for `load_pretrained`.
+            **options: For public translation checkpoints `source_language` and `target_language`.
 
         Raises:
-            CheckpointError: If a file is missing, damaged or from another run.
-            ConfigError: If the run is of another task.
+            CheckpointError: If a file is missing, damaged or from another run, or the model is of another kind.
+            ConfigError: If the run is of another task, or for unknown options.
         """
+        if is_public(directory):
+            model = load_pretrained(directory, xp=xp, dtype=dtype, progress=progress)
+            if not isinstance(model, cls.model_class):
+                raise CheckpointError(
+                    f"{directory} has a {type(model).__name__}; {cls.__name__} expects a {cls.model_class.__name__}"
+                )
+            return cls._from_checkpoint(model, Path(directory), **options)
+        if options:
+            raise ConfigError(f"{next(iter(options))} applies to public checkpoints; omit it for a run of xformer")
         run = RunDirectory(Path(directory))
         config = run.read_config_for(cls.task)
         return cls._from_run(cls.model_class.load(run.model, xp=xp, dtype=dtype), run, config)
@@ -61,6 +85,11 @@ class Pipeline:
     @classmethod
     def _from_run(cls, model: Any, run: RunDirectory, config: dict[str, Any]) -> Self:
         """Return the pipeline of a model, with the tokenizers and settings of its run."""
+        raise NotImplementedError
+
+    @classmethod
+    def _from_checkpoint(cls, model: Any, directory: Path) -> Self:
+        """Return the pipeline of a public checkpoint, with its tokenizers and settings."""
         raise NotImplementedError
 
     def outputs(
@@ -90,9 +119,10 @@ class Pipeline:
         return results if count > 1 else [each[0] for each in results]
 
 
-def check_vocabulary(name: str, tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raise CheckpointError unless a tokenizer has the vocabulary size of its model."""
-    if tokenizer.vocab_size != vocab_size:
+def check_vocabulary(name: str, tokenizer: Tokenizer | PretrainedTokenizer, vocab_size: int) -> None:
+    """Raise CheckpointError unless a tokenizer fits its model; public ones may leave rows of the embedding unused."""
+    fits = isinstance(tokenizer, PretrainedTokenizer) and tokenizer.vocab_size <= vocab_size
+    if tokenizer.vocab_size != vocab_size and not fits:
         raise CheckpointError(
             f"the {name} has {tokenizer.vocab_size} tokens, the model {vocab_size}; expected both from the same run"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from xformer.config import check_count
@@ -18,14 +19,16 @@ from xformer.generation import (
     alignments,
     generate,
 )
+from xformer.generation.pretrained import read_generation
+from xformer.io import read_json
 from xformer.models import Transformer
 from xformer.models.token_ids import pad
 from xformer.pipelines.base import Output, Pipeline, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, one_per_text, run_batches
-from xformer.pipelines.tokenizers import Tokenizers
+from xformer.pipelines.tokenizers import CheckpointTokenizers, Tokenizers
 from xformer.random import Rng
 from xformer.runs.run_directory import RunDirectory
-from xformer.text import UNK_ID, normalize_text
+from xformer.text import UNK_ID, Tokenizer, load_tokenizer, normalize_text
 
 NUM_BEAMS_FOR_LENGTHS = 4
 
@@ -48,6 +51,8 @@ class TextToText(Pipeline):
         tokens_per_word: Mean tokens per word of the outputs in training; a model with a length encoding needs it for
             target lengths in words.
         max_source_tokens: Length that sources were cut to in training; longer ones are cut, too. Default: none is cut.
+        defaults: Settings of generation that others replace.
+        forced_bos_id: Token that outputs begin with, e.g. of the target language.
 
     Raises:
         ConfigError: For a model without a decoder.
@@ -59,19 +64,26 @@ class TextToText(Pipeline):
     def __init__(
         self,
         model: Transformer,
-        tokenizers: Tokenizers,
+        tokenizers: Tokenizers | CheckpointTokenizers,
         *,
         mean_length: float | None = None,
         tokens_per_word: float | None = None,
         max_source_tokens: int | None = None,
+        defaults: GenerationConfig | None = None,
+        forced_bos_id: int | None = None,
     ) -> None:
         if not model.decoder:
             raise ConfigError("the model has no decoder (num_decoder_layers is 0); it cannot generate text")
         self.model = model
         self.tokenizers = tokenizers
         self.mean_length, self.tokens_per_word, self.max_source_tokens = mean_length, tokens_per_word, max_source_tokens
+        self.defaults, self.forced_bos_id = defaults, forced_bos_id
         check_vocabulary("source tokenizer", tokenizers.source, model.config.source_vocab_size)
         check_vocabulary("target tokenizer", tokenizers.target, model.config.target_vocab_size)
+        # Tokens at the end of sources. Those of public checkpoints are part of the encoded text.
+        is_public = isinstance(tokenizers, CheckpointTokenizers)
+        self.suffix: list[int] = [] if is_public else [model.config.eos_id]
+        self._separator = None if isinstance(tokenizers, CheckpointTokenizers) else tokenizers.target.sep_id
 
     @classmethod
     def _from_run(cls, model: Transformer, run: RunDirectory, config: dict[str, Any]) -> Self:
@@ -85,6 +97,29 @@ class TextToText(Pipeline):
             mean_length=tokens / pairs if pairs and tokens else None,
             tokens_per_word=tokens / words if words and tokens else None,
             max_source_tokens=settings.get("max_length") if settings.get("truncation") == "cut" else None,
+        )
+
+    @classmethod
+    def _from_checkpoint(
+        cls,
+        model: Transformer,
+        directory: Path,
+        *,
+        source_language: str | None = None,
+        target_language: str | None = None,
+    ) -> Self:
+        instruction = _instruction(directory, cls.task, source_language, target_language)
+        if instruction:  # T5 names the languages in it
+            source_language = target_language = None
+        source, target, forced_bos_id = load_tokenizer(directory).for_translation(source_language, target_language)
+        settings = read_generation(directory, encoder_decoder=True)
+        learned = model.config.positions == "learned"
+        return cls(
+            model,
+            CheckpointTokenizers(source, target, instruction),
+            max_source_tokens=model.config.max_positions if learned else None,
+            defaults=settings.config(model.config.eos_id),
+            forced_bos_id=settings.forced_bos_id if forced_bos_id is None else forced_bos_id,
         )
 
     @property
@@ -176,15 +211,16 @@ class TextToText(Pipeline):
             ConfigError: For invalid or contradictory settings.
             DataError: For a wrong number of prefixes, phrases or lengths, and for unknown characters.
         """
-        config = self._resolve_config(GenerationConfig.resolve(config, overrides), target_length, length_unit)
+        config = GenerationConfig.resolve(self.defaults if config is None else config, overrides)
+        config = self._resolve_config(config, target_length, length_unit)
         check_count("batch_tokens", batch_tokens)
         count, target, rng = len(encoded), self.tokenizers.target, Rng(seed)
-        if target.sep_id is not None:  # it separates sentences of sources only
-            config = dataclasses.replace(config, suppress_tokens=(*config.suppress_tokens, target.sep_id))
+        if self._separator is not None:  # it separates sentences of sources only
+            config = dataclasses.replace(config, suppress_tokens=(*config.suppress_tokens, self._separator))
         lengths = _target_lengths(target_length, length_unit, count)
         conditions = self._length_conditions(lengths, length_unit, count)
         columns: dict[str, list[Any] | None] = {
-            "prefix": _encode_prefixes(prefix, target, count),
+            "prefix": self._prefixes(prefix, count),
             "sequence_bias": encode_phrases(sequence_bias, target, count),
             "target_lengths": lengths,
             "length_condition": conditions,
@@ -192,7 +228,7 @@ class TextToText(Pipeline):
         length_fn = _word_counter(target) if lengths is not None and length_unit == "words" else None
 
         def run(rows: list[int]) -> list[Result]:
-            source = pad([[*encoded[row], self.model.config.eos_id] for row in rows], self.model.config.pad_id)
+            source = pad([[*encoded[row], *self.suffix] for row in rows], self.model.config.pad_id)
             hypotheses = generate(
                 self.model,
                 source,
@@ -229,7 +265,9 @@ class TextToText(Pipeline):
         limit = self.max_source_tokens
         if limit is None:
             return encoded, 0
-        return [ids[:limit] for ids in encoded], sum(len(ids) > limit for ids in encoded)
+        last = 0 if self.suffix else 1  # special tokens at the end stay
+        cut = [ids if len(ids) <= limit else [*ids[: limit - last], *ids[len(ids) - last :]] for ids in encoded]
+        return cut, sum(len(ids) > limit for ids in encoded)
 
     def _resolve_config(self, config: GenerationConfig, target_length: Any, length_unit: str) -> GenerationConfig:
         if length_unit not in ("tokens", "words"):
@@ -274,6 +312,17 @@ class TextToText(Pipeline):
             output._replace(alignment=each.argmax(axis=1).tolist())
             for output, each in zip(outputs, weights, strict=True)
         ]
+
+    def _prefixes(self, prefix: str | Sequence[str] | None, count: int) -> list[list[int]] | None:
+        """Return the token ids that outputs begin with: the forced bos, and the text of the caller."""
+        tokenizer = self.tokenizers.target
+        if isinstance(tokenizer, Tokenizer):
+            return _encode_prefixes(prefix, tokenizer.encode, UNK_ID, count)
+        encode = functools.partial(tokenizer.encode, special_tokens=False)
+        encoded = _encode_prefixes(prefix, encode, tokenizer.unk_id, count)
+        if self.forced_bos_id is None:
+            return encoded
+        return [[self.forced_bos_id, *ids] for ids in encoded or [[]] * count]
 
     def _outputs(self, hypotheses: Sequence[Hypothesis]) -> list[Output]:
         texts = self.tokenizers.target.decode_batch([hypothesis.tokens for hypothesis in hypotheses])
@@ -334,14 +383,16 @@ def _select(columns: dict[str, list[Any] | None], rows: Sequence[int]) -> dict[s
     return {name: [column[row] for row in rows] for name, column in columns.items() if column is not None}
 
 
-def _encode_prefixes(prefix: str | Sequence[str] | None, tokenizer: Any, count: int) -> list[list[int]] | None:
+def _encode_prefixes(
+    prefix: str | Sequence[str] | None, encode: Callable[[str], list[int]], unk_id: int | None, count: int
+) -> list[list[int]] | None:
     """Return the token ids of one prefix per text, or None."""
     if prefix is None:
         return None
     texts = one_per_text("prefix", [prefix] * count if isinstance(prefix, str) else prefix, count)
-    encoded: list[list[int]] = [tokenizer.encode(text) for text in texts]
+    encoded = [encode(text) for text in texts]
     for text, ids in zip(texts, encoded, strict=True):
-        if UNK_ID in ids:
+        if unk_id in ids:
             raise DataError(f"prefix {text!r} has characters that the tokenizer does not know")
     return encoded
 
@@ -350,3 +401,11 @@ def _word_counter(tokenizer: Any) -> Callable[[Sequence[int]], int]:
     """Return a function that counts the words of token ids; it is cached, since a search repeats the same calls."""
     count = functools.lru_cache(maxsize=65536)(lambda tokens: len(tokenizer.decode(tokens).split()))
     return lambda tokens: count(tuple(tokens))
+
+
+def _instruction(directory: Path, task: str, source_language: str | None, target_language: str | None) -> str:
+    """Return the text before sources that config.json has for a task (T5); "" if there is none."""
+    tasks = read_json(directory / "config.json", "configuration").get("task_specific_params") or {}
+    name = task if source_language is None else f"{task}_{source_language}_to_{target_language}"
+    parameters = tasks.get(name) if isinstance(tasks, dict) else None
+    return str(parameters.get("prefix") or "") if isinstance(parameters, dict) else ""

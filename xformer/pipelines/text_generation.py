@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 from xformer.data.bucketing import fill_batches
 from xformer.errors import ConfigError, DataError
+from xformer.families.gguf_file import find_gguf
+from xformer.families.gguf_tokenizer import read_tokenizer
 from xformer.generation import (
     GenerationConfig,
     Histories,
@@ -19,30 +22,36 @@ from xformer.generation import (
     generate,
     stream,
 )
+from xformer.generation.pretrained import PretrainedGeneration, read_generation
 from xformer.models import LanguageModel
 from xformer.pipelines.base import Output, Pipeline, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, run_batches
 from xformer.random import Rng
 from xformer.runs.run_directory import RunDirectory
-from xformer.text import SPECIAL_TOKENS, UNK_ID, Tokenizer
+from xformer.text import SPECIAL_TOKENS, UNK_ID, DecodeStream, PretrainedTokenizer, Tokenizer, load_tokenizer
 
 # Defaults of nanoGPT's sampling script.
 DEFAULT_MAX_NEW_TOKENS = 500
 DEFAULT_SAMPLING = {"temperature": 0.8, "top_k": 200}
 _SEARCH_FIELDS = ("do_sample", "temperature", "top_k", "top_p", "min_p")
-_REPLACEMENT = "\ufffd"  # decoded from an incomplete character
+
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""A text, its token ids, or the messages of a chat: `[{"role": "user", "content": "Hello"}]`."""
 
 
 class TextGenerator(Pipeline):
     """A language model with its tokenizer: `TextGenerator.from_pretrained("run")(["ROMEO:"], seed=1)`.
 
-    Text that outgrows the context continues from its later half. Special tokens are never generated, so an output has
-    the maximum length unless a stopping criterion ends it.
+    Text that outgrows the context continues from its later half. Language models that were trained with xformer never
+    generate special tokens, so an output has the maximum length unless a stopping criterion ends it; those of public
+    checkpoints end outputs.
 
     Args:
         model: The model.
         tokenizer: Its tokenizer.
         context_length: Number of tokens that the model sees at a time. Default: max_positions of the model.
+        defaults: Settings of generation that others replace. Default: sampling.
 
     Raises:
         CheckpointError: If the vocabulary sizes of model and tokenizer differ.
@@ -63,9 +72,16 @@ class TextGenerator(Pipeline):
     )
     """Fields of `GenerationConfig` that require a source or outputs that end."""
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, *, context_length: int | None = None) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer | PretrainedTokenizer,
+        *,
+        context_length: int | None = None,
+        defaults: GenerationConfig | None = None,
+    ) -> None:
         check_vocabulary("tokenizer", tokenizer, model.vocab_size)
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer, self.defaults = model, tokenizer, defaults
         max_positions = model.config.max_positions
         self.context_length = max_positions if context_length is None else context_length
         self._context_window = self.context_length
@@ -79,9 +95,18 @@ class TextGenerator(Pipeline):
         training = config.get("recipe", {}).get("training", {})
         return cls(model, run.load_tokenizer("joint"), context_length=training.get("context_length"))
 
+    @classmethod
+    def _from_checkpoint(cls, model: LanguageModel, directory: Path) -> Self:
+        if gguf := find_gguf(directory):
+            file = read_tokenizer(gguf)
+            defaults = PretrainedGeneration(eos_ids=file.eos_ids).config(model.config.eos_id)
+            return cls(model, file.pretrained(gguf.parent), defaults=defaults)
+        defaults = read_generation(directory, encoder_decoder=False).config(model.config.eos_id)
+        return cls(model, load_tokenizer(directory), defaults=defaults)
+
     def outputs(  # type: ignore[override]
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[Prompt],
         config: GenerationConfig | None = None,
         *,
         sequence_bias: Sequence[str] | Sequence[Sequence[str]] | None = None,
@@ -95,9 +120,11 @@ class TextGenerator(Pipeline):
         """Continue each prompt; return continuations with their log-probabilities, most probable first.
 
         Args:
-            prompts: Texts to continue; an empty one starts after a line end.
-            config: Settings. Default: 500 tokens sampled with temperature 0.8 from the 200 most probable ones; any
-                setting of sampling or num_beams replaces this sampling, do_sample=False means greedy search.
+            prompts: Texts to continue, their token ids, or chats to answer (lists of messages with "role" and
+                "content"). An empty text starts after a line end.
+            config: Settings. Default: at most 500 tokens, for models of xformer sampled with temperature 0.8 from the
+                200 most probable ones, for public checkpoints by their generation_config.json; any setting of sampling
+                or num_beams replaces the sampling, do_sample=False means greedy search.
             sequence_bias: Words and phrases to favor: a list for all prompts, or a list for each.
             seed: Seed of sampling. The same seed gives the same texts, however prompts are batched.
             batch_tokens: Maximum tokens of a batch. On NumPy each core runs one batch.
@@ -138,7 +165,7 @@ class TextGenerator(Pipeline):
 
     def stream(
         self,
-        prompt: str,
+        prompt: Prompt,
         config: GenerationConfig | None = None,
         *,
         sequence_bias: Sequence[str] | None = None,
@@ -175,45 +202,59 @@ class TextGenerator(Pipeline):
         """
         if config is None:
             overrides = {name: value for name, value in overrides.items() if value is not None}
-            if overrides.get("num_beams", 1) == 1 and not overrides.keys() & set(_SEARCH_FIELDS):
+            if overrides.get("num_beams", 1) > 1 or overrides.keys() & set(_SEARCH_FIELDS):
+                sampling: dict[str, Any] = dict.fromkeys(_SEARCH_FIELDS[1:]) | {"do_sample": False}
+                overrides = (sampling if self.defaults else {}) | overrides
+            elif self.defaults is None:
                 overrides |= DEFAULT_SAMPLING
+            config = self.defaults
         config = GenerationConfig.resolve(config, overrides)
         default = GenerationConfig()
-        for name in sorted(self.unsupported_fields):
+        for name in sorted(self.unsupported_fields if self.defaults is None else ()):
             if getattr(config, name) != getattr(default, name):
                 raise ConfigError(f"{name} does not apply to text generation; omit it")
         if config.max_new_tokens is None:
             config = dataclasses.replace(config, max_new_tokens=DEFAULT_MAX_NEW_TOKENS)
         return config
 
-    def encode(self, prompts: Sequence[str], first_index: int = 0) -> list[list[int]]:
+    def encode(self, prompts: Sequence[Prompt], first_index: int = 0) -> list[list[int]]:
         """Return the token ids of prompts.
 
         Args:
-            prompts: Texts to continue.
+            prompts: Texts to continue, their token ids, or chats.
             first_index: Index of the first prompt; errors count from 1.
 
         Raises:
             DataError: For a prompt with unknown characters, and for a single text instead of a list.
+            CheckpointError: For a chat, if the checkpoint has no chat template.
         """
         if isinstance(prompts, str):
             raise DataError("prompts is a single text; expected a list of texts")
-        encoded = []
-        for number, prompt in enumerate(prompts, start=first_index + 1):
-            ids = self.tokenizer.encode_text(prompt or "\n")
-            if not prompt and UNK_ID in ids:
-                raise DataError(f"prompt {number} is empty and the tokenizer has no line end; expected some text")
-            if UNK_ID in ids:
-                characters = dict.fromkeys(self.tokenizer.normalize(prompt))
-                unknown = [each for each in characters if UNK_ID in self.tokenizer.encode_text(each)]
-                raise DataError(
-                    f"prompt {number} has characters that the tokenizer does not know: {', '.join(map(repr, unknown))}"
-                )
-            encoded.append(ids)
-        return encoded
+        return [self._encode(prompt, number) for number, prompt in enumerate(prompts, start=first_index + 1)]
+
+    def _encode(self, prompt: Prompt, number: int) -> list[int]:
+        tokenizer = self.tokenizer
+        if not isinstance(prompt, str):
+            if not prompt or not isinstance(prompt[0], Mapping):
+                return [int(token) for token in prompt]  # type: ignore[arg-type]
+            if isinstance(tokenizer, Tokenizer):
+                raise ConfigError(f"prompt {number} is a chat; expected a text: this model has no chat template")
+            return tokenizer.encode(tokenizer.apply_chat_template(prompt), special_tokens=False)  # type: ignore[arg-type]
+        if isinstance(tokenizer, PretrainedTokenizer):
+            return tokenizer.encode(prompt) or [self.model.config.bos_id]
+        ids = tokenizer.encode_text(prompt or "\n")
+        if not prompt and UNK_ID in ids:
+            raise DataError(f"prompt {number} is empty and the tokenizer has no line end; expected some text")
+        if UNK_ID in ids:
+            characters = dict.fromkeys(tokenizer.normalize(prompt))
+            unknown = [each for each in characters if UNK_ID in tokenizer.encode_text(each)]
+            raise DataError(
+                f"prompt {number} has characters that the tokenizer does not know: {', '.join(map(repr, unknown))}"
+            )
+        return ids
 
     def _texts(
-        self, prompts: Sequence[str], config: GenerationConfig, sequence_bias: Any, first_index: int
+        self, prompts: Sequence[Prompt], config: GenerationConfig, sequence_bias: Any, first_index: int
     ) -> list[_Text]:
         """Return one text per sample."""
         encoded = self.encode(prompts, first_index)
@@ -240,14 +281,12 @@ class TextGenerator(Pipeline):
             text.stopped = any(criterion(histories)[0] for criterion in stopping_criteria)
             return [text.stopped]
 
-        tokens = list(text.prompt)
-        # The text of tokens[:end] has been yielded; that of tokens[start:end] is decoded again with what follows it,
-        # since the text of a token may depend on the one before: spaces, and characters of several tokens.
-        start, end, decoded, pending = 0, len(tokens), self.tokenizer.decode(tokens), ""
+        decoder = DecodeStream(self.tokenizer.decode, text.prompt)
         for number in itertools.count():
             if text.is_done(config):
                 break
             chunk = self._chunk(text, config)
+            limit = len(text.tokens) + chunk.max_new_tokens
             options = self._chunk_options([chunk], config, Rng(seed).fold("chunk", number))
             for (new,) in stream(
                 self.model,
@@ -257,14 +296,12 @@ class TextGenerator(Pipeline):
                 **options,
             ):
                 text.tokens += new
-                tokens += new
-                pending = self.tokenizer.decode(tokens[start:])[len(decoded) :]
-                if pending and not pending.endswith(_REPLACEMENT):
-                    yield pending
-                    start, end, pending = end, len(tokens), ""
-                    decoded = self.tokenizer.decode(tokens[start:])
-        if pending:
-            yield pending
+                if decoded := decoder.step(*new):
+                    yield decoded
+            # Fewer tokens than there was space for: the end-of-sequence token followed.
+            text.stopped |= self.defaults is not None and len(text.tokens) < limit
+        if rest := decoder.finish():
+            yield rest
 
     def _chunk(self, text: _Text, config: GenerationConfig) -> _Chunk:
         """Return the next chunk of a text: the context that the model sees, and the tokens to generate after it."""
@@ -275,9 +312,10 @@ class TextGenerator(Pipeline):
 
     def _chunk_options(self, batch: Sequence[_Chunk], config: GenerationConfig, rng: Rng) -> dict[str, Any]:
         """Return the arguments of `generate` for chunks of one length."""
-        special = range(len(SPECIAL_TOKENS))
+        special = range(len(SPECIAL_TOKENS)) if self.defaults is None else ()
         overrides: dict[str, Any] = {
             "max_new_tokens": batch[0].max_new_tokens,
+            "min_new_tokens": min(config.min_new_tokens, batch[0].max_new_tokens),
             "suppress_tokens": (*special, *config.suppress_tokens),
         }
         if config.method != "beam":
@@ -288,7 +326,7 @@ class TextGenerator(Pipeline):
             "rng": rng,
             "indices": [chunk.text.stream for chunk in batch],
             "sequence_bias": None if phrases[0] is None else phrases,
-            "special_tokens": False,
+            "special_tokens": self.defaults is not None,
         }
 
     def _batches(self, chunks: Sequence[_Chunk], batch_tokens: int) -> Iterator[list[_Chunk]]:

@@ -7,7 +7,25 @@ from typing import Any, NamedTuple
 
 from xformer.data.pairs import TokenPairs
 from xformer.runs.run_directory import RunDirectory
-from xformer.text import ParallelCorpus, Tokenizer, split_sentences
+from xformer.text import ParallelCorpus, PretrainedTokenizer, Tokenizer, split_sentences
+
+
+class CheckpointTokenizers(NamedTuple):
+    """The tokenizers of a public encoder-decoder. Unlike those of `Tokenizers`, sources include special tokens.
+
+    Attributes:
+        source: Source tokenizer.
+        target: Target tokenizer.
+        instruction: Text that the model expects before each source, e.g. "summarize: " (T5).
+    """
+
+    source: PretrainedTokenizer
+    target: PretrainedTokenizer
+    instruction: str = ""
+
+    def encode_source(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of sources, special tokens included."""
+        return self.source.encode_batch([self.instruction + text for text in texts])
 
 
 class Tokenizers(NamedTuple):

@@ -139,6 +139,10 @@ class PretrainedTokenizer:
             return None
         return self._inner.token_to_id(token) if self._vocab is None else self._vocab.get(token)
 
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """Return the token of each id; an unused id is shown in angle brackets."""
+        return [self.id_to_token(index) or f"<{index}>" for index in ids]
+
     def id_to_token(self, index: int) -> str | None:
         """Return the token of an id, or None if the vocabulary lacks it."""
         if index < 0:

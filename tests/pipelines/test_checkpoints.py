@@ -1,0 +1,174 @@
+"""Pipelines on directories in the Hugging Face format: tiny random models with word-level tokenizers."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+import xformer as xf
+from xformer.cli.main import exit_code
+from xformer.errors import CheckpointError, ConfigError, DataError
+
+DATA = Path(__file__).parent.parent / "families" / "data"
+WORDS = ["a", "man", "sleeps", "on", "bench", "dog", "the", "runs", "user", "assistant", ":"]
+
+
+def checkpoint(tmp_path, name, template, special, **files):
+    """Copy a tiny checkpoint and add a tokenizer whose ids fit it."""
+    directory = Path(shutil.copytree(DATA / name, tmp_path / name))
+    (directory / "reference.npz").unlink()
+    vocab = dict.fromkeys(range(61))
+    vocab |= {index: token for token, index in special.items()}
+    words = iter([*WORDS, *(f"word{i}" for i in range(61))])
+    vocab = {index: next(words) if token is None else token for index, token in vocab.items()}
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({token: index for index, token in vocab.items()}, unk_token="<unk>")
+    )
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.decoder = tokenizers.decoders.Fuse()
+    inner.add_special_tokens(list(special))
+    if template:
+        inner.post_processor = TemplateProcessing(single=template, special_tokens=list(special.items()))
+    inner.save(str(directory / "tokenizer.json"))
+    for file, values in files.items():
+        (directory / f"{file}.json").write_text(json.dumps(values))
+    return directory
+
+
+@pytest.fixture
+def llama(tmp_path):
+    special = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
+    template = "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} {% endfor %}assistant :"
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
+    return checkpoint(
+        tmp_path, "llama", "<s> $A", special, tokenizer_config=config, generation_config={"eos_token_id": [2, 5]}
+    )
+
+
+@pytest.fixture
+def marian(tmp_path):
+    special = {"</s>": 0, "<unk>": 1, "<pad>": 60}
+    config = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    generation = {"num_beams": 2, "max_length": 12, "bad_words_ids": [[60]]}
+    return checkpoint(tmp_path, "marian", "$A </s>", special, tokenizer_config=config, generation_config=generation)
+
+
+@pytest.fixture
+def bert(tmp_path):
+    special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "<unk>": 3}
+    return checkpoint(tmp_path, "bert", "[CLS] $A [SEP]", special, tokenizer_config={"model_max_length": 6})
+
+
+def test_text_is_generated_until_any_end_token_and_streamed(llama):
+    generator = xf.TextGenerator.from_pretrained(llama)
+    ids = generator.encode(["a man"])[0]
+    assert ids[0] == 1
+    ((output,),) = generator.outputs(["a man"], max_new_tokens=30)
+    logits = generator.model
+    tokens = list(ids)
+    for _ in range(30):
+        token = int(np.argmax(logits([tokens])[0, -1]))
+        if token in (2, 5):
+            break
+        tokens.append(token)
+    assert output.tokens == tokens[len(ids) :]
+    assert "".join(generator.stream("a man", max_new_tokens=30)) == output.text
+    assert generator([ids], max_new_tokens=30) == [output.text]
+
+
+def test_chats_use_the_template_of_the_checkpoint(llama):
+    generator = xf.TextGenerator.from_pretrained(llama)
+    chat = [{"role": "user", "content": "the dog runs"}]
+    words = generator.tokenizer.tokens(generator.encode([chat])[0])
+    assert words == ["user", ":", "the", "dog", "runs", "assistant", ":"]
+    assert len(generator([chat], max_new_tokens=3)) == 1
+
+
+def test_settings_of_the_checkpoint_are_defaults_that_a_caller_replaces(marian):
+    translator = xf.Translator.from_pretrained(marian)
+    assert translator.defaults.num_beams == 2
+    assert translator.defaults.max_new_tokens == 11
+    assert translator.defaults.suppress_tokens == (60,)
+    ((first, second),) = translator.outputs(["a man sleeps"], num_return_sequences=2)
+    assert first.score >= second.score
+    assert first.score == pytest.approx(first.log_probability / (len(first.tokens) + first.finished))
+    (greedy,) = translator.outputs(["a man sleeps"], num_beams=1)
+    assert len(greedy) == 1
+
+
+def test_sources_of_checkpoints_end_with_one_eos(marian):
+    translator = xf.Translator.from_pretrained(marian)
+    (ids,) = translator.encode(["a man"])
+    assert ids[-1] == 0
+    assert translator.suffix == []
+    assert translator([""]) == [""]
+
+
+def test_vectors_are_means_of_the_states_of_all_tokens(bert):
+    texts = ["a man sleeps", "dog", "the dog runs on a bench"]
+    vectors = xf.Embedder.from_pretrained(bert)(texts)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-6)
+    embedder = xf.Embedder.from_pretrained(bert)
+    assert embedder.encode(texts)[2][-1] == 2  # cut to 6 tokens, with the last special token
+    assert len(embedder.encode(texts)[2]) == 6
+    for text, vector in zip(texts, vectors, strict=True):
+        states = embedder.model(embedder.encode([text]))[0]
+        mean = states.mean(axis=0)
+        np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-6)
+    assert embedder([]).shape == (0, 24)
+    with pytest.raises(DataError, match="texts is a single text"):
+        embedder("a man")
+
+
+def test_pooling_follows_the_files_of_sentence_transformers(bert):
+    modules = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling")]
+    (bert / "modules.json").write_text(json.dumps(modules))
+    (bert / "1_Pooling").mkdir()
+    (bert / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    embedder = xf.Embedder.from_pretrained(bert)
+    assert (embedder.pooling, embedder.normalize) == ("cls", False)
+    np.testing.assert_allclose(embedder(["dog"])[0], embedder.model(embedder.encode(["dog"]))[0, 0], atol=1e-6)
+    (bert / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Dense"}]))
+    with pytest.raises(CheckpointError, match=r"has the module sentence_transformers.models.Dense"):
+        xf.Embedder.from_pretrained(bert)
+
+
+def test_classes_have_names_and_probabilities(tmp_path):
+    special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "<unk>": 3}
+    directory = checkpoint(tmp_path, "bert_classifier", "[CLS] $A [SEP]", special)
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "id2label": {"0": "bad", "1": "fair", "2": "good"}}))
+    classifier = xf.Classifier.from_pretrained(directory)
+    (prediction,) = classifier(["a man sleeps"])
+    assert prediction.label in ("bad", "fair", "good")
+    assert sum(prediction.probabilities.values()) == pytest.approx(1.0)
+    assert prediction.probability == max(prediction.probabilities.values())
+
+
+def test_a_checkpoint_of_another_kind_is_refused(bert, llama):
+    with pytest.raises(CheckpointError, match="has a Encoder; Translator expects a Transformer"):
+        xf.Translator.from_pretrained(bert)
+    with pytest.raises(CheckpointError, match="has a LanguageModel; Embedder expects an encoder"):
+        xf.Embedder.from_pretrained(llama)
+
+
+def test_a_language_without_a_token_is_refused(marian):
+    with pytest.raises(ConfigError, match="language is 'de', but the tokenizer has no language tokens"):
+        xf.Translator.from_pretrained(marian, source_language="de")
+
+
+def test_commands_work_on_checkpoints(llama, marian, bert, tmp_path, capsys):
+    texts, out = tmp_path / "texts", tmp_path / "out"
+    texts.write_text("a man sleeps\nthe dog runs\n")
+    assert exit_code(["translate", "--model", str(marian), "--input", str(texts), "--output", str(out)]) == 0
+    assert len(out.read_text().splitlines()) == 2
+    assert exit_code(["embed", "--model", str(bert), "--input", str(texts), "--output", f"{out}.npy"]) == 0
+    assert np.load(f"{out}.npy").shape == (2, 24)
+    capsys.readouterr()
+    chat = ["generate", "--model", str(llama), "--chat", "--prompt", "the dog", "--max-new-tokens", "4"]
+    assert exit_code(chat) == 0
+    assert "the dog" not in capsys.readouterr().out

@@ -1,0 +1,261 @@
+"""Vectors and classes of texts, with an encoder such as BERT."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from xformer.backends import Array, array_namespace, from_host, to_host
+from xformer.config import check_count
+from xformer.data.bucketing import fill_batches
+from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.families import load_pretrained
+from xformer.families.checkpoint import Progress
+from xformer.io import read_json
+from xformer.models import Encoder
+from xformer.models.token_ids import pad
+from xformer.pipelines.batching import run_batches
+from xformer.text import PretrainedTokenizer, load_tokenizer
+
+
+class EncoderPipeline:
+    """An encoder with its tokenizer: base class of `Embedder` and `Classifier`.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        max_length: Maximum tokens of a text, special tokens included; the rest of longer texts is not read.
+            Default: that of the tokenizer, or the positions of the model.
+
+    Raises:
+        ConfigError: If max_length exceeds the positions of the model.
+    """
+
+    def __init__(self, model: Encoder, tokenizer: PretrainedTokenizer, *, max_length: int | None = None) -> None:
+        limit = model.config.max_positions
+        self.max_length = min(tokenizer.model_max_length or limit, limit) if max_length is None else max_length
+        if not 3 <= self.max_length <= limit:
+            raise ConfigError(f"max_length is {self.max_length}; expected 3 to {limit}, the positions of the model")
+        self.model, self.tokenizer = model, tokenizer
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        directory: str | os.PathLike[str],
+        xp: Any = "numpy",
+        *,
+        dtype: Any = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Load the model and the tokenizer of a checkpoint directory; nothing is downloaded.
+
+        Args:
+            directory: Directory of the checkpoint.
+            xp: Array library of the model, as a module or by name.
+            dtype: dtype of the parameters. Default: that of the files.
+            progress: As for `load_pretrained`.
+
+        Raises:
+            CheckpointError: If the checkpoint is damaged, or its model is no encoder.
+        """
+        model = load_pretrained(directory, xp=xp, dtype=dtype, progress=progress)
+        if not isinstance(model, Encoder):
+            raise CheckpointError(f"{directory} has a {type(model).__name__}; {cls.__name__} expects an encoder")
+        return cls(model, load_tokenizer(directory), **cls._settings(Path(directory)))
+
+    @classmethod
+    def _settings(cls, directory: Path) -> dict[str, Any]:
+        """Return the arguments of the constructor that the files of a checkpoint determine."""
+        return {}
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts, special tokens included, cut to max_length.
+
+        Raises:
+            DataError: For a single text instead of a list.
+        """
+        if isinstance(texts, str):
+            raise DataError("texts is a single text; expected a list of texts")
+        limit = self.max_length
+        encoded = self.tokenizer.encode_batch(texts)
+        return [ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]] for ids in encoded]  # the last is special
+
+    def _run(self, texts: Sequence[str], function: Callable[[Array, Array], Array], batch_tokens: int) -> Any:
+        """Return function(states, is_token) for all texts as one NumPy array of one row per text."""
+        check_count("batch_tokens", batch_tokens)
+        encoded, pad_id = self.encode(texts), self.model.config.pad_id
+        xp = array_namespace(self.model.embedding.weight)
+
+        def run(rows: list[int]) -> tuple[list[int], Any]:
+            ids = pad([encoded[row] for row in rows], pad_id)
+            is_token = pad([[1] * len(encoded[row]) for row in rows], 0)
+            states = self.model(ids)
+            mask = from_host(xp, np.asarray(is_token), dtype=states.dtype)
+            return rows, to_host(function(states, mask))
+
+        order = sorted(range(len(encoded)), key=lambda row: len(encoded[row]))
+        batches = fill_batches(order, [len(ids) for ids in encoded], batch_tokens)
+        results: Iterator[tuple[list[int], Any]] = run_batches(run, batches, self.model)
+        output: Any = None
+        for rows, values in results:
+            output = np.zeros((len(encoded), values.shape[1]), values.dtype) if output is None else output
+            output[rows] = values
+        return output
+
+
+class Embedder(EncoderPipeline):
+    """Compute a vector for each text: `Embedder.from_pretrained("all-MiniLM-L6-v2")(["A man sleeps."])`.
+
+    Texts of similar meaning have similar vectors, for models that were trained for it (Reimers and Gurevych, 2019).
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        pooling: "mean" of the states of all tokens, or the state of the first token, "cls".
+        normalize: Divide vectors by their length, so that dot products are cosine similarities.
+        max_length: As for `EncoderPipeline`.
+    """
+
+    def __init__(
+        self,
+        model: Encoder,
+        tokenizer: PretrainedTokenizer,
+        *,
+        pooling: str = "mean",
+        normalize: bool = True,
+        max_length: int | None = None,
+    ) -> None:
+        super().__init__(model, tokenizer, max_length=max_length)
+        if pooling not in ("mean", "cls"):
+            raise ConfigError(f"pooling is {pooling!r}; expected 'mean' or 'cls'")
+        self.pooling, self.normalize = pooling, normalize
+
+    @classmethod
+    def _settings(cls, directory: Path) -> dict[str, Any]:
+        """Read the files of sentence-transformers; without them, vectors are means and normalized."""
+        settings: dict[str, Any] = {}
+        if (path := directory / "sentence_bert_config.json").exists():
+            settings["max_length"] = read_json(path, "configuration").get("max_seq_length")
+        if not (directory / "modules.json").exists():
+            return settings
+        modules = [str(module.get("type", "")) for module in _read_modules(directory / "modules.json")]
+        unknown = [each for each in modules if not each.endswith((".Transformer", ".Pooling", ".Normalize"))]
+        if unknown:
+            raise CheckpointError(f"{directory}/modules.json has the module {unknown[0]}, which xformer does not have")
+        pooling = read_json(directory / "1_Pooling" / "config.json", "configuration of pooling")
+        modes = [key for key, value in pooling.items() if key.startswith("pooling_mode_") and value is True]
+        names = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+        if len(modes) != 1 or modes[0] not in names:
+            raise CheckpointError(f"{directory}/1_Pooling/config.json has {modes}; expected one of {sorted(names)}")
+        return {**settings, "pooling": names[modes[0]], "normalize": any(m.endswith(".Normalize") for m in modules)}
+
+    def __call__(self, texts: Sequence[str], *, batch_tokens: int = 4096) -> Any:
+        """Return the vectors of texts, a NumPy array (texts, d_model).
+
+        Args:
+            texts: Texts.
+            batch_tokens: Maximum tokens of a batch, padding included. On NumPy each core runs one batch.
+
+        Raises:
+            DataError: For a single text instead of a list.
+        """
+        if not len(texts):
+            return np.zeros((0, self.model.config.d_model), np.float32)
+        return self._run(texts, self._pool, batch_tokens)
+
+    def _pool(self, states: Array, is_token: Array) -> Array:
+        xp = array_namespace(states)
+        if self.pooling == "cls":
+            vectors = states[:, 0, :]
+        else:
+            count = xp.sum(is_token, axis=1, keepdims=True)
+            vectors = xp.sum(states * xp.expand_dims(is_token, axis=2), axis=1) / count
+        if not self.normalize:
+            return vectors
+        length = xp.sqrt(xp.sum(vectors * vectors, axis=1, keepdims=True))
+        return vectors / xp.clip(length, min=1e-12)
+
+
+class Prediction(NamedTuple):
+    """Class of a text.
+
+    Attributes:
+        label: Name of the most probable class.
+        probability: Its probability.
+        probabilities: Probability of each class by name.
+    """
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+
+
+class Classifier(EncoderPipeline):
+    """Classify texts: `Classifier.from_pretrained("distilbert-sst2")(["A great film."])`.
+
+    Args:
+        model: A model with a classifier.
+        tokenizer: Its tokenizer.
+        labels: Names of the classes. Default: "LABEL_0", ...
+        max_length: As for `EncoderPipeline`.
+
+    Raises:
+        ConfigError: If the model has no classifier, or the number of labels is wrong.
+    """
+
+    def __init__(
+        self,
+        model: Encoder,
+        tokenizer: PretrainedTokenizer,
+        *,
+        labels: Sequence[str] | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        super().__init__(model, tokenizer, max_length=max_length)
+        count = model.config.num_labels
+        if not count:
+            raise ConfigError("the model has no classifier (num_labels is 0); Classifier expects a fine-tuned model")
+        self.labels = [f"LABEL_{i}" for i in range(count)] if labels is None else list(labels)
+        if len(self.labels) != count:
+            raise ConfigError(f"labels has {len(self.labels)} names for {count} classes; expected one each")
+
+    @classmethod
+    def _settings(cls, directory: Path) -> dict[str, Any]:
+        names = read_json(directory / "config.json", "configuration").get("id2label")
+        return {} if not isinstance(names, dict) else {"labels": [names[key] for key in sorted(names, key=int)]}
+
+    def __call__(self, texts: Sequence[str], *, batch_tokens: int = 4096) -> list[Prediction]:
+        """Return the class of each text.
+
+        Args:
+            texts: Texts.
+            batch_tokens: As for `Embedder`.
+
+        Raises:
+            DataError: For a single text instead of a list.
+        """
+        if not len(texts):
+            return []
+        logits = self._run(texts, lambda states, is_token: self.model.class_logits(states), batch_tokens)
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
+        rows = (weights / weights.sum(axis=1, keepdims=True)).tolist()
+        best = [max(range(len(row)), key=row.__getitem__) for row in rows]
+        return [
+            Prediction(self.labels[i], row[i], dict(zip(self.labels, row, strict=True)))
+            for i, row in zip(best, rows, strict=True)
+        ]
+
+
+def _read_modules(path: Path) -> list[dict[str, Any]]:
+    try:
+        modules = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise CheckpointError(f"{path} is not a list of modules")
+    return modules
