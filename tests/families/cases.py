@@ -78,6 +78,25 @@ DISTILBERT = {"vocab_size": 61, "dim": 24, "n_layers": 2, "n_heads": 4, "hidden_
 
 GEMMA = {**LLAMA, "head_dim": 8, "query_pre_attn_scalar": 6, "sliding_window": 4}
 
+WHISPER = {
+    "vocab_size": 61,
+    "num_mel_bins": 6,
+    "d_model": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 44,
+    "decoder_ffn_dim": 44,
+    "max_source_positions": 7,
+    "max_target_positions": 16,
+    "pad_token_id": 50,
+    "bos_token_id": 50,
+    "eos_token_id": 50,
+    "decoder_start_token_id": 51,
+    "begin_suppress_tokens": [3, 50],
+}
+
 # name: (configuration class, model class, values of the configuration)
 CASES = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
@@ -174,4 +193,5 @@ CASES = {
         "Gemma3ForCausalLM",
         {**GEMMA, "layer_types": ["sliding_attention", "full_attention"]},
     ),
+    "whisper": ("WhisperConfig", "WhisperForConditionalGeneration", WHISPER),
 }

@@ -74,7 +74,9 @@ def make(name: str, directory: Path) -> None:
                     torch.arange(0, size, 2).double() / size
                 )
                 module.weight.data = torch.cat([torch.sin(angle), torch.cos(angle)], dim=1)
-        if config.is_encoder_decoder:
+        if config.model_type == "whisper":
+            arrays = speech(wide)
+        elif config.is_encoder_decoder:
             arrays = encoder_decoder(wide)
         else:
             arrays = language_model(wide) if model.can_generate() else encoder(wide)
@@ -113,6 +115,27 @@ def encoder_decoder(model) -> dict:
         )  # fmt: skip
     return {
         "source": source,
+        "tokens": target,
+        "logits": outputs.logits,
+        "encoder_hidden_states": torch.stack(outputs.encoder_hidden_states),
+        "hidden_states": torch.stack(outputs.decoder_hidden_states),
+        "greedy": greedy[:, 1:],
+    }
+
+
+def speech(model) -> dict:
+    generator, c = torch.Generator().manual_seed(7), model.config
+    frames = torch.randn((2, 2 * c.max_source_positions, c.num_mel_bins), generator=generator).double()
+    target = torch.randint(3, 50, (2, 9), generator=generator)
+    target[:, 0] = c.decoder_start_token_id
+    features, greedy = frames.transpose(1, 2), target[:1, :1]
+    with torch.no_grad():
+        outputs = model(features, decoder_input_ids=target, output_hidden_states=True)
+        for _ in range(8):  # generate() of Whisper needs the tokens of a real vocabulary
+            logits = model(features[:1], decoder_input_ids=greedy).logits
+            greedy = torch.cat([greedy, logits[:, -1:].argmax(dim=-1)], dim=1)
+    return {
+        "source": frames,
         "tokens": target,
         "logits": outputs.logits,
         "encoder_hidden_states": torch.stack(outputs.encoder_hidden_states),

@@ -59,6 +59,7 @@ def test_an_exported_model_computes_the_same(model_type, tmp_path):
     [
         (xf.TransformerConfig(**TRANSLATOR, copy=True), "copy is True; expected False"),
         (xf.TransformerConfig(**TRANSLATOR, activation="swiglu"), "activation is 'swiglu'; expected no gated one"),
+        (xf.TransformerConfig(**TRANSLATOR, key_bias=False), "key_bias is False; expected None or True"),
         (xf.LanguageModelConfig(**LANGUAGE_MODEL, positions="alibi"), "positions is 'alibi'; expected"),
     ],
 )

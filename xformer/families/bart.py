@@ -82,6 +82,7 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
         feed_forward_bias=True, norm_epsilon=1e-5, attention_scale=None, final_norm=None, qk_norm=False, window=None,
         num_key_value_heads=(None, config.num_heads), head_dim=(None, config.d_model // config.num_heads), copy=False,
         length_encoding=False, scale_positions=False, scale_output=False,
+        key_bias=(None, True),
     )  # fmt: skip
     kinds = [
         model_type
@@ -141,7 +142,8 @@ def _norm(tensor: str, parameter: str) -> dict[str, Layout]:
     return {f"{tensor}.{kind}": same(f"{parameter}.{kind}") for kind in ("weight", "bias")}
 
 
-def _stack(side: str) -> dict[str, Layout]:
+def stack(side: str) -> dict[str, Layout]:
+    """Return the layouts of the layers of one side, "encoder" or "decoder"."""
     theirs, ours = f"model.{side}.layers.{{i}}.", f"{side}.{{i}}."
     tensors = {
         f"model.{side}.embed_positions.weight": rows_from(2, f"{side}_input.positions.weight"),
@@ -170,8 +172,8 @@ def _tensors(config: TransformerConfig) -> dict[str, Layout]:
         }
     return {
         **embeddings,
-        **_stack("encoder"),
-        **_stack("decoder"),
+        **stack("encoder"),
+        **stack("decoder"),
         "final_logits_bias": row("output_bias"),
         "lm_head.weight": transposed("output.weight"),
     }

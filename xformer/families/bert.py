@@ -80,6 +80,7 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
         final_norm=(None, False), qk_norm=False, window=None, scale_embeddings=False, scale_positions=False,
         num_key_value_heads=(None, config.num_heads), head_dim=(None, config.d_model // config.num_heads),
         masked_lm_activation=config.activation if config.masked_lm else config.masked_lm_activation,
+        key_bias=(None, True),
     )  # fmt: skip
     if config.num_labels and config.masked_lm:
         raise ConfigError("masked_lm is true and num_labels is not 0; bert expects one head")

@@ -162,7 +162,7 @@ def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, 
     families = [
         (name, family_of(name, "the argument"))
         for name in names
-        if isinstance(model, family_of(name, "the argument").model)
+        if type(model.config) is family_of(name, "the argument").model.config_class
     ]
     reasons = []
     for name, family in families:

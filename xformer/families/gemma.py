@@ -64,7 +64,7 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         config, norm="rms", norm_position="sandwich", activation="geglu_tanh", positions="rotary",
         scale_embeddings=True, scale_positions=False, feed_forward_bias=False, output_bias=False, embedding_norm=False,
         scale_output=False, final_norm=(None, True), rotary_fraction=1.0,
-        attention_output_bias=(None, config.attention_bias),
+        key_bias=(None, config.attention_bias), attention_output_bias=(None, config.attention_bias),
     )  # fmt: skip
     scaling, is_gemma3 = config.rope_scaling, config.qk_norm
     rope = {"rope_type": "default", **(scaling or {}), "rope_theta": config.rope_theta}

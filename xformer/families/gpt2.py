@@ -45,6 +45,7 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         attention_bias=True, attention_output_bias=(None, True), feed_forward_bias=True, output_bias=False,
         embedding_norm=False, attention_scale=None, final_norm=(None, True), qk_norm=False, window=None,
         num_key_value_heads=(None, config.num_heads), head_dim=(None, config.d_model // config.num_heads),
+        key_bias=(None, True),
     )  # fmt: skip
     return {
         "architectures": ["GPT2LMHeadModel"],

@@ -32,7 +32,7 @@ def same(parameter: str) -> Layout:
 
 
 def transposed(parameter: str) -> Layout:
-    """Return the layout of a torch Linear: its weight is (out_features, in_features), ours the transpose."""
+    """Return the layout of a torch Linear, (out_features, in_features), or Conv1d: our weights are the transpose."""
     return Layout((parameter,), lambda x, shapes: [x.T], lambda values: values[0].T)
 
 

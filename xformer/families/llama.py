@@ -68,6 +68,7 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     expect_fields(
         config, norm="rms", norm_position="pre", positions="rotary", scale_embeddings=False, output_bias=False,
         embedding_norm=False, attention_scale=None, final_norm=(None, True),
+        key_bias=(None, config.attention_bias),
     )  # fmt: skip
     output_bias = config.attention_bias if config.attention_output_bias is None else config.attention_output_bias
     bias = (config.attention_bias, output_bias)

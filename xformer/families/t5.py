@@ -65,6 +65,7 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
         output_bias=False, final_norm=None, qk_norm=False, window=None, share_embeddings=True, copy=False,
         length_encoding=False, num_key_value_heads=(None, config.num_heads), scale_positions=False,
         activation=tuple(_FEED_FORWARD.values()),
+        key_bias=(None, False),
     )  # fmt: skip
     names = {ours: theirs for theirs, ours in _FEED_FORWARD.items()}
     return {

@@ -20,7 +20,7 @@ from xformer.generation.scoring import CoveragePenalty
 from xformer.generation.sequence_bias import Phrase, check_sequence_bias
 from xformer.generation.static_greedy import is_supported, static_greedy
 from xformer.generation.stopping_criteria import StoppingCriteria
-from xformer.models import LanguageModel, Transformer
+from xformer.models import LanguageModel, SpeechTransformer, Transformer
 from xformer.models.token_ids import ids_of, pad
 from xformer.random import Rng
 
@@ -49,7 +49,8 @@ def generate(
     Args:
         model: Encoder-decoder or language model.
         inputs: Encoder-decoder: source ids, an array (inputs, source length) padded with pad_id on either side, or
-            lists of any lengths. Language model: prompts, lists of ids of any lengths, at least one token each.
+            lists of any lengths; for a `SpeechTransformer` frames (inputs, frames, features). Language model: prompts,
+            lists of ids of any lengths, at least one token each.
         config: Settings. Default: greedy search.
         logits_processors: Additional processors: functions (histories, logits) -> logits, see `LogitsProcessor`. They
             run after those of the config.
@@ -229,6 +230,8 @@ def _make_batch(
 
 def _source_ids(model: Transformer, inputs: Any) -> tuple[Array, dict[str, Array]]:
     """Return checked source ids (inputs, source length), and a mask if lists of ids of ambiguous padding are padded."""
+    if isinstance(model, SpeechTransformer):
+        return model.source_ids(inputs), {}
     is_list = isinstance(inputs, list | tuple) and all(isinstance(row, list | tuple) for row in inputs)
     source = ids_of(model.source_ids(pad(inputs, model.config.pad_id) if is_list and inputs else inputs))
     if not is_list or model.config.source_padding_id is not None or len(set(map(len, inputs))) < 2:
@@ -246,7 +249,10 @@ def _source_limits(
     length_fn: Callable[[Sequence[int]], int] | None,
 ) -> LengthLimits:
     special = (model.config.pad_id, model.config.eos_id)
-    source_lengths = [sum(token not in special for token in row) for row in to_host(source).tolist()]
+    if len(source.shape) == 3:  # frames of audio
+        source_lengths = [source.shape[1]] * source.shape[0]
+    else:
+        source_lengths = [sum(token not in special for token in row) for row in to_host(source).tolist()]
     if target_lengths is None:
         limits = LengthLimits(length_ranges(config, source_lengths))
     else:

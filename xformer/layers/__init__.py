@@ -1,6 +1,7 @@
 """Layers: immutable modules whose forward code uses the Array API only."""
 
 from xformer.layers.attention import MultiHeadAttention
+from xformer.layers.convolution import AudioEmbedding, Conv1d
 from xformer.layers.decoder import DecoderLayer
 from xformer.layers.dropout import Dropout
 from xformer.layers.embedding import Embedding, InputEmbedding
@@ -24,6 +25,8 @@ from xformer.layers.residual import PostNorm, PreNorm, SandwichNorm
 
 __all__ = [
     "ALiBi",
+    "AudioEmbedding",
+    "Conv1d",
     "CopyHead",
     "DecoderLayer",
     "Dropout",

@@ -30,6 +30,7 @@ class MultiHeadAttention(Module):
             Ainslie et al., 2023; 1 is multi-query attention, Shazeer, 2019). Default: num_heads.
         head_dim: Features of a head; default d_model / num_heads, which num_heads must then divide.
         bias: Add learned biases to the projections of queries, keys and values.
+        key_bias: Add a learned bias to the projection of keys; default as `bias`.
         output_bias: Add a learned bias to the output projection; default as `bias`.
         norm: (features, *, init) -> norm of each head's queries and keys, before rotation (Dehghani et al., 2023).
         scale: Scale of the scores; default 1 / sqrt(head_dim).
@@ -72,6 +73,7 @@ class MultiHeadAttention(Module):
         num_key_value_heads: int | None = None,
         head_dim: int | None = None,
         bias: bool = True,
+        key_bias: bool | None = None,
         output_bias: bool | None = None,
         norm: Callable[..., Norm] | None = None,
         scale: float | None = None,
@@ -88,7 +90,7 @@ class MultiHeadAttention(Module):
         head_dim = d_model // num_heads if head_dim is None else head_dim
         features, key_value_features = num_heads * head_dim, num_key_value_heads * head_dim
         self.query = Linear(d_model, features, bias=bias, init=init)
-        self.key = Linear(d_model, key_value_features, bias=bias, init=init)
+        self.key = Linear(d_model, key_value_features, bias=bias if key_bias is None else key_bias, init=init)
         self.value = Linear(d_model, key_value_features, bias=bias, init=init)
         self.output = Linear(features, d_model, bias=bias if output_bias is None else output_bias, init=init)
         self.query_norm = None if norm is None else norm(head_dim, init=init)

@@ -2,9 +2,16 @@
 
 from xformer.models.base import BaseModel, load
 from xformer.models.cache import DecodingCache
-from xformer.models.config import EncoderConfig, LanguageModelConfig, ModelConfig, TransformerConfig
+from xformer.models.config import (
+    EncoderConfig,
+    LanguageModelConfig,
+    ModelConfig,
+    SpeechTransformerConfig,
+    TransformerConfig,
+)
 from xformer.models.encoder import Encoder, MaskedLMHead, Pooler
 from xformer.models.language_model import LanguageModel
+from xformer.models.speech import SpeechTransformer
 from xformer.models.transformer import Transformer
 
 __all__ = [
@@ -17,6 +24,8 @@ __all__ = [
     "MaskedLMHead",
     "ModelConfig",
     "Pooler",
+    "SpeechTransformer",
+    "SpeechTransformerConfig",
     "Transformer",
     "TransformerConfig",
     "load",

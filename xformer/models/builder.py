@@ -69,6 +69,7 @@ class LayerFactory:
             num_key_value_heads=c.num_key_value_heads,
             head_dim=c.head_dim,
             bias=c.attention_bias,
+            key_bias=c.key_bias,
             output_bias=c.attention_output_bias,
             norm=self.norm if c.qk_norm else None,
             scale=c.attention_scale,
@@ -116,14 +117,14 @@ class LayerFactory:
         c = self.config
         return Embedding(vocab_size, c.d_model, scale=c.scale_embeddings and not c.scale_positions, init=self.init)
 
-    def input_embedding(self) -> InputEmbedding:
-        """Make the layer between token vectors and the first layer."""
+    def input_embedding(self, max_positions: int | None = None) -> InputEmbedding:
+        """Make the layer between token vectors and the first layer, by default with max_positions of the model."""
         c = self.config
         positions: Sinusoidal | LearnedPositions | None = None
         if c.positions == "sinusoidal":
             positions = Sinusoidal(c.d_model, layout=c.sinusoidal_layout)
         elif c.positions == "learned":
-            positions = LearnedPositions(c.max_positions, c.d_model, init=self.init)
+            positions = LearnedPositions(max_positions or c.max_positions, c.d_model, init=self.init)
         return InputEmbedding(
             positions=positions,
             scale=c.scale_embeddings and c.scale_positions,

@@ -62,6 +62,9 @@ class ModelConfig(Config):
     )
     norm_epsilon: float = option("Added to the variance by norms.", default=1e-5, above=0, below=1)
     attention_bias: bool = option("Add biases to the projections of queries, keys and values.", default=True)
+    key_bias: bool | None = option(
+        "Add a bias to the projection of keys; default as attention_bias. It changes no attention weight.", default=None
+    )
     attention_output_bias: bool | None = option(
         "Add a bias to the output projection of attention; default as attention_bias.", default=None
     )
@@ -177,13 +180,39 @@ class TransformerConfig(ModelConfig):
         for name in ("pad_id", "bos_id", "eos_id"):
             if (value := getattr(self, name)) is not None and value >= self.target_vocab_size:
                 raise ConfigError(f"{name} is {value}; expected less than target_vocab_size {self.target_vocab_size}")
-        if self.pad_id is not None and self.pad_id >= self.source_vocab_size:
+        if self.source_padding_id is not None and self.source_padding_id >= self.source_vocab_size:
             raise ConfigError(f"pad_id is {self.pad_id}; expected less than source_vocab_size {self.source_vocab_size}")
 
     @property
     def source_padding_id(self) -> int | None:
         """Id that is padding wherever it occurs in a source; sources have no bos_id."""
         return None if self.pad_id == self.eos_id else self.pad_id
+
+
+class SpeechTransformerConfig(TransformerConfig):
+    """Configuration of an encoder-decoder Transformer whose source is audio (Radford et al., 2023).
+
+    The features of a frame take the place of the source vocabulary.
+
+    Raises:
+        ConfigError: For unknown fields and invalid values, naming the field.
+    """
+
+    source_vocab_size: int = option("Features of a source frame, e.g. mel bands.", default=80, at_least=1)
+    max_source_positions: int = option(
+        "Number of learned positions of the encoder: half the frames.", default=1500, at_least=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("share_embeddings", "length_encoding"):
+            if getattr(self, name):
+                raise ConfigError(f"{name} is true; a model of audio expects false")
+
+    @property
+    def source_padding_id(self) -> int | None:
+        """None: frames are no ids."""
+        return None
 
 
 class LanguageModelConfig(ModelConfig):

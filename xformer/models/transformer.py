@@ -81,10 +81,11 @@ class Transformer(BaseModel):
         dtype: DType | str | None = None,
         device: Device = None,
     ):
+        self.config = config
         init = Initializer(xp, seed=seed, dtype=dtype, device=device)
         make, c = LayerFactory(config, init), config
         has_decoder = c.num_decoder_layers > 0
-        self.source_embedding = make.embedding(c.source_vocab_size)
+        self.source_embedding = self._make_source_embedding(make)
         has_table = has_decoder and not c.share_embeddings
         self.target_embedding = make.embedding(c.target_vocab_size) if has_table else None
         self.encoder = tuple(make.encoder_layer(i) for i in range(c.num_encoder_layers))
@@ -94,12 +95,17 @@ class Transformer(BaseModel):
         untied = has_decoder and not c.tie_output
         self.output = Linear(c.d_model, c.target_vocab_size, bias=False, init=init) if untied else None
         self.output_bias = init.zeros((c.target_vocab_size,)) if has_decoder and c.output_bias else None
-        self.encoder_input = make.input_embedding()
+        self.encoder_input = self._make_encoder_input(make)
         self.decoder_input = make.input_embedding()
         self.encoder_positions = make.relative_positions(bidirectional=True)
         self.decoder_positions = make.relative_positions(bidirectional=False) if has_decoder else None
         self.copy_head = CopyHead(c.d_model, init=init) if has_decoder and c.copy else None
-        self.config = config
+
+    def _make_source_embedding(self, make: LayerFactory) -> Embedding:
+        return make.embedding(self.config.source_vocab_size)
+
+    def _make_encoder_input(self, make: LayerFactory) -> InputEmbedding:
+        return make.input_embedding()
 
     @property
     def vocab_size(self) -> int:
@@ -213,14 +219,19 @@ class Transformer(BaseModel):
         return weights
 
     def _encode(self, source: Array, mask: Array | None, rng: Rng | None = None) -> Memory:
-        input_rng, *layer_rngs = split_rng(rng, 1 + len(self.encoder))
         ids = ids_of(source)
         positions = positions_of(ids, self.config.source_padding_id) if mask is None else None
-        mask = self._source_mask(ids, mask)
-        x = self.encoder_input(self.source_embedding(source), positions, rng=input_rng)
-        terms = position_terms(self.encoder_positions, ids.shape[1], ids.shape[1], x)
+        memory = self._encode_vectors(self.source_embedding(source), positions, self._source_mask(ids, mask), rng)
+        memory.ids = ids
+        return memory
+
+    def _encode_vectors(self, x: Array, positions: Array | None, mask: Array | None, rng: Rng | None) -> Memory:
+        """Apply the encoder to source vectors (batch, source length, d_model)."""
+        input_rng, *layer_rngs = split_rng(rng, 1 + len(self.encoder))
+        x = self.encoder_input(x, positions, rng=input_rng)
+        terms = position_terms(self.encoder_positions, x.shape[1], x.shape[1], x)
         x = self._apply_layers(self.encoder, x, options={"mask": mask, **terms._asdict()}, rngs=layer_rngs)
-        return Memory(x if self.encoder_norm is None else self.encoder_norm(x), ids, mask, None)
+        return Memory(x if self.encoder_norm is None else self.encoder_norm(x), None, mask, None)
 
     def _decode(self, target: Array, memory: Memory, *, causal: bool = True, rng: Rng | None = None) -> Array:
         input_rng, *layer_rngs = split_rng(rng, 1 + len(self.decoder))

@@ -1,0 +1,107 @@
+"""Whisper (Radford et al., 2023)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.families.bart import stack
+from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Family, expect_fields, register
+from xformer.families.layouts import Layout, same, transposed
+from xformer.families.values import activation_of, decoder_ids, name_of_activation
+from xformer.models import SpeechTransformer, SpeechTransformerConfig
+
+
+def read_config(reader: ConfigReader) -> SpeechTransformerConfig:
+    """Translate the config.json of Whisper."""
+    reader.skip("dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop")
+    reader.skip("num_hidden_layers", "classifier_proj_size", "median_filter_width", "tie_word_embeddings")
+    reader.skip("scale_embedding")  # transformers does not use it
+    reader.skip("apply_spec_augment", "mask_time_prob", "mask_time_length", "mask_time_min_masks")  # training only
+    reader.skip("mask_feature_prob", "mask_feature_length", "mask_feature_min_masks")
+    reader.skip("suppress_tokens", "begin_suppress_tokens", "forced_decoder_ids")  # generation only
+    reader.require("use_weighted_layer_sum", False)
+    heads, d_ff = reader.take("encoder_attention_heads"), reader.take("encoder_ffn_dim")
+    reader.require("decoder_attention_heads", heads)
+    reader.require("decoder_ffn_dim", d_ff)
+    return SpeechTransformerConfig(
+        source_vocab_size=reader.take("num_mel_bins", default=80),
+        target_vocab_size=reader.take("vocab_size"),
+        num_encoder_layers=reader.take("encoder_layers"),
+        num_decoder_layers=reader.take("decoder_layers"),
+        d_model=reader.take("d_model"),
+        num_heads=heads,
+        d_ff=d_ff,
+        activation=activation_of(reader, "activation_function", default="gelu"),
+        key_bias=False,
+        positions="learned",
+        max_source_positions=reader.take("max_source_positions", default=1500),
+        max_positions=reader.take("max_target_positions", default=448),
+        scale_embeddings=False,
+        dropout=0.0,
+        tie_output="proj_out.weight" in reader.tied,
+        **decoder_ids(reader),
+    )
+
+
+def write_config(config: SpeechTransformerConfig) -> dict[str, Any]:
+    """Translate a configuration into the config.json of Whisper."""
+    expect_fields(
+        config, norm="layer", norm_position="pre", norm_bias=True, embedding_norm=False, positions="learned",
+        key_bias=False, attention_bias=True, attention_output_bias=(None, True), feed_forward_bias=True,
+        norm_epsilon=1e-5, attention_scale=None, final_norm=(None, True), qk_norm=False, window=None,
+        attention_softcap=None, logits_softcap=None, num_key_value_heads=(None, config.num_heads),
+        head_dim=(None, config.d_model // config.num_heads), copy=False, scale_embeddings=False, scale_positions=False,
+        scale_output=False, output_bias=False,
+    )  # fmt: skip
+    return {
+        "architectures": ["WhisperForConditionalGeneration"],
+        "model_type": "whisper",
+        "is_encoder_decoder": True,
+        "vocab_size": config.target_vocab_size,
+        "num_mel_bins": config.source_vocab_size,
+        "encoder_layers": config.num_encoder_layers,
+        "decoder_layers": config.num_decoder_layers,
+        "d_model": config.d_model,
+        "encoder_attention_heads": config.num_heads,
+        "decoder_attention_heads": config.num_heads,
+        "encoder_ffn_dim": config.d_ff,
+        "decoder_ffn_dim": config.d_ff,
+        "activation_function": name_of_activation(config),
+        "max_source_positions": config.max_source_positions,
+        "max_target_positions": config.max_positions,
+        "tie_word_embeddings": config.tie_output,
+        "pad_token_id": config.pad_id,
+        "bos_token_id": config.bos_id,
+        "eos_token_id": config.eos_id,
+        "decoder_start_token_id": config.bos_id,
+        "begin_suppress_tokens": None,
+    }
+
+
+def _tensors() -> dict[str, Layout]:
+    tensors = {
+        "model.decoder.embed_tokens.weight": same("target_embedding.weight"),
+        "proj_out.weight": transposed("output.weight"),
+        **stack("encoder"),
+        **stack("decoder"),
+    }
+    for side in ("encoder", "decoder"):
+        tensors[f"model.{side}.embed_positions.weight"] = same(f"{side}_input.positions.weight")
+    for layer in ("conv1", "conv2"):
+        tensors[f"model.encoder.{layer}.weight"] = transposed(f"source_embedding.{layer}.weight")
+        tensors[f"model.encoder.{layer}.bias"] = same(f"source_embedding.{layer}.bias")
+    return tensors
+
+
+WHISPER = register(
+    Family(
+        model_types=("whisper",),
+        model=SpeechTransformer,
+        read_config=read_config,
+        write_config=write_config,
+        prefix="model.",
+        tied={"proj_out.weight": "model.decoder.embed_tokens.weight"},
+        tensors=_tensors(),
+    )
+)

@@ -1,0 +1,120 @@
+"""Convolution over time, and the input layers of speech models."""
+
+from __future__ import annotations
+
+import functools
+
+from xformer.backends import Array, array_namespace, device
+from xformer.errors import ShapeError
+from xformer.layers.initializer import Init, initializer
+from xformer.layers.linear import as_dtype_of
+from xformer.ops.linear import linear
+from xformer.tree import Module
+
+
+class Conv1d(Module):
+    """Convolution over the second axis, with zeros as padding: an affine map of neighboring frames.
+
+    The weight is stored (kernel_size, in_features, out_features), the transpose of torch's.
+
+    Args:
+        in_features: Size of the last axis of the input.
+        out_features: Size of the last axis of the output.
+        kernel_size: Frames that an output depends on.
+        stride: Frames between the inputs of neighboring outputs.
+        padding: Frames of zeros that are added at either end.
+        init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
+
+    Example:
+        >>> import numpy as np
+        >>> layer = Conv1d(4, 3, stride=2, init=7)
+        >>> layer(np.ones((2, 10, 4), dtype=np.float32)).shape
+        (2, 5, 3)
+    """
+
+    weight: Array
+    bias: Array
+    stride: int
+    padding: int
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        kernel_size: int = 3,
+        stride: int = 1,
+        padding: int = 1,
+        init: Init = None,
+    ):
+        init = initializer(init)
+        weight = init.xavier_uniform((kernel_size * in_features, out_features))
+        self.weight = array_namespace(weight).reshape(weight, (kernel_size, in_features, out_features))
+        self.bias = init.zeros((out_features,))
+        self.stride = stride
+        self.padding = padding
+
+    def __call__(self, x: Array, activation: str | None = None) -> Array:
+        """Apply the convolution, and optionally an activation.
+
+        Args:
+            x: Floating array (batch, length, in_features); cast to the dtype of the weight.
+            activation: Name of a function applied to the result, e.g. "gelu".
+
+        Returns:
+            Array (batch, (length + 2 padding - kernel_size) // stride + 1, out_features).
+
+        Raises:
+            ShapeError: If x has another rank or number of features, or is shorter than the kernel.
+        """
+        xp, (kernel_size, features, _) = array_namespace(x), self.weight.shape
+        if len(x.shape) != 3 or x.shape[2] != features or x.shape[1] + 2 * self.padding < kernel_size:
+            raise ShapeError(
+                f"x has shape {tuple(x.shape)}; expected (batch, length, {features}) with a length of at least "
+                f"{max(1, kernel_size - 2 * self.padding)}"
+            )
+        x = as_dtype_of(x, self.weight)
+        if self.padding:
+            zeros = xp.zeros((x.shape[0], self.padding, features), dtype=x.dtype, device=device(x))
+            x = xp.concat([zeros, x, zeros], axis=1)
+        last = (x.shape[1] - kernel_size) // self.stride * self.stride  # first frame of the last window
+        windows = [x[:, start : start + last + 1 : self.stride, :] for start in range(kernel_size)]
+        weight = array_namespace(self.weight).reshape(self.weight, (kernel_size * features, -1))
+        return linear(xp.concat(windows, axis=2), weight, self.bias, activation=activation)
+
+
+class AudioEmbedding(Module):
+    """Turn the frames of a spectrogram into half as many vectors, by two convolutions (Radford et al., 2023, 2.2).
+
+    Args:
+        num_features: Features of a frame, e.g. mel bands.
+        d_model: Features of a vector.
+        activation: Name of the function applied to the output of each convolution.
+        init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
+    """
+
+    conv1: Conv1d
+    conv2: Conv1d
+    activation: str
+
+    def __init__(self, num_features: int, d_model: int, *, activation: str = "gelu", init: Init = None):
+        make = functools.partial(Conv1d, init=initializer(init))
+        self.conv1 = make(num_features, d_model)
+        self.conv2 = make(d_model, d_model, stride=2)
+        self.activation = activation
+
+    @property
+    def weight(self) -> Array:
+        """A parameter, for its library, dtype and device."""
+        return self.conv1.weight
+
+    def __call__(self, frames: Array) -> Array:
+        """Apply both convolutions.
+
+        Args:
+            frames: Floating array (batch, frames, num_features).
+
+        Returns:
+            Array (batch, (frames + 1) // 2, d_model).
+        """
+        return self.conv2(self.conv1(frames, self.activation), self.activation)
