@@ -71,6 +71,29 @@ def gelu(x: Array) -> Array:
     return _gelu(x)
 
 
+# Both have the form x s(z): s is the logistic function, written with tanh, which does not overflow.
+
+
+def _logistic(z: Array) -> Array:
+    return 0.5 * (1.0 + array_namespace(z).tanh(0.5 * z))
+
+
+SCALE, CUBIC = 2.0 * math.sqrt(2.0 / math.pi), 0.044715
+
+
+def _gelu_tanh_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
+    return x * _logistic(SCALE * (x + CUBIC * x * x * x)), x
+
+
+def _gelu_tanh_vjp(g: Array, x: Any, needs: Any) -> tuple[Any, ...]:
+    """With y = x s(z): dx = g (s + x s (1 - s) z')."""
+    s = _logistic(SCALE * (x + CUBIC * x * x * x))
+    return (g * (s + x * s * (1.0 - s) * (SCALE * (1.0 + 3.0 * CUBIC * x * x))),)
+
+
+_gelu_tanh = Operation("gelu_tanh", _gelu_tanh_forward, _gelu_tanh_vjp, compute_in_float32=True)
+
+
 def gelu_tanh(x: Array) -> Array:
     """Compute the tanh approximation of GELU (Hendrycks and Gimpel, 2016, section 2).
 
@@ -80,8 +103,20 @@ def gelu_tanh(x: Array) -> Array:
     Returns:
         Array of the same shape and dtype.
     """
-    xp = array_namespace(x)
-    return extra.cast_like(0.5 * x * (1.0 + xp.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x))), x)
+    return _gelu_tanh(x)
+
+
+def _silu_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
+    return x * _logistic(x), x
+
+
+def _silu_vjp(g: Array, x: Any, needs: Any) -> tuple[Any, ...]:
+    """With y = x s(x): dx = g (s + x s (1 - s))."""
+    s = _logistic(x)
+    return (g * (s + x * s * (1.0 - s)),)
+
+
+_silu = Operation("silu", _silu_forward, _silu_vjp, compute_in_float32=True)
 
 
 def silu(x: Array) -> Array:
@@ -93,9 +128,7 @@ def silu(x: Array) -> Array:
     Returns:
         Array of the same shape and dtype.
     """
-    xp = array_namespace(x)
-    # tanh does not overflow, unlike exp(-x).
-    return extra.cast_like(0.5 * x * (1.0 + xp.tanh(0.5 * x)), x)
+    return _silu(x)
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

@@ -11,7 +11,7 @@ from tests.kernels.numpy.cases import LABELS, LAYOUTS, assert_close, assert_same
 from tests.kernels.numpy.test_gelu import definition
 from xformer import kernels, vjp
 from xformer.kernels import registry
-from xformer.ops import attention, cross_entropy, dropout, gelu, layer_norm, linear, relu, rms_norm
+from xformer.ops import attention, cross_entropy, dropout, gelu, gelu_tanh, layer_norm, linear, relu, rms_norm, silu
 from xformer.ops.adam import adam
 from xformer.ops.project_heads import project_heads
 
@@ -42,7 +42,7 @@ class TestLayouts:
 
     def test_elementwise(self, monkeypatch, layout):
         x = with_layout(layout, "float32")
-        for operation in (gelu, relu):
+        for operation in (gelu, gelu_tanh, relu, silu):
             assert_selected(operation.__name__, x)
             assert_same(monkeypatch, operation, x)
         keep = np.random.default_rng(3).random(x.shape) < 0.7
@@ -79,6 +79,18 @@ def test_gelu_has_the_precision_of_float32():
     np.testing.assert_allclose(pull(np.ones_like(x))[0], slope, rtol=0.0, atol=4e-7)
     tails = (x > -12.0) & (x < -0.01)
     np.testing.assert_allclose(output[tails], expected[tails], rtol=1e-5)
+
+
+@pytest.mark.parametrize("operation", [gelu_tanh, silu])
+def test_logistic_units_have_the_precision_of_float32(operation):
+    x = np.concatenate([np.linspace(-20.0, 20.0, 4001), [-1e4, 1e4, 0.0]]).astype(np.float32)
+    output, pull = vjp(operation, x)
+    expected, expected_pull = vjp(operation, x.astype(np.float64))
+    np.testing.assert_allclose(output, expected, rtol=4e-6, atol=1e-7)
+    np.testing.assert_allclose(pull(np.ones_like(x))[0], expected_pull(np.ones(x.shape))[0], rtol=4e-6, atol=1e-6)
+    special = operation(np.asarray([np.nan, np.inf, -np.inf], np.float32))
+    assert np.isnan(special[0])
+    np.testing.assert_allclose(special[1:], [np.inf, 0.0], atol=1e-30)
 
 
 def test_gelu_of_infinity_and_nan():
@@ -185,7 +197,7 @@ def test_the_check_of_the_registry_passes(monkeypatch):
     monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
     monkeypatch.setattr(registry, "_CHECKED", set())
     x, labels, query = single(6, 8), np.arange(6), single(2, 2, 5, 4)
-    for call in (gelu, relu, lambda x: dropout(x, x > 0, 0.5), lambda x: layer_norm(x, x[0], x[1])):
+    for call in (gelu, gelu_tanh, relu, silu, lambda x: dropout(x, x > 0, 0.5), lambda x: layer_norm(x, x[0], x[1])):
         call(x)
     rms_norm(x, x[0])
     cross_entropy(x, labels, label_smoothing=0.1)
@@ -194,5 +206,16 @@ def test_the_check_of_the_registry_passes(monkeypatch):
     linear(single(96, 8), x.T)
     project_heads(np.ones((3, 32, 8), "float32"), (np.ones((8, 8), "float32"), None, 2))
     norms = {"numba.layer_norm", "numba.rms_norm"}
-    others = {"gelu", "relu", "dropout", "cross_entropy", "attention", "adam", "linear", "project_heads"}
+    others = {
+        "gelu",
+        "gelu_tanh",
+        "silu",
+        "relu",
+        "dropout",
+        "cross_entropy",
+        "attention",
+        "adam",
+        "linear",
+        "project_heads",
+    }
     assert {f"numba.{name}" for name in others} | norms == registry._CHECKED

@@ -12,6 +12,7 @@ from xformer.kernels.numba.arrays import EMPTY_1D, flatten, import_kernels
 from xformer.kernels.numpy import gelu as numpy_gelu
 from xformer.kernels.numpy import optimizer as numpy_optimizer
 from xformer.kernels.registry import Kernel, register
+from xformer.ops.activations import CUBIC, SCALE
 from xformer.ops.adam import Settings, slots, updated, writable
 from xformer.ops.linear import as_rows
 from xformer.threads import parallel_map
@@ -34,6 +35,13 @@ def _gelu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
     y = np.empty(x.shape, x.dtype)
     slope = np.empty_like(y) if save else EMPTY_1D
     _kernels().gelu(flatten(x), _COEFFICIENTS, numpy_gelu.P, y.reshape(-1), slope.reshape(-1))
+    return y, slope
+
+
+def _logistic_unit_forward(x: Any, *, save: bool, scale: float, cubic: float) -> tuple[Any, Any]:
+    y = np.empty(x.shape, x.dtype)
+    slope = np.empty_like(y) if save else EMPTY_1D
+    _kernels().logistic_unit(flatten(x), scale, cubic, y.reshape(-1), slope.reshape(-1))
     return y, slope
 
 
@@ -145,6 +153,8 @@ def _adam(
 
 for _operation, _supports, _forward, _vjp in (
     ("gelu", numba_arrays.supports, _gelu_forward, numpy_gelu.vjp),
+    ("gelu_tanh", numba_arrays.supports, partial(_logistic_unit_forward, scale=SCALE, cubic=CUBIC), numpy_gelu.vjp),
+    ("silu", numba_arrays.supports, partial(_logistic_unit_forward, scale=1.0, cubic=0.0), numpy_gelu.vjp),
     ("relu", numba_arrays.supports, _relu_forward, _relu_vjp),
     ("dropout", _dropout_supports, _dropout_forward, _dropout_vjp),
     ("layer_norm", _norm_supports, partial(_norm, centered=True), partial(_norm_vjp, centered=True)),

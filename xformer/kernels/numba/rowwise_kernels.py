@@ -41,6 +41,23 @@ def gelu(x, coefficients, p, y, slope):
             slope[i] = s if x[i] < ZERO else ONE - s
 
 
+@kernel(in_array(1), float32, float32, out_array(1), out_array(1))
+def logistic_unit(x, scale, cubic, y, slope):
+    """Compute y = x s(scale (x + cubic x^3)), s the logistic function, and its derivative unless `slope` is empty."""
+    limit, three, save = _f32(80.0), _f32(3.0), slope.size > 0
+    for i in range(x.size):
+        low = -limit if x[i] < -limit else x[i]  # minus infinity times zero would be NaN
+        clipped = limit if low > limit else low
+        square = clipped * clipped
+        z = scale * clipped * (ONE + cubic * square)
+        a = abs(z)
+        e = exp(-(limit if a > limit else a))
+        s = (ONE if z > ZERO else e) / (ONE + e)
+        y[i] = low * s
+        if save:
+            slope[i] = s + clipped * s * (ONE - s) * scale * (ONE + three * cubic * square)
+
+
 @kernel(in_array(1), out_array(1))
 def relu(x, y):
     """Compute y = max(x, 0), which propagates NaN."""
