@@ -34,12 +34,14 @@ from xformer.models import (
     EncoderConfig,
     LanguageModel,
     LanguageModelConfig,
+    SpeechTransformer,
+    SpeechTransformerConfig,
     Transformer,
     TransformerConfig,
     load,
 )
 from xformer.ops import cross_entropy
-from xformer.pipelines import Classifier, Embedder, Summarizer, TextGenerator, Tokenizers, Translator
+from xformer.pipelines import Classifier, Embedder, Summarizer, TextGenerator, Tokenizers, Transcriber, Translator
 from xformer.random import Rng
 from xformer.threads import num_threads, set_num_threads
 from xformer.training import (
@@ -96,11 +98,14 @@ __all__ = [
     "PreNorm",
     "RMSNorm",
     "Rng",
+    "SpeechTransformer",
+    "SpeechTransformerConfig",
     "StopSequences",
     "StoppingCriteria",
     "Summarizer",
     "TextGenerator",
     "Tokenizers",
+    "Transcriber",
     "Transformer",
     "TransformerConfig",
     "Translator",

@@ -21,6 +21,7 @@ Train              xformer train --source train.de --target train.en \\
 Resume             xformer resume run
 Translate          xformer translate --model run --input test.de
 Summarize          xformer summarize --model run --input documents
+Transcribe         xformer transcribe --model whisper-tiny speech.wav
 Language model     xformer train-lm --text input.txt --out run
 Generate           xformer generate --model run --prompt "ROMEO:"
 Score              xformer score --reference test.en --hypothesis out.en
@@ -86,7 +87,20 @@ def _make_app() -> Any:
     import typer
 
     import xformer
-    from xformer.cli import bench, demo, embed, generate, inspect, resume, score, summarize, train, train_lm, translate
+    from xformer.cli import (
+        bench,
+        demo,
+        embed,
+        generate,
+        inspect,
+        resume,
+        score,
+        summarize,
+        train,
+        train_lm,
+        transcribe,
+        translate,
+    )
 
     def show_version(requested: bool) -> None:
         if requested:
@@ -109,6 +123,7 @@ def _make_app() -> Any:
         (resume, resume.resume),
         (translate, translate.translate),
         (summarize, summarize.summarize),
+        (transcribe, transcribe.transcribe),
         (generate, generate.generate),
         (embed, embed.embed),
         (score, score.score),

@@ -1,4 +1,4 @@
-"""Pipelines: from text to text, vectors or classes."""
+"""Pipelines: from text to text, vectors or classes, and from speech to text."""
 
 from xformer.pipelines.base import Output, Pipeline
 from xformer.pipelines.encoders import Classifier, Embedder, Prediction
@@ -6,6 +6,7 @@ from xformer.pipelines.evaluation import EncodedCorpus, ValidationScore
 from xformer.pipelines.seq2seq import Result, Summarizer, TextToText, Translator, check_source_lengths
 from xformer.pipelines.text_generation import Prompt, TextGenerator
 from xformer.pipelines.tokenizers import Tokenizers
+from xformer.pipelines.transcription import Transcriber
 
 __all__ = [
     "Classifier",
@@ -20,6 +21,7 @@ __all__ = [
     "TextGenerator",
     "TextToText",
     "Tokenizers",
+    "Transcriber",
     "Translator",
     "ValidationScore",
     "check_source_lengths",
