@@ -210,6 +210,19 @@ def test_an_interrupted_validation_is_repeated_after_resuming(tmp_path, call):
     assert states(resumed) == states(complete)
 
 
+def test_the_state_is_on_disk_while_a_score_is_computed(tmp_path):
+    saved = []
+
+    def score(model):
+        saved.append(trainer.loop.saved_step == trainer.loop.step)
+        return 0.0
+
+    trainer = make(tmp_path, TRAINING, bleu=score)
+    trainer.run()
+    assert saved
+    assert all(saved)
+
+
 # --- Early stopping, checkpoints and their average -------------------------------------------------------------------
 
 

@@ -100,6 +100,8 @@ class Validator:
         loss = None if self._loss is None else self._loss(model, loop)
         if loss is not None and not math.isfinite(loss):
             raise loop.diverged(f"the validation loss after step {loop.step} is {loss}")
+        if self._score is not None:
+            loop.save()  # computing a score takes a while
         validation = event(
             step=loop.step,
             epoch=loop.epoch,
