@@ -1,0 +1,124 @@
+"""Compare a public language model in xformer and in transformers on torch: loading, prompt processing and decoding.
+
+    python bench/checkpoints.py DIR [--threads 2] [--python PYTHON] [--json FILE]
+
+DIR has the model in the Hugging Face format, e.g. SmolLM2-135M. PYTHON is an interpreter with torch and transformers;
+by default the one that runs the script. Both libraries compute float32 in processes of their own, in turns; the table
+has the medians and the median of the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+PROMPT, NEW_TOKENS = 32, 64
+CASES = {"decode, batch 1": (5, 1), "decode, batch 8": (4, 8), "prompt of 512 tokens": (5, 0)}
+
+
+def xformer_functions(directory: str):
+    import xformer as xf
+
+    model = xf.load_pretrained(directory)
+
+    def decode(prompts):
+        xf.generate(model, prompts.tolist(), max_new_tokens=NEW_TOKENS, special_tokens=False)
+
+    return model, decode
+
+
+def transformers_functions(directory: str):
+    import torch
+    import transformers
+
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+    def decode(prompts):
+        ids = torch.tensor(prompts)
+        options = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "eos_token_id": None, "pad_token_id": 0}
+        model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **options)
+
+    return lambda ids: model(torch.tensor(ids)), decode
+
+
+def worker(library: str, directory: str) -> None:
+    """Load the model, then answer each line of standard input, a batch size or 0 for a prompt, with tokens/s."""
+    start = time.perf_counter()
+    forward, decode = (xformer_functions if library == "xformer" else transformers_functions)(directory)
+    loading = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # MiB
+    tokens = np.random.default_rng(0).integers(100, 20_000, (8, 512))
+
+    def measure(batch: int) -> float:
+        start = time.perf_counter()
+        if batch:
+            decode(tokens[:batch, :PROMPT])
+        else:
+            forward(tokens[:1])
+        return (batch * NEW_TOKENS or tokens.shape[1]) / (time.perf_counter() - start)
+
+    for _, batch in CASES.values():
+        measure(batch)
+    print(json.dumps({"loading": loading, "peak": peak}), flush=True)
+    for line in sys.stdin:
+        print(measure(int(line)), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        worker(arguments.worker, str(arguments.directory))
+        return
+    threads = str(arguments.threads)
+    environment = os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
+    processes, facts = {}, {}
+    for library, python in (("xformer", sys.executable), ("transformers", arguments.python)):
+        processes[library] = subprocess.Popen(
+            [python, __file__, str(arguments.directory), "--worker", library],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        facts[library] = json.loads(processes[library].stdout.readline())
+    print(f"{platform.processor() or platform.machine()}, {arguments.threads} threads, {arguments.directory.name}\n")
+    print(f"{'':24}{'xformer':>14}{'transformers':>14}{'ratio':>8}")
+    for name, unit in (("loading", "s"), ("peak", "MiB")):
+        ours, theirs = (facts[library][name] for library in processes)
+        print(f"{name:24}{f'{ours:.1f} {unit}':>14}{f'{theirs:.1f} {unit}':>14}{theirs / ours:8.2f}")
+    results: dict[str, object] = {"facts": facts}
+    for case, (turns, batch) in CASES.items():
+        speeds: dict[str, list[float]] = {library: [] for library in processes}
+        for _ in range(turns):
+            for library, process in processes.items():
+                process.stdin.write(f"{batch}\n")
+                process.stdin.flush()
+                speeds[library].append(float(process.stdout.readline()))
+        ratio = statistics.median(a / b for a, b in zip(*speeds.values(), strict=True))
+        ours, theirs = (f"{statistics.median(each):.1f} tok/s" for each in speeds.values())
+        print(f"{case:24}{ours:>14}{theirs:>14}{ratio:8.2f}")
+        results[case] = speeds
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
