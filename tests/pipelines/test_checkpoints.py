@@ -161,6 +161,34 @@ def test_a_language_without_a_token_is_refused(marian):
         xf.Translator.from_pretrained(marian, source_language="de")
 
 
+def test_outputs_begin_with_the_target_language(tmp_path):
+    special = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "eng_Latn": 4, "deu_Latn": 5}
+    tokens = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
+    config = {"tokenizer_class": "NllbTokenizer", "src_lang": "eng_Latn", **tokens}
+    directory = checkpoint(tmp_path, "m2m_100", "", special, tokenizer_config=config)
+    translator = xf.Translator.from_pretrained(directory, source_language="deu_Latn", target_language="eng_Latn")
+    assert translator.encode(["the dog"])[0][0] == 5
+    assert translator.encode(["the dog"])[0][-1] == 2
+    ((output,),) = translator.outputs(["the dog"], max_new_tokens=4)
+    assert output.tokens[0] == 4
+    assert "eng_Latn" not in output.text
+    with pytest.raises(ConfigError, match="language is 'deu'; expected one of deu_Latn, eng_Latn"):
+        xf.Translator.from_pretrained(directory, source_language="deu", target_language="eng_Latn")
+
+
+def test_the_instruction_of_a_task_precedes_sources(tmp_path):
+    special = {"<pad>": 0, "</s>": 1, "<unk>": 2}
+    directory = checkpoint(tmp_path, "t5", "$A </s>", special, tokenizer_config={"unk_token": "<unk>"})
+    path = directory / "config.json"
+    tasks = {"summarization": {"prefix": "user : "}, "translation_en_to_de": {"prefix": "assistant : "}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "task_specific_params": tasks}))
+    summarizer = xf.Summarizer.from_pretrained(directory)
+    assert summarizer.tokenizers.source.tokens(summarizer.encode(["a dog"])[0]) == ["user", ":", "a", "dog", "</s>"]
+    translator = xf.Translator.from_pretrained(directory, source_language="en", target_language="de")
+    assert translator.tokenizers.source.tokens(translator.encode(["a dog"])[0])[0] == "assistant"
+    assert len(summarizer(["a dog runs"], max_new_tokens=5)) == 1
+
+
 def test_commands_work_on_checkpoints(llama, marian, bert, tmp_path, capsys):
     texts, out = tmp_path / "texts", tmp_path / "out"
     texts.write_text("a man sleeps\nthe dog runs\n")
