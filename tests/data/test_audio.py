@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.reference import normal, raises_line
-from xformer.data.audio import log_mel_spectrogram, mel_filters, read_wav, resample
+from xformer.data.audio import log_mel_spectrogram, mel_filters, read_wav, resample, split_at_pauses
 from xformer.errors import DataError
 
 STEREO = np.clip(0.3 * normal(0, 50, 2), -0.99, 0.99)
@@ -96,6 +96,21 @@ def test_resampling_to_the_same_rate_changes_nothing():
     x = STEREO[:, 0].astype(np.float32)
     np.testing.assert_array_equal(resample(x, 16000), x)
     assert resample(np.zeros(0), 8000).shape == (0,)
+
+
+def test_windows_end_in_the_pauses_of_long_audio():
+    x = np.full(100_000, 0.5, np.float32)
+    x[28_000:33_000] = x[57_000:60_000] = 0.01
+    windows = split_at_pauses(x, 32_000)
+    np.testing.assert_array_equal(np.concatenate(windows), x)
+    assert all(len(window) <= 32_000 for window in windows)
+    ends = np.cumsum([len(window) for window in windows])
+    assert 28_000 < ends[0] < 32_000
+    assert 57_000 < ends[1] < 60_000
+    assert [len(window) for window in split_at_pauses(x[:32_001], 32_000)] == [ends[0], 32_001 - ends[0]]
+    assert len(split_at_pauses(x[:32_000], 32_000)) == 1
+    assert split_at_pauses(x[:0], 32_000) == []
+    assert [len(window) for window in split_at_pauses(x[:5], 2)] == [2, 2, 1]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import tokenizers
 import xformer as xf
 from tests.reference import normal, raises_line
 from xformer.cli.main import exit_code
-from xformer.data.audio import log_mel_spectrogram, resample
+from xformer.data.audio import log_mel_spectrogram, resample, split_at_pauses
 from xformer.errors import CheckpointError, ConfigError, DataError
 
 DATA = Path(__file__).parent.parent / "families" / "data"
@@ -87,7 +87,7 @@ def test_the_language_is_detected_from_the_start_of_the_audio(transcriber):
 
 
 def test_long_audio_is_read_window_by_window(transcriber):
-    parts = [transcriber(NOISE[start : start + WINDOW], language="en") for start in range(0, len(NOISE), WINDOW)]
+    parts = [transcriber(window, language="en") for window in split_at_pauses(NOISE, transcriber.window_length)]
     assert len(parts) == 3
     for batch_size in (1, 8):
         assert transcriber(NOISE, language="en", batch_size=batch_size) == " ".join(filter(None, parts))
@@ -139,6 +139,8 @@ def test_audio_that_cannot_be_read_is_an_error(transcriber):
 def test_a_checkpoint_of_text_is_refused():
     with raises_line(CheckpointError, "has a LanguageModel; Transcriber expects a SpeechTransformer"):
         xf.Transcriber.from_pretrained(DATA / "llama")
+    with raises_line(CheckpointError, "has a SpeechTransformer; Translator expects a Transformer"):
+        xf.Translator.from_pretrained(DATA / "whisper")
 
 
 def test_the_command_writes_one_line_per_file(whisper, transcriber, tmp_path, capsys):

@@ -32,8 +32,8 @@ One file        xformer transcribe --model whisper-tiny speech.wav
 Into English    xformer transcribe --model whisper-small --task translate rede.wav
 Several files   xformer transcribe --model whisper-tiny --output texts.txt *.wav
 
-Convert other formats first, e.g. ffmpeg -i talk.mp3 -ac 1 -ar 16000 talk.wav. Audio is read in windows of 30 seconds; \
-a word at a cut may be lost.
+Convert other formats first, e.g. ffmpeg -i talk.mp3 -ac 1 -ar 16000 talk.wav. Audio is read in windows of up to 30 \
+seconds, which end at pauses.
 """
 
 
@@ -48,7 +48,7 @@ class SpeechOptions(Config):
 
 @config_options(SpeechOptions, GenerationConfig, names=["language", "task", "num_beams", "max_new_tokens"])
 def transcribe(
-    audio: Annotated[list[Path], typer.Argument(metavar="AUDIO.wav...", help="WAV files.", show_default=False)],
+    audio: Annotated[list[Path], typer.Argument(metavar="AUDIO.wav", help="WAV files.", show_default=False)],
     model: Annotated[
         Path, typer.Option("--model", metavar="DIR", help="Directory of a public checkpoint.", rich_help_panel=DATA)
     ],

@@ -129,6 +129,34 @@ def resample(samples: Any, sample_rate: int, new_rate: int = SAMPLE_RATE) -> Any
     return output.reshape(-1)[:length]
 
 
+def split_at_pauses(samples: Any, max_length: int) -> list[Any]:
+    """Cut audio into windows, each at the quietest fifth of a second in the last sixth of the maximum length.
+
+    Args:
+        samples: Floats (samples,), 16,000 per second.
+        max_length: Maximum number of samples of a window.
+
+    Returns:
+        Views of the samples; none for no samples.
+
+    Raises:
+        DataError: For other shapes.
+        ConfigError: If max_length is not a positive integer.
+    """
+    x, windows = _check_samples(samples), []
+    check_count("max_length", max_length)
+    while len(x) > max_length:
+        tail = x[max_length - max_length // 6 : max_length].astype(np.float64)
+        width = min(SAMPLE_RATE // 5, len(tail) // 2)
+        cut = max_length
+        if width:
+            sums = np.cumsum(np.append(0.0, tail * tail))
+            cut -= len(tail) - int(np.argmin(sums[width:] - sums[:-width])) - width // 2
+        windows.append(x[:cut])
+        x = x[cut:]
+    return [*windows, x] if len(x) else windows
+
+
 def log_mel_spectrogram(samples: Any, num_mel_bins: int = 80) -> Any:
     """Compute the logarithm of the power in mel bands, every 10 ms (Radford et al., 2023, section 2.2).
 

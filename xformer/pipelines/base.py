@@ -71,7 +71,7 @@ class Pipeline:
         """
         if is_public(directory):
             model = load_pretrained(directory, xp=xp, dtype=dtype, progress=progress)
-            if not isinstance(model, cls.model_class):
+            if type(model) is not cls.model_class:
                 raise CheckpointError(
                     f"{directory} has a {type(model).__name__}; {cls.__name__} expects a {cls.model_class.__name__}"
                 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from xformer.backends import to_host
 from xformer.config import check_count
-from xformer.data.audio import HOP_LENGTH, SAMPLE_RATE, log_mel_spectrogram, read_wav, resample
+from xformer.data.audio import HOP_LENGTH, SAMPLE_RATE, log_mel_spectrogram, read_wav, resample, split_at_pauses
 from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
 from xformer.families import load_pretrained
 from xformer.families.checkpoint import Progress
@@ -35,8 +35,8 @@ AudioSource = str | os.PathLike[str] | Any
 class Transcriber:
     """Turn speech into text: `Transcriber.from_pretrained("whisper-tiny")("speech.wav")` (Radford et al., 2023).
 
-    The model reads 30 seconds at a time. Longer audio is cut into windows of that length, which are transcribed on
-    their own, without timestamps: a word at a cut may be lost or read twice.
+    The model reads 30 seconds at a time. Longer audio is cut at pauses into windows of 25 to 30 seconds, which are
+    transcribed on their own, without timestamps.
 
     Args:
         model: The model.
@@ -143,11 +143,10 @@ class Transcriber:
         sources = list(audio) if isinstance(audio, list | tuple) else [audio]
         self._check_task(language, task)
         signals = [_read(each, sample_rate) for each in sources]
-        size, rng = self.window_length, Rng(seed)
         windows = [
-            (index, signal[start : start + size])
+            (index, window)
             for index, signal in enumerate(signals)
-            for start in range(0, len(signal), size)
+            for window in split_at_pauses(signal, self.window_length)
         ]
         prefixes = [self._prefix(language or self._detected(signal), task) for signal in signals]
 
@@ -157,7 +156,7 @@ class Transcriber:
                 np.stack([self._features(windows[row][1]) for row in rows]),
                 config,
                 prefix=[prefixes[windows[row][0]] for row in rows],
-                rng=rng,
+                rng=Rng(seed),
                 indices=rows,
             )
             return [self._text(output.tokens) for output, *_ in outputs]
