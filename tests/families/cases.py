@@ -97,6 +97,15 @@ WHISPER = {
     "begin_suppress_tokens": [3, 50],
 }
 
+VIT = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "image_size": 12,
+    "patch_size": 4,
+}
+
 # name: (configuration class, model class, values of the configuration)
 CASES = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
@@ -193,5 +202,14 @@ CASES = {
         "Gemma3ForCausalLM",
         {**GEMMA, "layer_types": ["sliding_attention", "full_attention"]},
     ),
+    "vit": ("ViTConfig", "ViTModel", VIT),
+    "vit_classifier": (
+        "ViTConfig",
+        "ViTForImageClassification",
+        {**VIT, "num_labels": 3, "qkv_bias": False, "num_channels": 2},
+    ),
     "whisper": ("WhisperConfig", "WhisperForConditionalGeneration", WHISPER),
 }
+
+# Cases whose gradients are stored: one for each class of models.
+GRADIENTS = ("llama", "marian", "bert_classifier", "vit_classifier")

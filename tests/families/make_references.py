@@ -1,6 +1,6 @@
 """Write the tiny checkpoints of cases.py and the outputs that transformers computes for them, in float64.
 
-Requires torch and transformers: `python tests/families/make_references.py DIR [CASE ...]`.
+Requires torch and transformers: `python -m tests.families.make_references DIR [CASE ...]`.
 """
 
 import contextlib
@@ -12,7 +12,8 @@ from unittest import mock
 import numpy as np
 import torch
 import transformers
-from cases import CASES
+
+from tests.families.cases import CASES, GRADIENTS
 
 
 @contextlib.contextmanager
@@ -65,24 +66,56 @@ def make(name: str, directory: Path) -> None:
     with float64_throughout():
         wide = getattr(transformers, model_class)(config).eval().double()
         wide.load_state_dict({key: x.double() for key, x in model.state_dict().items()})
-        for module in wide.modules():  # Marian's tables and Gemma's scale are float32
-            if hasattr(module, "scalar_embed_scale"):
-                module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
-            if "Sinusoidal" in type(module).__name__ and hasattr(module, "weight"):
-                positions, size = module.weight.shape
-                angle = torch.arange(positions).double()[:, None] / 10000.0 ** (
-                    torch.arange(0, size, 2).double() / size
-                )
-                module.weight.data = torch.cat([torch.sin(angle), torch.cos(angle)], dim=1)
-        if config.model_type == "whisper":
-            arrays = speech(wide)
-        elif config.is_encoder_decoder:
-            arrays = encoder_decoder(wide)
-        else:
-            arrays = language_model(wide) if model.can_generate() else encoder(wide)
-    np.savez_compressed(directory / "reference.npz", **{key: np.asarray(value) for key, value in arrays.items()})
+        arrays = outputs_of(wide)
+        if name in GRADIENTS:
+            save_gradients(wide, arrays, directory / "gradients")
+    np.savez_compressed(directory / "reference.npz", **arrays)
     (directory / "generation_config.json").unlink(missing_ok=True)
     print(name, json.dumps({key: list(np.shape(value)) for key, value in arrays.items()}))
+
+
+def outputs_of(model) -> dict:
+    """Return inputs and outputs of a float64 model."""
+    for module in model.modules():  # Marian's tables and Gemma's scale are float32
+        if hasattr(module, "scalar_embed_scale"):
+            module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
+        if "Sinusoidal" in type(module).__name__ and hasattr(module, "weight"):
+            positions, size = module.weight.shape
+            angle = torch.arange(positions).double()[:, None] / 10000.0 ** (torch.arange(0, size, 2).double() / size)
+            module.weight.data = torch.cat([torch.sin(angle), torch.cos(angle)], dim=1)
+    compute = {"whisper": speech, "vit": images}.get(model.config.model_type)
+    if compute is None and model.config.is_encoder_decoder:
+        compute = encoder_decoder
+    if compute is None:
+        compute = language_model if model.can_generate() else encoder
+    return {key: np.asarray(value) for key, value in compute(model).items()}
+
+
+def save_gradients(model, arrays: dict, directory: Path) -> None:
+    """Write the gradient of the cross-entropy of class 2, summed over all outputs, as a checkpoint of the model."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            module.padding_idx = None  # else the gradient of its row is left out
+    values = list(model.parameters())
+    if hasattr(model, "final_logits_bias"):  # a buffer
+        values.append(model.final_logits_bias.requires_grad_())
+    tensors = {key: torch.tensor(x) for key, x in arrays.items()}
+    if "images" in tensors:
+        logits = model(tensors["images"]).logits
+    elif "source" in tensors:
+        mask = (tensors["source"] != model.config.pad_token_id).int()
+        logits = model(tensors["source"], attention_mask=mask, decoder_input_ids=tensors["tokens"]).logits
+    elif "token_types" in tensors:
+        mask = (tensors["tokens"] != model.config.pad_token_id).int()
+        logits = model(tensors["tokens"], attention_mask=mask, token_type_ids=tensors["token_types"]).logits
+    else:
+        logits = model(tensors["tokens"]).logits
+    (-torch.log_softmax(logits, dim=-1)[..., 2].sum()).backward()
+    for x in values:
+        if x.requires_grad:
+            x.data = torch.zeros_like(x) if x.grad is None else x.grad
+    model.save_pretrained(directory)
+    (directory / "generation_config.json").unlink(missing_ok=True)
 
 
 def language_model(model) -> dict:
@@ -161,6 +194,16 @@ def encoder(model) -> dict:
         **({"logits": outputs.logits} if "logits" in outputs else {}),
         **({} if pooled is None else {"pooled": pooled}),
     }
+
+
+def images(model) -> dict:
+    generator, c = torch.Generator().manual_seed(7), model.config
+    pixels = torch.randn((2, c.num_channels, c.image_size, c.image_size), generator=generator).double()
+    with torch.no_grad():
+        outputs = model(pixels, output_hidden_states=True)
+    heads = {"logits": "logits", "last_hidden_state": "states", "pooler_output": "pooled"}
+    arrays = {ours: outputs[theirs] for theirs, ours in heads.items() if theirs in outputs}
+    return {"images": pixels, "hidden_states": torch.stack(outputs.hidden_states), **arrays}
 
 
 if __name__ == "__main__":

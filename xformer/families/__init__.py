@@ -8,6 +8,7 @@ from xformer.families.gemma import GEMMA
 from xformer.families.gpt2 import GPT2
 from xformer.families.llama import LLAMA, PHI3
 from xformer.families.t5 import T5
+from xformer.families.vit import VIT
 from xformer.families.whisper import WHISPER
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "PHI3",
     "ROBERTA",
     "T5",
+    "VIT",
     "WHISPER",
     "Family",
     "family_of",

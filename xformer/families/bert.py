@@ -11,7 +11,14 @@ from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, expect_fields, register
 from xformer.families.layouts import Layout, rows_from, same, transposed
-from xformer.families.values import activation_of, name_of_activation, special_ids
+from xformer.families.values import (
+    activation_of,
+    has_tensor,
+    name_of_activation,
+    num_labels_of,
+    special_ids,
+    write_labels,
+)
 from xformer.models import Encoder, EncoderConfig
 
 _ROBERTA = ("roberta", "xlm-roberta")
@@ -26,10 +33,6 @@ def _norm(tensor: str, parameter: str) -> dict[str, Layout]:
     return {f"{tensor}.{name}": same(f"{parameter}.{name}") for name in _PAIRED}
 
 
-def _has(reader: ConfigReader, tensor: str) -> bool:
-    return any(name.endswith(tensor) for name in reader.tensors)
-
-
 def read_config(reader: ConfigReader) -> EncoderConfig:
     """Translate the config.json of BERT or RoBERTa; the tensors say which heads there are."""
     reader.require("position_embedding_type", "absolute")
@@ -41,7 +44,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
         reader.take("max_position_embeddings"),
         activation_of(reader, "hidden_act", default="gelu"),
     )
-    has_pooler = _has(reader, "pooler.dense.weight") or _has(reader, "classifier.dense.weight")
+    has_pooler = has_tensor(reader, "pooler.dense.weight") or has_tensor(reader, "classifier.dense.weight")
     return EncoderConfig(
         vocab_size=reader.take("vocab_size"),
         num_layers=reader.take("num_hidden_layers"),
@@ -58,18 +61,12 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
         scale_embeddings=False,
         dropout=0.0,
         pooler="tanh" if has_pooler else "none",
-        num_labels=_num_labels(reader),
-        masked_lm=_has(reader, "predictions.transform.dense.weight") or _has(reader, "lm_head.dense.weight"),
+        num_labels=num_labels_of(reader),
+        masked_lm=has_tensor(reader, "predictions.transform.dense.weight")
+        or has_tensor(reader, "lm_head.dense.weight"),
         masked_lm_activation="gelu" if is_roberta else activation,
         **special_ids(reader),
     )
-
-
-def _num_labels(reader: ConfigReader) -> int:
-    """Return the number of classes, which config.json gives by their names only; 0 without a classifier."""
-    labels, number = reader.take("id2label", default=None), reader.take("num_labels", "_num_labels", default=2)
-    is_classifier = _has(reader, "classifier.weight") or _has(reader, "classifier.out_proj.weight")
-    return (number if labels is None else len(labels)) if is_classifier else 0
 
 
 def write_config(config: EncoderConfig) -> dict[str, Any]:
@@ -103,7 +100,7 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_positions,
         "type_vocab_size": config.num_token_types,
         "pad_token_id": config.pad_id,
-        **({"id2label": {str(i): f"LABEL_{i}" for i in range(config.num_labels)}} if config.num_labels else {}),
+        **write_labels(config.num_labels),
     }
 
 
@@ -198,9 +195,9 @@ def read_distilbert_config(reader: ConfigReader) -> EncoderConfig:
         max_positions=reader.take("max_position_embeddings"),
         scale_embeddings=False,
         dropout=0.0,
-        pooler="relu" if _has(reader, "pre_classifier.weight") else "none",
-        num_labels=_num_labels(reader),
-        masked_lm=_has(reader, "vocab_transform.weight"),
+        pooler="relu" if has_tensor(reader, "pre_classifier.weight") else "none",
+        num_labels=num_labels_of(reader),
+        masked_lm=has_tensor(reader, "vocab_transform.weight"),
         masked_lm_activation=activation,
         **special_ids(reader),
     )

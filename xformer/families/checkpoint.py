@@ -17,7 +17,7 @@ from xformer.families.feature_order import with_separate_halves
 from xformer.families.gguf_file import GGUFFile, find_gguf
 from xformer.families.tensor_files import TensorFiles
 from xformer.io import read_json, restorable_dtype, save_arrays, write_json
-from xformer.models import Transformer, load
+from xformer.models import LanguageModel, Transformer, load
 from xformer.models.base import BaseModel
 from xformer.tree import flatten, replace
 
@@ -55,7 +55,7 @@ def load_pretrained(
         progress: Called with the number of parameters read and their total after each tensor.
 
     Returns:
-        A `LanguageModel`, `Transformer` or `Encoder`.
+        A `LanguageModel`, `Transformer`, `SpeechTransformer`, `Encoder` or `ImageEncoder`.
 
     Raises:
         CheckpointError: If the checkpoint is damaged, of an unknown family, or computes something that xformer does
@@ -119,8 +119,8 @@ def load_pretrained(
 def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, model_type: str | None = None) -> None:
     """Write a model as a checkpoint directory in the Hugging Face format.
 
-    The directory has config.json, model.safetensors and generation_config.json. Models with the sinusoidal positions of
-    the paper are written with the features in another order, which gives the same outputs.
+    The directory has config.json, model.safetensors and, for models that generate, generation_config.json. Models with
+    the sinusoidal positions of the paper are written with the features in another order, which gives the same outputs.
 
     Args:
         model: A model of a kind that a family has, whether loaded or trained with xformer.
@@ -145,7 +145,8 @@ def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, mode
     values = {**values, "dtype": dtype_name(flatten(model)[0][0].dtype)}
     save_arrays(directory / "model.safetensors", tensors, {"format": "pt"})
     write_json(directory / "config.json", values)
-    write_json(directory / "generation_config.json", _generation_config(model))
+    if isinstance(model, LanguageModel | Transformer):
+        write_json(directory / "generation_config.json", _generation_config(model))
 
 
 def _generation_config(model: BaseModel) -> dict[str, Any]:

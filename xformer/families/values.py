@@ -117,3 +117,20 @@ def decoder_ids(reader: ConfigReader, *, start: int | None = None) -> dict[str, 
 def write_ids(config: ModelConfig) -> dict[str, Any]:
     """Return the keys of special tokens."""
     return {"pad_token_id": config.pad_id, "bos_token_id": config.bos_id, "eos_token_id": config.eos_id}
+
+
+def has_tensor(reader: ConfigReader, ending: str) -> bool:
+    """Return whether the checkpoint has a tensor whose name ends so."""
+    return any(name.endswith(ending) for name in reader.tensors)
+
+
+def num_labels_of(reader: ConfigReader) -> int:
+    """Return the number of classes, which config.json gives by their names only; 0 without a classifier."""
+    labels, number = reader.take("id2label", default=None), reader.take("num_labels", "_num_labels", default=2)
+    is_classifier = has_tensor(reader, "classifier.weight") or has_tensor(reader, "classifier.out_proj.weight")
+    return (number if labels is None else len(labels)) if is_classifier else 0
+
+
+def write_labels(num_labels: int) -> dict[str, Any]:
+    """Return the key of the names of classes; transformers counts them."""
+    return {"id2label": {str(i): f"LABEL_{i}" for i in range(num_labels)}} if num_labels else {}

@@ -11,6 +11,7 @@ from xformer.layers.initializer import Initializer
 from xformer.layers.kv_cache import KVCache, LayerCache, StaticKVCache
 from xformer.layers.linear import Linear
 from xformer.layers.normalization import LayerNorm, MaxScaledLayerNorm, RMSNorm
+from xformer.layers.patches import PatchEmbedding
 from xformer.layers.pointer_generator import CopyHead
 from xformer.layers.positions import (
     ALiBi,
@@ -43,6 +44,7 @@ __all__ = [
     "Linear",
     "MaxScaledLayerNorm",
     "MultiHeadAttention",
+    "PatchEmbedding",
     "PostNorm",
     "PreNorm",
     "RMSNorm",

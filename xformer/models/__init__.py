@@ -4,12 +4,14 @@ from xformer.models.base import BaseModel, load
 from xformer.models.cache import DecodingCache
 from xformer.models.config import (
     EncoderConfig,
+    ImageEncoderConfig,
     LanguageModelConfig,
     ModelConfig,
     SpeechTransformerConfig,
     TransformerConfig,
 )
 from xformer.models.encoder import Encoder, MaskedLMHead, Pooler
+from xformer.models.image_encoder import ImageEncoder
 from xformer.models.language_model import LanguageModel
 from xformer.models.speech import SpeechTransformer
 from xformer.models.transformer import Transformer
@@ -19,6 +21,8 @@ __all__ = [
     "DecodingCache",
     "Encoder",
     "EncoderConfig",
+    "ImageEncoder",
+    "ImageEncoderConfig",
     "LanguageModel",
     "LanguageModelConfig",
     "MaskedLMHead",

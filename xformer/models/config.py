@@ -251,3 +251,36 @@ class EncoderConfig(ModelConfig):
     def padding_id(self) -> int | None:
         """Id that is padding wherever it occurs."""
         return self.pad_id
+
+
+class ImageEncoderConfig(ModelConfig):
+    """Configuration of a Vision Transformer (Dosovitskiy et al., 2021). It has no tokens: their ids have no effect.
+
+    Raises:
+        ConfigError: For unknown fields and invalid values, naming the field.
+    """
+
+    image_size: int = option("Height and width of an image, in pixels.", default=224, at_least=1)
+    patch_size: int = option("Height and width of a patch; must divide image_size.", default=16, at_least=1)
+    num_channels: int = option("Channels of a pixel.", default=3, at_least=1)
+    num_layers: int = option("Number of layers.", default=6, at_least=0)
+    activation: str = option("Activation of the feed-forward network.", default="gelu", choices=(*ACTIVATIONS, *GATED))
+    positions: str = option(
+        "Positional encoding of the class token and the patches.", default="learned", choices=POSITIONS
+    )
+    pooler: str = option(
+        "Activation of the layer that summarizes an image by its class token.",
+        default="none",
+        choices=("none", "tanh", "relu"),
+    )
+    num_labels: int = option("Classes of the classifier; 0 for none.", default=0, at_least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.image_size % self.patch_size:
+            raise ConfigError(f"patch_size is {self.patch_size}; expected a divisor of image_size {self.image_size}")
+
+    @property
+    def num_patches(self) -> int:
+        """Number of patches of an image."""
+        return (self.image_size // self.patch_size) ** 2

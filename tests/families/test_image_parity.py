@@ -1,0 +1,91 @@
+"""Outputs of tiny ViT checkpoints equal those of transformers (see make_references.py)."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xformer as xf
+from tests.reference import raises_line
+from xformer.errors import CheckpointError, ConfigError, ShapeError
+from xformer.families import load_pretrained, save_pretrained
+from xformer.layers import EncoderLayer
+
+DATA = Path(__file__).parent / "data"
+CASES = ("vit", "vit_classifier")
+
+
+def run(name, **options):
+    reference = dict(np.load(DATA / name / "reference.npz"))
+    model = load_pretrained(DATA / name, **options)
+    return model, model(reference["images"]), reference
+
+
+def relative_error(actual, expected) -> float:
+    return float(np.max(np.abs(actual - expected)) / np.max(np.abs(expected)))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
+def test_states_and_heads_equal_those_of_transformers(name, dtype, tolerance):
+    model, states, reference = run(name, dtype=dtype)
+    if name == "vit_classifier":
+        assert relative_error(model.class_logits(states), reference["logits"]) < tolerance
+    else:
+        assert relative_error(states, reference["states"]) < tolerance
+        assert relative_error(model.pooler(states), reference["pooled"]) < tolerance
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_states_of_every_layer_equal_those_of_transformers(name, monkeypatch):
+    inputs, outputs, call = [], [], EncoderLayer.__call__
+
+    def record(layer, x, **options):
+        inputs.append(x)
+        outputs.append(call(layer, x, **options))
+        return outputs[-1]
+
+    monkeypatch.setattr(EncoderLayer, "__call__", record)
+    _, _, reference = run(name, dtype="float64")
+    for actual, expected in zip([inputs[0], *outputs], reference["hidden_states"], strict=True):
+        assert relative_error(actual, expected) < 1e-10
+
+
+@pytest.mark.parametrize("xp", [pytest.param("array_api_strict", marks=pytest.mark.strict), "torch", "jax"])
+def test_image_models_run_on_every_library(xp):
+    pytest.importorskip(xp)
+    model, states, reference = run("vit_classifier", xp=xp, dtype="float32")
+    logits = xf.backends.to_host(model.class_logits(states))
+    assert relative_error(np.asarray(logits), reference["logits"]) < 1e-5
+
+
+def test_images_that_are_not_square_are_refused(tmp_path):
+    shutil.copytree(DATA / "vit", tmp_path / "vit")
+    path = tmp_path / "vit" / "config.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "image_size": [12, 12]}))
+    assert load_pretrained(path.parent).config.image_size == 12
+    path.write_text(json.dumps({**values, "image_size": [12, 16]}))
+    with raises_line(CheckpointError, r"has image_size \[12, 16\]; expected a square"):
+        load_pretrained(path.parent)
+
+
+def test_a_pooler_and_a_classifier_cannot_be_written_together(tmp_path):
+    config = xf.ImageEncoderConfig(
+        image_size=4, patch_size=2, d_model=4, num_heads=1, d_ff=4, num_layers=1, pooler="tanh", num_labels=2
+    )
+    with raises_line(ConfigError, r"vit: pooler is 'tanh' and num_labels 2; vit expects 'tanh' or a classifier"):
+        save_pretrained(xf.ImageEncoder(config), tmp_path)
+
+
+def test_inputs_that_are_no_images_of_the_model_are_refused():
+    model = load_pretrained(DATA / "vit")
+    for images in (np.zeros((1, 3, 12, 16)), np.zeros((3, 12, 12)), np.zeros((1, 3, 12, 12), dtype=np.uint8)):
+        with raises_line(ShapeError, r"expected floating pixels \(batch, 3, 12, 12\)"):
+            model(images)
+    with raises_line(ConfigError, r"this model has no classifier \(num_labels is 0\)"):
+        model.class_logits(model(np.zeros((1, 3, 12, 12))))
+    with raises_line(ConfigError, "patch_size is 5; expected a divisor of image_size 12"):
+        xf.ImageEncoderConfig(image_size=12, patch_size=5)
