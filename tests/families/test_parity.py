@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import xformer as xf
+from tests.families.cases import GRADIENTS
 from xformer.families import load_pretrained, save_pretrained
 from xformer.layers import DecoderLayer, EncoderLayer
 
@@ -100,6 +101,28 @@ def test_saving_and_loading_is_the_identity(name, tmp_path):
     for (key, x), (other, y) in zip(model.named_parameters(), again.named_parameters(), strict=True):
         assert key == other
         np.testing.assert_array_equal(x, y)
+
+
+def loss_of(model, reference):
+    """Return the cross-entropy of class 2 for each output of a model, summed; see make_references.py."""
+    if name_of_inputs := {"images", "token_types"} & reference.keys():
+        inputs = reference["images"] if "images" in name_of_inputs else reference["tokens"]
+        options = {} if "images" in name_of_inputs else {"token_types": reference["token_types"]}
+        logits = model.class_logits(model(inputs, **options))
+    else:
+        logits = model(*(reference[name] for name in ("source", "tokens") if name in reference))
+    xp = xf.array_namespace(logits)
+    return xp.sum(xf.cross_entropy(logits, np.full(logits.shape[:-1], 2)))
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_equal_those_of_torch(name):
+    reference = dict(np.load(DATA / name / "reference.npz"))
+    _, gradients = xf.value_and_grad(loss_of)(load_pretrained(DATA / name, dtype="float64"), reference)
+    expected = dict(load_pretrained(DATA / name / "gradients").named_parameters())
+    largest = max(np.max(np.abs(x)) for x in expected.values())
+    for key, x in gradients.named_parameters():
+        np.testing.assert_allclose(x, expected[key], rtol=1e-9, atol=1e-12 * largest, err_msg=key)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_tied_llama3_rope", "qwen3", "marian", "t5_v1_1", "whisper"])
