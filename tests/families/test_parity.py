@@ -125,7 +125,7 @@ def test_gradients_equal_those_of_torch(name):
         np.testing.assert_allclose(x, expected[key], rtol=1e-9, atol=1e-12 * largest, err_msg=key)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama_tied_llama3_rope", "qwen3", "marian", "t5_v1_1", "whisper"])
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("xp", ["array_api_strict", "torch", "jax"])
 def test_checkpoints_run_on_every_library(name, xp):
     pytest.importorskip(xp)
