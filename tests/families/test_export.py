@@ -1,6 +1,8 @@
 """Models of xformer are written as checkpoints of families that compute the same."""
 
+import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import xformer as xf
 from xformer.errors import ConfigError
 from xformer.tree import replace
 
+DATA = Path(__file__).parent / "data"
 SMALL = {"d_model": 24, "num_heads": 4, "d_ff": 40, "dropout": 0.0}
 TRANSLATOR = {
     **SMALL,
@@ -67,3 +70,13 @@ def test_a_model_of_no_family_is_refused_with_the_name_of_the_field(config, matc
     with pytest.raises(ConfigError, match=match):
         xf.save_pretrained(random_model(config), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_gemma_is_written_with_the_integer_that_transformers_expects(tmp_path):
+    model = xf.load_pretrained(DATA / "gemma2")
+    xf.save_pretrained(model, tmp_path)
+    scalar = json.loads((tmp_path / "config.json").read_text())["query_pre_attn_scalar"]
+    assert (scalar, type(scalar)) == (6, int)
+    config = dataclasses.replace(model.config, attention_scale=0.3)
+    with pytest.raises(ConfigError, match=r"attention_scale is 0\.3; expected 1 / sqrt"):
+        xf.save_pretrained(xf.LanguageModel(config), tmp_path, model_type="gemma2")

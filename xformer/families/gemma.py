@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.errors import CheckpointError
+from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, expect_fields, register
 from xformer.families.layouts import plus_one, same, transposed
@@ -71,6 +71,10 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     if is_gemma3:
         local = {"rope_type": "default", "rope_theta": config.rope_local_theta or config.rope_theta}
         rope = {"full_attention": rope, "sliding_attention": local}
+    scale = config.attention_scale or config.features_per_head**-0.5
+    scalar = round(scale**-2)  # transformers expects an integer
+    if abs(scale**-2 - scalar) > 1e-6 * scalar:
+        raise ConfigError(f"attention_scale is {scale}; expected 1 / sqrt(n) with an integer n")
     return {
         "architectures": ["Gemma3ForCausalLM" if is_gemma3 else "Gemma2ForCausalLM"],
         "model_type": "gemma3_text" if is_gemma3 else "gemma2",
@@ -84,7 +88,7 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         "hidden_activation": "gelu_pytorch_tanh",
         "rms_norm_eps": config.norm_epsilon,
         "attention_bias": config.attention_bias,
-        "query_pre_attn_scalar": (config.attention_scale or config.features_per_head**-0.5) ** -2,
+        "query_pre_attn_scalar": scalar,
         "attn_logit_softcapping": config.attention_softcap,
         "final_logit_softcapping": config.logits_softcap,
         "max_position_embeddings": config.max_positions,
