@@ -34,6 +34,9 @@ from xformer.tree import is_array
 class ImageEncoder(BaseModel):
     """Vision Transformer: compute a vector for an image and for each of its patches (Dosovitskiy et al., 2021).
 
+    Inputs are arrays of pixels of the model's size. Checkpoints say in preprocessor_config.json how to normalize them,
+    usually (pixels / 255 - image_mean) / image_std for each channel.
+
     Args:
         config: Configuration.
         xp: Array library, as a module or by name.
