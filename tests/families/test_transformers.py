@@ -1,0 +1,117 @@
+"""transformers computes the stored references, and the same as xformer from what xformer writes; `nox -s families`."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import xformer as xf
+from tests.families.cases import CASES
+from tests.families.test_export import MODELS, random_model
+from xformer.families import load_pretrained, save_pretrained
+
+pytestmark = pytest.mark.skipif("XFORMER_FAMILIES" not in os.environ, reason="run: nox -s families")
+
+DATA = Path(__file__).parent / "data"
+READ_ONLY = ("phi3", "roberta", "xlm_roberta", "distilbert")  # families without write_config
+WRITABLE = [name for name in CASES if not name.startswith(READ_ONLY)]
+
+
+@pytest.fixture(scope="module")
+def references():
+    """Return the module make_references, which imports torch and transformers."""
+    from tests.families import make_references
+
+    return make_references
+
+
+def relative_error(actual, expected) -> float:
+    return float(np.max(np.abs(actual - expected)) / max(np.max(np.abs(expected)), 1e-30))
+
+
+def load_in_transformers(directory, model_class):
+    """Load a checkpoint in float64; every tensor must be used, and none but constant tables may be missing."""
+    import torch
+    import transformers
+
+    model, info = getattr(transformers, model_class).from_pretrained(
+        directory, dtype=torch.float64, attn_implementation="eager", output_loading_info=True
+    )
+    missing = {name for name in info.pop("missing_keys") if not name.endswith("embed_positions.weight")}
+    assert not missing
+    assert not any(info.values()), info
+    return model.eval()
+
+
+def assert_equal_outputs(actual, expected):
+    assert actual.keys() == expected.keys()
+    for key, x in expected.items():
+        if x.dtype.kind == "f":
+            assert relative_error(actual[key], x) < 1e-9, key
+        else:
+            np.testing.assert_array_equal(actual[key], x, err_msg=key)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_references_are_what_transformers_computes(name, references, tmp_path):
+    references.make(name, tmp_path)
+    assert_equal_outputs(dict(np.load(tmp_path / "reference.npz")), dict(np.load(DATA / name / "reference.npz")))
+    for file in DATA.joinpath(name).rglob("model.safetensors"):
+        assert_equal_outputs(load_file(tmp_path / file.relative_to(DATA / name)), load_file(file))
+
+
+@pytest.mark.parametrize("name", WRITABLE)
+def test_a_checkpoint_that_was_loaded_and_saved_gives_the_same_outputs(name, references, tmp_path):
+    save_pretrained(load_pretrained(DATA / name, dtype="float64"), tmp_path)
+    with references.float64_throughout():
+        outputs = references.outputs_of(load_in_transformers(tmp_path, CASES[name][1]))
+    assert_equal_outputs(outputs, dict(np.load(DATA / name / "reference.npz")))
+
+
+CLASSES = {
+    "pegasus": "PegasusForConditionalGeneration",
+    "marian": "MarianMTModel",
+    "llama": "LlamaForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+}
+
+
+def assert_same_model(model, directory, model_type, references):
+    """Save a model, and compare the logits and the greedy output of transformers with its own."""
+    model = model.to("numpy", dtype="float64")
+    save_pretrained(model, directory)
+    with references.float64_throughout():
+        outputs = references.outputs_of(load_in_transformers(directory, CLASSES[model_type]))
+    inputs = [outputs[key] for key in ("source", "tokens") if key in outputs]
+    assert relative_error(outputs["logits"], model(*inputs)) < 1e-9
+    tokens = outputs["greedy"][0].tolist()
+    prefix = inputs[-1][0, : 1 if "source" in outputs else 5].tolist()
+    for index, token in enumerate(tokens):
+        logits = model(*(x[:1] for x in inputs[:-1]), [[*prefix, *tokens[:index]]])[0, -1]
+        logits[sorted(model.config.suppressed_ids)] = -np.inf
+        assert int(np.argmax(logits)) == token
+
+
+@pytest.mark.parametrize("model_type", CLASSES)
+def test_models_of_xformer_are_exported(model_type, references, tmp_path):
+    assert_same_model(random_model(MODELS[model_type]), tmp_path, model_type, references)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "marian"])
+def test_a_fine_tuned_checkpoint_is_exported(model_type, references, tmp_path):
+    reference = np.load(DATA / model_type / "reference.npz")
+    inputs = [reference[key] for key in ("source", "tokens") if key in reference.files]
+
+    def loss_fn(model, batch, rng):
+        logits = model(*batch[:-1], batch[-1][:, :-1], rng=rng)
+        losses = xf.cross_entropy(logits, batch[-1][:, 1:])
+        return xf.array_namespace(losses).sum(losses)
+
+    model, history = xf.fit(
+        load_pretrained(DATA / model_type), loss_fn, [inputs], optimizer=xf.AdamW(), learning_rate=1e-2, steps=10,
+        num_tokens=lambda batch: 16,
+    )  # fmt: skip
+    assert history[-1].loss < history[0].loss
+    assert_same_model(model, tmp_path, model_type, references)
