@@ -21,6 +21,15 @@ GPT2 = {
     "bos_token_id": 60,
     "eos_token_id": 60,
 }
+OPT = {
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "word_embed_proj_dim": 24,
+    "ffn_dim": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -114,6 +123,7 @@ CASES = {
         "GPT2LMHeadModel",
         {**GPT2, "n_inner": 30, "activation_function": "relu", "tie_word_embeddings": False},
     ),
+    "opt": ("OPTConfig", "OPTForCausalLM", OPT),
     "llama": ("LlamaConfig", "LlamaForCausalLM", LLAMA),
     "llama_tied_llama3_rope": (
         "LlamaConfig",

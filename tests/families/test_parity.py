@@ -1,5 +1,7 @@
 """Outputs of tiny checkpoints of every family equal those of transformers (see make_references.py)."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -133,3 +135,12 @@ def test_checkpoints_run_on_every_library(name, xp):
     model = load_pretrained(DATA / name, xp=xp, dtype="float32")
     logits = np.asarray(xf.backends.to_host(model(*inputs_of(reference))))
     assert relative_error(logits, reference["logits"]) < 1e-5
+
+
+@pytest.mark.parametrize(("key", "value"), [("word_embed_proj_dim", 12), ("do_layer_norm_before", False)])
+def test_opt_variants_with_another_computation_are_refused(key, value, tmp_path):
+    shutil.copytree(DATA / "opt", tmp_path, dirs_exist_ok=True)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, key: value}))
+    with pytest.raises(xf.errors.CheckpointError, match=key):
+        load_pretrained(tmp_path)

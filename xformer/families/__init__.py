@@ -7,6 +7,7 @@ from xformer.families.family import FAMILIES, Family, family_of, register
 from xformer.families.gemma import GEMMA
 from xformer.families.gpt2 import GPT2
 from xformer.families.llama import LLAMA, PHI3
+from xformer.families.opt import OPT
 from xformer.families.t5 import T5
 from xformer.families.vit import VIT
 from xformer.families.whisper import WHISPER
@@ -19,6 +20,7 @@ __all__ = [
     "GEMMA",
     "GPT2",
     "LLAMA",
+    "OPT",
     "PHI3",
     "ROBERTA",
     "T5",

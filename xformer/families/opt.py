@@ -1,0 +1,99 @@
+"""OPT (Zhang et al., 2022)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Family, expect_fields, register
+from xformer.families.layouts import rows_from, same, transposed
+from xformer.families.values import activation_of, name_of_activation, special_ids, write_ids
+from xformer.models import LanguageModel, LanguageModelConfig
+
+_LAYER, _OURS = "model.decoder.layers.{i}.", "layers.{i}."
+
+
+def read_config(reader: ConfigReader) -> LanguageModelConfig:
+    """Translate the config.json of OPT; models that project embeddings or norm after sublayers are refused."""
+    d_model = reader.take("hidden_size")
+    reader.require("word_embed_proj_dim", d_model)
+    reader.require("do_layer_norm_before", True)
+    reader.require("_remove_final_layer_norm", False)
+    reader.require("enable_bias", True)
+    reader.require("layer_norm_elementwise_affine", True)
+    reader.skip("dropout", "attention_dropout", "activation_dropout", "layerdrop", "tie_word_embeddings")
+    return LanguageModelConfig(
+        vocab_size=reader.take("vocab_size"),
+        num_layers=reader.take("num_hidden_layers"),
+        d_model=d_model,
+        num_heads=reader.take("num_attention_heads"),
+        d_ff=reader.take("ffn_dim"),
+        activation=activation_of(reader, "activation_function", default="relu"),
+        positions="learned",
+        max_positions=reader.take("max_position_embeddings"),
+        scale_embeddings=False,
+        dropout=0.0,
+        tie_output="lm_head.weight" in reader.tied,
+        **special_ids(reader),
+    )
+
+
+def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+    """Translate a configuration into the config.json of OPT."""
+    expect_fields(
+        config, norm="layer", norm_position="pre", positions="learned", scale_embeddings=False, norm_bias=True,
+        attention_bias=True, attention_output_bias=(None, True), feed_forward_bias=True, output_bias=False,
+        embedding_norm=False, attention_scale=None, final_norm=(None, True), qk_norm=False, window=None,
+        num_key_value_heads=(None, config.num_heads), head_dim=(None, config.d_model // config.num_heads),
+        key_bias=(None, True), norm_epsilon=1e-5, attention_softcap=None, logits_softcap=None, scale_output=False,
+    )  # fmt: skip
+    return {
+        "architectures": ["OPTForCausalLM"],
+        "model_type": "opt",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "word_embed_proj_dim": config.d_model,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "ffn_dim": config.d_ff,
+        "max_position_embeddings": config.max_positions,
+        "activation_function": name_of_activation(config),
+        "do_layer_norm_before": True,
+        "tie_word_embeddings": config.tie_output,
+        **write_ids(config),
+    }
+
+
+OPT = register(
+    Family(
+        model_types=("opt",),
+        model=LanguageModel,
+        read_config=read_config,
+        write_config=write_config,
+        prefix="model.",
+        tied={"lm_head.weight": "model.decoder.embed_tokens.weight"},
+        tensors={
+            "model.decoder.embed_tokens.weight": same("embedding.weight"),
+            "model.decoder.embed_positions.weight": rows_from(2, "input.positions.weight"),
+            _LAYER + "self_attn.q_proj.weight": transposed(_OURS + "self_attention.query.weight"),
+            _LAYER + "self_attn.q_proj.bias": same(_OURS + "self_attention.query.bias"),
+            _LAYER + "self_attn.k_proj.weight": transposed(_OURS + "self_attention.key.weight"),
+            _LAYER + "self_attn.k_proj.bias": same(_OURS + "self_attention.key.bias"),
+            _LAYER + "self_attn.v_proj.weight": transposed(_OURS + "self_attention.value.weight"),
+            _LAYER + "self_attn.v_proj.bias": same(_OURS + "self_attention.value.bias"),
+            _LAYER + "self_attn.out_proj.weight": transposed(_OURS + "self_attention.output.weight"),
+            _LAYER + "self_attn.out_proj.bias": same(_OURS + "self_attention.output.bias"),
+            _LAYER + "self_attn_layer_norm.weight": same(_OURS + "self_attention_residual.norm.weight"),
+            _LAYER + "self_attn_layer_norm.bias": same(_OURS + "self_attention_residual.norm.bias"),
+            _LAYER + "final_layer_norm.weight": same(_OURS + "feed_forward_residual.norm.weight"),
+            _LAYER + "final_layer_norm.bias": same(_OURS + "feed_forward_residual.norm.bias"),
+            _LAYER + "fc1.weight": transposed(_OURS + "feed_forward.up.weight"),
+            _LAYER + "fc1.bias": same(_OURS + "feed_forward.up.bias"),
+            _LAYER + "fc2.weight": transposed(_OURS + "feed_forward.down.weight"),
+            _LAYER + "fc2.bias": same(_OURS + "feed_forward.down.bias"),
+            "model.decoder.final_layer_norm.weight": same("norm.weight"),
+            "model.decoder.final_layer_norm.bias": same("norm.bias"),
+            "lm_head.weight": transposed("output.weight"),
+        },
+    )
+)
