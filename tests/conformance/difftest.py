@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.autodiff.backward import fit
+from xformer.autodiff.backward import unbroadcast
 from xformer.autodiff.namespace import DiffNamespace
 from xformer.autodiff.tracer import Tracer
 from xformer.backends import dtype_name, is_floating, resolve
@@ -49,7 +49,7 @@ class EagerTape(list[Any]):
         for parent, cotangent in zip(parents, cotangents, strict=True):
             if parent >= 0 and cotangent is not None:
                 _, _, _, shape, dtype = self[parent]
-                fitted = fit(self.base, cotangent, tuple(shape), dtype)
+                fitted = unbroadcast(self.base, cotangent, tuple(shape), dtype)
                 if tuple(fitted.shape) != tuple(shape) or fitted.dtype != dtype:
                     raise AssertionError(f"cotangent {cotangent.dtype}{cotangent.shape} for input {dtype}{shape}")
 
