@@ -17,7 +17,7 @@ from xformer.families.feature_order import with_separate_halves
 from xformer.families.gguf_file import GGUFFile, find_gguf
 from xformer.families.tensor_files import TensorFiles
 from xformer.io import read_json, restorable_dtype, save_arrays, write_json
-from xformer.models import LanguageModel, Transformer, load
+from xformer.models import LanguageModel, LanguageModelConfig, ModelConfig, Transformer, TransformerConfig, load
 from xformer.models.base import BaseModel
 from xformer.tree import flatten, replace
 
@@ -172,7 +172,8 @@ def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, 
             continue
         try:
             values = family.write_config(model.config)
-        except ConfigError as error:
+            _check_round_trip(family, model, values)
+        except (CheckpointError, ConfigError) as error:
             reasons.append(f"{name}: {error}")
             continue
         if model_type in (None, values["model_type"]):
@@ -180,6 +181,45 @@ def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, 
         reasons.append(f"{name}: the model is written as {values['model_type']}")
     details = "; ".join(dict.fromkeys(reasons)) or f"expected a model of another class than {type(model).__name__}"
     raise ConfigError(f"the model cannot be written in the Hugging Face format: {details}")
+
+
+def _check_round_trip(family: Family, model: BaseModel, values: dict[str, Any]) -> None:
+    """Raise ConfigError if the configuration read from config.json would not be that of the model."""
+    tied = family.tied if model.config.tie_output else ()
+    reader = ConfigReader(values, Path("config.json"), list(family.layouts_of(model)), tied)
+    read, own = _effective_fields(family.read_config(reader)), _effective_fields(model.config)
+    for name, value in own.items():
+        if read.get(name, value) != value:
+            raise ConfigError(f"{name} is {value!r}; expected {read[name]!r}")
+
+
+def _effective_fields(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields that determine what a model computes, with defaults resolved."""
+    fields = config.to_dict()
+    positions, is_windowed = config.positions, config.window is not None
+    unused = {
+        *("dropout", "attention_dropout", "activation_dropout", "rematerialize", "suppress_special"),
+        *(() if isinstance(config, LanguageModelConfig | TransformerConfig) else ("pad_id", "bos_id", "eos_id")),
+        *(() if positions == "sinusoidal" else ("sinusoidal_layout",)),
+        *(() if positions == "relative" else ("relative_buckets", "relative_max_distance")),
+        *(() if positions == "rotary" else ("rope_theta", "rope_scaling", "rotary_fraction", "rope_local_theta")),
+        *(() if positions == "learned" else ("max_positions",)),
+        *(() if is_windowed else ("layer_types", "rope_local_theta")),
+        *(() if config.norm == "layer" else ("norm_bias",)),
+        *(() if fields.get("masked_lm") else ("masked_lm_activation",)),
+    }
+    bias = config.attention_bias
+    resolved = {
+        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        "head_dim": config.features_per_head,
+        "attention_scale": config.attention_scale or config.features_per_head**-0.5,
+        "attention_output_bias": bias if config.attention_output_bias is None else config.attention_output_bias,
+        "key_bias": bias if config.key_bias is None else config.key_bias,
+        "final_norm": config.norm_position != "post" if config.final_norm is None else config.final_norm,
+    }
+    if is_windowed and config.layer_types is not None and set(config.layer_types) == {"sliding_attention"}:
+        resolved["layer_types"] = None
+    return {name: value for name, value in {**fields, **resolved}.items() if name not in unused}
 
 
 def _check_supported(values: dict[str, Any], path: Path) -> None:
