@@ -62,7 +62,7 @@ def test_an_exported_model_computes_the_same(model_type, tmp_path):
     [
         (xf.TransformerConfig(**TRANSLATOR, copy=True), "copy is True; expected False"),
         (xf.TransformerConfig(**TRANSLATOR, activation="swiglu"), "activation is 'swiglu'; expected no gated one"),
-        (xf.TransformerConfig(**TRANSLATOR, key_bias=False), "key_bias is False; expected None or True"),
+        (xf.TransformerConfig(**TRANSLATOR, key_bias=False), "key_bias is False; expected True"),
         (xf.LanguageModelConfig(**LANGUAGE_MODEL, positions="alibi"), "positions is 'alibi'; expected"),
     ],
 )
@@ -80,3 +80,26 @@ def test_gemma_is_written_with_the_integer_that_transformers_expects(tmp_path):
     config = dataclasses.replace(model.config, attention_scale=0.3)
     with pytest.raises(ConfigError, match=r"attention_scale is 0\.3; expected 1 / sqrt"):
         xf.save_pretrained(xf.LanguageModel(config), tmp_path, model_type="gemma2")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("attention_softcap", 5.0),
+        ("logits_softcap", 5.0),
+        ("scale_output", True),
+        ("norm_position", "sandwich"),
+        ("output_bias", True),
+        ("norm_epsilon", 1e-3),
+        ("relative_buckets", 8),  # has no effect without relative positions
+    ],
+)
+def test_a_family_writes_only_what_reading_gives_back(field, value, tmp_path):
+    config = xf.LanguageModelConfig(**{**MODELS["gpt2"].to_dict(), field: value})
+    model = xf.LanguageModel(config)
+    if field in ("norm_epsilon", "relative_buckets"):
+        xf.save_pretrained(model, tmp_path / "out", model_type="gpt2")
+        assert xf.load_pretrained(tmp_path / "out").config.norm_epsilon == config.norm_epsilon
+    else:
+        with pytest.raises(ConfigError, match=field):
+            xf.save_pretrained(model, tmp_path / "out", model_type="gpt2")

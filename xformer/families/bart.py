@@ -10,7 +10,7 @@ from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, expect_fields, register
+from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, row, rows_from, same, transposed
 from xformer.families.values import activation_of, decoder_ids, name_of_activation
 from xformer.models import Transformer, TransformerConfig
@@ -77,13 +77,6 @@ def read_config(reader: ConfigReader) -> TransformerConfig:
 
 def write_config(config: TransformerConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of the kind that has its norms and positions."""
-    expect_fields(
-        config, norm="layer", norm_bias=True, attention_bias=True, attention_output_bias=(None, True),
-        feed_forward_bias=True, norm_epsilon=1e-5, attention_scale=None, final_norm=None, qk_norm=False, window=None,
-        num_key_value_heads=(None, config.num_heads), head_dim=(None, config.d_model // config.num_heads), copy=False,
-        length_encoding=False, scale_positions=False, scale_output=False,
-        key_bias=(None, True),
-    )  # fmt: skip
     kinds = [
         model_type
         for model_type, kind in _KINDS.items()

@@ -9,7 +9,7 @@ from typing import Any
 
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, expect_fields, register
+from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, rows_from, same, transposed
 from xformer.families.values import (
     activation_of,
@@ -71,14 +71,6 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
 
 def write_config(config: EncoderConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of BERT."""
-    expect_fields(
-        config, norm="layer", norm_position="post", norm_bias=True, embedding_norm=True, positions="learned",
-        attention_bias=True, attention_output_bias=(None, True), feed_forward_bias=True, attention_scale=None,
-        final_norm=(None, False), qk_norm=False, window=None, scale_embeddings=False, scale_positions=False,
-        num_key_value_heads=(None, config.num_heads), head_dim=(None, config.d_model // config.num_heads),
-        masked_lm_activation=config.activation if config.masked_lm else config.masked_lm_activation,
-        key_bias=(None, True),
-    )  # fmt: skip
     if config.num_labels and config.masked_lm:
         raise ConfigError("masked_lm is true and num_labels is not 0; bert expects one head")
     architecture = "BertForMaskedLM" if config.masked_lm else "BertModel"

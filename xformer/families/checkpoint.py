@@ -159,14 +159,12 @@ def _generation_config(model: BaseModel) -> dict[str, Any]:
 
 def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, dict[str, Any]]:
     """Return the family to write and the values of config.json."""
-    names = list(FAMILIES) if model_type is None else [model_type]
-    families = [
-        (name, family_of(name, "the argument"))
-        for name in names
-        if type(model.config) is family_of(name, "the argument").model.config_class
-    ]
+    families = FAMILIES.values() if model_type is None else [family_of(model_type, "the argument")]
     reasons = []
-    for name, family in families:
+    for family in dict.fromkeys(families):
+        if type(model.config) is not family.model.config_class:
+            continue
+        name = "/".join(family.model_types)
         if family.write_config is None:
             reasons.append(f"{name}: cannot be written")
             continue
@@ -179,14 +177,14 @@ def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, 
         if model_type in (None, values["model_type"]):
             return family, values
         reasons.append(f"{name}: the model is written as {values['model_type']}")
-    details = "; ".join(dict.fromkeys(reasons)) or f"expected a model of another class than {type(model).__name__}"
+    details = "; ".join(reasons) or f"expected a model of another class than {type(model).__name__}"
     raise ConfigError(f"the model cannot be written in the Hugging Face format: {details}")
 
 
 def _check_round_trip(family: Family, model: BaseModel, values: dict[str, Any]) -> None:
     """Raise ConfigError if the configuration read from config.json would not be that of the model."""
     tied = family.tied if model.config.tie_output else ()
-    reader = ConfigReader(values, Path("config.json"), list(family.layouts_of(model)), tied)
+    reader = ConfigReader(values, Path("config.json"), list(family.layouts_of(model, is_complete=False)), tied)
     read, own = _effective_fields(family.read_config(reader)), _effective_fields(model.config)
     for name, value in own.items():
         if read.get(name, value) != value:

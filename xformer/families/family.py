@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from xformer.errors import CheckpointError, ConfigError, nearest_hint
+from xformer.errors import CheckpointError, nearest_hint
 from xformer.families.config_reader import ConfigReader
 from xformer.families.layouts import Layout
 from xformer.models.base import BaseModel
@@ -16,7 +16,7 @@ from xformer.models.base import BaseModel
 FAMILIES: dict[str, Family] = {}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Family:
     """Description of checkpoints in the Hugging Face format that share config keys and tensor names.
 
@@ -46,8 +46,12 @@ class Family:
     ignored: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
 
-    def layouts_of(self, model: BaseModel) -> dict[str, tuple[Layout, tuple[str, ...]]]:
+    def layouts_of(self, model: BaseModel, *, is_complete: bool = True) -> dict[str, tuple[Layout, tuple[str, ...]]]:
         """Return {tensor: (layout, names of its parameters)} for a model.
+
+        Args:
+            model: The model.
+            is_complete: Check that every parameter has a tensor.
 
         Raises:
             CheckpointError: If a parameter has no tensor.
@@ -61,7 +65,7 @@ class Family:
                 filled = tuple(name.replace("{i}", index) for name in layout.parameters)
                 layouts[tensor.replace("{i}", index)] = layout, filled
                 without_tensor -= set(filled)
-        if without_tensor:
+        if without_tensor and is_complete:
             raise CheckpointError(
                 f"parameter {min(without_tensor)} has no tensor in the family {self.model_types[0]}; "
                 "the configuration of the model does not fit it"
@@ -97,17 +101,3 @@ def family_of(model_type: Any, path: Any) -> Family:
             f"{path} has model_type {model_type!r}; {nearest_hint(str(model_type), sorted(FAMILIES))}"
         )
     return FAMILIES[model_type]
-
-
-def expect_fields(config: Any, **expected: Any) -> None:
-    """Raise ConfigError for a field of a configuration without one of the values that a family has.
-
-    Args:
-        config: Configuration of a model.
-        **expected: Value by field, or a tuple of values.
-    """
-    for name, values in expected.items():
-        value = getattr(config, name)
-        values = values if isinstance(values, tuple) else (values,)
-        if value not in values:
-            raise ConfigError(f"{name} is {value!r}; expected {' or '.join(map(repr, values))}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, expect_fields, register
+from xformer.families.family import Family, register
 from xformer.families.layouts import plus_one, same, transposed
 from xformer.families.values import activation_of, read_rope, special_ids, write_ids
 from xformer.models import LanguageModel, LanguageModelConfig
@@ -60,12 +60,6 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of Gemma 2 or, with norms of queries and keys, Gemma 3."""
-    expect_fields(
-        config, norm="rms", norm_position="sandwich", activation="geglu_tanh", positions="rotary",
-        scale_embeddings=True, scale_positions=False, feed_forward_bias=False, output_bias=False, embedding_norm=False,
-        scale_output=False, final_norm=(None, True), rotary_fraction=1.0,
-        key_bias=(None, config.attention_bias), attention_output_bias=(None, config.attention_bias),
-    )  # fmt: skip
     scaling, is_gemma3 = config.rope_scaling, config.qk_norm
     rope = {"rope_type": "default", **(scaling or {}), "rope_theta": config.rope_theta}
     if is_gemma3:

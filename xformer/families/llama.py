@@ -9,7 +9,7 @@ from typing import Any
 
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, expect_fields, register
+from xformer.families.family import Family, register
 from xformer.families.layouts import fused, same, transposed
 from xformer.families.values import activation_of, name_of_activation, read_rope, special_ids, write_ids, write_rope
 from xformer.models import LanguageModel, LanguageModelConfig
@@ -65,11 +65,6 @@ def _read_window(reader: ConfigReader, num_layers: int) -> int | None:
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into a config.json of Llama, Mistral, Qwen 2 or Qwen 3."""
-    expect_fields(
-        config, norm="rms", norm_position="pre", positions="rotary", scale_embeddings=False, output_bias=False,
-        embedding_norm=False, attention_scale=None, final_norm=(None, True),
-        key_bias=(None, config.attention_bias),
-    )  # fmt: skip
     output_bias = config.attention_bias if config.attention_output_bias is None else config.attention_output_bias
     bias = (config.attention_bias, output_bias)
     if config.qk_norm:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, expect_fields, register
+from xformer.families.family import Family, register
 from xformer.families.layouts import rows_from, same, transposed
 from xformer.families.values import activation_of, name_of_activation, special_ids, write_ids
 from xformer.models import LanguageModel, LanguageModelConfig
@@ -40,13 +40,6 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of OPT."""
-    expect_fields(
-        config, norm="layer", norm_position="pre", positions="learned", scale_embeddings=False, norm_bias=True,
-        attention_bias=True, attention_output_bias=(None, True), feed_forward_bias=True, output_bias=False,
-        embedding_norm=False, attention_scale=None, final_norm=(None, True), qk_norm=False, window=None,
-        num_key_value_heads=(None, config.num_heads), head_dim=(None, config.d_model // config.num_heads),
-        key_bias=(None, True), norm_epsilon=1e-5, attention_softcap=None, logits_softcap=None, scale_output=False,
-    )  # fmt: skip
     return {
         "architectures": ["OPTForCausalLM"],
         "model_type": "opt",

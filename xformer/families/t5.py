@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.errors import CheckpointError
+from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, expect_fields, register
+from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, same, transposed
 from xformer.families.values import decoder_ids
 from xformer.models import Transformer, TransformerConfig
@@ -59,15 +59,9 @@ def _scales_output(reader: ConfigReader) -> bool:
 
 def write_config(config: TransformerConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of T5."""
-    expect_fields(
-        config, norm="rms", norm_position="pre", positions="relative", scale_embeddings=False, embedding_norm=False,
-        attention_bias=False, attention_output_bias=(None, False), feed_forward_bias=False, attention_scale=1.0,
-        output_bias=False, final_norm=None, qk_norm=False, window=None, share_embeddings=True, copy=False,
-        length_encoding=False, num_key_value_heads=(None, config.num_heads), scale_positions=False,
-        activation=tuple(_FEED_FORWARD.values()),
-        key_bias=(None, False),
-    )  # fmt: skip
     names = {ours: theirs for theirs, ours in _FEED_FORWARD.items()}
+    if config.activation not in names:
+        raise ConfigError(f"activation is {config.activation!r}; expected one of {', '.join(names)}")
     return {
         "architectures": ["T5ForConditionalGeneration"],
         "model_type": "t5",

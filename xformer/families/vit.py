@@ -6,7 +6,7 @@ from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, expect_fields, register
+from xformer.families.family import Family, register
 from xformer.families.layouts import row, same, transposed
 from xformer.families.values import (
     activation_of,
@@ -54,13 +54,6 @@ def _side(reader: ConfigReader, key: str, *, default: int) -> int:
 
 def write_config(config: ImageEncoderConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of ViT."""
-    expect_fields(
-        config, norm="layer", norm_position="pre", norm_bias=True, embedding_norm=False, positions="learned",
-        key_bias=(None, config.attention_bias), feed_forward_bias=True, attention_scale=None, final_norm=(None, True),
-        attention_output_bias=(None, True) if config.attention_bias else (True,), qk_norm=False, window=None,
-        attention_softcap=None, num_key_value_heads=(None, config.num_heads), scale_positions=False,
-        head_dim=(None, config.d_model // config.num_heads),
-    )  # fmt: skip
     if config.pooler != "none" and (config.num_labels or config.pooler != "tanh"):
         raise ConfigError(
             f"pooler is {config.pooler!r} and num_labels {config.num_labels}; vit expects 'tanh' or a classifier"

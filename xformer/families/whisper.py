@@ -6,7 +6,7 @@ from typing import Any
 
 from xformer.families.bart import stack
 from xformer.families.config_reader import ConfigReader
-from xformer.families.family import Family, expect_fields, register
+from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, same, transposed
 from xformer.families.values import activation_of, decoder_ids, name_of_activation
 from xformer.models import SpeechTransformer, SpeechTransformerConfig
@@ -46,14 +46,6 @@ def read_config(reader: ConfigReader) -> SpeechTransformerConfig:
 
 def write_config(config: SpeechTransformerConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of Whisper."""
-    expect_fields(
-        config, norm="layer", norm_position="pre", norm_bias=True, embedding_norm=False, positions="learned",
-        key_bias=False, attention_bias=True, attention_output_bias=(None, True), feed_forward_bias=True,
-        norm_epsilon=1e-5, attention_scale=None, final_norm=(None, True), qk_norm=False, window=None,
-        attention_softcap=None, logits_softcap=None, num_key_value_heads=(None, config.num_heads),
-        head_dim=(None, config.d_model // config.num_heads), copy=False, scale_embeddings=False, scale_positions=False,
-        scale_output=False, output_bias=False,
-    )  # fmt: skip
     return {
         "architectures": ["WhisperForConditionalGeneration"],
         "model_type": "whisper",
