@@ -115,6 +115,17 @@ VIT = {
     "patch_size": 4,
 }
 
+NEOX = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
 # name: (configuration class, model class, values of the configuration)
 CASES = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
@@ -219,6 +230,12 @@ CASES = {
         {**VIT, "num_labels": 3, "qkv_bias": False, "num_channels": 2},
     ),
     "whisper": ("WhisperConfig", "WhisperForConditionalGeneration", WHISPER),
+    "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", NEOX),
+    "gpt_neox_sequential": (
+        "GPTNeoXConfig",
+        "GPTNeoXForCausalLM",
+        {**NEOX, "use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True},
+    ),
 }
 
 # Cases whose gradients are stored: one for each class of models.

@@ -6,6 +6,7 @@ from xformer.families.checkpoint import load_pretrained, save_pretrained
 from xformer.families.family import FAMILIES, Family, family_of, register
 from xformer.families.gemma import GEMMA
 from xformer.families.gpt2 import GPT2
+from xformer.families.gpt_neox import GPT_NEOX
 from xformer.families.llama import LLAMA, PHI3
 from xformer.families.opt import OPT
 from xformer.families.t5 import T5
@@ -19,6 +20,7 @@ __all__ = [
     "FAMILIES",
     "GEMMA",
     "GPT2",
+    "GPT_NEOX",
     "LLAMA",
     "OPT",
     "PHI3",

@@ -56,6 +56,26 @@ def fused(*parameters: str, transpose: bool = False) -> Layout:
     return Layout(parameters, split, join)
 
 
+def fused_by_head(num_heads: int, *parameters: str) -> Layout:
+    """Return the layout of parameters that a torch Linear concatenates head by head: (heads, parameters, head_dim).
+
+    Args:
+        num_heads: Number of heads, which all parameters have.
+        *parameters: Names in the order of the tensor; matrices or biases.
+    """
+
+    def split(x: Any, shapes: Sequence[tuple[int, ...]]) -> Sequence[Any]:
+        rows = x.reshape(num_heads, len(parameters), -1, *x.shape[1:])  # a bias has no further axis
+        parts = (rows[:, i].reshape(-1, *x.shape[1:]) for i in range(len(parameters)))
+        return [part.T for part in parts]
+
+    def join(values: Sequence[Any]) -> Any:
+        parts = [value.T.reshape(num_heads, -1, *value.T.shape[1:]) for value in values]
+        return np.stack(parts, axis=1).reshape(-1, *values[0].T.shape[1:])
+
+    return Layout(parameters, split, join)
+
+
 def plus_one(parameter: str) -> Layout:
     """Return the layout of a norm that multiplies by 1 + weight (Gemma)."""
     return Layout((parameter,), lambda x, shapes: [x.astype(np.float64) + 1.0], lambda values: values[0] - 1)

@@ -50,20 +50,22 @@ def name_of_activation(config: ModelConfig, *, gated: bool = False) -> str:
     return _HUGGING_FACE[GATED.get(config.activation, config.activation)]
 
 
-def read_rope(reader: ConfigReader, *, theta: float = 10000.0) -> dict[str, Any]:
+def read_rope(reader: ConfigReader, *, theta: float = 10000.0, fraction: float = 1.0) -> dict[str, Any]:
     """Return the fields of rotary positions, from files of transformers 5 (rope_parameters) and older ones.
 
     Args:
         reader: The configuration. Its rope_parameters may have one entry for each type of layer.
         theta: Default of rope_theta.
+        fraction: Default of partial_rotary_factor.
     """
     old = reader.take("rope_scaling", default=None) or {}
     rope = dict(reader.take("rope_parameters", default=None) or old)
     rope = dict(rope.get("full_attention") or rope)
-    theta = rope.pop("rope_theta", None) or reader.take("rope_theta", default=theta)
-    reader.skip("rope_theta")
-    fraction = rope.pop("partial_rotary_factor", None) or reader.take("partial_rotary_factor", default=1.0)
-    reader.skip("partial_rotary_factor")
+    theta = rope.pop("rope_theta", None) or reader.take("rope_theta", "rotary_emb_base", default=theta)
+    reader.skip("rope_theta", "rotary_emb_base")
+    keys = ("partial_rotary_factor", "rotary_pct")
+    fraction = rope.pop("partial_rotary_factor", None) or reader.take(*keys, default=fraction)
+    reader.skip(*keys)
     rope_type = rope.pop("rope_type", None) or rope.get("type") or "default"
     rope.pop("type", None)
     if rope_type not in _ROPE_TYPES:

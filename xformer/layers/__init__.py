@@ -5,7 +5,7 @@ from xformer.layers.convolution import AudioEmbedding, Conv1d
 from xformer.layers.decoder import DecoderLayer
 from xformer.layers.dropout import Dropout
 from xformer.layers.embedding import Embedding, InputEmbedding
-from xformer.layers.encoder import EncoderLayer
+from xformer.layers.encoder import EncoderLayer, ParallelEncoderLayer
 from xformer.layers.feed_forward import FeedForward, GatedFeedForward
 from xformer.layers.initializer import Initializer
 from xformer.layers.kv_cache import KVCache, LayerCache, StaticKVCache
@@ -44,6 +44,7 @@ __all__ = [
     "Linear",
     "MaxScaledLayerNorm",
     "MultiHeadAttention",
+    "ParallelEncoderLayer",
     "PatchEmbedding",
     "PostNorm",
     "PreNorm",

@@ -63,3 +63,37 @@ class EncoderLayer(Module):
             attention_out_rng,
         )
         return self.feed_forward_residual(x, lambda y: self.feed_forward(y, feed_rng), feed_out_rng)
+
+
+class ParallelEncoderLayer(EncoderLayer):
+    """Self-attention and feed-forward side by side, `x + attention(norm(x)) + feed_forward(norm'(x))`.
+
+    Introduced with GPT-J (Wang and Komatsuzaki, 2021). Fields and arguments are those of `EncoderLayer`, with pre-norm
+    residual connections.
+    """
+
+    def __call__(
+        self,
+        x: Array,
+        *,
+        mask: Array | None = None,
+        bias: Array | None = None,
+        rotation: Rotation | None = None,
+        causal: bool = False,
+        rng: Rng | None = None,
+        cache: KVCache | None = None,
+    ) -> Array:
+        """Apply the layer; see `EncoderLayer`."""
+        attention_rng, attention_out_rng, feed_rng, feed_out_rng = split_rng(rng, 4)
+        before_attention, before_feed = self.self_attention_residual, self.feed_forward_residual
+        attended = self.self_attention(
+            before_attention.norm(x),
+            mask=mask,
+            bias=bias,
+            rotation=rotation,
+            causal=causal,
+            rng=attention_rng,
+            cache=cache,
+        )
+        fed = self.feed_forward(before_feed.norm(x), feed_rng)
+        return x + before_attention.dropout(attended, attention_out_rng) + before_feed.dropout(fed, feed_out_rng)

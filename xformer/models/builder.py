@@ -16,6 +16,7 @@ from xformer.layers import (
     InputEmbedding,
     LearnedPositions,
     MultiHeadAttention,
+    ParallelEncoderLayer,
     PostNorm,
     PreNorm,
     RelativeBias,
@@ -94,7 +95,8 @@ class LayerFactory:
 
     def encoder_layer(self, index: int = 0) -> EncoderLayer:
         """Make a layer of an encoder or of a decoder-only model; `index` counts from 0."""
-        return EncoderLayer(
+        cls = ParallelEncoderLayer if self.config.parallel_residual else EncoderLayer
+        return cls(
             self_attention=self.attention(window=self.config.window_of(index)),
             feed_forward=self.feed_forward(),
             self_attention_residual=self.residual(),

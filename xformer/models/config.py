@@ -57,6 +57,9 @@ class ModelConfig(Config):
         default="pre",
         choices=("pre", "post", "sandwich"),
     )
+    parallel_residual: bool = option(
+        "Add attention and feed-forward of a layer to the same input (Wang and Komatsuzaki, 2021).", default=False
+    )
     final_norm: bool | None = option(
         "Normalize the output of the last layer; default if norm_position is pre.", default=None
     )
@@ -121,6 +124,8 @@ class ModelConfig(Config):
             object.__setattr__(self, "layer_types", tuple(self.layer_types))
             if unknown := set(self.layer_types) - {"sliding_attention", "full_attention"}:
                 raise ConfigError(f"layer_types has {min(unknown)!r}; expected 'sliding_attention' or 'full_attention'")
+        if self.parallel_residual and self.norm_position != "pre":
+            raise ConfigError(f"parallel_residual is true and norm_position {self.norm_position!r}; expected 'pre'")
         check_heads(self.d_model, self.num_heads, self.num_key_value_heads or self.num_heads, self.head_dim)
         if self.positions == "rotary" and self.features_per_head % 2:
             raise ConfigError(f"head_dim is {self.features_per_head}; positions 'rotary' expects an even number")

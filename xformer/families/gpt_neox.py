@@ -1,0 +1,92 @@
+"""GPT-NeoX and Pythia (Black et al., 2022; Biderman et al., 2023)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Family, register
+from xformer.families.layouts import Layout, fused_by_head, same, transposed
+from xformer.families.values import activation_of, name_of_activation, read_rope, special_ids, write_ids, write_rope
+from xformer.models import LanguageModel, LanguageModelConfig
+
+_LAYER, _OURS = "gpt_neox.layers.{i}.", "layers.{i}."
+
+
+def read_config(reader: ConfigReader) -> LanguageModelConfig:
+    """Translate the config.json of GPT-NeoX."""
+    reader.skip("attention_dropout", "hidden_dropout", "classifier_dropout", "tie_word_embeddings")
+    return LanguageModelConfig(
+        vocab_size=reader.take("vocab_size"),
+        num_layers=reader.take("num_hidden_layers"),
+        d_model=reader.take("hidden_size"),
+        num_heads=reader.take("num_attention_heads"),
+        d_ff=reader.take("intermediate_size"),
+        activation=activation_of(reader, "hidden_act", default="gelu"),
+        norm_epsilon=reader.take("layer_norm_eps", default=1e-5),
+        parallel_residual=reader.take("use_parallel_residual", default=True),
+        attention_bias=reader.take("attention_bias", default=True),
+        positions="rotary",
+        max_positions=reader.take("max_position_embeddings"),
+        scale_embeddings=False,
+        dropout=0.0,
+        tie_output="embed_out.weight" in reader.tied,
+        **read_rope(reader, fraction=0.25),
+        **special_ids(reader),
+    )
+
+
+def write_config(config: LanguageModelConfig) -> dict[str, Any]:
+    """Translate a configuration into the config.json of GPT-NeoX."""
+    rope = write_rope(config)
+    old = {"rotary_pct": config.rotary_fraction, "rotary_emb_base": config.rope_theta}
+    return {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.d_ff,
+        "hidden_act": name_of_activation(config),
+        "layer_norm_eps": config.norm_epsilon,
+        "use_parallel_residual": config.parallel_residual,
+        "attention_bias": config.attention_bias,
+        "max_position_embeddings": config.max_positions,
+        "tie_word_embeddings": config.tie_output,
+        "rope_parameters": {**rope["rope_parameters"], "partial_rotary_factor": config.rotary_fraction},
+        **old,
+        **write_ids(config),
+    }
+
+
+def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
+    tensors = {
+        "gpt_neox.embed_in.weight": same("embedding.weight"),
+        "gpt_neox.final_layer_norm.weight": same("norm.weight"),
+        "gpt_neox.final_layer_norm.bias": same("norm.bias"),
+        "embed_out.weight": transposed("output.weight"),
+    }
+    for kind, linear in (("weight", transposed), ("bias", same)):
+        parts = (f"{_OURS}self_attention.{part}.{kind}" for part in ("query", "key", "value"))
+        tensors[f"{_LAYER}attention.query_key_value.{kind}"] = fused_by_head(config.num_heads, *parts)
+        tensors[f"{_LAYER}attention.dense.{kind}"] = linear(f"{_OURS}self_attention.output.{kind}")
+        tensors[f"{_LAYER}mlp.dense_h_to_4h.{kind}"] = linear(f"{_OURS}feed_forward.up.{kind}")
+        tensors[f"{_LAYER}mlp.dense_4h_to_h.{kind}"] = linear(f"{_OURS}feed_forward.down.{kind}")
+        tensors[f"{_LAYER}input_layernorm.{kind}"] = same(f"{_OURS}self_attention_residual.norm.{kind}")
+        tensors[f"{_LAYER}post_attention_layernorm.{kind}"] = same(f"{_OURS}feed_forward_residual.norm.{kind}")
+    return tensors
+
+
+GPT_NEOX = register(
+    Family(
+        model_types=("gpt_neox",),
+        model=LanguageModel,
+        read_config=read_config,
+        write_config=write_config,
+        prefix="gpt_neox.",
+        tied={"embed_out.weight": "gpt_neox.embed_in.weight"},
+        ignored=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),
+        tensors=_tensors,
+    )
+)
