@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.pipelines.test_checkpoints import checkpoint
+from tests.pipelines.test_transcription import NOISE, make_whisper, write_wav
 from xformer.text import numbers_task
 
 ROOT = Path(__file__).parents[1]
@@ -60,7 +62,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (path / f"{name}.title").write_text("\n".join(corpus.target) + "\n", encoding="utf-8")
     (path / "input.txt").write_text("ROMEO:\nTo be, or not to be, that is the question:\n" * 300, encoding="utf-8")
     (path / "small.toml").write_text(SMALL, encoding="utf-8")
+    make_checkpoints(path)
     return path
+
+
+def make_checkpoints(path: Path) -> None:
+    """Make tiny random models in place of the public checkpoints."""
+    template = "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} {% endfor %}assistant :"
+    bert, llama = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "<unk>": 3}, {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
+    marian, t5 = {"</s>": 0, "<unk>": 1, "<pad>": 60}, {"<pad>": 0, "</s>": 1, "<unk>": 2}
+    for name, model, affixes, special, files in (
+        ("all-MiniLM-L6-v2", "bert", "[CLS] $A [SEP]", bert, {}),
+        ("distilbert-sst2", "distilbert_classifier", "[CLS] $A [SEP]", bert, {}),
+        ("SmolLM2-135M-Instruct", "llama", "<s> $A", llama, {"tokenizer_config": {"chat_template": template}}),
+        ("opus-mt-de-en", "marian", "$A </s>", marian, {"tokenizer_config": {"unk_token": "<unk>"}}),
+        ("t5-small", "t5", "$A </s>", t5, {"tokenizer_config": {"unk_token": "<unk>"}}),
+    ):
+        checkpoint(path, model, affixes, special, **files).rename(path / name)
+    make_whisper(path / "whisper-tiny")
+    write_wav(path / "speech.wav", NOISE[:1000])
 
 
 def run_line(line: str, folder: Path) -> None:

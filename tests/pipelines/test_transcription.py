@@ -29,9 +29,9 @@ WINDOW = 2 * 7 * 160  # samples: the model has 7 positions for audio
 NOISE = 0.1 * normal(0, 2 * WINDOW + 300).astype(np.float32)
 
 
-@pytest.fixture(scope="module")
-def whisper(tmp_path_factory):
-    directory = Path(shutil.copytree(DATA / "whisper", tmp_path_factory.mktemp("whisper") / "model"))
+def make_whisper(directory):
+    """Make a tiny Whisper with a word-level tokenizer."""
+    shutil.copytree(DATA / "whisper", directory)
     vocab = {f"word{index}": index for index in range(61) if index not in SPECIAL.values()}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab | SPECIAL, unk_token="word0"))
     inner.add_special_tokens(list(SPECIAL))
@@ -39,6 +39,11 @@ def whisper(tmp_path_factory):
     settings = {"is_multilingual": True, "max_length": 12, "suppress_tokens": [28], "begin_suppress_tokens": [EOS]}
     (directory / "generation_config.json").write_text(json.dumps(settings))
     return directory
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory):
+    return make_whisper(tmp_path_factory.mktemp("whisper") / "model")
 
 
 @pytest.fixture(scope="module")

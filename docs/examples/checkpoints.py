@@ -1,0 +1,60 @@
+"""Run a checkpoint directory, fine-tune its model and save it again."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+import xformer as xf
+
+WORDS = ["<pad>", "<bos>", "<eos>", "<unk>", "A", "man", "dog", "sleeps", "runs", "."]
+
+
+def make_checkpoint(directory: Path) -> None:
+    """Write a tiny random Llama and its tokenizer; take the directory of a public checkpoint instead."""
+    config = xf.LanguageModelConfig(
+        vocab_size=len(WORDS), d_model=16, num_heads=2, d_ff=32, num_layers=2, max_positions=64,
+        positions="rotary", norm="rms", activation="swiglu", scale_embeddings=False,
+    )  # fmt: skip
+    xf.save_pretrained(xf.LanguageModel(config, seed=0), directory, model_type="llama")
+    vocab = {word: index for index, word in enumerate(WORDS)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(WORDS[:4])
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+directory = Path(tempfile.mkdtemp())
+make_checkpoint(directory / "original")
+
+# Run it. xp="torch", "jax" or "cupy" runs the same model on another library.
+generator = xf.TextGenerator.from_pretrained(directory / "original", xp="numpy")
+print(generator(["A man"], max_new_tokens=5, do_sample=False))
+
+# Fine-tune it. The loss is a sum over tokens.
+model = xf.load_pretrained(directory / "original", dtype="float32")
+tokens = np.array(generator.encode(["A man sleeps .", "A dog runs ."]))  # (batch, length)
+
+
+def loss_fn(model, tokens, rng):
+    logits = model(tokens[:, :-1], rng=rng)
+    return xf.array_namespace(logits).sum(xf.cross_entropy(logits, tokens[:, 1:]))
+
+
+model, history = xf.fit(
+    model,
+    loss_fn,
+    [tokens],
+    num_tokens=lambda tokens: tokens[:, 1:].size,
+    optimizer=xf.AdamW(),
+    learning_rate=1e-2,
+    steps=40,
+)
+
+# Save model and tokenizer in the same format, which transformers also loads.
+xf.save_pretrained(model, directory / "tuned")
+generator.tokenizer.save(directory / "tuned")
+tuned = xf.TextGenerator.from_pretrained(directory / "tuned")
+print(tuned(["A dog"], max_new_tokens=2, do_sample=False))
+assert tuned(["A dog"], max_new_tokens=2, do_sample=False)[0].split() == ["runs", "."]
