@@ -5,8 +5,8 @@ from __future__ import annotations
 from xformer.cli.translate import line_command
 from xformer.pipelines import Summarizer
 
-HELP = """Summarize documents with the best model of a training run: one document per line in, one summary per line \
-out.
+HELP = """Summarize documents with a public checkpoint (a directory in the Hugging Face format) or with the best \
+model of a training run: one document per line in, one summary per line out.
 
 \b
 A file          xformer summarize --model run --input test.abstract --output titles
@@ -15,7 +15,7 @@ Ten words each  xformer summarize --model run --input test.abstract \\
 On a topic      xformer summarize --model run --input test.abstract \\
                   --sequence-bias "machine translation"
 
-Train the model with: xformer train --task summarization. Input and output are as with `xformer translate`.
+Train a model with: xformer train --task summarization. Input and output are as with `xformer translate`.
 """
 
 

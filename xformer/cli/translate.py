@@ -29,7 +29,8 @@ from xformer.generation import GenerationConfig
 from xformer.pipelines import Output, TextGenerator, TextToText, Translator, check_source_lengths
 from xformer.runs.run_directory import RunDirectory
 
-HELP = """Translate text with the best model of a training run: one line in, one line out, in the same order.
+HELP = """Translate text with a public checkpoint (a directory in the Hugging Face format) or with the best model of a \
+training run: one line in, one line out, in the same order.
 
 \b
 A file         xformer translate --model run --input test.de --output out.en
@@ -37,6 +38,9 @@ Beam search    xformer translate --model run --input test.de --output out.en \\
                  --num-beams 5 --length-penalty 0.6
 A pipe         head -3 test.de | xformer translate --model run
 Interactively  xformer translate --model run
+A public model of many languages
+               xformer translate --model nllb-200 --input test.de \\
+                 --source-language deu_Latn --target-language eng_Latn
 
 Lines from a terminal or a pipe are translated as they arrive. Blank lines stay blank. An output file appears when it \
 is complete. With --num-return-sequences above 1, or with --align, each output is a line of JSON with the number of \
@@ -61,7 +65,7 @@ class LineOptions(Config):
     prefix: str | None = option("Text that every output begins with.", default=None, panel="Steering")
     sequence_bias: tuple[str, ...] = option("Word or phrase to favor; repeatable.", default=())
     source_language: str | None = option(
-        "Language of the input, for checkpoints of many languages, e.g. deu_Latn.", default=None, panel=DATA
+        "Language of the input, for models of many languages, e.g. deu_Latn.", default=None, panel=DATA
     )
     target_language: str | None = option("Language of the output.", default=None)
     seed: int = option("Seed; the same seed gives the same samples.", default=0, panel="Sampling")
