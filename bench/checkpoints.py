@@ -58,7 +58,6 @@ def worker(library: str, directory: str) -> None:
     start = time.perf_counter()
     forward, decode = (xformer_functions if library == "xformer" else transformers_functions)(directory)
     loading = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # MiB
     tokens = np.random.default_rng(0).integers(100, 20_000, (8, 512))
 
     def measure(batch: int) -> float:
@@ -71,6 +70,7 @@ def worker(library: str, directory: str) -> None:
 
     for _, batch in CASES.values():
         measure(batch)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # MiB, after use: loaded files may be mapped
     print(json.dumps({"loading": loading, "peak": peak}), flush=True)
     for line in sys.stdin:
         print(measure(int(line)), flush=True)
