@@ -15,24 +15,32 @@ from rich.table import Table
 
 from xformer.cli import _plots
 from xformer.cli._console import format_number, make_console, plural
+from xformer.errors import CheckpointError, ConfigError
+from xformer.families.checkpoint import is_public, open_checkpoint
+from xformer.families.gguf_file import find_gguf
+from xformer.families.gguf_tokenizer import read_tokenizer
 from xformer.io import load_arrays
 from xformer.pipelines import Tokenizers
 from xformer.runs.run_directory import RunDirectory
+from xformer.text import load_tokenizer
 from xformer.training.checkpoint import TrainingFiles
 
 HELP = """Show a training run: its configuration, the parameters of the model by part, the tokenizers, and the \
-validations.
+validations. Or show a public checkpoint, without reading its weights.
 
 \b
   xformer inspect run
   xformer inspect run --plot curves.png
   xformer inspect run --json
+  xformer inspect all-MiniLM-L6-v2
 """
 _MAX_ROWS = 20  # of the table of validations
 
 
 def inspect(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run.", show_default=False)],
+    directory: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Directory of a run or checkpoint.", show_default=False)
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[
         Path | None,
@@ -40,6 +48,15 @@ def inspect(
     ] = None,
 ) -> None:
     """Show a training run."""
+    if is_public(directory):
+        if plot is not None:
+            raise ConfigError(f"--plot needs the log of a run; {directory} is a public checkpoint")
+        report = collect_checkpoint(directory)
+        if as_json:
+            print(json.dumps(report))
+        else:
+            show_checkpoint(report, make_console())
+        return
     if plot is not None:
         _plots.check_plot(plot, RunDirectory(directory).files())
     report = collect(directory)
@@ -73,6 +90,52 @@ def collect(directory: Path) -> dict[str, Any]:
     }
 
 
+def collect_checkpoint(directory: Path) -> dict[str, Any]:
+    """Return what the files of a public checkpoint say about it, JSON-serializable; no weights are read."""
+    checkpoint = open_checkpoint(directory)
+    config = checkpoint.model.config
+    return {
+        "directory": str(directory),
+        "family": checkpoint.family.model_types[0],
+        "model": type(checkpoint.model).__name__,
+        "dtype": checkpoint.tensors.dtype(),
+        "config": config.to_dict(),
+        "parameters": _count({name: x.shape for name, x in checkpoint.model.named_parameters()}),
+        "tokenizer": _describe_tokenizer(directory),
+    }
+
+
+def _describe_tokenizer(directory: Path) -> dict[str, Any] | None:
+    gguf = find_gguf(directory)
+    try:
+        tokenizer = load_tokenizer(directory) if gguf is None else read_tokenizer(gguf).pretrained(gguf.parent)
+    except CheckpointError:
+        return None  # the model of an image has none
+    return {
+        "vocab_size": tokenizer.vocab_size,
+        "special_tokens": tokenizer.special_tokens,
+        "languages": tokenizer.languages,
+        "chat_template": bool(tokenizer.chat_templates),
+    }
+
+
+def show_checkpoint(report: dict[str, Any], console: Console) -> None:
+    """Print a report of a public checkpoint as tables."""
+    console.print(f"{report['directory']}: {report['model']} of the family {report['family']}, {report['dtype']}\n")
+    console.print(_settings_table({"recipe": {"model": report["config"]}}))
+    console.print(_parameter_table(report["parameters"]))
+    tokenizer = report["tokenizer"]
+    if tokenizer is None:
+        console.print("no tokenizer that xformer reads")
+        return
+    special = ", ".join(f"{role} {token}" for role, token in tokenizer["special_tokens"].items())
+    chat = "with a chat template" if tokenizer["chat_template"] else "without a chat template"
+    console.print(f"tokenizer: {plural(tokenizer['vocab_size'], 'token')}, {chat}", markup=False)
+    console.print(f"special tokens: {special or 'none'}", markup=False)
+    if tokenizer["languages"]:
+        console.print(f"languages: {', '.join(tokenizer['languages'])}", markup=False)
+
+
 def show(report: dict[str, Any], console: Console) -> None:
     """Print a report as tables."""
     config = report["config"]
@@ -96,10 +159,14 @@ def _parameters(run: RunDirectory) -> dict[str, int]:
     """Return the number of parameters by part of the model: "encoder 0", "source_embedding", ..."""
     if not run.model.exists():
         return {}
+    return _count({name: array.shape for name, array in load_arrays(run.model)[0].items()})
+
+
+def _count(shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
     counts: Counter[str] = Counter()
-    for name, array in load_arrays(run.model)[0].items():
+    for name, shape in shapes.items():
         first, second, *_ = [*name.split("."), ""]
-        counts[f"{first} {second}" if second.isdigit() else first] += math.prod(array.shape)
+        counts[f"{first} {second}" if second.isdigit() else first] += math.prod(shape)
     return dict(sorted(counts.items(), key=lambda part: _natural_key(part[0])))
 
 

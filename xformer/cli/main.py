@@ -91,6 +91,7 @@ def _make_app() -> Any:
         bench,
         demo,
         embed,
+        export,
         generate,
         inspect,
         resume,
@@ -128,6 +129,7 @@ def _make_app() -> Any:
         (embed, embed.embed),
         (score, score.score),
         (inspect, inspect.inspect),
+        (export, export.export),
         (bench, bench.bench),
     ):
         app.command(command.__name__.replace("_", "-"), help=module.HELP)(command)

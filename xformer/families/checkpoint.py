@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,43 @@ def is_public(directory: str | os.PathLike[str]) -> bool:
     if path.is_file():
         return "model_type" in read_json(path, "configuration")
     return find_gguf(Path(directory)) is not None
+
+
+class Checkpoint(NamedTuple):
+    """A public checkpoint whose parameters have not been read.
+
+    Attributes:
+        family: Its family.
+        model: The model with its configuration; its parameters have shapes and no values.
+        tensors: The tensors of the files.
+        config_path: The file with the configuration.
+    """
+
+    family: Family
+    model: BaseModel
+    tensors: TensorFiles
+    config_path: Path
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Read the configuration and the list of tensors of a public checkpoint; errors are those of `load_pretrained`."""
+    gguf = find_gguf(path)
+    if gguf is not None:
+        file = GGUFFile(gguf)
+        config_path, values = gguf, file.config
+    else:
+        config_path = path / "config.json"
+        values = read_json(config_path, "configuration")
+        _check_supported(values, path)
+    family = family_of(values.get("model_type"), config_path)
+    tensors = TensorFiles(path) if gguf is None else file
+    reader = ConfigReader(values, config_path, list(tensors), _tied_names(family, tensors))
+    try:
+        config = family.read_config(reader)
+        reader.finish()
+        return Checkpoint(family, family.model(config, seed=None), tensors, config_path)
+    except ConfigError as error:
+        raise CheckpointError(f"{config_path}: {error}") from error
 
 
 def load_pretrained(
@@ -69,27 +106,9 @@ def load_pretrained(
     path = Path(directory)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; expected a directory with config.json (nothing is downloaded)")
-    gguf = find_gguf(path)
-    if gguf is not None:
-        file = GGUFFile(gguf)
-        config_path, values = gguf, file.config
-    elif path.is_file():
-        return load(path, xp=xp, dtype=dtype, device=device)
-    else:
-        config_path = path / "config.json"
-        values = read_json(config_path, "configuration")
-        if "model_type" not in values and (path / "model.safetensors").is_file():
-            return load(path / "model.safetensors", xp=xp, dtype=dtype, device=device)
-        _check_supported(values, path)
-    family = family_of(values.get("model_type"), config_path)
-    tensors = TensorFiles(path) if gguf is None else file
-    reader = ConfigReader(values, config_path, list(tensors), _tied_names(family, tensors))
-    try:
-        config = family.read_config(reader)
-        reader.finish()
-        model = family.model(config, seed=None)  # its parameters have shapes and no values
-    except ConfigError as error:
-        raise CheckpointError(f"{config_path}: {error}") from error
+    if not is_public(path) and (path.is_file() or (path / "model.safetensors").is_file()):
+        return load(path if path.is_file() else path / "model.safetensors", xp=xp, dtype=dtype, device=device)
+    family, model, tensors, config_path = open_checkpoint(path)
     xp = resolve(xp)
     dtype = default_float(xp, restorable_dtype(xp, tensors.dtype()) if dtype is None else dtype)
     shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
