@@ -1,5 +1,6 @@
 """Checkpoints that are damaged, incomplete or unknown are refused in one line that names the cause."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -173,3 +174,17 @@ def test_a_loaded_model_can_be_trained(checkpoint):
     )
     assert history[-1].loss < history[0].loss
     np.testing.assert_array_equal(before["norm.weight"], xf.load_pretrained(checkpoint).norm.weight)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "marian", "bert"])
+def test_values_of_a_wrong_type_or_size_raise_checkpoint_errors_only(name, tmp_path):
+    directory = Path(shutil.copytree(DATA / name, tmp_path / name))
+    path = directory / "config.json"
+    values = json.loads(path.read_text())
+    for key in values:
+        for wrong in ("x", [1], {"a": 1}, -1, 10**9):
+            if key == "head_dim" and wrong == 10**9:
+                continue  # out of memory
+            path.write_text(json.dumps({**values, key: wrong}))
+            with contextlib.suppress(CheckpointError):  # nothing else may be raised; some values are harmless
+                xf.load_pretrained(directory)

@@ -67,6 +67,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return Checkpoint(family, family.model(config, seed=None), tensors, config_path)
     except ConfigError as error:
         raise CheckpointError(f"{config_path}: {error}") from error
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
+        raise CheckpointError(f"{config_path} has a value of a wrong type or size ({error})") from error
 
 
 def load_pretrained(

@@ -48,8 +48,11 @@ class ConfigReader:
         """
         self._unread -= set(keys)
         for key in keys:
-            if self._values.get(key) is not None:
-                return self._values[key]
+            if (value := self._values.get(key)) is not None:
+                # A model cannot have more layers than tensors; making billions of them would take forever.
+                if "layer" in key and isinstance(value, int) and value > len(self.tensors):
+                    raise CheckpointError(f"{self.path} has {key} {value}, but only {len(self.tensors)} tensors")
+                return value
         if default is _REQUIRED:
             raise CheckpointError(f"{self.path} has no key {keys[0]!r}")
         return default

@@ -96,7 +96,7 @@ def family_of(model_type: Any, path: Any) -> Family:
     Raises:
         CheckpointError: For an unknown one.
     """
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise CheckpointError(
             f"{path} has model_type {model_type!r}; {nearest_hint(str(model_type), sorted(FAMILIES))}"
         )
