@@ -181,10 +181,8 @@ def test_values_of_a_wrong_type_or_size_raise_checkpoint_errors_only(name, tmp_p
     directory = Path(shutil.copytree(DATA / name, tmp_path / name))
     path = directory / "config.json"
     values = json.loads(path.read_text())
-    for key in values:
+    for key in (*values, "quantization_config"):
         for wrong in ("x", [1], {"a": 1}, -1, 10**9):
-            if key == "head_dim" and wrong == 10**9:
-                continue  # out of memory
             path.write_text(json.dumps({**values, key: wrong}))
             with contextlib.suppress(CheckpointError):  # nothing else may be raised; some values are harmless
                 xf.load_pretrained(directory)

@@ -107,9 +107,11 @@ def test_old_checkpoints_have_their_settings_in_the_model_configuration(tmp_path
         ({"do_sample": "yes"}, "expected true or false"),
         ({"bad_words_ids": 5}, "list of lists"),
         ({"forced_decoder_ids": [[1]]}, "list of pairs"),
+        ({"repetition_penalty": -1}, "repetition_penalty is -1.0; expected a number in"),
+        ({"num_beams": 3, "num_beam_groups": 2}, "num_beam_groups 2 does not divide num_beams 3"),
     ],
 )
-def test_wrong_types(tmp_path, values, message):
+def test_invalid_values(tmp_path, values, message):
     with pytest.raises(CheckpointError, match=message) as error:
         read(tmp_path, values)
     assert "generation_config.json" in str(error.value)

@@ -150,10 +150,40 @@ def test_classes_have_names_and_probabilities(tmp_path):
 
 
 def test_a_checkpoint_of_another_kind_is_refused(bert, llama):
-    with pytest.raises(CheckpointError, match="has a Encoder; Translator expects a Transformer"):
+    with pytest.raises(CheckpointError, match="is of class Encoder; Translator expects Transformer"):
         xf.Translator.from_pretrained(bert)
-    with pytest.raises(CheckpointError, match="has a LanguageModel; Embedder expects an encoder"):
+    with pytest.raises(CheckpointError, match="is of class LanguageModel; Embedder expects Encoder"):
         xf.Embedder.from_pretrained(llama)
+
+
+@pytest.mark.parametrize("length", ["x", [1], -1, 2.5, True])
+def test_an_invalid_maximum_length_of_sentence_transformers_is_refused(bert, length):
+    (bert / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
+    with pytest.raises(CheckpointError, match="has max_seq_length"):
+        xf.Embedder.from_pretrained(bert)
+
+
+def test_the_maximum_length_of_sentence_transformers_is_limited_by_the_positions(bert):
+    (bert / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512}))
+    embedder = xf.Embedder.from_pretrained(bert)
+    assert embedder.max_length == embedder.model.config.max_positions
+
+
+@pytest.mark.parametrize("names", [{"a": "x", "b": "y", "c": "z"}, {"0": 1, "1": 2, "2": 3}, ["x", "y", "z"]])
+def test_invalid_names_of_classes_are_refused(tmp_path, names):
+    special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "<unk>": 3}
+    directory = checkpoint(tmp_path, "bert_classifier", "[CLS] $A [SEP]", special)
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "id2label": names}))
+    with pytest.raises(CheckpointError, match="has an invalid id2label"):
+        xf.Classifier.from_pretrained(directory)
+
+
+def test_an_unknown_argument_is_refused_before_loading(marian, llama):
+    with pytest.raises(ConfigError, match="unknown argument 'source_lang'; did you mean 'source_language'"):
+        xf.Translator.from_pretrained(marian, source_lang="de")
+    with pytest.raises(ConfigError, match="unknown argument 'source_language'; expected one of dtype, progress, xp"):
+        xf.TextGenerator.from_pretrained(llama, source_language="de")
 
 
 def test_a_language_without_a_token_is_refused(marian):

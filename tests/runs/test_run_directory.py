@@ -77,7 +77,7 @@ def test_another_tokenizer_is_refused(run, tokenizer):
 
 
 def test_a_directory_without_a_configuration(run):
-    with pytest.raises(CheckpointError, match=r"holds no run \(no config.json\)"):
+    with pytest.raises(CheckpointError, match=r"holds no run and no public checkpoint \(it has no config.json\)"):
         run.read_config()
 
 

@@ -243,7 +243,8 @@ def _effective_fields(config: ModelConfig) -> dict[str, Any]:
 
 def _check_supported(values: dict[str, Any], path: Path) -> None:
     if "quantization_config" in values:
-        method = dict(values["quantization_config"] or {}).get("quant_method", "unknown")
+        settings = values["quantization_config"]
+        method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else "unknown"
         raise CheckpointError(f"{path} is quantized ({method}); expected float32, float16 or bfloat16 tensors")
     if "auto_map" in values and values.get("model_type") not in FAMILIES:
         raise CheckpointError(f"{path} needs code of its own (auto_map in config.json), which xformer does not run")

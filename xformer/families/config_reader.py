@@ -44,7 +44,7 @@ class ConfigReader:
         """Return the value of the first key that is present and not null.
 
         Raises:
-            CheckpointError: If there is none, and no default.
+            CheckpointError: If all keys are absent or null and there is no default, or for more layers than tensors.
         """
         self._unread -= set(keys)
         for key in keys:

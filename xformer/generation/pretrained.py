@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xformer.errors import CheckpointError
+from xformer.errors import CheckpointError, ConfigError
 from xformer.generation.config import GenerationConfig
 from xformer.io import read_json
 
@@ -69,7 +69,7 @@ def read_generation(directory: str | os.PathLike[str], *, encoder_decoder: bool)
         encoder_decoder: The model has an encoder, so that max_length counts the decoder's tokens only.
 
     Raises:
-        CheckpointError: If a file is damaged or a value has a wrong type.
+        CheckpointError: If a file is damaged, a value is invalid, or settings contradict each other.
     """
     path = Path(directory) / GENERATION_FILE
     if path.exists():
@@ -89,7 +89,7 @@ def parse_generation(values: Mapping[str, Any], path: Path, *, encoder_decoder: 
         encoder_decoder: See `read_generation`.
 
     Raises:
-        CheckpointError: If a value has a wrong type.
+        CheckpointError: If a value is invalid, or settings contradict each other.
     """
     read: dict[str, Any] = {}
     notes = []
@@ -132,6 +132,10 @@ def parse_generation(values: Mapping[str, Any], path: Path, *, encoder_decoder: 
                 options["min_new_tokens"] = options["max_new_tokens"]
     elif min_length:
         notes.append(f"{path}: min_length {min_length} depends on the prompt and is ignored")
+    try:
+        GenerationConfig(**options)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     return PretrainedGeneration(
         options=options,
         eos_ids=read.get("eos_token_id", ()),

@@ -14,6 +14,7 @@ from xformer.ops.activations import ACTIVATIONS
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative", "none")
 # Gated activations and the function of their gate (Shazeer, 2020).
 GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+_MAX_ROTARY = 65_536  # features of a head, far above any model: making a model computes their wavelengths
 
 
 class ModelConfig(Config):
@@ -127,8 +128,11 @@ class ModelConfig(Config):
         if self.parallel_residual and self.norm_position != "pre":
             raise ConfigError(f"parallel_residual is true and norm_position {self.norm_position!r}; expected 'pre'")
         check_heads(self.d_model, self.num_heads, self.num_key_value_heads or self.num_heads, self.head_dim)
-        if self.positions == "rotary" and self.features_per_head % 2:
-            raise ConfigError(f"head_dim is {self.features_per_head}; positions 'rotary' expects an even number")
+        features = self.features_per_head
+        if self.positions == "rotary" and (features % 2 or features > _MAX_ROTARY):
+            raise ConfigError(
+                f"head_dim is {features}; positions 'rotary' expects an even number of at most {_MAX_ROTARY}"
+            )
 
     def window_of(self, layer: int) -> int | None:
         """Return the window of a layer, counted from 0; None if it sees all tokens."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
-from xformer.errors import CheckpointError, ConfigError
+from xformer.errors import CheckpointError, ConfigError, nearest_hint
 from xformer.families import load_pretrained
 from xformer.families.checkpoint import Progress, is_public
 from xformer.generation import GenerationConfig
@@ -69,11 +70,15 @@ class Pipeline:
             CheckpointError: If a file is missing, damaged or from another run, or the model is of another kind.
             ConfigError: If the run is of another task, or for unknown options.
         """
+        known = [*inspect.signature(cls._from_checkpoint).parameters][2:]  # after model and directory
+        for name in options.keys() - known:
+            raise ConfigError(f"unknown argument {name!r}; {nearest_hint(name, [*known, 'xp', 'dtype', 'progress'])}")
         if is_public(directory):
             model = load_pretrained(directory, xp=xp, dtype=dtype, progress=progress)
             if type(model) is not cls.model_class:
                 raise CheckpointError(
-                    f"{directory} has a {type(model).__name__}; {cls.__name__} expects a {cls.model_class.__name__}"
+                    f"the model of {directory} is of class {type(model).__name__}; {cls.__name__} expects "
+                    f"{cls.model_class.__name__}"
                 )
             return cls._from_checkpoint(model, Path(directory), **options)
         if options:

@@ -17,10 +17,12 @@ from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.families import load_pretrained
 from xformer.families.checkpoint import Progress
 from xformer.io import read_json
-from xformer.models import Encoder
+from xformer.models import Encoder, EncoderConfig
 from xformer.models.token_ids import pad
 from xformer.pipelines.batching import run_batches
 from xformer.text import PretrainedTokenizer, load_tokenizer
+
+_MIN_LENGTH = 3  # two special tokens and one of the text
 
 
 class EncoderPipeline:
@@ -39,8 +41,10 @@ class EncoderPipeline:
     def __init__(self, model: Encoder, tokenizer: PretrainedTokenizer, *, max_length: int | None = None) -> None:
         limit = model.config.max_positions
         self.max_length = min(tokenizer.model_max_length or limit, limit) if max_length is None else max_length
-        if not 3 <= self.max_length <= limit:
-            raise ConfigError(f"max_length is {self.max_length}; expected 3 to {limit}, the positions of the model")
+        if not _MIN_LENGTH <= self.max_length <= limit:
+            raise ConfigError(
+                f"max_length is {self.max_length}; expected {_MIN_LENGTH} to {limit}, the positions of the model"
+            )
         self.model, self.tokenizer = model, tokenizer
 
     @classmethod
@@ -65,11 +69,13 @@ class EncoderPipeline:
         """
         model = load_pretrained(directory, xp=xp, dtype=dtype, progress=progress)
         if not isinstance(model, Encoder):
-            raise CheckpointError(f"{directory} has a {type(model).__name__}; {cls.__name__} expects an encoder")
-        return cls(model, load_tokenizer(directory), **cls._settings(Path(directory)))
+            raise CheckpointError(
+                f"the model of {directory} is of class {type(model).__name__}; {cls.__name__} expects Encoder"
+            )
+        return cls(model, load_tokenizer(directory), **cls._settings(Path(directory), model.config))
 
     @classmethod
-    def _settings(cls, directory: Path) -> dict[str, Any]:
+    def _settings(cls, directory: Path, config: EncoderConfig) -> dict[str, Any]:
         """Return the arguments of the constructor that the files of a checkpoint determine."""
         return {}
 
@@ -136,11 +142,14 @@ class Embedder(EncoderPipeline):
         self.pooling, self.normalize = pooling, normalize
 
     @classmethod
-    def _settings(cls, directory: Path) -> dict[str, Any]:
+    def _settings(cls, directory: Path, config: EncoderConfig) -> dict[str, Any]:
         """Read the files of sentence-transformers; without them, vectors are means and normalized."""
         settings: dict[str, Any] = {}
         if (path := directory / "sentence_bert_config.json").exists():
-            settings["max_length"] = read_json(path, "configuration").get("max_seq_length")
+            length = read_json(path, "configuration").get("max_seq_length")
+            if length is not None and (type(length) is not int or length < _MIN_LENGTH):
+                raise CheckpointError(f"{path} has max_seq_length {length!r}; expected at least {_MIN_LENGTH}")
+            settings["max_length"] = None if length is None else min(length, config.max_positions)
         if not (directory / "modules.json").exists():
             return settings
         modules = [str(module.get("type", "")) for module in _read_modules(directory / "modules.json")]
@@ -225,9 +234,14 @@ class Classifier(EncoderPipeline):
             raise ConfigError(f"labels has {len(self.labels)} names for {count} classes; expected one each")
 
     @classmethod
-    def _settings(cls, directory: Path) -> dict[str, Any]:
+    def _settings(cls, directory: Path, config: EncoderConfig) -> dict[str, Any]:
         names = read_json(directory / "config.json", "configuration").get("id2label")
-        return {} if not isinstance(names, dict) else {"labels": [names[key] for key in sorted(names, key=int)]}
+        if names is None:
+            return {}
+        labels = [names.get(str(i)) for i in range(config.num_labels)] if isinstance(names, dict) else [None]
+        if not all(isinstance(label, str) for label in labels):
+            raise CheckpointError(f"{directory}/config.json has an invalid id2label; expected a name for each number")
+        return {"labels": labels}
 
     def __call__(self, texts: Sequence[str], *, batch_tokens: int = 4096) -> list[Prediction]:
         """Return the class of each text.

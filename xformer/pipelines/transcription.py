@@ -80,12 +80,12 @@ class Transcriber:
             progress: As for `load_pretrained`.
 
         Raises:
-            CheckpointError: If the checkpoint is damaged, or its model is none of speech.
+            CheckpointError: If the checkpoint is damaged, or its model is not a `SpeechTransformer`.
         """
         model = load_pretrained(directory, xp=xp, dtype=dtype, progress=progress)
         if not isinstance(model, SpeechTransformer):
             raise CheckpointError(
-                f"{directory} has a {type(model).__name__}; {cls.__name__} expects a SpeechTransformer"
+                f"the model of {directory} is of class {type(model).__name__}; {cls.__name__} expects SpeechTransformer"
             )
         generation, path = read_generation(directory, encoder_decoder=True), Path(directory) / GENERATION_FILE
         multilingual = read_json(path, "generation settings").get("is_multilingual") if path.exists() else None

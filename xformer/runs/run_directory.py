@@ -102,7 +102,7 @@ class RunDirectory:
     def read_config(self) -> dict[str, Any]:
         """Return the configuration; raise CheckpointError if the directory holds no run or it is damaged."""
         if not self.config.exists():
-            raise CheckpointError(f"{self.path} holds no run (no config.json); expected the output of xformer train")
+            raise CheckpointError(f"{self.path} holds no run and no public checkpoint (it has no config.json)")
         config = read_json(self.config, "run configuration")
         if config.get("format") != FORMAT:
             raise CheckpointError(f"{self.path} was written by xformer 0.1; use that version, or train again")
