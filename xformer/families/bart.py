@@ -11,7 +11,7 @@ from typing import Any
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import Layout, row, rows_from, same, transposed
+from xformer.families.layouts import Layout, linear, row, rows_from, same, transposed, unchanged
 from xformer.families.values import activation_of, decoder_ids, name_of_activation
 from xformer.models import Transformer, TransformerConfig
 
@@ -124,15 +124,8 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
 
 def _attention(tensor: str, parameter: str) -> dict[str, Layout]:
     parts = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
-    return {
-        f"{tensor}.{theirs}.{kind}": layout(f"{parameter}.{ours}.{kind}")
-        for theirs, ours in parts.items()
-        for kind, layout in (("weight", transposed), ("bias", same))
-    }
-
-
-def _norm(tensor: str, parameter: str) -> dict[str, Layout]:
-    return {f"{tensor}.{kind}": same(f"{parameter}.{kind}") for kind in ("weight", "bias")}
+    layouts = (linear(f"{tensor}.{theirs}", f"{parameter}.{ours}") for theirs, ours in parts.items())
+    return {name: layout for each in layouts for name, layout in each.items()}
 
 
 def stack(side: str) -> dict[str, Layout]:
@@ -140,18 +133,17 @@ def stack(side: str) -> dict[str, Layout]:
     theirs, ours = f"model.{side}.layers.{{i}}.", f"{side}.{{i}}."
     tensors = {
         f"model.{side}.embed_positions.weight": rows_from(2, f"{side}_input.positions.weight"),
-        **_norm(f"model.{side}.layernorm_embedding", f"{side}_input.norm"),
+        **unchanged(f"model.{side}.layernorm_embedding", f"{side}_input.norm"),
         **_attention(theirs + "self_attn", ours + "self_attention"),
-        **_norm(theirs + "self_attn_layer_norm", ours + "self_attention_residual.norm"),
-        **_norm(theirs + "final_layer_norm", ours + "feed_forward_residual.norm"),
-        **_norm(f"model.{side}.layer_norm", f"{side}_norm"),
+        **unchanged(theirs + "self_attn_layer_norm", ours + "self_attention_residual.norm"),
+        **unchanged(theirs + "final_layer_norm", ours + "feed_forward_residual.norm"),
+        **unchanged(f"model.{side}.layer_norm", f"{side}_norm"),
     }
     if side == "decoder":
         tensors |= _attention(theirs + "encoder_attn", ours + "cross_attention")
-        tensors |= _norm(theirs + "encoder_attn_layer_norm", ours + "cross_attention_residual.norm")
+        tensors |= unchanged(theirs + "encoder_attn_layer_norm", ours + "cross_attention_residual.norm")
     for layer, part in (("fc1", "up"), ("fc2", "down")):
-        tensors[f"{theirs}{layer}.weight"] = transposed(f"{ours}feed_forward.{part}.weight")
-        tensors[f"{theirs}{layer}.bias"] = same(f"{ours}feed_forward.{part}.bias")
+        tensors |= linear(f"{theirs}{layer}", f"{ours}feed_forward.{part}")
     return tensors
 
 

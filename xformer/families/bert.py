@@ -10,7 +10,7 @@ from typing import Any
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import Layout, rows_from, same, transposed
+from xformer.families.layouts import Layout, linear, rows_from, same, unchanged
 from xformer.families.values import (
     activation_of,
     has_tensor,
@@ -22,15 +22,6 @@ from xformer.families.values import (
 from xformer.models import Encoder, EncoderConfig
 
 _ROBERTA = ("roberta", "xlm-roberta")
-_PAIRED = {"weight": transposed, "bias": same}
-
-
-def _linear(tensor: str, parameter: str) -> dict[str, Layout]:
-    return {f"{tensor}.{name}": layout(f"{parameter}.{name}") for name, layout in _PAIRED.items()}
-
-
-def _norm(tensor: str, parameter: str) -> dict[str, Layout]:
-    return {f"{tensor}.{name}": same(f"{parameter}.{name}") for name in _PAIRED}
 
 
 def read_config(reader: ConfigReader) -> EncoderConfig:
@@ -100,15 +91,15 @@ _LAYER, _OURS = "encoder.layer.{i}.", "layers.{i}."
 _STACK = {
     "embeddings.word_embeddings.weight": same("embedding.weight"),
     "embeddings.token_type_embeddings.weight": same("token_types.weight"),
-    **_norm("embeddings.LayerNorm", "input.norm"),
-    **_linear(_LAYER + "attention.self.query", _OURS + "self_attention.query"),
-    **_linear(_LAYER + "attention.self.key", _OURS + "self_attention.key"),
-    **_linear(_LAYER + "attention.self.value", _OURS + "self_attention.value"),
-    **_linear(_LAYER + "attention.output.dense", _OURS + "self_attention.output"),
-    **_norm(_LAYER + "attention.output.LayerNorm", _OURS + "self_attention_residual.norm"),
-    **_linear(_LAYER + "intermediate.dense", _OURS + "feed_forward.up"),
-    **_linear(_LAYER + "output.dense", _OURS + "feed_forward.down"),
-    **_norm(_LAYER + "output.LayerNorm", _OURS + "feed_forward_residual.norm"),
+    **unchanged("embeddings.LayerNorm", "input.norm"),
+    **linear(_LAYER + "attention.self.query", _OURS + "self_attention.query"),
+    **linear(_LAYER + "attention.self.key", _OURS + "self_attention.key"),
+    **linear(_LAYER + "attention.self.value", _OURS + "self_attention.value"),
+    **linear(_LAYER + "attention.output.dense", _OURS + "self_attention.output"),
+    **unchanged(_LAYER + "attention.output.LayerNorm", _OURS + "self_attention_residual.norm"),
+    **linear(_LAYER + "intermediate.dense", _OURS + "feed_forward.up"),
+    **linear(_LAYER + "output.dense", _OURS + "feed_forward.down"),
+    **unchanged(_LAYER + "output.LayerNorm", _OURS + "feed_forward_residual.norm"),
 }
 
 BERT = register(
@@ -127,11 +118,11 @@ BERT = register(
         tensors={
             **{f"bert.{name}": layout for name, layout in _STACK.items()},
             "bert.embeddings.position_embeddings.weight": same("input.positions.weight"),
-            **_linear("bert.pooler.dense", "pooler.linear"),
-            **_linear("cls.predictions.transform.dense", "masked_lm.linear"),
-            **_norm("cls.predictions.transform.LayerNorm", "masked_lm.norm"),
+            **linear("bert.pooler.dense", "pooler.linear"),
+            **linear("cls.predictions.transform.dense", "masked_lm.linear"),
+            **unchanged("cls.predictions.transform.LayerNorm", "masked_lm.norm"),
             "cls.predictions.bias": same("masked_lm.bias"),
-            **_linear("classifier", "classifier"),
+            **linear("classifier", "classifier"),
         },
     )
 )
@@ -143,11 +134,11 @@ def _roberta_tensors(config: EncoderConfig) -> dict[str, Layout]:
     return {
         **{f"roberta.{name}": layout for name, layout in _STACK.items()},
         "roberta.embeddings.position_embeddings.weight": rows_from(2, "input.positions.weight"),
-        **_linear(pooler, "pooler.linear"),
-        **_linear("lm_head.dense", "masked_lm.linear"),
-        **_norm("lm_head.layer_norm", "masked_lm.norm"),
+        **linear(pooler, "pooler.linear"),
+        **linear("lm_head.dense", "masked_lm.linear"),
+        **unchanged("lm_head.layer_norm", "masked_lm.norm"),
         "lm_head.bias": same("masked_lm.bias"),
-        **_linear("classifier.out_proj", "classifier"),
+        **linear("classifier.out_proj", "classifier"),
     }
 
 
@@ -207,20 +198,20 @@ DISTILBERT = register(
         tensors={
             "distilbert.embeddings.word_embeddings.weight": same("embedding.weight"),
             "distilbert.embeddings.position_embeddings.weight": same("input.positions.weight"),
-            **_norm("distilbert.embeddings.LayerNorm", "input.norm"),
-            **_linear(_DISTIL + "attention.q_lin", _OURS + "self_attention.query"),
-            **_linear(_DISTIL + "attention.k_lin", _OURS + "self_attention.key"),
-            **_linear(_DISTIL + "attention.v_lin", _OURS + "self_attention.value"),
-            **_linear(_DISTIL + "attention.out_lin", _OURS + "self_attention.output"),
-            **_norm(_DISTIL + "sa_layer_norm", _OURS + "self_attention_residual.norm"),
-            **_linear(_DISTIL + "ffn.lin1", _OURS + "feed_forward.up"),
-            **_linear(_DISTIL + "ffn.lin2", _OURS + "feed_forward.down"),
-            **_norm(_DISTIL + "output_layer_norm", _OURS + "feed_forward_residual.norm"),
-            **_linear("vocab_transform", "masked_lm.linear"),
-            **_norm("vocab_layer_norm", "masked_lm.norm"),
+            **unchanged("distilbert.embeddings.LayerNorm", "input.norm"),
+            **linear(_DISTIL + "attention.q_lin", _OURS + "self_attention.query"),
+            **linear(_DISTIL + "attention.k_lin", _OURS + "self_attention.key"),
+            **linear(_DISTIL + "attention.v_lin", _OURS + "self_attention.value"),
+            **linear(_DISTIL + "attention.out_lin", _OURS + "self_attention.output"),
+            **unchanged(_DISTIL + "sa_layer_norm", _OURS + "self_attention_residual.norm"),
+            **linear(_DISTIL + "ffn.lin1", _OURS + "feed_forward.up"),
+            **linear(_DISTIL + "ffn.lin2", _OURS + "feed_forward.down"),
+            **unchanged(_DISTIL + "output_layer_norm", _OURS + "feed_forward_residual.norm"),
+            **linear("vocab_transform", "masked_lm.linear"),
+            **unchanged("vocab_layer_norm", "masked_lm.norm"),
             "vocab_projector.bias": same("masked_lm.bias"),
-            **_linear("pre_classifier", "pooler.linear"),
-            **_linear("classifier", "classifier"),
+            **linear("pre_classifier", "pooler.linear"),
+            **linear("classifier", "classifier"),
         },
     )
 )

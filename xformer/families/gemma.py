@@ -7,7 +7,7 @@ from typing import Any
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import plus_one, same, transposed
+from xformer.families.layouts import linear, plus_one, same, transposed
 from xformer.families.values import activation_of, read_rope, special_ids, write_ids
 from xformer.models import LanguageModel, LanguageModelConfig
 
@@ -108,11 +108,10 @@ GEMMA = register(
         ignored=("*.rotary_emb.inv_freq",),
         tensors={
             "model.embed_tokens.weight": same("embedding.weight"),
-            **{
-                f"{_LAYER}self_attn.{name}_proj.{kind}": layout(f"{_ATTENTION}{part}.{kind}")
-                for name, part in {"q": "query", "k": "key", "v": "value", "o": "output"}.items()
-                for kind, layout in (("weight", transposed), ("bias", same))
-            },
+            **linear(_LAYER + "self_attn.q_proj", _ATTENTION + "query"),
+            **linear(_LAYER + "self_attn.k_proj", _ATTENTION + "key"),
+            **linear(_LAYER + "self_attn.v_proj", _ATTENTION + "value"),
+            **linear(_LAYER + "self_attn.o_proj", _ATTENTION + "output"),
             _LAYER + "self_attn.q_norm.weight": plus_one(_ATTENTION + "query_norm.weight"),
             _LAYER + "self_attn.k_norm.weight": plus_one(_ATTENTION + "key_norm.weight"),
             _LAYER + "input_layernorm.weight": plus_one("layers.{i}.self_attention_residual.norm.weight"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import fused, same, transposed
+from xformer.families.layouts import fused, same, transposed, unchanged
 from xformer.families.values import activation_of, name_of_activation, special_ids, write_ids
 from xformer.models import LanguageModel, LanguageModelConfig
 
@@ -71,18 +71,12 @@ GPT2 = register(
             # The matrices are those of Conv1D, (in_features, out_features) like ours.
             _LAYER + "attn.c_attn.weight": fused(*(f"layers.{{i}}.self_attention.{part}.weight" for part in _PARTS)),
             _LAYER + "attn.c_attn.bias": fused(*(f"layers.{{i}}.self_attention.{part}.bias" for part in _PARTS)),
-            _LAYER + "attn.c_proj.weight": same("layers.{i}.self_attention.output.weight"),
-            _LAYER + "attn.c_proj.bias": same("layers.{i}.self_attention.output.bias"),
-            _LAYER + "ln_1.weight": same("layers.{i}.self_attention_residual.norm.weight"),
-            _LAYER + "ln_1.bias": same("layers.{i}.self_attention_residual.norm.bias"),
-            _LAYER + "ln_2.weight": same("layers.{i}.feed_forward_residual.norm.weight"),
-            _LAYER + "ln_2.bias": same("layers.{i}.feed_forward_residual.norm.bias"),
-            _LAYER + "mlp.c_fc.weight": same("layers.{i}.feed_forward.up.weight"),
-            _LAYER + "mlp.c_fc.bias": same("layers.{i}.feed_forward.up.bias"),
-            _LAYER + "mlp.c_proj.weight": same("layers.{i}.feed_forward.down.weight"),
-            _LAYER + "mlp.c_proj.bias": same("layers.{i}.feed_forward.down.bias"),
-            "transformer.ln_f.weight": same("norm.weight"),
-            "transformer.ln_f.bias": same("norm.bias"),
+            **unchanged(_LAYER + "attn.c_proj", "layers.{i}.self_attention.output"),
+            **unchanged(_LAYER + "ln_1", "layers.{i}.self_attention_residual.norm"),
+            **unchanged(_LAYER + "ln_2", "layers.{i}.feed_forward_residual.norm"),
+            **unchanged(_LAYER + "mlp.c_fc", "layers.{i}.feed_forward.up"),
+            **unchanged(_LAYER + "mlp.c_proj", "layers.{i}.feed_forward.down"),
+            **unchanged("transformer.ln_f", "norm"),
             "lm_head.weight": transposed("output.weight"),
         },
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import Layout, fused_by_head, same, transposed
+from xformer.families.layouts import Layout, fused_by_head, linear, same, transposed, unchanged
 from xformer.families.values import activation_of, name_of_activation, read_rope, special_ids, write_ids, write_rope
 from xformer.models import LanguageModel, LanguageModelConfig
 
@@ -61,21 +61,23 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
 
 
 def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
-    tensors = {
+    parts = [f"{_OURS}self_attention.{part}." for part in ("query", "key", "value")]
+    return {
         "gpt_neox.embed_in.weight": same("embedding.weight"),
-        "gpt_neox.final_layer_norm.weight": same("norm.weight"),
-        "gpt_neox.final_layer_norm.bias": same("norm.bias"),
+        **{
+            f"{_LAYER}attention.query_key_value.{name}": fused_by_head(
+                config.num_heads, *(part + name for part in parts)
+            )
+            for name in ("weight", "bias")
+        },
+        **linear(_LAYER + "attention.dense", _OURS + "self_attention.output"),
+        **linear(_LAYER + "mlp.dense_h_to_4h", _OURS + "feed_forward.up"),
+        **linear(_LAYER + "mlp.dense_4h_to_h", _OURS + "feed_forward.down"),
+        **unchanged(_LAYER + "input_layernorm", _OURS + "self_attention_residual.norm"),
+        **unchanged(_LAYER + "post_attention_layernorm", _OURS + "feed_forward_residual.norm"),
+        **unchanged("gpt_neox.final_layer_norm", "norm"),
         "embed_out.weight": transposed("output.weight"),
     }
-    for kind, linear in (("weight", transposed), ("bias", same)):
-        parts = (f"{_OURS}self_attention.{part}.{kind}" for part in ("query", "key", "value"))
-        tensors[f"{_LAYER}attention.query_key_value.{kind}"] = fused_by_head(config.num_heads, *parts)
-        tensors[f"{_LAYER}attention.dense.{kind}"] = linear(f"{_OURS}self_attention.output.{kind}")
-        tensors[f"{_LAYER}mlp.dense_h_to_4h.{kind}"] = linear(f"{_OURS}feed_forward.up.{kind}")
-        tensors[f"{_LAYER}mlp.dense_4h_to_h.{kind}"] = linear(f"{_OURS}feed_forward.down.{kind}")
-        tensors[f"{_LAYER}input_layernorm.{kind}"] = same(f"{_OURS}self_attention_residual.norm.{kind}")
-        tensors[f"{_LAYER}post_attention_layernorm.{kind}"] = same(f"{_OURS}feed_forward_residual.norm.{kind}")
-    return tensors
 
 
 GPT_NEOX = register(

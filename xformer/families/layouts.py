@@ -36,6 +36,16 @@ def transposed(parameter: str) -> Layout:
     return Layout((parameter,), lambda x, shapes: [x.T], lambda values: values[0].T)
 
 
+def linear(tensor: str, parameter: str) -> dict[str, Layout]:
+    """Return the layouts of weight and bias of a torch Linear; a model without the bias has no use for its entry."""
+    return {f"{tensor}.weight": transposed(f"{parameter}.weight"), f"{tensor}.bias": same(f"{parameter}.bias")}
+
+
+def unchanged(tensor: str, parameter: str) -> dict[str, Layout]:
+    """Return the layouts of weight and bias that are stored as ours: of a layer norm, or of GPT-2's Conv1D."""
+    return {f"{tensor}.{name}": same(f"{parameter}.{name}") for name in ("weight", "bias")}
+
+
 def fused(*parameters: str, transpose: bool = False) -> Layout:
     """Return the layout of several parameters that one tensor concatenates by their output features.
 

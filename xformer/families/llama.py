@@ -10,7 +10,7 @@ from typing import Any
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import fused, same, transposed
+from xformer.families.layouts import fused, linear, same, transposed
 from xformer.families.values import activation_of, name_of_activation, read_rope, special_ids, write_ids, write_rope
 from xformer.models import LanguageModel, LanguageModelConfig
 
@@ -111,24 +111,17 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
 
 _TENSORS = {
     "model.embed_tokens.weight": same("embedding.weight"),
-    _LAYER + "self_attn.q_proj.weight": transposed(_ATTENTION + "query.weight"),
-    _LAYER + "self_attn.q_proj.bias": same(_ATTENTION + "query.bias"),
-    _LAYER + "self_attn.k_proj.weight": transposed(_ATTENTION + "key.weight"),
-    _LAYER + "self_attn.k_proj.bias": same(_ATTENTION + "key.bias"),
-    _LAYER + "self_attn.v_proj.weight": transposed(_ATTENTION + "value.weight"),
-    _LAYER + "self_attn.v_proj.bias": same(_ATTENTION + "value.bias"),
-    _LAYER + "self_attn.o_proj.weight": transposed(_ATTENTION + "output.weight"),
-    _LAYER + "self_attn.o_proj.bias": same(_ATTENTION + "output.bias"),
+    **linear(_LAYER + "self_attn.q_proj", _ATTENTION + "query"),
+    **linear(_LAYER + "self_attn.k_proj", _ATTENTION + "key"),
+    **linear(_LAYER + "self_attn.v_proj", _ATTENTION + "value"),
+    **linear(_LAYER + "self_attn.o_proj", _ATTENTION + "output"),
     _LAYER + "self_attn.q_norm.weight": same(_ATTENTION + "query_norm.weight"),
     _LAYER + "self_attn.k_norm.weight": same(_ATTENTION + "key_norm.weight"),
     _LAYER + "input_layernorm.weight": same("layers.{i}.self_attention_residual.norm.weight"),
     _LAYER + "post_attention_layernorm.weight": same("layers.{i}.feed_forward_residual.norm.weight"),
-    _LAYER + "mlp.gate_proj.weight": transposed("layers.{i}.feed_forward.gate.weight"),
-    _LAYER + "mlp.gate_proj.bias": same("layers.{i}.feed_forward.gate.bias"),
-    _LAYER + "mlp.up_proj.weight": transposed("layers.{i}.feed_forward.up.weight"),
-    _LAYER + "mlp.up_proj.bias": same("layers.{i}.feed_forward.up.bias"),
-    _LAYER + "mlp.down_proj.weight": transposed("layers.{i}.feed_forward.down.weight"),
-    _LAYER + "mlp.down_proj.bias": same("layers.{i}.feed_forward.down.bias"),
+    **linear(_LAYER + "mlp.gate_proj", "layers.{i}.feed_forward.gate"),
+    **linear(_LAYER + "mlp.up_proj", "layers.{i}.feed_forward.up"),
+    **linear(_LAYER + "mlp.down_proj", "layers.{i}.feed_forward.down"),
     "model.norm.weight": same("norm.weight"),
     "lm_head.weight": transposed("output.weight"),
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import rows_from, same, transposed
+from xformer.families.layouts import linear, rows_from, same, transposed, unchanged
 from xformer.families.values import activation_of, name_of_activation, special_ids, write_ids
 from xformer.models import LanguageModel, LanguageModelConfig
 
@@ -68,24 +68,15 @@ OPT = register(
         tensors={
             "model.decoder.embed_tokens.weight": same("embedding.weight"),
             "model.decoder.embed_positions.weight": rows_from(2, "input.positions.weight"),
-            _LAYER + "self_attn.q_proj.weight": transposed(_OURS + "self_attention.query.weight"),
-            _LAYER + "self_attn.q_proj.bias": same(_OURS + "self_attention.query.bias"),
-            _LAYER + "self_attn.k_proj.weight": transposed(_OURS + "self_attention.key.weight"),
-            _LAYER + "self_attn.k_proj.bias": same(_OURS + "self_attention.key.bias"),
-            _LAYER + "self_attn.v_proj.weight": transposed(_OURS + "self_attention.value.weight"),
-            _LAYER + "self_attn.v_proj.bias": same(_OURS + "self_attention.value.bias"),
-            _LAYER + "self_attn.out_proj.weight": transposed(_OURS + "self_attention.output.weight"),
-            _LAYER + "self_attn.out_proj.bias": same(_OURS + "self_attention.output.bias"),
-            _LAYER + "self_attn_layer_norm.weight": same(_OURS + "self_attention_residual.norm.weight"),
-            _LAYER + "self_attn_layer_norm.bias": same(_OURS + "self_attention_residual.norm.bias"),
-            _LAYER + "final_layer_norm.weight": same(_OURS + "feed_forward_residual.norm.weight"),
-            _LAYER + "final_layer_norm.bias": same(_OURS + "feed_forward_residual.norm.bias"),
-            _LAYER + "fc1.weight": transposed(_OURS + "feed_forward.up.weight"),
-            _LAYER + "fc1.bias": same(_OURS + "feed_forward.up.bias"),
-            _LAYER + "fc2.weight": transposed(_OURS + "feed_forward.down.weight"),
-            _LAYER + "fc2.bias": same(_OURS + "feed_forward.down.bias"),
-            "model.decoder.final_layer_norm.weight": same("norm.weight"),
-            "model.decoder.final_layer_norm.bias": same("norm.bias"),
+            **linear(_LAYER + "self_attn.q_proj", _OURS + "self_attention.query"),
+            **linear(_LAYER + "self_attn.k_proj", _OURS + "self_attention.key"),
+            **linear(_LAYER + "self_attn.v_proj", _OURS + "self_attention.value"),
+            **linear(_LAYER + "self_attn.out_proj", _OURS + "self_attention.output"),
+            **unchanged(_LAYER + "self_attn_layer_norm", _OURS + "self_attention_residual.norm"),
+            **unchanged(_LAYER + "final_layer_norm", _OURS + "feed_forward_residual.norm"),
+            **linear(_LAYER + "fc1", _OURS + "feed_forward.up"),
+            **linear(_LAYER + "fc2", _OURS + "feed_forward.down"),
+            **unchanged("model.decoder.final_layer_norm", "norm"),
             "lm_head.weight": transposed("output.weight"),
         },
     )

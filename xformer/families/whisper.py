@@ -7,7 +7,7 @@ from typing import Any
 from xformer.families.bart import stack
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import Layout, same, transposed
+from xformer.families.layouts import Layout, linear, same, transposed
 from xformer.families.values import activation_of, decoder_ids, name_of_activation
 from xformer.models import SpeechTransformer, SpeechTransformerConfig
 
@@ -81,8 +81,7 @@ def _tensors() -> dict[str, Layout]:
     for side in ("encoder", "decoder"):
         tensors[f"model.{side}.embed_positions.weight"] = same(f"{side}_input.positions.weight")
     for layer in ("conv1", "conv2"):
-        tensors[f"model.encoder.{layer}.weight"] = transposed(f"source_embedding.{layer}.weight")
-        tensors[f"model.encoder.{layer}.bias"] = same(f"source_embedding.{layer}.bias")
+        tensors |= linear(f"model.encoder.{layer}", f"source_embedding.{layer}")
     return tensors
 
 
