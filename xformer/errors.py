@@ -61,6 +61,18 @@ def how_to_install(package: str) -> str:
     return f"run: pip install {_WHEELS.get(name, name.replace('_', '-'))}"
 
 
+def abbreviate(text: str, limit: int = 400) -> str:
+    """Return a text with its middle left out if it is longer than the limit.
+
+    >>> abbreviate("layer_types is " + str([0] * 99) + "; expected names", 40)
+    'layer_types is [0, 0, ... expected names'
+    """
+    if len(text) <= limit:
+        return text
+    end = 2 * limit // 5
+    return f"{text[: limit - end - 5].rstrip()} ... {text[-end:].lstrip()}"
+
+
 def nearest_hint(name: str, known: Collection[str]) -> str:
     """Suggest the known name nearest to an unknown one, or list all of them."""
     near = difflib.get_close_matches(name, known, n=1)

@@ -29,6 +29,8 @@ from xformer.backends import (
 )
 from xformer.errors import BackendError, CheckpointError, ConfigError
 
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"  # first line of the text file
+
 
 def unwritable_parent(path: Path) -> Path | None:
     """Return the nearest existing parent of a path if files cannot be created in it, else None."""
@@ -134,6 +136,13 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
         file.write(text.encode("utf-8"))
 
 
+def check_no_lfs_pointer(path: str | os.PathLike[str]) -> None:
+    """Raise CheckpointError for a pointer that Git LFS leaves in place of a file that was not downloaded."""
+    with Path(path).open("rb") as file:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise CheckpointError(f"{path} is a Git LFS pointer, not the file itself; run: git lfs pull")
+
+
 def read_json(path: str | os.PathLike[str], description: str) -> dict[str, Any]:
     """Read a JSON object.
 
@@ -149,6 +158,7 @@ def read_json(path: str | os.PathLike[str], description: str) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"cannot read {description} {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
+        check_no_lfs_pointer(path)
         raise CheckpointError(
             f"{description} {path} is not valid JSON ({error}); the file is truncated or in another format"
         ) from error
@@ -208,6 +218,7 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     except safetensors.SafetensorError as error:
+        check_no_lfs_pointer(path)
         raise CheckpointError(
             f"{path} is not a valid safetensors file ({error}); it is truncated or in another format; use another copy"
         ) from error

@@ -180,7 +180,9 @@ def test_a_run_of_another_task_is_named(refused, run, trained, tmp_path):
     for command, task in (("translate", "translation"), ("summarize", "summarization")):
         error = refused(command, "--model", run, untouched=tmp_path, stdin=b"one\n")
         assert f"{run} holds a model for language_modeling; expected one for {task}" in error
-    assert "holds no run" in refused("generate", "--model", tmp_path, untouched=tmp_path)
+    assert "has no config.json; expected the directory of a run" in refused(
+        "generate", "--model", tmp_path, untouched=tmp_path
+    )
 
 
 def test_an_output_does_not_replace_the_prompts(refused, run, tmp_path):

@@ -65,7 +65,7 @@ def test_a_run_that_has_no_model_yet(xformer, trained, tmp_path, refused):
 
 
 def test_a_directory_without_a_run(refused, tmp_path):
-    assert "holds no run" in refused("inspect", tmp_path, untouched=tmp_path)
+    assert "has no config.json; expected the directory of a run" in refused("inspect", tmp_path, untouched=tmp_path)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])

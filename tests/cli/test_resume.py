@@ -115,7 +115,9 @@ def test_a_damaged_recipe_in_the_configuration(refused, trained, tmp_path, key):
 
 
 def test_resume_without_a_run(refused, tmp_path):
-    assert "holds no run" in refused("resume", tmp_path / "run", untouched=tmp_path)
+    assert "run does not exist; expected the directory of a run" in refused(
+        "resume", tmp_path / "run", untouched=tmp_path
+    )
 
 
 def damage(path, how):

@@ -154,7 +154,9 @@ def test_an_unknown_backend(refused, trained, tmp_path):
 
 
 def test_a_directory_without_a_run(refused, tmp_path):
-    assert "holds no run" in refused("translate", "--model", tmp_path, untouched=tmp_path)
+    assert "has no config.json; expected the directory of a run" in refused(
+        "translate", "--model", tmp_path, untouched=tmp_path
+    )
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])

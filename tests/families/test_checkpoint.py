@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import xformer as xf
 from xformer.errors import CheckpointError
+from xformer.text import load_tokenizer
 
 DATA = Path(__file__).parent / "data"
 
@@ -39,7 +40,49 @@ def refuse(directory, match):
 
 
 def test_a_directory_that_does_not_exist_is_refused(tmp_path):
-    refuse(tmp_path / "none", r"none does not exist; expected a directory with config.json \(nothing is downloaded\)")
+    refuse(tmp_path / "none", r"none does not exist; expected the directory of a run, .* or a .gguf file; .* nothing$")
+
+
+def test_the_name_of_a_model_of_the_hub_is_answered_with_the_command_that_downloads_it():
+    message = r"hf download org/name --local-dir name$"
+    refuse("org/name", message)
+    for pipeline in (xf.Embedder, xf.Classifier, xf.TextGenerator, xf.Translator, xf.Summarizer, xf.Transcriber):
+        with pytest.raises(CheckpointError, match=message):
+            pipeline.from_pretrained("org/name")
+
+
+def test_a_directory_without_config_json_is_answered_with_the_files_of_one(checkpoint):
+    (checkpoint / "config.json").unlink()
+    expected = r"has no config.json; expected .* \(config.json, model.safetensors, tokenizer.json\) or a .gguf file$"
+    with pytest.raises(CheckpointError, match=expected):
+        xf.TextGenerator.from_pretrained(checkpoint)
+    with pytest.raises(CheckpointError, match="file of another format; expected"):
+        xf.TextGenerator.from_pretrained(checkpoint / "model.safetensors")
+    (checkpoint / "model.safetensors").unlink()
+    refuse(checkpoint, expected)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf", "tokenizer.json", "spiece.model"])
+def test_a_pointer_of_git_lfs_is_refused(tmp_path, name):
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 90868376\n")
+    if name == "spiece.model":
+        (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    read = xf.load_pretrained if name.startswith("model") else load_tokenizer
+    with pytest.raises(CheckpointError, match=rf"{name} is a Git LFS pointer, not the file itself; run: git lfs pull$"):
+        read(tmp_path)
+
+
+def test_a_pointer_in_place_of_public_weights_is_refused(checkpoint):
+    (checkpoint / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    refuse(checkpoint, "is a Git LFS pointer")
+
+
+@pytest.mark.parametrize("key", ["model_type", "hidden_act", "hidden_size", "sliding_window", "rope_parameters"])
+def test_huge_values_are_abbreviated(checkpoint, key):
+    change_config(checkpoint, **{key: [0] * 1_000_000})
+    with pytest.raises(CheckpointError) as info:
+        xf.load_pretrained(checkpoint)
+    assert len(str(info.value)) < 600 + len(str(checkpoint))
 
 
 @pytest.mark.parametrize(

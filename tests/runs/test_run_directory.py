@@ -77,7 +77,7 @@ def test_another_tokenizer_is_refused(run, tokenizer):
 
 
 def test_a_directory_without_a_configuration(run):
-    with pytest.raises(CheckpointError, match=r"holds no run and no public checkpoint \(it has no config.json\)"):
+    with pytest.raises(CheckpointError, match="does not exist; expected the directory of a run"):
         run.read_config()
 
 

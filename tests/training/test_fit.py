@@ -262,6 +262,9 @@ def test_lines_are_printed(capsys):
 
 
 def test_minutes_end_training():
+    for invalid in (-1, float("nan"), "5", True):
+        with pytest.raises(ConfigError, match=r"minutes is .*; expected a number of at least 0"):
+            time_limit(invalid)
     _, history = run(callbacks=[time_limit(1e-9)], steps=None)
     assert history == []
 

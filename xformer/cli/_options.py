@@ -14,6 +14,7 @@ import typer
 from xformer.backends import BACKENDS, backend_of, resolve
 from xformer.config import Config, check_keys, check_value, field_names, options_of
 from xformer.errors import BackendError, ConfigError
+from xformer.families.checkpoint import check_exists
 from xformer.generation import GenerationConfig
 from xformer.kernels.registry import load
 from xformer.threads import disable_malloc_trim, num_threads
@@ -46,6 +47,14 @@ def _set_option(metavar: str, description: str, panel: str) -> Any:
     return typer.Option("--set", metavar=metavar, help=text, rich_help_panel=panel, callback=check_utf8)
 
 
+def _model_option(help: str) -> Any:
+    def check(path: Path) -> Path:
+        check_exists(path)  # before any input is read
+        return path
+
+    return typer.Option("--model", metavar="DIR", help=help, rich_help_panel=DATA, callback=check)
+
+
 BackendOption = Annotated[
     str, typer.Option("--backend", metavar="NAME", help=f"{_BACKEND_HELP}.", rich_help_panel=COMPUTING)
 ]
@@ -55,10 +64,8 @@ OptionalBackendOption = Annotated[
         "--backend", metavar="NAME", help=f"{_BACKEND_HELP}. \\[default: the run's]", rich_help_panel=COMPUTING
     ),
 ]
-ModelOption = Annotated[
-    Path,
-    typer.Option("--model", metavar="DIR", help="Directory of a run or public checkpoint.", rich_help_panel=DATA),
-]
+ModelOption = Annotated[Path, _model_option("Directory of a run or public checkpoint, or a .gguf file.")]
+CheckpointOption = Annotated[Path, _model_option("Directory of a public checkpoint.")]
 OutOption = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Directory of the run: new or empty.", rich_help_panel=DATA)
 ]

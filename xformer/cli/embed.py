@@ -10,7 +10,7 @@ import typer
 
 from xformer.cli import _io
 from xformer.cli._console import loading_progress
-from xformer.cli._options import COMPUTING, DATA, BackendOption, open_backend
+from xformer.cli._options import COMPUTING, DATA, BackendOption, CheckpointOption, open_backend
 from xformer.errors import ConfigError, DataError
 from xformer.io import atomic_write
 from xformer.pipelines import Embedder
@@ -26,9 +26,7 @@ The dot product of two rows is the similarity of their texts if the checkpoint n
 
 
 def embed(
-    model: Annotated[
-        Path, typer.Option("--model", metavar="DIR", help="Directory of a public checkpoint.", rich_help_panel=DATA)
-    ],
+    model: CheckpointOption,
     output: Annotated[
         Path, typer.Option("--output", metavar="FILE.npy", help="Vectors, a NumPy array.", rich_help_panel=DATA)
     ],

@@ -10,8 +10,8 @@ import typer
 from xformer.cli import _io
 from xformer.cli._console import line_progress, loading_progress
 from xformer.cli._options import (
-    DATA,
     BackendOption,
+    CheckpointOption,
     SetOption,
     config_options,
     file_option,
@@ -49,9 +49,7 @@ class SpeechOptions(Config):
 @config_options(SpeechOptions, GenerationConfig, names=["language", "task", "num_beams", "max_new_tokens"])
 def transcribe(
     audio: Annotated[list[Path], typer.Argument(metavar="AUDIO.wav", help="WAV files.", show_default=False)],
-    model: Annotated[
-        Path, typer.Option("--model", metavar="DIR", help="Directory of a public checkpoint.", rich_help_panel=DATA)
-    ],
+    model: CheckpointOption,
     output: Annotated[str, file_option("--output", "Texts, one per file; - is standard output.")] = "-",
     *,
     settings: dict[str, Any],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer.backends import Device, DType, default_float, dtype_name, dtype_named, from_host, resolve, to_host
-from xformer.errors import CheckpointError, ConfigError, ShapeError, nearest_hint
+from xformer.errors import CheckpointError, ConfigError, ShapeError, abbreviate, nearest_hint
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import FAMILIES, Family, family_of
 from xformer.families.feature_order import with_separate_halves
@@ -22,14 +23,41 @@ from xformer.models.base import BaseModel
 from xformer.tree import flatten, replace
 
 Progress = Callable[[int, int], None]
+_HUB_NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.gguf)(?<!\.safetensors)"
 
 
 def is_public(directory: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a GGUF file or a directory with a public checkpoint, and not a run of xformer."""
+    """Return whether a path is a GGUF file or a directory with a public checkpoint, and not a run of xformer.
+
+    Raises:
+        CheckpointError: If the path does not exist, or config.json is damaged.
+    """
+    check_exists(directory)
     path = Path(directory) / "config.json"
     if path.is_file():
         return "model_type" in read_json(path, "configuration")
     return find_gguf(Path(directory)) is not None
+
+
+def check_exists(directory: str | os.PathLike[str]) -> None:
+    """Raise CheckpointError if the path of a model does not exist."""
+    if not Path(directory).exists():
+        raise CheckpointError(describe_missing(Path(directory)))
+
+
+def describe_missing(path: Path) -> str:
+    """Return the error for a path that has neither a run nor a public checkpoint."""
+    expected = (
+        "expected the directory of a run, a directory in the Hugging Face format (config.json, model.safetensors, "
+        "tokenizer.json) or a .gguf file"
+    )
+    if path.is_file():
+        return f"{path} is a file of another format; {expected}"
+    if path.exists():
+        return f"{path} has no config.json; {expected}"
+    is_hub_name = re.fullmatch(_HUB_NAME, str(path)) and not path.parent.exists()
+    download = f", so download it first: hf download {path} --local-dir {path.name}" if is_hub_name else ""
+    return f"{path} does not exist; {expected}; xformer downloads nothing{download}"
 
 
 class Checkpoint(NamedTuple):
@@ -56,19 +84,25 @@ def open_checkpoint(path: Path) -> Checkpoint:
         config_path, values = gguf, file.config
     else:
         config_path = path / "config.json"
+        if not config_path.is_file():
+            raise CheckpointError(describe_missing(path))
         values = read_json(config_path, "configuration")
         _check_supported(values, path)
-    family = family_of(values.get("model_type"), config_path)
-    tensors = TensorFiles(path) if gguf is None else file
-    reader = ConfigReader(values, config_path, list(tensors), _tied_names(family, tensors))
     try:
+        family = family_of(values.get("model_type"), config_path)
+        tensors = TensorFiles(path) if gguf is None else file
+        reader = ConfigReader(values, config_path, list(tensors), _tied_names(family, tensors))
         config = family.read_config(reader)
         reader.finish()
         return Checkpoint(family, family.model(config, seed=None), tensors, config_path)
+    except CheckpointError as error:  # may quote a huge value
+        raise CheckpointError(abbreviate(str(error))) from error
     except ConfigError as error:
-        raise CheckpointError(f"{config_path}: {error}") from error
+        raise CheckpointError(abbreviate(f"{config_path}: {error}")) from error
     except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
-        raise CheckpointError(f"{config_path} has a value of a wrong type or size ({error})") from error
+        raise CheckpointError(
+            f"{config_path} has a value of a wrong type or size ({abbreviate(str(error))})"
+        ) from error
 
 
 def load_pretrained(
@@ -106,8 +140,6 @@ def load_pretrained(
         >>> logits = model([[504, 3575, 282]])  # doctest: +SKIP
     """
     path = Path(directory)
-    if not path.exists():
-        raise CheckpointError(f"{path} does not exist; expected a directory with config.json (nothing is downloaded)")
     if not is_public(path) and (path.is_file() or (path / "model.safetensors").is_file()):
         return load(path if path.is_file() else path / "model.safetensors", xp=xp, dtype=dtype, device=device)
     family, model, tensors, config_path = open_checkpoint(path)

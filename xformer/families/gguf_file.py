@@ -18,6 +18,7 @@ import numpy as np
 
 from xformer.errors import CheckpointError, nearest_hint
 from xformer.families.tensor_files import TensorEntry, TensorFiles
+from xformer.io import check_no_lfs_pointer
 from xformer.text.extras import require
 
 QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
@@ -311,6 +312,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, GGUFEntry]]:
 
 def _parse(cursor: _Cursor, path: Path, gguf: Any) -> tuple[dict[str, Any], dict[str, GGUFEntry]]:
     if cursor.content[:4] != b"GGUF":
+        check_no_lfs_pointer(path)
         raise CheckpointError(f"{path} is not a GGUF file; its first bytes are {cursor.content[:4]!r}")
     cursor.position = 4
     version = cursor.number("I")

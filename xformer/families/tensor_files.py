@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from xformer.errors import CheckpointError
-from xformer.io import read_json
+from xformer.io import check_no_lfs_pointer, read_json
 
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "U8": "u1", "BOOL": "?"}
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -100,6 +100,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     except safetensors.SafetensorError as error:
+        check_no_lfs_pointer(path)
         raise CheckpointError(f"{path} is not a valid safetensors file ({error}); use another copy") from error
     entries = {}
     for name, tensor in header.items():

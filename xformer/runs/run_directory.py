@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
+from xformer.families.checkpoint import describe_missing
 from xformer.io import atomic_write, lock_directory, read_json, unwritable_parent, write_json
 from xformer.text import Tokenizer
 
@@ -102,7 +103,7 @@ class RunDirectory:
     def read_config(self) -> dict[str, Any]:
         """Return the configuration; raise CheckpointError if the directory holds no run or it is damaged."""
         if not self.config.exists():
-            raise CheckpointError(f"{self.path} holds no run and no public checkpoint (it has no config.json)")
+            raise CheckpointError(describe_missing(self.path))
         config = read_json(self.config, "run configuration")
         if config.get("format") != FORMAT:
             raise CheckpointError(f"{self.path} was written by xformer 0.1; use that version, or train again")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
-from xformer.io import atomic_write, read_json
+from xformer.io import atomic_write, check_no_lfs_pointer, read_json
 from xformer.text.chat import CHAT_TEMPLATE_DIRECTORY, CHAT_TEMPLATE_FILE, read_chat_templates, render_chat_template
 from xformer.text.extras import library_errors, require
 from xformer.text.streaming import DecodeStream
@@ -455,6 +455,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise CheckpointError(f"{path} has more than {MAX_BYTES >> 20} MiB; expected a file of a tokenizer")
+        check_no_lfs_pointer(path)
         return path.read_bytes()
     except OSError as error:
         if isinstance(error, CheckpointError):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from xformer.errors import CheckpointError
+from xformer.io import check_no_lfs_pointer
 from xformer.text.extras import require
 
 SPACE = "▁"
@@ -83,6 +84,7 @@ def read_sentencepiece(path: str | os.PathLike[str]) -> SentencePieceModel:
             raise
         raise CheckpointError(f"cannot read SentencePiece model {path}: {error.strerror or error}") from error
     try:
+        check_no_lfs_pointer(path)
         return _parse(content)
     except (ValueError, struct.error, IndexError, OverflowError) as error:
         raise CheckpointError(f"{path} is not a valid SentencePiece model ({error})") from error

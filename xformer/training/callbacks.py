@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 from xformer.config import check_count
+from xformer.errors import ConfigError
 from xformer.training.events import End, Event, Start, Step, Validation
 from xformer.training.fit import TrainingLoop
 from xformer.training.interrupt import check_stop
@@ -158,7 +160,16 @@ class EarlyStopping:
 
 
 def time_limit(minutes: float) -> Callable[[Event, TrainingLoop], str | None]:
-    """Return a callback that ends training after this wall time, earlier sessions of a resumed run included."""
+    """Return a callback that ends training after this wall time, earlier sessions of a resumed run included.
+
+    Args:
+        minutes: Wall time in minutes, at least 0.
+
+    Raises:
+        ConfigError: For another value.
+    """
+    if not isinstance(minutes, Real) or isinstance(minutes, bool) or not minutes >= 0:
+        raise ConfigError(f"minutes is {minutes!r}; expected a number of at least 0")
 
     def callback(event: Event, loop: TrainingLoop) -> str | None:
         return f"{minutes:g} minutes" if loop.minutes >= minutes else None
