@@ -41,10 +41,14 @@ def test_nothing_is_overwritten(refused, trained, exported):
 def test_a_checkpoint_is_inspected_without_its_weights(xformer, exported):
     result = xformer("inspect", exported, "--json")
     report = json.loads(result.out)
-    assert (report["family"], report["model"], report["dtype"]) == ("bart", "Transformer", "float32")
+    assert (report["model_type"], report["model"]) == ("pegasus", "Transformer")
+    assert list(report["dtypes"]) == ["float32"]
+    assert report["bytes"] == (exported / "model.safetensors").stat().st_size
+    assert report["generation"] == {"suppress_tokens": [0, 1], "eos_token_id": [2]}
     assert report["config"]["norm_position"] == "pre"
     assert sum(report["parameters"].values()) > 1000
-    assert report["tokenizer"]["special_tokens"]["eos_token"] == "</s>"
+    assert report["tokenizers"][""]["special_tokens"]["eos_token"] == "</s>"
     text = xformer("inspect", exported).out
-    assert "Transformer of the family bart, float32" in text
-    assert "without a chat template" in text
+    for words in ("Transformer; pegasus, PegasusForConditionalGeneration", "BPE, 100 tokens", "sinusoidal_layout"):
+        assert words in text
+    assert "rope_theta" not in text  # the default

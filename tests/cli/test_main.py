@@ -18,6 +18,7 @@ from xformer.errors import DataError
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ["demo", "train", "train-lm", "resume", "translate", "summarize", "generate", "score", "inspect", "bench"]
+COMMANDS += ["transcribe", "embed", "export"]
 HEAVY = {"array_api_compat", "cupy", "jax", "matplotlib", "numba", "sacrebleu", "safetensors", "tokenizers", "torch"}
 
 
@@ -91,6 +92,7 @@ def test_help_names_every_command_and_shows_how_to_begin(xformer, arguments):
     assert "xformer train --source" in done.out
     for command in COMMANDS:
         assert re.search(rf"│ {command} ", done.out)
+        assert f" xformer {command} " in done.out
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -107,7 +109,7 @@ def test_the_help_of_each_command_has_an_example(xformer, command):
         (["train", "--sorce", "x"], "no such option"),
         (["train"], "missing option"),
         (["train", "--out", "run", "--seed", "many"], "--seed"),
-        (["translate", "--model", "run", "--num-beams", "many"], "--num-beams"),
+        (["translate", "--model", ".", "--num-beams", "many"], "--num-beams"),
         (["demo", "--seconds", "0"], "--seconds"),
         (["inspect", "one", "two"], "unexpected extra argument"),
         (["resume", "run", "--seed", "1"], "no such option"),

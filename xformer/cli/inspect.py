@@ -1,198 +1,256 @@
-"""`xformer inspect`: show a training run."""
+"""`xformer inspect`: show a training run, a public checkpoint or a GGUF file."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from xformer.cli import _plots
 from xformer.cli._console import format_number, make_console, plural
-from xformer.errors import CheckpointError, ConfigError
+from xformer.errors import CheckpointError, ConfigError, abbreviate
 from xformer.families.checkpoint import is_public, open_checkpoint
-from xformer.families.gguf_file import find_gguf
+from xformer.families.gguf_file import GGUFFile
 from xformer.families.gguf_tokenizer import read_tokenizer
-from xformer.io import load_arrays
+from xformer.families.tensor_files import DTYPE_NAMES, TensorEntry, read_header
+from xformer.generation.pretrained import read_generation
+from xformer.io import read_json
+from xformer.models import Encoder, ImageEncoder, LanguageModel
 from xformer.pipelines import Tokenizers
 from xformer.runs.run_directory import RunDirectory
-from xformer.text import load_tokenizer
+from xformer.runs.tasks import TASKS
+from xformer.text import PretrainedTokenizer, load_tokenizer
 from xformer.training.checkpoint import TrainingFiles
 
-HELP = """Show a training run: its configuration, the parameters of the model by part, the tokenizers, and the \
-validations. Or show a public checkpoint, without reading its weights.
+HELP = """Show a training run, a public checkpoint or a GGUF file, without reading its weights: the model and its \
+size, the tokenizer, the settings of generation, and the settings of model and training that differ from the defaults.
 
 \b
-  xformer inspect run
-  xformer inspect run --plot curves.png
-  xformer inspect run --json
-  xformer inspect all-MiniLM-L6-v2
+A run           xformer inspect run
+Its curves      xformer inspect run --plot curves.png
+A checkpoint    xformer inspect all-MiniLM-L6-v2
+A GGUF file     xformer inspect model.gguf
+Every tensor    xformer inspect run --tensors
+For a program   xformer inspect run --json
 """
 _MAX_ROWS = 20  # of the table of validations
 
 
 def inspect(
     directory: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Directory of a run or checkpoint.", show_default=False)
+        Path, typer.Argument(metavar="MODEL", help="Directory of a run or checkpoint, or a .gguf file.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Also list every tensor.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all settings.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png", help="Plot loss and score against steps."),
+        typer.Option(metavar="FILE.png", help="Plot loss and score of a run against steps."),
     ] = None,
 ) -> None:
-    """Show a training run."""
-    if is_public(directory):
-        if plot is not None:
-            raise ConfigError(f"--plot needs the log of a run; {directory} is a public checkpoint")
-        report = collect_checkpoint(directory)
-        if as_json:
-            print(json.dumps(report))
-        else:
-            show_checkpoint(report, make_console())
-        return
+    """Show a run or a checkpoint."""
+    public = is_public(directory)
     if plot is not None:
+        if public:
+            raise ConfigError(f"--plot needs the log of a run; {directory} is a public checkpoint")
         _plots.check_plot(plot, RunDirectory(directory).files())
-    report = collect(directory)
+    report, settings = _inspect_checkpoint(directory) if public else _inspect_run(directory)
+    log = report.pop("log", [])
     if plot is not None:
         training = report["config"].get("recipe", {}).get("training", {})
-        _plots.draw_curves(report["log"], plot, label_smoothing=training.get("label_smoothing", 0.0))
+        _plots.draw_curves(log, plot, label_smoothing=training.get("label_smoothing", 0.0))
     if as_json:
-        print(json.dumps({name: value for name, value in report.items() if name != "log"}))
+        print(json.dumps(report if tensors else {key: value for key, value in report.items() if key != "tensors"}))
         return
     console = make_console()
-    show(report, console)
+    console.print(_summary(report))
+    if report["parameters"]:
+        console.print(_parameter_table(report["parameters"]))
+    console.print(_settings_table(settings))
+    if not public:
+        console.print(_history(report["validations"]))
+    if tensors:
+        console.print(_tensor_table(report["tensors"]))
     if plot is not None:
         console.print(f"\nthe plot is in {plot}")
 
 
-def collect(directory: Path) -> dict[str, Any]:
-    """Return everything about a run, JSON-serializable; raises CheckpointError if a file is missing or damaged."""
+def _inspect_run(directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return a JSON-serializable report, and the settings that differ from the defaults by table."""
     run = RunDirectory(directory)
     config = run.read_config()
+    task = config.get("task", "translation")
     log = TrainingFiles(directory).read_log()
-    return {
+    entries = read_header(run.model) if run.model.exists() else {}
+    tokenizers = Tokenizers.load(run).by_side()
+    spec = TASKS[task]
+    recipe = {name: table for name, table in config.get("recipe", {}).items() if isinstance(table, dict)}
+    settings = {name: _changed(spec.tables[name], table) for name, table in recipe.items() if name in spec.tables}
+    counts = {name: count for name, count in config.get("counts", {}).items() if count}
+    report = {
         "directory": str(directory),
-        "config": config,
-        "parameters": _parameters(run),
+        "model_type": f"run of xformer {config.get('xformer')} for {task.replace('_', ' ')}",
+        "model": spec.model.__name__.removesuffix("Config"),
+        **_describe_tensors(entries),
         "tokenizers": {
-            side: {"vocab_size": t.vocab_size, "model": t.model, "lowercase": t.lowercase}
-            for side, t in Tokenizers.load(run).by_side().items()
+            side: {"model": t.model, "vocab_size": t.vocab_size, "lowercase": t.lowercase}
+            for side, t in tokenizers.items()
         },
+        "data": counts,
+        "config": config,
         "validations": [event for event in log if event.get("event") in ("validation", "average")],
         "log": log,
     }
+    return report, settings
 
 
-def collect_checkpoint(directory: Path) -> dict[str, Any]:
-    """Return what the files of a public checkpoint say about it, JSON-serializable; no weights are read."""
+def _inspect_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return a JSON-serializable report, and the settings that differ from the defaults."""
     checkpoint = open_checkpoint(directory)
-    config = checkpoint.model.config
-    return {
+    config, files = checkpoint.model.config, checkpoint.tensors
+    is_gguf = isinstance(files, GGUFFile)
+    values = files.config if isinstance(files, GGUFFile) else read_json(checkpoint.config_path, "configuration")
+    report: dict[str, Any] = {
         "directory": str(directory),
-        "family": checkpoint.family.model_types[0],
+        "model_type": f"{values['model_type']}{' (GGUF)' if is_gguf else ''}",
+        "architectures": values.get("architectures") or [],
         "model": type(checkpoint.model).__name__,
-        "dtype": checkpoint.tensors.dtype(),
+        **_describe_tensors(files.entries),
         "config": config.to_dict(),
-        "parameters": _count({name: x.shape for name, x in checkpoint.model.named_parameters()}),
-        "tokenizer": _describe_tokenizer(directory),
     }
-
-
-def _describe_tokenizer(directory: Path) -> dict[str, Any] | None:
-    gguf = find_gguf(directory)
+    shapes = {name: x.shape for name, x in checkpoint.model.named_parameters()}
+    report["parameters"] = _count_parts(shapes)  # tied tensors count once
+    eos_ids: tuple[int, ...] = ()
     try:
-        tokenizer = load_tokenizer(directory) if gguf is None else read_tokenizer(gguf).pretrained(gguf.parent)
-    except CheckpointError:
-        return None  # the model of an image has none
+        if is_gguf:
+            file = read_tokenizer(checkpoint.config_path)
+            tokenizer, eos_ids = file.pretrained(checkpoint.config_path.parent), file.eos_ids
+        else:
+            tokenizer = load_tokenizer(directory)
+        report["tokenizers"] = {"": _describe_tokenizer(tokenizer)}
+        report["languages"] = tokenizer.languages
+    except CheckpointError as error:  # the model of an image has none
+        report["tokenizers"], report["tokenizer_error"] = {}, str(error)
+    if not isinstance(checkpoint.model, Encoder | ImageEncoder):
+        encoder_decoder = not isinstance(checkpoint.model, LanguageModel)
+        generation = read_generation(directory, encoder_decoder=encoder_decoder) if not is_gguf else None
+        ends = eos_ids if generation is None else generation.eos_ids or (config.eos_id,)
+        report["generation"] = {} if generation is None else dict(generation.options)
+        report["generation"]["eos_token_id"] = list(ends)
+    return report, {"model": _changed(type(config), config.to_dict())}
+
+
+def _describe_tokenizer(tokenizer: PretrainedTokenizer) -> dict[str, Any]:
     return {
+        "model": tokenizer.model,
         "vocab_size": tokenizer.vocab_size,
         "special_tokens": tokenizer.special_tokens,
-        "languages": tokenizer.languages,
         "chat_template": bool(tokenizer.chat_templates),
     }
 
 
-def show_checkpoint(report: dict[str, Any], console: Console) -> None:
-    """Print a report of a public checkpoint as tables."""
-    console.print(f"{report['directory']}: {report['model']} of the family {report['family']}, {report['dtype']}\n")
-    console.print(_settings_table({"recipe": {"model": report["config"]}}))
-    console.print(_parameter_table(report["parameters"]))
-    tokenizer = report["tokenizer"]
-    if tokenizer is None:
-        console.print("no tokenizer that xformer reads")
-        return
-    special = ", ".join(f"{role} {token}" for role, token in tokenizer["special_tokens"].items())
-    chat = "with a chat template" if tokenizer["chat_template"] else "without a chat template"
-    console.print(f"tokenizer: {plural(tokenizer['vocab_size'], 'token')}, {chat}", markup=False)
-    console.print(f"special tokens: {special or 'none'}", markup=False)
-    if tokenizer["languages"]:
-        console.print(f"languages: {', '.join(tokenizer['languages'])}", markup=False)
+def _describe_tensors(entries: Mapping[str, TensorEntry]) -> dict[str, Any]:
+    """Return the parameters by part, the size of the files, and the dtypes and shapes of the tensors."""
+    dtypes = Counter(_dtype(entry) for entry in entries.values())
+    return {
+        "parameters": _count_parts({name: entry.shape for name, entry in entries.items()}),
+        "bytes": sum(path.stat().st_size for path in {entry.path for entry in entries.values()}),
+        "dtypes": dict(dtypes.most_common()),
+        "tensors": {name: {"dtype": _dtype(entry), "shape": list(entry.shape)} for name, entry in entries.items()},
+    }
 
 
-def show(report: dict[str, Any], console: Console) -> None:
-    """Print a report as tables."""
-    config = report["config"]
-    console.print(
-        f"{report['directory']}: training of a model for {config.get('task', 'translation')}, "
-        f"version {config.get('xformer')}, backend {config.get('backend')}\n"
-    )
-    console.print(_settings_table(config))
-    if report["parameters"]:
-        console.print(_parameter_table(report["parameters"]))
-    else:
-        console.print("no model yet: the run has not been validated")
-    for side, tokenizer in report["tokenizers"].items():
-        case = "lowercase" if tokenizer["lowercase"] else "cased"
-        side = "" if config.get("task") == "language_modeling" else f"{side} "
-        console.print(f"{side}tokenizer: {tokenizer['model']}, {plural(tokenizer['vocab_size'], 'token')}, {case}")
-    console.print(_history(report["validations"]))
+def _dtype(entry: TensorEntry) -> str:
+    return DTYPE_NAMES.get(entry.code, entry.code)
 
 
-def _parameters(run: RunDirectory) -> dict[str, int]:
-    """Return the number of parameters by part of the model: "encoder 0", "source_embedding", ..."""
-    if not run.model.exists():
-        return {}
-    return _count({name: array.shape for name, array in load_arrays(run.model)[0].items()})
-
-
-def _count(shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
+def _count_parts(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Return the number of parameters by part of the model: encoder, source_embedding, ..."""
     counts: Counter[str] = Counter()
     for name, shape in shapes.items():
-        first, second, *_ = [*name.split("."), ""]
-        counts[f"{first} {second}" if second.isdigit() else first] += math.prod(shape)
-    return dict(sorted(counts.items(), key=lambda part: _natural_key(part[0])))
+        counts[name.split(".")[0]] += math.prod(shape)
+    return dict(sorted(counts.items()))
 
 
-def _natural_key(name: str) -> list[str | int]:
-    """Return a key that sorts "encoder 2" before "encoder 10"."""
-    return [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", name)]
+def _changed(config: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values that differ from the defaults of a configuration."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    return {name: value for name, value in values.items() if defaults.get(name, dataclasses.MISSING) != value}
 
 
-def _settings_table(config: dict[str, Any]) -> Table:
-    table = Table(title="Configuration", title_justify="left", show_header=False, box=None, padding=(0, 2))
-    tables = {name: table for name, table in config.get("recipe", {}).items() if isinstance(table, dict)}
-    sections = {**tables, "data": config.get("counts", {})}
+def _summary(report: dict[str, Any]) -> Table:
+    table = Table(title=report["directory"], title_justify="left", show_header=False, box=None, padding=(0, 2))
+    architectures = "".join(f", {name}" for name in report.get("architectures", ()))
+    table.add_row("model", f"{report['model']}; {report['model_type']}{architectures}")
+    if report["parameters"]:
+        dtypes = report["dtypes"]
+        counts = ", ".join(
+            f"{name} ({plural(count, 'tensor')})" if len(dtypes) > 1 else name for name, count in dtypes.items()
+        )
+        size = f"{report['bytes'] / 1e6:,.1f} MB"
+        table.add_row("parameters", f"{sum(report['parameters'].values()):,} in {size}, {counts}")
+    else:
+        table.add_row("parameters", "no model yet: the run has not been validated")
+    for side, tokenizer in report["tokenizers"].items():
+        details = [tokenizer["model"], plural(tokenizer["vocab_size"], "token")]
+        if "lowercase" in tokenizer:
+            details.append("lowercase" if tokenizer["lowercase"] else "cased")
+        elif tokenizer["chat_template"]:
+            details.append("with a chat template")
+        table.add_row(f"{side} tokenizer".strip(), ", ".join(details))
+        if special := tokenizer.get("special_tokens"):
+            tokens = ", ".join(f"{role.removesuffix('_token')} {token}" for role, token in special.items())
+            table.add_row("special tokens", tokens)
+    if "tokenizer_error" in report:
+        table.add_row("tokenizer", f"none ({report['tokenizer_error']})")
+    if report.get("languages"):
+        table.add_row("languages", ", ".join(report["languages"]))
+    for section in ("generation", "data"):
+        if report.get(section):
+            table.add_row(section, ", ".join(f"{key} {_short(value)}" for key, value in report[section].items()))
+    return table
+
+
+def _short(value: Any) -> str:
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    more = f" and {len(values) - 5} more" if len(values) > 5 else ""
+    return " ".join(map(str, values[:5])) + more
+
+
+def _settings_table(sections: dict[str, dict[str, Any]]) -> Table:
+    title = "\nSettings that differ from the defaults"
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
     for section, values in sections.items():
         for row, (key, value) in enumerate(values.items()):
-            table.add_row(f"[{section}]" if row == 0 else "", key, "" if value is None else str(value))
+            table.add_row(
+                f"[{section}]" if row == 0 else "", key, "none" if value is None else abbreviate(str(value), 80)
+            )
     return table
 
 
 def _parameter_table(parameters: dict[str, int]) -> Table:
     total = sum(parameters.values())
-    table = Table(title="\nParameters", title_justify="left", box=None, padding=(0, 2), show_footer=True)
-    table.add_column("part", footer="total")
-    table.add_column("count", footer=f"{total:,}", justify="right")
-    table.add_column("share", justify="right")
+    table = Table(title="\nParameters", title_justify="left", show_header=False, box=None, padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(justify="right")
     for part, count in parameters.items():
-        table.add_row(part, f"{count:,}", f"{100.0 * count / total:.1f} %")
+        table.add_row(part, f"{count:,}", f"{100.0 * count / max(total, 1):.1f} %")
+    return table
+
+
+def _tensor_table(tensors: dict[str, dict[str, Any]]) -> Table:
+    table = Table(
+        title=f"\nTensors ({len(tensors)})", title_justify="left", show_header=False, box=None, padding=(0, 2)
+    )
+    for name, tensor in tensors.items():
+        table.add_row(name, tensor["dtype"], " x ".join(map(str, tensor["shape"])))
     return table
 
 

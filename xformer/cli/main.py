@@ -12,20 +12,25 @@ from typing import Any, TextIO
 
 _REQUIRED = ("typer", "rich")
 
-HELP = """Train Transformers for translation, summarization and language modeling, and use them, on any array library.
+HELP = """Run public checkpoints, and train translators, summarizers and language models, on any array library.
 
 \b
+Chat               xformer generate --model SmolLM2.gguf --chat --prompt "Hello"
+Vectors of texts   xformer embed --model all-MiniLM-L6-v2 --input texts --output vectors.npy
+Transcribe         xformer transcribe --model whisper-tiny speech.wav
+Inspect a model    xformer inspect all-MiniLM-L6-v2
+
 Try it out         xformer demo
 Train              xformer train --source train.de --target train.en \\
                      --valid-source val.de --valid-target val.en --out run
 Resume             xformer resume run
 Translate          xformer translate --model run --input test.de
 Summarize          xformer summarize --model run --input documents
-Transcribe         xformer transcribe --model whisper-tiny speech.wav
 Language model     xformer train-lm --text input.txt --out run
 Generate           xformer generate --model run --prompt "ROMEO:"
 Score              xformer score --reference test.en --hypothesis out.en
 Inspect a run      xformer inspect run
+Export a run       xformer export run checkpoint
 Measure speed      xformer bench attention
 
 Text files are UTF-8 with one sentence per line (any text for train-lm). Run `xformer COMMAND --help` for the options \

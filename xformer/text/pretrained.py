@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -163,6 +164,13 @@ class PretrainedTokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids of all special tokens, which `decode` skips."""
         return self._special_ids
+
+    @property
+    def model(self) -> str:
+        """Kind of the model, e.g. "byte-level BPE", "Unigram" or "WordPiece"."""
+        content = json.loads(self._inner.to_str())
+        decoder = json.dumps(content["decoder"])
+        return f"{'byte-level ' if 'ByteLevel' in decoder else ''}{content['model']['type']}"
 
     @property
     def special_tokens(self) -> dict[str, str]:
