@@ -206,6 +206,18 @@ def test_outputs_begin_with_the_target_language(tmp_path):
         xf.Translator.from_pretrained(directory, source_language="deu", target_language="eng_Latn")
 
 
+def test_special_tokens_at_the_end_of_a_source_survive_truncation(tmp_path):
+    special = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "en_XX": 4, "de_DE": 5}
+    tokens = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
+    config = {"tokenizer_class": "MBartTokenizer", "src_lang": "en_XX", **tokens}
+    directory = checkpoint(tmp_path, "mbart", "", special, tokenizer_config=config)
+    translator = xf.Translator.from_pretrained(directory, source_language="de_DE", target_language="en_XX")
+    translator.max_source_tokens = 4
+    encoded = translator.encode(["the dog runs on the bench", "the dog"])
+    cut, num_cut = translator.truncate(encoded)
+    assert (cut, num_cut) == ([[*encoded[0][:2], 2, 5], encoded[1]], 1)
+
+
 def test_the_instruction_of_a_task_precedes_sources(tmp_path):
     special = {"<pad>": 0, "</s>": 1, "<unk>": 2}
     directory = checkpoint(tmp_path, "t5", "$A </s>", special, tokenizer_config={"unk_token": "<unk>"})

@@ -14,7 +14,7 @@ from xformer.training.loss import mean_loss
 PAIRS = TokenPairs([[4, 5, 6], [7, 8]], [[5], [6, 7, 8]])
 
 
-def make_model(dropout=0.0):
+def make_model(dropout=0.0, **options):
     config = TransformerConfig(
         source_vocab_size=9,
         target_vocab_size=9,
@@ -24,6 +24,7 @@ def make_model(dropout=0.0):
         num_encoder_layers=1,
         num_decoder_layers=1,
         dropout=dropout,
+        **options,
     )
     return Transformer(config, xp=np, seed=0, dtype="float64")
 
@@ -47,6 +48,14 @@ def test_shards_add_up():
     model = make_model()
     parts = [translation_loss(model, Batch.make(PAIRS, [row], xp=np)) for row in (0, 1)]
     complete = translation_loss(model, Batch.make(PAIRS, [0, 1], xp=np))
+    assert float(sum(parts)) == pytest.approx(float(complete), rel=1e-12)
+
+
+def test_padding_that_is_also_bos_is_not_counted():
+    """Marian, T5 and Pegasus start targets with the padding."""
+    model, ids = make_model(pad_id=0, bos_id=0, eos_id=2), {"pad_id": 0, "bos_id": 0, "eos_id": 2}
+    parts = [translation_loss(model, Batch.make(PAIRS, [row], xp=np, **ids)) for row in (0, 1)]
+    complete = translation_loss(model, Batch.make(PAIRS, [0, 1], xp=np, **ids))
     assert float(sum(parts)) == pytest.approx(float(complete), rel=1e-12)
 
 

@@ -25,6 +25,7 @@ class TokenPairs:
     Attributes:
         source: Token ids of each source sentence.
         target: Token ids of each target sentence.
+        source_has_eos: Sources include their special tokens, as those of public tokenizers do.
 
     Raises:
         DataError: If the numbers of sentences differ.
@@ -32,6 +33,7 @@ class TokenPairs:
 
     source: Sequence[Sequence[int]]
     target: Sequence[Sequence[int]]
+    source_has_eos: bool = False
 
     def __post_init__(self) -> None:
         if len(self.source) != len(self.target):
@@ -101,11 +103,12 @@ class Batch(NamedTuple):
             device: Device of the arrays.
             pad_id: Token of the padding.
             bos_id: First token of the target.
-            eos_id: Last token of the source and the labels.
+            eos_id: Last token of the labels, and of sources without special tokens.
             bucketed: Whether to add padding, rows included, so that batches have few different shapes.
             max_positions: Largest length to which `bucketed` pads.
         """
-        source = [[*pairs.source[row], eos_id] for row in rows]
+        suffix = [] if pairs.source_has_eos else [eos_id]
+        source = [[*pairs.source[row], *suffix] for row in rows]
         target = [[bos_id, *pairs.target[row]] for row in rows]
         labels = [[*pairs.target[row], eos_id] for row in rows]
         lengths = [(len(ids), len(out)) for ids, out in zip(source, labels, strict=True)]

@@ -195,6 +195,11 @@ class TransformerConfig(ModelConfig):
     @property
     def source_padding_id(self) -> int | None:
         """Id that is padding wherever it occurs in a source; sources have no bos_id."""
+        return self.label_padding_id
+
+    @property
+    def label_padding_id(self) -> int | None:
+        """Id that is padding wherever it occurs in labels, which have no bos_id."""
         return None if self.pad_id == self.eos_id else self.pad_id
 
 

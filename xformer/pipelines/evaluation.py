@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 from xformer.data.pairs import TokenPairs
 from xformer.models import Transformer
 from xformer.pipelines.seq2seq import Summarizer, Translator
-from xformer.pipelines.tokenizers import Tokenizers
-from xformer.text import ParallelCorpus, bleu, fit_lengths, rouge
+from xformer.pipelines.tokenizers import CheckpointTokenizers, Tokenizers
+from xformer.text import ParallelCorpus, Tokenizer, bleu, fit_lengths, rouge
 from xformer.text.extras import require
 
 # Metric of validation, by task.
@@ -38,7 +39,7 @@ class EncodedCorpus:
     def encode(
         cls,
         corpus: ParallelCorpus,
-        tokenizers: Tokenizers,
+        tokenizers: Tokenizers | CheckpointTokenizers,
         *,
         max_length: int,
         truncation: str = "error",
@@ -64,9 +65,11 @@ class EncodedCorpus:
             truncation=truncation,
             names=names,
             line_numbers=corpus.line_numbers,
+            cut=tokenizers.cut_source,
         )
         text = corpus.select(fitted.rows) if fitted.num_dropped else corpus
-        return cls(text, TokenPairs(fitted.source, fitted.target), fitted.num_dropped, fitted.num_cut)
+        pairs = dataclasses.replace(pairs, source=fitted.source, target=fitted.target)
+        return cls(text, pairs, fitted.num_dropped, fitted.num_cut)
 
     @property
     def num_tokens(self) -> tuple[int, int]:
@@ -99,7 +102,7 @@ class ValidationScore:
     def __init__(
         self,
         corpus: EncodedCorpus,
-        tokenizers: Tokenizers,
+        tokenizers: Tokenizers | CheckpointTokenizers,
         task: str = "translation",
         measure: Callable[[list[str], list[str]], float] | None = None,
         on_batch: Callable[[], None] = lambda: None,
@@ -124,7 +127,8 @@ class ValidationScore:
         return self.measure(self.outputs, self.corpus.text.target)
 
     def _bleu(self, outputs: list[str], references: list[str]) -> float:
-        return bleu(outputs, references, lowercase=self.tokenizers.target.lowercase).value
+        target = self.tokenizers.target
+        return bleu(outputs, references, lowercase=isinstance(target, Tokenizer) and target.lowercase).value
 
 
 def _rouge(outputs: list[str], references: list[str]) -> float:

@@ -20,7 +20,6 @@ from xformer.generation import (
     generate,
 )
 from xformer.generation.pretrained import read_generation
-from xformer.io import read_json
 from xformer.models import Transformer
 from xformer.models.token_ids import pad
 from xformer.pipelines.base import Output, Pipeline, check_vocabulary
@@ -28,7 +27,7 @@ from xformer.pipelines.batching import encode_phrases, one_per_text, run_batches
 from xformer.pipelines.tokenizers import CheckpointTokenizers, Tokenizers
 from xformer.random import Rng
 from xformer.runs.run_directory import RunDirectory
-from xformer.text import UNK_ID, Tokenizer, load_tokenizer, normalize_text
+from xformer.text import UNK_ID, normalize_text
 
 NUM_BEAMS_FOR_LENGTHS = 4
 
@@ -52,7 +51,6 @@ class TextToText(Pipeline):
             target lengths in words.
         max_source_tokens: Length that sources were cut to in training; longer ones are cut, too. Default: none is cut.
         defaults: Settings of generation that others replace.
-        forced_bos_id: Token that outputs begin with, e.g. of the target language.
 
     Raises:
         ConfigError: For a model without a decoder.
@@ -70,14 +68,13 @@ class TextToText(Pipeline):
         tokens_per_word: float | None = None,
         max_source_tokens: int | None = None,
         defaults: GenerationConfig | None = None,
-        forced_bos_id: int | None = None,
     ) -> None:
         if not model.decoder:
             raise ConfigError("the model has no decoder (num_decoder_layers is 0); it cannot generate text")
         self.model = model
         self.tokenizers = tokenizers
         self.mean_length, self.tokens_per_word, self.max_source_tokens = mean_length, tokens_per_word, max_source_tokens
-        self.defaults, self.forced_bos_id = defaults, forced_bos_id
+        self.defaults = defaults
         check_vocabulary("source tokenizer", tokenizers.source, model.config.source_vocab_size)
         check_vocabulary("target tokenizer", tokenizers.target, model.config.target_vocab_size)
         # Tokens at the end of sources. Those of public checkpoints are part of the encoded text.
@@ -108,18 +105,12 @@ class TextToText(Pipeline):
         source_language: str | None = None,
         target_language: str | None = None,
     ) -> Self:
-        instruction = _instruction(directory, cls.task, source_language, target_language)
-        if instruction:  # T5 names the languages in it
-            source_language = target_language = None
-        source, target, forced_bos_id = load_tokenizer(directory).for_translation(source_language, target_language)
-        settings = read_generation(directory, encoder_decoder=True)
         learned = model.config.positions == "learned"
         return cls(
             model,
-            CheckpointTokenizers(source, target, instruction),
+            CheckpointTokenizers.load(directory, cls.task, source_language, target_language),
             max_source_tokens=model.config.max_positions if learned else None,
-            defaults=settings.config(model.config.eos_id),
-            forced_bos_id=settings.forced_bos_id if forced_bos_id is None else forced_bos_id,
+            defaults=read_generation(directory, encoder_decoder=True).config(model.config.eos_id),
         )
 
     @property
@@ -265,9 +256,7 @@ class TextToText(Pipeline):
         limit = self.max_source_tokens
         if limit is None:
             return encoded, 0
-        last = 0 if self.suffix else 1  # special tokens at the end stay
-        cut = [ids if len(ids) <= limit else [*ids[: limit - last], *ids[len(ids) - last :]] for ids in encoded]
-        return cut, sum(len(ids) > limit for ids in encoded)
+        return [self.tokenizers.cut_source(ids, limit) for ids in encoded], sum(len(ids) > limit for ids in encoded)
 
     def _resolve_config(self, config: GenerationConfig, target_length: Any, length_unit: str) -> GenerationConfig:
         if length_unit not in ("tokens", "words"):
@@ -315,14 +304,14 @@ class TextToText(Pipeline):
 
     def _prefixes(self, prefix: str | Sequence[str] | None, count: int) -> list[list[int]] | None:
         """Return the token ids that outputs begin with: the forced bos, and the text of the caller."""
-        tokenizer = self.tokenizers.target
-        if isinstance(tokenizer, Tokenizer):
-            return _encode_prefixes(prefix, tokenizer.encode, UNK_ID, count)
-        encode = functools.partial(tokenizer.encode, special_tokens=False)
-        encoded = _encode_prefixes(prefix, encode, tokenizer.unk_id, count)
-        if self.forced_bos_id is None:
+        tokenizers = self.tokenizers
+        if isinstance(tokenizers, Tokenizers):
+            return _encode_prefixes(prefix, tokenizers.target.encode, UNK_ID, count)
+        encode = functools.partial(tokenizers.target.encode, special_tokens=False)
+        encoded = _encode_prefixes(prefix, encode, tokenizers.target.unk_id, count)
+        if tokenizers.forced_bos_id is None:
             return encoded
-        return [[self.forced_bos_id, *ids] for ids in encoded or [[]] * count]
+        return [[tokenizers.forced_bos_id, *ids] for ids in encoded or [[]] * count]
 
     def _outputs(self, hypotheses: Sequence[Hypothesis]) -> list[Output]:
         texts = self.tokenizers.target.decode_batch([hypothesis.tokens for hypothesis in hypotheses])
@@ -401,11 +390,3 @@ def _word_counter(tokenizer: Any) -> Callable[[Sequence[int]], int]:
     """Return a function that counts the words of token ids; it is cached, since a search repeats the same calls."""
     count = functools.lru_cache(maxsize=65536)(lambda tokens: len(tokenizer.decode(tokens).split()))
     return lambda tokens: count(tuple(tokens))
-
-
-def _instruction(directory: Path, task: str, source_language: str | None, target_language: str | None) -> str:
-    """Return the text before sources that config.json has for a task (T5); "" if there is none."""
-    tasks = read_json(directory / "config.json", "configuration").get("task_specific_params") or {}
-    name = task if source_language is None else f"{task}_{source_language}_to_{target_language}"
-    parameters = tasks.get(name) if isinstance(tasks, dict) else None
-    return str(parameters.get("prefix") or "") if isinstance(parameters, dict) else ""

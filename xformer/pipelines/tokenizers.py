@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 from xformer.data.pairs import TokenPairs
+from xformer.generation.pretrained import read_generation
+from xformer.io import read_json
 from xformer.runs.run_directory import RunDirectory
-from xformer.text import ParallelCorpus, PretrainedTokenizer, Tokenizer, split_sentences
+from xformer.text import ParallelCorpus, PretrainedTokenizer, Tokenizer, load_tokenizer, split_sentences
 
 
 class CheckpointTokenizers(NamedTuple):
@@ -17,15 +20,54 @@ class CheckpointTokenizers(NamedTuple):
         source: Source tokenizer.
         target: Target tokenizer.
         instruction: Text that the model expects before each source, e.g. "summarize: " (T5).
+        forced_bos_id: Token that targets begin with, e.g. of the target language.
     """
 
     source: PretrainedTokenizer
     target: PretrainedTokenizer
     instruction: str = ""
+    forced_bos_id: int | None = None
+
+    @classmethod
+    def load(
+        cls, directory: Path, task: str, source_language: str | None = None, target_language: str | None = None
+    ) -> Self:
+        """Load the tokenizers of a checkpoint directory.
+
+        Args:
+            directory: Directory of the checkpoint.
+            task: "translation" or "summarization".
+            source_language: Language of the sources, for models of many languages.
+            target_language: Language of the targets.
+
+        Raises:
+            CheckpointError: If a file is missing or damaged.
+            ConfigError: If the tokenizer has no such language.
+        """
+        instruction = _instruction(directory, task, source_language, target_language)
+        if instruction:  # T5 names the languages in it
+            source_language = target_language = None
+        source, target, forced_bos_id = load_tokenizer(directory).for_translation(source_language, target_language)
+        if forced_bos_id is None:
+            forced_bos_id = read_generation(directory, encoder_decoder=True).forced_bos_id
+        return cls(source, target, instruction, forced_bos_id)
 
     def encode_source(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of sources, special tokens included."""
         return self.source.encode_batch([self.instruction + text for text in texts])
+
+    def encode(self, corpus: ParallelCorpus) -> TokenPairs:
+        """Return the token ids of pairs of texts."""
+        prefix = [] if self.forced_bos_id is None else [self.forced_bos_id]
+        target = self.target.encode_batch(corpus.target, special_tokens=False)
+        return TokenPairs(self.encode_source(corpus.source), [[*prefix, *ids] for ids in target], source_has_eos=True)
+
+    def cut_source(self, ids: list[int], limit: int) -> list[int]:
+        """Return at most `limit` token ids of a source; special tokens at its end stay."""
+        num_special = 0
+        while num_special < min(len(ids), limit) and ids[-1 - num_special] in self.source.special_ids:
+            num_special += 1
+        return ids if len(ids) <= limit else [*ids[: limit - num_special], *ids[len(ids) - num_special :]]
 
 
 class Tokenizers(NamedTuple):
@@ -102,3 +144,15 @@ class Tokenizers(NamedTuple):
     def encode(self, corpus: ParallelCorpus) -> TokenPairs:
         """Return the token ids of pairs of texts."""
         return TokenPairs(self.encode_source(corpus.source), self.target.encode_batch(corpus.target))
+
+    def cut_source(self, ids: list[int], limit: int) -> list[int]:
+        """Return at most `limit` token ids of a source."""
+        return ids[:limit]
+
+
+def _instruction(directory: Path, task: str, source_language: str | None, target_language: str | None) -> str:
+    """Return the text before sources that config.json has for a task (T5); "" if there is none."""
+    tasks = read_json(directory / "config.json", "configuration").get("task_specific_params") or {}
+    name = task if source_language is None else f"{task}_{source_language}_to_{target_language}"
+    parameters = tasks.get(name) if isinstance(tasks, dict) else None
+    return str(parameters.get("prefix") or "") if isinstance(parameters, dict) else ""

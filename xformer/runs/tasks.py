@@ -141,9 +141,9 @@ class TranslationTask:
         self.score, self.metric = score, metric
         self._batch_options = _array_options(model)
         config = model.config
-        if config.padding_id is None:
-            raise ConfigError(f"pad_id is {config.pad_id}; training on pairs expects an id of its own")
-        self._batch_options |= {"pad_id": config.padding_id, "bos_id": config.bos_id, "eos_id": config.eos_id}
+        if config.label_padding_id is None:
+            raise ConfigError(f"pad_id is {config.pad_id}; training on pairs expects an id other than eos_id")
+        self._batch_options |= {"pad_id": config.label_padding_id, "bos_id": config.bos_id, "eos_id": config.eos_id}
         if backend_of(self._batch_options["xp"]).builds_per_shape:
             limit = config.max_positions if config.positions == "learned" else None
             self._batch_options |= {"bucketed": True, "max_positions": limit}

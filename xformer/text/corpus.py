@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -228,6 +228,7 @@ def fit_lengths(
     truncation: str = "error",
     names: Sequence[PathName] = ("source", "target"),
     line_numbers: Sequence[int] = (),
+    cut: Callable[[list[int], int], list[int]] = lambda ids, limit: ids[:limit],
 ) -> FittedPairs:
     """Restrict encoded pairs to a number of tokens per line.
 
@@ -239,6 +240,7 @@ def fit_lengths(
             `limit` tokens of a source and raises for longer targets.
         names: Names of the two sides in errors.
         line_numbers: As in `ParallelCorpus`.
+        cut: Function (ids, limit) -> ids that shortens a source.
 
     Raises:
         DataError: For lines that are too long, or if no pair remains.
@@ -259,7 +261,7 @@ def fit_lengths(
     num_cut = 0
     if truncation == "cut":
         num_cut = sum(len(ids) > limit for ids in source)
-        source = [ids[:limit] for ids in source]
+        source = [cut(ids, limit) for ids in source]
     for encoded, name in zip((source, target), names, strict=True):
         _check_lengths(encoded, limit, name, line_numbers)
     return FittedPairs(list(range(len(source))), list(source), list(target), 0, num_cut)

@@ -28,7 +28,7 @@ def translation_loss(
         z_loss: Weight of the squared logarithm of the softmax's denominator (PaLM uses 1e-4).
     """
     logits = model(batch.source, batch.target, rng=rng)
-    pad_id = model.config.padding_id
+    pad_id = model.config.label_padding_id
     losses = cross_entropy(logits, batch.labels, pad_id=pad_id, label_smoothing=label_smoothing, z_loss=z_loss)
     return array_namespace(losses).sum(losses)
 
