@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.families.test_gguf import convert
 from tests.pipelines.test_checkpoints import checkpoint
 from tests.pipelines.test_transcription import NOISE, make_whisper, write_wav
 from xformer.text import numbers_task
@@ -79,8 +81,22 @@ def make_checkpoints(path: Path) -> None:
         ("t5-small", "t5", "$A </s>", t5, {"tokenizer_config": {"unk_token": "<unk>"}}),
     ):
         checkpoint(path, model, affixes, special, **files).rename(path / name)
+    make_gguf(path / "SmolLM2-135M-Instruct.gguf", template)
     make_whisper(path / "whisper-tiny")
     write_wav(path / "speech.wav", NOISE[:1000])
+
+
+def make_gguf(path: Path, template: str) -> None:
+    def add_tokenizer(writer: Any) -> None:
+        tokens = ["<pad>", "<s>", "</s>", "<unk>", *map(chr, range(97, 123))]
+        tokens += [f"word{i}" for i in range(61 - len(tokens))]
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([0.0] * len(tokens))
+        writer.add_unk_token_id(3)
+        writer.add_chat_template(template)
+
+    convert("llama", path, change=add_tokenizer)
 
 
 def run_line(line: str, folder: Path) -> None:

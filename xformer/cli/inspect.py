@@ -203,6 +203,7 @@ def _summary(report: dict[str, Any]) -> Table:
             details.append("lowercase" if tokenizer["lowercase"] else "cased")
         elif tokenizer["chat_template"]:
             details.append("with a chat template")
+        side = "" if report["model"] == "LanguageModel" else side  # it has only one
         table.add_row(f"{side} tokenizer".strip(), ", ".join(details))
         if special := tokenizer.get("special_tokens"):
             tokens = ", ".join(f"{role.removesuffix('_token')} {token}" for role, token in special.items())
