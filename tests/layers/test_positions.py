@@ -91,6 +91,28 @@ def test_rotary_expects_an_even_head_dim():
         Rotary(5)
 
 
+@pytest.mark.parametrize(
+    ("base", "scaling", "message"),
+    [
+        (1e4, {"rope_type": "linear", "factor": -2.0}, "rope_scaling has factor -2.0; expected numbers above 0"),
+        (1e4, {"rope_type": "longrope", "short_factor": [1.0, math.nan]}, "rope_scaling has short_factor"),
+        (
+            1e4,
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
+            "rope_scaling has low_freq_factor 4.0 and high_freq_factor 4.0; expected low < high",
+        ),
+        (
+            1.0,
+            {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8},
+            "rotary positions of base 1.0 and scaling .* have infinite wavelengths",
+        ),
+    ],
+)
+def test_rotary_positions_of_invalid_wavelengths_are_refused(base, scaling, message):
+    with raises_line(ConfigError, message):
+        Rotary(4, base=base, scaling=scaling)
+
+
 def test_alibi_has_the_slopes_of_the_paper():
     assert ALiBi(8).slopes == [2.0**-i for i in range(1, 9)]
     assert ALiBi(2).slopes == [2.0**-4, 2.0**-8]

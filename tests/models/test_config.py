@@ -27,7 +27,7 @@ def test_a_configuration_survives_json():
         ({"num_heads": "8"}, "num_heads is '8'; expected an integer of at least 1"),
         ({"num_heads": True}, "num_heads is True; expected an integer of at least 1"),
         ({"d_ff": None}, "d_ff is None; expected an integer of at least 1"),
-        ({"num_encoder_layers": -1}, "num_encoder_layers is -1; expected at least 0"),
+        ({"num_encoder_layers": -1}, "num_encoder_layers is -1; expected a number in \\[0, 10000\\]"),
         ({"source_vocab_size": 0}, "source_vocab_size is 0; expected at least 1"),
         ({"dropout": 1.0}, r"dropout is 1\.0; expected a number in \[0, 1\)"),
         ({"attention_dropout": -0.1}, r"attention_dropout is -0\.1; expected a number in"),
@@ -85,7 +85,7 @@ def test_invalid_dictionaries_are_refused(values, message):
     ("values", "message"),
     [
         ({"vocab_size": 0}, "vocab_size is 0; expected at least 1"),
-        ({"vocab_size": 8, "num_layers": -1}, "num_layers is -1; expected at least 0"),
+        ({"vocab_size": 8, "num_layers": -1}, "num_layers is -1; expected a number in \\[0, 10000\\]"),
         ({"vocab_size": 8, "d_model": 10, "num_heads": 4}, "d_model 10 is not divisible by num_heads 4"),
     ],
 )

@@ -45,12 +45,12 @@ def read_config(reader: ConfigReader) -> TransformerConfig:
         "normalize_embedding": (_KINDS[reader.model_type].get("embedding_norm", False),),
     }.items():  # keys of old files
         reader.require(name, *values)
-    heads, d_ff = reader.take("encoder_attention_heads"), reader.take("encoder_ffn_dim")
+    heads, d_ff = reader.count("encoder_attention_heads"), reader.count("encoder_ffn_dim")
     reader.require("decoder_attention_heads", heads)
     reader.require("decoder_ffn_dim", d_ff)
-    vocab_size = reader.take("vocab_size")
-    share = reader.take("share_encoder_decoder_embeddings", default=True)
-    target_vocab_size = reader.take("decoder_vocab_size", default=vocab_size)
+    vocab_size = reader.count("vocab_size")
+    share = reader.flag("share_encoder_decoder_embeddings", default=True)
+    target_vocab_size = reader.count("decoder_vocab_size", default=vocab_size)
     if share and target_vocab_size != vocab_size:
         raise CheckpointError(
             f"{reader.path} has decoder_vocab_size {target_vocab_size}; shared embeddings expect {vocab_size}"
@@ -58,14 +58,14 @@ def read_config(reader: ConfigReader) -> TransformerConfig:
     return TransformerConfig(
         source_vocab_size=vocab_size,
         target_vocab_size=target_vocab_size,
-        num_encoder_layers=reader.take("encoder_layers"),
-        num_decoder_layers=reader.take("decoder_layers"),
-        d_model=reader.take("d_model"),
+        num_encoder_layers=reader.count("encoder_layers"),
+        num_decoder_layers=reader.count("decoder_layers"),
+        d_model=reader.count("d_model"),
         num_heads=heads,
         d_ff=d_ff,
         activation=activation_of(reader, "activation_function", default="gelu"),
-        max_positions=reader.take("max_position_embeddings"),
-        scale_embeddings=reader.take("scale_embedding", default=reader.model_type == "m2m_100"),
+        max_positions=reader.count("max_position_embeddings"),
+        scale_embeddings=reader.flag("scale_embedding", default=reader.model_type == "m2m_100"),
         share_embeddings=share,
         dropout=0.0,
         tie_output="lm_head.weight" in reader.tied,

@@ -32,23 +32,23 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
     reader.skip("pooler_size_per_head", "pooler_type", "directionality")
     is_roberta = reader.model_type in _ROBERTA
     max_positions, activation = (
-        reader.take("max_position_embeddings"),
+        reader.count("max_position_embeddings"),
         activation_of(reader, "hidden_act", default="gelu"),
     )
     has_pooler = has_tensor(reader, "pooler.dense.weight") or has_tensor(reader, "classifier.dense.weight")
     return EncoderConfig(
-        vocab_size=reader.take("vocab_size"),
-        num_layers=reader.take("num_hidden_layers"),
-        d_model=reader.take("hidden_size"),
-        num_heads=reader.take("num_attention_heads"),
-        d_ff=reader.take("intermediate_size"),
+        vocab_size=reader.count("vocab_size"),
+        num_layers=reader.count("num_hidden_layers"),
+        d_model=reader.count("hidden_size"),
+        num_heads=reader.count("num_attention_heads"),
+        d_ff=reader.count("intermediate_size"),
         activation=activation,
         norm_position="post",
-        norm_epsilon=reader.take("layer_norm_eps", default=1e-12),
+        norm_epsilon=reader.number("layer_norm_eps", default=1e-12),
         embedding_norm=True,
         positions="learned",
         max_positions=max_positions - 2 if is_roberta else max_positions,
-        num_token_types=reader.take("type_vocab_size", default=2),
+        num_token_types=reader.count("type_vocab_size", default=2),
         scale_embeddings=False,
         dropout=0.0,
         pooler="tanh" if has_pooler else "none",
@@ -165,17 +165,17 @@ def read_distilbert_config(reader: ConfigReader) -> EncoderConfig:
     reader.skip("sinusoidal_pos_embds")  # they are stored, and not trained
     activation = activation_of(reader, "activation", default="gelu")
     return EncoderConfig(
-        vocab_size=reader.take("vocab_size"),
-        num_layers=reader.take("n_layers", "num_hidden_layers"),
-        d_model=reader.take("dim", "hidden_size"),
-        num_heads=reader.take("n_heads", "num_attention_heads"),
-        d_ff=reader.take("hidden_dim"),
+        vocab_size=reader.count("vocab_size"),
+        num_layers=reader.count("n_layers", "num_hidden_layers"),
+        d_model=reader.count("dim", "hidden_size"),
+        num_heads=reader.count("n_heads", "num_attention_heads"),
+        d_ff=reader.count("hidden_dim"),
         activation=activation,
         norm_position="post",
         norm_epsilon=1e-12,
         embedding_norm=True,
         positions="learned",
-        max_positions=reader.take("max_position_embeddings"),
+        max_positions=reader.count("max_position_embeddings"),
         scale_embeddings=False,
         dropout=0.0,
         pooler="relu" if has_tensor(reader, "pre_classifier.weight") else "none",

@@ -99,10 +99,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(abbreviate(str(error))) from error
     except ConfigError as error:
         raise CheckpointError(abbreviate(f"{config_path}: {error}")) from error
-    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
-        raise CheckpointError(
-            f"{config_path} has a value of a wrong type or size ({abbreviate(str(error))})"
-        ) from error
 
 
 def load_pretrained(

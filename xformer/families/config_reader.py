@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,46 +24,93 @@ transformers.js_config typical_p use_bfloat16 use_cache
 """
 
 
+_MAX_COUNT, _MAX_NUMBER = 2**24, 1e30  # far above the values of any model
+
+
 class ConfigReader:
     """The values of a config.json, and the names of the checkpoint's tensors.
+
+    `count`, `counts`, `number`, `flag`, `choice`, `choices` and `section` return the value of the first of their keys
+    that is present and not null, or the default. They raise CheckpointError if the value has another type or size, or
+    is absent without a default.
 
     Args:
         values: The values by key.
         path: Path of the file, for errors.
         tensors: Names of the tensors of the checkpoint.
         tied: Names of `Family.tied` whose tensors are absent or repeat the other one.
+        prefix: Prefix of the keys in errors, e.g. "rope_parameters.".
     """
 
-    def __init__(self, values: dict[str, Any], path: Path, tensors: Collection[str], tied: Collection[str]) -> None:
+    def __init__(
+        self, values: dict[str, Any], path: Path, tensors: Collection[str], tied: Collection[str], prefix: str = ""
+    ) -> None:
         self.path, self.tensors, self.tied = path, tensors, tied
         self.model_type = str(values.get("model_type"))
-        self._values = dict(values)
+        self.values = dict(values)
+        self._prefix = prefix
         self._unread = set(values) - set(_HARMLESS.split())
 
-    def take(self, *keys: str, default: Any = _REQUIRED) -> Any:
-        """Return the value of the first key that is present and not null.
+    def count(self, *keys: str, default: Any = _REQUIRED, at_least: int = 1) -> Any:
+        """Return an integer, e.g. a size or the id of a token."""
+        expected = f"an integer from {at_least} to {_MAX_COUNT}"
+        return self._read(keys, default, lambda value: _is_count(value, at_least), expected)
 
-        Raises:
-            CheckpointError: If all keys are absent or null and there is no default, or for more layers than tensors.
-        """
+    def counts(self, *keys: str, default: Any = _REQUIRED, at_least: int = 1) -> list[int]:
+        """Return one integer or a list of them, as a list."""
+
+        def is_valid(value: Any) -> bool:
+            return all(_is_count(item, at_least) for item in (value if isinstance(value, list) else [value]))
+
+        value = self._read(keys, default, is_valid, f"integers from {at_least} to {_MAX_COUNT}")
+        return value if isinstance(value, list) else [value]
+
+    def number(self, *keys: str, default: Any = _REQUIRED) -> Any:
+        """Return a positive float."""
+        value = self._read(keys, default, _is_positive, f"a number above 0 and at most {_MAX_NUMBER:g}")
+        return None if value is None else float(value)
+
+    def flag(self, *keys: str, default: Any = _REQUIRED) -> bool:
+        """Return a boolean."""
+        return bool(self._read(keys, default, lambda value: isinstance(value, bool), "true or false"))
+
+    def choice(self, *keys: str, known: Collection[str], default: Any = _REQUIRED) -> str:
+        """Return one of the known strings."""
+        expected = f"one of {', '.join(known)}"
+        return str(self._read(keys, default, lambda value: isinstance(value, str) and value in known, expected))
+
+    def choices(self, *keys: str, known: Collection[str], default: Any = _REQUIRED) -> list[str]:
+        """Return a list of known strings."""
+
+        def is_valid(value: Any) -> bool:
+            return isinstance(value, list) and all(isinstance(item, str) and item in known for item in value)
+
+        return list(self._read(keys, default, is_valid, f"a list of {', '.join(known)}"))
+
+    def section(self, *keys: str) -> ConfigReader:
+        """Return a reader of a nested table, empty if it is absent."""
+        values = self._read(keys, {}, lambda value: isinstance(value, dict), "a table")
+        key = next((key for key in keys if self.values.get(key) is not None), keys[0])
+        return ConfigReader(values, self.path, self.tensors, self.tied, f"{self._prefix}{key}.")
+
+    def _read(self, keys: Collection[str], default: Any, is_valid: Callable[[Any], bool], expected: str) -> Any:
         self._unread -= set(keys)
         for key in keys:
-            if (value := self._values.get(key)) is not None:
-                # A model cannot have more layers than tensors; making billions of them would take forever.
-                if "layer" in key and isinstance(value, int) and value > len(self.tensors):
-                    raise CheckpointError(f"{self.path} has {key} {value}, but only {len(self.tensors)} tensors")
+            if (value := self.values.get(key)) is not None:
+                if not is_valid(value):
+                    raise CheckpointError(f"{self.path} has {self._prefix}{key} {value!r:.60}; expected {expected}")
                 return value
         if default is _REQUIRED:
-            raise CheckpointError(f"{self.path} has no key {keys[0]!r}")
+            raise CheckpointError(f"{self.path} has no key {next(iter(keys))!r}")
         return default
 
     def require(self, key: str, *accepted: Any) -> None:
         """Raise CheckpointError if a key is present with a value that the model does not compute."""
-        value = self._values.get(key)
+        value = self.values.get(key)
         self._unread.discard(key)
         if value is not None and value not in accepted:
             expected = " or ".join(map(repr, accepted))
-            raise CheckpointError(f"{self.path} has {key} {value!r}; xformer computes {expected} only")
+            raise CheckpointError(f"{self.path} has {key} {value!r:.60}; xformer computes {expected} only")
 
     def skip(self, *keys: str) -> None:
         """Accept any value of keys that do not matter to the family."""
@@ -71,10 +118,18 @@ class ConfigReader:
 
     def finish(self) -> None:
         """Raise CheckpointError for a key that was not read and is neither null nor false."""
-        unknown = sorted(key for key in self._unread if self._values[key] not in (None, False))
+        unknown = sorted(key for key in self._unread if self.values[key] not in (None, False))
         if unknown:
             key = unknown[0]
             raise CheckpointError(
-                f"{self.path} has the key {key!r} ({self._values[key]!r:.60}), which the family {self.model_type} "
+                f"{self.path} has the key {key!r} ({self.values[key]!r:.60}), which the family {self.model_type} "
                 "does not know; a model loaded without it could be wrong"
             )
+
+
+def _is_count(value: Any, at_least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= _MAX_COUNT
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _MAX_NUMBER

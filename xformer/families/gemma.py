@@ -10,6 +10,7 @@ from xformer.families.family import Family, register
 from xformer.families.layouts import linear, plus_one, same, transposed
 from xformer.families.values import activation_of, read_rope, special_ids, write_ids
 from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.models.config import LAYER_TYPES
 
 
 def read_config(reader: ConfigReader) -> LanguageModelConfig:
@@ -20,36 +21,34 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     if activation != "gelu_tanh":
         raise CheckpointError(f"{reader.path} has the activation {activation!r}; expected 'gelu_pytorch_tanh'")
     reader.skip("hidden_act")
-    is_gemma3, num_layers = reader.model_type == "gemma3_text", reader.take("num_hidden_layers")
-    pattern = reader.take("sliding_window_pattern", "_sliding_window_pattern", default=6 if is_gemma3 else 2)
+    is_gemma3, num_layers = reader.model_type == "gemma3_text", reader.count("num_hidden_layers")
+    pattern = reader.count("sliding_window_pattern", "_sliding_window_pattern", default=6 if is_gemma3 else 2)
     types = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(num_layers)]
-    rope = reader.take("rope_parameters", default={}) or {}
-    local_theta = (rope.get("sliding_attention") or {}).get("rope_theta")
-    local_theta = local_theta or reader.take("rope_local_base_freq", default=10000.0)
-    reader.skip("rope_local_base_freq")
+    local_theta = reader.number("rope_local_base_freq", default=10000.0)
+    local_rope = reader.section("rope_parameters").section("sliding_attention")
     return LanguageModelConfig(
-        vocab_size=reader.take("vocab_size"),
+        vocab_size=reader.count("vocab_size"),
         num_layers=num_layers,
-        d_model=reader.take("hidden_size"),
-        num_heads=reader.take("num_attention_heads"),
-        num_key_value_heads=reader.take("num_key_value_heads"),
-        head_dim=reader.take("head_dim", default=256),
-        d_ff=reader.take("intermediate_size"),
+        d_model=reader.count("hidden_size"),
+        num_heads=reader.count("num_attention_heads"),
+        num_key_value_heads=reader.count("num_key_value_heads"),
+        head_dim=reader.count("head_dim", default=256),
+        d_ff=reader.count("intermediate_size"),
         activation="geglu_tanh",
         norm="rms",
         norm_position="sandwich",
-        norm_epsilon=reader.take("rms_norm_eps", default=1e-6),
+        norm_epsilon=reader.number("rms_norm_eps", default=1e-6),
         qk_norm=is_gemma3,
-        attention_bias=reader.take("attention_bias", default=False),
+        attention_bias=reader.flag("attention_bias", default=False),
         feed_forward_bias=False,
-        attention_scale=reader.take("query_pre_attn_scalar", default=256) ** -0.5,
-        attention_softcap=reader.take("attn_logit_softcapping", default=None),
-        logits_softcap=reader.take("final_logit_softcapping", default=None),
+        attention_scale=reader.number("query_pre_attn_scalar", default=256) ** -0.5,
+        attention_softcap=reader.number("attn_logit_softcapping", default=None),
+        logits_softcap=reader.number("final_logit_softcapping", default=None),
         positions="rotary",
-        rope_local_theta=float(local_theta) if is_gemma3 else None,
-        max_positions=reader.take("max_position_embeddings", default=8192),
-        window=reader.take("sliding_window", default=4096),
-        layer_types=tuple(reader.take("layer_types", default=types)),
+        rope_local_theta=local_rope.number("rope_theta", default=local_theta) if is_gemma3 else None,
+        max_positions=reader.count("max_position_embeddings", default=8192),
+        window=reader.count("sliding_window", default=4096),
+        layer_types=tuple(reader.choices("layer_types", known=LAYER_TYPES, default=types)),
         scale_embeddings=True,
         dropout=0.0,
         tie_output="lm_head.weight" in reader.tied,

@@ -20,17 +20,17 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("n_ctx", "reorder_and_upcast_attn", "attn_pdrop", "resid_pdrop", "embd_pdrop")
     reader.skip("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels")
     reader.skip("summary_first_dropout", "tie_word_embeddings")
-    d_model = reader.take("n_embd", "hidden_size")
+    d_model = reader.count("n_embd", "hidden_size")
     return LanguageModelConfig(
-        vocab_size=reader.take("vocab_size"),
-        num_layers=reader.take("n_layer", "num_hidden_layers"),
+        vocab_size=reader.count("vocab_size"),
+        num_layers=reader.count("n_layer", "num_hidden_layers"),
         d_model=d_model,
-        num_heads=reader.take("n_head", "num_attention_heads"),
-        d_ff=reader.take("n_inner", default=4 * d_model),
+        num_heads=reader.count("n_head", "num_attention_heads"),
+        d_ff=reader.count("n_inner", default=4 * d_model),
         activation=activation_of(reader, "activation_function", default="gelu_new"),
-        norm_epsilon=reader.take("layer_norm_epsilon", default=1e-5),
+        norm_epsilon=reader.number("layer_norm_epsilon", default=1e-5),
         positions="learned",
-        max_positions=reader.take("n_positions", "max_position_embeddings"),
+        max_positions=reader.count("n_positions", "max_position_embeddings"),
         scale_embeddings=False,
         dropout=0.0,
         tie_output="lm_head.weight" in reader.tied,

@@ -13,6 +13,7 @@ from xformer.families.family import Family, register
 from xformer.families.layouts import fused, linear, same, transposed
 from xformer.families.values import activation_of, name_of_activation, read_rope, special_ids, write_ids, write_rope
 from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.models.config import LAYER_TYPES
 
 _LAYER = "model.layers.{i}."
 _ATTENTION = "layers.{i}.self_attention."
@@ -23,26 +24,26 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip(
         "attention_dropout", "resid_pdrop", "embd_pdrop", "max_window_layers", "auto_map", "tie_word_embeddings"
     )
-    d_model, num_heads = reader.take("hidden_size"), reader.take("num_attention_heads")
-    num_layers = reader.take("num_hidden_layers")
-    has_bias = reader.take("attention_bias", default=reader.model_type == "qwen2")
+    d_model, num_heads = reader.count("hidden_size"), reader.count("num_attention_heads")
+    num_layers = reader.count("num_hidden_layers")
+    has_bias = reader.flag("attention_bias", default=reader.model_type == "qwen2")
     return LanguageModelConfig(
-        vocab_size=reader.take("vocab_size"),
+        vocab_size=reader.count("vocab_size"),
         num_layers=num_layers,
         d_model=d_model,
         num_heads=num_heads,
-        num_key_value_heads=reader.take("num_key_value_heads", default=num_heads),
-        head_dim=reader.take("head_dim", default=128 if reader.model_type == "qwen3" else d_model // num_heads),
-        d_ff=reader.take("intermediate_size"),
+        num_key_value_heads=reader.count("num_key_value_heads", default=num_heads),
+        head_dim=reader.count("head_dim", default=128 if reader.model_type == "qwen3" else d_model // num_heads),
+        d_ff=reader.count("intermediate_size"),
         activation={"silu": "swiglu"}.get(activation_of(reader, "hidden_act", default="silu"), "unknown"),
         norm="rms",
-        norm_epsilon=reader.take("rms_norm_eps", default=1e-5 if reader.model_type == "phi3" else 1e-6),
+        norm_epsilon=reader.number("rms_norm_eps", default=1e-5 if reader.model_type == "phi3" else 1e-6),
         qk_norm=reader.model_type == "qwen3",
         attention_bias=has_bias,
         attention_output_bias=False if reader.model_type == "qwen2" else has_bias,
-        feed_forward_bias=reader.take("mlp_bias", default=False),
+        feed_forward_bias=reader.flag("mlp_bias", default=False),
         positions="rotary",
-        max_positions=reader.take("max_position_embeddings", default=2048),
+        max_positions=reader.count("max_position_embeddings", default=2048),
         window=_read_window(reader, num_layers),
         scale_embeddings=False,
         dropout=0.0,
@@ -54,10 +55,11 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
 
 def _read_window(reader: ConfigReader, num_layers: int) -> int | None:
     """Return the window of all layers; windows of some layers only are refused."""
-    window = reader.take("sliding_window", default=None)
-    if not reader.take("use_sliding_window", default=reader.model_type in ("mistral", "phi3")):
+    window = reader.count("sliding_window", default=None)
+    if not reader.flag("use_sliding_window", default=reader.model_type in ("mistral", "phi3")):
         window = None
-    types = set(reader.take("layer_types", default=["sliding_attention" if window else "full_attention"]))
+    default = ["sliding_attention" if window else "full_attention"]
+    types = set(reader.choices("layer_types", known=LAYER_TYPES, default=default))
     if window and types != {"sliding_attention"}:
         reader.require("layer_types", ["sliding_attention"] * num_layers)
     return window if types == {"sliding_attention"} else None

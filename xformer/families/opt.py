@@ -15,7 +15,7 @@ _LAYER, _OURS = "model.decoder.layers.{i}.", "layers.{i}."
 
 def read_config(reader: ConfigReader) -> LanguageModelConfig:
     """Translate the config.json of OPT; models that project embeddings or norm after sublayers are refused."""
-    d_model = reader.take("hidden_size")
+    d_model = reader.count("hidden_size")
     reader.require("word_embed_proj_dim", d_model)
     reader.require("do_layer_norm_before", True)
     reader.require("_remove_final_layer_norm", False)
@@ -23,14 +23,14 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.require("layer_norm_elementwise_affine", True)
     reader.skip("dropout", "attention_dropout", "activation_dropout", "layerdrop", "tie_word_embeddings")
     return LanguageModelConfig(
-        vocab_size=reader.take("vocab_size"),
-        num_layers=reader.take("num_hidden_layers"),
+        vocab_size=reader.count("vocab_size"),
+        num_layers=reader.count("num_hidden_layers"),
         d_model=d_model,
-        num_heads=reader.take("num_attention_heads"),
-        d_ff=reader.take("ffn_dim"),
+        num_heads=reader.count("num_attention_heads"),
+        d_ff=reader.count("ffn_dim"),
         activation=activation_of(reader, "activation_function", default="relu"),
         positions="learned",
-        max_positions=reader.take("max_position_embeddings"),
+        max_positions=reader.count("max_position_embeddings"),
         scale_embeddings=False,
         dropout=0.0,
         tie_output="lm_head.weight" in reader.tied,

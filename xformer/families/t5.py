@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.errors import CheckpointError, ConfigError
+from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, same, transposed
@@ -18,30 +18,27 @@ _FEED_FORWARD = {"relu": "relu", "gated-gelu": "geglu_tanh", "gated-silu": "swig
 def read_config(reader: ConfigReader) -> TransformerConfig:
     """Translate the config.json of T5."""
     reader.skip("dropout_rate", "classifier_dropout", "n_positions", "output_past", "dense_act_fn", "is_gated_act")
-    activation = reader.take("feed_forward_proj", default="gated-gelu" if reader.model_type == "mt5" else "relu")
-    if activation not in _FEED_FORWARD:
-        raise CheckpointError(
-            f"{reader.path} has feed_forward_proj {activation!r}; expected one of {', '.join(_FEED_FORWARD)}"
-        )
-    num_layers, vocab_size = reader.take("num_layers"), reader.take("vocab_size")
+    default = "gated-gelu" if reader.model_type == "mt5" else "relu"
+    activation = reader.choice("feed_forward_proj", known=_FEED_FORWARD, default=default)
+    num_layers, vocab_size = reader.count("num_layers"), reader.count("vocab_size")
     return TransformerConfig(
         source_vocab_size=vocab_size,
         target_vocab_size=vocab_size,
         num_encoder_layers=num_layers,
-        num_decoder_layers=reader.take("num_decoder_layers", default=num_layers),
-        d_model=reader.take("d_model"),
-        num_heads=reader.take("num_heads"),
-        head_dim=reader.take("d_kv"),
-        d_ff=reader.take("d_ff"),
+        num_decoder_layers=reader.count("num_decoder_layers", default=num_layers),
+        d_model=reader.count("d_model"),
+        num_heads=reader.count("num_heads"),
+        head_dim=reader.count("d_kv"),
+        d_ff=reader.count("d_ff"),
         activation=_FEED_FORWARD[activation],
         norm="rms",
-        norm_epsilon=reader.take("layer_norm_epsilon", default=1e-6),
+        norm_epsilon=reader.number("layer_norm_epsilon", default=1e-6),
         attention_bias=False,
         feed_forward_bias=False,
         attention_scale=1.0,
         positions="relative",
-        relative_buckets=reader.take("relative_attention_num_buckets", default=32),
-        relative_max_distance=reader.take("relative_attention_max_distance", default=128),
+        relative_buckets=reader.count("relative_attention_num_buckets", default=32),
+        relative_max_distance=reader.count("relative_attention_max_distance", default=128),
         scale_embeddings=False,
         scale_output=_scales_output(reader),
         share_embeddings=True,
@@ -53,8 +50,8 @@ def read_config(reader: ConfigReader) -> TransformerConfig:
 
 def _scales_output(reader: ConfigReader) -> bool:
     """Return whether the states are scaled; before transformers 5 the key tie_word_embeddings said so."""
-    is_tied = reader.take("tie_word_embeddings", default=True)
-    return reader.model_type == "t5" and bool(reader.take("scale_decoder_outputs", default=is_tied))
+    is_tied = reader.flag("tie_word_embeddings", default=True)
+    return reader.model_type == "t5" and reader.flag("scale_decoder_outputs", default=is_tied)
 
 
 def write_config(config: TransformerConfig) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.errors import CheckpointError, ConfigError
+from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.models.config import GATED, ModelConfig
 
@@ -33,10 +33,7 @@ def activation_of(reader: ConfigReader, *keys: str, default: str) -> str:
     Raises:
         CheckpointError: For one that xformer does not have.
     """
-    name = reader.take(*keys, default=default)
-    if name not in _ACTIVATIONS:
-        raise CheckpointError(f"{reader.path} has {keys[0]} {name!r}; expected one of {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
+    return _ACTIVATIONS[reader.choice(*keys, known=_ACTIVATIONS, default=default)]
 
 
 def name_of_activation(config: ModelConfig, *, gated: bool = False) -> str:
@@ -58,31 +55,26 @@ def read_rope(reader: ConfigReader, *, theta: float = 10000.0, fraction: float =
         theta: Default of rope_theta.
         fraction: Default of partial_rotary_factor.
     """
-    old = reader.take("rope_scaling", default=None) or {}
-    rope = dict(reader.take("rope_parameters", default=None) or old)
-    rope = dict(rope.get("full_attention") or rope)
-    theta = rope.pop("rope_theta", None) or reader.take("rope_theta", "rotary_emb_base", default=theta)
-    reader.skip("rope_theta", "rotary_emb_base")
+    rope = reader.section("rope_parameters", "rope_scaling")
+    reader.skip("rope_scaling")
+    rope = rope.section("full_attention") if "full_attention" in rope.values else rope
+    theta = rope.number("rope_theta", default=reader.number("rope_theta", "rotary_emb_base", default=theta))
     keys = ("partial_rotary_factor", "rotary_pct")
-    fraction = rope.pop("partial_rotary_factor", None) or reader.take(*keys, default=fraction)
-    reader.skip(*keys)
-    rope_type = rope.pop("rope_type", None) or rope.get("type") or "default"
-    rope.pop("type", None)
-    if rope_type not in _ROPE_TYPES:
-        raise CheckpointError(f"{reader.path} has rope_type {rope_type!r}; expected one of {', '.join(_ROPE_TYPES)}")
-    longest = reader.take("max_position_embeddings", default=2048)
-    original = reader.take("original_max_position_embeddings", default=None)
+    fraction = rope.number(keys[0], default=reader.number(*keys, default=fraction))
+    rope_type = rope.choice("rope_type", "type", known=_ROPE_TYPES, default="default")
+    longest = reader.count("max_position_embeddings", default=2048)
+    original = rope.count("original_max_position_embeddings", default=longest)
+    original = reader.count("original_max_position_embeddings", default=original)
+    fields: dict[str, Any] = {"rope_theta": theta, "rotary_fraction": fraction}
     if rope_type == "default":
-        return {"rope_theta": float(theta), "rotary_fraction": float(fraction)}
+        return fields
+    unscaled = ("rope_theta", "partial_rotary_factor", "rope_type", "type")
+    scaling = {key: value for key, value in rope.values.items() if key not in unscaled}
     if rope_type in ("llama3", "yarn", "longrope", "su"):
-        rope["original_max_position_embeddings"] = original or rope.get("original_max_position_embeddings") or longest
-        if rope.get("factor") is None and rope_type != "llama3":
-            rope["factor"] = longest / rope["original_max_position_embeddings"]
-    return {
-        "rope_theta": float(theta),
-        "rotary_fraction": float(fraction),
-        "rope_scaling": {"rope_type": _ROPE_TYPES[rope_type], **rope},
-    }
+        scaling["original_max_position_embeddings"] = original
+        if rope_type != "llama3":
+            scaling["factor"] = rope.number("factor", default=longest / original)
+    return {**fields, "rope_scaling": {"rope_type": _ROPE_TYPES[rope_type], **scaling}}
 
 
 def write_rope(config: ModelConfig) -> dict[str, Any]:
@@ -98,12 +90,10 @@ def special_ids(reader: ConfigReader) -> dict[str, Any]:
 
     Models without a bos or eos token get the id 0, which starts and ends nothing that is not requested.
     """
-    eos = reader.take("eos_token_id", default=None)
-    eos_ids = list(eos) if isinstance(eos, list) else [] if eos is None else [eos]
-    first = eos_ids[0] if eos_ids else 0
+    first, *_ = *reader.counts("eos_token_id", default=[], at_least=0), 0
     return {
-        "pad_id": reader.take("pad_token_id", default=None),
-        "bos_id": reader.take("bos_token_id", default=first),
+        "pad_id": reader.count("pad_token_id", default=None, at_least=0),
+        "bos_id": reader.count("bos_token_id", default=first, at_least=0),
         "eos_id": first,
         "suppress_special": False,
     }
@@ -113,7 +103,7 @@ def decoder_ids(reader: ConfigReader, *, start: int | None = None) -> dict[str, 
     """Return the fields of special tokens of an encoder-decoder; its bos_id is the decoder_start_token_id."""
     fields = special_ids(reader)
     default = fields["bos_id"] if start is None else start
-    return {**fields, "bos_id": reader.take("decoder_start_token_id", default=default)}
+    return {**fields, "bos_id": reader.count("decoder_start_token_id", default=default, at_least=0)}
 
 
 def write_ids(config: ModelConfig) -> dict[str, Any]:
@@ -128,9 +118,10 @@ def has_tensor(reader: ConfigReader, ending: str) -> bool:
 
 def num_labels_of(reader: ConfigReader) -> int:
     """Return the number of classes, which config.json gives by their names only; 0 without a classifier."""
-    labels, number = reader.take("id2label", default=None), reader.take("num_labels", "_num_labels", default=2)
+    labels = reader.section("id2label").values
+    number = reader.count("num_labels", "_num_labels", default=2, at_least=0)
     is_classifier = has_tensor(reader, "classifier.weight") or has_tensor(reader, "classifier.out_proj.weight")
-    return (number if labels is None else len(labels)) if is_classifier else 0
+    return (len(labels) or number) if is_classifier else 0
 
 
 def write_labels(num_labels: int) -> dict[str, Any]:

@@ -23,19 +23,19 @@ def read_config(reader: ConfigReader) -> ImageEncoderConfig:
     reader.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "tie_word_embeddings")
     reader.skip("encoder_stride")  # masked image modeling only
     reader.require("pooler_act", "tanh")
-    d_model = reader.take("hidden_size", default=768)
+    d_model = reader.count("hidden_size", default=768)
     reader.require("pooler_output_size", d_model)
     return ImageEncoderConfig(
         image_size=_side(reader, "image_size", default=224),
         patch_size=_side(reader, "patch_size", default=16),
-        num_channels=reader.take("num_channels", default=3),
-        num_layers=reader.take("num_hidden_layers", default=12),
+        num_channels=reader.count("num_channels", default=3),
+        num_layers=reader.count("num_hidden_layers", default=12),
         d_model=d_model,
-        num_heads=reader.take("num_attention_heads", default=12),
-        d_ff=reader.take("intermediate_size", default=3072),
+        num_heads=reader.count("num_attention_heads", default=12),
+        d_ff=reader.count("intermediate_size", default=3072),
         activation=activation_of(reader, "hidden_act", default="gelu"),
-        norm_epsilon=reader.take("layer_norm_eps", default=1e-12),
-        attention_bias=reader.take("qkv_bias", default=True),
+        norm_epsilon=reader.number("layer_norm_eps", default=1e-12),
+        attention_bias=reader.flag("qkv_bias", default=True),
         attention_output_bias=True,
         dropout=0.0,
         pooler="tanh" if has_tensor(reader, "pooler.dense.weight") else "none",
@@ -45,11 +45,10 @@ def read_config(reader: ConfigReader) -> ImageEncoderConfig:
 
 def _side(reader: ConfigReader, key: str, *, default: int) -> int:
     """Return the side of a square, which some files give as two equal numbers."""
-    value = reader.take(key, default=default)
-    sides = set(value) if isinstance(value, list) else {value}
-    if len(sides) != 1:
-        raise CheckpointError(f"{reader.path} has {key} {value!r}; expected a square")
-    return int(sides.pop())
+    sides = reader.counts(key, default=default)
+    if len(set(sides)) != 1:
+        raise CheckpointError(f"{reader.path} has {key} {sides!r:.60}; expected a square")
+    return sides[0]
 
 
 def write_config(config: ImageEncoderConfig) -> dict[str, Any]:

@@ -21,22 +21,22 @@ def read_config(reader: ConfigReader) -> SpeechTransformerConfig:
     reader.skip("mask_feature_prob", "mask_feature_length", "mask_feature_min_masks")
     reader.skip("suppress_tokens", "begin_suppress_tokens", "forced_decoder_ids")  # generation only
     reader.require("use_weighted_layer_sum", False)
-    heads, d_ff = reader.take("encoder_attention_heads"), reader.take("encoder_ffn_dim")
+    heads, d_ff = reader.count("encoder_attention_heads"), reader.count("encoder_ffn_dim")
     reader.require("decoder_attention_heads", heads)
     reader.require("decoder_ffn_dim", d_ff)
     return SpeechTransformerConfig(
-        source_vocab_size=reader.take("num_mel_bins", default=80),
-        target_vocab_size=reader.take("vocab_size"),
-        num_encoder_layers=reader.take("encoder_layers"),
-        num_decoder_layers=reader.take("decoder_layers"),
-        d_model=reader.take("d_model"),
+        source_vocab_size=reader.count("num_mel_bins", default=80),
+        target_vocab_size=reader.count("vocab_size"),
+        num_encoder_layers=reader.count("encoder_layers"),
+        num_decoder_layers=reader.count("decoder_layers"),
+        d_model=reader.count("d_model"),
         num_heads=heads,
         d_ff=d_ff,
         activation=activation_of(reader, "activation_function", default="gelu"),
         key_bias=False,
         positions="learned",
-        max_source_positions=reader.take("max_source_positions", default=1500),
-        max_positions=reader.take("max_target_positions", default=448),
+        max_source_positions=reader.count("max_source_positions", default=1500),
+        max_positions=reader.count("max_target_positions", default=448),
         scale_embeddings=False,
         dropout=0.0,
         tie_output="proj_out.weight" in reader.tied,

@@ -12,6 +12,8 @@ from xformer.backends import Array, Device, DType, default_float, from_host, res
 from xformer.errors import ConfigError
 from xformer.random import Rng
 
+_MAX_SIZE = 2**60  # elements, so that NumPy can address the bytes
+
 
 class Initializer:
     """Source of the initial parameters of layers.
@@ -68,6 +70,8 @@ class Initializer:
 
     def _fill(self, shape: tuple[int, ...], value: float) -> Array:
         if self._rng is None:
+            if math.prod(shape) > _MAX_SIZE:
+                raise ConfigError(f"a parameter has shape {shape}; expected at most {_MAX_SIZE} elements")
             return np.broadcast_to(np.float32(value), shape)
         return self._array(np.full(shape, value))
 

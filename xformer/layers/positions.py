@@ -286,7 +286,14 @@ class Rotary(Module):
         self.scaling = scaling
         if self.features % 2:
             raise ConfigError(f"head_dim is {self.features}; rotary positions expect an even number")
-        rope_frequencies(self.features, base, scaling, 1)
+        _check_scaling(scaling or {})
+        try:
+            frequencies, _ = rope_frequencies(self.features, base, scaling, 1)
+            is_valid = bool(np.all(np.isfinite(frequencies) & (frequencies > 0)))
+        except ArithmeticError:
+            is_valid = False
+        if not is_valid:
+            raise ConfigError(f"rotary positions of base {base} and scaling {scaling!r:.200} have infinite wavelengths")
 
     def terms(self, queries: int, keys: int, like: Array) -> PositionTerms:
         """Return the rotation of the last `queries` of `keys` positions; see `RelativePositions.terms`."""
@@ -339,6 +346,20 @@ def rope_frequencies(features: int, base: float, scaling: dict[str, Any] | None,
     except (KeyError, TypeError) as error:
         raise ConfigError(f"rope_scaling of type {rope_type!r} lacks {error}") from error
     raise ConfigError(f"rope_type is {rope_type!r}; expected one of default, linear, llama3, yarn, longrope")
+
+
+def _check_scaling(scaling: dict[str, Any]) -> None:
+    for key, value in scaling.items():
+        numbers = value if isinstance(value, list | tuple) else [value]
+        if key not in ("rope_type", "truncate") and value is not None and not all(map(_is_positive, numbers)):
+            raise ConfigError(f"rope_scaling has {key} {value!r:.60}; expected numbers above 0")
+    low, high = (scaling.get(f"{name}_freq_factor") for name in ("low", "high"))
+    if low is not None and high is not None and low >= high:
+        raise ConfigError(f"rope_scaling has low_freq_factor {low} and high_freq_factor {high}; expected low < high")
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e30
 
 
 def _llama3_frequencies(frequencies: Any, scaling: dict[str, Any]) -> Any:

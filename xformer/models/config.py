@@ -14,6 +14,8 @@ from xformer.ops.activations import ACTIVATIONS
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative", "none")
 # Gated activations and the function of their gate (Shazeer, 2020).
 GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+LAYER_TYPES = ("sliding_attention", "full_attention")
+_MAX_LAYERS = 10_000  # far above any model: making a model makes objects for each
 _MAX_ROTARY = 65_536  # features of a head, far above any model: making a model computes their wavelengths
 
 
@@ -123,7 +125,7 @@ class ModelConfig(Config):
         super().__post_init__()
         if self.layer_types is not None:
             object.__setattr__(self, "layer_types", tuple(self.layer_types))
-            if unknown := set(self.layer_types) - {"sliding_attention", "full_attention"}:
+            if unknown := set(self.layer_types) - set(LAYER_TYPES):
                 raise ConfigError(f"layer_types has {min(unknown)!r}; expected 'sliding_attention' or 'full_attention'")
         if self.parallel_residual and self.norm_position != "pre":
             raise ConfigError(f"parallel_residual is true and norm_position {self.norm_position!r}; expected 'pre'")
@@ -165,8 +167,10 @@ class TransformerConfig(ModelConfig):
 
     source_vocab_size: int = option("Number of source tokens.", at_least=1)
     target_vocab_size: int = option("Number of target tokens.", at_least=1)
-    num_encoder_layers: int = option("Layers of the encoder.", default=6, at_least=0)
-    num_decoder_layers: int = option("Layers of the decoder; 0 makes an encoder only.", default=6, at_least=0)
+    num_encoder_layers: int = option("Layers of the encoder.", default=6, at_least=0, at_most=_MAX_LAYERS)
+    num_decoder_layers: int = option(
+        "Layers of the decoder; 0 makes an encoder only.", default=6, at_least=0, at_most=_MAX_LAYERS
+    )
     share_embeddings: bool = option("Share one table between source and target (joint vocabulary).", default=False)
     copy: bool = option(
         "Copy source tokens with a pointer-generator (See et al., 2017); needs share_embeddings.", default=False
@@ -237,7 +241,7 @@ class LanguageModelConfig(ModelConfig):
     """
 
     vocab_size: int = option("Number of tokens.", at_least=1)
-    num_layers: int = option("Number of layers.", default=6, at_least=0)
+    num_layers: int = option("Number of layers.", default=6, at_least=0, at_most=_MAX_LAYERS)
 
 
 class EncoderConfig(ModelConfig):
@@ -248,7 +252,7 @@ class EncoderConfig(ModelConfig):
     """
 
     vocab_size: int = option("Number of tokens.", at_least=1)
-    num_layers: int = option("Number of layers.", default=6, at_least=0)
+    num_layers: int = option("Number of layers.", default=6, at_least=0, at_most=_MAX_LAYERS)
     num_token_types: int = option(
         "Types of tokens, e.g. of the two texts of a pair; 0 for none.", default=0, at_least=0
     )
@@ -277,7 +281,7 @@ class ImageEncoderConfig(ModelConfig):
     image_size: int = option("Height and width of an image, in pixels.", default=224, at_least=1)
     patch_size: int = option("Height and width of a patch; must divide image_size.", default=16, at_least=1)
     num_channels: int = option("Channels of a pixel.", default=3, at_least=1)
-    num_layers: int = option("Number of layers.", default=6, at_least=0)
+    num_layers: int = option("Number of layers.", default=6, at_least=0, at_most=_MAX_LAYERS)
     activation: str = option("Activation of the feed-forward network.", default="gelu", choices=(*ACTIVATIONS, *GATED))
     positions: str = option(
         "Positional encoding of the class token and the patches.", default="learned", choices=POSITIONS
