@@ -34,19 +34,23 @@ print(generator(["A man"], max_new_tokens=5, do_sample=False))
 
 # Fine-tune it. The loss is a sum over tokens.
 model = xf.load_pretrained(directory / "original", dtype="float32")
-tokens = np.array(generator.encode(["A man sleeps .", "A dog runs ."]))  # (batch, length)
+rows = generator.encode(["A man sleeps .", "A dog runs", "A dog sleeps ."])
+IGNORED = -100  # the label of padding
+labels = np.array([[*row, *[IGNORED] * (max(map(len, rows)) - len(row))] for row in rows])
 
 
-def loss_fn(model, tokens, rng):
-    logits = model(tokens[:, :-1], rng=rng)
-    return xf.array_namespace(logits).sum(xf.cross_entropy(logits, tokens[:, 1:]))
+def loss_fn(model, labels, rng):
+    tokens = np.where(labels == IGNORED, 0, labels)[:, :-1]  # any id: no token sees the padding after it
+    everything = np.ones((1, 1, 1, 1), dtype=bool)  # pad_id of the model masks nothing
+    losses = xf.cross_entropy(model(tokens, mask=everything, rng=rng), labels[:, 1:], pad_id=IGNORED)
+    return xf.array_namespace(losses).sum(losses)
 
 
 model, history = xf.fit(
     model,
     loss_fn,
-    [tokens],
-    num_tokens=lambda tokens: tokens[:, 1:].size,
+    [labels],
+    num_tokens=lambda labels: int((labels[:, 1:] != IGNORED).sum()),
     optimizer=xf.AdamW(),
     learning_rate=1e-2,
     steps=40,

@@ -6,6 +6,7 @@ import pytest
 
 from tests.reference import small_language_model
 from xformer.models import Transformer, TransformerConfig
+from xformer.ops import cross_entropy
 from xformer.random import Rng
 from xformer.training import Batch, TextChunks, TokenPairs, language_model_loss, translation_loss
 from xformer.training.interrupt import Stopped, stop_on_signals
@@ -57,6 +58,21 @@ def test_padding_that_is_also_bos_is_not_counted():
     parts = [translation_loss(model, Batch.make(PAIRS, [row], xp=np, **ids)) for row in (0, 1)]
     complete = translation_loss(model, Batch.make(PAIRS, [0, 1], xp=np, **ids))
     assert float(sum(parts)) == pytest.approx(float(complete), rel=1e-12)
+
+
+@pytest.mark.parametrize("pad_id", [None, 2])
+def test_padded_rows_have_the_loss_of_single_rows_without_a_padding_id(pad_id):
+    """As in docs/examples/checkpoints.py: labels of padding are -100."""
+    model = small_language_model(dtype="float64", dropout=0.0, pad_id=pad_id, bos_id=2, eos_id=2)
+
+    def loss(labels):
+        labels = np.asarray(labels)
+        tokens = np.where(labels == -100, 0, labels)[:, :-1]
+        logits = model(tokens, mask=np.ones((1, 1, 1, 1), dtype=bool))
+        return cross_entropy(logits, labels[:, 1:], pad_id=-100).sum()
+
+    single = loss([[3, 2, 5, 2]]) + loss([[4, 2]])
+    assert float(loss([[3, 2, 5, 2], [4, 2, -100, -100]])) == pytest.approx(float(single), rel=1e-12)
 
 
 def test_dropout_acts_when_there_is_an_rng():

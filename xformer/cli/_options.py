@@ -81,6 +81,17 @@ RecipeOption = Annotated[
 ]
 
 
+InitOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--init",
+        metavar="DIR",
+        help="Start from the model and the tokenizer of a public checkpoint or of a run.",
+        rich_help_panel=DATA,
+    ),
+]
+
+
 def file_option(name: str, help: str) -> Any:
     """Return an option that names a text file."""
     return typer.Option(name, metavar="FILE", help=help, rich_help_panel=DATA)

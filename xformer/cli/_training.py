@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from rich.console import Console
@@ -17,11 +18,12 @@ from xformer.cli._console import TrainingProgress, format_number, make_console, 
 from xformer.cli._options import option_name, parse_recipe_overrides
 from xformer.config import field_names
 from xformer.errors import CheckpointError, ConfigError, DataError
-from xformer.runs.recipe import Recipe, read_tables
+from xformer.models import BaseModel
+from xformer.runs.initial_model import InitialModel, check_init_settings
+from xformer.runs.recipe import Recipe, check_training, error_context, read_tables
 from xformer.runs.run_directory import COMMANDS, RunDirectory, sha256
 from xformer.runs.tasks import TASKS, Task
 from xformer.runs.trainer import Trainer
-from xformer.text import Tokenizer
 from xformer.training import Callback
 
 DEFAULT_MINUTES = 30.0
@@ -59,7 +61,7 @@ class TrainingJob(ABC):
         """Return the task for a Trainer."""
 
     @abstractmethod
-    def tokenizers(self) -> dict[str, Tokenizer]:
+    def tokenizers(self) -> Mapping[str, Any]:
         """Return the tokenizers by their names in a run directory."""
 
     @abstractmethod
@@ -78,6 +80,7 @@ class TrainingJob(ABC):
             "backend": self.backend,
             "seed": self.recipe.training.seed,
             "recipe": self.recipe.to_dict(),
+            "init": {} if self.recipe.init.path is None else InitialModel(Path(self.recipe.init.path)).digests(),
             "model": self.model.config.to_dict(),
             "num_parameters": self.model.parameter_count(),
             "data": data,
@@ -89,6 +92,8 @@ class TrainingJob(ABC):
         for line in self.describe_data():
             console.print(line)
         settings = self.recipe.training
+        if self.recipe.init.path is not None:
+            console.print(f"start: the parameters and the tokenizer of {self.recipe.init.path}")
         sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in self.tokenizers().values()]
         vocabulary = f"{'vocabulary' if len(sizes) == 1 else 'vocabularies'} of {' and '.join(sizes)} tokens"
         mixed = settings.precision != "float32"
@@ -109,6 +114,7 @@ def start_run(
     overrides: Sequence[str] | None,
     backend: str,
     task: str | None = None,
+    init: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
     """Train in a new run directory, after checking everything.
 
@@ -121,6 +127,7 @@ def start_run(
         overrides: Values of --set, which override the recipe.
         backend: Name of the backend.
         task: Value of --task.
+        init: Fields of `InitConfig` that were given.
 
     Returns:
         The exit code.
@@ -131,7 +138,11 @@ def start_run(
     if missing:
         required = ", ".join(map(option_name, job_type.required))
         raise ConfigError(f"{', '.join(missing)} missing; expected {required}")
-    values = _make_recipe(job_type.tasks, recipe, settings, parse_recipe_overrides(overrides), task)
+    overrides_by_table = parse_recipe_overrides(overrides)
+    given = {name: str(value) for name, value in init.items() if value is not None}
+    if given:
+        overrides_by_table["init"] = {**overrides_by_table.get("init", {}), **given}
+    values = _make_recipe(job_type.tasks, recipe, settings, overrides_by_table, task)
     job = job_type.prepare(values, backend, paths, None)
     data = {name: {"path": os.path.abspath(path), "sha256": file_digest(path)} for name, path in paths.items()}
     run.start(job.config(data), job.tokenizers())
@@ -160,6 +171,14 @@ def _make_recipe(
     for table, values in [*options, *overrides.items()]:
         if isinstance(tables.get(table, {}), dict):
             tables[table] = tables.get(table, {}) | values
+    path_of_init = tables["init"].get("path") if isinstance(tables.get("init"), dict) else None
+    if path_of_init is not None:
+        check_init_settings(tables, str(path) if path else "the options")
+        initial = InitialModel(Path(os.path.abspath(path_of_init)))
+        initial.check_task(task)
+        tables["init"] = {**tables["init"], "path": str(initial.path)}
+        for table, values in initial.tables().items():
+            tables[table] = {**values, **tables.get(table, {})}
     changed = " with the options given" if settings or overrides else ""
     recipe = Recipe.from_dict({**tables, "task": task}, f"{path}{changed}" if path else "the options")
     if recipe.training.max_minutes is None and recipe.training.max_steps is None:
@@ -174,6 +193,15 @@ def train_and_report(job: TrainingJob, run: RunDirectory, *, resume: bool = Fals
     outcome = train_job(job, run, console, resume=resume)
     print_summary(job.recipe.task, outcome, run, console)
     return outcome.exit_code
+
+
+def load_initial_model(recipe: Recipe, model_class: type[BaseModel], xp: Any) -> Any:
+    """Return the model that a run starts from; raise ConfigError if the recipe does not fit it."""
+    initial = InitialModel(Path(str(recipe.init.path)))
+    model = initial.load(model_class, recipe.model, xp=xp, dtype=recipe.training.dtype)
+    with error_context("[training]"):
+        check_training(model.config, recipe.training)
+    return model
 
 
 def file_digest(path: Path) -> str:

@@ -19,7 +19,8 @@ transformers and other programs load.
   xformer translate --model checkpoint --input test.de
 
 Translators and summarizers become Pegasus models, or Marian models with post-norm; language models become Llama or \
-GPT-2 models. A model with a part that none of them has is refused, with the name of the field of its configuration.
+GPT-2 models. A model with a part that none of them has is refused, with the name of the field of its configuration. \
+A run that started from a public checkpoint (--init) is written in the format of that checkpoint.
 """
 
 

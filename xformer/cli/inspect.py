@@ -88,7 +88,8 @@ def _inspect_run(directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, A
     task = config.get("task", "translation")
     log = TrainingFiles(directory).read_log()
     entries = read_header(run.model) if run.model.exists() else {}
-    tokenizers = Tokenizers.load(run).by_side()
+    pretrained = run.pretrained_files()
+    tokenizers = Tokenizers.load(run).by_side() if pretrained is None else {}
     spec = TASKS[task]
     recipe = {name: table for name, table in config.get("recipe", {}).items() if isinstance(table, dict)}
     settings = {name: _changed(spec.tables[name], table) for name, table in recipe.items() if name in spec.tables}
@@ -101,7 +102,8 @@ def _inspect_run(directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, A
         "tokenizers": {
             side: {"model": t.model, "vocab_size": t.vocab_size, "lowercase": t.lowercase}
             for side, t in tokenizers.items()
-        },
+        }
+        or {"joint": _describe_tokenizer(load_tokenizer(run.pretrained))},
         "data": counts,
         "config": config,
         "validations": [event for event in log if event.get("event") in ("validation", "average")],

@@ -15,6 +15,7 @@ from xformer.cli.train_lm import LanguageModelTrainingJob
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.io import write_json
 from xformer.runs.config import BaseTrainingConfig
+from xformer.runs.initial_model import InitialModel
 from xformer.runs.recipe import Recipe
 from xformer.runs.run_directory import RunDirectory
 
@@ -47,6 +48,9 @@ def resume(
         for path, digest in data.values():
             if file_digest(path) != digest:
                 raise DataError(f"{path} has changed since the run started (its SHA-256 differs); restore it")
+        init = recipe.init.path
+        if init is not None and InitialModel(Path(init)).digests() != config.get("init"):
+            raise CheckpointError(f"{init} has changed since the run started (a SHA-256 differs); restore it")
         backend = backend or config["backend"]
         job = job_type.prepare(recipe, backend, {name: path for name, (path, _) in data.items()}, run)
         resumed = {**config, "recipe": recipe.to_dict(), "backend": backend}

@@ -12,22 +12,30 @@ import typer
 
 from xformer.cli._console import plural
 from xformer.cli._options import (
+    DATA,
     RECIPE,
     BackendOption,
+    InitOption,
     OutOption,
     RecipeOption,
     SetRecipeOption,
     config_options,
     file_option,
     open_backend,
+    option_name,
 )
-from xformer.cli._training import TrainingJob, start_run
+from xformer.cli._training import TrainingJob, load_initial_model, start_run
+from xformer.errors import ConfigError
+from xformer.models import Transformer
 from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationScore
+from xformer.pipelines.base import check_vocabulary
+from xformer.pipelines.tokenizers import CheckpointTokenizers
 from xformer.runs.config import TokenizerConfig, TrainingConfig
+from xformer.runs.initial_model import InitialModel
 from xformer.runs.recipe import Recipe, error_context
 from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import TASKS, TranslationTask, build_model
-from xformer.text import ParallelCorpus, Tokenizer, read_parallel
+from xformer.text import ParallelCorpus, read_parallel
 from xformer.training.data_parallel import default_num_workers
 from xformer.training.interrupt import check_stop
 
@@ -46,6 +54,9 @@ With a recipe, and two of its settings changed:
   xformer train --source train.de --target train.en \\
     --valid-source val.de --valid-target val.en --out run \\
     --recipe my.toml --seed 1 --set training.warmup_steps=4000
+Fine-tune a public checkpoint:
+  xformer train --source train.de --target train.en \\
+    --valid-source val.de --valid-target val.en --init opus-mt-de-en --out run
 Continue it, and train longer:
   xformer resume run --max-minutes 60
 
@@ -54,6 +65,10 @@ A recipe has a task and three tables; options override it:
   \\[model]      d_model, num_heads, d_ff, num_encoder_layers, dropout, ...
   \\[tokenizer]  vocab_size, model = "bpe" | "words" | "characters", joint, ...
   \\[training]   batch_tokens, learning_rate_factor, warmup_steps, ...
+
+With --init, training starts from a public checkpoint or a run, with its tokenizer. The learning rate is then 5e-5 \
+unless set, and \\[model] has only dropout, attention_dropout, activation_dropout and rematerialize. \
+`xformer export DIR OUT` writes a tuned checkpoint back in its own format.
 
 Uses all cores; XFORMER_NUM_THREADS=N limits the number of threads.
 """
@@ -74,6 +89,11 @@ def train(
     target: Annotated[Path | None, file_option("--target", "Training text, target side.")] = None,
     valid_source: Annotated[Path | None, file_option("--valid-source", "Validation text, source side.")] = None,
     valid_target: Annotated[Path | None, file_option("--valid-target", "Validation text, target side.")] = None,
+    init: InitOption = None,
+    source_language: Annotated[
+        str | None, typer.Option(help="Language of the sources, for --init with many languages.", rich_help_panel=DATA)
+    ] = None,
+    target_language: Annotated[str | None, typer.Option(help="Language of the targets.", rich_help_panel=DATA)] = None,
     recipe: RecipeOption = None,
     task: Annotated[
         str | None,
@@ -92,6 +112,7 @@ def train(
     """Train a model on parallel text."""
     files = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
     options: dict[str, Any] = {"settings": settings, "overrides": overrides, "backend": backend, "task": task}
+    options["init"] = {"path": init, "source_language": source_language, "target_language": target_language}
     return start_run(ParallelTrainingJob, out, files, recipe=recipe, **options)
 
 
@@ -103,7 +124,7 @@ class ParallelTrainingJob(TrainingJob):
     required = ("source", "target", "valid_source", "valid_target")
     unit = "target tokens"
 
-    tokenizer_pair: Tokenizers
+    tokenizer_pair: Tokenizers | CheckpointTokenizers
     train: EncodedCorpus
     valid: EncodedCorpus
 
@@ -116,7 +137,7 @@ class ParallelTrainingJob(TrainingJob):
         train = read_parallel(files["source"], files["target"])
         valid = read_parallel(files["valid_source"], files["valid_target"])
         names = [files[name] for name in cls.required]
-        tokenizers = None if run is None else Tokenizers.load(run)
+        tokenizers = _initial_tokenizers(recipe, run)
         job = cls.make(recipe, train, valid, xp=xp, backend=backend, names=names, tokenizers=tokenizers)
         job.task()  # raises an error if the package that computes the score is missing
         return job
@@ -131,7 +152,7 @@ class ParallelTrainingJob(TrainingJob):
         xp: Any,
         backend: str,
         names: Sequence[Any],
-        tokenizers: Tokenizers | None = None,
+        tokenizers: Tokenizers | CheckpointTokenizers | None = None,
     ) -> ParallelTrainingJob:
         """Train the tokenizers, unless given, encode the text, and make the model.
 
@@ -155,7 +176,7 @@ class ParallelTrainingJob(TrainingJob):
             EncodedCorpus.encode, tokenizers=tokenizers, max_length=settings.max_length, truncation=settings.truncation
         )
         encoded, encoded_valid = encode(train, names=names[:2]), encode(valid, names=names[2:])
-        model = build_model(recipe, tokenizers, xp)
+        model = _make_model(recipe, tokenizers, xp)
         # The last bits of the results depend on the number of shards, so it is part of the run.
         recipe = recipe.with_training(data_parallel=settings.data_parallel or default_num_workers(model))
         return cls(recipe, model, backend, tokenizers, encoded, encoded_valid)
@@ -172,7 +193,7 @@ class ParallelTrainingJob(TrainingJob):
             metric=score.name,
         )
 
-    def tokenizers(self) -> dict[str, Tokenizer]:
+    def tokenizers(self) -> Mapping[str, Any]:
         """Return the tokenizers by their names in a run directory."""
         return self.tokenizer_pair.by_side()
 
@@ -197,6 +218,32 @@ class ParallelTrainingJob(TrainingJob):
         """Yield lines that describe the data."""
         for name, corpus in (("training", self.train), ("validation", self.valid)):
             yield f"{name}: {plural(len(corpus.pairs), TASKS[self.recipe.task].unit)}{_describe_dropped(corpus)}"
+
+
+def _initial_tokenizers(recipe: Recipe, run: RunDirectory | None) -> Tokenizers | CheckpointTokenizers | None:
+    """Return the tokenizers of a run to be resumed, or of the model to start from; None for those to be trained."""
+    init = recipe.init
+    if run is None and init.path is not None:
+        initial = InitialModel(Path(init.path))
+        run, pretrained = initial.run, initial.pretrained
+    else:
+        pretrained = None if run is None else run.pretrained_files()
+    if pretrained is not None:
+        return CheckpointTokenizers.load(pretrained, recipe.task, init.source_language, init.target_language)
+    for name in ("source_language", "target_language"):
+        if getattr(init, name) is not None:
+            raise ConfigError(f"{option_name(name)} applies to public checkpoints; omit it for a run of xformer")
+    return None if run is None else Tokenizers.load(run)
+
+
+def _make_model(recipe: Recipe, tokenizers: Tokenizers | CheckpointTokenizers, xp: Any) -> Transformer:
+    """Return a new model, or the one that the recipe names."""
+    if recipe.init.path is None:
+        return build_model(recipe, tokenizers, xp)
+    model: Transformer = load_initial_model(recipe, Transformer, xp)
+    check_vocabulary("source tokenizer", tokenizers.source, model.config.source_vocab_size)
+    check_vocabulary("target tokenizer", tokenizers.target, model.config.target_vocab_size)
+    return model
 
 
 def _describe_dropped(corpus: EncodedCorpus) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from xformer.cli._console import plural
 from xformer.cli._options import (
     BackendOption,
+    InitOption,
     OutOption,
     RecipeOption,
     SetRecipeOption,
@@ -19,14 +20,16 @@ from xformer.cli._options import (
     file_option,
     open_backend,
 )
-from xformer.cli._training import TrainingJob, start_run
+from xformer.cli._training import TrainingJob, load_initial_model, start_run
 from xformer.errors import ConfigError
 from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.pipelines.base import check_vocabulary
 from xformer.runs.config import LanguageModelTrainingConfig
+from xformer.runs.initial_model import InitialModel
 from xformer.runs.recipe import Recipe, error_context
 from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import LanguageModelTask
-from xformer.text import UNK_ID, Tokenizer, read_text
+from xformer.text import UNK_ID, PretrainedTokenizer, Tokenizer, load_tokenizer, read_text
 from xformer.training.data_parallel import default_num_workers
 
 HELP = """Train a language model on plain text: a decoder-only Transformer that predicts each character, or token, \
@@ -43,6 +46,8 @@ Tiny Shakespeare (input.txt, 1.1 million characters), two minutes on two CPU cor
   xformer generate --model run --prompt "ROMEO:"
 A text of your own, for 20 minutes (30 by default):
   xformer train-lm --text mine.txt --out run --max-minutes 20
+Fine-tune a public checkpoint:
+  xformer train-lm --text mine.txt --init SmolLM2-135M --out run
 Continue it, and train longer:
   xformer resume run --max-minutes 60
 
@@ -54,6 +59,10 @@ A recipe has task = "language_modeling" and three tables; options override it:
   \\[model]      d_model, num_heads, d_ff, num_layers, positions, dropout, ...
   \\[tokenizer]  model = "characters" | "bpe", vocab_size, ...
   \\[training]   context_length, batch_size, learning_rate, schedule, optimizer, ...
+
+With --init, training starts from a public checkpoint or a run, with its tokenizer. The learning rate is then 5e-5 \
+unless set, and \\[model] has only dropout, attention_dropout, activation_dropout and rematerialize. \
+`xformer export DIR OUT` writes a tuned checkpoint back in its own format.
 
 Uses all cores; XFORMER_NUM_THREADS=N limits the number of threads.
 """
@@ -68,6 +77,7 @@ def train_lm(
     out: OutOption,
     text: Annotated[Path | None, file_option("--text", "Training text, used with its line ends.")] = None,
     valid_text: Annotated[Path | None, file_option("--valid-text", "Validation text.")] = None,
+    init: InitOption = None,
     recipe: RecipeOption = None,
     overrides: SetRecipeOption = None,
     *,
@@ -79,6 +89,7 @@ def train_lm(
         raise ConfigError("--valid-text and --valid-share are both given; expected only one of them")
     files = {"text": text, "valid_text": valid_text}
     options: dict[str, Any] = {"settings": settings, "overrides": overrides, "backend": backend}
+    options["init"] = {"path": init}
     return start_run(LanguageModelTrainingJob, out, files, recipe=recipe, **options)
 
 
@@ -98,7 +109,7 @@ class LanguageModelTrainingJob(TrainingJob):
     optional = ("valid_text",)
     unit = "tokens"
 
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | PretrainedTokenizer
     train: Any
     valid: Any
     num_characters: tuple[int, int]
@@ -114,12 +125,19 @@ class LanguageModelTrainingJob(TrainingJob):
             valid = read_text(files["valid_text"])
         else:
             train, valid = split(train, recipe.training.valid_share)
-        tokenizer = None if run is None else run.load_tokenizer("joint")
+        tokenizer = _initial_tokenizer(recipe, run)
         return cls.make(recipe, train, valid, xp=xp, backend=backend, tokenizer=tokenizer)
 
     @classmethod
     def make(
-        cls, recipe: Recipe, train: str, valid: str, *, xp: Any, backend: str, tokenizer: Tokenizer | None = None
+        cls,
+        recipe: Recipe,
+        train: str,
+        valid: str,
+        *,
+        xp: Any,
+        backend: str,
+        tokenizer: Tokenizer | PretrainedTokenizer | None = None,
     ) -> LanguageModelTrainingJob:
         """Train the tokenizer, unless given, encode the text, and make the model.
 
@@ -129,10 +147,14 @@ class LanguageModelTrainingJob(TrainingJob):
         """
         with error_context("[tokenizer]"):
             tokenizer = tokenizer or Tokenizer.train([train], **recipe.tokenizer.to_dict())
-        ids = [np.asarray(tokenizer.encode_text(text), dtype=np.int64) for text in (train, valid)]
-        config = LanguageModelConfig(vocab_size=tokenizer.vocab_size, **recipe.model)
+        ids = [np.asarray(_encode(tokenizer, text), dtype=np.int64) for text in (train, valid)]
         settings = recipe.training
-        model = LanguageModel(config, xp=xp, seed=settings.seed, dtype=settings.dtype)
+        if recipe.init.path is None:
+            config = LanguageModelConfig(vocab_size=tokenizer.vocab_size, **recipe.model)
+            model = LanguageModel(config, xp=xp, seed=settings.seed, dtype=settings.dtype)
+        else:
+            model = load_initial_model(recipe, LanguageModel, xp)
+            check_vocabulary("tokenizer", tokenizer, model.vocab_size)
         # The last bits of the results depend on the number of shards, so it is part of the run.
         recipe = recipe.with_training(data_parallel=settings.data_parallel or default_num_workers(model))
         job = cls(recipe, model, backend, tokenizer, ids[0], ids[1], (len(train), len(valid)))
@@ -146,7 +168,7 @@ class LanguageModelTrainingJob(TrainingJob):
             self.model, self.train, self.valid, context_length=settings.context_length, batch_size=settings.batch_size
         )
 
-    def tokenizers(self) -> dict[str, Tokenizer]:
+    def tokenizers(self) -> Mapping[str, Any]:
         """Return the tokenizer by its name in a run directory."""
         return {"joint": self.tokenizer}
 
@@ -163,15 +185,34 @@ class LanguageModelTrainingJob(TrainingJob):
     @property
     def num_unknown(self) -> int:
         """Number of tokens of the validation text that do not occur in the training text."""
-        return int((self.valid == UNK_ID).sum())
+        unk_id = UNK_ID if isinstance(self.tokenizer, Tokenizer) else self.tokenizer.unk_id
+        return 0 if unk_id is None else int((self.valid == unk_id).sum())
 
     def describe_data(self) -> Iterator[str]:
         """Yield lines that describe the data."""
         notes = ["", f", {self.num_unknown:,} of them unknown" if self.num_unknown else ""]
         texts = (self.train, self.valid)
         for name, count, ids, note in zip(("training", "validation"), self.num_characters, texts, notes, strict=True):
-            tokens = "" if self.tokenizer.model == "characters" else f", {plural(len(ids), 'token')}"
+            tokens = "" if getattr(self.tokenizer, "model", None) == "characters" else f", {plural(len(ids), 'token')}"
             yield f"{name}: {plural(count, 'character')}{tokens}{note}"
+
+
+def _initial_tokenizer(recipe: Recipe, run: RunDirectory | None) -> Tokenizer | PretrainedTokenizer | None:
+    """Return the tokenizer of a run to be resumed, or of the model to start from; None for one to be trained."""
+    if run is None and recipe.init.path is not None:
+        initial = InitialModel(Path(recipe.init.path))
+        run, pretrained = initial.run, initial.pretrained
+    else:
+        pretrained = None if run is None else run.pretrained_files()
+    if pretrained is not None:
+        return load_tokenizer(pretrained)
+    return None if run is None else run.load_tokenizer("joint")
+
+
+def _encode(tokenizer: Tokenizer | PretrainedTokenizer, text: str) -> list[int]:
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer.encode_text(text)
+    return tokenizer.encode(text, special_tokens=False)
 
 
 def split(text: str, valid_share: float) -> tuple[str, str]:

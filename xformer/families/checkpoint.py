@@ -182,6 +182,33 @@ def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, mode
     """
     model = with_separate_halves(model)
     family, values = _writable_family(model, model_type)
+    _write(model, family, values, Path(directory))
+    if isinstance(model, LanguageModel | Transformer):
+        write_json(Path(directory) / "generation_config.json", _generation_config(model))
+
+
+def save_with_config(model: BaseModel, config_path: Path, directory: Path) -> str:
+    """Write a model that was loaded from a public checkpoint, with the config.json of that checkpoint.
+
+    Args:
+        model: The model.
+        config_path: The config.json.
+        directory: Directory to write to; created if necessary.
+
+    Returns:
+        The model type.
+
+    Raises:
+        CheckpointError: If a file cannot be read or written.
+    """
+    values = read_json(config_path, "configuration")
+    family = family_of(values.get("model_type"), config_path)
+    _write(model, family, {key: value for key, value in values.items() if key != "torch_dtype"}, directory)
+    return str(values["model_type"])
+
+
+def _write(model: BaseModel, family: Family, values: dict[str, Any], directory: Path) -> None:
+    """Write config.json and the tensors of a model."""
     parameters = dict(model.named_parameters())
     tensors: dict[str, Any] = {}
     for name, (layout, names) in family.layouts_of(model).items():
@@ -189,13 +216,13 @@ def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, mode
         if dtype_name(parameters[names[0]].dtype) == "bfloat16":
             x = x.astype(dtype_named(np, "bfloat16"))
         tensors[name] = x
-    directory = Path(directory)
+    for name, other in family.tied.items():  # the file decides: some configurations deny that the model is tied
+        if values.get("tie_word_embeddings") is False and name not in tensors and other in tensors:
+            tensors[name] = tensors[other]
     directory.mkdir(parents=True, exist_ok=True)
     values = {**values, "dtype": dtype_name(flatten(model)[0][0].dtype)}
     save_arrays(directory / "model.safetensors", tensors, {"format": "pt"})
     write_json(directory / "config.json", values)
-    if isinstance(model, LanguageModel | Transformer):
-        write_json(directory / "generation_config.json", _generation_config(model))
 
 
 def _generation_config(model: BaseModel) -> dict[str, Any]:

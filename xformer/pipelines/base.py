@@ -81,11 +81,17 @@ class Pipeline:
                     f"{cls.model_class.__name__}"
                 )
             return cls._from_checkpoint(model, Path(directory), **options)
-        if options:
-            raise ConfigError(f"{next(iter(options))} applies to public checkpoints; omit it for a run of xformer")
         run = RunDirectory(Path(directory))
         config = run.read_config_for(cls.task)
-        return cls._from_run(cls.model_class.load(run.model, xp=xp, dtype=dtype), run, config)
+        pretrained = run.pretrained_files()
+        if options and pretrained is None:
+            raise ConfigError(f"{next(iter(options))} applies to public checkpoints; omit it for a run of xformer")
+        trained: Any = cls.model_class.load(run.model, xp=xp, dtype=dtype)
+        if pretrained is None:
+            return cls._from_run(trained, run, config)
+        init = config["recipe"]["init"]
+        languages = {name: init.get(name) for name in known if init.get(name) is not None}
+        return cls._from_checkpoint(trained, pretrained, **{**languages, **options})
 
     @classmethod
     def _from_run(cls, model: Any, run: RunDirectory, config: dict[str, Any]) -> Self:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from xformer.errors import ConfigError
 from xformer.families import save_pretrained
+from xformer.families.checkpoint import save_with_config
 from xformer.io import read_json, write_json
 from xformer.models import Transformer, load
-from xformer.runs.run_directory import RunDirectory
+from xformer.runs.run_directory import RunDirectory, copy_pretrained
 from xformer.text import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID
 
 
@@ -22,7 +23,8 @@ def export_run(directory: str | os.PathLike[str], output: str | os.PathLike[str]
         output: Directory to write; new or empty.
 
     Returns:
-        The model type that was written: "pegasus", "marian", "llama" or "gpt2".
+        The model type that was written: "pegasus", "marian", "llama" or "gpt2", or that of the public checkpoint
+        that the run started from.
 
     Raises:
         ConfigError: If the output is not empty, or no family computes the same as the model (the error names the
@@ -30,10 +32,14 @@ def export_run(directory: str | os.PathLike[str], output: str | os.PathLike[str]
         CheckpointError: If a file of the run is missing or damaged, or the output cannot be written.
     """
     run, output = RunDirectory(Path(directory)), Path(output)
+    pretrained = run.pretrained_files()
     tokenizers = {side: run.load_tokenizer(side) for side in _tokenizer_sides(run)}
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError(f"{output} is not an empty directory; choose another one")
     model = load(run.model)
+    if pretrained is not None:
+        copy_pretrained(pretrained, output)
+        return save_with_config(model, pretrained / "config.json", output)
     save_pretrained(model, output)
     for side, tokenizer in tokenizers.items():
         path = output / RunDirectory(output).tokenizer(side).name

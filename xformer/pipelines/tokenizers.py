@@ -52,6 +52,10 @@ class CheckpointTokenizers(NamedTuple):
             forced_bos_id = read_generation(directory, encoder_decoder=True).forced_bos_id
         return cls(source, target, instruction, forced_bos_id)
 
+    def by_side(self) -> dict[str, PretrainedTokenizer]:
+        """Return one tokenizer, whose directory has the files of both sides."""
+        return {"joint": self.source}
+
     def encode_source(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of sources, special tokens included."""
         return self.source.encode_batch([self.instruction + text for text in texts])

@@ -14,6 +14,14 @@ from xformer.training.schedules import Schedule, constant, cosine, inverse_squar
 _FALLING = {"cosine": cosine, "linear": linear}  # schedules that end at max_steps
 
 
+class InitConfig(Config):
+    """The model that a run starts from, in place of random parameters."""
+
+    path: str | None = option("Directory of a public checkpoint or of a run.", default=None)
+    source_language: str | None = option("Language of the sources, for models of many languages.", default=None)
+    target_language: str | None = option("Language of the targets, for models of many languages.", default=None)
+
+
 class TokenizerConfig(Config):
     """Tokenization of pairs of texts."""
 

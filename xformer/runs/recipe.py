@@ -13,8 +13,10 @@ from typing import Any
 
 from xformer.config import check_keys, field_names
 from xformer.errors import ConfigError
-from xformer.runs.config import BaseTrainingConfig, TokenizerConfig, TrainingConfig
+from xformer.runs.config import BaseTrainingConfig, InitConfig, TokenizerConfig, TrainingConfig
 from xformer.runs.tasks import TASKS, TaskSpec
+
+FINE_TUNING_RATE = 5e-5  # default peak of runs that start from a model, as in transformers
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,15 @@ class Recipe:
             model. Vocabulary sizes and special tokens come from the tokenizer.
         tokenizer: A `TokenizerConfig`, or a `TextTokenizerConfig` for language models.
         training: A `TrainingConfig`, or a `LanguageModelTrainingConfig` for language models.
+        init: The model to start from. With one, model has only the settings that change it, and tokenizer is None
+            if the tokenizer is one of a public checkpoint.
     """
 
     task: str = "translation"
     model: dict[str, Any] = field(default_factory=lambda: dict(TASKS["translation"].model_defaults))
     tokenizer: Any = field(default_factory=TokenizerConfig)
     training: Any = field(default_factory=TrainingConfig)
+    init: InitConfig = field(default_factory=InitConfig)
 
     @classmethod
     def from_dict(cls, tables: dict[str, Any], name: str = "the recipe") -> Recipe:
@@ -52,6 +57,12 @@ class Recipe:
         spec = TASKS[task]
         for key, table in tables.items():
             _check_table(key, table, spec, name)
+        init = InitConfig.from_dict(tables.pop("init", {}), f"[init] of {name}")
+        if init.path is not None:
+            return cls._of_initial_model(task, init, tables, name)
+        for key, value in init.to_dict().items():
+            if value is not None:
+                raise ConfigError(f"{key} of [init] in {name} is {value!r} without a path of a model; omit it")
         for key, defaults in spec.defaults.items():
             tables[key] = {**defaults, **tables.get(key, {})}
         model = {**spec.model_defaults, **tables.get("model", {})}
@@ -59,9 +70,23 @@ class Recipe:
         config = _model_config(spec, model, tokenizer, f"[model] of {name}")
         training = spec.training.from_dict(tables.get("training", {}), f"[training] of {name}")
         with error_context(f"[training] of {name}"):
-            training.make_schedule(config.d_model)
-            _check_positions(config, training)
+            check_training(config, training)
         return cls(task, model, tokenizer, training)
+
+    @classmethod
+    def _of_initial_model(cls, task: str, init: InitConfig, tables: dict[str, Any], name: str) -> Recipe:
+        """Return the recipe of a run that starts from a model, whose configuration is not known here."""
+        spec = TASKS[task]
+        model = tables.get("model", {})
+        check_keys(model, set(field_names(spec.model)) - spec.from_tokenizer, f"[model] of {name}")
+        tokenizer = tables.get("tokenizer")
+        if tokenizer:
+            tokenizer = spec.tokenizer.from_dict(tokenizer, f"[tokenizer] of {name}")
+        values = {**spec.defaults.get("training", {}), **tables.get("training", {})}
+        if not {"learning_rate", "learning_rate_factor"} & values.keys():
+            values["learning_rate"] = FINE_TUNING_RATE
+        training = spec.training.from_dict(values, f"[training] of {name}")
+        return cls(task, model, tokenizer or None, training, init)
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Recipe:
@@ -76,8 +101,9 @@ class Recipe:
         """Return the tables as JSON-serializable dictionaries."""
         return {
             "task": self.task,
+            **({} if self.init.path is None else {"init": self.init.to_dict()}),
             "model": self.model,
-            "tokenizer": self.tokenizer.to_dict(),
+            "tokenizer": {} if self.tokenizer is None else self.tokenizer.to_dict(),
             "training": self.training.to_dict(),
         }
 
@@ -111,7 +137,7 @@ def _check_table(key: str, table: Any, spec: TaskSpec, name: str) -> None:
     tables = [f"[{each}]" for each, config in spec.tables.items() if key in field_names(config)]
     if tables and key not in spec.tables and key not in spec.from_tokenizer:
         raise ConfigError(f"{key!r} in {name} is outside the tables; expected it under {' or '.join(tables)}")
-    check_keys([key], {"task", *spec.tables}, name)
+    check_keys([key], {"task", "init", *spec.tables}, name)
     if not isinstance(table, dict):
         raise ConfigError(f"{key!r} in {name} is {table!r}; expected a table [{key}]")
 
@@ -128,6 +154,12 @@ def _model_config(spec: TaskSpec, model: dict[str, Any], tokenizer: Any, name: s
         if model.get("copy") and derived.get("share_embeddings") is False:
             raise ConfigError("copy is true, which requires one vocabulary; set joint = true in [tokenizer]")
         return spec.model(**derived, **model)
+
+
+def check_training(config: Any, training: BaseTrainingConfig) -> None:
+    """Check that the settings of training fit the configuration of a model; raise ConfigError."""
+    training.make_schedule(config.d_model)
+    _check_positions(config, training)
 
 
 def _check_positions(config: Any, training: BaseTrainingConfig) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.checkpoint import describe_missing
 from xformer.io import atomic_write, lock_directory, read_json, unwritable_parent, write_json
-from xformer.text import Tokenizer
+from xformer.text import PretrainedTokenizer, Tokenizer, load_tokenizer
 
 # The command that uses the model, by task; here, as inference does not import the table of tasks.
 COMMANDS = {"translation": "translate", "summarization": "summarize", "language_modeling": "generate"}
@@ -31,6 +31,7 @@ class RunDirectory:
         log: log.jsonl, one JSON object per line.
         checkpoints: checkpoints/, models kept during training, if the configuration asks for them.
         averaged: averaged.safetensors, the average of these models.
+        pretrained: pretrained/, configuration and tokenizer of the public checkpoint that the run started from, if any.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -41,6 +42,7 @@ class RunDirectory:
         self.log = self.path / "log.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.averaged = self.path / "averaged.safetensors"
+        self.pretrained = self.path / "pretrained"
         self._backup = self.checkpoints / "best.safetensors"
 
     def tokenizer(self, side: str) -> Path:
@@ -53,12 +55,12 @@ class RunDirectory:
         models = [self.model, self.last, self.averaged, *self.checkpoints.glob("*.safetensors")]
         return [self.config, self.log, *tokenizers, *models]
 
-    def start(self, config: dict[str, Any], tokenizers: Mapping[str, Tokenizer]) -> None:
+    def start(self, config: dict[str, Any], tokenizers: Mapping[str, Tokenizer | PretrainedTokenizer]) -> None:
         """Create the directory of a new run: write its tokenizers and then its configuration.
 
         Args:
             config: The configuration, JSON-serializable. An entry "tokenizers" with the SHA-256 of each file is added.
-            tokenizers: Tokenizers by side.
+            tokenizers: Tokenizers by side. Those of a public checkpoint are copied with its configuration.
 
         Raises:
             ConfigError: If the directory is not empty.
@@ -66,8 +68,12 @@ class RunDirectory:
         """
         self.check_is_free()
         for side, tokenizer in tokenizers.items():
-            tokenizer.save(self.tokenizer(side))
-        digests = {self.tokenizer(side).name: sha256(self.tokenizer(side)) for side in tokenizers}
+            if isinstance(tokenizer, PretrainedTokenizer):
+                copy_pretrained(tokenizer.directory, self.pretrained)
+            else:
+                tokenizer.save(self.tokenizer(side))
+        files = [*map(self.tokenizer, ("joint", "source", "target")), *self.pretrained.rglob("*")]
+        digests = {str(path.relative_to(self.path)): sha256(path) for path in sorted(files) if path.is_file()}
         # Last: a directory with a configuration is a complete run.
         write_json(self.config, {"format": FORMAT, **config, "tokenizers": digests})
 
@@ -99,6 +105,19 @@ class RunDirectory:
         if digests.get(path.name) != sha256(path):
             raise CheckpointError(f"{path} is not the tokenizer that this run started with; restore it or train again")
         return tokenizer
+
+    def pretrained_files(self) -> Path | None:
+        """Return the directory with the files of the public checkpoint that the run started from; None without one.
+
+        Raises:
+            CheckpointError: If a file is not the one that the run started with.
+        """
+        digests = self.read_config().get("tokenizers", {})
+        names = [name for name in digests if name.startswith(f"{self.pretrained.name}/")]
+        for name in names:
+            if sha256(self.path / name) != digests[name]:
+                raise CheckpointError(f"{self.path / name} is not the file that this run started with; restore it")
+        return self.pretrained if names else None
 
     def read_config(self) -> dict[str, Any]:
         """Return the configuration; raise CheckpointError if the directory holds no run or it is damaged."""
@@ -156,6 +175,15 @@ class RunDirectory:
         except OSError as error:
             raise CheckpointError(f"cannot write {self.model}: {error.strerror or error}") from error
         return True
+
+
+def copy_pretrained(source: Path, target: Path) -> None:
+    """Copy the files of a public checkpoint, except its weights; raise CheckpointError if one cannot be copied."""
+    load_tokenizer(source).save(target)
+    for name in ("config.json", "generation_config.json"):
+        if (source / name).is_file():
+            with atomic_write(target / name) as file:
+                file.write((source / name).read_bytes())
 
 
 def sha256(path: str | os.PathLike[str]) -> str:

@@ -1,0 +1,134 @@
+"""Runs that start from a public checkpoint or from another run."""
+
+import json
+
+import numpy as np
+import pytest
+
+import xformer as xf
+from tests.pipelines.test_checkpoints import checkpoint
+from xformer.cli.main import exit_code
+from xformer.io import load_arrays
+
+TOKENS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
+LINES = ["a man sleeps on a bench", "the dog runs", "the man runs", "a dog sleeps on the bench"]
+SETTINGS = [
+    "--set",
+    "training.validate_every=2",
+    "--set",
+    "training.learning_rate=0.01",
+    "--set",
+    "training.warmup_steps=1",
+]
+
+
+def make(tmp_path, name):
+    if name == "llama":
+        special = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
+        return checkpoint(tmp_path, name, "<s> $A", special, tokenizer_config={**TOKENS, "bos_token": "<s>"})
+    if name == "marian":
+        special = {"</s>": 0, "<unk>": 1, "<pad>": 60}
+        generation = {"bad_words_ids": [[60]], "max_length": 12}
+        return checkpoint(tmp_path, name, "$A </s>", special, tokenizer_config=TOKENS, generation_config=generation)
+    special = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "eng_Latn": 4, "deu_Latn": 5}
+    config = {"tokenizer_class": "NllbTokenizer", "src_lang": "eng_Latn", **TOKENS}
+    return checkpoint(tmp_path, name, "", special, tokenizer_config=config)
+
+
+def arguments(tmp_path, name):
+    text = tmp_path / "text"
+    text.write_text("\n".join(LINES) + "\n")
+    if name == "llama":
+        return ["train-lm", "--text", text, "--valid-text", text, "--set", "training.context_length=6"]
+    languages = ["--source-language", "deu_Latn", "--target-language", "eng_Latn"] if name == "m2m_100" else []
+    names = ("--source", "--target", "--valid-source", "--valid-target")
+    return ["train", *(each for option in names for each in (option, text)), *languages]
+
+
+def run(*args):
+    return exit_code([str(arg) for arg in args])
+
+
+@pytest.mark.parametrize("name", ["llama", "marian", "m2m_100"])
+def test_a_checkpoint_is_tuned_resumed_used_and_exported(tmp_path, name, capsys):
+    original = make(tmp_path, name)
+    command = [*arguments(tmp_path, name), "--init", original, *SETTINGS]
+    assert run(*command, "--out", tmp_path / "full", "--max-steps", 4) == 0
+    assert run(*command, "--out", tmp_path / "parts", "--max-steps", 2) == 0
+    assert run("resume", tmp_path / "parts", "--max-steps", 4) == 0
+    full, parts = (load_arrays(tmp_path / each / "last.safetensors")[0] for each in ("full", "parts"))
+    assert full.keys() == parts.keys()
+    assert all(full[key].tobytes() == parts[key].tobytes() for key in full)
+    assert run("export", tmp_path / "full", tmp_path / "out") == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == name
+    pipeline = xf.TextGenerator if name == "llama" else xf.Translator
+    options = {"source_language": "deu_Latn", "target_language": "eng_Latn"} if name == "m2m_100" else {}
+    tuned = pipeline.from_pretrained(tmp_path / "full")
+    exported = pipeline.from_pretrained(tmp_path / "out", **options)
+    for one, other in zip(tuned.model.named_parameters(), exported.model.named_parameters(), strict=True):
+        np.testing.assert_array_equal(one[1], other[1], err_msg=one[0])
+    settings = {"max_new_tokens": 4, "do_sample": False}
+    assert tuned.outputs(LINES[:2], **settings)[0][0].tokens == exported.outputs(LINES[:2], **settings)[0][0].tokens
+    assert run("inspect", tmp_path / "full") == 0
+    capsys.readouterr()
+
+
+def test_training_continues_from_a_tuned_run(tmp_path):
+    original = make(tmp_path, "marian")
+    assert (
+        run(*arguments(tmp_path, "marian"), "--init", original, *SETTINGS, "--max-steps", 12, "--out", tmp_path / "a")
+        == 0
+    )
+    losses = [json.loads(line) for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines()]
+    losses = [each["loss"] for each in losses if each.get("event") == "validation"]
+    assert losses[-1] < losses[0]
+    assert (
+        run(
+            *arguments(tmp_path, "marian"),
+            "--init",
+            tmp_path / "a",
+            *SETTINGS,
+            "--max-steps",
+            2,
+            "--out",
+            tmp_path / "b",
+        )
+        == 0
+    )
+    assert (tmp_path / "b" / "pretrained" / "tokenizer.json").exists()
+    again = [json.loads(line) for line in (tmp_path / "b" / "log.jsonl").read_text().splitlines()]
+    assert next(each["loss"] for each in again if each.get("event") == "validation") < losses[0]
+
+
+@pytest.mark.parametrize("command", ["train", "train-lm"])
+def test_a_run_starts_from_a_run(tmp_path, command):
+    name = "llama" if command == "train-lm" else "marian"
+    small = ["--set", "model.d_model=8", "--set", "model.num_heads=2", "--vocab-size", 40] if command == "train" else []
+    small = small or ["--set", "model.d_model=8", "--set", "model.num_heads=2"]
+    base = [*arguments(tmp_path, name), *SETTINGS, "--max-steps", 2]
+    assert run(*base, *small, "--out", tmp_path / "a") == 0
+    assert run(*base, "--init", tmp_path / "a", "--set", "model.dropout=0.2", "--out", tmp_path / "b") == 0
+    assert (tmp_path / "a" / "tokenizer.json").read_bytes() == (tmp_path / "b" / "tokenizer.json").read_bytes()
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert (config["model"]["d_model"], config["model"]["dropout"]) == (8, 0.2)
+    assert run("resume", tmp_path / "b", "--max-steps", 3) == 0
+
+
+def test_settings_of_the_model_and_changed_weights_are_refused(tmp_path, capsys):
+    original = make(tmp_path, "llama")
+    command = [
+        *arguments(tmp_path, "llama"),
+        "--init",
+        original,
+        *SETTINGS,
+        "--max-steps",
+        2,
+        "--out",
+        tmp_path / "run",
+    ]
+    assert run(*command, "--set", "model.d_model=8") == 2
+    assert "d_model of [model] in the options cannot be changed" in capsys.readouterr().err
+    assert run(*command) == 0
+    xf.save_pretrained(xf.LanguageModel(xf.load_pretrained(original).config, seed=1), original)
+    assert run("resume", tmp_path / "run", "--max-steps", 4) == 2
+    assert "has changed since the run started" in capsys.readouterr().err

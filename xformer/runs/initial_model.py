@@ -1,0 +1,92 @@
+"""The model that a run starts from: a public checkpoint or another run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from xformer.errors import CheckpointError, ConfigError
+from xformer.families import load_pretrained
+from xformer.families.checkpoint import check_exists, is_public
+from xformer.families.gguf_file import find_gguf
+from xformer.models import BaseModel
+from xformer.runs.run_directory import RunDirectory, sha256
+from xformer.tree import replace
+
+# Settings of [model] that do not change the parameters.
+MODEL_SETTINGS = frozenset({"dropout", "attention_dropout", "activation_dropout", "rematerialize"})
+
+
+class InitialModel:
+    """Parameters and tokenizer that a run starts from.
+
+    Args:
+        path: Directory of a public checkpoint in the Hugging Face format, or of a run.
+
+    Attributes:
+        path: The directory.
+        run: The run, or None for a public checkpoint.
+        pretrained: Directory with config.json and the tokenizer of a public checkpoint; None for a run whose tokenizer
+            xformer trained.
+
+    Raises:
+        CheckpointError: If the directory holds neither, or a GGUF file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        check_exists(path)
+        if path.is_file() or find_gguf(path) is not None:
+            raise CheckpointError(f"{path} is a GGUF file; --init expects a run or safetensors files with config.json")
+        self.path = path
+        self.run = None if is_public(path) else RunDirectory(path)
+        self.pretrained = path if self.run is None else self.run.pretrained_files()
+
+    def check_task(self, task: str) -> None:
+        """Raise ConfigError if the directory is a run of another task."""
+        if self.run is not None:
+            self.run.read_config_for(task)
+
+    def tables(self) -> dict[str, Any]:
+        """Return the tables [model] and [tokenizer] of the run; none for public checkpoints and runs that tuned one."""
+        if self.run is None or self.pretrained is not None:
+            return {}
+        recipe = self.run.read_config()["recipe"]
+        return {name: recipe[name] for name in ("model", "tokenizer")}
+
+    def digests(self) -> dict[str, str]:
+        """Return the SHA-256 of each file with weights."""
+        weights = [self.run.model] if self.run else sorted(self.path.glob("*.safetensors"))
+        return {path.name: sha256(path) for path in weights}
+
+    def load(self, model_class: type[BaseModel], settings: dict[str, Any], *, xp: Any, dtype: str) -> Any:
+        """Load the model.
+
+        Args:
+            model_class: Class that the task trains.
+            settings: Fields of `MODEL_SETTINGS` that replace those of the model.
+            xp: Array library.
+            dtype: Dtype of the parameters.
+
+        Raises:
+            CheckpointError: If a file is damaged, or the model is of another class.
+        """
+        model = load_pretrained(self.path, xp=xp, dtype=dtype)
+        if type(model) is not model_class:
+            raise CheckpointError(
+                f"the model of {self.path} is of class {type(model).__name__}; expected {model_class.__name__}"
+            )
+        changes = {name: value for name, value in settings.items() if name in MODEL_SETTINGS}
+        config = dataclasses.replace(model.config, **changes)
+        return replace(model_class(config, xp=xp, seed=None, dtype=dtype), dict(model.named_parameters()))
+
+
+def check_init_settings(tables: dict[str, Any], name: str) -> None:
+    """Raise ConfigError for settings that conflict with those of an initial model."""
+    for table, allowed in (("model", MODEL_SETTINGS), ("tokenizer", frozenset[str]())):
+        values = tables.get(table, {})
+        for key in values if isinstance(values, dict) else ():
+            if key not in allowed:
+                raise ConfigError(
+                    f"{key} of [{table}] in {name} cannot be changed: --init gives the model and its tokenizer; omit it"
+                )
