@@ -35,6 +35,10 @@ class CheckpointError(XformerError, OSError):
     """A model, tokenizer or training state cannot be read or written; earlier files are intact."""
 
 
+class CaptureError(XformerError, RuntimeError):
+    """A function cannot be captured: it reads values on the host, or its shapes depend on values."""
+
+
 class TrainingError(XformerError, ArithmeticError):
     """Training stopped because the loss or the gradient norm is not finite."""
 

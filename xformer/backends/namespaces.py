@@ -115,13 +115,13 @@ def _namespace_of_new_type(array: Any) -> Namespace:
 
 
 def _innermost(first: Namespace, second: Namespace) -> Namespace:
-    """Choose the inner one of two traces of a library; two libraries cannot be mixed."""
+    """Choose the inner one of two traces of a library, or the one that records; two libraries cannot be mixed."""
     if backend_name(first) != backend_name(second):
         raise BackendError(
             f"arrays of {backend_name(first)} and {backend_name(second)} were mixed; move one over, "
             "e.g. model.to(xp) or xp.asarray(...)"
         )
-    return first if trace_level(first) >= trace_level(second) else second
+    return max(first, second, key=lambda xp: (trace_level(xp), type(xp) is not ModuleType))
 
 
 def base_namespace(xp: Namespace) -> Namespace:

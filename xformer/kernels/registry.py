@@ -64,6 +64,9 @@ class Kernel(NamedTuple):
             off every kernel.
         tolerance: Largest relative difference from the portable definition that XFORMER_CHECK_KERNELS accepts for
             float32 and float64.
+        is_recordable: Whether `xformer.capture` records the calls that the kernel makes, so that a replay runs none of
+            its Python code. Such a kernel allocates by the functions of `backends.recording`, reads no values on the
+            host and has no shapes that depend on values. Other kernels are called as a whole in each replay.
     """
 
     name: str
@@ -75,6 +78,7 @@ class Kernel(NamedTuple):
     priority: int = 0
     disabled_by: str = ""
     tolerance: float = 1e-4
+    is_recordable: bool = False
 
 
 # All operations by name; each adds itself when it is created.

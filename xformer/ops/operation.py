@@ -8,7 +8,9 @@ from typing import Any
 
 from xformer.autodiff import Implementation, Primitive
 from xformer.backends import array_namespace, trace_level
+from xformer.backends.recording import NAMESPACE
 from xformer.kernels import registry
+from xformer.kernels.recording import recorded_kernel
 
 
 class Operation(Primitive):
@@ -43,6 +45,8 @@ class Operation(Primitive):
         kernel = None if trace_level(xp) else registry.select(self.name, xp, arrays, static)
         if kernel is None:
             return self._portable(xp, arrays, self.select)
+        if xp is NAMESPACE:
+            return recorded_kernel(kernel)
         if registry.should_check(kernel):
             reference = self._portable(xp, arrays, lambda xp, arrays, static: self.portable)
             registry.check(kernel, reference, arrays, static)

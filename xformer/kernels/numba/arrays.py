@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from xformer.backends.recording import contiguous
 from xformer.kernels.numpy.arrays import is_mask_or_ids
 
 _FLOAT32 = np.dtype(np.float32)
@@ -49,4 +50,4 @@ def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
 
 def flatten(x: Any, dtype: Any = None) -> Any:
     """Return all elements in C order as a vector; a view if possible."""
-    return np.ascontiguousarray(x, dtype).reshape(-1)
+    return contiguous(x, dtype).reshape(-1)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from xformer.backends.recording import contiguous, empty, zeros
 from xformer.kernels.numba import arrays as numba_arrays
 from xformer.kernels.numba.arrays import EMPTY_4D, EMPTY_MASK, import_kernels
 from xformer.kernels.numba.thread_pool import run_parallel, threads_for
@@ -45,7 +46,7 @@ def _attn_bias(mask: Any, bias: Any, keys: int, dtype: Any) -> Any:
     attn_bias = attn_bias.reshape((1,) * (4 - attn_bias.ndim) + attn_bias.shape)
     if attn_bias.shape[3] != keys:
         attn_bias = np.broadcast_to(attn_bias, (*attn_bias.shape[:3], keys))
-    return np.ascontiguousarray(attn_bias)
+    return contiguous(attn_bias)
 
 
 def _run(module: str, name: str, query: Any, key: Any, *arguments: Any) -> None:
@@ -58,20 +59,20 @@ def _run(module: str, name: str, query: Any, key: Any, *arguments: Any) -> None:
 
 
 def _contiguous_features(x: Any) -> Any:
-    return x if x.strides[-1] == x.itemsize else np.ascontiguousarray(x)
+    return x if x.strides[-1] == x.itemsize else contiguous(x)
 
 
 def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool) -> tuple[Any, Any]:
     query, key, value, mask, bias, dropout_mask = arrays
     batch, heads, queries, _ = query.shape
     attn_bias = _attn_bias(mask, bias, key.shape[2], query.dtype)
-    out = np.empty((batch, queries, heads, value.shape[-1]), query.dtype)
+    out = empty((batch, queries, heads, value.shape[-1]), query.dtype)
     query, key, value = map(_contiguous_features, (query, key, value))
     if queries == 1 and dropout_mask is None and not save:  # decoding
         _run("attention_forward", "forward_single_query", query, key, value, attn_bias, scale, out)
         return out.transpose(_SWAP_LENGTH_AND_HEADS), None
-    dropout_mask = EMPTY_MASK if dropout_mask is None else np.ascontiguousarray(dropout_mask, bool)
-    logsumexp = np.empty((batch, heads, queries), query.dtype)
+    dropout_mask = EMPTY_MASK if dropout_mask is None else contiguous(dropout_mask, bool)
+    logsumexp = empty((batch, heads, queries), query.dtype)
     settings = attn_bias, dropout_mask, causal, scale, 1.0 / keep_probability
     _run("attention_forward", "forward", query, key, value, *settings, out, logsumexp)
     return out.transpose(_SWAP_LENGTH_AND_HEADS), (query, key, value, attn_bias, dropout_mask, out, logsumexp)
@@ -79,9 +80,9 @@ def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, 
 
 def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float) -> tuple[Any, ...]:
     query, key, value, attn_bias, dropout_mask, out, logsumexp = residuals
-    g = np.ascontiguousarray(g.transpose(_SWAP_LENGTH_AND_HEADS))
-    cotangents = [np.empty([x.shape[axis] for axis in _SWAP_LENGTH_AND_HEADS], x.dtype) for x in (query, key, value)]
-    dbias = np.zeros((*query.shape[:3], key.shape[2]), query.dtype) if needs[4] else EMPTY_4D
+    g = contiguous(g.transpose(_SWAP_LENGTH_AND_HEADS))
+    cotangents = [empty([x.shape[axis] for axis in _SWAP_LENGTH_AND_HEADS], x.dtype) for x in (query, key, value)]
+    dbias = zeros((*query.shape[:3], key.shape[2]), query.dtype) if needs[4] else EMPTY_4D
     settings = attn_bias, dropout_mask, causal, scale, 1.0 / keep_probability
     saved = out, logsumexp, g
     _run("attention_backward", "backward", query, key, value, *settings, *saved, *cotangents, dbias)
@@ -89,4 +90,16 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep
     return dquery, dkey, dvalue, None, dbias if needs[4] else None, None
 
 
-register(Kernel("numba.attention", "attention", "numpy", _supports, _forward, _vjp, priority=20, disabled_by="no-jit"))
+register(
+    Kernel(
+        "numba.attention",
+        "attention",
+        "numpy",
+        _supports,
+        _forward,
+        _vjp,
+        priority=20,
+        disabled_by="no-jit",
+        is_recordable=True,
+    )
+)

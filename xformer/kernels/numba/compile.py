@@ -21,6 +21,7 @@ from typing import Any
 from numba import cfunc, njit
 from numba.types import Array, CPointer, float32, int64, void
 
+from xformer.backends.recording import current_tape, plain
 from xformer.threads import apply_thread_limits, fork_safe_lock
 
 _REORDERED = {"contract", "reassoc"}
@@ -46,7 +47,11 @@ class _Kernel:
         function.__qualname__ += f"-{_source_digest()}"  # part of numba's cache key
 
     def __call__(self, *arguments: Any) -> None:
-        (self._compiled or self._compile())(*arguments)
+        compiled, tape = self._compiled or self._compile(), current_tape()
+        if tape is not None:
+            arguments = plain(arguments)
+            tape.append(compiled, arguments)
+        compiled(*arguments)
 
     def _compile(self) -> Any:
         with _COMPILING:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from xformer.backends.recording import contiguous, empty
 from xformer.kernels.numba import arrays as numba_arrays
 from xformer.kernels.numba.arrays import EMPTY_1D, flatten, import_kernels
 from xformer.kernels.numba.thread_pool import run_parallel, threads_for
@@ -30,12 +31,12 @@ def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
 
 def _contiguous(x: Any) -> Any:
     """Return a matrix whose rows or columns are contiguous."""
-    return x if x.itemsize in x.strides else np.ascontiguousarray(x)
+    return x if x.itemsize in x.strides else contiguous(x)
 
 
 def _affine(a: Any, b: Any, bias: Any) -> Any:
     (rows, depth), columns = a.shape, b.shape[1]
-    out = np.empty((rows, columns), a.dtype)
+    out = empty((rows, columns), a.dtype)
     num_multiplications = rows * depth * columns
     if num_multiplications < _MIN_MULTIPLICATIONS or rows < _MIN_ROWS or min(depth, columns) < _MIN_COLUMNS:
         np.matmul(a, b, out=out)

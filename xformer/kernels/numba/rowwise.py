@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from xformer.backends.recording import contiguous, empty
 from xformer.kernels.numba import arrays as numba_arrays
 from xformer.kernels.numba.arrays import EMPTY_1D, flatten, import_kernels
 from xformer.kernels.numpy import gelu as numpy_gelu
@@ -23,7 +24,7 @@ def _kernels() -> Any:
 
 
 def _contiguous_rows(x: Any) -> Any:
-    return np.ascontiguousarray(as_rows(x))
+    return contiguous(as_rows(x))
 
 
 # --- elementwise ----------------------------------------------------------------------------------------------------
@@ -32,33 +33,33 @@ _COEFFICIENTS = np.asarray(numpy_gelu.COEFFICIENTS, np.float32)
 
 
 def _gelu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
-    y = np.empty(x.shape, x.dtype)
+    y = empty(x.shape, x.dtype)
     slope = np.empty_like(y) if save else EMPTY_1D
     _kernels().gelu(flatten(x), _COEFFICIENTS, numpy_gelu.P, y.reshape(-1), slope.reshape(-1))
     return y, slope
 
 
 def _logistic_unit_forward(x: Any, *, save: bool, scale: float, cubic: float) -> tuple[Any, Any]:
-    y = np.empty(x.shape, x.dtype)
+    y = empty(x.shape, x.dtype)
     slope = np.empty_like(y) if save else EMPTY_1D
     _kernels().logistic_unit(flatten(x), scale, cubic, y.reshape(-1), slope.reshape(-1))
     return y, slope
 
 
 def _relu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
-    y = np.empty(x.shape, x.dtype)
+    y = empty(x.shape, x.dtype)
     _kernels().relu(flatten(x), y.reshape(-1))
     return y, y
 
 
 def _relu_vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
-    dx = np.empty(g.shape, g.dtype)
+    dx = empty(g.shape, g.dtype)
     _kernels().relu_vjp(flatten(g), flatten(y), dx.reshape(-1))
     return (dx,)
 
 
 def _dropout_forward(x: Any, mask: Any, *, keep_probability: float, save: bool) -> tuple[Any, Any]:
-    y = np.empty(x.shape, x.dtype)
+    y = empty(x.shape, x.dtype)
     _kernels().dropout(flatten(x), flatten(mask, bool), 1.0 / keep_probability, y.reshape(-1))
     return y, mask
 
@@ -84,7 +85,7 @@ def _norm_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | Non
 
 def _norm(x: Any, weight: Any, bias: Any = None, *, epsilon: float, save: bool, centered: bool) -> tuple[Any, Any]:
     x_rows, weight = _contiguous_rows(x), flatten(weight)
-    y, statistics = np.empty_like(x_rows), np.empty((2, len(x_rows)), x.dtype)
+    y, statistics = np.empty_like(x_rows), empty((2, len(x_rows)), x.dtype)
     bias = EMPTY_1D if bias is None else flatten(bias)
     _kernels().norm(x_rows, weight, bias, epsilon, centered, y, statistics)
     return y.reshape(x.shape), (x_rows, weight, statistics)
@@ -105,7 +106,7 @@ def _cross_entropy_forward(
 ) -> tuple[Any, Any]:
     """Save the logits: computing their exponentials again takes less time than storing them."""
     logit_rows, ids = _contiguous_rows(logits), flatten(labels, np.int64)
-    losses, statistics = np.empty(labels.shape, logits.dtype), np.empty((2, len(logit_rows)), logits.dtype)
+    losses, statistics = empty(labels.shape, logits.dtype), empty((2, len(logit_rows)), logits.dtype)
     _kernels().cross_entropy(logit_rows, ids, pad_id, label_smoothing, z_loss, losses.reshape(-1), statistics)
     return losses, (logit_rows, ids, statistics, logits.shape)
 
@@ -163,5 +164,15 @@ for _operation, _supports, _forward, _vjp in (
     ("adam", _adam_supports, _adam, None),
 ):
     register(
-        Kernel(f"numba.{_operation}", _operation, "numpy", _supports, _forward, _vjp, priority=20, disabled_by="no-jit")
+        Kernel(
+            f"numba.{_operation}",
+            _operation,
+            "numpy",
+            _supports,
+            _forward,
+            _vjp,
+            priority=20,
+            disabled_by="no-jit",
+            is_recordable=_operation != "adam",
+        )
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from xformer.backends.recording import current_tape
 from xformer.kernels.numba.arrays import import_kernels
 from xformer.threads import at_fork, available_threads, fork_safe_lock
 
@@ -89,4 +90,7 @@ def run_parallel(kernel: Any, body: Any, num_parts: int, num_threads: int, *argu
     pool = _pools[0] if _pools else _pool()
     if num_helpers > 0:
         pool.wake(num_helpers)
+        tape = current_tape()
+        if tape is not None:
+            tape.append(pool.wake, (num_helpers,))
     kernel(pool.state, num_helpers, num_parts, body.address, arguments)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from xformer.backends.recording import contiguous, empty
 from xformer.kernels.numpy.arrays import supports_floats
 from xformer.kernels.registry import Kernel, register
 
@@ -46,7 +47,7 @@ def _tiles(batch: int, heads: int, scores: int) -> Iterator[tuple[slice, slice]]
 
 def _empty_heads(batch: int, heads: int, length: int, features: int, dtype: Any) -> Any:
     """Allocate (batch, heads, length, features) in the memory order (batch, length, heads, features)."""
-    return np.empty((batch, length, heads, features), dtype=dtype).transpose(0, 2, 1, 3)
+    return empty((batch, length, heads, features), dtype=dtype).transpose(0, 2, 1, 3)
 
 
 @functools.lru_cache(maxsize=64)
@@ -116,15 +117,15 @@ def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, 
         return _single_query(query, key, value, mask, bias, scale), None
     attn_bias = _attn_bias(mask, bias, causal, queries, keys, query.dtype)
     if dropout_mask is not None:
-        dropout_mask = np.ascontiguousarray(dropout_mask.transpose(_SCORES_ORDER))
-    saved_weights = np.empty((batch, keys, heads, queries), dtype=query.dtype) if save else None
+        dropout_mask = contiguous(dropout_mask.transpose(_SCORES_ORDER))
+    saved_weights = empty((batch, keys, heads, queries), dtype=query.dtype) if save else None
     out = _empty_heads(batch, heads, queries, value.shape[-1], query.dtype)
     for b, h in _tiles(batch, heads, queries * keys):
         # The scales are applied to the operands, not to the products: a pass in memory order brings a tile into the
         # cache faster than many small products do, each of which reads a few of its columns.
         q, k, v = query[b, h] * scale, key[b, h] * 1.0, value[b, h] * (1.0 / keep_probability)
         if saved_weights is None:
-            weights = np.empty((len(k), keys, k.shape[1], queries), k.dtype)
+            weights = empty((len(k), keys, k.shape[1], queries), k.dtype)
         else:
             weights = saved_weights[b, :, h]
         np.matmul(k, q.mT, out=weights.transpose(0, 2, 1, 3))
@@ -159,4 +160,4 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep
     return dquery, dkey, dvalue, None, None if dbias is None else dbias.transpose(0, 2, 3, 1), None
 
 
-register(Kernel("numpy.attention", "attention", "numpy", supports, _forward, _vjp))
+register(Kernel("numpy.attention", "attention", "numpy", supports, _forward, _vjp, is_recordable=True))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from xformer.backends.recording import empty
 from xformer.kernels.registry import Kernel, register
 
 # Fitted for the least relative error over 0 <= a <= 14, which is 9.4e-8; beyond, the tail is zero in float32.
@@ -50,7 +51,7 @@ def _forward(x: Any, *, save: bool) -> tuple[Any, Any]:
     """Save the slope Phi(x) + x phi(x), which is s = Phi(-a) - a phi(a) for negative x and 1 - s for positive x."""
     flat = x.reshape(-1)
     y, slope = np.empty_like(flat), np.empty_like(flat) if save else None
-    buffers = np.empty((4, min(_BLOCK, flat.size)), flat.dtype)
+    buffers = empty((4, min(_BLOCK, flat.size)), flat.dtype)
     for start in range(0, flat.size, _BLOCK):
         block = slice(start, min(start + _BLOCK, flat.size))
         x_block, y_block = flat[block], y[block]
@@ -83,4 +84,4 @@ def vjp(g: Any, slope: Any, needs: Any) -> tuple[Any, ...]:
     return (np.multiply(slope, g, out=slope),)
 
 
-register(Kernel("numpy.gelu", "gelu", "numpy", _supports, _forward, vjp))
+register(Kernel("numpy.gelu", "gelu", "numpy", _supports, _forward, vjp, is_recordable=True))

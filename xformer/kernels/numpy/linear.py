@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from xformer.backends.recording import empty
 from xformer.kernels.numpy.arrays import supports_floats
 from xformer.kernels.registry import Kernel, register
 from xformer.ops.linear import as_rows
@@ -81,7 +82,7 @@ def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any, affine: Affine
     x, weights, joint = residuals
     joint = np.concatenate(weights, axis=1) if joint is None else joint
     rows = as_rows(x)
-    g_rows = np.empty((len(rows), joint.shape[1]), joint.dtype)
+    g_rows = empty((len(rows), joint.shape[1]), joint.dtype)
     for view, cotangent in zip(_split(g_rows, x, weights, heads), g, strict=True):
         view[...] = 0.0 if cotangent is None else cotangent
     dx = affine(g_rows, joint.T, None).reshape(x.shape) if needs[0] else None
@@ -102,7 +103,18 @@ def register_linear(name: str, affine: Affine, supports: Callable[..., str | Non
         ("project_heads", supports_heads, _heads_forward, _heads_vjp),
     ):
         forward, vjp = (functools.partial(function, affine=affine) for function in (forward, vjp))
-        register(Kernel(f"{name}.{operation}", operation, "numpy", operation_supports, forward, vjp, **settings))
+        register(
+            Kernel(
+                f"{name}.{operation}",
+                operation,
+                "numpy",
+                operation_supports,
+                forward,
+                vjp,
+                is_recordable=True,
+                **settings,
+            )
+        )
 
 
 register_linear("numpy", _affine, supports_floats)

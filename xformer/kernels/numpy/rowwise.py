@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from xformer.backends.recording import call_on_host, empty
 from xformer.kernels.numpy.arrays import ones, row_blocks, supports_floats
 from xformer.kernels.registry import Kernel, register
 from xformer.ops.linear import as_rows
@@ -43,7 +44,17 @@ def _layer_norm_vjp(g: Any, residuals: Any, needs: Any, *, epsilon: float) -> tu
     return dx.reshape(g.shape), dweight, (g_rows.sum(axis=0) if needs[2] else None)
 
 
-register(Kernel("numpy.layer_norm", "layer_norm", "numpy", supports_floats, _layer_norm_forward, _layer_norm_vjp))
+register(
+    Kernel(
+        "numpy.layer_norm",
+        "layer_norm",
+        "numpy",
+        supports_floats,
+        _layer_norm_forward,
+        _layer_norm_vjp,
+        is_recordable=True,
+    )
+)
 
 # --- relu and dropout ------------------------------------------------------------------------------------------------
 
@@ -68,7 +79,7 @@ def _relu_vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
     return (_masked(y > 0, g),)
 
 
-register(Kernel("numpy.relu", "relu", "numpy", supports_floats, _relu_forward, _relu_vjp))
+register(Kernel("numpy.relu", "relu", "numpy", supports_floats, _relu_forward, _relu_vjp, is_recordable=True))
 
 
 def _dropout_forward(x: Any, mask: Any, *, keep_probability: float, save: bool) -> tuple[Any, Any]:
@@ -86,7 +97,9 @@ def _dropout_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | 
     return supports_floats(arrays, static) if x.shape == mask.shape else "the mask is broadcast"
 
 
-register(Kernel("numpy.dropout", "dropout", "numpy", _dropout_supports, _dropout_forward, _dropout_vjp))
+register(
+    Kernel("numpy.dropout", "dropout", "numpy", _dropout_supports, _dropout_forward, _dropout_vjp, is_recordable=True)
+)
 
 # --- embedding -----------------------------------------------------------------------------------------------------
 
@@ -99,20 +112,26 @@ def _embedding_forward(weight: Any, ids: Any, *, scale: float, save: bool) -> tu
 
 
 def _embedding_vjp(g: Any, residuals: Any, needs: Any, *, scale: float) -> tuple[Any, ...]:
-    """Sort the ids, so that the rows of one token are neighbors and one pass sums them."""
     ids, weight = residuals
-    g = g if scale == 1.0 else g * scale
     dweight = np.zeros_like(weight)
-    ids = ids.reshape(-1)
+    call_on_host(_add_rows, dweight, ids.reshape(-1), as_rows(g if scale == 1.0 else g * scale))
+    return dweight, None
+
+
+def _add_rows(target: Any, ids: Any, rows: Any) -> None:
+    """Add rows[i] to target[ids[i]]; sorting makes the rows of one id neighbors, so that one pass sums them."""
     if ids.size:
         order = ids.argsort(kind="stable")
         sorted_ids = ids[order]
         starts = np.flatnonzero(np.concatenate(([True], sorted_ids[1:] != sorted_ids[:-1])))
-        dweight[sorted_ids[starts]] = np.add.reduceat(as_rows(g)[order], starts, axis=0)
-    return dweight, None
+        target[sorted_ids[starts]] = np.add.reduceat(rows[order], starts, axis=0)
 
 
-register(Kernel("numpy.embedding", "embedding", "numpy", supports_floats, _embedding_forward, _embedding_vjp))
+register(
+    Kernel(
+        "numpy.embedding", "embedding", "numpy", supports_floats, _embedding_forward, _embedding_vjp, is_recordable=True
+    )
+)
 
 # --- cross_entropy ---------------------------------------------------------------------------------------------------
 
@@ -127,9 +146,9 @@ def _cross_entropy_forward(
     rows, labels_flat = as_rows(logits), labels.reshape(-1)
     is_token = labels_flat != pad_id
     classes, all_ones = rows.shape[1], ones(rows.shape[1], rows.dtype)
-    losses, log_z = np.empty(labels_flat.shape, rows.dtype), np.empty(labels_flat.shape, rows.dtype)
-    inverse = np.empty((labels_flat.size, 1), rows.dtype)
-    powers = np.empty(rows.shape, rows.dtype) if save else None
+    losses, log_z = empty(labels_flat.shape, rows.dtype), empty(labels_flat.shape, rows.dtype)
+    inverse = empty((labels_flat.size, 1), rows.dtype)
+    powers = empty(rows.shape, rows.dtype) if save else None
     buffer = None
     for block in row_blocks(rows, num_arrays=2):
         x = rows[block]
@@ -137,7 +156,7 @@ def _cross_entropy_forward(
         if powers is not None:
             buffer = powers[block]
         elif buffer is None:
-            buffer = np.empty(x.shape, x.dtype)
+            buffer = empty(x.shape, x.dtype)
         e = np.subtract(x, top[:, None], out=buffer[: len(x)])
         np.exp(e, out=e)
         total = e @ all_ones
@@ -172,5 +191,13 @@ def _cross_entropy_vjp(
 
 
 register(
-    Kernel("numpy.cross_entropy", "cross_entropy", "numpy", supports_floats, _cross_entropy_forward, _cross_entropy_vjp)
+    Kernel(
+        "numpy.cross_entropy",
+        "cross_entropy",
+        "numpy",
+        supports_floats,
+        _cross_entropy_forward,
+        _cross_entropy_vjp,
+        is_recordable=True,
+    )
 )

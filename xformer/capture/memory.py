@@ -1,0 +1,121 @@
+"""Memory of a recording: temporaries that are not needed at the same time share it.
+
+A temporary is alive from the first call that has it among its arguments to the last. All of them become views of one
+array, at offsets that a first pass over the calls assigns.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from xformer.backends.recording import Call, Tape
+
+_ALIGNMENT = 64  # bytes: a cache line
+
+
+def share_memory(tape: Tape, results: Iterable[Any]) -> tuple[list[Call], int]:
+    """Move the temporaries of a tape, except the results, into one array.
+
+    Args:
+        tape: A complete tape.
+        results: Arrays that must keep their memory.
+
+    Returns:
+        The calls with arrays in the shared memory, and its size in bytes.
+    """
+    kept = {id(root_of(array)) for array in results}
+    roots = {key: root for key, root in tape.temporaries.items() if key not in kept}
+    lifetimes = _lifetimes(tape.calls, roots)
+    offsets, size = _assign_offsets(lifetimes, {key: roots[key].nbytes for key in lifetimes})
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    memory = memory[-memory.ctypes.data % _ALIGNMENT :][:size]
+
+    def move(array: Any) -> Any:
+        root = root_of(array)
+        offset = offsets.get(id(root))
+        if offset is None:
+            return array
+        offset += array.ctypes.data - root.ctypes.data
+        return np.ndarray(array.shape, array.dtype, memory, offset, array.strides)
+
+    calls = [Call(call.function, _map(move, call.args), _map(move, call.keywords)) for call in tape.calls]
+    return calls, size
+
+
+def root_of(array: Any) -> Any:
+    """Return the array that owns the memory of a view."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _lifetimes(calls: Sequence[Call], roots: dict[int, Any]) -> dict[int, list[int]]:
+    """Return the indices of the first and the last call of each temporary."""
+    lifetimes: dict[int, list[int]] = {}
+    for index, call in enumerate(calls):
+
+        def visit(array: Any, index: int = index) -> Any:
+            key = id(root_of(array))
+            if key in roots:
+                lifetimes.setdefault(key, [index, index])[1] = index
+            return array
+
+        _map(visit, call.args)
+        _map(visit, call.keywords)
+    return lifetimes
+
+
+def _assign_offsets(lifetimes: dict[int, list[int]], sizes: dict[int, int]) -> tuple[dict[int, int], int]:
+    """Place each temporary in the smallest gap that holds it; return the offsets and the total size."""
+    ends: dict[int, list[int]] = {}
+    gaps: list[tuple[int, int]] = []  # (offset, size) in order
+    offsets: dict[int, int] = {}
+    total = 0
+    for key, (first, last) in sorted(lifetimes.items(), key=lambda item: item[1][0]):
+        for end in sorted(end for end in ends if end < first):
+            for old in ends.pop(end):
+                _free(gaps, offsets[old], _padded(sizes[old]))
+        size = _padded(sizes[key])
+        index = min((i for i, gap in enumerate(gaps) if gap[1] >= size), key=lambda i: gaps[i][1], default=None)
+        if index is None:
+            offsets[key] = total
+            total += size
+        else:
+            offset, length = gaps.pop(index)
+            offsets[key] = offset
+            if length > size:
+                gaps.insert(index, (offset + size, length - size))
+        ends.setdefault(last, []).append(key)
+    return offsets, total
+
+
+def _padded(size: int) -> int:
+    return -(-max(size, 1) // _ALIGNMENT) * _ALIGNMENT
+
+
+def _free(gaps: list[tuple[int, int]], offset: int, size: int) -> None:
+    """Add a gap, and merge it with its neighbors."""
+    index = bisect.bisect(gaps, (offset, size))
+    if index < len(gaps) and offset + size == gaps[index][0]:
+        size += gaps.pop(index)[1]
+    if index and gaps[index - 1][0] + gaps[index - 1][1] == offset:
+        index -= 1
+        offset, size = gaps[index][0], size + gaps.pop(index)[1]
+    gaps.insert(index, (offset, size))
+
+
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to the arrays in nested tuples, lists and dicts."""
+    if isinstance(value, np.ndarray):
+        return function(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map(function, item) for item in value))
+    if isinstance(value, tuple | list):
+        return type(value)(_map(function, item) for item in value)
+    if isinstance(value, dict):
+        return {name: _map(function, item) for name, item in value.items()}
+    return value
