@@ -1,126 +1,161 @@
-"""`Recording`: one function on arrays of fixed shapes, recorded once and replayed."""
+"""A function on arrays of fixed shapes, recorded once: `Recording` on NumPy, `GraphRecording` on CuPy."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from xformer.backends import recording as tape_of
+from xformer.backends import backend_name, backend_of
+from xformer.backends import recording as numpy_recording
 from xformer.backends.recording import plain
+from xformer.capture.arguments import arrays_of, rebuild_sequence
 from xformer.capture.memory import share_memory
-from xformer.tree import Module, flatten
+from xformer.tree import Module, flatten, is_array
 
 
 class Recording:
-    """The array operations of one call `function(*args)` on NumPy.
+    """The array operations of `function(*args, **keywords)` on NumPy.
 
     Args:
-        function: A function whose arguments and result are trees of arrays; an argument may also be an object with
-            arrays among its attributes, such as a StaticCache, which the function updates in place.
-        args: Arguments. A replay reads their arrays where they are, so write other values into them first.
+        function: Its arguments and its result are trees of arrays; an argument may also be an object whose arrays the
+            function updates in place, such as a StaticCache.
+        args: Positional arguments. Replays read and write their arrays where they are.
+        keywords: Keyword arguments.
+        data: Those arrays of the arguments that a replay overwrites with new values.
 
     Attributes:
         result: Result of the first call.
-        nbytes: Size of the memory of temporaries.
+        nbytes: Size of the memory that temporaries share.
 
     Raises:
-        CaptureError: If the function reads values on the host.
+        CaptureError: If the function reads values of arrays on the host.
     """
 
-    def __init__(self, function: Callable[..., Any], args: Sequence[Any]) -> None:
-        self._args = args  # keeps the arrays alive
-        memo: dict[int, Any] = {}
-        with tape_of.recording() as tape:
-            result = _map(tape_of.recorded, function(*(_map(tape_of.recorded, arg, memo) for arg in args)), {})
-        result = _map(plain, result, {})
-        outputs = flatten(result)[0]
-        calls, self.nbytes = share_memory(tape, outputs)
+    def __init__(
+        self, function: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any], data: Sequence[Any] = ()
+    ) -> None:
+        self._data = data
+        with numpy_recording.recording() as tape:
+            args_recorded, keywords_recorded = _map_arrays(numpy_recording.recorded, (tuple(args), keywords), {})
+            result = function(*args_recorded, **keywords_recorded)
+        result = _map_arrays(plain, result, {})
+        calls, self.nbytes = share_memory(tape, flatten(result)[0])
         self._calls = [
             (functools.partial(call.function, **call.keywords) if call.keywords else call.function, call.args)
             for call in calls
         ]
-        self._result = _Result(result, {_memory_of(array): array for array in flatten(_arrays_of(args))[0]}, args)
-        self.result = self._result.build()
+        is_data = set(map(id, data))
+        self._build = _builder(
+            result,
+            [array for array in arrays_of((args, keywords)) if id(array) not in is_data],
+            [arg for arg in (*args, *keywords.values()) if isinstance(arg, Module)],
+        )
+        self.result = self._build()
 
-    def replay(self) -> Any:
-        """Make the calls again; return the result in arrays of its own, except for arrays of the arguments."""
+    def replay(self, data: Sequence[Any] = ()) -> Any:
+        """Make the calls again.
+
+        Args:
+            data: New values of the data.
+
+        Returns:
+            The result, in new arrays except for arrays of the arguments.
+        """
+        for target, source in zip(self._data, data, strict=True):
+            np.copyto(target, source)
         for function, args in self._calls:
             function(*args)
-        return self._result.build()
-
-
-class _Result:
-    """A result whose fresh arrays are copied each time, and whose other arrays are those of the arguments."""
-
-    def __init__(self, tree: Any, inputs: dict[Any, Any], args: Sequence[Any]) -> None:
-        self._build = _builder(tree, inputs, [arg for arg in _nodes(args) if isinstance(arg, Module)])
-
-    def build(self) -> Any:
         return self._build()
 
 
-def _builder(tree: Any, inputs: dict[Any, Any], modules: list[Any]) -> Callable[[], Any]:
-    """Return a function that builds the result; parts without fresh arrays are built once."""
-    leaves, rebuild = flatten(tree)
-    known = [inputs.get(_memory_of(leaf)) for leaf in leaves]
-    if all(array is not None for array in known):
-        for module in modules:
-            if type(module) is type(tree) and list(map(id, flatten(module)[0])) == list(map(id, known)):
-                return lambda: module
-        constant = rebuild(known)
-        return lambda: constant
-    if isinstance(tree, tuple | list) and not isinstance(tree, Module):
-        builders = [_builder(item, inputs, modules) for item in tree]
-        make = type(tree)._make if hasattr(tree, "_fields") else type(tree)  # type: ignore[union-attr]
-        return lambda: make(build() for build in builders)
-    return lambda: rebuild([leaf.copy() if array is None else array for leaf, array in zip(leaves, known, strict=True)])
+class GraphRecording:
+    """The kernels of `function(*args, **keywords)` on CuPy, replayed as a CUDA graph; see `Recording`."""
+
+    def __init__(
+        self,
+        capture_graph: Callable[..., Callable[[], None]],
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        keywords: dict[str, Any],
+        data: Sequence[Any] = (),
+    ) -> None:
+        self._data = data
+        args = [weakref.proxy(arg) if isinstance(arg, Module) else arg for arg in args]
+
+        def call() -> None:
+            self._result = function(*args, **keywords)
+
+        self._graph, self._arguments = capture_graph(call), list(arrays_of((args, keywords)))
+        self.result = self.replay(data)
+
+    def replay(self, data: Sequence[Any]) -> Any:
+        """Launch the graph; return its result in new arrays except for arrays of the arguments."""
+        for target, source in zip(self._data, data, strict=True):
+            target[...] = source
+        self._graph()
+        own = set(map(id, self._arguments))
+        leaves, rebuild = flatten(self._result)
+        return rebuild([leaf if id(leaf) in own else array_copy(leaf) for leaf in leaves])
 
 
-def _memory_of(array: Any) -> Any:
+def _builder(result: Any, inputs: Sequence[Any], modules: Sequence[Module]) -> Callable[[], Any]:
+    """Return a function that builds a result: fresh arrays are copied, parts of only inputs are built once."""
+    known = {_memory(array): array for array in inputs}
+
+    def visit(tree: Any) -> Callable[[], Any]:
+        leaves, rebuild = flatten(tree)
+        arrays = [known.get(_memory(leaf)) for leaf in leaves]
+        if all(array is not None for array in arrays):
+            constant = rebuild(arrays) if leaves else tree
+            same = (module for module in modules if list(map(id, flatten(module)[0])) == list(map(id, arrays)))
+            constant = next(same, constant) if isinstance(tree, Module) else constant
+            return lambda: constant
+        if isinstance(tree, tuple | list):
+            items = [visit(item) for item in tree]
+            return lambda: rebuild_sequence(tree, (build() for build in items))
+        pairs = list(zip(leaves, arrays, strict=True))
+        return lambda: rebuild([array_copy(leaf) if array is None else array for leaf, array in pairs])
+
+    return visit(result)
+
+
+def array_copy(array: Any) -> Any:
+    """Return a copy of an array of NumPy or CuPy."""
+    return array.copy()
+
+
+def recorder(xp: Any) -> Callable[..., Recording | GraphRecording] | None:
+    """Return the class of recordings for a library, or None."""
+    if backend_name(xp) == "numpy":
+        return Recording
+    capture_graph = backend_of(xp).graph_capture()
+    return None if capture_graph is None else functools.partial(GraphRecording, capture_graph)
+
+
+def _memory(array: Any) -> Any:
     return array.ctypes.data, array.shape, array.strides, array.dtype.str
 
 
-def _nodes(value: Any) -> Any:
-    yield value
-    if isinstance(value, tuple | list):
-        for item in value:
-            yield from _nodes(item)
-
-
-def _arrays_of(value: Any) -> Any:
-    """Return nested lists of the arrays of arguments, objects included."""
-    if isinstance(value, tuple | list):
-        return [_arrays_of(item) for item in value]
-    if has_arrays(value):
-        return [array for array in value.arrays() if array is not None]
-    return value
-
-
-def has_arrays(value: Any) -> bool:
-    """Return whether a value is an object that holds arrays, such as a StaticCache."""
-    return not isinstance(value, Module) and callable(getattr(value, "arrays", None))
-
-
-def _map(function: Callable[[Any], Any], value: Any, memo: dict[int, Any]) -> Any:
-    """Return a tree with other arrays; objects with arrays are copied, and keep what they share."""
-    if isinstance(value, np.ndarray):
-        return function(value)
+def _map_arrays(function: Callable[[Any], Any], value: Any, copies: dict[int, Any]) -> Any:
+    """Apply a function to the arrays of a tree and of the objects in it, which are copied with what they share."""
+    if is_array(value):
+        return function(value) if isinstance(value, np.ndarray) else value
     if isinstance(value, Module):
         leaves, rebuild = flatten(value)
         return rebuild([function(leaf) for leaf in leaves])
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map(function, item, memo) for item in value))
     if isinstance(value, tuple | list):
-        return type(value)(_map(function, item, memo) for item in value)
+        return rebuild_sequence(value, (_map_arrays(function, item, copies) for item in value))
     if isinstance(value, dict):
-        return {name: _map(function, item, memo) for name, item in value.items()}
+        return {name: _map_arrays(function, item, copies) for name, item in value.items()}
     if type(value).__module__.startswith("xformer.") and hasattr(value, "__dict__") and not isinstance(value, type):
-        if id(value) not in memo:
-            memo[id(value)] = duplicate = copy.copy(value)
-            duplicate.__dict__.update({name: _map(function, item, memo) for name, item in vars(value).items()})
-        return memo[id(value)]
+        if id(value) not in copies:
+            copies[id(value)] = duplicate = copy.copy(value)
+            for name, item in vars(value).items():
+                duplicate.__dict__[name] = _map_arrays(function, item, copies)
+        return copies[id(value)]
     return value

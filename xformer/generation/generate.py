@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from xformer.backends import Array, array_namespace, backend_of, device, from_host, to_host
+from xformer.backends import Array, array_namespace, device, from_host, to_host
+from xformer.capture.recording import recorder
 from xformer.errors import ConfigError, DataError
 from xformer.generation.batch import GenerationBatch, check_prefixes, check_tokens
 from xformer.generation.beam_search import beam_search
@@ -134,8 +135,8 @@ def search(batch: GenerationBatch) -> list[list[Hypothesis]]:
         return []
     if batch.config.method == "beam":
         return beam_search(batch)
-    capture = backend_of(batch.xp).graph_capture()
-    return static_greedy(batch, capture) if capture and is_supported(batch) else greedy_or_sample(batch)
+    record = recorder(batch.xp)
+    return static_greedy(batch, record) if record and is_supported(batch) else greedy_or_sample(batch)
 
 
 def _stream(batch: GenerationBatch) -> Iterator[list[list[int]]]:

@@ -1,9 +1,9 @@
-"""Greedy search in steps of identical shapes, so that a GPU can capture one step and replay it (CUDA graphs).
+"""Greedy search in steps of identical shapes, so that one step can be recorded and replayed (see `xformer.capture`).
 
-Launching the hundreds of small kernels of a step takes longer than running them; a captured step is one launch. So
-nothing in a step may depend on the host: tokens, counters and caches are arrays of fixed shape, updated in place, and
-the host checks only every few steps whether all outputs have ended. Capturing takes longer than many steps, so the
-captured steps of a model are kept for later inputs of the same shapes, which are copied into their arrays.
+The Python code of a step, or launching its hundreds of small kernels on a GPU, takes long beside the arithmetic of a
+small batch. So nothing in a step may depend on the host: tokens, counters and caches are arrays of fixed shape, updated
+in place, and on a GPU the host checks only every few steps whether all outputs have ended. The recorded steps of a
+model are kept for later inputs of the same shapes, which are copied into their arrays.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from xformer.backends import (
     assign,
     dtype_name,
     index_dtype,
+    is_host_accessible,
     is_writable,
     to_host,
 )
@@ -30,10 +31,9 @@ from xformer.generation.hypothesis import Hypothesis, best_first
 from xformer.generation.logits_processors import MinLength, SuppressTokens, log_sum_exp
 from xformer.generation.scoring import score
 
-_CHECK_INTERVAL = 16  # steps between checks; steps after the end of all outputs are wasted
+_CHECK_INTERVAL = 16  # steps between checks on a GPU; steps after the end of all outputs are wasted
+_MAX_HOST_INPUTS = 4  # on a CPU; with more, dropping outputs that have ended saves more than replays do
 _MAX_CAPTURED, _MAX_CAPTURED_BYTES = 8, 2**30  # for each model; captured steps have arrays of their own
-
-Step = Callable[[], None]
 
 
 def is_supported(batch: GenerationBatch) -> bool:
@@ -45,36 +45,39 @@ def is_supported(batch: GenerationBatch) -> bool:
         and batch.lengths.unit_ranges is None
         and batch.model.config.window is None
         and len(batch.suppress_tokens | {batch.eos_id}) < batch.model.vocab_size
+        and (batch.num_inputs <= _MAX_HOST_INPUTS or not is_host_accessible(batch.parameter))
     )
 
 
-def static_greedy(batch: GenerationBatch, capture: Callable[[Step], Step]) -> list[list[Hypothesis]]:
+def static_greedy(batch: GenerationBatch, record: Callable[..., Any]) -> list[list[Hypothesis]]:
     """Choose the most probable token at each step, as greedy_or_sample does.
 
     Args:
         batch: Inputs that `is_supported`.
-        capture: Returns a function that repeats a step; the arrays that the step writes stay where they are.
+        record: `record(function, args, keywords)` calls a function and returns an object whose `replay()` repeats it,
+            such as `capture.Recording`.
     """
     cache, logits = batch.prefill()
     # If outputs can end, the token after the last allowed one shows whether they do.
     limits = [limits.maximum - batch.shared_length + int(batch.eos_id is not None) for limits in batch.lengths.ranges]
     num_steps = max(1, *limits)
     state = _State(batch, batch.model.to_static(cache, cache.length + num_steps - 1), limits)
-    captured, key = _captured.setdefault(batch.model, OrderedDict()), state.key()
+    captured, key, recording = _captured.setdefault(batch.model, OrderedDict()), state.key(), None
     if key in captured:
-        inputs, (state, replay) = state, captured.pop(key)  # no other thread may use it meanwhile
+        inputs, (state, recording) = state, captured.pop(key)  # no other thread may use it meanwhile
         state.load(inputs)
-    else:
-        step = _step(state, weakref.proxy(batch.model))
-        replay = capture(step) if num_steps > 1 else step
     state.choose(logits)
+    interval = 1 if is_host_accessible(state.ended) else _CHECK_INTERVAL
     for number in range(1, num_steps):
-        if number % _CHECK_INTERVAL == 0 and bool(to_host(state.ended).all()):
+        if number % interval == 0 and bool(to_host(state.ended).all()):
             break
-        replay()
+        if recording is None:
+            recording = record(_step, (batch.model, state), {})
+        else:
+            recording.replay()
     results = [best_first(score(batch, [sample.hypothesis])) for sample in state.samples(batch)]
-    if is_writable(state.token):  # later inputs can be copied into the state
-        captured[key] = state, replay
+    if recording is not None and is_writable(state.token):  # later inputs can be copied into the state
+        captured[key] = state, recording
     while len(captured) > _MAX_CAPTURED or sum(kept.nbytes for kept, _ in captured.values()) > _MAX_CAPTURED_BYTES:
         captured.popitem(last=False)
     return results
@@ -84,13 +87,8 @@ def static_greedy(batch: GenerationBatch, capture: Callable[[Step], Step]) -> li
 _captured: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, Any]] = weakref.WeakKeyDictionary()
 
 
-def _step(state: _State, model: Any) -> Step:
-    """Return the step of a model; `model` is a weak reference, so that a captured step does not keep the model."""
-
-    def step() -> None:
-        state.choose(model.decode_step(state.token, state.cache))
-
-    return step
+def _step(model: Any, state: _State) -> None:
+    state.choose(model.decode_step(state.token, state.cache))
 
 
 class _State:
@@ -119,23 +117,24 @@ class _State:
         self._is_eos = to_device([token == batch.eos_id for token in vocabulary])
         self._is_suppressed = to_device([token in batch.suppress_tokens for token in vocabulary])
 
-    def _arrays(self) -> list[Any]:
+    def arrays(self) -> list[Any]:
+        """Return the arrays, None for those that are absent."""
         own = (value for name, value in vars(self).items() if name not in ("cache", "_eos_id"))
         return [*own, *self.cache.arrays()]
 
     def key(self) -> Hashable:
         """Return a key that states with the same steps share."""
-        arrays = (None if array is None else (tuple(array.shape), dtype_name(array.dtype)) for array in self._arrays())
+        arrays = (None if array is None else (tuple(array.shape), dtype_name(array.dtype)) for array in self.arrays())
         return self._eos_id, self.cache.length, *arrays
 
     @property
     def nbytes(self) -> int:
         """Size of the arrays."""
-        return sum(array.nbytes for array in self._arrays() if array is not None)
+        return sum(array.nbytes for array in self.arrays() if array is not None)
 
     def load(self, other: _State) -> None:
         """Copy the arrays of a state with the same key."""
-        for target, source in zip(self._arrays(), other._arrays(), strict=True):
+        for target, source in zip(self.arrays(), other.arrays(), strict=True):
             if target is not None and source is not None:
                 assign(target, source)
 

@@ -1,0 +1,113 @@
+"""Arguments of a captured function: their signature, and the arrays that a recording copies or uses in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+from xformer.backends import array_namespace, dtype_name
+from xformer.errors import CaptureError
+from xformer.random import Rng
+from xformer.tree import Module, flatten, is_array
+
+
+class Arguments:
+    """The arguments of one call.
+
+    Args:
+        args: Positional arguments.
+        keywords: Keyword arguments.
+        donated: Positions of arguments whose arrays the function may overwrite.
+
+    Attributes:
+        data: Arrays whose values differ between the calls of a signature.
+        signature: Hashable; equal for calls that one recording serves.
+    """
+
+    def __init__(self, args: tuple[Any, ...], keywords: dict[str, Any], donated: Sequence[int]) -> None:
+        self.args, self.keywords = args, keywords
+        self.data: list[Any] = []
+        self.signature: Hashable = (
+            *(self._scan(arg, index in donated) for index, arg in enumerate(args)),
+            *((name, self._scan(value, False)) for name, value in sorted(keywords.items())),
+        )
+
+    def _scan(self, value: Any, donated: bool) -> Hashable:
+        """Return the signature of a value, and collect its data."""
+        if isinstance(value, Module):
+            return id(value)  # frozen: the same arrays
+        if holds_arrays(value):
+            return (id(value), *map(id, value.arrays()))
+        if is_array(value):
+            if donated:
+                return id(value)
+            self.data.append(value)
+            return tuple(value.shape), dtype_name(value.dtype), getattr(value, "strides", None)
+        if isinstance(value, Rng):
+            return value.key, None if value.counter is None else self._scan(value.counter, donated)
+        if isinstance(value, dict):
+            return tuple((key, self._scan(item, donated)) for key, item in value.items())
+        if isinstance(value, tuple | list):
+            return (type(value), *(self._scan(item, donated) for item in value))
+        try:
+            hash(value)
+        except TypeError as error:
+            raise CaptureError(
+                f"an argument of a captured function has type {type(value).__name__}; expected Modules, arrays, "
+                "hashable values, and tuples, lists and dicts of them"
+            ) from error
+        return type(value), value
+
+    def replace_data(self, function: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
+        """Return the arguments with `function(array)` for all data, and the list of these arrays."""
+        data = [function(array) for array in self.data]
+        new = dict(zip(map(id, self.data), data, strict=True))
+
+        def visit(value: Any) -> Any:
+            if isinstance(value, Rng):
+                return value if value.counter is None else value.counted(visit(value.counter))
+            if isinstance(value, dict):
+                return {key: visit(item) for key, item in value.items()}
+            if isinstance(value, tuple | list):
+                return rebuild_sequence(value, map(visit, value))
+            return new.get(id(value), value)
+
+        return visit(self.args), visit(self.keywords), data
+
+
+def rebuild_sequence(value: Any, items: Iterator[Any]) -> Any:
+    """Return a tuple, named tuple or list of the class of `value`."""
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def holds_arrays(value: Any) -> bool:
+    """Return whether a value is an object that updates its arrays in place, such as a StaticCache."""
+    return not isinstance(value, Module) and callable(getattr(value, "arrays", None))
+
+
+def arrays_of(value: Any) -> Iterator[Any]:
+    """Yield the arrays of arguments, also those of objects and of Rngs."""
+    if isinstance(value, Rng):
+        value = value.counter
+    if holds_arrays(value):
+        yield from (array for array in value.arrays() if array is not None)
+    elif isinstance(value, dict):
+        yield from arrays_of(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from arrays_of(item)
+    else:
+        yield from flatten(value)[0]
+
+
+def first_array(value: Any) -> Any:
+    """Return one array of arguments, or None."""
+    return next(arrays_of(value), None)
+
+
+def namespace_of(value: Any) -> Any:
+    """Return the namespace of arguments, that of a trace if one is traced; None without arrays."""
+    arrays = [array for item in value if not isinstance(item, Module) for array in arrays_of(item)]
+    modules = [first_array(item) for item in value if isinstance(item, Module)]
+    arrays += [array for array in modules if array is not None]
+    return array_namespace(*arrays) if arrays else None

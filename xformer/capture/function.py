@@ -1,0 +1,161 @@
+"""`capture(function)`: calls of one signature are recorded once, and replayed from then on."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from xformer.backends import backend_name, trace_level
+from xformer.backends.recording import NAMESPACE
+from xformer.capture.arguments import Arguments, arrays_of, namespace_of
+from xformer.capture.recording import GraphRecording, Recording, array_copy, recorder
+from xformer.threads import available_threads
+from xformer.tree import Module, flatten
+
+_MAX_SIGNATURES = 8  # of one function; each has memory of its own
+
+
+def capture(function: Callable[..., Any], *, donate_argnums: Sequence[int] = ()) -> Callable[..., Any]:
+    """Return a function that records the array operations of `function` and repeats them without its Python code.
+
+        forward = xf.capture(model)
+        logits = forward(source, target)
+
+    The first call of a signature calls the function and records it. The second also compares a replay with the function
+    bit for bit, and later ones only replay. If the comparison fails, a warning is issued and the function is called
+    from then on. On NumPy a replay makes the recorded calls in memory of its own. On CuPy it launches a CUDA graph.
+    With JAX the function is compiled by `jax.jit`. With other libraries, and in a trace, the function is called.
+
+    The signature consists of the shapes and dtypes of arrays, of the identity of Modules, and of all other arguments,
+    which must be hashable. A replay reads the parameters of a Module where they are, so it sees what an optimizer
+    changes in place; other arrays are copied. Arrays that the function does not get as arguments are constants, and so
+    are random numbers, unless they are drawn from an argument made by `Rng.counted`.
+
+    Args:
+        function: Function of Modules, arrays and other values, and of tuples, lists and dicts of them. It must not read
+            values of arrays on the host, as `float(x)` does, and change no arguments except donated ones.
+        donate_argnums: Positions of arguments whose arrays the function may overwrite, such as the model and the state
+            of an optimizer, or a `StaticCache`. Other arrays at these positions are another signature.
+
+    Returns:
+        A function with the same arguments and results. Arrays of results are new, except those of donated arguments.
+
+    Raises:
+        CaptureError: When called, if the function reads values on the host, or an argument is not hashable.
+    """
+    captured = _Captured(function, tuple(donate_argnums))
+
+    def call(*args: Any, **keywords: Any) -> Any:
+        return captured.call(*args, **keywords)
+
+    return functools.update_wrapper(call, function, updated=())
+
+
+class _Entry:
+    """What is known of one signature.
+
+    Attributes:
+        num_calls: Number of calls so far.
+        arguments: Arguments of a call. They keep the Modules alive whose identity is part of the signature.
+        idle: Recordings that no thread is using.
+    """
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self.arguments: Any = None
+        self.idle: list[Recording | GraphRecording] = []
+
+
+class _Captured:
+    def __init__(self, function: Callable[..., Any], donated: tuple[int, ...]) -> None:
+        # A Module that is called, or whose method is called, is an argument too.
+        method = type(function).__call__ if isinstance(function, Module) else function
+        module = function if isinstance(function, Module) else getattr(function, "__self__", None)
+        self._leading = (module,) if isinstance(module, Module) else ()
+        self._function = getattr(method, "__func__", method) if self._leading else function
+        self._donated = tuple(index + len(self._leading) for index in donated)
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._jitted: dict[Hashable, Callable[..., Any]] = {}
+        self._lock = threading.Lock()
+        self._is_eager = False  # after a replay that differed
+
+    def call(self, *args: Any, **keywords: Any) -> Any:
+        args = (*self._leading, *args)
+        xp = namespace_of((*args, *keywords.values()))
+        if self._is_eager or xp is None or xp is NAMESPACE or trace_level(xp):
+            return self._function(*args, **keywords)
+        if backend_name(xp) == "jax":
+            return self._jit(args, keywords)
+        new_recording = recorder(xp)
+        if new_recording is None:
+            return self._function(*args, **keywords)
+        arguments = Arguments(args, keywords, self._donated)
+        entry, recording, is_second = self._find((arguments.signature, available_threads()))
+        if recording is None:
+            recording = new_recording(self._function, *arguments.replace_data(array_copy))
+            result, entry.arguments = recording.result, arguments
+        elif is_second and isinstance(recording, Recording):
+            result = self._compare(recording, arguments)
+        else:
+            result = recording.replay(arguments.data)
+        with self._lock:
+            entry.idle.append(recording)
+        return result
+
+    def _find(self, key: Hashable) -> tuple[_Entry, Any, bool]:
+        """Return the entry of a signature, a recording or None, and whether this is the second call."""
+        with self._lock:
+            entry = self._entries.setdefault(key, _Entry())
+            self._entries.move_to_end(key)
+            entry.num_calls += 1
+            if len(self._entries) > _MAX_SIGNATURES:
+                self._entries.popitem(last=False)
+            return entry, entry.idle.pop() if entry.idle else None, entry.num_calls == 2
+
+    def _compare(self, recording: Recording, arguments: Arguments) -> Any:
+        """Replay, and compare with the function, which gets copies of all that it may overwrite."""
+        args = [copy.deepcopy(arg) if i in self._donated else arg for i, arg in enumerate(arguments.args)]
+        expected = self._function(*args, **arguments.keywords)
+        result = recording.replay(arguments.data)
+        donated, copies = ([list(arrays_of(values[i])) for i in self._donated] for values in (arguments.args, args))
+        if _equal_bits((result, donated), (expected, copies)):
+            return result
+        self._is_eager = True
+        name = getattr(self._function, "__name__", type(self._function).__name__)
+        warnings.warn(
+            f"a replay of {name} differs from the function, which is called from now on; does it use arrays that are "
+            "no arguments, or random numbers without Rng.counted?",
+            stacklevel=3,
+        )
+        for target, source in zip(flatten(donated)[0], flatten(copies)[0], strict=True):
+            target[...] = source
+        return expected
+
+    def _jit(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Compile by JAX for the arrays among the arguments; everything else is static."""
+        jax: Any = importlib.import_module("jax")
+        leaves, structure = jax.tree.flatten((args, keywords))
+        is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
+        static = tuple(None if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
+        key = structure, static, tuple(is_array)
+        if key not in self._jitted:
+
+            def function(arrays: list[Any]) -> Any:
+                remaining = iter(arrays)
+                merged = [next(remaining) if array else leaf for leaf, array in zip(static, is_array, strict=True)]
+                args, keywords = jax.tree.unflatten(structure, merged)
+                return self._function(*args, **keywords)
+
+            self._jitted[key] = jax.jit(function)
+        return self._jitted[key]([leaf for leaf, array in zip(leaves, is_array, strict=True) if array])
+
+
+def _equal_bits(actual: Any, expected: Any) -> bool:
+    pairs: Any = zip(flatten(actual)[0], flatten(expected)[0], strict=True)
+    return all(x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes() for x, y in pairs)
