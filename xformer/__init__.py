@@ -45,6 +45,7 @@ from xformer.models import (
 from xformer.ops import cross_entropy
 from xformer.pipelines import Classifier, Embedder, Summarizer, TextGenerator, Tokenizers, Transcriber, Translator
 from xformer.random import Rng
+from xformer.replay import capture
 from xformer.threads import num_threads, set_num_threads
 from xformer.training import (
     SGD,
@@ -116,6 +117,7 @@ __all__ = [
     "__version__",
     "array_namespace",
     "backends",
+    "capture",
     "cross_entropy",
     "data_parallel",
     "early_stopping",

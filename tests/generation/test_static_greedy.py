@@ -15,6 +15,7 @@ from xformer.generation import GenerationConfig, generate
 from xformer.generation.greedy_sampling import greedy_or_sample
 from xformer.generation.lengths import LengthRange
 from xformer.generation.static_greedy import is_supported, static_greedy
+from xformer.replay.recording import Recording
 
 # These functions have the names of their modules.
 generate_module = importlib.import_module("xformer.generation.generate")
@@ -24,10 +25,26 @@ COPY = {"copy": True, "share_embeddings": True, "source_vocab_size": 13}
 PROMPTS = [[3, 4, 5], [6, 7, 8]]
 
 
-def both(monkeypatch, call, capture=lambda step: step):
+class CallAgain:
+    """A recording that calls the function again; `steps` counts calls."""
+
+    steps = 0
+
+    def __init__(self, function, args, keywords):
+        model, state = args
+        model = weakref.proxy(model)  # kept by the caller
+        self.call = lambda: function(model, state)
+        self.replay()
+
+    def replay(self):
+        type(self).steps += 1
+        self.call()
+
+
+def both(monkeypatch, call, record=CallAgain):
     """Return the results of a call with either search."""
     found = []
-    for run in (greedy_or_sample, lambda batch: static_greedy(batch, capture)):
+    for run in (greedy_or_sample, lambda batch: static_greedy(batch, record)):
         monkeypatch.setattr(generate_module, "search", run)
         found.append(call())
     return found
@@ -41,9 +58,11 @@ def assert_alike(grown, fixed):
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_translations(monkeypatch, positions):
+@pytest.mark.parametrize("record", [CallAgain, Recording])
+def test_translations(monkeypatch, positions, record):
     model = varied_model(1, positions=positions)
-    grown, fixed = both(monkeypatch, lambda: generate(model, padded(SOURCES), GenerationConfig(min_new_tokens=2)))
+    config = GenerationConfig(min_new_tokens=2)
+    grown, fixed = both(monkeypatch, lambda: generate(model, padded(SOURCES), config), record)
     assert len({len(row[0].tokens) for row in grown}) > 1
     assert_alike(grown, fixed)
 
@@ -58,7 +77,10 @@ def test_on_every_library(monkeypatch, xp):
 def test_continuations(monkeypatch, positions, special_tokens):
     model = small_language_model(positions=positions, seed=3)
     options = GenerationConfig(max_new_tokens=20)
-    assert_alike(*both(monkeypatch, lambda: generate(model, PROMPTS, options, special_tokens=special_tokens)))
+    for record in (CallAgain, Recording):
+        assert_alike(
+            *both(monkeypatch, lambda: generate(model, PROMPTS, options, special_tokens=special_tokens), record)
+        )
 
 
 def test_limits_of_their_own_and_a_prefix(monkeypatch):
@@ -68,56 +90,44 @@ def test_limits_of_their_own_and_a_prefix(monkeypatch):
 
 
 def test_the_search_ends_soon_after_all_sentences_did(monkeypatch):
-    steps = []
-
-    def capture(step):
-        def counted():
-            steps.append(1)
-            step()
-
-        return counted
-
     model = varied_model(1)
-    grown, fixed = both(
-        monkeypatch, lambda: generate(model, padded(SOURCES), GenerationConfig(max_new_tokens=300)), capture
-    )
+    monkeypatch.setattr(CallAgain, "steps", 0)
+    grown, fixed = both(monkeypatch, lambda: generate(model, padded(SOURCES), GenerationConfig(max_new_tokens=300)))
     assert_alike(grown, fixed)
     longest = max(len(row[0].tokens) for row in grown)
     assert longest < 200
-    assert len(steps) <= longest + 16
+    assert CallAgain.steps <= longest + 16
 
 
 def test_outputs_at_their_limits_do_not_delay_the_end(monkeypatch):
-    model, steps = varied_model(3, positions="sinusoidal"), []
-    search = generate_module.search
+    model = varied_model(3, positions="sinusoidal")
+    monkeypatch.setattr(CallAgain, "steps", 0)
 
     def with_limits(batch):
         batch.lengths.ranges[:] = [LengthRange(0, maximum) for maximum in (300, 3)]  # the first ends after 2 tokens
-        return static_greedy(batch, lambda step: lambda: (steps.append(1), step())[1])
+        return static_greedy(batch, CallAgain)
 
     monkeypatch.setattr(generate_module, "search", with_limits)
     found = generate(model, padded(SOURCES[:2]), GenerationConfig(max_new_tokens=300))
     assert [(len(row[0].tokens), row[0].finished) for row in found] == [(2, True), (3, False)]
-    assert len(steps) < 20
-    del steps[:]
-    monkeypatch.setattr(
-        generate_module, "search", lambda batch: static_greedy(batch, lambda step: (steps.append(1), step)[1])
-    )
+    assert CallAgain.steps < 20
+    monkeypatch.setattr(CallAgain, "steps", 0)
+    monkeypatch.setattr(generate_module, "search", lambda batch: static_greedy(batch, CallAgain))
     assert len(generate(small_language_model(), PROMPTS, GenerationConfig(max_new_tokens=1), special_tokens=False)) == 2
-    assert steps == []  # no token comes after the only one
-    monkeypatch.setattr(generate_module, "search", search)
+    assert CallAgain.steps == 0  # no token comes after the only one
 
 
+@pytest.mark.parametrize("record", [CallAgain, Recording])
 @pytest.mark.parametrize("settings", [{}, {"positions": "rotary", **COPY}], ids=["learned", "copy"])
-def test_steps_are_captured_once_for_inputs_of_the_same_shapes(monkeypatch, settings):
+def test_steps_are_captured_once_for_inputs_of_the_same_shapes(monkeypatch, settings, record):
     captured = []
-    model, config = varied_model(1, **settings), GenerationConfig(max_new_tokens=9)
+    model, config = varied_model(1, **settings), GenerationConfig(min_new_tokens=2, max_new_tokens=9)
     sources = [padded(rows) for rows in (SOURCES, SOURCES[::-1], [[7, 7, 2], *SOURCES[1:]])]
     copies = [source.copy() for source in sources]
     expected = [generate(model, source, config) for source in sources]
 
     def static(batch):
-        return static_greedy(batch, lambda step: captured.append(1) or step)
+        return static_greedy(batch, lambda *args: captured.append(1) or record(*args))
 
     monkeypatch.setattr(generate_module, "search", static)
     for source, grown in zip(sources, expected, strict=True):

@@ -149,7 +149,7 @@ def test_a_nonfinite_loss_or_gradient_changes_nothing(xp, optimizer, loss, eleme
     tree = [xp.asarray([[1.0, 2.0]]), xp.asarray([3.0])]
 
     def with_gradient(function):
-        return lambda model, batch, rng: (xp.asarray(loss), [xp.asarray([[0.0, element]]), xp.asarray([0.0])])
+        return lambda model, batch, rng, weight: (xp.asarray(loss), [xp.asarray([[0.0, element]]), xp.asarray([0.0])])
 
     result = train_step(
         tree, optimizer.init(tree), [None], None, loss_fn=None, optimizer=optimizer, learning_rate=0.1,

@@ -8,6 +8,7 @@ from xformer.backends.array_types import Array, Device, DType, Namespace, Native
 from xformer.backends.arrays import (
     assign,
     check_same_device,
+    check_values,
     default_float,
     device,
     dtype_named,
@@ -43,6 +44,7 @@ __all__ = [
     "backend_of",
     "base_namespace",
     "check_same_device",
+    "check_values",
     "default_float",
     "device",
     "dtype_name",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,13 @@ def is_host_accessible(array: Array) -> bool:
     """Return whether reading values of an array is cheap: no GPU to wait for, and not traced."""
     xp = array_namespace(array)
     return trace_level(xp) == 0 and backend_of(xp).is_host_accessible(array)
+
+
+def check_values(array: Array, check: Callable[[Array], None]) -> None:
+    """Call `check(array)` wherever reading values is cheap; a captured function calls it in each replay."""
+    xp = array_namespace(array)
+    if trace_level(xp) == 0:
+        backend_of(xp).check_values(array, check)
 
 
 def check_same_device(arrays: Sequence[Array | None]) -> None:

@@ -75,6 +75,11 @@ class Backend:
         """Return whether reading values is cheap: no GPU to wait for and no abstract value."""
         return True
 
+    def check_values(self, array: Array, check: Callable[[Array], None]) -> None:
+        """Call `check(array)` if reading values is cheap."""
+        if self.is_host_accessible(array):
+            check(array)
+
     # --- functions that the standard lacks ----------------------------------------------------------------------------
 
     def erf(self, x: Array) -> Array:

@@ -53,6 +53,10 @@ class NumpyBackend(Backend):
         """Return whether the array is not recorded."""
         return type(array) is not RecordedArray
 
+    def check_values(self, array: Array, check: Callable[[Array], None]) -> None:
+        """Call `check(array)`, also in each replay of a recording."""
+        call_on_host(check, array)
+
     def counted_bernoulli(
         self, xp: Namespace, key: int, counter: Array, threshold: int, shape: tuple[int, ...], device: Device
     ) -> Array:

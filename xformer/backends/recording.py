@@ -134,7 +134,7 @@ class RecordedArray(np.ndarray):
         if method == "__call__" and ufunc not in (np.maximum, np.minimum):  # their output is keyword-only
             tape.append(function, (*inputs, *results), **keywords)
         else:
-            tape.append(function, inputs, **keywords, out=results[0])
+            tape.append(function, inputs, **keywords | {"out": results[0]})
         return recorded_results[0] if len(recorded_results) == 1 else recorded_results
 
     def __array_function__(self, function: Any, types: Any, args: Any, keywords: Any) -> Any:
@@ -240,11 +240,11 @@ def _append_copy(tape: Tape, result: Any, function: Any, args: Any, keywords: An
 
 
 def _append_out(tape: Tape, result: Any, function: Any, args: Any, keywords: Any) -> None:
-    tape.append(function, args, **keywords, out=result)
+    tape.append(function, args, **keywords | {"out": result})
 
 
 def _append_take(tape: Tape, result: Any, function: Any, args: Any, keywords: Any) -> None:
-    tape.append(function, args, **{"mode": "clip"} | keywords, out=result)  # other modes copy through a buffer
+    tape.append(function, args, **{"mode": "clip"} | keywords | {"out": result})  # other modes copy through a buffer
 
 
 def _append_cast(tape: Tape, result: Any, function: Any, args: Any, keywords: Any) -> None:

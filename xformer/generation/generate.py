@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xformer.backends import Array, array_namespace, device, from_host, to_host
-from xformer.capture.recording import recorder
 from xformer.errors import ConfigError, DataError
 from xformer.generation.batch import GenerationBatch, check_prefixes, check_tokens
 from xformer.generation.beam_search import beam_search
@@ -24,6 +23,7 @@ from xformer.generation.stopping_criteria import StoppingCriteria
 from xformer.models import LanguageModel, SpeechTransformer, Transformer
 from xformer.models.token_ids import ids_of, pad
 from xformer.random import Rng
+from xformer.replay.recording import recorder
 
 
 def generate(

@@ -14,12 +14,12 @@ from xformer.backends import (
     backend_name,
     base_namespace,
     check_same_device,
+    check_values,
     device,
     dtype_name,
     from_host,
     index_dtype,
     is_floating,
-    is_host_accessible,
     is_integer,
 )
 from xformer.errors import BackendError, DataError, ShapeError
@@ -65,8 +65,7 @@ def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
     else:
         _check_ids(data, name)
         data = _signed(data)
-        if is_host_accessible(data):
-            _check_range(data, name, vocab_size)
+        check_values(data, lambda ids: _check_range(ids, name, vocab_size))
     return data if is_same_library else from_host(model_xp, data, dtype=dtype, device=device(like))
 
 

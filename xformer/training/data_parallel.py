@@ -15,12 +15,13 @@ from typing import Any
 from xformer import autodiff
 from xformer.backends import array_namespace, backend_name
 from xformer.random import Rng, split_rng
+from xformer.replay.function import capture_if_repeated
 from xformer.threads import blas_threads, num_threads, parallel_map
-from xformer.training.step import Loss, ValueAndGrad
+from xformer.training.step import ValueAndGrad
 from xformer.tree import flatten, is_array, map_arrays
 
 
-def data_parallel(num_workers: int | None = None) -> ValueAndGrad:
+def data_parallel(num_workers: int | None = None, *, capture: bool = False) -> ValueAndGrad:
     """Return a replacement for `value_and_grad` that computes the shards of a batch on threads.
 
     A batch with a method `split(n)` -> list of at most n batches is split into `num_workers` shards, and the BLAS
@@ -30,16 +31,21 @@ def data_parallel(num_workers: int | None = None) -> ValueAndGrad:
 
     Args:
         num_workers: Number of shards; default `num_threads()`.
+        capture: Whether to record the work of shards whose shapes repeat, and replay it (see `xformer.capture`).
     """
+    captured: dict[Any, Callable[..., Any]] = {}  # of the last loss
 
-    def value_and_grad(loss_fn: Loss) -> Callable[[Any, Any, Rng | None], tuple[Any, Any]]:
-        differentiate = autodiff.value_and_grad(loss_fn)
+    def value_and_grad(loss_fn: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+        if capture and loss_fn not in captured:
+            captured.clear()
+            captured[loss_fn] = capture_if_repeated(autodiff.value_and_grad(loss_fn))
+        differentiate = captured[loss_fn] if capture else autodiff.value_and_grad(loss_fn)
 
-        def sharded(model: Any, batch: Any, rng: Rng | None = None) -> tuple[Any, Any]:
+        def sharded(model: Any, batch: Any, rng: Rng | None = None, *args: Any) -> tuple[Any, Any]:
             shards = split_batch(batch, num_workers or num_threads())
             items = list(zip(shards, split_rng(rng, len(shards)), strict=True))
             with blas_threads(1) if len(items) > 1 else contextlib.nullcontext():
-                results = parallel_map(lambda item: differentiate(model, *item), items)
+                results = parallel_map(lambda item: differentiate(model, *item, *args), items)
             total: tuple[Any, Any] = functools.reduce(
                 lambda total, result: map_arrays(operator.add, total, result), results
             )

@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from xformer.backends import array_namespace
+import numpy as np
+
+from xformer.backends import array_namespace, device, from_host
 from xformer.config import check_count
 from xformer.errors import CheckpointError, ConfigError, DataError, TrainingError, out_of_memory
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
 from xformer.training.checkpoint import TrainingFiles, save_parameters
-from xformer.training.data_parallel import can_split, data_parallel, default_num_workers
+from xformer.training.data_parallel import can_split, default_num_workers
+from xformer.training.data_parallel import data_parallel as data_parallel_step
 from xformer.training.events import Checkpoint, End, Event, Skip, Start, Step
 from xformer.training.interrupt import Stopped, check_stop, stop_on_signals
 from xformer.training.optimizers import Optimizer
@@ -68,6 +71,7 @@ def fit(
     precision: str = "float32",
     data_parallel: int | None = None,
     num_tokens: Callable[[Any], int] | None = None,
+    capture: bool = True,
     save_every_minutes: float = 5.0,
 ) -> tuple[Any, list[Step]]:
     """Train a model.
@@ -96,6 +100,8 @@ def fit(
             for each core on NumPy, 1 on other backends.
         num_tokens: A function that counts the tokens, or samples, of a batch, by which the sum of losses is divided;
             default `batch.num_tokens`, or 1 for batches without it, whose loss should be a mean.
+        capture: Whether to record, on NumPy, the work of batches whose shapes repeat, and to replay it (see
+            `xformer.capture`). A replay runs no Python code of `loss_fn`: switch it off if the loss prints or counts.
         save_every_minutes: Minutes between saves of the state.
 
     Returns:
@@ -147,6 +153,7 @@ class TrainingLoop:
         precision: str = "float32",
         data_parallel: int | None = None,
         num_tokens: Callable[[Any], int] | None = None,
+        capture: bool = True,
         save_every_minutes: float = 5.0,
     ) -> None:
         _check_arguments(model, optimizer, learning_rate, callbacks, num_tokens)
@@ -171,8 +178,9 @@ class TrainingLoop:
         self._batches, self._grad_accumulation = batches, grad_accumulation
         self.count_tokens = num_tokens or (lambda batch: getattr(batch, "num_tokens", 1))
         self._autocast_loss = autocast(precision, loss_fn)
+        self._value_and_grad = data_parallel_step(self.num_workers, capture=capture)
         self._scaler = GradScaler.init(precision)
-        self._rng = Rng(seed).fold("training")
+        self._rng = Rng(seed).fold("training", "dropout")
         self._minutes, self._start_time = 0.0, time.monotonic()
         self._save_interval, self._save_time = 60.0 * save_every_minutes, time.monotonic()
         self._stop_reason: str | None = None
@@ -326,18 +334,20 @@ class TrainingLoop:
         num_tokens = sum(map(self.count_tokens, batches))
         if not num_tokens > 0:
             raise DataError(f"the batch of step {step} has {num_tokens} tokens; expected at least 1")
+        like = flatten(self._model)[0][0]
+        xp = array_namespace(like)
         result = train_step(
             map_arrays(_copy, self._model) if self._is_shared else self._model,
             self.state,
             batches,
-            self._rng.fold("dropout", step),
+            self._rng.counted(from_host(xp, np.asarray(step), device=device(like))),
             loss_fn=self._autocast_loss,
             optimizer=self.optimizer,
             learning_rate=learning_rate,
             max_grad_norm=self.max_grad_norm,
             loss_scale=loss_scale,
             num_tokens=num_tokens,
-            value_and_grad=data_parallel(self.num_workers),
+            value_and_grad=self._value_and_grad,
             donate=True,
         )
         # Reading the loss waits for the GPU; by now the whole step has been launched.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from xformer import autodiff
@@ -15,7 +16,7 @@ from xformer.random import Rng, split_rng
 from xformer.tree import flatten, is_array, map_arrays
 
 Loss = Callable[[Any, Any, Rng | None], Array]  # (model, batch, rng) -> summed loss
-ValueAndGrad = Callable[[Loss], Callable[[Any, Any, Rng | None], tuple[Array, Any]]]
+ValueAndGrad = Callable[[Callable[..., Array]], Callable[..., tuple[Array, Any]]]
 
 
 class StepResult(NamedTuple):
@@ -28,6 +29,16 @@ class StepResult(NamedTuple):
     state: Any
     loss: Array
     grad_norm: Array
+
+
+@dataclass(frozen=True)
+class _Weighted:
+    """A loss (model, batch, rng, weight) -> weight times the sum; equal for the same `loss_fn`."""
+
+    loss_fn: Loss
+
+    def __call__(self, model: Any, batch: Any, rng: Rng | None, weight: float | Array) -> Array:
+        return weight * self.loss_fn(model, batch, rng)
 
 
 def train_step(
@@ -69,8 +80,7 @@ def train_step(
         A StepResult. The loss is the mean over the tokens.
     """
     weight = loss_scale / (sum(batch.num_tokens for batch in batches) if num_tokens is None else num_tokens)
-    loss_and_grads = value_and_grad(lambda model, batch, rng: weight * loss_fn(model, batch, rng))
-    loss, grads = accumulate(loss_and_grads, model, batches, rng)
+    loss, grads = accumulate(value_and_grad(_Weighted(loss_fn)), model, batches, rng, weight)
     grad_norm = global_norm(grads)
     grad_scale = clip_scale(loss, grad_norm, max_grad_norm, loss_scale)
     model, state = optimizer.update(model, grads, state, learning_rate, grad_scale, donate=donate)
@@ -78,12 +88,23 @@ def train_step(
 
 
 def accumulate(
-    loss_and_grads: Callable[..., tuple[Array, Any]], model: Any, batches: Sequence[Any], rng: Rng | None
+    loss_and_grads: Callable[..., tuple[Array, Any]], model: Any, batches: Sequence[Any], rng: Rng | None, *args: Any
 ) -> tuple[Array, Any]:
-    """Return the sums of the losses and gradients of several batches, computed one after the other."""
+    """Return the sums of the losses and gradients of several batches, computed one after the other.
+
+    Args:
+        loss_and_grads: (model, batch, rng, *args) -> (loss, gradient).
+        model: The model.
+        batches: At least one batch.
+        rng: Source of dropout masks, or None.
+        *args: More arguments of `loss_and_grads`.
+
+    Raises:
+        ConfigError: If there is no batch.
+    """
     total = None
     for batch, key in zip(batches, split_rng(rng, len(batches)), strict=True):
-        result = loss_and_grads(model, batch, key)
+        result = loss_and_grads(model, batch, key, *args)
         total = result if total is None else map_arrays(operator.add, total, result)
     if total is None:
         raise ConfigError("batches is empty; expected at least one batch")

@@ -13,8 +13,8 @@ import numpy as np
 from xformer.backends import backend_name, backend_of
 from xformer.backends import recording as numpy_recording
 from xformer.backends.recording import plain
-from xformer.capture.arguments import arrays_of, rebuild_sequence
-from xformer.capture.memory import share_memory
+from xformer.replay.arguments import arrays_of, rebuild_sequence
+from xformer.replay.memory import share_memory
 from xformer.tree import Module, flatten, is_array
 
 
@@ -84,7 +84,7 @@ class GraphRecording:
         keywords: dict[str, Any],
         data: Sequence[Any] = (),
     ) -> None:
-        self._data = data
+        self._data, self.nbytes = data, 0  # the memory belongs to the graph's pool
         args = [weakref.proxy(arg) if isinstance(arg, Module) else arg for arg in args]
 
         def call() -> None:

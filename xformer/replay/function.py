@@ -13,12 +13,13 @@ from typing import Any
 
 from xformer.backends import backend_name, trace_level
 from xformer.backends.recording import NAMESPACE
-from xformer.capture.arguments import Arguments, arrays_of, namespace_of
-from xformer.capture.recording import GraphRecording, Recording, array_copy, recorder
+from xformer.errors import CaptureError
+from xformer.replay.arguments import Arguments, arrays_of, namespace_of
+from xformer.replay.recording import GraphRecording, Recording, array_copy, recorder
 from xformer.threads import available_threads
 from xformer.tree import Module, flatten
 
-_MAX_SIGNATURES = 8  # of one function; each has memory of its own
+_MAX_SIGNATURES, _MAX_BYTES = 8, 2**30  # of one function; each has memory of its own
 
 
 def capture(function: Callable[..., Any], *, donate_argnums: Sequence[int] = ()) -> Callable[..., Any]:
@@ -49,8 +50,18 @@ def capture(function: Callable[..., Any], *, donate_argnums: Sequence[int] = ())
     Raises:
         CaptureError: When called, if the function reads values on the host, or an argument is not hashable.
     """
-    captured = _Captured(function, tuple(donate_argnums))
+    return _wrap(function, _Captured(function, tuple(donate_argnums)))
 
+
+def capture_if_repeated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is recorded at the second call of a signature, if it can be; see `capture`.
+
+    Recordings that together take more than a gigabyte are dropped, the least recently used first.
+    """
+    return _wrap(function, _Captured(function, (), num_eager=1, is_optional=True))
+
+
+def _wrap(function: Callable[..., Any], captured: _Captured) -> Callable[..., Any]:
     def call(*args: Any, **keywords: Any) -> Any:
         return captured.call(*args, **keywords)
 
@@ -73,7 +84,19 @@ class _Entry:
 
 
 class _Captured:
-    def __init__(self, function: Callable[..., Any], donated: tuple[int, ...]) -> None:
+    """A captured function.
+
+    Args:
+        function: The function.
+        donated: Positions of arguments that it may overwrite.
+        num_eager: Number of calls of a signature before it is recorded.
+        is_optional: Whether to call the function itself if it cannot be recorded; otherwise CaptureError is raised.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], donated: tuple[int, ...], num_eager: int = 0, is_optional: bool = False
+    ) -> None:
+        self._num_eager, self._is_optional = num_eager, is_optional
         # A Module that is called, or whose method is called, is an argument too.
         method = type(function).__call__ if isinstance(function, Module) else function
         module = function if isinstance(function, Module) else getattr(function, "__self__", None)
@@ -96,11 +119,19 @@ class _Captured:
         if new_recording is None:
             return self._function(*args, **keywords)
         arguments = Arguments(args, keywords, self._donated)
-        entry, recording, is_second = self._find((arguments.signature, available_threads()))
+        entry, recording, num_calls = self._find((arguments.signature, available_threads()))
+        if num_calls <= self._num_eager:
+            return self._function(*args, **keywords)
         if recording is None:
-            recording = new_recording(self._function, *arguments.replace_data(array_copy))
+            try:
+                recording = new_recording(self._function, *arguments.replace_data(array_copy))
+            except CaptureError:
+                self._is_eager = self._is_optional
+                if not self._is_optional:
+                    raise
+                return self._function(*args, **keywords)
             result, entry.arguments = recording.result, arguments
-        elif is_second and isinstance(recording, Recording):
+        elif num_calls == self._num_eager + 2 and isinstance(recording, Recording):
             result = self._compare(recording, arguments)
         else:
             result = recording.replay(arguments.data)
@@ -108,15 +139,16 @@ class _Captured:
             entry.idle.append(recording)
         return result
 
-    def _find(self, key: Hashable) -> tuple[_Entry, Any, bool]:
-        """Return the entry of a signature, a recording or None, and whether this is the second call."""
+    def _find(self, key: Hashable) -> tuple[_Entry, Any, int]:
+        """Return the entry of a signature, a recording or None, and the number of calls, this one included."""
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
             self._entries.move_to_end(key)
             entry.num_calls += 1
-            if len(self._entries) > _MAX_SIGNATURES:
+            sizes = [sum(recording.nbytes for recording in entry.idle) for entry in self._entries.values()]
+            if len(sizes) > _MAX_SIGNATURES or (len(sizes) > 1 and sum(sizes) > _MAX_BYTES):
                 self._entries.popitem(last=False)
-            return entry, entry.idle.pop() if entry.idle else None, entry.num_calls == 2
+            return entry, entry.idle.pop() if entry.idle else None, entry.num_calls
 
     def _compare(self, recording: Recording, arguments: Arguments) -> Any:
         """Replay, and compare with the function, which gets copies of all that it may overwrite."""

@@ -1,5 +1,5 @@
 """Capture and replay: `capture(function)` repeats the array operations of a function without its Python code."""
 
-from xformer.capture.function import capture
+from xformer.replay.function import capture
 
 __all__ = ["capture"]

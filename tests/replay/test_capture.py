@@ -1,0 +1,290 @@
+"""A captured function returns the bits of the function, whatever the values of its arguments."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+import xformer as xf
+from tests.conftest import library_or_skip
+from tests.reference import raises_line
+from xformer.backends import array_namespace, resolve
+from xformer.backends.recording import RecordedArray
+from xformer.errors import CaptureError
+from xformer.ops import cross_entropy
+from xformer.replay.recording import Recording
+from xformer.training import Adam
+from xformer.training.step import train_step
+from xformer.tree import flatten
+
+SIZES = {"d_model": 16, "num_heads": 4, "d_ff": 24, "dropout": 0.0}
+MODES = ["auto", "no-jit", "portable"]
+MODELS = {
+    "post_norm": {"norm_position": "post"},
+    "gated": {"activation": "swiglu", "norm": "rms", "positions": "rotary", "num_key_value_heads": 2},
+    "gelu": {"activation": "gelu", "positions": "alibi", "attention_bias": False},
+    "relative": {"activation": "gelu_tanh", "positions": "relative"},
+}
+
+
+def equal_bits(actual, expected):
+    pairs = zip(flatten(actual)[0], flatten(expected)[0], strict=True)
+    return all(x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes() for x, y in pairs)
+
+
+def translator(**settings):
+    config = xf.TransformerConfig(
+        source_vocab_size=19, target_vocab_size=17, num_encoder_layers=1, num_decoder_layers=2, **SIZES | settings
+    )
+    return xf.Transformer(config, seed=3)
+
+
+def batches(count=4, rows=3, length=7):
+    rng = np.random.default_rng(0)
+    for _ in range(count):
+        source, target, labels = rng.integers(3, 17, (3, rows, length))
+        source[0, -2:] = labels[1, -3:] = 0
+        yield source, target, labels
+
+
+def loss(model, source, target, labels, rng=None):
+    logits = model(source, target, rng=rng)
+    losses = cross_entropy(logits, labels, pad_id=0, label_smoothing=0.1, z_loss=0.01)
+    return array_namespace(losses).sum(losses)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("settings", MODELS.values(), ids=MODELS)
+def test_forward_and_gradients(monkeypatch, settings, mode):
+    monkeypatch.setenv("XFORMER_KERNELS", mode)
+    model = translator(**settings)
+    for function in (loss, xf.value_and_grad(loss)):
+        captured = xf.capture(function)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # of a replay that differs
+            for batch in batches():
+                assert equal_bits(captured(model, *batch), function(model, *batch))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_other_dtypes(dtype):
+    model = translator().to(dtype=dtype)
+    captured = xf.capture(xf.value_and_grad(loss))
+    for batch in batches():
+        assert equal_bits(captured(model, *batch), xf.value_and_grad(loss)(model, *batch))
+
+
+def test_a_replay_runs_no_python_code_of_the_function():
+    calls = []
+
+    def function(x):
+        calls.append(x)
+        return x + 1.0
+
+    captured = xf.capture(function)
+    outputs = [captured(np.full(3, float(value))) for value in range(5)]
+    assert [output.tolist() for output in outputs] == [[value + 1.0] * 3 for value in range(5)]
+    assert len(calls) == 2  # recorded, and compared
+
+
+def test_each_signature_is_recorded():
+    shapes = []
+
+    def function(x, scale, *, axis):
+        shapes.append(x.shape)
+        return array_namespace(x).sum(x * scale, axis=axis)
+
+    captured = xf.capture(function)
+    for _ in range(3):
+        for shape in ((2, 3), (3, 2)):
+            x = np.arange(6.0).reshape(shape)
+            for scale in (1.0, 2.0):
+                for axis in (0, 1):
+                    np.testing.assert_array_equal(captured(x, scale, axis=axis), (x * scale).sum(axis=axis))
+    assert len(shapes) == 2 * 8
+
+
+def test_a_module_is_read_in_place_and_another_one_is_recorded_again():
+    model, other = translator(), translator(activation="gelu")
+    captured, (source, target, _) = xf.capture(lambda model, *ids: model(*ids)), next(iter(batches()))
+    for _ in range(3):
+        assert equal_bits(captured(model, source, target), model(source, target))
+        for _, array in model.named_parameters():
+            array *= 1.25
+    assert equal_bits(captured(other, source, target), other(source, target))
+
+
+def test_a_model_and_its_methods():
+    model = translator()
+    forward, encode = xf.capture(model), xf.capture(model.encode)
+    for source, target, _ in batches():
+        assert equal_bits(forward(source, target), model(source, target))
+        assert equal_bits(encode(source), model.encode(source))
+        for _, array in model.named_parameters():
+            array *= 1.25
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_training_step(monkeypatch, mode):
+    monkeypatch.setenv("XFORMER_KERNELS", mode)
+
+    def step(model, state, batch, rng, learning_rate):
+        return train_step(model, state, [batch], rng, loss_fn=lambda model, batch, rng: loss(model, *batch, rng=rng),
+                          optimizer=Adam(), learning_rate=learning_rate, num_tokens=12, max_grad_norm=1.0,
+                          donate=True)  # fmt: skip
+
+    results = []
+    for function in (step, xf.capture(step, donate_argnums=(0, 1))):
+        model = translator(dropout=0.2)
+        state = Adam().init(model)._replace(step=np.asarray(0.0))
+        losses = []
+        for number, batch in enumerate(batches(6)):
+            rng = xf.Rng(0).counted(np.asarray(number))
+            model, state, value, _ = function(model, state, batch, rng, np.asarray(0.01 / (number + 1)))
+            losses.append(float(value))
+        results.append((losses, [model, state]))
+    assert results[0][0] == results[1][0]
+    assert len(set(results[0][0])) == 6
+    assert equal_bits(results[0][1], results[1][1])
+
+
+def test_results_are_not_overwritten():
+    captured = xf.capture(lambda x: (x * 2.0, [x[1:] + 1.0]))
+    first, (second,) = captured(np.asarray([1.0, 2.0]))
+    captured(np.asarray([5.0, 6.0]))
+    assert (first.tolist(), second.tolist()) == ([2.0, 4.0], [3.0])
+
+
+def test_temporaries_share_memory():
+    def function(x):
+        for _ in range(50):
+            x = x + 1.0
+        return x
+
+    recording = Recording(function, (np.zeros(1000),), {})
+    assert recording.nbytes <= 3 * 8064
+    assert recording.replay().tolist() == [50.0] * 1000
+
+
+READS = {
+    "float": lambda x: x * float(x[0]),
+    "bool": lambda x: -x if x[0] > 0 else x,
+    "to_host": lambda x: x + xf.backends.to_host(x)[0],
+    "tolist": lambda x: x + x.tolist()[0],
+}
+
+
+@pytest.mark.parametrize("function", READS.values(), ids=READS)
+def test_reading_values_is_an_error(function):
+    with raises_line(CaptureError, "reads values of an array on the host"):
+        xf.capture(function)(np.ones(2))
+
+
+def test_an_argument_without_hash_is_an_error():
+    with raises_line(CaptureError, "has type set"):
+        xf.capture(lambda x, names: x + 1.0)(np.ones(2), {"a"})
+
+
+def test_a_function_that_differs_is_called():
+    hidden = np.zeros(1)
+    captured = xf.capture(lambda x: x + hidden * 2.0)  # computed once, before the replays
+    assert captured(np.ones(1)).tolist() == [1.0]
+    hidden += 1.0
+    with pytest.warns(UserWarning, match="differs from the function"):
+        assert captured(np.ones(1)).tolist() == [3.0]
+    hidden += 1.0
+    assert captured(np.ones(1)).tolist() == [5.0]
+
+
+def test_donated_arrays_are_correct_after_a_replay_that_differs():
+    hidden = np.zeros(1)
+
+    def function(total, x):
+        total[...] = total + x + hidden * 1.0
+        return total
+
+    captured, total = xf.capture(function, donate_argnums=(0,)), np.zeros(1)
+    captured(total, np.ones(1))
+    hidden += 10.0
+    with pytest.warns(UserWarning, match="differs from the function"):
+        captured(total, np.ones(1))
+    assert total.tolist() == [12.0]
+
+
+def test_several_threads():
+    model = translator()
+    captured, results = xf.capture(model), {}
+
+    def run(number):
+        results[number] = [captured(source, target) for source, target, _ in batches(8)]
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = [model(source, target) for source, target, _ in batches(8)]
+    assert all(equal_bits(results[number], expected) for number in range(4))
+
+
+def test_inside_a_derivative_and_inside_another_captured_function():
+    inner = xf.capture(lambda x: x * x)
+    outer = xf.capture(lambda x: array_namespace(x).sum(inner(x)))
+    for value in range(4):
+        x = np.asarray([float(value), 1.0])
+        assert xf.grad(lambda x: array_namespace(x).sum(inner(x)))(x).tolist() == [2.0 * value, 2.0]
+        assert float(outer(x)) == value**2 + 1.0
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "array_api_strict"])
+def test_other_libraries(name):
+    xp = library_or_skip(name)
+    model = translator().to(xp)
+    captured = xf.capture(lambda model, source, target: model(source, target))
+    for source, target, _ in batches(3):
+        source, target = xp.asarray(source), xp.asarray(target)
+        expected = model(source, target)
+        np.testing.assert_allclose(
+            xf.backends.to_host(captured(model, source, target)), xf.backends.to_host(expected), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_ids_out_of_range_are_refused_by_every_call():
+    model = translator()
+    captured, (source, target, _) = xf.capture(model), next(iter(batches()))
+    for _ in range(3):
+        captured(source, target)
+    with raises_line(xf.errors.DataError, "range from"):
+        captured(source + 15, target)
+
+
+def test_recorded_arrays_do_not_leave_the_function():
+    kept = []
+    captured = xf.capture(lambda x: kept.append(x) or x + 1.0)
+    assert type(captured(np.ones(2))) is np.ndarray
+    assert type(kept[0]) is RecordedArray
+    assert type(kept[0] + 1.0) is np.ndarray
+
+
+def test_fit_replays_batches_of_one_shape(tmp_path):
+    xp = resolve("numpy")
+    data = [tuple(xp.asarray(part) for part in batch) for batch in batches(8)]
+    histories, models = [], []
+    for capture in (True, False):
+        calls = []
+
+        def loss_fn(model, batch, rng, calls=calls):
+            calls.append(1)
+            return loss(model, *batch, rng=rng)
+
+        model, history = xf.fit(translator(dropout=0.1), loss_fn, data, optimizer=Adam(), learning_rate=0.01,
+                                steps=12, num_tokens=lambda batch: 12, capture=capture)  # fmt: skip
+        histories.append([event.loss for event in history])
+        models.append(model)
+        assert len(calls) == (12 if not capture else len(calls))
+        assert len(calls) < 12 or not capture
+    assert histories[0] == histories[1]
+    assert equal_bits(*models)
