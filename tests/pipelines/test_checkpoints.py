@@ -175,7 +175,7 @@ def test_invalid_names_of_classes_are_refused(tmp_path, names):
     directory = checkpoint(tmp_path, "bert_classifier", "[CLS] $A [SEP]", special)
     path = directory / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "id2label": names}))
-    with pytest.raises(CheckpointError, match="has (an invalid )?id2label"):
+    with pytest.raises(CheckpointError, match=r"has (an invalid )?id2label"):
         xf.Classifier.from_pretrained(directory)
 
 
