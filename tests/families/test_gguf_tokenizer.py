@@ -6,6 +6,7 @@ import pytest
 
 from xformer.errors import CheckpointError
 from xformer.families.gguf_tokenizer import read_tokenizer
+from xformer.text import load_tokenizer
 
 gguf = pytest.importorskip("gguf")
 tokenizers = pytest.importorskip("tokenizers")
@@ -66,13 +67,13 @@ def test_byte_level_bpe_gives_the_ids_of_the_tokenizer_that_was_stored(trained, 
     types = [CONTROL] * 3 + [NORMAL] * (len(tokens) - 3)
     options = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "chat_template": "{{ messages }}"}
     path = write(tmp_path / "a.gguf", "gpt2", tokens, pre="smollm", merges=merges, types=types, **options)
-    result = read_tokenizer(path)
-    assert (result.bos_id, result.eos_ids, result.pad_id, result.unk_id) == (1, (2, 0), 2, None)
-    assert result.chat_template == "{{ messages }}"
+    tokenizer = read_tokenizer(path)
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.pad_id, tokenizer.unk_id) == (1, (2, 0), 2, None)
+    assert tokenizer.chat_templates == {"default": "{{ messages }}"}
     for text in [*TEXTS, "<|im_start|>user\nhello<|im_end|>"]:
-        ids = result.tokenizer.encode(text).ids
+        ids = tokenizer.encode(text)
         assert ids == trained.encode(text).ids
-        assert result.tokenizer.decode(ids, skip_special_tokens=False) == text
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
 @pytest.mark.parametrize(
@@ -88,19 +89,19 @@ def test_byte_level_bpe_gives_the_ids_of_the_tokenizer_that_was_stored(trained, 
 )
 def test_the_pre_tokenizer_that_the_file_names_divides_the_text(pre, words, tmp_path):
     path = write(tmp_path / "model.gguf", "gpt2", [*byte_alphabet(), "ab"], pre=pre, merges=["a b"])
-    tokenizer = read_tokenizer(path).tokenizer
-    assert [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str("It's 20245  CamelCase'LL.")] == words
+    tokenizer = read_tokenizer(path)
+    assert [word for word, _ in tokenizer._inner.pre_tokenizer.pre_tokenize_str("It's 20245  CamelCase'LL.")] == words
 
 
 def test_tokenizers_of_llama_3_begin_with_bos_and_take_whole_words_first(tmp_path):
     tokens = ["<|begin_of_text|>", "<|eot_id|>", *byte_alphabet(), "Ġcat", "ab"]
     types = [CONTROL, CONTROL, *[NORMAL] * (len(tokens) - 2)]
     options = {"pre": "llama-bpe", "merges": ["a b"], "types": types, "bos_token_id": 0, "eos_token_id": 1}
-    tokenizer = read_tokenizer(write(tmp_path / "model.gguf", "gpt2", tokens, **options)).tokenizer
-    assert tokenizer.encode("a cat").tokens == ["<|begin_of_text|>", "a", "Ġcat"]  # no merge gives " cat"
-    assert tokenizer.encode("a", add_special_tokens=False).tokens == ["a"]
+    tokenizer = read_tokenizer(write(tmp_path / "model.gguf", "gpt2", tokens, **options))
+    assert tokenizer.tokens(tokenizer.encode("a cat")) == ["<|begin_of_text|>", "a", "Ġcat"]  # no merge gives " cat"
+    assert tokenizer.tokens(tokenizer.encode("a", special_tokens=False)) == ["a"]
     path = write(tmp_path / "without.gguf", "gpt2", tokens, **options, add_bos_token=False)
-    assert read_tokenizer(path).tokenizer.encode("a").tokens == ["a"]
+    assert read_tokenizer(path).encode("a") == tokenizer.encode("a", special_tokens=False)
 
 
 def sentencepiece(path, **options):
@@ -116,28 +117,46 @@ def sentencepiece(path, **options):
 
 
 def test_sentencepiece_merges_by_score_and_falls_back_to_bytes(tmp_path):
-    result = sentencepiece(tmp_path / "model.gguf")
-    assert (result.bos_id, result.eos_ids, result.pad_id, result.unk_id) == (1, (2, 269), None, 0)
-    encode = result.tokenizer.encode
-    assert encode("ab").tokens == ["<s>", "▁ab"]
-    assert encode("abc", add_special_tokens=False).tokens == ["▁", "a", "bc"]  # "bc" has the best score
-    assert encode("é  a", add_special_tokens=False).tokens == ["▁", "<0xC3>", "<0xA9>", "▁", "▁", "a"]
-    assert encode("a[x]b</s>", add_special_tokens=False).tokens == ["▁", "a", "[x]", "▁", "b", "</s>"]
+    tokenizer = sentencepiece(tmp_path / "model.gguf")
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.pad_id, tokenizer.unk_id) == (1, (2, 269), None, 0)
+
+    def tokens(text):
+        return tokenizer.tokens(tokenizer.encode(text, special_tokens=False))
+
+    assert tokenizer.encode("ab") == [1, tokenizer.token_to_id("▁ab")]
+    assert tokens("abc") == ["▁", "a", "bc"]  # "bc" has the best score
+    assert tokens("é  a") == ["▁", "<0xC3>", "<0xA9>", "▁", "▁", "a"]
+    assert tokens("a[x]b</s>") == ["▁", "a", "[x]", "▁", "b", "</s>"]
     for text in ["ab", " a  b", "é\n"]:
-        assert result.tokenizer.decode(encode(text).ids) == text
+        assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_sentencepiece_without_a_first_space(tmp_path):
     options = {"add_space_prefix": False, "add_bos_token": False, "add_eos_token": True}
-    tokenizer = sentencepiece(tmp_path / "model.gguf", **options).tokenizer
-    assert tokenizer.encode("a b").tokens == ["a", "▁", "b", "</s>"]
-    assert tokenizer.decode(tokenizer.encode(" a").ids) == " a"
+    tokenizer = sentencepiece(tmp_path / "model.gguf", **options)
+    assert tokenizer.tokens(tokenizer.encode("a b")) == ["a", "▁", "b", "</s>"]
+    assert tokenizer.decode(tokenizer.encode(" a")) == " a"
 
 
 def test_special_tokens_of_phi_3_take_the_spaces_to_their_right(tmp_path):
-    tokenizer = sentencepiece(tmp_path / "model.gguf", architecture="phi3").tokenizer
-    ids = tokenizer.encode("<|end|>\n a<s> b", add_special_tokens=False).ids
-    assert [tokenizer.id_to_token(i) for i in ids] == ["<|end|>", "▁", "a", "<s>", "▁", "▁", "b"]
+    tokenizer = sentencepiece(tmp_path / "model.gguf", architecture="phi3")
+    ids = tokenizer.encode("<|end|>\n a<s> b", special_tokens=False)
+    assert tokenizer.tokens(ids) == ["<|end|>", "▁", "a", "<s>", "▁", "▁", "b"]
+
+
+def test_a_saved_tokenizer_loads_in_the_hugging_face_format(tmp_path):
+    tokenizer = sentencepiece(tmp_path / "model.gguf", chat_template="{{ messages }}")
+    directory = tmp_path / "saved"
+    directory.mkdir()
+    (directory / "generation_config.json").write_text('{"eos_token_id": 2, "pad_token_id": 0}')
+    tokenizer.save(directory)
+    loaded = load_tokenizer(directory)
+    assert [loaded.encode(text) for text in TEXTS] == [tokenizer.encode(text) for text in TEXTS]
+    assert loaded.special_tokens == tokenizer.special_tokens
+    assert loaded.chat_templates == {"default": "{{ messages }}"}
+    assert json.loads((directory / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
+    generation = json.loads((directory / "generation_config.json").read_text())
+    assert generation == {"eos_token_id": [2, 269], "pad_token_id": 0}  # </s> and <|end|>
 
 
 @pytest.mark.parametrize(

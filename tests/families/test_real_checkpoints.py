@@ -39,10 +39,10 @@ def smollm2():
 
 def test_smollm2_instruct_knows_the_capital_of_france(smollm2):
     (path,) = smollm2.glob("*.gguf")
-    model, tokens = load_pretrained(smollm2), read_tokenizer(path)
+    model, tokenizer = load_pretrained(smollm2), read_tokenizer(path)
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
     prompt = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
-    ids = tokens.tokenizer.encode(prompt + "<|im_start|>assistant\n").ids
+    ids = tokenizer.encode(prompt + "<|im_start|>assistant\n")
     # Token ids and logits of transformers 5.23 (the latter with parameters in float64).
     assert ids == [
         1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2,
@@ -54,7 +54,7 @@ def test_smollm2_instruct_knows_the_capital_of_france(smollm2):
         logits[[0, 5, 20, 36], [0, 100, 49151, 504]], expected, atol=1e-5 * np.max(np.abs(logits))
     )
     ((output,),) = xf.generate(model, [ids], max_new_tokens=20)
-    assert tokens.tokenizer.decode(list(output.tokens)) == "The capital of France is Paris."
+    assert tokenizer.decode(output.tokens) == "The capital of France is Paris."
 
 
 @pytest.fixture(scope="module")

@@ -129,10 +129,11 @@ def _inspect_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[str, dict
     shapes = {name: x.shape for name, x in checkpoint.model.named_parameters()}
     report["parameters"] = _count_parts(shapes)  # tied tensors count once
     eos_ids: tuple[int, ...] = ()
+    tokenizer: PretrainedTokenizer
     try:
         if is_gguf:
-            file = read_tokenizer(checkpoint.config_path)
-            tokenizer, eos_ids = file.pretrained(checkpoint.config_path.parent), file.eos_ids
+            tokenizer = read_tokenizer(checkpoint.config_path)
+            eos_ids = tokenizer.eos_ids
         else:
             tokenizer = load_tokenizer(directory)
         report["tokenizers"] = {"": _describe_tokenizer(tokenizer)}

@@ -1,4 +1,4 @@
-"""The tokenizer in the metadata of a GGUF file, built for the package tokenizers.
+"""The tokenizer in the metadata of a GGUF file, built with the package tokenizers.
 
 Byte-level BPE ("gpt2") with the pre-tokenizer that the file names, and SentencePiece BPE ("llama") with merges that
 follow from the scores. Texts are divided as llama.cpp does, and as the tokenizer.json of the model does.
@@ -7,14 +7,15 @@ follow from the scores. Texts are divided as llama.cpp does, and as the tokenize
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from xformer.errors import CheckpointError
 from xformer.families.gguf_file import read_metadata
-from xformer.text import PretrainedTokenizer
+from xformer.io import atomic_write, read_json, write_json
 from xformer.text.extras import require
+from xformer.text.pretrained import CONFIG_FILE, TOKENIZER_FILE, PretrainedTokenizer
 
 # Types of tokens (tokenizer.ggml.token_type).
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
@@ -45,33 +46,36 @@ _WHOLE_WORDS_FIRST = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 
 
-@dataclass(frozen=True)
-class GGUFTokenizer:
-    """A tokenizer and the values that its file has beside it.
+class GGUFTokenizer(PretrainedTokenizer):
+    """The tokenizer of a GGUF file.
 
-    Attributes:
-        tokenizer: The `tokenizers.Tokenizer`; encoding with special tokens adds bos and eos as the file requests.
-        bos_id: Id of the token that starts a text, or None.
+    Args:
+        inner: A `tokenizers.Tokenizer`; encoding with special tokens adds bos and eos as the file requests.
+        settings: Special tokens by role, and the chat template.
+        path: The GGUF file.
         eos_ids: Ids of the tokens that end a text or a turn.
-        pad_id: Id of the padding token, or None.
-        unk_id: Id of the unknown token, or None.
-        chat_template: Jinja template of conversations, or None.
     """
 
-    tokenizer: Any
-    bos_id: int | None
-    eos_ids: tuple[int, ...]
-    pad_id: int | None
-    unk_id: int | None
-    chat_template: str | None
+    def __init__(self, inner: Any, settings: Mapping[str, Any], path: Path, *, eos_ids: tuple[int, ...]) -> None:
+        super().__init__(inner, settings, path)
+        self.eos_ids = eos_ids
 
-    def pretrained(self, directory: Path) -> PretrainedTokenizer:
-        """Return the tokenizer with its special tokens and chat template, as pipelines use it."""
-        ids = {"bos": self.bos_id, "eos": self.eos_ids[0] if self.eos_ids else None, "pad": self.pad_id}
-        settings = {f"{name}_token": self.tokenizer.id_to_token(i) for name, i in ids.items() if i is not None}
-        if self.unk_id is not None:
-            settings["unk_token"] = self.tokenizer.id_to_token(self.unk_id)
-        return PretrainedTokenizer(self.tokenizer, {**settings, "chat_template": self.chat_template}, directory)
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write the files of the tokenizer in the Hugging Face format.
+
+        Call it after `save_pretrained`: generation_config.json, if present, gets all `eos_ids`.
+
+        Raises:
+            CheckpointError: If a file cannot be written.
+        """
+        directory = Path(directory)
+        with atomic_write(directory / TOKENIZER_FILE) as file:
+            file.write(self._inner.to_str().encode())
+        write_json(directory / CONFIG_FILE, {"tokenizer_class": "PreTrainedTokenizerFast", **self._settings})
+        generation = directory / "generation_config.json"
+        if self.eos_ids and generation.exists():
+            values = read_json(generation, "generation settings")
+            write_json(generation, {**values, "eos_token_id": list(self.eos_ids)})
 
 
 def read_tokenizer(path: str | os.PathLike[str]) -> GGUFTokenizer:
@@ -79,9 +83,6 @@ def read_tokenizer(path: str | os.PathLike[str]) -> GGUFTokenizer:
 
     Args:
         path: The file.
-
-    Returns:
-        The tokenizer, its special ids and its chat template.
 
     Raises:
         CheckpointError: If the file is damaged, or has no tokenizer or one of an unknown kind.
@@ -106,20 +107,17 @@ def read_tokenizer(path: str | os.PathLike[str]) -> GGUFTokenizer:
     _add_whole_tokens(tokenizer, values, strips_right=metadata.get("general.architecture") == "phi3")
     if tokenizer.get_vocab_size() != len(values["tokens"]):
         raise CheckpointError(f"{path} has {len(values['tokens'])} tokens, some of them twice; expected distinct ones")
-    ids: dict[str, int | None] = {
-        name: values.get(f"{name}_token_id") for name in ("bos", "eos", "eot", "eom", "padding", "unknown")
-    }
+    keys = ("bos", "eos", "eot", "eom", "padding", "unknown")
+    ids: dict[str, int | None] = {key: values.get(f"{key}_token_id") for key in keys}
     begins = values.get("add_bos_token", model == "llama" or words in _WHOLE_WORDS_FIRST)
     _add_ends(tokenizer, values, ids["bos"] if begins else None, ids["eos"] if values.get("add_eos_token") else None)
-    eos_ids = [ids[name] for name in ("eos", "eot", "eom")] + [tokenizer.token_to_id(token) for token in _ENDS]
-    return GGUFTokenizer(
-        tokenizer=tokenizer,
-        bos_id=ids["bos"],
-        eos_ids=tuple(dict.fromkeys(i for i in eos_ids if i is not None)),
-        pad_id=ids["padding"],
-        unk_id=ids["unknown"],
-        chat_template=metadata.get("tokenizer.chat_template"),
-    )
+    ends = [ids[key] for key in ("eos", "eot", "eom")] + [tokenizer.token_to_id(token) for token in _ENDS]
+    eos_ids = tuple(dict.fromkeys(i for i in ends if i is not None))
+    roles = {"bos": ids["bos"], "eos": next(iter(eos_ids), None), "pad": ids["padding"], "unk": ids["unknown"]}
+    settings = {f"{role}_token": tokenizer.id_to_token(i) for role, i in roles.items() if i is not None}
+    if "tokenizer.chat_template" in metadata:
+        settings["chat_template"] = metadata["tokenizer.chat_template"]
+    return GGUFTokenizer(tokenizer, settings, path, eos_ids=eos_ids)
 
 
 def _byte_level(values: dict[str, Any]) -> Any:

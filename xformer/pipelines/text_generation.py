@@ -98,9 +98,9 @@ class TextGenerator(Pipeline):
     @classmethod
     def _from_checkpoint(cls, model: LanguageModel, directory: Path) -> Self:
         if gguf := find_gguf(directory):
-            file = read_tokenizer(gguf)
-            defaults = PretrainedGeneration(eos_ids=file.eos_ids).config(model.config.eos_id)
-            return cls(model, file.pretrained(gguf.parent), defaults=defaults)
+            tokenizer = read_tokenizer(gguf)
+            defaults = PretrainedGeneration(eos_ids=tokenizer.eos_ids).config(model.config.eos_id)
+            return cls(model, tokenizer, defaults=defaults)
         defaults = read_generation(directory, encoder_decoder=False).config(model.config.eos_id)
         return cls(model, load_tokenizer(directory), defaults=defaults)
 
