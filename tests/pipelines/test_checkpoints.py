@@ -86,6 +86,8 @@ def test_chats_use_the_template_of_the_checkpoint(llama):
     words = generator.tokenizer.tokens(generator.encode([chat])[0])
     assert words == ["user", ":", "the", "dog", "runs", "assistant", ":"]
     assert len(generator([chat], max_new_tokens=3)) == 1
+    with pytest.raises(DataError, match=r"prompts is a single chat; expected a list of chats: \[\[\{"):
+        generator(chat)
 
 
 def test_settings_of_the_checkpoint_are_defaults_that_a_caller_replaces(marian):

@@ -225,11 +225,15 @@ class TextGenerator(Pipeline):
             first_index: Index of the first prompt; errors count from 1.
 
         Raises:
-            DataError: For a prompt with unknown characters, and for a single text instead of a list.
+            DataError: For a prompt with unknown characters, and for a single text or chat instead of a list.
             CheckpointError: For a chat, if the checkpoint has no chat template.
         """
         if isinstance(prompts, str):
             raise DataError("prompts is a single text; expected a list of texts")
+        if any(isinstance(prompt, Mapping) for prompt in prompts):
+            raise DataError(
+                'prompts is a single chat; expected a list of chats: [[{"role": "user", "content": "..."}]]'
+            )
         return [self._encode(prompt, number) for number, prompt in enumerate(prompts, start=first_index + 1)]
 
     def _encode(self, prompt: Prompt, number: int) -> list[int]:

@@ -13,7 +13,6 @@ from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
 from xformer.io import atomic_write, check_no_lfs_pointer, read_json
 from xformer.text.chat import CHAT_TEMPLATE_DIRECTORY, CHAT_TEMPLATE_FILE, read_chat_templates, render_chat_template
 from xformer.text.extras import library_errors, require
-from xformer.text.streaming import DecodeStream
 from xformer.text.tokenizer_models import PACKAGE, raise_not_text
 
 TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
@@ -288,15 +287,6 @@ class PretrainedTokenizer:
                 return list(self._inner.decode_batch(rows, skip_special_tokens=False))
             known, decoder = self._tokens, self._inner.decoder
             return [decoder.decode([known[index] for index in row if index in known]).strip() for row in rows]
-
-    def decode_stream(self, prompt: Iterable[int] = (), *, skip_special_tokens: bool = True) -> DecodeStream:
-        """Return a decoder of ids that arrive one by one.
-
-        Args:
-            prompt: Ids before the first one.
-            skip_special_tokens: Leave out special tokens.
-        """
-        return DecodeStream(lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens), prompt)
 
     # --- Languages ----------------------------------------------------------------------------------------------------
 
