@@ -152,9 +152,11 @@ def test_classes_have_names_and_probabilities(tmp_path):
 
 
 def test_a_checkpoint_of_another_kind_is_refused(bert, llama):
-    with pytest.raises(CheckpointError, match="is of class Encoder; Translator expects Transformer"):
+    with pytest.raises(
+        CheckpointError, match="has an encoder; Translator expects an encoder-decoder; use Embedder or Classi"
+    ):
         xf.Translator.from_pretrained(bert)
-    with pytest.raises(CheckpointError, match="is of class LanguageModel; Embedder expects Encoder"):
+    with pytest.raises(CheckpointError, match="has a language model; Embedder expects an encoder; use TextGenerator"):
         xf.Embedder.from_pretrained(llama)
 
 

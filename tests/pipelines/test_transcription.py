@@ -148,9 +148,9 @@ def test_audio_that_cannot_be_read_is_an_error(transcriber):
 
 
 def test_a_checkpoint_of_text_is_refused():
-    with raises_line(CheckpointError, "is of class LanguageModel; Transcriber expects SpeechTransformer"):
+    with raises_line(CheckpointError, "has a language model; Transcriber expects a speech model; use TextGenerator"):
         xf.Transcriber.from_pretrained(DATA / "llama")
-    with raises_line(CheckpointError, "is of class SpeechTransformer; Translator expects Transformer"):
+    with raises_line(CheckpointError, "has a speech model; Translator expects an encoder-decoder; use Transcriber"):
         xf.Translator.from_pretrained(DATA / "whisper")
 
 

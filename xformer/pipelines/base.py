@@ -12,9 +12,18 @@ from xformer.errors import CheckpointError, ConfigError, nearest_hint
 from xformer.families import load_pretrained
 from xformer.families.checkpoint import Progress, is_public
 from xformer.generation import GenerationConfig
-from xformer.models import BaseModel
+from xformer.models import BaseModel, Encoder, ImageEncoder, LanguageModel, SpeechTransformer, Transformer
 from xformer.runs.run_directory import RunDirectory
 from xformer.text import PretrainedTokenizer, Tokenizer
+
+# Description and pipelines of each class of models.
+_MODELS: dict[type[BaseModel], tuple[str, str]] = {
+    LanguageModel: ("a language model", "TextGenerator"),
+    Transformer: ("an encoder-decoder", "Translator or Summarizer"),
+    SpeechTransformer: ("a speech model", "Transcriber"),
+    Encoder: ("an encoder", "Embedder or Classifier"),
+    ImageEncoder: ("an image encoder", "load_pretrained"),
+}
 
 
 class Output(NamedTuple):
@@ -74,12 +83,7 @@ class Pipeline:
         for name in options.keys() - known:
             raise ConfigError(f"unknown argument {name!r}; {nearest_hint(name, [*known, 'xp', 'dtype', 'progress'])}")
         if is_public(directory):
-            model = load_pretrained(directory, xp=xp, dtype=dtype, progress=progress)
-            if type(model) is not cls.model_class:
-                raise CheckpointError(
-                    f"the model of {directory} is of class {type(model).__name__}; {cls.__name__} expects "
-                    f"{cls.model_class.__name__}"
-                )
+            model = load_model(cls, cls.model_class, directory, xp=xp, dtype=dtype, progress=progress)
             return cls._from_checkpoint(model, Path(directory), **options)
         run = RunDirectory(Path(directory))
         config = run.read_config_for(cls.task)
@@ -128,6 +132,27 @@ class Pipeline:
         results = [[output.text for output in each] or [""] for each in outputs]
         count = options.get("num_return_sequences", 1 if config is None else config.num_return_sequences)
         return results if count > 1 else [each[0] for each in results]
+
+
+def load_model(pipeline: type, model_class: type[BaseModel], directory: str | os.PathLike[str], **options: Any) -> Any:
+    """Load the model of a pipeline.
+
+    Args:
+        pipeline: The pipeline, for the error.
+        model_class: Class of the model.
+        directory: Directory of a checkpoint or run.
+        **options: Arguments of `load_pretrained`.
+
+    Raises:
+        CheckpointError: If the checkpoint is damaged, or its model is of another class.
+    """
+    model = load_pretrained(directory, **options)
+    if type(model) is not model_class:
+        name, pipelines = _MODELS[type(model)]
+        raise CheckpointError(
+            f"{directory} has {name}; {pipeline.__name__} expects {_MODELS[model_class][0]}; use {pipelines}"
+        )
+    return model
 
 
 def check_vocabulary(name: str, tokenizer: Tokenizer | PretrainedTokenizer, vocab_size: int) -> None:

@@ -14,11 +14,11 @@ from xformer.backends import Array, array_namespace, from_host, to_host
 from xformer.config import check_count
 from xformer.data.bucketing import fill_batches
 from xformer.errors import CheckpointError, ConfigError, DataError
-from xformer.families import load_pretrained
 from xformer.families.checkpoint import Progress
 from xformer.io import read_json
 from xformer.models import Encoder, EncoderConfig
 from xformer.models.token_ids import pad
+from xformer.pipelines.base import load_model
 from xformer.pipelines.batching import run_batches
 from xformer.text import PretrainedTokenizer, load_tokenizer
 
@@ -67,11 +67,7 @@ class EncoderPipeline:
         Raises:
             CheckpointError: If the checkpoint is damaged, or its model is no encoder.
         """
-        model = load_pretrained(directory, xp=xp, dtype=dtype, progress=progress)
-        if not isinstance(model, Encoder):
-            raise CheckpointError(
-                f"the model of {directory} is of class {type(model).__name__}; {cls.__name__} expects Encoder"
-            )
+        model = load_model(cls, Encoder, directory, xp=xp, dtype=dtype, progress=progress)
         return cls(model, load_tokenizer(directory), **cls._settings(Path(directory), model.config))
 
     @classmethod

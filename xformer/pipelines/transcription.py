@@ -14,13 +14,12 @@ from xformer.backends import to_host
 from xformer.config import check_count
 from xformer.data.audio import HOP_LENGTH, SAMPLE_RATE, log_mel_spectrogram, read_wav, resample, split_at_pauses
 from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
-from xformer.families import load_pretrained
 from xformer.families.checkpoint import Progress
 from xformer.generation import GenerationConfig, generate
 from xformer.generation.pretrained import GENERATION_FILE, read_generation
 from xformer.io import read_json
 from xformer.models import SpeechTransformer
-from xformer.pipelines.base import check_vocabulary
+from xformer.pipelines.base import check_vocabulary, load_model
 from xformer.pipelines.batching import run_batches
 from xformer.random import Rng
 from xformer.text import PretrainedTokenizer, load_tokenizer
@@ -82,11 +81,7 @@ class Transcriber:
         Raises:
             CheckpointError: If the checkpoint is damaged, or its model is not a `SpeechTransformer`.
         """
-        model = load_pretrained(directory, xp=xp, dtype=dtype, progress=progress)
-        if not isinstance(model, SpeechTransformer):
-            raise CheckpointError(
-                f"the model of {directory} is of class {type(model).__name__}; {cls.__name__} expects SpeechTransformer"
-            )
+        model = load_model(cls, SpeechTransformer, directory, xp=xp, dtype=dtype, progress=progress)
         generation, path = read_generation(directory, encoder_decoder=True), Path(directory) / GENERATION_FILE
         multilingual = read_json(path, "generation settings").get("is_multilingual") if path.exists() else None
         return cls(
