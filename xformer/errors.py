@@ -47,22 +47,24 @@ class OutOfMemoryError(XformerError, MemoryError):
     """The host or a device ran out of memory; files that were saved before are intact."""
 
 
-# Distributions of packages with another name.
-_WHEELS = {
-    "cupy": "'cupy-cuda13x[ctk]' ml_dtypes",
-    "ml_dtypes": "ml_dtypes",
-    "cudnn": "nvidia-cudnn-frontend nvidia-cudnn-cu13",
+# Extras of pyproject.toml that install a package, by its import name.
+_EXTRAS = {
+    **dict.fromkeys(("tokenizers", "jinja2"), "chat"),
+    **dict.fromkeys(("matplotlib", "rich", "rouge_score", "sacrebleu", "typer"), "cli"),
+    **{name: name for name in ("cudnn", "gguf", "jax", "numba", "torch")},
+    "cupy": "cuda",
 }
 
 
 def how_to_install(package: str) -> str:
-    """Return the command that installs a package, given its import name.
+    """Return the command that installs an optional package, given its import name.
 
     >>> how_to_install("rouge_score.rouge_scorer")
-    'run: pip install rouge-score'
+    'run: pip install "xformer[cli]"'
     """
     name = package.split(".")[0]
-    return f"run: pip install {_WHEELS.get(name, name.replace('_', '-'))}"
+    extra = _EXTRAS.get(name)
+    return f"run: pip install {name}" if extra is None else f'run: pip install "xformer[{extra}]"'
 
 
 def abbreviate(text: str, limit: int = 400) -> str:

@@ -113,4 +113,4 @@ def test_bad_input_is_refused_before_any_measurement(refused, monkeypatch, tmp_p
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="cupy is installed")
 def test_a_library_that_is_missing_says_how_to_get_it(refused, tmp_path):
     error = refused("bench", "attention", "--backend", "cupy", untouched=tmp_path)
-    assert "run: pip install 'cupy-cuda13x[ctk]' ml_dtypes" in error
+    assert 'run: pip install "xformer[cuda]"' in error

@@ -43,7 +43,7 @@ def test_without_the_extra_one_line_says_what_to_install(monkeypatch, capsys, ab
     assert main.exit_code(["--help"]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err == f"error: xformer needs {absent}; run: pip install {absent}\n"
+    assert printed.err == f'error: the command xformer needs {absent}; run: pip install "xformer[cli]"\n'
 
 
 def test_help_loads_nothing_heavy():

@@ -161,7 +161,7 @@ def test_a_package_that_is_missing(refused, files, monkeypatch):
     monkeypatch.setitem(sys.modules, "rouge_score", None)
     monkeypatch.delitem(sys.modules, "rouge_score.rouge_scorer", raising=False)
     common = ("score", "--reference", files / "ref", "--hypothesis", files / "hyp")
-    assert "pip install rouge-score" in refused(*common, "--metric", "all", untouched=files)
+    assert 'pip install "xformer[cli]"' in refused(*common, "--metric", "all", untouched=files)
 
 
 def test_help_teaches(xformer):

@@ -291,7 +291,7 @@ def test_a_backend_that_is_not_installed_names_its_extra(refused, train_options,
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "cupy" else find_spec(name))
     error = refused("train", *train_options, "--backend", "cupy", "--out", tmp_path / "run", untouched=tmp_path)
-    assert "run: pip install 'cupy-cuda13x[ctk]' ml_dtypes" in error
+    assert 'run: pip install "xformer[cuda]"' in error
 
 
 def test_out_that_holds_something(refused, train_options, trained, tmp_path):

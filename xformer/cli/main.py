@@ -70,7 +70,9 @@ def exit_code(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code; errors are printed as one line on stderr."""
     missing = [name for name in _REQUIRED if importlib.util.find_spec(name) is None]
     if missing:
-        return _fail(f"xformer needs {' and '.join(missing)}; run: pip install {' '.join(missing)}")
+        from xformer.errors import how_to_install
+
+        return _fail(f"the command xformer needs {' and '.join(missing)}; {how_to_install(missing[0])}")
     try:
         code = _make_app()(list(arguments) or ["--help"], prog_name="xformer", standalone_mode=False)
         sys.stdout.flush()

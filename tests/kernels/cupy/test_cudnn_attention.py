@@ -265,7 +265,7 @@ def test_explain_gives_the_reason(monkeypatch, cudnn, arrays, static, reason):
 
 
 def test_a_missing_frontend_is_reported_with_the_install_command(monkeypatch, cudnn):
-    reason = "the cuDNN frontend is not installed; run: pip install nvidia-cudnn-frontend nvidia-cudnn-cu13"
+    reason = 'the cuDNN frontend is not installed; run: pip install "xformer[cudnn]"'
     monkeypatch.setattr(cudnn_plans, "frontend", lambda: (None, reason))
     assert f"not cudnn.attention: {reason}" in explained(*qkv(4, 4))
     assert_same(monkeypatch, attention, *qkv(4, 4))
@@ -281,7 +281,7 @@ def test_libraries_are_loaded_before_the_frontend(monkeypatch):
             raise RuntimeError("not found among the wheels")
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "run: pip install nvidia-cudnn-frontend nvidia-cudnn-cu13" in cudnn_plans.frontend.__wrapped__()[1]
+    assert 'run: pip install "xformer[cudnn]"' in cudnn_plans.frontend.__wrapped__()[1]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     module = types.SimpleNamespace(backend_version=lambda: used.append("cudnn") or version[0])
     modules = {"cuda.pathfinder": types.SimpleNamespace(load_nvidia_dynamic_lib=load), "cudnn": module}

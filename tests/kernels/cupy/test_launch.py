@@ -75,7 +75,7 @@ def test_all_kernels_of_the_sources_are_tested():
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="cupy is installed")
 def test_a_launch_without_cupy_reports_the_install_command():
-    with pytest.raises(BackendError, match=r"^backend 'cupy' is not installed; run: pip install 'cupy-cuda13x"):
+    with pytest.raises(BackendError, match=r"^backend 'cupy' is not installed; run: pip install \"xformer\[cuda\]"):
         cuda_launch.launch("elementwise.relu", ("float32",), 1, 32)
 
 
