@@ -85,7 +85,11 @@ class Kernel(NamedTuple):
 OPERATIONS: dict[str, Any] = {}
 _KERNELS: dict[tuple[str, str], list[Kernel]] = {}  # by operation and backend, highest priority first
 # The kernel packages of each backend, and the module that each package requires.
-_PACKAGES = {"numpy": (("numpy", "numpy"), ("numba", "numba")), "cupy": (("cupy", "cupy"),)}
+_PACKAGES = {
+    "numpy": (("numpy", "numpy"), ("numba", "numba")),
+    "cupy": (("cupy", "cupy"),),
+    "torch": (("torch", "torch"),),
+}
 _LOADED: set[str] = set()
 _LOADING = fork_safe_lock()
 _CHECKED: set[str] = set()

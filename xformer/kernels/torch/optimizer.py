@@ -1,0 +1,90 @@
+"""The optimizer's arithmetic: Adam in one pass over memory, and the squared norm."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xformer.kernels.registry import Kernel, register
+from xformer.kernels.torch.arrays import is_differentiated_by_torch, supports_wide_floats
+from xformer.ops.adam import Settings, slots, updated, writable
+
+_NO_BIAS_CORRECTION = 1e9  # steps, after which torch's own bias correction is 1
+
+
+def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    others = arrays[1:]
+    if not all(isinstance(number, float) for number in static.get("settings") or ()):
+        return "settings are arrays"
+    for index, array in enumerate(others):
+        if index % 4 != 1 and not array.is_contiguous():
+            return "an array is not contiguous"
+    if len({array.device for array in others}) > 1:
+        return "arrays on several devices"
+    if is_differentiated_by_torch(*arrays):
+        return "torch differentiates the update"
+    return supports_wide_floats(others, static)
+
+
+def _forward(
+    grad_scale: Any, *arrays: Any, settings: Settings, weight_decay: Sequence[float], donate: bool, save: bool
+) -> tuple[Any, Any]:
+    """Update with torch's fused AdamW, moving the bias correction c of the second moment out of the root.
+
+    a m / (sqrt(c v) + e) = a/sqrt(c) m / (sqrt(v) + e/sqrt(c))
+    """
+    arrays = tuple(writable(arrays, donate))
+    step_size, beta1, beta2, bias_correction2, epsilon, learning_rate = settings
+    root, skip = math.sqrt(bias_correction2), None
+    scale, device = grad_scale, arrays[0].device
+    if grad_scale is not None and device.type == "cpu":  # reading it waits for nothing
+        scale = float(grad_scale)
+        if math.isnan(scale):
+            return updated(arrays), None
+    elif grad_scale is not None:
+        skip = torch.isnan(grad_scale).to(torch.float32)
+    steps = torch.full((), _NO_BIAS_CORRECTION, dtype=torch.float32, device=device)
+    by_decay = sorted(zip(weight_decay, slots(arrays), strict=True), key=lambda pair: pair[0])
+    for rate, group in itertools.groupby(by_decay, key=lambda pair: pair[0]):
+        parameters, gradients, exp_avgs, exp_avg_sqs = map(list, zip(*(slot for _, slot in group), strict=True))
+        if scale is not None and (skip is not None or scale != 1.0):
+            gradients = [gradient * scale for gradient in gradients]
+        torch._fused_adamw_(
+            parameters,
+            [gradient.contiguous() for gradient in gradients],
+            exp_avgs,
+            exp_avg_sqs,
+            [],
+            [steps] * len(parameters),
+            lr=step_size / root,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=rate * learning_rate * root / step_size if rate else 0.0,
+            eps=epsilon / root,
+            amsgrad=False,
+            maximize=False,
+            found_inf=skip,
+        )
+    return updated(arrays), None
+
+
+register(Kernel("torch.adam", "adam", "torch", _supports, _forward, None))
+
+
+def _squared_norm_forward(*arrays: Any, save: bool) -> tuple[Any, Any]:
+    return torch.stack([torch.linalg.vector_norm(x) for x in arrays]).square().sum(), arrays
+
+
+def _squared_norm_vjp(g: Any, arrays: Any, needs: Any) -> tuple[Any, ...]:
+    return tuple(x * (2.0 * g) for x in arrays)
+
+
+register(
+    Kernel(
+        "torch.squared_norm", "squared_norm", "torch", supports_wide_floats, _squared_norm_forward, _squared_norm_vjp
+    )
+)
