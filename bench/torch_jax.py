@@ -22,7 +22,7 @@ from xformer.backends import array_namespace, from_host, resolve, to_host
 from xformer.benchmarks import stacks
 from xformer.tree import flatten, map_arrays
 
-SIZES = [(8, 512), (1, 32), (32, 128)]
+SIZES = [(1, 32), (32, 128), (8, 512)]
 STACK = {"heads": 8, "head_dim": 64, "layers": 6}
 
 

@@ -58,8 +58,8 @@ class Kernel(NamedTuple):
         forward: `forward(*arrays, save, **static)` returns (output, residuals).
         vjp: `vjp(g, residuals, needs, **static)` returns one cotangent per array; None if the operation has no
             derivative.
-        priority: Of several kernels that support a call, the one with the highest priority runs. Ours use 0 for plain
-            NumPy and CuPy, 10 for flash attention and cuDNN, 20 for numba.
+        priority: Of several kernels that support a call, the one with the highest priority runs. Ours use 0 for the
+            functions of a library, 10 for flash attention and cuDNN, 20 for numba.
         disabled_by: Value of XFORMER_KERNELS that switches the kernel off, "no-jit" or "no-cudnn". "portable" switches
             off every kernel.
         tolerance: Largest relative difference from the portable definition that XFORMER_CHECK_KERNELS accepts for
