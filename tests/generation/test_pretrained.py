@@ -5,6 +5,7 @@ import pytest
 from xformer.errors import CheckpointError
 from xformer.generation import GenerationConfig
 from xformer.generation.pretrained import read_generation
+from xformer.models import LanguageModelConfig, TransformerConfig
 
 
 def read(directory, values, *, encoder_decoder=False, name="generation_config.json"):
@@ -25,8 +26,8 @@ def test_a_language_model_that_samples(tmp_path):
     }
     settings = read(tmp_path, values)
     assert settings.options == {"do_sample": True, "top_k": 50, "temperature": 0.6, "top_p": 0.9}
-    assert (settings.eos_ids, settings.bos_id, settings.max_length) == ((128001, 128008, 128009), 128000, 4096)
-    assert settings.notes == ()
+    assert settings.eos_ids == (128001, 128008, 128009)
+    assert settings.ignored == {"max_length": 4096}
     assert GenerationConfig(**settings.options).method == "sampling"
     assert read(tmp_path, {"do_sample": True, "top_k": 0}).options == {"do_sample": True}
 
@@ -40,7 +41,7 @@ def test_sampling_settings_do_not_apply_to_greedy_search(tmp_path):
 def test_contradictory_settings(tmp_path):
     settings = read(tmp_path, {"do_sample": True, "num_beams": 4, "temperature": 0.5})
     assert settings.options == {"do_sample": True, "top_k": 50, "temperature": 0.5}
-    assert "num_beams is ignored" in settings.notes[0]
+    assert settings.ignored == {"num_beams": 4}
     assert read(tmp_path, {"do_sample": True, "temperature": 0.0}).options == {}
 
 
@@ -67,31 +68,43 @@ def test_an_encoder_decoder_with_beams(tmp_path):
         "length_penalty": 2.0,
         "no_repeat_ngram_size": 3,
         "suppress_tokens": (3, 9, 58100),
-        "max_new_tokens": 141,
+        "max_new_tokens": 140,  # without the start and the forced eos
         "min_new_tokens": 55,
+        "begin_suppress_tokens": (220, 50257),
     }
-    assert (settings.start_id, settings.pad_id, settings.eos_ids) == (58100, 58100, (0,))
-    assert (settings.forced_bos_id, settings.forced_eos_id) == (7, 0)
-    assert settings.begin_suppress_tokens == (220, 50257)
-    assert settings.max_length is None
-    assert [note.split(": ")[1].split()[0] for note in settings.notes] == ["early_stopping", "bad_words_ids"]
+    assert (settings.start_id, settings.eos_ids, settings.forced_bos_id) == (58100, (0,), 7)
+    assert settings.ignored == {"bad_words_ids": [[5, 6]]}
     assert GenerationConfig(**settings.options).method == "beam"
 
 
-def test_whisper_forces_its_first_tokens(tmp_path):
+def test_settings_that_the_pipeline_of_whisper_replaces(tmp_path):
     values = {"forced_decoder_ids": [[1, None], [2, 50359]], "suppress_tokens": [-1], "is_multilingual": True}
-    settings = read(tmp_path, values, encoder_decoder=True)
-    assert settings.forced_ids == {2: 50359}
-    assert "suppress_tokens" not in settings.options
-    assert settings.notes == (f"{tmp_path / 'generation_config.json'}: is_multilingual 'True' is not supported and "
-                              "ignored",)  # fmt: skip
+    settings = read(tmp_path, {**values, "task": "transcribe"}, encoder_decoder=True)
+    assert (settings.options, settings.ignored) == ({}, {})
+    forced = {"forced_decoder_ids": [[1, 50261], [2, 50359]], "language": "german"}
+    assert read(tmp_path, forced, encoder_decoder=True).ignored == forced
+
+
+def test_one_warning_names_the_settings_that_are_ignored(tmp_path, caplog):
+    values = {"guidance_scale": 1.5, "stop_strings": ["END"], "typical_p": 0.9, "encoder_no_repeat_ngram_size": 0}
+    settings = read(tmp_path, {**values, "decoder_start_token_id": 7, "early_stopping": True}, encoder_decoder=True)
+    settings.config(TransformerConfig(source_vocab_size=9, target_vocab_size=9))
+    path = tmp_path / "generation_config.json"
+    assert caplog.messages == [
+        f"{path}: settings that are not supported are ignored: guidance_scale 1.5, stop_strings ['END'], "
+        "decoder_start_token_id 7"
+    ]
+    caplog.clear()
+    read(tmp_path, {"num_beams": 2}, encoder_decoder=True).config(LanguageModelConfig(vocab_size=9))
+    assert caplog.messages == []
 
 
 def test_old_checkpoints_have_their_settings_in_the_model_configuration(tmp_path):
     values = {"model_type": "bart", "d_model": 16, "num_beams": 4, "eos_token_id": 2, "max_length": 10}
+    values["encoder_no_repeat_ngram_size"] = 3
     settings = read(tmp_path, values, encoder_decoder=True, name="config.json")
     assert settings.options == {"num_beams": 4, "length_penalty": 1.0, "max_new_tokens": 9}
-    assert (settings.eos_ids, settings.notes) == ((2,), ())
+    assert (settings.eos_ids, settings.ignored) == ((2,), {"encoder_no_repeat_ngram_size": 3})
     assert read_generation(tmp_path / "missing", encoder_decoder=True).options == {}
 
 
@@ -106,7 +119,6 @@ def test_old_checkpoints_have_their_settings_in_the_model_configuration(tmp_path
         ({"temperature": float("nan")}, "expected a number"),
         ({"do_sample": "yes"}, "expected true or false"),
         ({"bad_words_ids": 5}, "list of lists"),
-        ({"forced_decoder_ids": [[1]]}, "list of pairs"),
         ({"repetition_penalty": -1}, "repetition_penalty is -1.0; expected a number in"),
         ({"num_beams": 3, "num_beam_groups": 2}, "num_beam_groups 2 does not divide num_beams 3"),
     ],

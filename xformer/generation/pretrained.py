@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,53 +12,47 @@ from typing import Any
 from xformer.errors import CheckpointError, ConfigError
 from xformer.generation.config import GenerationConfig
 from xformer.io import read_json
+from xformer.models import ModelConfig
 
 GENERATION_FILE = "generation_config.json"
-# Keys of generation_config.json that only record how it was made or what a call returns.
-_HARMLESS = {
-    *("_from_model_config", "cache_implementation", "output_attentions", "output_hidden_states", "output_logits"),
-    *("output_scores", "remove_invalid_values", "return_dict", "return_dict_in_generate", "transformers_version"),
-    "use_cache",
-}
 
 
 @dataclass(frozen=True)
 class PretrainedGeneration:
     """Generation settings of a checkpoint.
 
+    `early_stopping` has no field: beam search stops as soon as no better output is possible.
+
     Attributes:
         options: Fields of `GenerationConfig`: num_beams, length_penalty, max_new_tokens, suppress_tokens, ...
         eos_ids: Tokens that end an output.
-        pad_id: Padding.
-        bos_id: Start of a text.
         start_id: First input of the decoder.
         forced_bos_id: First token of each output.
-        forced_eos_id: Last token of an output of the maximum length.
-        forced_ids: First tokens of each output, by position from 1 (Whisper).
-        begin_suppress_tokens: Tokens that an output does not begin with.
-        max_length: Maximum length of prompt and output of a language model; None if not stated.
-        notes: Sentences about settings that are ignored.
+        ignored: Settings that change the outputs of transformers and that xformer does not have.
+        path: The file with the settings; None if the checkpoint has no such file.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
     eos_ids: tuple[int, ...] = ()
-    pad_id: int | None = None
-    bos_id: int | None = None
     start_id: int | None = None
     forced_bos_id: int | None = None
-    forced_eos_id: int | None = None
-    forced_ids: dict[int, int] = field(default_factory=dict)
-    begin_suppress_tokens: tuple[int, ...] = ()
-    max_length: int | None = None
-    notes: tuple[str, ...] = ()
+    ignored: dict[str, Any] = field(default_factory=dict)
+    path: Path | None = None
 
-    def config(self, eos_id: int) -> GenerationConfig:
-        """Return the settings as a `GenerationConfig`, for a model that ends outputs with `eos_id`."""
+    def config(self, model: ModelConfig) -> GenerationConfig:
+        """Return the settings as a `GenerationConfig` for a model, and log a warning that names ignored settings."""
+        ignored = dict(self.ignored)
+        if self.start_id not in (None, model.bos_id):
+            ignored["decoder_start_token_id"] = self.start_id
+        if ignored:
+            settings = ", ".join(f"{key} {str(value)[:40]}" for key, value in ignored.items())
+            logging.getLogger("xformer").warning(
+                f"{self.path}: settings that are not supported are ignored: {settings}"
+            )
         return GenerationConfig(
             **self.options,
             length_penalty_base="length",
-            begin_suppress_tokens=self.begin_suppress_tokens,
-            stop_token_ids=tuple(token for token in self.eos_ids if token != eos_id),
+            stop_token_ids=tuple(token for token in self.eos_ids if token != model.eos_id),
         )
 
 
@@ -76,7 +71,7 @@ def read_generation(directory: str | os.PathLike[str], *, encoder_decoder: bool)
         return parse_generation(read_json(path, "generation settings"), path, encoder_decoder=encoder_decoder)
     path = Path(directory) / "config.json"
     values = read_json(path, "configuration") if path.exists() else {}
-    old = {key: value for key, value in values.items() if key in _READERS}  # all other keys are those of the model
+    old = {key: value for key, value in values.items() if key in _READERS or key in _UNSUPPORTED}
     return parse_generation(old, path, encoder_decoder=encoder_decoder)
 
 
@@ -92,12 +87,14 @@ def parse_generation(values: Mapping[str, Any], path: Path, *, encoder_decoder: 
         CheckpointError: If a value is invalid, or settings contradict each other.
     """
     read: dict[str, Any] = {}
-    notes = []
+    ignored: dict[str, Any] = {}
     for key, value in values.items():
-        if value is None or value is False or key in _HARMLESS:
+        if value is None or value is False or value == [] or key in _WITHOUT_EFFECT:
             continue
         if key not in _READERS:
-            notes.append(f"{path}: {key} {str(value)[:40]!r} is not supported and ignored")
+            has_effect = _forces_language(value) if key == "forced_decoder_ids" else value != _UNSUPPORTED.get(key)
+            if has_effect:
+                ignored[key] = value
             continue
         try:
             read[key] = _READERS[key](value)
@@ -109,29 +106,21 @@ def parse_generation(values: Mapping[str, Any], path: Path, *, encoder_decoder: 
         options = {"do_sample": True, "top_k": 50, **options}
         if read.get("top_k") == 0:
             del options["top_k"]
-        if options.pop("num_beams", 1) > 1:
-            notes.append(f"{path}: sampling with beams is not supported; num_beams is ignored")
+        if options.pop("num_beams", 1) > 1:  # sampling with beams
+            ignored["num_beams"] = read["num_beams"]
     else:
         for key in _SAMPLING:
             options.pop(key, None)
+            ignored.pop(key, None)
     if "num_beams" in options:
         options.setdefault("length_penalty", 1.0)  # the default of transformers
     single = [ids[0] for ids in read.get("bad_words_ids", ()) if len(ids) == 1]
     if len(single) < len(read.get("bad_words_ids", ())):
-        notes.append(f"{path}: bad_words_ids of several tokens are not supported and ignored")
+        ignored["bad_words_ids"] = [list(ids) for ids in read["bad_words_ids"] if len(ids) > 1]
     suppressed = sorted({*single, *read.get("suppress_tokens", ())})
     if suppressed:
         options["suppress_tokens"] = tuple(suppressed)
-    max_length, min_length = read.get("max_length"), read.get("min_length")
-    if encoder_decoder:  # they count the start of the decoder
-        if max_length is not None:
-            options.setdefault("max_new_tokens", max(1, max_length - 1))
-        if min_length:
-            options.setdefault("min_new_tokens", max(0, min_length - 1))
-            if options["min_new_tokens"] > options.get("max_new_tokens", options["min_new_tokens"]):
-                options["min_new_tokens"] = options["max_new_tokens"]
-    elif min_length:
-        notes.append(f"{path}: min_length {min_length} depends on the prompt and is ignored")
+    _read_lengths(read, options, ignored, encoder_decoder=encoder_decoder)
     try:
         GenerationConfig(**options)
     except ConfigError as error:
@@ -139,16 +128,30 @@ def parse_generation(values: Mapping[str, Any], path: Path, *, encoder_decoder: 
     return PretrainedGeneration(
         options=options,
         eos_ids=read.get("eos_token_id", ()),
-        pad_id=read.get("pad_token_id"),
-        bos_id=read.get("bos_token_id"),
         start_id=read.get("decoder_start_token_id"),
         forced_bos_id=read.get("forced_bos_token_id"),
-        forced_eos_id=read.get("forced_eos_token_id"),
-        forced_ids=read.get("forced_decoder_ids", {}),
-        begin_suppress_tokens=read.get("begin_suppress_tokens", ()),
-        max_length=None if encoder_decoder else max_length,
-        notes=tuple(notes),
+        ignored=ignored,
+        path=path,
     )
+
+
+def _read_lengths(
+    read: Mapping[str, Any], options: dict[str, Any], ignored: dict[str, Any], *, encoder_decoder: bool
+) -> None:
+    """Add the limits of the length to the options, or to the ignored settings if they depend on the prompt."""
+    if encoder_decoder:  # the limits include the start of the decoder
+        if "max_length" in read:
+            options.setdefault("max_new_tokens", max(1, read["max_length"] - 1))
+        if "min_length" in read:
+            options.setdefault("min_new_tokens", max(0, read["min_length"] - 1))
+    else:
+        keys = [key for key in ("max_length", "min_length") if key.replace("length", "new_tokens") not in read]
+        ignored |= {key: read[key] for key in (*keys, "forced_bos_token_id") if read.get(key)}
+    if "max_new_tokens" in options:
+        if "forced_eos_token_id" in read:  # in place of the last token of an output of the maximum length
+            options["max_new_tokens"] = max(1, options["max_new_tokens"] - 1)
+        if "min_new_tokens" in options:
+            options["min_new_tokens"] = min(options["min_new_tokens"], options["max_new_tokens"])
 
 
 # --- Values -----------------------------------------------------------------------------------------------------------
@@ -174,11 +177,9 @@ def _sequences(value: Any) -> list[tuple[int, ...]]:
     return [_ids(each) for each in value if each != []]
 
 
-def _pairs(value: Any) -> dict[int, int]:
-    is_list = isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value)
-    if not is_list:
-        raise ValueError("a list of pairs of a position and a token id")
-    return {_id(position): _id(token) for position, token in value if token is not None}
+def _forces_language(value: Any) -> bool:
+    # Whisper: the language has position 1, the task 2. Models for English have one entry; null is a detected language.
+    return not isinstance(value, list) or (len(value) > 1 and value[0] != [1, None])
 
 
 def _boolean(value: Any) -> bool:
@@ -199,11 +200,35 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+# Keys that do not change what xformer generates: they concern the speed or the values that a call returns, or repeat
+# what the model, its tokenizer or its pipeline states.
+_WITHOUT_EFFECT = {
+    *("_from_model_config", "cache_implementation", "cache_config", "continuous_batching_config", "use_cache"),
+    *("compile_config", "disable_compile", "low_memory", "max_cache_len", "prefill_chunk_size", "use_mtp"),
+    *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+    *("assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "speculation_type"),
+    *("prompt_lookup_num_tokens", "max_matching_ngram_size", "early_stopping", "remove_invalid_values"),
+    *("output_attentions", "output_hidden_states", "output_logits", "output_scores", "renormalize_logits"),
+    *("return_dict", "return_dict_in_generate", "transformers_version", "bos_token_id", "pad_token_id"),
+    # Of Whisper.
+    *("alignment_heads", "is_multilingual", "lang_to_id", "max_initial_timestamp_index", "median_filter_width"),
+    *("no_timestamps_token_id", "prev_sot_token_id", "task_to_id"),
+}
+# Keys that are not supported, with the values that have no effect.
+_UNSUPPORTED: dict[str, Any] = {
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "typical_p"), 1),
+    **dict.fromkeys(("encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff", "penalty_alpha"), 0),
+    **dict.fromkeys(("constraints", "dola_layers", "exponential_decay_length_penalty", "force_words_ids")),
+    **dict.fromkeys(("max_time", "sequence_bias", "stop_strings", "top_h", "watermarking_config")),
+    "forced_decoder_ids": None,
+    "task": "transcribe",
+}
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 _OPTIONS = (
     *("num_beams", "num_return_sequences", "num_beam_groups", "diversity_penalty", "length_penalty"),
     *("max_new_tokens", "min_new_tokens", "no_repeat_ngram_size", "repetition_penalty", "do_sample"),
-    *_SAMPLING,
+    "begin_suppress_tokens",
+    *_SAMPLING[:4],
 )
 # Values with which a setting has no effect.
 _NEUTRAL = {
@@ -212,8 +237,7 @@ _NEUTRAL = {
     "repetition_penalty": 1.0,
 }
 _READERS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("bos_token_id", "pad_token_id", "decoder_start_token_id"), _id),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), _id),
+    **dict.fromkeys(("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"), _id),
     **dict.fromkeys(("eos_token_id", "suppress_tokens", "begin_suppress_tokens"), _ids),
     **dict.fromkeys(("num_beams", "num_return_sequences", "num_beam_groups", "no_repeat_ngram_size"), _integer),
     **dict.fromkeys(("max_length", "min_length", "max_new_tokens", "min_new_tokens", "top_k"), _integer),
@@ -221,5 +245,4 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("temperature", "top_p", "min_p"), _number),
     "bad_words_ids": _sequences,
     "do_sample": _boolean,
-    "forced_decoder_ids": _pairs,
 }

@@ -110,7 +110,7 @@ class TextToText(Pipeline):
             model,
             CheckpointTokenizers.load(directory, cls.task, source_language, target_language),
             max_source_tokens=model.config.max_positions if learned else None,
-            defaults=read_generation(directory, encoder_decoder=True).config(model.config.eos_id),
+            defaults=read_generation(directory, encoder_decoder=True).config(model.config),
         )
 
     @property

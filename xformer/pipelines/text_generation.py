@@ -99,9 +99,9 @@ class TextGenerator(Pipeline):
     def _from_checkpoint(cls, model: LanguageModel, directory: Path) -> Self:
         if gguf := find_gguf(directory):
             tokenizer = read_tokenizer(gguf)
-            defaults = PretrainedGeneration(eos_ids=tokenizer.eos_ids).config(model.config.eos_id)
+            defaults = PretrainedGeneration(eos_ids=tokenizer.eos_ids).config(model.config)
             return cls(model, tokenizer, defaults=defaults)
-        defaults = read_generation(directory, encoder_decoder=False).config(model.config.eos_id)
+        defaults = read_generation(directory, encoder_decoder=False).config(model.config)
         return cls(model, load_tokenizer(directory), defaults=defaults)
 
     def outputs(  # type: ignore[override]

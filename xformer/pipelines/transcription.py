@@ -87,7 +87,7 @@ class Transcriber:
         return cls(
             model,
             load_tokenizer(directory),
-            defaults=generation.config(model.config.eos_id),
+            defaults=generation.config(model.config),
             multilingual=multilingual,
         )
 
