@@ -3,7 +3,7 @@
     python bench/torch_jax.py torch --threads 2
     python bench/torch_jax.py jax --threads 2
 
-The implementations take turns in one process, and every number is a median of many short rounds. Results are compared
+The implementations take turns in one process, and every number is a median of many short rounds. Outputs are compared
 before anything is timed.
 """
 
@@ -159,7 +159,11 @@ def main() -> None:
     parser.add_argument("library", choices=["torch", "jax"])
     parser.add_argument("--seconds", type=float, default=10.0, help="time for each line of the table")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch")
+    parser.add_argument("--layers", type=int, default=6, help="layers of the encoder")
+    parser.add_argument("--sizes", nargs="*", default=[], metavar="BATCHxLENGTH", help="sizes of the input")
     arguments = parser.parse_args()
+    STACK["layers"] = arguments.layers
+    SIZES[:] = [tuple(map(int, size.split("x"))) for size in arguments.sizes] or SIZES
     print("| computation | xformer, ms | peer, ms | speed relative to the peer |\n|---|---|---|---|")
     {"torch": on_torch, "jax": on_jax}[arguments.library](arguments.seconds, arguments.threads)
 
