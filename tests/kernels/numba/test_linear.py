@@ -24,6 +24,7 @@ def compile_all(monkeypatch):
     """Enable the kernels, also for small matrices."""
     monkeypatch.setenv("XFORMER_KERNELS", "auto")
     monkeypatch.setattr(compiled, "_MIN_MULTIPLICATIONS", 1)
+    monkeypatch.setattr(compiled, "_MIN_ROW_MULTIPLICATIONS", 1)
     monkeypatch.setattr(thread_pool, "_MIN_MULTIPLICATIONS", 1)
 
 
@@ -36,6 +37,9 @@ def arranged(layout, x):
 
 
 SHAPES = [
+    (1, 300, 95),
+    (1, 1100, 65),
+    (1, 67, 4500),
     (2, 40, 47),
     (5, 300, 95),
     (40, 513, 48),
@@ -59,17 +63,20 @@ def test_products(left, right, shape):
     np.testing.assert_allclose(compiled._affine(a, b, bias), expected + bias, rtol=0.0, atol=3e-6 * depth)
 
 
-@pytest.mark.parametrize("shape", [(0, 40, 40), (40, 0, 40), (40, 40, 0), (1, 40, 40), (40, 1, 40)], ids=str)
-def test_products_of_a_single_row_or_of_no_elements(shape):
+@pytest.mark.parametrize("shape", [(0, 40, 40), (40, 0, 40), (40, 40, 0), (1, 0, 40), (40, 1, 40)], ids=str)
+def test_products_of_a_single_column_or_of_no_elements(shape):
     rows, depth, columns = shape
     a, b = single(rows, depth), single(depth, columns, seed=1)
     np.testing.assert_array_equal(compiled._affine(a, b, None), a @ b)
 
 
-@pytest.mark.parametrize("shape", [(500, 64, 100), (100, 64, 500), (9, 64, 500)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(500, 64, 100), (100, 64, 500), (9, 64, 500), (1, 1000, 200), (1, 500, 1000)], ids=str
+)
 def test_the_number_of_threads_does_not_change_the_bits(monkeypatch, shape):
     rows, depth, columns = shape
     a, b, results = single(rows, depth), single(depth, columns, seed=1), []
+    b = np.asfortranarray(b) if shape == (1, 500, 1000) else b
     for threads in (1, 2, 5):
         monkeypatch.setenv("XFORMER_NUM_THREADS", str(threads))
         shared = []
@@ -87,10 +94,16 @@ def test_the_number_of_threads_does_not_change_the_bits(monkeypatch, shape):
 def test_infinities_and_nan_propagate():
     a, b = single(100, 40), single(40, 40, seed=1)
     a[3, 5], a[7, 1] = np.nan, np.inf
-    product = compiled._affine(a, b, None)
-    assert np.isnan(product[3]).all()
-    assert not np.isfinite(product[7]).any()
-    assert np.isfinite(np.delete(product, [3, 7], axis=0)).all()
+    for product in (compiled._affine(a, b, None), np.vstack([compiled._affine(row[None], b, None) for row in a])):
+        assert np.isnan(product[3]).all()
+        assert not np.isfinite(product[7]).any()
+        assert np.isfinite(np.delete(product, [3, 7], axis=0)).all()
+    b[2, 6], b[1, 39] = np.nan, np.inf
+    for right in (b, np.asfortranarray(b)):
+        (row,) = compiled._affine(a[:1], right, None)
+        assert np.isnan(row[6])
+        assert np.isinf(row[39])
+        assert np.isfinite(np.delete(row, [6, 39])).all()
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -114,6 +127,14 @@ def test_project_heads(monkeypatch):
     assert_same(monkeypatch, project, x, *maps)
 
 
-def test_a_single_row_is_not_supported():
-    row, weight = single(1, 8), single(8, 8)
-    assert "not numba.linear: fewer than two rows" in kernels.explain("linear", row, weight, None)
+@pytest.mark.parametrize("rows", [1, 8])
+def test_rows_at_any_distance_in_memory(rows):
+    a, b = single(2 * rows, 96)[::2], single(64, 96, seed=1)[:, :48]
+    for right in (b, b.T):
+        left = a[:, : right.shape[0]]
+        expected = left.astype("float64") @ right.astype("float64")
+        np.testing.assert_allclose(compiled._affine(left, right, None), expected, rtol=0.0, atol=3e-4)
+
+
+def test_a_single_row_is_compiled():
+    assert "linear on numpy: numba.linear" in kernels.explain("linear", single(1, 8), single(8, 8), None)

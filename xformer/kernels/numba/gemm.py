@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from numba.types import Array, float32, int64
+from numba.types import Array, Tuple, float32, int64
 
-from xformer.kernels.numba.compile import in_array, inline, parallel_body
+from xformer.kernels.numba.compile import in_array, inline, kernel, out_array, parallel_body
 from xformer.kernels.numba.microkernel import (
     COLUMNS,
     DEPTH,
+    GROUP,
     LANES,
     ROWS,
     STEP,
+    add_row,
+    add_rows,
     aligned,
+    dot_row,
+    dot_rows,
     microkernel,
     microkernel_prefetch,
     pack,
     padded,
 )
-from xformer.kernels.numba.thread_pool_kernels import job_state, next_part, parallel_kernel
+from xformer.kernels.numba.thread_pool_kernels import (
+    POOL_STATE,
+    argument_loader,
+    job_state,
+    next_part,
+    parallel_kernel,
+    run_job,
+)
 from xformer.kernels.numba.vector_math import ZERO
 
 _BLOCK = 384  # rows that are packed at a time, for a part of the second-level cache
@@ -138,3 +150,64 @@ def _multiply_few_rows(a, b, bias, out, block, sums, panel):
     for i in range(a.shape[0]):
         for j in range(columns):
             out[i, j] = sums[i * step + j]
+
+
+_ROW_TYPES = Tuple((in_array(1), _IN_MATRIX, in_array(1), out_array(2), out_array(2), int64, int64))
+_load_row_args = argument_loader(_ROW_TYPES)
+
+
+@kernel(POOL_STATE, int64, int64, int64, _ROW_TYPES)
+def multiply_row(pool, num_helpers, num_parts, body, arguments):
+    """Compute out = a b + bias for a single row, in parts of (row_step, column_step) of b.
+
+    sums has a row for each part of the depth. The rows are added in order, so the bits do not depend on the threads.
+    """
+    _, _, bias, out, sums, _, _ = arguments
+    run_job(pool, num_helpers, num_parts, body, arguments)
+    for j in range(out.size):
+        total = sums[0, j]
+        for i in range(1, sums.shape[0]):
+            total += sums[i, j]
+        out[0, j] = total + bias[j] if bias.size > 0 else total
+
+
+@parallel_body
+def multiply_row_parts(job):
+    """Multiply parts of a row by parts of a matrix whose rows are contiguous."""
+    state = job_state(job)
+    a, b, _, _, sums, row_step, column_step = _load_row_args(state)
+    step = b.strides[0] // 4
+    part = next_part(state)
+    while part >= 0:
+        k, k_end, j, j_end = _bounds(part, row_step, column_step, b)
+        row, vectors = sums[k // row_step], (j_end - j) // LANES
+        row[j:j_end] = ZERO
+        groups_end = k_end - (k_end - k) % GROUP
+        for m in range(k, groups_end, GROUP):
+            add_rows(a, m, b, m * step + j, step, row, j, vectors)
+        for m in range(groups_end, k_end):
+            add_row(a, m, b, m * step + j, step, row, j, vectors)
+        for m in range(k, k_end):
+            for n in range(j + vectors * LANES, j_end):
+                row[n] += a[m] * b[m, n]
+        part = next_part(state)
+
+
+@parallel_body
+def multiply_row_transposed_parts(job):
+    """Multiply a row by parts of a matrix whose columns are contiguous."""
+    state = job_state(job)
+    a, b, _, _, sums, row_step, column_step = _load_row_args(state)
+    step, vectors = b.strides[1] // 4, a.size // LANES
+    part = next_part(state)
+    while part >= 0:
+        _, _, j, j_end = _bounds(part, row_step, column_step, b)
+        groups_end = j_end - (j_end - j) % GROUP
+        for n in range(j, groups_end, GROUP):
+            dot_rows(a, b, n * step, step, sums[0], n, vectors)
+        for n in range(groups_end, j_end):
+            dot_row(a, b, n * step, step, sums[0], n, vectors)
+        for n in range(j, j_end):
+            for k in range(vectors * LANES, a.size):
+                sums[0, n] += a[k] * b[k, n]
+        part = next_part(state)

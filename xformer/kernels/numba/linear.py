@@ -1,4 +1,4 @@
-"""Linear maps on NumPy with compiled products, for many rows as in training and for few as in decoding."""
+"""Linear maps on NumPy with compiled products: of many rows as in training, of few or a single one as in decoding."""
 
 from __future__ import annotations
 
@@ -12,18 +12,23 @@ from xformer.kernels.numba import arrays as numba_arrays
 from xformer.kernels.numba.arrays import EMPTY_1D, flatten, import_kernels
 from xformer.kernels.numba.thread_pool import run_parallel, threads_for
 from xformer.kernels.numpy.linear import register_linear
+from xformer.threads import available_threads
 
-_MIN_ROWS, _MIN_COLUMNS = 2, 32  # NumPy multiplies a single row without copying the matrix
+_MIN_COLUMNS = 32
 _TILE_ROWS, _TILE_COLUMNS = 8, 48  # multiples of a tile of the microkernel: parts consist of whole tiles
 _FEW_ROWS = 44  # with fewer, reading the right matrix takes the time, and copying it does not pay off
 _MAX_SUMS = 32_768  # of few rows, which stay in the cache while the right matrix is read
-_MIN_MULTIPLICATIONS = 250_000  #  with fewer, the overhead of a call dominates
+_MIN_MULTIPLICATIONS = 250_000  # with fewer, the overhead of a call dominates
 _MANY_MULTIPLICATIONS = 64_000_000  # above, parts are half as large, so that no thread waits long for another
+_MIN_ROW_MULTIPLICATIONS = 50_000  # of a single row
+# Parts of a product of a single row depend on the shape only, because sums of parts of the depth depend on them. Long
+# rows are split by columns, as the sums of a part stay in the first-level cache; others by depth, so that a part is
+# contiguous.
+_PART_DEPTH, _MAX_DEPTH_PARTS, _PART_COLUMNS, _PART_ELEMENTS = 128, 8, 1024, 65_536
+_GROUP = 8  # rows of the matrix that are read at a time
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    if math.prod(arrays[0].shape[:-1]) < _MIN_ROWS:
-        return "fewer than two rows"
     if any(array is not None and array.dtype != arrays[0].dtype for array in arrays):
         return "mixed dtypes"
     return numba_arrays.supports(arrays, static)
@@ -38,10 +43,14 @@ def _affine(a: Any, b: Any, bias: Any) -> Any:
     (rows, depth), columns = a.shape, b.shape[1]
     out = empty((rows, columns), a.dtype)
     num_multiplications = rows * depth * columns
-    if num_multiplications < _MIN_MULTIPLICATIONS or rows < _MIN_ROWS or min(depth, columns) < _MIN_COLUMNS:
+    min_multiplications = _MIN_ROW_MULTIPLICATIONS if rows == 1 else _MIN_MULTIPLICATIONS
+    if num_multiplications < min_multiplications or min(depth, columns) < _MIN_COLUMNS:
         np.matmul(a, b, out=out)
         return out if bias is None else np.add(out, bias, out=out)
-    a, b, bias = _contiguous(a), _contiguous(b), EMPTY_1D if bias is None else flatten(bias)
+    b, bias = _contiguous(b), EMPTY_1D if bias is None else flatten(bias)
+    if rows == 1:
+        return _multiply_row(flatten(a), b, bias, out)
+    a = _contiguous(a)
     few_rows = rows < _FEW_ROWS and b.strides[1] == b.itemsize
     kernels = import_kernels("gemm")
     body = kernels.multiply_few_rows_parts if few_rows else kernels.multiply_parts
@@ -51,6 +60,24 @@ def _affine(a: Any, b: Any, bias: Any) -> Any:
     )
     num_parts = math.prod(-(-size // step) for size, step in zip((rows, columns), steps, strict=True))
     run_parallel(kernels.multiply, body, num_parts, threads, a, b, bias, out, *steps)
+    return out
+
+
+def _multiply_row(a: Any, b: Any, bias: Any, out: Any) -> Any:
+    """Compute out = a b + bias for a vector a."""
+    depth, columns = b.shape
+    kernels = import_kernels("gemm")
+    if b.strides[1] == b.itemsize:
+        body = kernels.multiply_row_parts
+        part_depth = max(_PART_DEPTH, -(-depth // (_MAX_DEPTH_PARTS * _GROUP)) * _GROUP)
+        steps = (part_depth, columns) if columns <= 4 * _PART_COLUMNS else (depth, _PART_COLUMNS)
+    else:
+        body = kernels.multiply_row_transposed_parts
+        steps = depth, -(-_PART_ELEMENTS // (depth * _GROUP)) * _GROUP
+    num_sums, num_column_parts = (-(-size // step) for size, step in zip((depth, columns), steps, strict=True))
+    sums = out if num_sums == 1 else np.empty((num_sums, columns), np.float32)
+    num_parts = num_sums * num_column_parts
+    run_parallel(kernels.multiply_row, body, num_parts, available_threads(), a, b, bias, out, sums, *steps)
     return out
 
 

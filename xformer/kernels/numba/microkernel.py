@@ -28,6 +28,7 @@ LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx") else 4  # 
 # The sums of a tile, with a row of the right matrix and an element of the left one, fill the 32 or 16 registers.
 ROWS, _VECTORS = (8 if _FEATURES.get("avx512f") or _FEATURES.get("neon") else 4), 3
 COLUMNS = _VECTORS * LANES
+GROUP = 8  # rows of a matrix that are multiplied by a single row at a time
 DEPTH = 256  # maximum elements in a row of a block
 STEP = DEPTH + LANES  # rows a power of two apart would share cache lines
 _CACHE_LINE = 16  # elements
@@ -59,11 +60,11 @@ class _Matrix:
         row_offset = self._builder.mul(_constant(row), self._step)
         return self._builder.gep(self._first, [self._builder.add(row_offset, _constant(column))])
 
-    def load(self, row: Any, column: int) -> Any:
+    def load(self, row: Any, column: Any) -> Any:
         """Load a vector."""
         return self._builder.load(self._vector_pointer(row, column), align=4)
 
-    def store(self, vector: Any, row: int, column: int) -> None:
+    def store(self, vector: Any, row: int, column: Any) -> None:
         """Store a vector."""
         self._builder.store(vector, self._vector_pointer(row, column), align=4)
 
@@ -77,8 +78,18 @@ class _Matrix:
         pointer = self._builder.bitcast(self.pointer(row, column), _BYTES)
         self._builder.call(function, [pointer, *read_high_locality_data])
 
-    def _vector_pointer(self, row: Any, column: int) -> Any:
+    def _vector_pointer(self, row: Any, column: Any) -> Any:
         return self._builder.bitcast(self.pointer(row, column), _VECTOR.as_pointer())
+
+
+def _broadcast(builder: Any, element: Any) -> Any:
+    first_lane = builder.insert_element(_UNDEFINED, element, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(first_lane, _UNDEFINED, _lanes([0] * LANES))
+
+
+def _multiply_add(builder: Any) -> Any:
+    function_type = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
+    return cgutils.get_or_insert_function(builder.module, function_type, f"llvm.fmuladd.v{LANES}f32")
 
 
 def _tile(vectors: int, prefetch: bool = False) -> Any:
@@ -106,8 +117,7 @@ def _tile(vectors: int, prefetch: bool = False) -> Any:
             next_b = _Matrix(context, builder, signature.args[2], values[2], values[12], values[4])
             positions = [(i, j) for i in range(ROWS) for j in range(vectors)]
             sums = [cgutils.alloca_once(builder, _VECTOR) for _ in positions]  # LLVM keeps them in registers
-            fma_type = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-            fma = cgutils.get_or_insert_function(builder.module, fma_type, f"llvm.fmuladd.v{LANES}f32")
+            fma = _multiply_add(builder)
             for i, j in positions:
                 matrix_out.prefetch(i, j * LANES)
             for total in sums:
@@ -121,9 +131,7 @@ def _tile(vectors: int, prefetch: bool = False) -> Any:
                 for j in range(vectors if prefetch else 0):
                     next_b.prefetch(loop.index, j * LANES)
                 for i in range(ROWS):
-                    element = builder.load(matrix_a.pointer(i, loop.index))
-                    first_lane = builder.insert_element(_UNDEFINED, element, ir.Constant(ir.IntType(32), 0))
-                    a_vector = builder.shuffle_vector(first_lane, _UNDEFINED, _lanes([0] * LANES))
+                    a_vector = _broadcast(builder, builder.load(matrix_a.pointer(i, loop.index)))
                     for j, total in enumerate(sums[i * vectors : (i + 1) * vectors]):
                         builder.store(builder.call(fma, [a_vector, b_vectors[j], builder.load(total)]), total)
             with builder.if_then(values[9]):
@@ -137,6 +145,67 @@ def _tile(vectors: int, prefetch: bool = False) -> Any:
         return void(*left, *right, *result, depth, accumulate, bias, offset_bias, offset_next), generate
 
     return tile
+
+
+def _add_rows(count: int) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def add_rows(
+        typing: Any, a: Any, offset_a: Any, b: Any, offset_b: Any, step_b: Any, out: Any, offset_out: Any, vectors: Any
+    ) -> Any:
+        """Compute out += a b for `count` elements of a, and `vectors` vectors of each row of b."""
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            row_a, matrix_b, row_out = (
+                _Matrix(context, builder, signature.args[n], values[n], values[n + 1], step)
+                for n, step in ((0, 0), (2, values[4]), (5, 0))
+            )
+            elements = [_broadcast(builder, builder.load(row_a.pointer(0, k))) for k in range(count)]
+            with cgutils.for_range(builder, values[7]) as loop:
+                column = builder.mul(loop.index, _constant(LANES))
+                total = row_out.load(0, column)
+                for k, element in enumerate(elements):
+                    total = builder.call(_multiply_add(builder), [element, matrix_b.load(k, column), total])
+                row_out.store(total, 0, column)
+            return context.get_dummy_value()
+
+        return void(a, offset_a, b, offset_b, step_b, out, offset_out, vectors), generate
+
+    return add_rows
+
+
+def _dot_rows(count: int) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def dot_rows(
+        typing: Any, a: Any, b: Any, offset_b: Any, step_b: Any, out: Any, offset_out: Any, vectors: Any
+    ) -> Any:
+        """Compute the dot products of `vectors` vectors of a with those of `count` rows of b."""
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            row_a, matrix_b, row_out = (
+                _Matrix(context, builder, signature.args[n], values[n], offset, step)
+                for n, offset, step in ((0, _constant(0), 0), (1, values[2], values[3]), (4, values[5], 0))
+            )
+            sums = [cgutils.alloca_once(builder, _VECTOR) for _ in range(count)]
+            for total in sums:
+                builder.store(_ZEROS, total)
+            with cgutils.for_range(builder, values[6]) as loop:
+                column = builder.mul(loop.index, _constant(LANES))
+                a_vector = row_a.load(0, column)
+                for i, total in enumerate(sums):
+                    arguments = [a_vector, matrix_b.load(i, column), builder.load(total)]
+                    builder.store(builder.call(_multiply_add(builder), arguments), total)
+            for i, total in enumerate(sums):
+                vector, width = builder.load(total), LANES
+                while width > 1:
+                    width //= 2
+                    rotated = _lanes([(lane + width) % LANES for lane in range(LANES)])
+                    vector = builder.fadd(vector, builder.shuffle_vector(vector, _UNDEFINED, rotated))
+                builder.store(builder.extract_element(vector, ir.Constant(ir.IntType(32), 0)), row_out.pointer(0, i))
+            return context.get_dummy_value()
+
+        return void(a, b, offset_b, step_b, out, offset_out, vectors), generate
+
+    return dot_rows
 
 
 def _square(transposed: bool) -> Any:
@@ -179,6 +248,8 @@ def memory(typing: Any, x: Any) -> Any:
 
 _tile_1, _tile_2, _tile_3 = map(_tile, (1, 2, 3))
 _tile_prefetch = _tile(_VECTORS, prefetch=True)
+add_rows, add_row = _add_rows(GROUP), _add_rows(1)
+dot_rows, dot_row = _dot_rows(GROUP), _dot_rows(1)
 _copy_square, _transpose_square = _square(False), _square(True)
 
 # --- inline functions of kernels --------------------------------------------------------------------------------------

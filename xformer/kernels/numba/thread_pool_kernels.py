@@ -37,7 +37,7 @@ _POLLS = 100_000  # before a helper sleeps: a millisecond or more, if the proces
 
 _INT = ir.IntType(64)
 _BODY_TYPE = ir.FunctionType(ir.VoidType(), [_INT.as_pointer()]).as_pointer()
-_STATE = Array(int64, 1, "C")
+POOL_STATE = Array(int64, 1, "C")
 
 # --- LLVM IR ----------------------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ def _store_args(typing: Any, arguments: Any) -> Any:
     return int64(arguments), generate
 
 
-def _argument_loader(arguments: Any) -> Any:
+def argument_loader(arguments: Any) -> Any:
     """Return a function with which a body loads its arguments, a tuple of this type, from the state."""
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -168,14 +168,14 @@ def parallel_kernel(*types):
     """Return a kernel that runs a body with arguments of these types, and the function that loads them in the body."""
     arguments_type = Tuple(types)
 
-    @kernel(_STATE, int64, int64, int64, arguments_type)
+    @kernel(POOL_STATE, int64, int64, int64, arguments_type)
     def run(pool, num_helpers, num_parts, body, arguments):
         run_job(pool, num_helpers, num_parts, body, arguments)
 
-    return run, _argument_loader(arguments_type)
+    return run, argument_loader(arguments_type)
 
 
-@kernel(_STATE, Array(int64, 1, "C"))
+@kernel(POOL_STATE, Array(int64, 1, "C"))
 def worker_loop(pool, last_job):
     """Run jobs in a helper thread, until none has arrived for a while; last_job[0] is the number of its last one."""
     atomic_add(pool, AWAKE, 1)
