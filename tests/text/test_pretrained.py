@@ -169,6 +169,56 @@ def test_tokenizers_that_xformer_trained(tmp_path, joint):
     assert {path.name for path in (tmp_path / "copy").iterdir()} == {path.name for path in tmp_path.glob("*.json")}
 
 
+def write_vocabulary(case, directory, **settings):
+    """Write the vocabulary of a tokenizer.json as vocab.txt, or as vocab.json and merges.txt."""
+    model = json.loads((DATA / case / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    if model["type"] == "WordPiece":
+        (directory / "vocab.txt").write_text(
+            "\n".join(sorted(model["vocab"], key=model["vocab"].get)), encoding="utf-8"
+        )
+    else:
+        (directory / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+        merges = "\n".join(" ".join(pair) for pair in model["merges"])
+        (directory / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+@pytest.mark.parametrize(("case", "name"), [("word_piece", "Bert"), ("byte_level", "GPT2")])
+def test_vocabularies_without_tokenizer_json(case, name, tmp_path):
+    special = ["<|im_start|>", "<|im_end|>"] if name == "GPT2" else []
+    settings = {"tokenizer_class": f"{name}Tokenizer", "additional_special_tokens": special}
+    tokenizer, reference = load_tokenizer(write_vocabulary(case, tmp_path, **settings)), REFERENCES[case]
+    assert tokenizer.encode_batch(reference["texts"]) == reference["ids"]
+    assert tokenizer.decode_batch(reference["ids"]) == reference["decoded"]
+    assert (
+        tokenizer.encode_batch(reference["texts"], ["the friends"] * len(reference["texts"])) == reference["pair_ids"]
+    )
+    tokenizer.save(tmp_path / "copy")
+    assert load_tokenizer(tmp_path / "copy").encode_batch(reference["texts"]) == reference["ids"]
+
+
+def test_byte_level_tokenizers_of_other_families(tmp_path):
+    (tmp_path / "added_tokens.json").write_text('{"<s>": 400, "</s>": 401, "<mask>": 402}')
+    settings = {
+        "bos_token": "<s>",
+        "eos_token": "<|im_end|>",
+        "unk_token": "<|endoftext|>",
+        "pad_token": "<|endoftext|>",
+    }
+    directory = write_vocabulary("byte_level", tmp_path, **settings)
+    plain = load_tokenizer(DATA / "byte_level").encode("the frog")
+    for config in ({"tokenizer_class": "RobertaTokenizer"}, {"tokenizer_class": ""}):
+        (directory / "config.json").write_text('{"model_type": "bart"}')
+        (directory / "tokenizer_config.json").write_text(json.dumps({**settings, **config}))
+        tokenizer = load_tokenizer(directory)
+        assert tokenizer.encode("the frog <mask>") == [400, *plain, 402, 401]  # with the space before it
+        assert tokenizer.encode("the frog", pair="the frog") == [400, *plain, 401, 401, *plain, 401]
+    config = {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True}
+    (directory / "tokenizer_config.json").write_text(json.dumps({**settings, **config}))
+    assert load_tokenizer(directory).encode("the frog") == [400, *plain]
+
+
 # --- Damaged and unsupported files ------------------------------------------------------------------------------------
 
 
@@ -177,6 +227,36 @@ def test_a_directory_without_a_tokenizer(tmp_path):
         load_tokenizer(tmp_path)
     with pytest.raises(CheckpointError, match="is not a directory"):
         load_tokenizer(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("case", "file", "content", "message"),
+    [
+        ("word_piece", "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n", "lacks the token '\\[MASK\\]'"),
+        ("word_piece", "vocab.txt", "version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
+        (
+            "word_piece",
+            "tokenizer_config.json",
+            '{"tokenizer_class": "MPNetTokenizer"}',
+            "vocab.txt of MPNet; expected",
+        ),
+        ("byte_level", "merges.txt", "a b c\n", "is not valid"),
+        ("byte_level", "added_tokens.json", '{"<ent>": 7}', "has the id 7 for '<ent>'; expected 400"),
+        (
+            "byte_level",
+            "tokenizer_config.json",
+            '{"tokenizer_class": "Qwen2Tokenizer"}',
+            "merges.txt of Qwen2; expected",
+        ),
+    ],
+)
+def test_damaged_vocabularies(case, file, content, message, tmp_path):
+    name = {"word_piece": "DistilBertTokenizer", "byte_level": "GPT2Tokenizer"}[case]
+    directory = write_vocabulary(case, tmp_path, tokenizer_class=name)
+    (directory / file).write_text(content)
+    with pytest.raises(CheckpointError, match=message) as error:
+        load_tokenizer(directory)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b'{"version": "1.0", "model": {}}', b"\xff\xfe"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,20 +10,23 @@ from typing import Any
 
 from xformer.errors import CheckpointError
 from xformer.io import read_json
-from xformer.text.extras import library_errors
+from xformer.text.extras import library_errors, require
 from xformer.text.pretrained import (
     TOKENIZER_FILE,
     Affixes,
     Languages,
     PretrainedTokenizer,
     additional_tokens,
+    read_bytes,
     read_inner,
     read_settings,
 )
 from xformer.text.sentencepiece import build_tokenizer, read_sentencepiece
-from xformer.text.tokenizer_models import SPECIAL_TOKENS
+from xformer.text.tokenizer_models import PACKAGE, SPECIAL_TOKENS
 
 _DEFAULTS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
+_BERT_DEFAULTS = {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")}
+_GPT2_DEFAULTS = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
 _OUR_DEFAULTS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 _FAIRSEQ_DEFAULTS = {**_DEFAULTS, "bos_token": "<s>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
 
@@ -37,6 +41,20 @@ _MBART_LANGUAGES = (
     "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP nl_XX "
     "ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
 )
+# Class of the tokenizer by model type.
+_CLASSES = {
+    "mbart": "MBart",
+    "xlm-roberta": "XLMRoberta",
+    "t5": "T5",
+    "mt5": "MT5",
+    "pegasus": "Pegasus",
+    "bert": "Bert",
+    "distilbert": "DistilBert",
+    "gpt2": "GPT2",
+    "opt": "GPT2",
+    "roberta": "Roberta",
+    "bart": "Bart",
+}
 # Position of the language token by class (without "Fast") or model type; see `Languages`.
 _LANGUAGE_POSITIONS = {"Nllb": "before", "MBart50": "before", "MBart": "after"}
 
@@ -51,6 +69,8 @@ def load_tokenizer(directory: str | os.PathLike[str]) -> PretrainedTokenizer:
     - `sentencepiece.bpe.model` and `vocab.json` of M2M100; `sentencepiece.bpe.model` of XLM-RoBERTa, mBART and NLLB.
     - `spiece.model` of T5, mT5 and Pegasus.
     - `tokenizer.model` of Llama, Mistral and Gemma.
+    - `vocab.txt` of BERT and DistilBERT.
+    - `vocab.json` and `merges.txt` of GPT-2, OPT, RoBERTa and BART.
 
     Args:
         directory: Directory of the checkpoint.
@@ -96,9 +116,7 @@ def _class_name(directory: Path, settings: Mapping[str, Any]) -> str:
     name = str(settings.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer")
     if name in ("", "PreTrained", "Tokenizers", "Tokenizersbackend") and (directory / "config.json").exists():
         model_type = read_json(directory / "config.json", "configuration").get("model_type")
-        return {"mbart": "MBart", "xlm-roberta": "XLMRoberta", "t5": "T5", "mt5": "MT5", "pegasus": "Pegasus"}.get(
-            str(model_type), str(model_type)
-        )
+        return _CLASSES.get(str(model_type), str(model_type))
     return name
 
 
@@ -272,6 +290,80 @@ def _count(settings: dict[str, Any], key: str, default: int, directory: Path) ->
     return value
 
 
+# --- WordPiece and byte-level BPE -------------------------------------------------------------------------------------
+
+
+def _load_bert(directory: Path, settings: dict[str, Any]) -> PretrainedTokenizer:
+    package, name = require(PACKAGE), _class_name(directory, settings)
+    if name not in ("Bert", "DistilBert"):
+        raise CheckpointError(
+            f"{directory} has vocab.txt of {name or 'an unknown class'}; expected tokenizer_class BertTokenizer or "
+            "DistilBertTokenizer"
+        )
+    settings = {**_BERT_DEFAULTS, **settings}
+    vocab = {token: index for index, token in enumerate(_read_lines(directory / "vocab.txt"))}
+    if missing := [settings[role] for role in _BERT_DEFAULTS if settings[role] not in vocab]:
+        raise CheckpointError(f"{directory / 'vocab.txt'} lacks the token {missing[0]!r}")
+    inner = package.Tokenizer(package.models.WordPiece(vocab, unk_token=settings["unk_token"]))
+    inner.normalizer = package.normalizers.BertNormalizer(
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        strip_accents=settings.get("strip_accents"),
+        lowercase=settings.get("do_lower_case", True),
+    )
+    inner.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
+    inner.decoder = package.decoders.WordPiece()
+    cls, sep = ((settings[role], vocab[settings[role]]) for role in ("cls_token", "sep_token"))
+    inner.post_processor = package.processors.BertProcessing(sep, cls)
+    _add_tokens(inner, settings, directory)
+    return PretrainedTokenizer(inner, settings, directory)
+
+
+def _load_byte_level(directory: Path, settings: dict[str, Any]) -> PretrainedTokenizer:
+    package, name = require(PACKAGE), _class_name(directory, settings)
+    if name not in ("GPT2", "Roberta", "Bart"):
+        raise CheckpointError(
+            f"{directory} has merges.txt of {name or 'an unknown class'}; expected tokenizer_class GPT2Tokenizer, "
+            "RobertaTokenizer or BartTokenizer"
+        )
+    settings = {**(_GPT2_DEFAULTS if name == "GPT2" else _FAIRSEQ_DEFAULTS), **settings}
+    vocab = _read_vocab(directory / "vocab.json", settings)
+    lines = [line for line in _read_lines(directory / "merges.txt") if line and not line.startswith("#version")]
+    inner = package.Tokenizer(package.models.BPE(vocab, [tuple(line.split(" ")) for line in lines]))
+    add_prefix_space = bool(settings.get("add_prefix_space", False))
+    inner.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    inner.decoder = package.decoders.ByteLevel()
+    _add_tokens(inner, settings, directory, strips_left=None if name == "GPT2" else settings["mask_token"])
+    if name != "GPT2":
+        cls, sep = ((settings[role], inner.token_to_id(settings[role])) for role in ("cls_token", "sep_token"))
+        inner.post_processor = package.processors.RobertaProcessing(sep, cls, add_prefix_space=add_prefix_space)
+    tokenizer = PretrainedTokenizer(inner, settings, directory)
+    if name == "GPT2" and settings.get("add_bos_token") and tokenizer.bos_id is not None:  # OPT
+        return PretrainedTokenizer(inner, settings, directory, affixes=Affixes([tokenizer.bos_id], []))
+    return tokenizer
+
+
+def _add_tokens(inner: Any, settings: dict[str, Any], directory: Path, *, strips_left: str | None = None) -> None:
+    """Let special and added tokens be found in texts before any other division.
+
+    The token `strips_left` includes the spaces before it.
+    """
+    path, added = directory / "added_tokens.json", require(PACKAGE).AddedToken
+    ids = read_json(path, "added tokens") if path.exists() else {}
+    roles = [value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str)]
+    special = list(dict.fromkeys([*roles, *additional_tokens(settings)]))
+    for token in [*sorted(ids, key=ids.__getitem__), *special]:
+        is_special, lstrip = token in special, token == strips_left
+        inner.add_tokens([added(token, special=is_special, normalized=not is_special, lstrip=lstrip)])
+        if inner.token_to_id(token) != ids.get(token, inner.token_to_id(token)):
+            raise CheckpointError(
+                f"{path} has the id {ids[token]!r} for {token!r}; expected {inner.token_to_id(token)}"
+            )
+
+
+def _read_lines(path: Path) -> list[str]:
+    return [line.rstrip("\n") for line in io.StringIO(str(read_bytes(path), "utf-8"), newline=None)]
+
+
 _LOADERS: dict[str, Callable[[Path, dict[str, Any]], PretrainedTokenizer]] = {
     TOKENIZER_FILE: _load_tokenizer_json,
     "source_tokenizer.json": _load_ours,
@@ -279,4 +371,6 @@ _LOADERS: dict[str, Callable[[Path, dict[str, Any]], PretrainedTokenizer]] = {
     "sentencepiece.bpe.model": _load_fairseq,
     "spiece.model": _load_spiece,
     "tokenizer.model": _load_llama,
+    "vocab.txt": _load_bert,
+    "merges.txt": _load_byte_level,
 }
