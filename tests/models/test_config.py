@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.reference import raises_line
-from xformer import LanguageModelConfig, TransformerConfig
+from xformer import EncoderConfig, LanguageModelConfig, TransformerConfig
 from xformer.errors import ConfigError
 
 SIZES = {"source_vocab_size": 11, "target_vocab_size": 13}
@@ -92,3 +92,10 @@ def test_invalid_dictionaries_are_refused(values, message):
 def test_language_model_configurations_are_checked_too(values, message):
     with raises_line(ConfigError, message):
         LanguageModelConfig(**values)
+
+
+def test_names_of_classes_survive_json_and_are_counted():
+    config = EncoderConfig(vocab_size=8, num_labels=2, labels=["bad", "good"])
+    assert EncoderConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    with raises_line(ConfigError, "labels has 2 names; expected num_labels, 3"):
+        EncoderConfig(vocab_size=8, num_labels=3, labels=("bad", "good"))

@@ -149,6 +149,9 @@ def test_classes_have_names_and_probabilities(tmp_path):
     assert prediction.label in ("bad", "fair", "good")
     assert sum(prediction.probabilities.values()) == pytest.approx(1.0)
     assert prediction.probability == max(prediction.probabilities.values())
+    xf.save_pretrained(classifier.model, tmp_path / "saved")
+    classifier.tokenizer.save(tmp_path / "saved")
+    assert xf.Classifier.from_pretrained(tmp_path / "saved").labels == ["bad", "fair", "good"]
 
 
 def test_a_checkpoint_of_another_kind_is_refused(bert, llama):
@@ -179,7 +182,7 @@ def test_invalid_names_of_classes_are_refused(tmp_path, names):
     directory = checkpoint(tmp_path, "bert_classifier", "[CLS] $A [SEP]", special)
     path = directory / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "id2label": names}))
-    with pytest.raises(CheckpointError, match=r"has (an invalid )?id2label"):
+    with pytest.raises(CheckpointError, match="has id2label"):
         xf.Classifier.from_pretrained(directory)
 
 

@@ -14,8 +14,8 @@ from xformer.families.layouts import Layout, linear, rows_from, same, unchanged
 from xformer.families.values import (
     activation_of,
     has_tensor,
+    labels_of,
     name_of_activation,
-    num_labels_of,
     special_ids,
     write_labels,
 )
@@ -52,7 +52,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
         scale_embeddings=False,
         dropout=0.0,
         pooler="tanh" if has_pooler else "none",
-        num_labels=num_labels_of(reader),
+        **labels_of(reader),
         masked_lm=has_tensor(reader, "predictions.transform.dense.weight")
         or has_tensor(reader, "lm_head.dense.weight"),
         masked_lm_activation="gelu" if is_roberta else activation,
@@ -83,7 +83,7 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_positions,
         "type_vocab_size": config.num_token_types,
         "pad_token_id": config.pad_id,
-        **write_labels(config.num_labels),
+        **write_labels(config),
     }
 
 
@@ -179,7 +179,7 @@ def read_distilbert_config(reader: ConfigReader) -> EncoderConfig:
         scale_embeddings=False,
         dropout=0.0,
         pooler="relu" if has_tensor(reader, "pre_classifier.weight") else "none",
-        num_labels=num_labels_of(reader),
+        **labels_of(reader),
         masked_lm=has_tensor(reader, "vocab_transform.weight"),
         masked_lm_activation=activation,
         **special_ids(reader),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.errors import ConfigError
+from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.models.config import GATED, ModelConfig
+from xformer.models.config import GATED, EncoderConfig, ImageEncoderConfig, ModelConfig
 
 _ACTIVATIONS = {
     "relu": "relu",
@@ -116,14 +116,25 @@ def has_tensor(reader: ConfigReader, ending: str) -> bool:
     return any(name.endswith(ending) for name in reader.tensors)
 
 
-def num_labels_of(reader: ConfigReader) -> int:
-    """Return the number of classes, which config.json gives by their names only; 0 without a classifier."""
-    labels = reader.section("id2label").values
+def labels_of(reader: ConfigReader) -> dict[str, Any]:
+    """Return the fields of a classifier; config.json may give the number of classes by their names only."""
+    names = reader.section("id2label").values
     number = reader.count("num_labels", "_num_labels", default=2, at_least=0)
-    is_classifier = has_tensor(reader, "classifier.weight") or has_tensor(reader, "classifier.out_proj.weight")
-    return (len(labels) or number) if is_classifier else 0
+    if not (has_tensor(reader, "classifier.weight") or has_tensor(reader, "classifier.out_proj.weight")):
+        return {}
+    if not names:
+        return {"num_labels": number}
+    labels = [names.get(str(i)) for i in range(len(names))]
+    if not all(isinstance(label, str) for label in labels):
+        raise CheckpointError(f"{reader.path} has id2label {names!r:.60}; expected a name for each number from 0")
+    return {"num_labels": len(labels), "labels": None if labels == _default_labels(len(labels)) else labels}
 
 
-def write_labels(num_labels: int) -> dict[str, Any]:
+def write_labels(config: EncoderConfig | ImageEncoderConfig) -> dict[str, Any]:
     """Return the key of the names of classes; transformers counts them."""
-    return {"id2label": {str(i): f"LABEL_{i}" for i in range(num_labels)}} if num_labels else {}
+    labels = config.labels or _default_labels(config.num_labels)
+    return {"id2label": {str(i): label for i, label in enumerate(labels)}} if labels else {}
+
+
+def _default_labels(count: int) -> list[str]:
+    return [f"LABEL_{i}" for i in range(count)]

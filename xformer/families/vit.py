@@ -11,8 +11,8 @@ from xformer.families.layouts import row, same, transposed
 from xformer.families.values import (
     activation_of,
     has_tensor,
+    labels_of,
     name_of_activation,
-    num_labels_of,
     write_labels,
 )
 from xformer.models import ImageEncoder, ImageEncoderConfig
@@ -39,7 +39,7 @@ def read_config(reader: ConfigReader) -> ImageEncoderConfig:
         attention_output_bias=True,
         dropout=0.0,
         pooler="tanh" if has_tensor(reader, "pooler.dense.weight") else "none",
-        num_labels=num_labels_of(reader),
+        **labels_of(reader),
     )
 
 
@@ -70,7 +70,7 @@ def write_config(config: ImageEncoderConfig) -> dict[str, Any]:
         "hidden_act": name_of_activation(config),
         "layer_norm_eps": config.norm_epsilon,
         "qkv_bias": config.attention_bias,
-        **write_labels(config.num_labels),
+        **write_labels(config),
     }
 
 

@@ -262,8 +262,13 @@ class EncoderConfig(ModelConfig):
         choices=("none", "tanh", "relu"),
     )
     num_labels: int = option("Classes of the classifier; 0 for none.", default=0, at_least=0)
+    labels: tuple[str, ...] | None = option("Names of the classes.", default=None)
     masked_lm: bool = option("Add the head of masked language modeling.", default=False)
     masked_lm_activation: str = option("Activation of that head.", default="gelu", choices=tuple(ACTIVATIONS))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_labels(self)
 
     @property
     def padding_id(self) -> int | None:
@@ -292,13 +297,23 @@ class ImageEncoderConfig(ModelConfig):
         choices=("none", "tanh", "relu"),
     )
     num_labels: int = option("Classes of the classifier; 0 for none.", default=0, at_least=0)
+    labels: tuple[str, ...] | None = option("Names of the classes.", default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.image_size % self.patch_size:
             raise ConfigError(f"patch_size is {self.patch_size}; expected a divisor of image_size {self.image_size}")
+        _check_labels(self)
 
     @property
     def num_patches(self) -> int:
         """Number of patches of an image."""
         return (self.image_size // self.patch_size) ** 2
+
+
+def _check_labels(config: EncoderConfig | ImageEncoderConfig) -> None:
+    if config.labels is None:
+        return
+    object.__setattr__(config, "labels", tuple(config.labels))
+    if len(config.labels) != config.num_labels:
+        raise ConfigError(f"labels has {len(config.labels)} names; expected num_labels, {config.num_labels}")

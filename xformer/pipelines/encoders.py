@@ -206,7 +206,7 @@ class Classifier(EncoderPipeline):
     Args:
         model: A model with a classifier.
         tokenizer: Its tokenizer.
-        labels: Names of the classes. Default: "LABEL_0", ...
+        labels: Names of the classes. Default: those of the model's configuration, else "LABEL_0", ...
         max_length: As for `EncoderPipeline`.
 
     Raises:
@@ -225,19 +225,10 @@ class Classifier(EncoderPipeline):
         count = model.config.num_labels
         if not count:
             raise ConfigError("the model has no classifier (num_labels is 0); Classifier expects a fine-tuned model")
+        labels = model.config.labels if labels is None else labels
         self.labels = [f"LABEL_{i}" for i in range(count)] if labels is None else list(labels)
         if len(self.labels) != count:
             raise ConfigError(f"labels has {len(self.labels)} names for {count} classes; expected one each")
-
-    @classmethod
-    def _settings(cls, directory: Path, config: EncoderConfig) -> dict[str, Any]:
-        names = read_json(directory / "config.json", "configuration").get("id2label")
-        if names is None:
-            return {}
-        labels = [names.get(str(i)) for i in range(config.num_labels)] if isinstance(names, dict) else [None]
-        if not all(isinstance(label, str) for label in labels):
-            raise CheckpointError(f"{directory}/config.json has an invalid id2label; expected a name for each number")
-        return {"labels": labels}
 
     def __call__(self, texts: Sequence[str], *, batch_tokens: int = 4096) -> list[Prediction]:
         """Return the class of each text.
