@@ -120,7 +120,7 @@ class StaticCache(DecodingCache):
     compiled, or captured once and replayed (CUDA graphs).
 
     Args:
-        cache: Cache to start from, with at least one token.
+        cache: Cache to start from, with at least one token; another StaticCache is extended.
         max_length: Capacity in tokens.
         layer: Input embedding of the decoder.
         positions: Relative positions of the decoder.
@@ -136,7 +136,8 @@ class StaticCache(DecodingCache):
         xp, like_device = array_namespace(like), device(like)
         self.memory = None if cache.memory is None else cache.memory.copy()  # its arrays may be overwritten
         self.length, self._like = cache.length, like
-        self.index = xp.asarray([cache.length], dtype=xp.int64, device=like_device)
+        index = cache.index if isinstance(cache, StaticCache) else [cache.length]
+        self.index = xp.asarray(index, dtype=xp.int64, device=like_device, copy=True)
         self._caches = [StaticKVCache(old.self_attention, max_length, self.index) for old in cache.layers]
         self.layers = [
             LayerCache(static, old.cross_attention) for static, old in zip(self._caches, cache.layers, strict=True)
