@@ -14,6 +14,7 @@ from xformer.backends import from_host
 from xformer.generation import GenerationConfig, generate
 from xformer.generation.beam_group import BeamGroup
 from xformer.generation.beam_search import beam_search
+from xformer.generation.decoding_steps import DecodingSteps
 from xformer.generation.hypothesis import Hypothesis
 from xformer.tree import replace
 
@@ -183,11 +184,8 @@ def test_stopping_early_waits_for_long_outputs(seed, num_return_sequences, monke
 
 
 def test_stopping_early_saves_steps(model, monkeypatch):
-    steps = []
-    step = type(model).decode_step
-    monkeypatch.setattr(
-        type(model), "decode_step", lambda self, tokens, cache: steps.append(len(tokens)) or step(self, tokens, cache)
-    )
+    steps, step = [], DecodingSteps.step
+    monkeypatch.setattr(DecodingSteps, "step", lambda self, tokens: steps.append(len(tokens)) or step(self, tokens))
     beam(model, SOURCES[4:], 3, max_new_tokens=30)
     assert len(steps) < 6
     steps.clear()

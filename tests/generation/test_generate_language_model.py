@@ -5,6 +5,7 @@ from tests.generation.definitions import log_softmax
 from tests.reference import normal, raises_line
 from xformer.errors import ConfigError, DataError, ShapeError
 from xformer.generation import GenerationConfig, generate
+from xformer.generation.decoding_steps import DecodingSteps
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.random import Rng
 from xformer.tree import map_arrays
@@ -73,10 +74,8 @@ def test_all_tokens_may_be_ordinary(model, monkeypatch):
         assert hypothesis.tokens == continued(model, prompt, 6, special=False)[0]
         assert len(hypothesis.tokens) == 6
         assert not hypothesis.finished
-    steps, step = [], LanguageModel.decode_step
-    monkeypatch.setattr(
-        LanguageModel, "decode_step", lambda self, tokens, cache: steps.append(len(tokens)) or step(self, tokens, cache)
-    )
+    steps, step = [], DecodingSteps.step
+    monkeypatch.setattr(DecodingSteps, "step", lambda self, tokens: steps.append(len(tokens)) or step(self, tokens))
     assert generate(model, [[0], [1, 2]], OPTIONS["greedy"], special_tokens=False) == found
     assert steps == [2] * 6 + [1]  # a step a token: six that follow one, and the second prompt's other token
     wide = generate(model, [[0], [1, 2]], OPTIONS["beam"], special_tokens=False)

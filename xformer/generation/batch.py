@@ -19,6 +19,7 @@ from xformer.backends import (
 )
 from xformer.errors import DataError, ShapeError
 from xformer.generation.config import GenerationConfig
+from xformer.generation.decoding_steps import DecodingSteps
 from xformer.generation.lengths import LengthLimits
 from xformer.generation.logits_processors import Histories, LogitsProcessor
 from xformer.generation.stopping_criteria import StoppingCriteria
@@ -82,14 +83,15 @@ class GenerationBatch:
         """Move host data to the device of the model."""
         return from_host(self.xp, data, dtype=dtype, device=device(self.parameter))
 
-    def prefill(self) -> tuple[Any, Array]:
-        """Return a cache with the shared part of the prefixes, one row per input, and the logits of the next token."""
-        cache = self.init_cache()
-        return cache, self.step([[*self.start, *prefix[: self.shared_length]] for prefix in self.prefixes], cache)
+    def prefill(self) -> tuple[DecodingSteps, Array]:
+        """Enter the shared part of the prefixes, one row per input; return further steps and the next logits."""
+        longest = max((limits.maximum for limits in self.lengths.ranges), default=0)
+        steps = DecodingSteps(self.model, self.init_cache(), len(self.start) + longest)
+        return steps, self.step([[*self.start, *prefix[: self.shared_length]] for prefix in self.prefixes], steps)
 
-    def step(self, tokens: list[list[int]], cache: Any) -> Array:
-        """Append tokens (rows, new tokens) to the cache and return the next logits (rows, vocabulary)."""
-        return self.model.decode_step(self.to_device(tokens, index_dtype(self.xp)), cache)
+    def step(self, tokens: list[list[int]], steps: DecodingSteps) -> Array:
+        """Append tokens (rows, new tokens) and return the next logits (rows, vocabulary)."""
+        return steps.step(self.to_device(tokens, index_dtype(self.xp)))
 
     def process(self, logits: Array, histories: Sequence[list[int]], input_indices: Sequence[int]) -> Array:
         """Apply the logits processors, in float32 or wider."""

@@ -141,7 +141,7 @@ def beam_search(batch: GenerationBatch) -> list[list[Hypothesis]]:
     num_chosen = config.num_beams - config.group_size  # tokens that earlier groups may have chosen
     num_tokens = 2 * config.group_size + num_chosen
     num_candidates = config.group_size * (2 + num_chosen if batch.lengths.unit_ranges is None else num_tokens)
-    cache, logits = batch.prefill()
+    steps, logits = batch.prefill()
     active, rows = inputs, [(each.groups[0].beams[0], each.index) for each in inputs]
     while True:
         logits = batch.process(logits, [beam.tokens for beam, _ in rows], [index for _, index in rows])
@@ -158,10 +158,10 @@ def beam_search(batch: GenerationBatch) -> list[list[Hypothesis]]:
         rows = [(beam, each.index) for each in active for beam in each.rows(config.num_beams)]
         parents = [beam.row for beam, _ in rows]
         if parents != list(range(logits.shape[0])):
-            cache.reorder(parents, staying)
+            steps.reorder(parents, staying)
         for row, (beam, _) in enumerate(rows):
             beam.row = row
-        logits = batch.step([[beam.tokens[-1]] for beam, _ in rows], cache)
+        logits = batch.step([[beam.tokens[-1]] for beam, _ in rows], steps)
 
 
 def _advance(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from xformer.backends import Array, array_namespace, device, from_host, to_host
+from xformer.backends import Array, array_namespace, device, from_host, is_host_accessible, to_host
 from xformer.errors import ConfigError, DataError
 from xformer.generation.batch import GenerationBatch, check_prefixes, check_tokens
 from xformer.generation.beam_search import beam_search
@@ -135,7 +135,7 @@ def search(batch: GenerationBatch) -> list[list[Hypothesis]]:
         return []
     if batch.config.method == "beam":
         return beam_search(batch)
-    record = recorder(batch.xp)
+    record = None if is_host_accessible(batch.parameter) else recorder(batch.xp)
     return static_greedy(batch, record) if record and is_supported(batch) else greedy_or_sample(batch)
 
 

@@ -82,10 +82,10 @@ def start_samples(batch: GenerationBatch) -> list[list[Sample]]:
 def generate_steps(batch: GenerationBatch, samples: list[list[Sample]]) -> Iterator[None]:
     """Extend samples by one token per iteration until all have ended; finished inputs leave the batch."""
     count = len(samples[0])
-    cache, logits = batch.prefill()
+    steps, logits = batch.prefill()
     if count > 1:
         rows = [index for index in range(batch.num_inputs) for _ in range(count)]
-        cache.reorder(rows)
+        steps.reorder(rows)
         logits = batch.take(logits, rows)
     active = list(samples)
     while True:
@@ -96,9 +96,9 @@ def generate_steps(batch: GenerationBatch, samples: list[list[Sample]]) -> Itera
             return
         if len(running) < len(active):
             rows = [row * count + number for row in running for number in range(count)]
-            cache.reorder(rows, running)
+            steps.reorder(rows, running)
             active, tokens = [active[row] for row in running], [tokens[row] for row in rows]
-        logits = batch.step([[token] for token in tokens], cache)
+        logits = batch.step([[token] for token in tokens], steps)
 
 
 def _advance(batch: GenerationBatch, logits: Array, samples: list[Sample]) -> list[int]:

@@ -1,18 +1,17 @@
-"""Greedy search in steps of identical shapes, so that one step can be recorded and replayed (see `xformer.capture`).
+"""Greedy search in steps of identical shapes, so that a GPU can capture one step and replay it (CUDA graphs).
 
-The Python code of a step, or launching its hundreds of small kernels on a GPU, takes long beside the arithmetic of a
-small batch. So nothing in a step may depend on the host: tokens, counters and caches are arrays of fixed shape, updated
-in place, and on a GPU the host checks only every few steps whether all outputs have ended. The recorded steps of a
-model are kept for later inputs of the same shapes, which are copied into their arrays.
+Launching the hundreds of small kernels of a step takes longer than running them; a captured step is one launch. So
+nothing in a step may depend on the host: tokens, counters and caches are arrays of fixed shape, updated in place, and
+the host checks only every few steps whether all outputs have ended. Capturing takes longer than many steps, so the
+captured steps of a model are kept for later inputs of the same shapes, which are copied into their arrays.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from xformer.backends import (
@@ -22,7 +21,6 @@ from xformer.backends import (
     assign,
     dtype_name,
     index_dtype,
-    is_host_accessible,
     is_writable,
     to_host,
 )
@@ -31,11 +29,8 @@ from xformer.generation.greedy_sampling import Sample, start_samples
 from xformer.generation.hypothesis import Hypothesis, best_first
 from xformer.generation.logits_processors import MinLength, SuppressTokens, log_sum_exp
 from xformer.generation.scoring import score
-from xformer.tree import is_array
 
-_CHECK_INTERVAL = 16  # steps between checks on a GPU; steps after the end of all outputs are wasted
-_MIN_CAPACITY = 32  # tokens
-_MAX_HOST_INPUTS = 4  # on a CPU; with more, dropping outputs that have ended saves more than replays do
+_CHECK_INTERVAL = 16  # steps between checks; steps after the end of all outputs are wasted
 _MAX_CAPTURED, _MAX_CAPTURED_BYTES = 8, 2**30  # for each model; captured steps have arrays of their own
 
 
@@ -48,7 +43,6 @@ def is_supported(batch: GenerationBatch) -> bool:
         and batch.lengths.unit_ranges is None
         and batch.model.config.window is None
         and len(batch.suppress_tokens | {batch.eos_id}) < batch.model.vocab_size
-        and (batch.num_inputs <= _MAX_HOST_INPUTS or not is_host_accessible(batch.parameter))
     )
 
 
@@ -58,57 +52,32 @@ def static_greedy(batch: GenerationBatch, record: Callable[..., Any]) -> list[li
     Args:
         batch: Inputs that `is_supported`.
         record: `record(function, args, keywords)` calls a function and returns an object whose `replay()` repeats it,
-            such as `capture.Recording`.
+            such as `replay.GraphRecording`.
     """
-    cache, logits = batch.prefill()
+    steps, logits = batch.prefill()
+    cache = steps.cache
     # If outputs can end, the token after the last allowed one shows whether they do.
     limits = [limits.maximum - batch.shared_length + int(batch.eos_id is not None) for limits in batch.lengths.ranges]
-    start, num_steps, number = cache.length, max(1, *limits), 1
-    is_host = is_host_accessible(batch.parameter)
-    state, has_ended = _State(batch, limits), False
-    for capacity in _capacities(batch, start, start + num_steps - 1):
-        state = state.with_cache(batch.model.to_static(cache, capacity))
-        recordings = _captured.setdefault(batch.model, OrderedDict())
-        key, recording = state.key(), None
-        if key in recordings:
-            inputs, (state, recording) = state, recordings.pop(key)  # no other thread may use it meanwhile
-            state.load(inputs)
-        if number == 1:
-            state.choose(logits)
-        while number < min(num_steps, capacity - start + 1) and not has_ended:
-            if number % (1 if is_host else _CHECK_INTERVAL) == 0 and bool(to_host(state.ended).all()):
-                has_ended = True
-            elif recording is None:
-                recording = record(_step, (batch.model, state), {})
-            else:
-                recording.replay()
-            number += not has_ended
-        if recording is not None and is_writable(state.token):  # later inputs can be copied into the state
-            recordings[key] = state, recording
-        _drop_old(recordings)
-        if has_ended:
+    num_steps = max(1, *limits)
+    state = _State(batch, batch.model.to_static(cache, cache.length + num_steps - 1), limits)
+    captured, key, recording = _captured.setdefault(batch.model, OrderedDict()), state.key(), None
+    if key in captured:
+        inputs, (state, recording) = state, captured.pop(key)  # no other thread may use it meanwhile
+        state.load(inputs)
+    state.choose(logits)
+    for number in range(1, num_steps):
+        if number % _CHECK_INTERVAL == 0 and bool(to_host(state.ended).all()):
             break
-        cache = state.cache
-    return [best_first(score(batch, [sample.hypothesis])) for sample in state.samples(batch)]
-
-
-def _capacities(batch: GenerationBatch, start: int, total: int) -> Iterator[int]:
-    """Yield the capacities of the caches in tokens: on a CPU they grow, since a step attends to all of its cache."""
-    if not is_host_accessible(batch.parameter):
-        yield total
-        return
-    config = batch.model.config
-    limit = config.max_positions if config.positions == "learned" else math.inf
-    capacity = min((start // _MIN_CAPACITY + 1) * _MIN_CAPACITY, limit)
-    yield capacity
-    while capacity < total:
-        capacity = min(2 * capacity, limit)
-        yield capacity
-
-
-def _drop_old(recordings: OrderedDict[Hashable, Any]) -> None:
-    while len(recordings) > _MAX_CAPTURED or sum(kept.nbytes for kept, _ in recordings.values()) > _MAX_CAPTURED_BYTES:
-        recordings.popitem(last=False)
+        if recording is None:
+            recording = record(_step, (batch.model, state), {})
+        else:
+            recording.replay()
+    results = [best_first(score(batch, [sample.hypothesis])) for sample in state.samples(batch)]
+    if recording is not None and is_writable(state.token):  # later inputs can be copied into the state
+        captured[key] = state, recording
+    while len(captured) > _MAX_CAPTURED or sum(kept.nbytes for kept, _ in captured.values()) > _MAX_CAPTURED_BYTES:
+        captured.popitem(last=False)
+    return results
 
 
 # The captured steps of each model and the states that they change, least recently used first.
@@ -128,11 +97,9 @@ class _State:
         tokens, log_probs: Tokens of all steps so far and their log-probabilities, (inputs, steps).
     """
 
-    def __init__(self, batch: GenerationBatch, limits: list[int]) -> None:
-        self.cache: Any = None
-        self._eos_id, xp = batch.eos_id, batch.xp
-        integers, to_device = index_dtype(xp), batch.to_device
-        steps = -(-max(1, *limits) // _MIN_CAPACITY) * _MIN_CAPACITY  # so that limits share recordings
+    def __init__(self, batch: GenerationBatch, cache: Any, limits: list[int]) -> None:
+        self.cache, self._eos_id, xp = cache, batch.eos_id, batch.xp
+        integers, steps, to_device = index_dtype(xp), max(1, *limits), batch.to_device
         self.token = to_device([[0]] * batch.num_inputs, integers)
         self.ended = to_device([False] * batch.num_inputs)
         self.tokens = to_device([[0] * steps] * batch.num_inputs, integers)
@@ -146,15 +113,6 @@ class _State:
         vocabulary = range(batch.model.vocab_size)
         self._is_eos = to_device([token == batch.eos_id for token in vocabulary])
         self._is_suppressed = to_device([token in batch.suppress_tokens for token in vocabulary])
-
-    def with_cache(self, cache: Any) -> _State:
-        """Return a state of the same outputs with another cache and arrays of its own."""
-        state = copy.copy(self)
-        for name, value in vars(self).items():
-            if is_array(value):
-                setattr(state, name, array_namespace(value).asarray(value, copy=True))
-        state.cache = cache
-        return state
 
     def arrays(self) -> list[Any]:
         """Return the arrays, None for those that are absent."""

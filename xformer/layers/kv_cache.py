@@ -110,6 +110,7 @@ class StaticKVCache(KVCache):
         if cache.key is None or cache.value is None:
             raise ShapeError("the cache is empty; expected at least one decoding step before to_static()")
         super().__init__(_with_capacity(cache.key, max_length), _with_capacity(cache.value, max_length))
+        self.is_own = is_writable(cache.key)
         self.index = index
         self._indices = array_namespace(index).arange(max_length, device=device(index))
 

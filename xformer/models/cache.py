@@ -136,8 +136,8 @@ class StaticCache(DecodingCache):
         xp, like_device = array_namespace(like), device(like)
         self.memory = None if cache.memory is None else cache.memory.copy()  # its arrays may be overwritten
         self.length, self._like = cache.length, like
-        index = cache.index if isinstance(cache, StaticCache) else [cache.length]
-        self.index = xp.asarray(index, dtype=xp.int64, device=like_device, copy=True)
+        index: Any = cache.index if isinstance(cache, StaticCache) else [cache.length]
+        self.index: Array = xp.asarray(index, dtype=xp.int64, device=like_device, copy=True)
         self._caches = [StaticKVCache(old.self_attention, max_length, self.index) for old in cache.layers]
         self.layers = [
             LayerCache(static, old.cross_attention) for static, old in zip(self._caches, cache.layers, strict=True)
