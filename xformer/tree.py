@@ -46,7 +46,7 @@ _LAYOUT = "_layout"  # where a module caches the names of its leaves and branche
 _CLASSES: weakref.WeakSet[type[Module]] = weakref.WeakSet()
 
 
-@dataclass_transform(eq_default=False)
+@dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field,))
 class Module:
     """Base class of layers and models: a frozen dataclass that is a tree of named arrays.
 

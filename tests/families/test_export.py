@@ -72,6 +72,12 @@ def test_a_model_of_no_family_is_refused_with_the_name_of_the_field(config, matc
     assert not (tmp_path / "out").exists()
 
 
+def test_a_loaded_model_is_written_in_its_own_family(tmp_path):
+    model = xf.load_pretrained(DATA / "opt")  # GPT-2 has all of its fields, too
+    xf.save_pretrained(model.with_config(dropout=0.1).to(dtype="float64"), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "opt"
+
+
 def test_gemma_is_written_with_the_integer_that_transformers_expects(tmp_path):
     model = xf.load_pretrained(DATA / "gemma2")
     xf.save_pretrained(model, tmp_path)

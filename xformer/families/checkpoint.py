@@ -94,7 +94,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
         reader = ConfigReader(values, config_path, list(tensors), _tied_names(family, tensors))
         config = family.read_config(reader)
         reader.finish()
-        return Checkpoint(family, family.model(config, seed=None), tensors, config_path)
+        model = family.model(config, seed=None)
+        model.model_type = reader.model_type
+        return Checkpoint(family, model, tensors, config_path)
     except CheckpointError as error:  # may quote a huge value
         raise CheckpointError(abbreviate(str(error))) from error
     except ConfigError as error:
@@ -174,7 +176,8 @@ def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, mode
     Args:
         model: A model of a kind that a family has, whether loaded or trained with xformer.
         directory: Directory to write to; created if necessary.
-        model_type: Model type to write, e.g. "gpt2". Default: the first family that has all of the model's fields.
+        model_type: Model type to write, e.g. "gpt2". Default: one of the family that the model was loaded from, or else
+            of the first family that computes the same.
 
     Raises:
         ConfigError: If no family, or not the requested one, computes the same as the model; the error names the field.
@@ -235,7 +238,10 @@ def _generation_config(model: BaseModel) -> dict[str, Any]:
 
 def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, dict[str, Any]]:
     """Return the family to write and the values of config.json."""
-    families = FAMILIES.values() if model_type is None else [family_of(model_type, "the argument")]
+    if model_type is None:
+        families = [*([FAMILIES[model.model_type]] if model.model_type in FAMILIES else []), *FAMILIES.values()]
+    else:
+        families = [family_of(model_type, "the argument")]
     reasons = []
     for family in dict.fromkeys(families):
         if type(model.config) is not family.model.config_class:

@@ -8,7 +8,7 @@ import numpy as np
 
 from xformer.backends import array_namespace, base_namespace, device, from_host
 from xformer.models.base import BaseModel
-from xformer.tree import flatten
+from xformer.tree import replace
 
 # Axes of parameters that run over the residual features, by the end of the parameter's name.
 _AXES = {
@@ -39,13 +39,11 @@ def with_separate_halves(model: BaseModel) -> BaseModel:
     if config.positions != "sinusoidal" or config.sinusoidal_layout != "interleaved":
         return model
     order = np.concatenate([np.arange(0, config.d_model, 2), np.arange(1, config.d_model, 2)])
-    arrays = []
+    arrays = {}
     for name, x in model.named_parameters():
         axis = 0 if name == "output.weight" else next((a for end, a in _AXES.items() if name.endswith(end)), None)
-        arrays.append(x if axis is None else _take(x, order, axis))
-    changed = config.from_dict({**config.to_dict(), "sinusoidal_layout": "halves"})
-    empty = type(model)(changed, seed=None)
-    permuted: BaseModel = flatten(empty)[1](arrays)
+        arrays[name] = x if axis is None else _take(x, order, axis)
+    permuted: BaseModel = replace(model.with_config(sinusoidal_layout="halves"), arrays)
     return permuted
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Sequence
@@ -22,10 +23,15 @@ class BaseModel(Module):
     """Base class of models: built from one configuration, and saved and loaded with it.
 
     A subclass sets `config_class`, has a field `config` and takes (config, *, xp, seed, dtype, device).
+
+    Attributes:
+        config: Configuration.
+        model_type: Type of the public checkpoint that the model was loaded from, e.g. "opt"; None for other models.
     """
 
     config_class: ClassVar[type[ModelConfig]]
     config: ModelConfig
+    model_type: str | None = dataclasses.field(default=None, init=False)
 
     def __init__(
         self,
@@ -56,6 +62,21 @@ class BaseModel(Module):
             function: Any = type(layer).__call__
             x = (remat(function) if self.config.rematerialize else function)(layer, x, *args, **keywords, rng=rng)
         return x
+
+    def with_config(self, **changes: Any) -> Self:
+        """Return the model with some fields of its configuration changed; the parameters are shared.
+
+        Args:
+            **changes: Fields that leave the names and shapes of the parameters as they are, e.g. dropout.
+
+        Raises:
+            ConfigError: If a value is invalid, or the changed model has other parameters.
+            ShapeError: If the changed model has parameters of other shapes.
+        """
+        changed = type(self)(dataclasses.replace(self.config, **changes), seed=None)
+        changed.model_type = self.model_type
+        model: Self = replace(changed, dict(self.named_parameters()))
+        return model
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write parameters and configuration to one safetensors file, atomically.

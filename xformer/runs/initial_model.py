@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from xformer.families.checkpoint import check_exists, is_public
 from xformer.families.gguf_file import find_gguf
 from xformer.models import BaseModel
 from xformer.runs.run_directory import RunDirectory, sha256
-from xformer.tree import replace
 
 # Settings of [model] that do not change the parameters.
 MODEL_SETTINGS = frozenset({"dropout", "attention_dropout", "activation_dropout", "rematerialize"})
@@ -77,8 +75,7 @@ class InitialModel:
                 f"the model of {self.path} is of class {type(model).__name__}; expected {model_class.__name__}"
             )
         changes = {name: value for name, value in settings.items() if name in MODEL_SETTINGS}
-        config = dataclasses.replace(model.config, **changes)
-        return replace(model_class(config, xp=xp, seed=None, dtype=dtype), dict(model.named_parameters()))
+        return model.with_config(**changes)
 
 
 def check_init_settings(tables: dict[str, Any], name: str) -> None:
