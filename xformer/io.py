@@ -170,7 +170,15 @@ def read_json(path: str | os.PathLike[str], description: str) -> dict[str, Any]:
 # --- Arrays -----------------------------------------------------------------------------------------------------------
 
 # Names of dtypes, and their codes in safetensors files.
-_CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32"}
+_CODES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int8": "I8",
+}
 _NAMES = {code: name for name, code in _CODES.items()}
 _METADATA = "__metadata__"
 _CHECKSUM = "blake2b"  # metadata entry of files that xformer writes
@@ -181,7 +189,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: dict[str, Array], metadata
 
     Args:
         path: Path of the file.
-        arrays: Arrays by name; dtypes float64, float32, float16, bfloat16, int64 and int32.
+        arrays: Arrays by name; dtypes float64, float32, float16, bfloat16, int64, int32 and int8.
         metadata: Strings by name.
 
     Raises:

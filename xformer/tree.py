@@ -38,7 +38,7 @@ from xformer.backends import (
 )
 from xformer.backends.backend import loaded_backends, on_load
 from xformer.backends.namespaces import load_imported_backends
-from xformer.errors import ConfigError, ShapeError
+from xformer.errors import ConfigError, ShapeError, nearest_hint
 
 _BRANCHES = (tuple, list, dict)
 _ARRAY_TYPE = re.compile(r"\b(Array|ndarray|NDArray|Tensor)\b")
@@ -205,6 +205,45 @@ def map_arrays(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
         if len(column) != len(leaves):
             raise ShapeError(f"trees differ: {len(leaves)} and {len(column)} arrays; expected the same structure")
     return rebuild([function(*row) for row in zip(leaves, *columns, strict=True)])
+
+
+def map_modules(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply `function` to all modules of a tree, and return the tree of the results.
+
+    Args:
+        function: Takes a module and returns a module; that of a field is replaced before the one it belongs to.
+        tree: A Module, or tuples, lists and dicts of them.
+    """
+    if isinstance(tree, Module):
+        fields = {name: getattr(tree, name) for name in tree.__fields__}
+        branches = {name: map_modules(function, value) for name, value in fields.items() if _is_branch(value)}
+        return function(with_fields(tree, **branches))
+    if isinstance(tree, dict):
+        return {key: map_modules(function, item) for key, item in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_modules(function, item) for item in tree))
+    if isinstance(tree, tuple | list):
+        return type(tree)(map_modules(function, item) for item in tree)
+    return tree
+
+
+def with_fields(module: Any, **fields: Any) -> Any:
+    """Return a copy of a module with other values of some fields, whatever its constructor takes.
+
+    Args:
+        module: A Module.
+        **fields: New values.
+
+    Raises:
+        ConfigError: For a name that is not a field.
+    """
+    if unknown := fields.keys() - set(module.__fields__):
+        name = min(unknown)
+        raise ConfigError(f"{type(module).__name__} has no field {name!r}; {nearest_hint(name, module.__fields__)}")
+    copy = object.__new__(type(module))
+    copy.__dict__.update(module.__dict__ | fields)
+    copy.__dict__.pop(_LAYOUT, None)
+    return copy
 
 
 def is_array(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
 import tomllib
 from collections.abc import Callable, Sequence
@@ -30,6 +31,13 @@ _TYPES: dict[str, Any] = {
     "tuple[str, ...]": list[str],
 }
 _BACKEND_HELP = f"Array library to compute with: {', '.join(BACKENDS)}"
+
+
+class Quantization(enum.StrEnum):
+    """Values of `--quantize`."""
+
+    INT8 = "int8"
+    BFLOAT16 = "bfloat16"
 
 
 def check_utf8(value: Any) -> Any:
@@ -62,6 +70,15 @@ OptionalBackendOption = Annotated[
     str | None,
     typer.Option(
         "--backend", metavar="NAME", help=f"{_BACKEND_HELP}. \\[default: the run's]", rich_help_panel=COMPUTING
+    ),
+]
+QuantizeOption = Annotated[
+    Quantization | None,
+    typer.Option(
+        "--quantize",
+        metavar="int8|bfloat16",
+        help="Store weights in 8 or 16 bits: less memory, and faster on NumPy.",
+        rich_help_panel=COMPUTING,
     ),
 ]
 ModelOption = Annotated[Path, _model_option("Directory of a run or public checkpoint, or a .gguf file.")]

@@ -10,7 +10,7 @@ import typer
 
 from xformer.cli import _io
 from xformer.cli._console import loading_progress
-from xformer.cli._options import COMPUTING, DATA, BackendOption, CheckpointOption, open_backend
+from xformer.cli._options import COMPUTING, DATA, BackendOption, CheckpointOption, QuantizeOption, open_backend
 from xformer.errors import ConfigError, DataError
 from xformer.io import atomic_write
 from xformer.pipelines import Embedder
@@ -39,6 +39,7 @@ def embed(
         typer.Option(metavar="N", min=1, help="Maximum tokens of a batch with padding.", rich_help_panel=COMPUTING),
     ] = 4096,
     backend: BackendOption = "numpy",
+    quantize: QuantizeOption = None,
 ) -> None:
     """Compute vectors of texts."""
     if output.suffix != ".npy":
@@ -48,7 +49,7 @@ def embed(
     if not texts:
         raise DataError(f"{_io.STANDARD_INPUT if source == _io.STANDARD else source} has no lines; expected texts")
     with loading_progress() as progress:
-        embedder = Embedder.from_pretrained(model, open_backend(backend), progress=progress)
+        embedder = Embedder.from_pretrained(model, open_backend(backend), quantize=quantize, progress=progress)
     vectors = embedder(texts, batch_tokens=batch_tokens)
     with atomic_write(output) as file:
         np.save(file, vectors, allow_pickle=False)

@@ -17,6 +17,7 @@ from xformer.cli._options import (
     DATA,
     BackendOption,
     ModelOption,
+    QuantizeOption,
     SetOption,
     check_utf8,
     config_options,
@@ -110,6 +111,7 @@ def generate(
     *,
     settings: dict[str, Any],
     backend: BackendOption = "numpy",
+    quantize: QuantizeOption = None,
     assignments: SetOption = None,
 ) -> None:
     """Continue prompts."""
@@ -123,7 +125,7 @@ def generate(
     settings |= parse_generation_settings(assignments)
     options = {name: settings.pop(name) for name in field_names(PromptOptions) if name in settings}
     _io.check_output(output, source, RunDirectory(model).files())
-    pipeline = load_pipeline(TextGenerator, model, backend)
+    pipeline = load_pipeline(TextGenerator, model, backend, quantize=quantize)
     config = pipeline.resolve_config(**settings)
 
     def to_prompt(text: str) -> Prompt:

@@ -12,6 +12,7 @@ from xformer.cli._console import line_progress, loading_progress
 from xformer.cli._options import (
     BackendOption,
     CheckpointOption,
+    QuantizeOption,
     SetOption,
     config_options,
     file_option,
@@ -54,6 +55,7 @@ def transcribe(
     *,
     settings: dict[str, Any],
     backend: BackendOption = "numpy",
+    quantize: QuantizeOption = None,
     assignments: SetOption = None,
 ) -> None:
     """Transcribe WAV files."""
@@ -63,7 +65,7 @@ def transcribe(
     for path in audio:
         read_wav(path)  # invalid files are errors before the first text is written
     with loading_progress() as progress:
-        transcriber = Transcriber.from_pretrained(model, open_backend(backend), progress=progress)
+        transcriber = Transcriber.from_pretrained(model, open_backend(backend), quantize=quantize, progress=progress)
     with _io.open_output(output) as write, line_progress(len(audio), visible=output != _io.STANDARD) as advance:
         for path in audio:
             write([transcriber(path, **settings)])

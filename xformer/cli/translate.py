@@ -17,6 +17,7 @@ from xformer.cli._options import (
     DATA,
     BackendOption,
     ModelOption,
+    QuantizeOption,
     SetOption,
     config_options,
     file_option,
@@ -99,10 +100,11 @@ def line_command(name: str, pipeline_type: type[TextToText]) -> Callable[..., No
         *,
         settings: dict[str, Any],
         backend: BackendOption = "numpy",
+        quantize: QuantizeOption = None,
         assignments: SetOption = None,
     ) -> None:
         settings |= parse_generation_settings(assignments)
-        transform_lines(pipeline_type, model, source, output, backend, settings)
+        transform_lines(pipeline_type, model, source, output, settings, backend=backend, quantize=quantize)
 
     command.__name__ = name
     return command
@@ -112,11 +114,24 @@ translate = line_command("translate", Translator)
 
 
 def transform_lines(
-    pipeline_type: type[TextToText], directory: Path, source: str, output: str, backend: str, settings: dict[str, Any]
+    pipeline_type: type[TextToText],
+    directory: Path,
+    source: str,
+    output: str,
+    settings: dict[str, Any],
+    **loading: Any,
 ) -> None:
     """Write an output for each line of the source.
 
     A stream is processed as it arrives, a file as a whole, so that nothing is written if its last line is invalid.
+
+    Args:
+        pipeline_type: Class of the pipeline.
+        directory: Directory of the model.
+        source: File to read.
+        output: File to write.
+        settings: Options of the command by name.
+        **loading: Arguments of `load_pipeline`.
     """
     options = LineOptions(**{name: settings.pop(name) for name in field_names(LineOptions) if name in settings})
     arguments = options.to_dict()
@@ -125,7 +140,10 @@ def transform_lines(
     GenerationConfig(**settings)  # refuses contradictions before the model is loaded
     _io.check_output(output, source, RunDirectory(directory).files())
     pipeline = load_pipeline(
-        pipeline_type, directory, backend, **{name: value for name, value in languages.items() if value is not None}
+        pipeline_type,
+        directory,
+        **loading,
+        **{name: value for name, value in languages.items() if value is not None},
     )
     config = GenerationConfig.resolve(pipeline.defaults, settings)
     if _io.is_terminal(source):

@@ -20,6 +20,7 @@ from xformer.families.tensor_files import TensorFiles
 from xformer.io import read_json, restorable_dtype, save_arrays, write_json
 from xformer.models import LanguageModel, LanguageModelConfig, ModelConfig, Transformer, TransformerConfig, load
 from xformer.models.base import BaseModel
+from xformer.ops.quantized import quantized_dtype
 from xformer.tree import flatten, replace
 
 Progress = Callable[[int, int], None]
@@ -180,9 +181,12 @@ def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, mode
             of the first family that computes the same.
 
     Raises:
-        ConfigError: If no family, or not the requested one, computes the same as the model; the error names the field.
+        ConfigError: If no family, or not the requested one, computes the same as the model (the error names the field),
+            or if the model is quantized.
         CheckpointError: If the directory cannot be written.
     """
+    if dtype := quantized_dtype(model):
+        raise ConfigError(f"the model is quantized to {dtype}; expected floating weights, or use model.save(path)")
     model = with_separate_halves(model)
     family, values = _writable_family(model, model_type)
     _write(model, family, values, Path(directory))

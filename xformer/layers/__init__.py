@@ -22,6 +22,7 @@ from xformer.layers.positions import (
     remaining_length,
     sinusoidal,
 )
+from xformer.layers.quantization import quantize
 from xformer.layers.residual import PostNorm, PreNorm, SandwichNorm
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "SandwichNorm",
     "Sinusoidal",
     "StaticKVCache",
+    "quantize",
     "remaining_length",
     "sinusoidal",
 ]

@@ -13,6 +13,7 @@ from xformer.layers.normalization import Norm
 from xformer.layers.positions import LearnedPositions, Sinusoidal
 from xformer.ops.embedding import embedding
 from xformer.ops.linear import linear
+from xformer.ops.quantized import QuantizedWeight
 from xformer.random import Rng
 from xformer.tree import Module
 
@@ -27,7 +28,7 @@ class Embedding(Module):
         init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
     """
 
-    weight: Array
+    weight: Array | QuantizedWeight
     scale: bool
 
     def __init__(self, vocab_size: int, d_model: int, *, scale: bool = True, init: Init = None):
@@ -61,7 +62,7 @@ class Embedding(Module):
         Returns:
             Array of shape (..., vocab_size).
         """
-        return linear(as_dtype_of(x, self.weight), array_namespace(self.weight).matrix_transpose(self.weight))
+        return linear(as_dtype_of(x, self.weight), self.weight.T)
 
 
 class InputEmbedding(Module):

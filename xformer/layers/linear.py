@@ -5,6 +5,7 @@ from __future__ import annotations
 from xformer.backends import Array, array_namespace
 from xformer.layers.initializer import Init, initializer
 from xformer.ops.linear import linear
+from xformer.ops.quantized import QuantizedWeight
 from xformer.tree import Module
 
 
@@ -28,7 +29,7 @@ class Linear(Module):
         (2, 3)
     """
 
-    weight: Array
+    weight: Array | QuantizedWeight
     bias: Array | None
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True, init: Init = None):
@@ -49,8 +50,9 @@ class Linear(Module):
         return linear(as_dtype_of(x, self.weight), self.weight, self.bias, activation=activation)
 
 
-def as_dtype_of(x: Array, parameter: Array) -> Array:
+def as_dtype_of(x: Array, parameter: Array | QuantizedWeight) -> Array:
     """Cast an input to the dtype of a layer's parameters."""
     if getattr(x, "dtype", None) == parameter.dtype:
         return x
+    parameter = parameter.scales if isinstance(parameter, QuantizedWeight) else parameter
     return array_namespace(x, parameter).astype(x, parameter.dtype)

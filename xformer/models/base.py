@@ -12,9 +12,11 @@ from xformer.autodiff import remat
 from xformer.backends import Array, Device, DType, dtype_name
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.io import load_arrays, restorable_dtype, restore_like, save_arrays
+from xformer.layers.quantization import quantize
 from xformer.models.config import ModelConfig
+from xformer.ops.quantized import quantized_dtype
 from xformer.random import Rng
-from xformer.tree import Module, flatten, replace
+from xformer.tree import Module, replace
 
 _MODELS: dict[str, type[BaseModel]] = {}
 
@@ -47,6 +49,23 @@ class BaseModel(Module):
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         _MODELS[cls.__name__] = cls
+
+    @property
+    def _parameter(self) -> Array:
+        """A parameter of the library, floating dtype and device of the model."""
+        return next(array for _, array in self.named_parameters())
+
+    def quantize(self, dtype: str = "int8") -> Self:
+        """Return the model for inference with weights in 8 or 16 bits; see `layers.quantize`.
+
+        Args:
+            dtype: "int8" or "bfloat16".
+
+        Raises:
+            ConfigError: For another dtype, or if the model is quantized to another one.
+            BackendError: If the library has no bfloat16.
+        """
+        return quantize(self, dtype)
 
     def _apply_layers(
         self,
@@ -88,8 +107,10 @@ class BaseModel(Module):
             "format": "xformer",
             "model": type(self).__name__,
             "config": json.dumps(self.config.to_dict()),
-            "dtype": dtype_name(flatten(self)[0][0].dtype),
+            "dtype": dtype_name(self._parameter.dtype),
         }
+        if quantized := quantized_dtype(self):
+            metadata["quantized"] = quantized
         save_arrays(path, dict(self.named_parameters()), metadata)
 
     @classmethod
@@ -107,7 +128,7 @@ class BaseModel(Module):
             path: The file.
             xp: Array library, as a module or by name.
             dtype: Floating dtype of the parameters; default the saved one, or float32 if the library lacks it and for
-                bfloat16 in NumPy.
+                bfloat16 in NumPy. Not used for quantized models, which compute in float32.
             device: Device of the parameters, as the library names it.
 
         Raises:
@@ -129,7 +150,11 @@ class BaseModel(Module):
             config = _MODELS[name].config_class.from_dict(json.loads(metadata["config"]), "configuration")
             if dtype is None:
                 dtype = restorable_dtype(xp, metadata.get("dtype", "float32"))
-            model: Any = _MODELS[name](config, xp=xp, dtype=dtype, device=device)
+            if quantized := metadata.get("quantized"):
+                model: Any = _MODELS[name](config, seed=None).quantize(quantized)
+                model = replace(model, restore_like(arrays, dict(model.named_parameters())))
+                return model.to(xp, device=device)
+            model = _MODELS[name](config, xp=xp, dtype=dtype, device=device)
             return replace(model, restore_like(arrays, dict(model.named_parameters())))
         except (ConfigError, ShapeError, ValueError) as error:
             raise CheckpointError(f"{path} does not contain the model of its configuration: {error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.backends import Array, Device, DType, array_namespace
+from xformer.backends import Array, Device, DType, array_namespace, device, index_dtype
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers import Embedding, EncoderLayer, Initializer, InputEmbedding, Linear
 from xformer.layers.normalization import Norm
@@ -132,7 +132,7 @@ class Encoder(BaseModel):
             ShapeError: For other ranks, or token types of another shape.
             ConfigError: For token types that the model does not have.
         """
-        tokens = as_token_ids(tokens, "token", self.config.vocab_size, self.embedding.weight)
+        tokens = as_token_ids(tokens, "token", self.config.vocab_size, self._parameter)
         input_rng, *layer_rngs = split_rng(rng, 1 + len(self.layers))
         ids, pad_id = ids_of(tokens), self.config.padding_id if mask is None else None
         x = self._add_token_types(self.embedding(tokens), token_types)
@@ -174,8 +174,9 @@ class Encoder(BaseModel):
                 raise ConfigError("token_types was passed to a model without token types; expected None")
             return x
         if token_types is None:
-            return x + self.token_types.weight[0, :]
-        types = as_token_ids(token_types, "token type", self.config.num_token_types, self.embedding.weight)
+            xp = array_namespace(x)
+            return x + self.token_types(xp.zeros((1,), dtype=index_dtype(xp), device=device(x)))
+        types = as_token_ids(token_types, "token type", self.config.num_token_types, self._parameter)
         if tuple(types.shape) != tuple(x.shape[:2]):
             raise ShapeError(f"token_types has shape {tuple(types.shape)}; expected {tuple(x.shape[:2])}")
         return x + self.token_types(types)

@@ -112,7 +112,7 @@ class LanguageModel(BaseModel):
         """
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; expected at least 1")
-        return DecodingCache(len(self.layers), like=self.embedding.weight)
+        return DecodingCache(len(self.layers), like=self._parameter)
 
     def decode_step(self, tokens: Array, cache: DecodingCache) -> Array:
         """Compute the logits of the next token, and append new tokens to the cache.
@@ -139,7 +139,7 @@ class LanguageModel(BaseModel):
 
     def token_ids(self, data: Any) -> Array:
         """Check ids and convert them to the model's library; arguments and errors are those of a call."""
-        return as_token_ids(data, "token", self.config.vocab_size, self.embedding.weight)
+        return as_token_ids(data, "token", self.config.vocab_size, self._parameter)
 
     @property
     def _all_positions(self) -> list[RelativePositions | None]:

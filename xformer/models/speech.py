@@ -68,7 +68,7 @@ class SpeechTransformer(Transformer):
                 f"source has shape {tuple(data.shape)} and dtype {dtype_name(data.dtype)}; "
                 f"expected floating frames (batch, frames, {features})"
             )
-        return as_token_ids(data, "source", features, self.source_embedding.weight)
+        return as_token_ids(data, "source", features, self._parameter)
 
     def _make_source_embedding(self, make: LayerFactory) -> AudioEmbedding:  # type: ignore[override]
         return AudioEmbedding(self.config.source_vocab_size, self.config.d_model, init=make.init)

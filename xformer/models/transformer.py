@@ -182,7 +182,7 @@ class Transformer(BaseModel):
         """
         target = self.target_ids(target)
         check_memory(memory, target, self.config.d_model)
-        state = Memory(as_dtype_of(memory, self.source_embedding.weight), None, source_mask, None)
+        state = Memory(as_dtype_of(memory, self._parameter), None, source_mask, None)
         if source is not None:
             state.ids = ids_of(self.source_ids(source))
             if tuple(state.ids.shape) != tuple(memory.shape[:2]):
@@ -322,7 +322,7 @@ class Transformer(BaseModel):
 
     def source_ids(self, data: Any) -> Array:
         """Check source ids and convert them to the model's library; arguments and errors are those of a call."""
-        return as_token_ids(data, "source", self.config.source_vocab_size, self.source_embedding.weight)
+        return as_token_ids(data, "source", self.config.source_vocab_size, self._parameter)
 
     def target_ids(self, data: Any) -> Array:
         """Check target ids and convert them to the model's library.
@@ -332,7 +332,7 @@ class Transformer(BaseModel):
         """
         if not self.decoder:
             raise ConfigError("this model has no decoder (num_decoder_layers is 0); call it with a source alone")
-        return as_token_ids(data, "target", self.config.target_vocab_size, self.source_embedding.weight)
+        return as_token_ids(data, "target", self.config.target_vocab_size, self._parameter)
 
     def _source_mask(self, ids: Array, mask: Array | None) -> Array | None:
         """Return the padding mask of the source, (batch, 1, 1, source length)."""
@@ -344,7 +344,7 @@ class Transformer(BaseModel):
         """Return requested lengths in the model's library; raise ConfigError if the model has no length encoding."""
         if lengths is not None and not self.config.length_encoding:
             raise ConfigError("lengths was passed to a model without a length encoding; expected None")
-        return None if lengths is None else as_lengths(lengths, batch, self.source_embedding.weight)
+        return None if lengths is None else as_lengths(lengths, batch, self._parameter)
 
     def _target_table(self) -> Embedding:
         return self.source_embedding if self.target_embedding is None else self.target_embedding

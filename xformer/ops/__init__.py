@@ -11,11 +11,13 @@ from xformer.ops.embedding import embedding
 from xformer.ops.linear import linear
 from xformer.ops.norms import layer_norm, rms_norm
 from xformer.ops.project_heads import project_heads
+from xformer.ops.quantized import QuantizedWeight
 from xformer.ops.sgd import sgd
 from xformer.ops.softmax import softmax
 from xformer.ops.squared_norm import squared_norm
 
 __all__ = [
+    "QuantizedWeight",
     "activation",
     "adafactor",
     "adam",

@@ -7,6 +7,7 @@ from typing import Any
 
 from xformer.backends import Array, array_namespace, extra
 from xformer.ops.operation import Operation
+from xformer.ops.quantized import QuantizedWeight, quantized_rows
 
 
 def _times(x: Array, scale: float) -> Array:
@@ -31,17 +32,21 @@ def _vjp(g: Array, residuals: Any, needs: Any, *, scale: float) -> tuple[Any, ..
 _operation = Operation("embedding", _forward, _vjp)
 
 
-def embedding(weight: Array, ids: Array, *, scale: float = 1.0) -> Array:
+def embedding(weight: Array | QuantizedWeight, ids: Array, *, scale: float = 1.0) -> Array:
     """Look up rows of a weight, and multiply them by a number.
 
     The ids are not checked here, because that would wait for a GPU: check them on the host first.
 
     Args:
-        weight: Array of shape (vocabulary, features).
+        weight: Array or QuantizedWeight of shape (vocabulary, features).
         ids: Integers of any shape (...), in [0, vocabulary).
         scale: Factor of the rows.
 
     Returns:
         Array of shape (..., features).
     """
+    if isinstance(weight, QuantizedWeight):
+        xp = array_namespace(weight.values, ids)
+        rows = quantized_rows(weight, xp.reshape(ids, (math.prod(ids.shape),)))
+        return _times(xp.reshape(rows, (*ids.shape, weight.shape[1])), scale)
     return _operation(weight, ids, scale=scale)

@@ -11,6 +11,7 @@ from xformer.kernels import registry
 from xformer.ops.activations import activation as activation_named
 from xformer.ops.activations import relu_forward, relu_vjp
 from xformer.ops.operation import Operation
+from xformer.ops.quantized import QuantizedWeight, quantized_linear
 
 
 def as_rows(x: Array) -> Any:
@@ -54,12 +55,14 @@ def _relu_vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
 _with_relu = Operation("linear_relu", _relu_forward, _relu_vjp, compute_in_float32=True)
 
 
-def linear(x: Array, weight: Array, bias: Array | None = None, *, activation: str | None = None) -> Array:
+def linear(
+    x: Array, weight: Array | QuantizedWeight, bias: Array | None = None, *, activation: str | None = None
+) -> Array:
     """Compute x @ weight + bias, and optionally an activation function of it.
 
     Args:
         x: Array of shape (..., in_features).
-        weight: Array of shape (in_features, out_features).
+        weight: Array or QuantizedWeight of shape (in_features, out_features).
         bias: Array of shape (out_features,), or None.
         activation: Name of an activation function, or None.
 
@@ -71,13 +74,17 @@ def linear(x: Array, weight: Array, bias: Array | None = None, *, activation: st
         ConfigError: If the activation function is unknown.
     """
     check_features(x, weight)
+    if isinstance(weight, QuantizedWeight):
+        rows = quantized_linear(as_rows(x), weight, bias)
+        y = array_namespace(rows).reshape(rows, (*x.shape[:-1], weight.shape[1]))
+        return y if activation is None else activation_named(activation)(y)
     if activation == "relu" and registry.has_kernel("linear_relu", x):
         return _with_relu(x, weight, bias)
     y = _operation(x, weight, bias)
     return y if activation is None else activation_named(activation)(y)
 
 
-def check_features(x: Array, weight: Array) -> None:
+def check_features(x: Array, weight: Array | QuantizedWeight) -> None:
     """Raise ShapeError unless x has the features that the weight expects."""
     if x.shape[-1] != weight.shape[0]:
         raise ShapeError(

@@ -9,8 +9,9 @@ from xformer.backends import Array, accumulation_dtype, array_namespace
 from xformer.errors import ShapeError
 from xformer.ops.linear import as_rows, check_features
 from xformer.ops.operation import Operation
+from xformer.ops.quantized import QuantizedWeight, quantized_linear
 
-Projection = tuple[Array, Array | None, int]  # weight, bias, heads
+Projection = tuple[Array | QuantizedWeight, Array | None, int]  # weight, bias, heads
 
 
 def split_heads(rows: Array, shape: Sequence[int], heads: int) -> Array:
@@ -65,8 +66,8 @@ def project_heads(x: Array, *projections: Projection) -> tuple[Array, ...]:
 
     Args:
         x: Array of shape (batch, length, d_model).
-        *projections: Tuples (weight, bias, heads): weight of shape (d_model, heads * head_dim); bias of shape
-            (heads * head_dim,) or None; the number of heads.
+        *projections: Tuples (weight, bias, heads): weight of shape (d_model, heads * head_dim), an array or a
+            QuantizedWeight, as all others; bias of shape (heads * head_dim,) or None; the number of heads.
 
     Returns:
         One array of shape (batch, heads, length, head_dim) per projection.
@@ -84,4 +85,8 @@ def project_heads(x: Array, *projections: Projection) -> tuple[Array, ...]:
             raise ShapeError(
                 f"weight has shape {tuple(weight.shape)}; expected a multiple of {count} heads as its columns"
             )
+    if all(isinstance(weight, QuantizedWeight) for weight in weights):
+        rows = as_rows(x)
+        outputs = (quantized_linear(rows, weight, bias) for weight, bias in zip(weights, biases, strict=True))
+        return tuple(split_heads(y, x.shape, count) for y, count in zip(outputs, heads, strict=True))
     return _operation(x, *weights, *biases, heads=heads)

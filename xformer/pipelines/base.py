@@ -63,6 +63,7 @@ class Pipeline:
         xp: Any = "numpy",
         *,
         dtype: Any = None,
+        quantize: str | None = None,
         progress: Progress | None = None,
         **options: Any,
     ) -> Self:
@@ -72,6 +73,7 @@ class Pipeline:
             directory: Directory of a checkpoint in the Hugging Face format, or of a run. Nothing is downloaded.
             xp: Array library of the model, as a module or by name.
             dtype: dtype of the parameters. Default: as saved.
+            quantize: "int8" or "bfloat16" to quantize the weights after loading, see `layers.quantize`.
             progress: As for `load_pretrained`.
             **options: For public translation checkpoints `source_language` and `target_language`.
 
@@ -81,9 +83,13 @@ class Pipeline:
         """
         known = [*inspect.signature(cls._from_checkpoint).parameters][2:]  # after model and directory
         for name in options.keys() - known:
-            raise ConfigError(f"unknown argument {name!r}; {nearest_hint(name, [*known, 'xp', 'dtype', 'progress'])}")
+            raise ConfigError(
+                f"unknown argument {name!r}; {nearest_hint(name, [*known, 'xp', 'dtype', 'quantize', 'progress'])}"
+            )
         if is_public(directory):
-            model = load_model(cls, cls.model_class, directory, xp=xp, dtype=dtype, progress=progress)
+            model = load_model(
+                cls, cls.model_class, directory, xp=xp, dtype=dtype, quantize=quantize, progress=progress
+            )
             return cls._from_checkpoint(model, Path(directory), **options)
         run = RunDirectory(Path(directory))
         config = run.read_config_for(cls.task)
@@ -91,6 +97,7 @@ class Pipeline:
         if options and pretrained is None:
             raise ConfigError(f"{next(iter(options))} applies to public checkpoints; omit it for a run of xformer")
         trained: Any = cls.model_class.load(run.model, xp=xp, dtype=dtype)
+        trained = trained if quantize is None else trained.quantize(quantize)
         if pretrained is None:
             return cls._from_run(trained, run, config)
         init = config["recipe"]["init"]
@@ -134,13 +141,21 @@ class Pipeline:
         return results if count > 1 else [each[0] for each in results]
 
 
-def load_model(pipeline: type, model_class: type[BaseModel], directory: str | os.PathLike[str], **options: Any) -> Any:
+def load_model(
+    pipeline: type,
+    model_class: type[BaseModel],
+    directory: str | os.PathLike[str],
+    *,
+    quantize: str | None = None,
+    **options: Any,
+) -> Any:
     """Load the model of a pipeline.
 
     Args:
         pipeline: The pipeline, for the error.
         model_class: Class of the model.
         directory: Directory of a checkpoint or run.
+        quantize: As for `Pipeline.from_pretrained`.
         **options: Arguments of `load_pretrained`.
 
     Raises:
@@ -152,7 +167,7 @@ def load_model(pipeline: type, model_class: type[BaseModel], directory: str | os
         raise CheckpointError(
             f"{directory} has {name}; {pipeline.__name__} expects {_MODELS[model_class][0]}; use {pipelines}"
         )
-    return model
+    return model if quantize is None else model.quantize(quantize)
 
 
 def check_vocabulary(name: str, tokenizer: Tokenizer | PretrainedTokenizer, vocab_size: int) -> None:

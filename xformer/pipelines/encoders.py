@@ -54,6 +54,7 @@ class EncoderPipeline:
         xp: Any = "numpy",
         *,
         dtype: Any = None,
+        quantize: str | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """Load the model and the tokenizer of a checkpoint directory; nothing is downloaded.
@@ -62,12 +63,13 @@ class EncoderPipeline:
             directory: Directory of the checkpoint.
             xp: Array library of the model, as a module or by name.
             dtype: dtype of the parameters. Default: that of the files.
+            quantize: "int8" or "bfloat16" to quantize the weights after loading, see `layers.quantize`.
             progress: As for `load_pretrained`.
 
         Raises:
             CheckpointError: If the checkpoint is damaged, or its model is no encoder.
         """
-        model = load_model(cls, Encoder, directory, xp=xp, dtype=dtype, progress=progress)
+        model = load_model(cls, Encoder, directory, xp=xp, dtype=dtype, quantize=quantize, progress=progress)
         return cls(model, load_tokenizer(directory), **cls._settings(Path(directory), model.config))
 
     @classmethod

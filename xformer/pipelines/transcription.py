@@ -68,6 +68,7 @@ class Transcriber:
         xp: Any = "numpy",
         *,
         dtype: Any = None,
+        quantize: str | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """Load the model, the tokenizer and the settings of a checkpoint directory; nothing is downloaded.
@@ -76,12 +77,13 @@ class Transcriber:
             directory: Directory of the checkpoint.
             xp: Array library of the model, as a module or by name.
             dtype: dtype of the parameters. Default: that of the files.
+            quantize: "int8" or "bfloat16" to quantize the weights after loading, see `layers.quantize`.
             progress: As for `load_pretrained`.
 
         Raises:
             CheckpointError: If the checkpoint is damaged, or its model is not a `SpeechTransformer`.
         """
-        model = load_model(cls, SpeechTransformer, directory, xp=xp, dtype=dtype, progress=progress)
+        model = load_model(cls, SpeechTransformer, directory, xp=xp, dtype=dtype, quantize=quantize, progress=progress)
         generation, path = read_generation(directory, encoder_decoder=True), Path(directory) / GENERATION_FILE
         multilingual = read_json(path, "generation settings").get("is_multilingual") if path.exists() else None
         return cls(

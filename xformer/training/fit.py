@@ -17,6 +17,7 @@ import numpy as np
 from xformer.backends import array_namespace, device, from_host
 from xformer.config import check_count
 from xformer.errors import CheckpointError, ConfigError, DataError, TrainingError, out_of_memory
+from xformer.ops.quantized import quantized_dtype
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
 from xformer.training.checkpoint import TrainingFiles, save_parameters
@@ -422,6 +423,8 @@ def nonfinite_parameter(model: Any) -> str | None:
 def _check_arguments(model: Any, optimizer: Any, learning_rate: Any, callbacks: Any, num_tokens: Any) -> None:
     if isinstance(model, type) or not flatten(model)[0]:
         raise ConfigError(f"model is {model!r}; expected an instance of a Module with at least one array")
+    if dtype := quantized_dtype(model):
+        raise ConfigError(f"the model is quantized to {dtype}; expected floating weights: train before quantize()")
     if isinstance(optimizer, type) or not hasattr(optimizer, "init"):
         raise ConfigError(f"optimizer is {optimizer!r}; expected an optimizer, e.g. Adam()")
     if not callable(learning_rate) and (not isinstance(learning_rate, int | float) or isinstance(learning_rate, bool)):

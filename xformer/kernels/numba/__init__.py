@@ -6,4 +6,5 @@ their names, `gemm`, `microkernel`, `attention_forward` and `attention_backward`
 
 from xformer.kernels.numba import attention as attention
 from xformer.kernels.numba import linear as linear
+from xformer.kernels.numba import quantized as quantized
 from xformer.kernels.numba import rowwise as rowwise
