@@ -49,7 +49,7 @@ class DecodingCache:
 
     Args:
         num_layers: Number of decoder layers.
-        like: Array of the library and device of the model.
+        like: Array (..., d_model) of the library, dtype and device of the model.
         memory: Encoded source.
 
     Attributes:

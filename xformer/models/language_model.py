@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.backends import Array, Device, DType, array_namespace, extra
+from xformer.backends import Array, Device, DType, array_namespace, device, extra
 from xformer.errors import ConfigError
 from xformer.layers import Embedding, EncoderLayer, Initializer, InputEmbedding, Linear
 from xformer.layers.normalization import Norm
@@ -112,7 +112,10 @@ class LanguageModel(BaseModel):
         """
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; expected at least 1")
-        return DecodingCache(len(self.layers), like=self._parameter)
+        parameter = self._parameter
+        xp = array_namespace(parameter)
+        vector = xp.zeros((1, self.config.d_model), dtype=parameter.dtype, device=device(parameter))
+        return DecodingCache(len(self.layers), like=vector)
 
     def decode_step(self, tokens: Array, cache: DecodingCache) -> Array:
         """Compute the logits of the next token, and append new tokens to the cache.
