@@ -1,7 +1,7 @@
 """The tokenizer in the metadata of a GGUF file, built with the package tokenizers.
 
 Byte-level BPE ("gpt2") with the pre-tokenizer that the file names, and SentencePiece BPE ("llama") with merges that
-follow from the scores. Texts are divided as llama.cpp does, and as the tokenizer.json of the model does.
+follow from the scores. Texts are split as llama.cpp and the tokenizer.json of the model split them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT4O = rf"{_CAPITALIZED}{_CONTRACTIONS}?|{_CAPITALS}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_PUNCTUATION}"
 _TEKKEN = rf"{_CAPITALIZED}|{_CAPITALS}|\p{{N}}|{_PUNCTUATION}"
 
-# Regular expressions of the words, by tokenizer.ggml.pre; None: the one of GPT-2. Some divide all digits before.
+# Regular expressions of words, by tokenizer.ggml.pre; None is that of GPT-2. _SINGLE_DIGITS split off digits first.
 _WORDS = {
     **dict.fromkeys(("gpt-2", "smollm", "starcoder", "refact"), None),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "dbrx", "smaug-bpe"), _LLAMA3),
@@ -41,8 +41,8 @@ _WORDS = {
     "tekken": _TEKKEN,
 }
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact")
-_WHOLE_WORDS_FIRST = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")  # and they begin with bos
-# Tokens that end a text or a turn; most files name only one of theirs.
+_WHOLE_WORDS_FIRST = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")  # their texts begin with bos
+# Tokens that end a text or a turn; most files name only one of them.
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 
 
@@ -106,7 +106,9 @@ def read_tokenizer(path: str | os.PathLike[str]) -> GGUFTokenizer:
     tokenizer = (_byte_level if model == "gpt2" else _sentencepiece)(values)
     _add_whole_tokens(tokenizer, values, strips_right=metadata.get("general.architecture") == "phi3")
     if tokenizer.get_vocab_size() != len(values["tokens"]):
-        raise CheckpointError(f"{path} has {len(values['tokens'])} tokens, some of them twice; expected distinct ones")
+        raise CheckpointError(
+            f"{path} has {len(values['tokens'])} tokens, some of them twice; expected distinct tokens"
+        )
     keys = ("bos", "eos", "eot", "eom", "padding", "unknown")
     ids: dict[str, int | None] = {key: values.get(f"{key}_token_id") for key in keys}
     begins = values.get("add_bos_token", model == "llama" or words in _WHOLE_WORDS_FIRST)
@@ -160,7 +162,7 @@ def _sentencepiece(values: dict[str, Any]) -> Any:
 
 
 def _merges_by_score(tokens: list[str], scores: list[float], types: list[int] | None) -> list[tuple[str, str]]:
-    """Return the pairs of tokens that form another one, those with the best result first."""
+    """Return the pairs of tokens that join to another token, those with the highest score first."""
     ids = {token: i for i, token in enumerate(tokens)}
     merges = []
     for i, token in enumerate(tokens):
@@ -174,23 +176,23 @@ def _merges_by_score(tokens: list[str], scores: list[float], types: list[int] | 
 
 
 def _add_whole_tokens(tokenizer: Any, values: dict[str, Any], *, strips_right: bool) -> None:
-    """Let control tokens and user-defined ones be found in texts before any other division.
+    """Make the tokenizer find control and user-defined tokens in a text before it splits the rest.
 
-    Those of Phi 3, but three, also take the spaces to their right.
+    With `strips_right`, all but three include the spaces to their right, as in Phi-3.
     """
     added, special, plain = require("tokenizers").AddedToken, [], []
-    for token, kind in zip(values["tokens"], values.get("token_type", ()), strict=False):
+    for token, token_type in zip(values["tokens"], values.get("token_type", ()), strict=False):
         rstrip = strips_right and token not in ("<unk>", "<s>", "<|endoftext|>")
-        if kind in (_UNKNOWN, _CONTROL):
+        if token_type in (_UNKNOWN, _CONTROL):
             special.append(added(token, special=True, normalized=False, rstrip=rstrip))
-        elif kind == _USER_DEFINED:
+        elif token_type == _USER_DEFINED:
             plain.append(added(token, normalized=False, rstrip=rstrip))
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens(plain)
 
 
 def _add_ends(tokenizer: Any, values: dict[str, Any], bos_id: int | None, eos_id: int | None) -> None:
-    """Let encoding with special tokens add a first and a last one."""
+    """Make encoding with special tokens add bos and eos."""
     if bos_id is None and eos_id is None:
         return
     first, last = ([] if i is None else [values["tokens"][i]] for i in (bos_id, eos_id))

@@ -129,7 +129,7 @@ class Pipeline:
             **options: Arguments of `outputs`, and fields of `GenerationConfig`.
 
         Returns:
-            One text per text, in order; with num_return_sequences above 1 a list of texts per text, best first.
+            One output per text, in order; with num_return_sequences above 1 a list of outputs per text, best first.
 
         Raises:
             DataError: For invalid texts, before any output is generated.

@@ -50,7 +50,7 @@ class TextToText(Pipeline):
         tokens_per_word: Mean tokens per word of the outputs in training; a model with a length encoding needs it for
             target lengths in words.
         max_source_tokens: Length that sources were cut to in training; longer ones are cut, too. Default: none is cut.
-        defaults: Settings of generation that others replace.
+        defaults: Default settings of generation, which a call may replace.
 
     Raises:
         ConfigError: For a model without a decoder.

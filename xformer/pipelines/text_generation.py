@@ -51,7 +51,7 @@ class TextGenerator(Pipeline):
         model: The model.
         tokenizer: Its tokenizer.
         context_length: Number of tokens that the model sees at a time. Default: max_positions of the model.
-        defaults: Settings of generation that others replace. Default: sampling.
+        defaults: Default settings of generation, which a call may replace. Default: sampling.
 
     Raises:
         CheckpointError: If the vocabulary sizes of model and tokenizer differ.
@@ -122,9 +122,9 @@ class TextGenerator(Pipeline):
         Args:
             prompts: Texts to continue, their token ids, or chats to answer (lists of messages with "role" and
                 "content"). An empty text starts after a line end.
-            config: Settings. Default: at most 500 tokens, for models of xformer sampled with temperature 0.8 from the
-                200 most probable ones, for public checkpoints by their generation_config.json; any setting of sampling
-                or num_beams replaces the sampling, do_sample=False means greedy search.
+            config: Settings. Default: at most 500 tokens. Models trained with xformer sample with temperature 0.8 from
+                the 200 most probable tokens; public checkpoints follow their generation_config.json. num_beams and
+                the settings of sampling replace these defaults; do_sample=False is greedy search.
             sequence_bias: Words and phrases to favor: a list for all prompts, or a list for each.
             seed: Seed of sampling. The same seed gives the same texts, however prompts are batched.
             batch_tokens: Maximum tokens of a batch. On NumPy each core runs one batch.
@@ -302,7 +302,7 @@ class TextGenerator(Pipeline):
                 text.tokens += new
                 if decoded := decoder.step(*new):
                     yield decoded
-            # Fewer tokens than there was space for: the end-of-sequence token followed.
+            # Fewer tokens than the limit: the end-of-sequence token followed.
             text.stopped |= self.defaults is not None and len(text.tokens) < limit
         if rest := decoder.finish():
             yield rest
@@ -367,7 +367,7 @@ class _Text:
         prompt: Token ids of the prompt.
         phrases: Favored phrases.
         tokens: New tokens so far.
-        stopped: Whether it ended before the maximum length.
+        stopped: True if it ended before the maximum length.
         hypotheses: The text as a hypothesis; several for beam search.
     """
 

@@ -155,7 +155,7 @@ class Tokenizers(NamedTuple):
 
 
 def _instruction(directory: Path, task: str, source_language: str | None, target_language: str | None) -> str:
-    """Return the text before sources that config.json has for a task (T5); "" if there is none."""
+    """Return the text that config.json puts before the sources of a task (T5), or an empty text."""
     tasks = read_json(directory / "config.json", "configuration").get("task_specific_params") or {}
     name = task if source_language is None else f"{task}_{source_language}_to_{target_language}"
     parameters = tasks.get(name) if isinstance(tasks, dict) else None

@@ -40,7 +40,7 @@ class Transcriber:
     Args:
         model: The model.
         tokenizer: Its tokenizer.
-        defaults: Settings of generation that a call may replace. Default: greedy search.
+        defaults: Default settings of generation, which a call may replace. Default: greedy search.
         multilingual: The model knows several languages, and outputs begin with tokens of language and task.
             Default: by the size of the vocabulary, as Whisper does.
 
@@ -118,7 +118,7 @@ class Transcriber:
         """Return the text of an audio: `transcriber("speech.wav", language="de")`.
 
         Args:
-            audio: Path of a WAV file, or floats (samples,) of one channel; or a list of such.
+            audio: Path of a WAV file, or floats (samples,) of one channel; or a list of these.
             config: Settings of generation. Default: those of the checkpoint.
             sample_rate: Samples per second of arrays; files have their own.
             language: Code of the spoken language, e.g. "de". Default: the one that the model detects in the first 30

@@ -1,4 +1,4 @@
-"""Loading of the tokenizer of a directory, by the files that it has."""
+"""`load_tokenizer`: the tokenizer of a checkpoint directory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _LANGUAGE_POSITIONS = {"Nllb": "before", "MBart50": "before", "MBart": "after"}
 def load_tokenizer(directory: str | os.PathLike[str]) -> PretrainedTokenizer:
     """Load the tokenizer of a checkpoint directory. Nothing is downloaded.
 
-    In this order, what is there is read:
+    The first of these files that the directory has determines the tokenizer:
 
     - `tokenizer.json`, of Hugging Face or of xformer; `source_tokenizer.json` and `target_tokenizer.json` of xformer.
     - `source.spm`, `target.spm` and `vocab.json` of Marian (OPUS-MT).
@@ -343,7 +343,7 @@ def _load_byte_level(directory: Path, settings: dict[str, Any]) -> PretrainedTok
 
 
 def _add_tokens(inner: Any, settings: dict[str, Any], directory: Path, *, strips_left: str | None = None) -> None:
-    """Let special and added tokens be found in texts before any other division.
+    """Make the tokenizer find special and added tokens in a text before it splits the rest.
 
     The token `strips_left` includes the spaces before it.
     """

@@ -39,7 +39,7 @@ class Translation(NamedTuple):
     Attributes:
         source: Tokenizer of source texts; it adds the language token that the model expects.
         target: Tokenizer of target texts.
-        forced_bos_id: Id that the output has to begin with: the target language. None if the model has none.
+        forced_bos_id: Id of the target language, which outputs begin with; None for models without such a token.
     """
 
     source: PretrainedTokenizer
@@ -68,12 +68,12 @@ class PretrainedTokenizer:
     """Tokenizer of a public checkpoint. Use `load_tokenizer` or `PretrainedTokenizer.from_directory` to make one.
 
     Encoding adds the special tokens of the checkpoint, such as `[CLS]` or `</s>`, unless `special_tokens=False`.
-    Special tokens that the text spells become special tokens, which chat templates rely on.
+    A special token that is spelled out in a text becomes that token; chat templates rely on this.
 
     Args:
         inner: A `tokenizers.Tokenizer`.
-        settings: Contents of tokenizer_config.json, and of special_tokens_map.json below them.
-        directory: Directory of the files.
+        settings: Contents of special_tokens_map.json, updated by those of tokenizer_config.json.
+        directory: Directory of the files, or the GGUF file.
         vocab: Ids by token if they differ from those of `inner`.
         affixes: Ids to add in place of those that `inner` adds.
         languages: Language tokens.
@@ -91,7 +91,7 @@ class PretrainedTokenizer:
         languages: Languages | None = None,
         target: PretrainedTokenizer | None = None,
     ) -> None:
-        # Truncation and padding are those of the program that wrote the file.
+        # The file may contain the truncation and padding of the program that wrote it.
         inner.no_truncation()
         inner.no_padding()
         self._inner, self._settings, self.directory = inner, settings, directory
@@ -128,7 +128,7 @@ class PretrainedTokenizer:
 
     @property
     def model_max_length(self) -> int | None:
-        """Maximum number of tokens of an input; None if the files state none."""
+        """Maximum number of tokens of an input; None if the files do not state it."""
         value = self._settings.get("model_max_length")
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return int(value) if is_number and 0 < value < _UNLIMITED else None  # type: ignore[arg-type, operator]
@@ -166,7 +166,7 @@ class PretrainedTokenizer:
 
     @property
     def model(self) -> str:
-        """Kind of the model, e.g. "byte-level BPE", "Unigram" or "WordPiece"."""
+        """Type of the model, e.g. "byte-level BPE", "Unigram" or "WordPiece"."""
         content = json.loads(self._inner.to_str())
         decoder = json.dumps(content["decoder"])
         return f"{'byte-level ' if 'ByteLevel' in decoder else ''}{content['model']['type']}"
@@ -178,37 +178,37 @@ class PretrainedTokenizer:
 
     @property
     def bos_id(self) -> int | None:
-        """Id of the token at the start of a text; None if the files name none."""
+        """Id of the token at the start of a text; None if the files do not name it."""
         return self.token_to_id(self._special.get("bos"))
 
     @property
     def eos_id(self) -> int | None:
-        """Id of the token at the end of a text; None if the files name none."""
+        """Id of the token at the end of a text; None if the files do not name it."""
         return self.token_to_id(self._special.get("eos"))
 
     @property
     def pad_id(self) -> int | None:
-        """Id of the padding token; None if the files name none."""
+        """Id of the padding token; None if the files do not name it."""
         return self.token_to_id(self._special.get("pad"))
 
     @property
     def unk_id(self) -> int | None:
-        """Id of the unknown token; None if the files name none."""
+        """Id of the unknown token; None if the files do not name it."""
         return self.token_to_id(self._special.get("unk"))
 
     @property
     def sep_id(self) -> int | None:
-        """Id of the token between two texts; None if the files name none."""
+        """Id of the token between two texts; None if the files do not name it."""
         return self.token_to_id(self._special.get("sep"))
 
     @property
     def cls_id(self) -> int | None:
-        """Id of the token for the whole text; None if the files name none."""
+        """Id of the token for the whole text; None if the files do not name it."""
         return self.token_to_id(self._special.get("cls"))
 
     @property
     def mask_id(self) -> int | None:
-        """Id of the masked token; None if the files name none."""
+        """Id of the masked token; None if the files do not name it."""
         return self.token_to_id(self._special.get("mask"))
 
     # --- Text to ids and back -----------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class PretrainedTokenizer:
 
     @property
     def languages(self) -> list[str]:
-        """Codes of the languages that have a token; empty if there are none."""
+        """Codes of the languages that have a token; empty for a tokenizer without language tokens."""
         return sorted(self._languages.ids) if self._languages else []
 
     def language_id(self, language: str) -> int:
@@ -366,7 +366,7 @@ class PretrainedTokenizer:
 
     @property
     def chat_templates(self) -> dict[str, str]:
-        """Chat templates by name, the only one being "default"; empty if the checkpoint has none."""
+        """Chat templates by name; the main one is "default". Empty for a checkpoint without templates."""
         if self._templates is None:
             self._templates = read_chat_templates(self.directory, self._settings)
         return self._templates
@@ -397,7 +397,7 @@ class PretrainedTokenizer:
             known = f"; expected one of: {', '.join(sorted(templates))}" if templates else ""
             raise CheckpointError(f"{self.directory} has no chat template {template!r}{known}")
         if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
-            raise DataError('messages are not a list of messages; expected [{"role": "user", "content": "..."}]')
+            raise DataError('messages is not a list of messages; expected [{"role": "user", "content": "..."}]')
         variables = {"tools": None, "documents": None, **self.special_tokens, **variables}
         return render_chat_template(
             templates[template],
@@ -439,7 +439,7 @@ def read_inner(path: Path) -> Any:
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """Return the contents of special_tokens_map.json, replaced by those of tokenizer_config.json."""
+    """Return the contents of special_tokens_map.json, updated by those of tokenizer_config.json."""
     settings: dict[str, Any] = {}
     for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):
         if (directory / name).exists():

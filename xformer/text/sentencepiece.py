@@ -228,7 +228,7 @@ def build_tokenizer(
     if unknown not in ids:
         raise CheckpointError(f"the vocabulary of a SentencePiece model lacks its unknown piece {unknown!r}")
     if model.model_type == _UNIGRAM:
-        # Before and after: never chosen for text, since they are found as added tokens first.
+        # The tokens of `before` and `after` are never chosen: they are found as added tokens first.
         inner = package.models.Unigram(vocabulary, ids[unknown], model.byte_fallback)
     else:
         inner = package.models.BPE(
