@@ -86,8 +86,9 @@ def test_chats_use_the_template_of_the_checkpoint(llama):
     words = generator.tokenizer.tokens(generator.encode([chat])[0])
     assert words == ["user", ":", "the", "dog", "runs", "assistant", ":"]
     assert len(generator([chat], max_new_tokens=3)) == 1
-    with pytest.raises(DataError, match=r"prompts is a single chat; expected a list of chats: \[\[\{"):
-        generator(chat)
+    for prompts in (chat, [1, 2]):
+        with pytest.raises(DataError, match=r"prompts is a single chat or .*; expected a list of them: \[\[\{"):
+            generator(prompts)
 
 
 def test_settings_of_the_checkpoint_are_defaults_that_a_caller_replaces(marian):

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -225,14 +226,15 @@ class TextGenerator(Pipeline):
             first_index: Index of the first prompt; errors count from 1.
 
         Raises:
-            DataError: For a prompt with unknown characters, and for a single text or chat instead of a list.
+            DataError: For a prompt with unknown characters, and for a single prompt instead of a list.
             CheckpointError: For a chat, if the checkpoint has no chat template.
         """
         if isinstance(prompts, str):
             raise DataError("prompts is a single text; expected a list of texts")
-        if any(isinstance(prompt, Mapping) for prompt in prompts):
+        if any(isinstance(prompt, Mapping | Integral) for prompt in prompts):
             raise DataError(
-                'prompts is a single chat; expected a list of chats: [[{"role": "user", "content": "..."}]]'
+                "prompts is a single chat or a single list of token ids; expected a list of them: "
+                '[[{"role": "user", "content": "..."}]]'
             )
         return [self._encode(prompt, number) for number, prompt in enumerate(prompts, start=first_index + 1)]
 

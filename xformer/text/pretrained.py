@@ -424,7 +424,7 @@ class PretrainedTokenizer:
                 file.write(content)
 
     def __repr__(self) -> str:
-        return f"PretrainedTokenizer(vocab_size={self.vocab_size}, directory={str(self.directory)!r})"
+        return f"{type(self).__name__}(vocab_size={self.vocab_size}, directory={str(self.directory)!r})"
 
 
 # --- Reading of files -------------------------------------------------------------------------------------------------
