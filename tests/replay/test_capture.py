@@ -15,6 +15,7 @@ from xformer.backends import array_namespace, resolve
 from xformer.backends.recording import RecordedArray
 from xformer.errors import CaptureError
 from xformer.ops import cross_entropy
+from xformer.replay.function import capture_if_repeated
 from xformer.replay.recording import Recording
 from xformer.training import Adam
 from xformer.training.step import train_step
@@ -174,6 +175,7 @@ READS = {
     "bool": lambda x: -x if x[0] > 0 else x,
     "to_host": lambda x: x + xf.backends.to_host(x)[0],
     "tolist": lambda x: x + x.tolist()[0],
+    "tobytes": lambda x: x + np.frombuffer(x.tobytes())[0],
 }
 
 
@@ -181,6 +183,26 @@ READS = {
 def test_reading_values_is_an_error(function):
     with raises_line(CaptureError, "reads values of an array on the host"):
         xf.capture(function)(np.ones(2))
+
+
+def test_shapes_that_depend_on_values_are_an_error():
+    with raises_line(CaptureError, "indexes with a boolean array"):
+        xf.capture(lambda x: x[x > 0])(np.ones(2))
+    captured = xf.capture(lambda x: np.nonzero(x)[0] * 2)
+    for _ in range(3):
+        assert captured(np.asarray([1.0, 0.0, 3.0])).tolist() == [0, 4]
+    with raises_line(CaptureError, "nonzero returned an array of shape"):
+        captured(np.asarray([0.0, 0.0, 3.0]))
+    optional = capture_if_repeated(lambda x: np.nonzero(x)[0] * 2)
+    for _ in range(4):
+        optional(np.asarray([1.0, 0.0, 3.0]))
+    assert optional(np.asarray([0.0, 0.0, 3.0])).tolist() == [4]
+
+
+def test_functions_with_several_results():
+    captured = xf.capture(lambda x: np.linalg.eigh(x).eigenvalues + 1.0)
+    for value in range(4):
+        assert captured(np.asarray([[float(value), 0.0], [0.0, 9.0]])).tolist() == [value + 1.0, 10.0]
 
 
 def test_an_argument_without_hash_is_an_error():
@@ -193,8 +215,9 @@ def test_a_function_that_differs_is_called():
     captured = xf.capture(lambda x: x + hidden * 2.0)  # computed once, before the replays
     assert captured(np.ones(1)).tolist() == [1.0]
     hidden += 1.0
-    with pytest.warns(UserWarning, match="differs from the function"):
+    with pytest.warns(UserWarning, match="differs from the function") as caught:
         assert captured(np.ones(1)).tolist() == [3.0]
+    assert caught[0].filename == __file__
     hidden += 1.0
     assert captured(np.ones(1)).tolist() == [5.0]
 

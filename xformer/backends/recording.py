@@ -58,7 +58,8 @@ class Tape:
     def append_result(self, result: Any, function: Callable[..., Any], args: Any, keywords: Any) -> Any:
         """Append a call that returned `result`, unless this is a view of an argument; return it recorded."""
         if isinstance(result, tuple | list):
-            return type(result)(self.append_result(each, function, args, keywords) for each in result)
+            items = (self.append_result(x, _item(function, i), args, keywords) for i, x in enumerate(result))
+            return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
         if not isinstance(result, np.ndarray | np.generic):
             return result
         if any(isinstance(x, np.ndarray) and np.may_share_memory(x, result) for x in _flat((args, keywords))):
@@ -156,8 +157,14 @@ class RecordedArray(np.ndarray):
         return tape.append_result(function(*args, **keywords), function, args, keywords)
 
     def __getitem__(self, key: Any) -> Any:
+        tape = current_tape()
+        if tape is not None and any(type(i) is RecordedArray and i.dtype == np.bool_ for i in _flat(key)):
+            raise CaptureError(
+                "the captured function indexes with a boolean array, which returns an array whose size depends on "
+                "values; use xp.where(mask, x, 0) of xp = array_namespace(x)"
+            )
         x, key = plain(self), plain(key)
-        tape, result = current_tape(), x[key]
+        result = x[key]
         if tape is None:
             return result
         if not isinstance(result, np.ndarray):  # a view of no axes instead of a NumPy scalar
@@ -182,11 +189,12 @@ class RecordedArray(np.ndarray):
         if current_tape() is None:
             raise TypeError("a RecordedArray was used after the recording; return arrays from the captured function")
         raise CaptureError(
-            "the captured function reads values of an array on the host (by float(x), bool(x), x.tolist() or similar), "
-            "which may differ in a replay; use functions of array_namespace(x), or pass the number as an argument"
+            "the captured function reads values of an array on the host (by float(x), bool(x), print(x), x.tolist() or "
+            "similar), which may differ in a replay; use functions of array_namespace(x), or pass the number as an "
+            "argument"
         )
 
-    __bool__ = __int__ = __float__ = __complex__ = __index__ = tolist = item = nonzero = _read
+    __bool__ = __int__ = __float__ = __complex__ = __index__ = tolist = tobytes = item = nonzero = _read
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -234,9 +242,26 @@ _FILLS: dict[Any, Any] = {np.empty_like: None, np.zeros_like: 0, np.ones_like: 1
 
 def _append_copy(tape: Tape, result: Any, function: Any, args: Any, keywords: Any) -> None:
     def call(target: Any, args: Any, keywords: Any) -> None:
-        target[...] = function(*args, **keywords)
+        value = function(*args, **keywords)
+        if np.shape(value) != target.shape:
+            name = getattr(function, "__name__", "a function")
+            raise CaptureError(
+                f"{name} returned an array of shape {np.shape(value)} in a replay and {target.shape} in the recording; "
+                "a captured function must not compute shapes from values"
+            )
+        target[...] = value
 
     tape.append(call, (result, args, keywords))
+
+
+def _item(function: Callable[..., Any], index: int) -> Callable[..., Any]:
+    """Return a function that returns one item of the result of `function`."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        return function(*args, **keywords)[index]
+
+    return call
 
 
 def _append_out(tape: Tape, result: Any, function: Any, args: Any, keywords: Any) -> None:

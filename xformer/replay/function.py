@@ -36,11 +36,13 @@ def capture(function: Callable[..., Any], *, donate_argnums: Sequence[int] = ())
     The signature consists of the shapes and dtypes of arrays, of the identity of Modules, and of all other arguments,
     which must be hashable. A replay reads the parameters of a Module where they are, so it sees what an optimizer
     changes in place; other arrays are copied. Arrays that the function does not get as arguments are constants, and so
-    are random numbers, unless they are drawn from an argument made by `Rng.counted`.
+    are random numbers, unless they are drawn from an argument made by `Rng.counted`. Pass numbers that change in each
+    call, such as token ids, as arrays: every other list of numbers is another signature.
 
     Args:
-        function: Function of Modules, arrays and other values, and of tuples, lists and dicts of them. It must not read
-            values of arrays on the host, as `float(x)` does, and change no arguments except donated ones.
+        function: Function of Modules, arrays and other values, and of tuples, lists and dicts of them. It uses the
+            functions of `array_namespace(x)`. It must not read values of arrays on the host, as `float(x)` and
+            `np.asarray(x)` do, compute shapes from values, as `x[x > 0]` does, or change arguments except donated ones.
         donate_argnums: Positions of arguments whose arrays the function may overwrite, such as the model and the state
             of an optimizer, or a `StaticCache`. Other arrays at these positions are another signature.
 
@@ -48,7 +50,8 @@ def capture(function: Callable[..., Any], *, donate_argnums: Sequence[int] = ())
         A function with the same arguments and results. Arrays of results are new, except those of donated arguments.
 
     Raises:
-        CaptureError: When called, if the function reads values on the host, or an argument is not hashable.
+        CaptureError: When called, if the function reads values on the host or computes shapes from values, or an
+            argument is not hashable.
     """
     return _wrap(function, _Captured(function, tuple(donate_argnums)))
 
@@ -122,19 +125,19 @@ class _Captured:
         entry, recording, num_calls = self._find((arguments.signature, available_threads()))
         if num_calls <= self._num_eager:
             return self._function(*args, **keywords)
-        if recording is None:
-            try:
+        try:
+            if recording is None:
                 recording = new_recording(self._function, *arguments.replace_data(array_copy))
-            except CaptureError:
-                self._is_eager = self._is_optional
-                if not self._is_optional:
-                    raise
-                return self._function(*args, **keywords)
-            result, entry.arguments = recording.result, arguments
-        elif num_calls == self._num_eager + 2 and isinstance(recording, Recording):
-            result = self._compare(recording, arguments)
-        else:
-            result = recording.replay(arguments.data)
+                result, entry.arguments = recording.result, arguments
+            elif num_calls == self._num_eager + 2 and isinstance(recording, Recording):
+                result = self._compare(recording, arguments)
+            else:
+                result = recording.replay(arguments.data)
+        except CaptureError:
+            if not self._is_optional:
+                raise
+            self._is_eager = True
+            return self._function(*args, **keywords)
         with self._lock:
             entry.idle.append(recording)
         return result
@@ -161,9 +164,9 @@ class _Captured:
         self._is_eager = True
         name = getattr(self._function, "__name__", type(self._function).__name__)
         warnings.warn(
-            f"a replay of {name} differs from the function, which is called from now on; does it use arrays that are "
-            "no arguments, or random numbers without Rng.counted?",
-            stacklevel=3,
+            f"a replay of {name} differs from the function, which is called from now on; does it change its arguments, "
+            "or use arrays that are no arguments, or random numbers without Rng.counted?",
+            stacklevel=4,
         )
         for target, source in zip(flatten(donated)[0], flatten(copies)[0], strict=True):
             target[...] = source
