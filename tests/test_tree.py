@@ -19,7 +19,7 @@ from xformer import Initializer
 from xformer.backends import Array, array_namespace, backend_name, dtype_name, from_host
 from xformer.errors import BackendError, ConfigError, ShapeError
 from xformer.layers import Linear
-from xformer.tree import Module, flatten, map_arrays, replace
+from xformer.tree import _TORCH_METHODS, Module, flatten, map_arrays, replace
 
 
 class Norm(Module):
@@ -67,11 +67,12 @@ def test_a_module_cannot_be_changed():
         del module.weight
 
 
-@pytest.mark.parametrize("name", ["train", "eval", "parameters", "state_dict", "load_state_dict", "cuda", "zero_grad"])
+@pytest.mark.parametrize("name", sorted(_TORCH_METHODS))
 def test_a_method_of_torch_modules_names_the_replacement(name):
     assert not hasattr(norm(1), name)
+    assert name not in dir(norm(1))
     with pytest.raises(
-        AttributeError, match=f"^'Norm' object has no attribute '{name}'; .*(model|rng=|value_and_grad)"
+        AttributeError, match=f"^'Norm' object has no attribute '{name}'; .*(model|rng=|value_and_grad|load_pretrained)"
     ):
         getattr(norm(1), name)
     with pytest.raises(AttributeError, match=r"^'Norm' object has no attribute 'wieght'$"):
@@ -83,6 +84,7 @@ def test_a_field_may_have_the_name_of_a_torch_method():
         parameters: Array
 
     assert Table(np.ones(2)).parameters.tolist() == [1.0, 1.0]
+    assert "parameters" in dir(Table(np.ones(2)))
 
 
 @pytest.mark.parametrize(
@@ -310,6 +312,10 @@ def test_to_another_dtype_leaves_integers_alone(xp):
     assert (dtype_name(narrow.weight.dtype), dtype_name(narrow.steps.dtype)) == ("float32", "int64")
     other = module.to("numpy", dtype="float32")
     assert (other.weight.dtype.name, other.steps.dtype.name) == ("float32", "int64")
+    with raises_line(
+        BackendError, r"backend 'float16' is unknown; expected .*, or dtype=\.\.\. or device=\.\.\. by name"
+    ):
+        module.to("float16")
     with raises_line(BackendError, "dtype is int32; parameters need a floating dtype such as 'float32'"):
         module.to(dtype="int32")
 

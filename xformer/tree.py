@@ -21,6 +21,7 @@ from typing import Any, Self, dataclass_transform
 import numpy as np
 
 from xformer.backends import (
+    BACKENDS,
     Array,
     Backend,
     Device,
@@ -38,7 +39,7 @@ from xformer.backends import (
 )
 from xformer.backends.backend import loaded_backends, on_load
 from xformer.backends.namespaces import load_imported_backends
-from xformer.errors import ConfigError, ShapeError, nearest_hint
+from xformer.errors import BackendError, ConfigError, ShapeError, nearest_hint
 
 _BRANCHES = (tuple, list, dict)
 _ARRAY_TYPE = re.compile(r"\b(Array|ndarray|NDArray|Tensor)\b")
@@ -93,6 +94,9 @@ class Module:
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"{type(self).__name__} is frozen")
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in _TORCH_METHODS or hasattr(self, name)]
+
     def __repr__(self) -> str:
         return _format(self, depth=2)
 
@@ -115,16 +119,23 @@ class Module:
         Raises:
             BackendError: If the library, dtype or device is not available.
         """
+        if isinstance(xp, str) and xp not in BACKENDS:
+            raise BackendError(
+                f"backend {xp!r} is unknown; expected one of {', '.join(BACKENDS)}, or dtype=... or device=... by name"
+            )
         target = None if xp is None else resolve(xp)
         return map_arrays(lambda array: _move(array, target, dtype, device), self)
 
 
-# Methods of torch.nn.Module, and what to use here.
+# Methods of torch.nn.Module and of models of transformers, and what to use here.
 _TORCH_METHODS = {
     "cuda": "use model.to(device=...) or model.to('cupy')",
     "eval": "dropout is off unless the call gets rng=",
+    "from_pretrained": "use xformer.load_pretrained(directory)",
+    "generate": "use xformer.generate(model, tokens)",
     "load_state_dict": "use xformer.tree.replace(model, arrays)",
     "parameters": "use model.named_parameters()",
+    "save_pretrained": "use xformer.save_pretrained(model, directory)",
     "state_dict": "use dict(model.named_parameters())",
     "train": "dropout is on if the call gets rng=xformer.Rng(seed); to train, see xformer.fit",
     "zero_grad": "value_and_grad returns new gradients",

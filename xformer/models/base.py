@@ -135,11 +135,14 @@ class BaseModel(Module):
             CheckpointError: If the file does not contain a model of this class.
             BackendError: If the library, dtype or device is not available.
         """
+        if os.path.isdir(path):
+            raise CheckpointError(f"{path} is a directory; load it with xformer.load_pretrained(directory)")
         arrays, metadata = load_arrays(path)
         if metadata.get("format") != "xformer" or "config" not in metadata:
             raise CheckpointError(
                 f"{path} is a safetensors file without the configuration of an xformer model; "
-                "read the parameters of another Module with xformer.load_parameters(module, path)"
+                "load a public checkpoint by its directory, with xformer.load_pretrained(directory), and parameters of "
+                "another Module with xformer.load_parameters(module, path)"
             )
         name = metadata.get("model", "Transformer")
         if name not in _MODELS:
