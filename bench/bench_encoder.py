@@ -14,7 +14,7 @@ import pytest
 from recorder import Recorder, baseline, xformer_specs
 from workloads import small_model
 
-from xformer.benchmarks import stacks
+from xformer.benchmarks import Spec, stacks
 
 ROUNDS = 15
 BASE = {"heads": 8, "head_dim": 64, "layers": 6}
@@ -35,6 +35,9 @@ def test_encoder(benchmark: Any, recorder: Recorder, sizes: dict[str, int]) -> N
     recorder.measure(benchmark, "encoder", stacks.encoder_workload(sizes), specs, ROUNDS)
 
 
-def test_small_model(benchmark: Any, recorder: Recorder) -> None:
+@pytest.mark.parametrize("sizes", [SMALL, {**SMALL, "batch": 4, "gradient": True}], ids=["forward", "gradient"])
+def test_small_model(benchmark: Any, recorder: Recorder, sizes: dict[str, Any]) -> None:
     specs = [*xformer_specs("workloads.small_model:build"), *torch_specs("build_model")]
-    recorder.measure(benchmark, "small-model", small_model.workload(SMALL), specs, ROUNDS)
+    settings = {"backend": "numpy", "captured": True}
+    specs.insert(1, Spec("xformer numpy, captured", "workloads.small_model:build", settings))
+    recorder.measure(benchmark, "small-model", small_model.workload(sizes), specs, ROUNDS)

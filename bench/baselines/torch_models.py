@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from workloads.small_model import make_ids
+from workloads.small_model import fingerprint, make_ids
 
 import xformer as xf
 from baselines.torch_attention import later, load_attention, load_linear
@@ -29,10 +29,22 @@ def build_encoder(settings: dict[str, Any]) -> Computation:
 
 
 def build_model(settings: dict[str, Any]) -> Computation:
-    """Build the forward pass of a whole model."""
+    """Build the forward pass of a whole model, or its loss and gradient."""
     model = Translator(xf.Transformer(stacks.config(settings), xp="numpy", seed=0)).eval()
-    metadata = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
-    return torch_computation(_compiled(model, settings), list(map(tensor, make_ids(settings))), metadata=metadata)
+    parameters = list(model.parameters())
+    metadata = {"parameters": sum(parameter.numel() for parameter in parameters)}
+    forward, arrays = _compiled(model, settings), list(map(tensor, make_ids(settings)))
+    if not settings.get("gradient"):
+        return torch_computation(forward, arrays, metadata=metadata)
+    *ids, labels = arrays
+
+    def step(index: int) -> tuple[Any, ...]:
+        losses = nn.functional.cross_entropy(
+            forward(*ids).flatten(0, 1), labels.flatten(), ignore_index=0, reduction="none"
+        )
+        return (losses.mean().detach(), *torch.autograd.grad(losses.mean(), parameters))
+
+    return Computation(step, fingerprint, metadata)
 
 
 def _compiled(module: nn.Module, settings: dict[str, Any]) -> Any:

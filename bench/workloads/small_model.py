@@ -1,36 +1,57 @@
-"""Forward pass of a whole model, which for a small model is mostly overhead."""
+"""Forward pass and gradient of a whole model, which for a small model are mostly overhead."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 import xformer as xf
-from xformer.benchmarks import Backend, Computation, Workload
+from xformer.backends import array_namespace
+from xformer.benchmarks import Backend, Computation, Workload, computation
 from xformer.benchmarks.stacks import config, model_flops, sentences
 
 
 def workload(settings: dict[str, Any]) -> Workload:
-    """Return the workload of a batch; settings: batch, length, heads, head_dim, layers, vocabulary."""
+    """Return the workload of a batch; settings: batch, length, heads, head_dim, layers, vocabulary, gradient."""
     model_config, tokens = config(settings), settings["batch"] * settings["length"]
     layers = f"{settings['layers']}+{settings['layers']} layers"
-    name = f"model {settings['batch']}x{settings['length']}, {layers}, d_model {model_config.d_model}, forward"
-    return Workload(name, settings, (tokens,), model_flops(model_config, tokens, settings["length"]))
+    computed, passes = ("loss and gradient", 3) if settings.get("gradient") else ("forward", 1)
+    name = f"model {settings['batch']}x{settings['length']}, {layers}, d_model {model_config.d_model}, {computed}"
+    return Workload(name, settings, (tokens,), passes * model_flops(model_config, tokens, settings["length"]))
 
 
 def make_ids(settings: dict[str, Any]) -> list[Any]:
-    """Return source and target as NumPy arrays of shape (batch, length)."""
+    """Return source and target, and labels with a gradient, as NumPy arrays of shape (batch, length)."""
     sizes = settings["batch"], settings["length"], settings["vocabulary"]
-    return [np.asarray(sentences(*sizes, seed=seed)) for seed in (0, 1)]
+    return [np.asarray(sentences(*sizes, seed=seed)) for seed in range(3 if settings.get("gradient") else 2)]
+
+
+def fingerprint(result: Any) -> list[list[float]]:
+    """Return the loss: libraries order gradients differently."""
+    return computation.fingerprint(result[:1])
+
+
+def _loss(model: Any, source: Any, target: Any, labels: Any) -> Any:
+    losses = xf.ops.cross_entropy(model(source, target), labels, pad_id=0)
+    return array_namespace(losses).mean(losses)
 
 
 def build(settings: dict[str, Any]) -> Computation:
-    """Build the forward pass by xformer on settings["backend"]."""
+    """Build the computation by xformer on settings["backend"], by `xf.capture` with settings["captured"]."""
     backend = Backend(settings["backend"])
     model = xf.Transformer(config(settings), xp=backend.xp, seed=0)
     arrays = [backend.array(side) for side in make_ids(settings)]
     metadata = {"parameters": model.parameter_count()}
-    return backend.computation(
-        lambda model, source, target: (model(source, target),), model, *arrays, metadata=metadata
-    )
+    if settings.get("gradient"):
+        function = xf.value_and_grad(_loss)
+    else:
+
+        def function(model: Any, *ids: Any) -> Any:
+            return (model(*ids),)
+
+    if settings.get("captured"):
+        function = xf.capture(function)
+    result = backend.computation(function, model, *arrays, metadata=metadata)
+    return replace(result, fingerprint=fingerprint) if settings.get("gradient") else result

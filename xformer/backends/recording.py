@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import array_api_compat.numpy as compat
 import numpy as np
 
 from xformer.errors import CaptureError
@@ -396,12 +396,12 @@ def call_on_host(function: Callable[..., Any], *args: Any) -> Any:
 class RecordingNamespace:
     """The functions of NumPy for RecordedArrays: plain arrays beside a recorded one are recorded too."""
 
-    __name__ = compat.__name__
+    __name__ = "array_api_compat.numpy"
     trace_level = 0
 
     def __getattr__(self, name: str) -> Any:
         """Bind a function at its first use."""
-        function = getattr(compat, name)
+        function = getattr(importlib.import_module(self.__name__), name)
         if callable(function) and not isinstance(function, type):
             function = _bind_creation(function) if name in _CREATION else _bind(function)
             setattr(self, name, function)
@@ -419,7 +419,7 @@ def _bind_creation(function: Callable[..., Any]) -> Callable[..., Any]:
         tape, result = current_tape(), function(*args, **keywords)
         if tape is None:
             return result
-        if function is not compat.empty and result.size:
+        if function.__name__ != "empty" and result.size:
             tape.append(np.ndarray.fill, (result, result.flat[0]))
         return tape.own(result)
 
