@@ -95,3 +95,4 @@ class DecodingSteps:
             return
         capacity = max(_MIN_CAPACITY, 2 ** math.ceil(math.log2(self._length + 1)))
         self.cache = self._model.to_static(self.cache, int(min(capacity, self._max_capacity)))
+        self._recording = None  # of the smaller cache
