@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.cli.test_train_lm import RECIPE, TEXT
-from xformer.cli.generate import generate
+from xformer.cli.generate import _print_stream, generate
 from xformer.cli.main import exit_code
 from xformer.pipelines import TextGenerator
 
@@ -126,6 +126,16 @@ def test_one_prompt_is_streamed_to_a_terminal(xformer, run, generator, monkeypat
     assert (done.code, done.out) == (0, blocks(["one"], generator(["one"], max_new_tokens=30)))
     assert len(texts) > 10
     assert xformer(*options, "--json").out.count("\n") == 1
+
+
+def test_an_interrupted_stream_ends_its_line(capsys):
+    def texts():
+        yield "upon a"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _print_stream("Once ", texts())
+    assert capsys.readouterr().out == "Once upon a\n"
 
 
 @pytest.mark.parametrize("backend", ["torch", "array_api_strict"])

@@ -87,6 +87,17 @@ def test_a_run_of_version_0_1_is_refused(tmp_path):
         RunDirectory(tmp_path).read_config()
 
 
+def test_a_checkpoint_is_not_a_run(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(
+        CheckpointError, match="is a checkpoint in the Hugging Face format; expected the directory of a"
+    ):
+        RunDirectory(tmp_path).read_config()
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match=r"model\.gguf is a GGUF file; expected the directory of a run"):
+        RunDirectory(tmp_path / "model.gguf").read_config()
+
+
 def test_the_digest_is_that_of_sha256sum(tmp_path):
     (tmp_path / "file").write_bytes(b"content")
     assert sha256(tmp_path / "file") == hashlib.sha256(b"content").hexdigest()

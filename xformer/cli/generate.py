@@ -148,9 +148,13 @@ def generate(
 
 
 def _print_stream(prompt: str, texts: Iterable[str]) -> None:
-    """Print a prompt and its continuation as it is generated."""
-    for text in itertools.chain([prompt], texts, ["\n"]):
-        sys.stdout.write(text)
+    """Print a prompt and its continuation as it is generated, and end the line, also after Ctrl-C."""
+    try:
+        for text in itertools.chain([prompt], texts):
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    finally:
+        sys.stdout.write("\n")
         sys.stdout.flush()
 
 

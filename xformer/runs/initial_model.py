@@ -35,7 +35,10 @@ class InitialModel:
     def __init__(self, path: Path) -> None:
         check_exists(path)
         if path.is_file() or find_gguf(path) is not None:
-            raise CheckpointError(f"{path} is a GGUF file; --init expects a run or safetensors files with config.json")
+            raise CheckpointError(
+                f"{path} is a GGUF file; --init expects a run or safetensors files with config.json, which "
+                "xformer.save_pretrained(model, directory) and tokenizer.save(directory) write"
+            )
         self.path = path
         self.run = None if is_public(path) else RunDirectory(path)
         self.pretrained = path if self.run is None else self.run.pretrained_files()

@@ -11,6 +11,7 @@ from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.checkpoint import describe_missing
+from xformer.families.gguf_file import find_gguf
 from xformer.io import atomic_write, lock_directory, read_json, unwritable_parent, write_json
 from xformer.text import PretrainedTokenizer, Tokenizer, load_tokenizer
 
@@ -121,9 +122,15 @@ class RunDirectory:
 
     def read_config(self) -> dict[str, Any]:
         """Return the configuration; raise CheckpointError if the directory holds no run or it is damaged."""
+        if find_gguf(self.path) is not None:
+            raise CheckpointError(f"{self.path} is a GGUF file; expected the directory of a run")
         if not self.config.exists():
             raise CheckpointError(describe_missing(self.path))
         config = read_json(self.config, "run configuration")
+        if "model_type" in config:
+            raise CheckpointError(
+                f"{self.path} is a checkpoint in the Hugging Face format; expected the directory of a run"
+            )
         if config.get("format") != FORMAT:
             raise CheckpointError(f"{self.path} was written by xformer 0.1; use that version, or train again")
         for key in ("model", "tokenizer", "training"):
