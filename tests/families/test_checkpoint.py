@@ -93,10 +93,10 @@ def test_huge_values_are_abbreviated(checkpoint, key):
         ({"quantization_config": {"quant_method": "gptq"}}, r"is quantized \(gptq\)"),
         (
             {"attention_chunk_size": 8},
-            r"has the key 'attention_chunk_size' \(8\), which the family llama does not know",
+            r"has the key 'attention_chunk_size' \(8\), which xformer does not know in models of type llama",
         ),
         ({"hidden_size": "removed"}, "has no key 'hidden_size'"),
-        ({"hidden_act": "xielu"}, "hidden_act 'xielu'; expected one of relu, gelu"),
+        ({"hidden_act": "xielu"}, "hidden_act 'xielu'; expected 'silu' or 'swish'"),
         ({"intermediate_size": 41}, "gate_proj.weight has shape .* config.json implies"),
         ({"num_hidden_layers": 1}, "has the tensor model.layers.1.* which the model of its config.json does not use"),
         ({"num_hidden_layers": 3}, "lacks the tensor model.layers.2"),

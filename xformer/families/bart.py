@@ -1,4 +1,4 @@
-"""BART and the encoder-decoders of its kind: mBART, Marian (OPUS-MT), Pegasus, M2M-100 and NLLB.
+"""BART and encoder-decoders of similar architecture: mBART, Marian (OPUS-MT), Pegasus, M2M-100 and NLLB.
 
 Lewis et al. (2020); Liu et al. (2020); Junczys-Dowmunt et al. (2018); Zhang et al. (2020); Fan et al. (2021); NLLB team
 (2022).
@@ -11,12 +11,12 @@ from typing import Any
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import Layout, linear, row, rows_from, same, transposed, unchanged
-from xformer.families.values import activation_of, decoder_ids, name_of_activation
+from xformer.families.layouts import Layout, affine, attention, linear, same, single_row, skip_rows, transposed
+from xformer.families.values import read_activation, read_decoder_ids, write_activation
 from xformer.models import Transformer, TransformerConfig
 
-# Fields in which the kinds differ.
-_KINDS: dict[str, dict[str, Any]] = {
+# {model type: fields in which the types differ}
+_FIELDS: dict[str, dict[str, Any]] = {
     "bart": {"norm_position": "post", "positions": "learned", "embedding_norm": True},
     "mbart": {"norm_position": "pre", "positions": "learned", "embedding_norm": True},
     "marian": {"norm_position": "post", "positions": "sinusoidal", "sinusoidal_layout": "halves"},
@@ -33,25 +33,23 @@ _CLASSES = {
 
 
 def read_config(reader: ConfigReader) -> TransformerConfig:
-    """Translate the config.json of a model of this kind."""
+    """Translate the config.json of a model of one of the types above."""
     reader.skip("dropout", "attention_dropout", "activation_dropout", "classifier_dropout", "classif_dropout")
     reader.skip("encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers", "extra_pos_embeddings")
     reader.skip("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "tie_word_embeddings", "tokenizer_class")
     reader.skip("static_position_embeddings", "hidden_size", "num_attention_heads", "force_bos_token_to_be_generated")
-    for name, values in {
-        "add_bias_logits": (False,),
-        "add_final_layer_norm": (_KINDS[reader.model_type]["norm_position"] == "pre",),
-        "normalize_before": (_KINDS[reader.model_type]["norm_position"] == "pre",),
-        "normalize_embedding": (_KINDS[reader.model_type].get("embedding_norm", False),),
-    }.items():  # keys of old files
-        reader.require(name, *values)
-    heads, d_ff = reader.count("encoder_attention_heads"), reader.count("encoder_ffn_dim")
-    reader.require("decoder_attention_heads", heads)
+    fields = _FIELDS[reader.model_type]
+    reader.require("add_bias_logits", False)  # this and the next three are keys of old files
+    reader.require("add_final_layer_norm", fields["norm_position"] == "pre")
+    reader.require("normalize_before", fields["norm_position"] == "pre")
+    reader.require("normalize_embedding", fields.get("embedding_norm", False))
+    num_heads, d_ff = reader.count("encoder_attention_heads"), reader.count("encoder_ffn_dim")
+    reader.require("decoder_attention_heads", num_heads)
     reader.require("decoder_ffn_dim", d_ff)
     vocab_size = reader.count("vocab_size")
-    share = reader.flag("share_encoder_decoder_embeddings", default=True)
+    is_shared = reader.flag("share_encoder_decoder_embeddings", default=True)
     target_vocab_size = reader.count("decoder_vocab_size", default=vocab_size)
-    if share and target_vocab_size != vocab_size:
+    if is_shared and target_vocab_size != vocab_size:
         raise CheckpointError(
             f"{reader.path} has decoder_vocab_size {target_vocab_size}; shared embeddings expect {vocab_size}"
         )
@@ -61,36 +59,36 @@ def read_config(reader: ConfigReader) -> TransformerConfig:
         num_encoder_layers=reader.count("encoder_layers"),
         num_decoder_layers=reader.count("decoder_layers"),
         d_model=reader.count("d_model"),
-        num_heads=heads,
+        num_heads=num_heads,
         d_ff=d_ff,
-        activation=activation_of(reader, "activation_function", default="gelu"),
+        activation=read_activation(reader, "activation_function", default="gelu"),
         max_positions=reader.count("max_position_embeddings"),
         scale_embeddings=reader.flag("scale_embedding", default=reader.model_type == "m2m_100"),
-        share_embeddings=share,
+        share_embeddings=is_shared,
         dropout=0.0,
         tie_output="lm_head.weight" in reader.tied,
         output_bias="final_logits_bias" in reader.tensors,
-        **_KINDS[reader.model_type],
-        **decoder_ids(reader),
+        **fields,
+        **read_decoder_ids(reader),
     )
 
 
 def write_config(config: TransformerConfig) -> dict[str, Any]:
-    """Translate a configuration into the config.json of the kind that has its norms and positions."""
-    kinds = [
+    """Translate a configuration into the config.json of the type that has its norms and positions."""
+    model_types = [
         model_type
-        for model_type, kind in _KINDS.items()
-        if all(getattr(config, name) == value for name, value in {"embedding_norm": False, **kind}.items())
+        for model_type, fields in _FIELDS.items()
+        if all(getattr(config, name) == value for name, value in {"embedding_norm": False, **fields}.items())
     ]
-    if not kinds:
+    if not model_types:
         raise ConfigError(
-            f"norm_position {config.norm_position!r}, positions {config.positions!r} ({config.sinusoidal_layout}) and "
-            f"embedding_norm {config.embedding_norm} are together in none of {', '.join(_KINDS)}"
+            f"norm_position is {config.norm_position!r}, positions {config.positions!r} ({config.sinusoidal_layout}), "
+            f"embedding_norm {config.embedding_norm}; none of {', '.join(_FIELDS)} has this combination"
         )
-    model_type = kinds[0]
+    model_type = model_types[0]
     if not config.share_embeddings and model_type != "marian":
         raise ConfigError(f"share_embeddings is false; {model_type} expects true")
-    return {
+    values = {
         "architectures": [_CLASSES[model_type]],
         "model_type": model_type,
         "is_encoder_decoder": True,
@@ -102,7 +100,7 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
         "decoder_attention_heads": config.num_heads,
         "encoder_ffn_dim": config.d_ff,
         "decoder_ffn_dim": config.d_ff,
-        "activation_function": name_of_activation(config),
+        "activation_function": write_activation(config),
         "max_position_embeddings": config.max_positions,
         "scale_embedding": config.scale_embeddings,
         "tie_word_embeddings": config.tie_output,
@@ -111,39 +109,29 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
         "eos_token_id": config.eos_id,
         "decoder_start_token_id": config.bos_id,
         "forced_eos_token_id": None,
-        **(
-            {
-                "share_encoder_decoder_embeddings": config.share_embeddings,
-                "decoder_vocab_size": config.target_vocab_size,
-            }
-            if model_type == "marian"
-            else {}
-        ),
     }
-
-
-def _attention(tensor: str, parameter: str) -> dict[str, Layout]:
-    parts = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
-    layouts = (linear(f"{tensor}.{theirs}", f"{parameter}.{ours}") for theirs, ours in parts.items())
-    return {name: layout for each in layouts for name, layout in each.items()}
+    if model_type == "marian":
+        values["share_encoder_decoder_embeddings"] = config.share_embeddings
+        values["decoder_vocab_size"] = config.target_vocab_size
+    return values
 
 
 def stack(side: str) -> dict[str, Layout]:
-    """Return the layouts of the layers of one side, "encoder" or "decoder"."""
+    """Return the layouts of one side, "encoder" or "decoder": its positions, layers and norms."""
     theirs, ours = f"model.{side}.layers.{{i}}.", f"{side}.{{i}}."
     tensors = {
-        f"model.{side}.embed_positions.weight": rows_from(2, f"{side}_input.positions.weight"),
-        **unchanged(f"model.{side}.layernorm_embedding", f"{side}_input.norm"),
-        **_attention(theirs + "self_attn", ours + "self_attention"),
-        **unchanged(theirs + "self_attn_layer_norm", ours + "self_attention_residual.norm"),
-        **unchanged(theirs + "final_layer_norm", ours + "feed_forward_residual.norm"),
-        **unchanged(f"model.{side}.layer_norm", f"{side}_norm"),
+        f"model.{side}.embed_positions.weight": skip_rows(2, f"{side}_input.positions.weight"),
+        **affine(f"model.{side}.layernorm_embedding", f"{side}_input.norm"),
+        **attention(theirs + "self_attn", ours + "self_attention"),
+        **affine(theirs + "self_attn_layer_norm", ours + "self_attention_residual.norm"),
+        **linear(theirs + "fc1", ours + "feed_forward.up"),
+        **linear(theirs + "fc2", ours + "feed_forward.down"),
+        **affine(theirs + "final_layer_norm", ours + "feed_forward_residual.norm"),
+        **affine(f"model.{side}.layer_norm", f"{side}_norm"),
     }
     if side == "decoder":
-        tensors |= _attention(theirs + "encoder_attn", ours + "cross_attention")
-        tensors |= unchanged(theirs + "encoder_attn_layer_norm", ours + "cross_attention_residual.norm")
-    for layer, part in (("fc1", "up"), ("fc2", "down")):
-        tensors |= linear(f"{theirs}{layer}", f"{ours}feed_forward.{part}")
+        tensors |= attention(theirs + "encoder_attn", ours + "cross_attention")
+        tensors |= affine(theirs + "encoder_attn_layer_norm", ours + "cross_attention_residual.norm")
     return tensors
 
 
@@ -159,14 +147,14 @@ def _tensors(config: TransformerConfig) -> dict[str, Layout]:
         **embeddings,
         **stack("encoder"),
         **stack("decoder"),
-        "final_logits_bias": row("output_bias"),
+        "final_logits_bias": single_row("output_bias"),
         "lm_head.weight": transposed("output.weight"),
     }
 
 
 BART = register(
     Family(
-        model_types=tuple(_KINDS),
+        model_types=tuple(_FIELDS),
         model=Transformer,
         read_config=read_config,
         write_config=write_config,

@@ -10,32 +10,31 @@ from typing import Any
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import Layout, linear, rows_from, same, unchanged
+from xformer.families.layouts import Layout, affine, attention, linear, same, skip_rows
 from xformer.families.values import (
-    activation_of,
     has_tensor,
-    labels_of,
-    name_of_activation,
-    special_ids,
+    read_activation,
+    read_labels,
+    read_special_ids,
+    write_activation,
     write_labels,
 )
 from xformer.models import Encoder, EncoderConfig
 
-_ROBERTA = ("roberta", "xlm-roberta")
+_ROBERTA_TYPES = ("roberta", "xlm-roberta")
 
 
 def read_config(reader: ConfigReader) -> EncoderConfig:
-    """Translate the config.json of BERT or RoBERTa; the tensors say which heads there are."""
+    """Translate the config.json of BERT or RoBERTa; the names of the tensors determine the heads."""
     reader.require("position_embedding_type", "absolute")
     reader.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "tie_word_embeddings")
     reader.skip("output_hidden_size", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers")
     reader.skip("pooler_size_per_head", "pooler_type", "directionality")
-    is_roberta = reader.model_type in _ROBERTA
-    max_positions, activation = (
-        reader.count("max_position_embeddings"),
-        activation_of(reader, "hidden_act", default="gelu"),
-    )
+    is_roberta = reader.model_type in _ROBERTA_TYPES
+    activation = read_activation(reader, "hidden_act", default="gelu")
+    max_positions = reader.count("max_position_embeddings")
     has_pooler = has_tensor(reader, "pooler.dense.weight") or has_tensor(reader, "classifier.dense.weight")
+    has_masked_lm = has_tensor(reader, "transform.dense.weight") or has_tensor(reader, "lm_head.dense.weight")
     return EncoderConfig(
         vocab_size=reader.count("vocab_size"),
         num_layers=reader.count("num_hidden_layers"),
@@ -52,11 +51,10 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
         scale_embeddings=False,
         dropout=0.0,
         pooler="tanh" if has_pooler else "none",
-        **labels_of(reader),
-        masked_lm=has_tensor(reader, "predictions.transform.dense.weight")
-        or has_tensor(reader, "lm_head.dense.weight"),
+        **read_labels(reader),
+        masked_lm=has_masked_lm,
         masked_lm_activation="gelu" if is_roberta else activation,
-        **special_ids(reader),
+        **read_special_ids(reader),
     )
 
 
@@ -64,21 +62,23 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of BERT."""
     if config.num_labels and config.masked_lm:
         raise ConfigError("masked_lm is true and num_labels is not 0; bert expects one head")
-    architecture = "BertForMaskedLM" if config.masked_lm else "BertModel"
-    if config.pooler == "relu" or (config.num_labels and config.pooler != "tanh") or not config.num_token_types:
-        raise ConfigError(
-            f"pooler is {config.pooler!r} and num_token_types {config.num_token_types}; "
-            "bert expects 'tanh' and at least 1"
-        )
+    if config.pooler == "relu" or (config.num_labels and config.pooler == "none"):
+        raise ConfigError(f"pooler is {config.pooler!r}; bert expects 'tanh'")
+    if not config.num_token_types:
+        raise ConfigError("num_token_types is 0; bert expects at least 1")
+    if config.num_labels:
+        architecture = "BertForSequenceClassification"
+    else:
+        architecture = "BertForMaskedLM" if config.masked_lm else "BertModel"
     return {
-        "architectures": ["BertForSequenceClassification" if config.num_labels else architecture],
+        "architectures": [architecture],
         "model_type": "bert",
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
         "intermediate_size": config.d_ff,
-        "hidden_act": name_of_activation(config),
+        "hidden_act": write_activation(config),
         "layer_norm_eps": config.norm_epsilon,
         "max_position_embeddings": config.max_positions,
         "type_vocab_size": config.num_token_types,
@@ -88,18 +88,22 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
 
 
 _LAYER, _OURS = "encoder.layer.{i}.", "layers.{i}."
-_STACK = {
+_SHARED_TENSORS = {
     "embeddings.word_embeddings.weight": same("embedding.weight"),
     "embeddings.token_type_embeddings.weight": same("token_types.weight"),
-    **unchanged("embeddings.LayerNorm", "input.norm"),
-    **linear(_LAYER + "attention.self.query", _OURS + "self_attention.query"),
-    **linear(_LAYER + "attention.self.key", _OURS + "self_attention.key"),
-    **linear(_LAYER + "attention.self.value", _OURS + "self_attention.value"),
-    **linear(_LAYER + "attention.output.dense", _OURS + "self_attention.output"),
-    **unchanged(_LAYER + "attention.output.LayerNorm", _OURS + "self_attention_residual.norm"),
+    **affine("embeddings.LayerNorm", "input.norm"),
+    **attention(
+        _LAYER + "attention",
+        _OURS + "self_attention",
+        query="self.query",
+        key="self.key",
+        value="self.value",
+        output="output.dense",
+    ),
+    **affine(_LAYER + "attention.output.LayerNorm", _OURS + "self_attention_residual.norm"),
     **linear(_LAYER + "intermediate.dense", _OURS + "feed_forward.up"),
     **linear(_LAYER + "output.dense", _OURS + "feed_forward.down"),
-    **unchanged(_LAYER + "output.LayerNorm", _OURS + "feed_forward_residual.norm"),
+    **affine(_LAYER + "output.LayerNorm", _OURS + "feed_forward_residual.norm"),
 }
 
 BERT = register(
@@ -116,11 +120,11 @@ BERT = register(
         ignored=("*.position_ids", "cls.seq_relationship.*"),
         renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
         tensors={
-            **{f"bert.{name}": layout for name, layout in _STACK.items()},
+            **{f"bert.{name}": layout for name, layout in _SHARED_TENSORS.items()},
             "bert.embeddings.position_embeddings.weight": same("input.positions.weight"),
             **linear("bert.pooler.dense", "pooler.linear"),
             **linear("cls.predictions.transform.dense", "masked_lm.linear"),
-            **unchanged("cls.predictions.transform.LayerNorm", "masked_lm.norm"),
+            **affine("cls.predictions.transform.LayerNorm", "masked_lm.norm"),
             "cls.predictions.bias": same("masked_lm.bias"),
             **linear("classifier", "classifier"),
         },
@@ -129,14 +133,14 @@ BERT = register(
 
 
 def _roberta_tensors(config: EncoderConfig) -> dict[str, Layout]:
-    # The classifier has a layer of its own in place of the pooler.
+    # With a classifier, its first layer takes the role of the pooler.
     pooler = "classifier.dense" if config.num_labels else "roberta.pooler.dense"
     return {
-        **{f"roberta.{name}": layout for name, layout in _STACK.items()},
-        "roberta.embeddings.position_embeddings.weight": rows_from(2, "input.positions.weight"),
+        **{f"roberta.{name}": layout for name, layout in _SHARED_TENSORS.items()},
+        "roberta.embeddings.position_embeddings.weight": skip_rows(2, "input.positions.weight"),
         **linear(pooler, "pooler.linear"),
         **linear("lm_head.dense", "masked_lm.linear"),
-        **unchanged("lm_head.layer_norm", "masked_lm.norm"),
+        **affine("lm_head.layer_norm", "masked_lm.norm"),
         "lm_head.bias": same("masked_lm.bias"),
         **linear("classifier.out_proj", "classifier"),
     }
@@ -144,7 +148,7 @@ def _roberta_tensors(config: EncoderConfig) -> dict[str, Layout]:
 
 ROBERTA = register(
     Family(
-        model_types=_ROBERTA,
+        model_types=_ROBERTA_TYPES,
         model=Encoder,
         read_config=read_config,
         prefix="roberta.",
@@ -160,10 +164,10 @@ ROBERTA = register(
 
 
 def read_distilbert_config(reader: ConfigReader) -> EncoderConfig:
-    """Translate the config.json of DistilBERT; the tensors say which heads there are."""
+    """Translate the config.json of DistilBERT; the names of the tensors determine the heads."""
     reader.skip("dropout", "attention_dropout", "qa_dropout", "seq_classif_dropout", "tie_word_embeddings")
-    reader.skip("sinusoidal_pos_embds")  # they are stored, and not trained
-    activation = activation_of(reader, "activation", default="gelu")
+    reader.skip("sinusoidal_pos_embds")  # the file contains the positions either way
+    activation = read_activation(reader, "activation", default="gelu")
     return EncoderConfig(
         vocab_size=reader.count("vocab_size"),
         num_layers=reader.count("n_layers", "num_hidden_layers"),
@@ -179,14 +183,14 @@ def read_distilbert_config(reader: ConfigReader) -> EncoderConfig:
         scale_embeddings=False,
         dropout=0.0,
         pooler="relu" if has_tensor(reader, "pre_classifier.weight") else "none",
-        **labels_of(reader),
+        **read_labels(reader),
         masked_lm=has_tensor(reader, "vocab_transform.weight"),
         masked_lm_activation=activation,
-        **special_ids(reader),
+        **read_special_ids(reader),
     )
 
 
-_DISTIL = "distilbert.transformer.layer.{i}."
+_DISTIL_LAYER = "distilbert.transformer.layer.{i}."
 DISTILBERT = register(
     Family(
         model_types=("distilbert",),
@@ -198,17 +202,21 @@ DISTILBERT = register(
         tensors={
             "distilbert.embeddings.word_embeddings.weight": same("embedding.weight"),
             "distilbert.embeddings.position_embeddings.weight": same("input.positions.weight"),
-            **unchanged("distilbert.embeddings.LayerNorm", "input.norm"),
-            **linear(_DISTIL + "attention.q_lin", _OURS + "self_attention.query"),
-            **linear(_DISTIL + "attention.k_lin", _OURS + "self_attention.key"),
-            **linear(_DISTIL + "attention.v_lin", _OURS + "self_attention.value"),
-            **linear(_DISTIL + "attention.out_lin", _OURS + "self_attention.output"),
-            **unchanged(_DISTIL + "sa_layer_norm", _OURS + "self_attention_residual.norm"),
-            **linear(_DISTIL + "ffn.lin1", _OURS + "feed_forward.up"),
-            **linear(_DISTIL + "ffn.lin2", _OURS + "feed_forward.down"),
-            **unchanged(_DISTIL + "output_layer_norm", _OURS + "feed_forward_residual.norm"),
+            **affine("distilbert.embeddings.LayerNorm", "input.norm"),
+            **attention(
+                _DISTIL_LAYER + "attention",
+                _OURS + "self_attention",
+                query="q_lin",
+                key="k_lin",
+                value="v_lin",
+                output="out_lin",
+            ),
+            **affine(_DISTIL_LAYER + "sa_layer_norm", _OURS + "self_attention_residual.norm"),
+            **linear(_DISTIL_LAYER + "ffn.lin1", _OURS + "feed_forward.up"),
+            **linear(_DISTIL_LAYER + "ffn.lin2", _OURS + "feed_forward.down"),
+            **affine(_DISTIL_LAYER + "output_layer_norm", _OURS + "feed_forward_residual.norm"),
             **linear("vocab_transform", "masked_lm.linear"),
-            **unchanged("vocab_layer_norm", "masked_lm.norm"),
+            **affine("vocab_layer_norm", "masked_lm.norm"),
             "vocab_projector.bias": same("masked_lm.bias"),
             **linear("pre_classifier", "pooler.linear"),
             **linear("classifier", "classifier"),

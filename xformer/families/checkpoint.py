@@ -28,7 +28,7 @@ _HUB_NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.gguf)(?<!\.safetensors)"
 
 
 def is_public(directory: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a GGUF file or a directory with a public checkpoint, and not a run of xformer.
+    """Return whether a path is a public checkpoint (a directory or a GGUF file) rather than a run of xformer.
 
     Raises:
         CheckpointError: If the path does not exist, or config.json is damaged.
@@ -47,7 +47,7 @@ def check_exists(directory: str | os.PathLike[str]) -> None:
 
 
 def describe_missing(path: Path) -> str:
-    """Return the error for a path that has neither a run nor a public checkpoint."""
+    """Return an error message for a path that is neither a run nor a public checkpoint."""
     expected = (
         "expected the directory of a run, a directory in the Hugging Face format (config.json, model.safetensors, "
         "tokenizer.json) or a .gguf file"
@@ -66,7 +66,7 @@ class Checkpoint(NamedTuple):
 
     Attributes:
         family: Its family.
-        model: The model with its configuration; its parameters have shapes and no values.
+        model: The model, whose parameters are zeros that take no memory.
         tensors: The tensors of the files.
         config_path: The file with the configuration.
     """
@@ -78,7 +78,7 @@ class Checkpoint(NamedTuple):
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Read the configuration and the list of tensors of a public checkpoint; errors are those of `load_pretrained`."""
+    """Read the configuration of a public checkpoint and the names of its tensors; raises as `load_pretrained` does."""
     gguf = find_gguf(path)
     if gguf is not None:
         file = GGUFFile(gguf)
@@ -114,24 +114,24 @@ def load_pretrained(
 ) -> BaseModel:
     """Load a model: a public checkpoint in the Hugging Face format, a GGUF file of llama.cpp, or a run of xformer.
 
-    Tensors are read one at a time, so that memory holds the model and one tensor. Nothing is downloaded, no code of
-    the checkpoint is run, and no key of config.json and no tensor is ignored silently.
+    Tensors are read one at a time, so that memory holds the model and one tensor. Nothing is downloaded, and no code of
+    the checkpoint runs. An unknown tensor or key of config.json is an error.
 
     Args:
         directory: Directory with config.json and safetensors files, or with one GGUF file; a GGUF file; or a
             safetensors file that `BaseModel.save` wrote.
         xp: Array library, as a module or by name.
-        dtype: Floating dtype of the parameters; default the file's, or float32 if the library lacks it, for bfloat16
-            in NumPy, and for quantized tensors of GGUF files.
+        dtype: Floating dtype of the parameters. Default: that of the file; float32 if the library lacks it, for
+            bfloat16 in NumPy, and for quantized tensors of GGUF files.
         device: Device of the parameters, as the library names it.
-        progress: Called with the number of parameters read and their total after each tensor.
+        progress: Called after each tensor with the number of values read and their total.
 
     Returns:
         A `LanguageModel`, `Transformer`, `SpeechTransformer`, `Encoder` or `ImageEncoder`.
 
     Raises:
-        CheckpointError: If the checkpoint is damaged, of an unknown family, or computes something that xformer does
-            not.
+        CheckpointError: If the checkpoint is damaged, of an unknown family, or needs a computation that xformer does
+            not have.
         BackendError: If the library, dtype or device is not available, or the package gguf is missing.
 
     Example:
@@ -141,48 +141,57 @@ def load_pretrained(
     path = Path(directory)
     if not is_public(path) and (path.is_file() or (path / "model.safetensors").is_file()):
         return load(path if path.is_file() else path / "model.safetensors", xp=xp, dtype=dtype, device=device)
-    family, model, tensors, config_path = open_checkpoint(path)
+    checkpoint = open_checkpoint(path)
     xp = resolve(xp)
-    dtype = default_float(xp, restorable_dtype(xp, tensors.dtype()) if dtype is None else dtype)
+    dtype = default_float(xp, restorable_dtype(xp, checkpoint.tensors.dtype()) if dtype is None else dtype)
+    arrays = _read_parameters(checkpoint, path, xp=xp, dtype=dtype, device=device, progress=progress)
+    try:
+        return replace(checkpoint.model, arrays)
+    except (ConfigError, ShapeError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _read_parameters(
+    checkpoint: Checkpoint, path: Path, *, xp: Any, dtype: DType, device: Device, progress: Progress | None
+) -> dict[str, Any]:
+    """Read all tensors, and return the parameters by name; arguments and errors are those of `load_pretrained`."""
+    family, model, tensors, config_path = checkpoint
     shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
     layouts = family.layouts_of(model)
-    tensor_of = _tensors_by_name(path, family, tensors, layouts)
+    stored_names = _stored_names(path, family, tensors, layouts)
     arrays: dict[str, Any] = {}
     num_read, num_values = 0, sum(int(np.prod(shape)) for shape in shapes.values())
     for name, (layout, parameters) in layouts.items():
-        x = tensors.read(tensor_of[name])
+        x = tensors.read(stored_names[name])
         expected = [shapes[parameter] for parameter in parameters]
         for parameter, values, shape in zip(parameters, layout.split(x, expected), expected, strict=False):
             if tuple(values.shape) != shape:
                 raise CheckpointError(
-                    f"{path}: {tensor_of[name]} has shape {tuple(x.shape)}, which gives {parameter} the shape "
+                    f"{path}: {stored_names[name]} has shape {tuple(x.shape)}, which gives {parameter} the shape "
                     f"{tuple(values.shape)}; {config_path.name} implies {shape}"
                 )
             arrays[parameter] = from_host(xp, np.array(values, order="C"), dtype=dtype, device=device)
             num_read += int(np.prod(shape))
         if progress is not None:
             progress(num_read, num_values)
-    try:
-        return replace(model, arrays)
-    except (ConfigError, ShapeError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    return arrays
 
 
 def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, model_type: str | None = None) -> None:
     """Write a model as a checkpoint directory in the Hugging Face format.
 
-    The directory has config.json, model.safetensors and, for models that generate, generation_config.json. Models with
-    the sinusoidal positions of the paper are written with the features in another order, which gives the same outputs.
+    The directory gets config.json, model.safetensors and, for models that generate text, generation_config.json. If
+    sines and cosines of positions alternate, features are written in another order, which gives the same outputs.
 
     Args:
-        model: A model of a kind that a family has, whether loaded or trained with xformer.
+        model: A model that was loaded or trained with xformer.
         directory: Directory to write to; created if necessary.
         model_type: Model type to write, e.g. "gpt2". Default: one of the family that the model was loaded from, or else
             of the first family that computes the same.
 
     Raises:
-        ConfigError: If no family, or not the requested one, computes the same as the model (the error names the field),
-            or if the model is quantized.
+        ConfigError: If the model is quantized, or if no family, or not the requested one, computes the same; the error
+            names the field.
         CheckpointError: If the directory cannot be written.
     """
     if dtype := quantized_dtype(model):
@@ -195,7 +204,7 @@ def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, mode
 
 
 def save_with_config(model: BaseModel, config_path: Path, directory: Path) -> str:
-    """Write a model that was loaded from a public checkpoint, with the config.json of that checkpoint.
+    """Write a model that was loaded from a public checkpoint with the config.json of that checkpoint.
 
     Args:
         model: The model.
@@ -223,7 +232,7 @@ def _write(model: BaseModel, family: Family, values: dict[str, Any], directory: 
         if dtype_name(parameters[names[0]].dtype) == "bfloat16":
             x = x.astype(dtype_named(np, "bfloat16"))
         tensors[name] = x
-    for name, other in family.tied.items():  # the file decides: some configurations deny that the model is tied
+    for name, other in family.tied.items():  # config.json may say that a tied model is not: write both tensors
         if values.get("tie_word_embeddings") is False and name not in tensors and other in tensors:
             tensors[name] = tensors[other]
     directory.mkdir(parents=True, exist_ok=True)
@@ -233,7 +242,7 @@ def _write(model: BaseModel, family: Family, values: dict[str, Any], directory: 
 
 
 def _generation_config(model: BaseModel) -> dict[str, Any]:
-    """Return the special tokens, and those that are never generated, for programs that generate with the model."""
+    """Return the values of generation_config.json: special tokens and suppressed ones."""
     c = model.config
     start = {"decoder_start_token_id": c.bos_id} if isinstance(model, Transformer) else {"bos_token_id": c.bos_id}
     suppressed = {"suppress_tokens": sorted(c.suppressed_ids)} if c.suppressed_ids else {}
@@ -241,11 +250,10 @@ def _generation_config(model: BaseModel) -> dict[str, Any]:
 
 
 def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, dict[str, Any]]:
-    """Return the family to write and the values of config.json."""
-    if model_type is None:
-        families = [*([FAMILIES[model.model_type]] if model.model_type in FAMILIES else []), *FAMILIES.values()]
-    else:
-        families = [family_of(model_type, "the argument")]
+    """Return the family to write, and the values of config.json."""
+    requested = model.model_type if model_type is None else model_type
+    families = [] if requested is None else [family_of(requested, "the argument")]
+    families += FAMILIES.values() if model_type is None else []
     reasons = []
     for family in dict.fromkeys(families):
         if type(model.config) is not family.model.config_class:
@@ -263,12 +271,12 @@ def _writable_family(model: BaseModel, model_type: str | None) -> tuple[Family, 
         if model_type in (None, values["model_type"]):
             return family, values
         reasons.append(f"{name}: the model is written as {values['model_type']}")
-    details = "; ".join(reasons) or f"expected a model of another class than {type(model).__name__}"
+    details = "; ".join(reasons) or f"no family has models of class {type(model).__name__}"
     raise ConfigError(f"the model cannot be written in the Hugging Face format: {details}")
 
 
 def _check_round_trip(family: Family, model: BaseModel, values: dict[str, Any]) -> None:
-    """Raise ConfigError if the configuration read from config.json would not be that of the model."""
+    """Raise ConfigError if reading config.json would give another configuration than that of the model."""
     tied = family.tied if model.config.tie_output else ()
     reader = ConfigReader(values, Path("config.json"), list(family.layouts_of(model, is_complete=False)), tied)
     read, own = _effective_fields(family.read_config(reader)), _effective_fields(model.config)
@@ -307,6 +315,7 @@ def _effective_fields(config: ModelConfig) -> dict[str, Any]:
 
 
 def _check_supported(values: dict[str, Any], path: Path) -> None:
+    """Raise CheckpointError for quantized checkpoints and those that need code of their own."""
     if "quantization_config" in values:
         settings = values["quantization_config"]
         method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else "unknown"
@@ -316,7 +325,7 @@ def _check_supported(values: dict[str, Any], path: Path) -> None:
 
 
 def _tied_names(family: Family, tensors: TensorFiles) -> frozenset[str]:
-    """Return the tied tensors that are absent or repeat the other one, whatever config.json says."""
+    """Return the tied tensors that are absent or equal the other one; config.json may say otherwise."""
     known = {*family.tied, *family.tied.values()}
     names = {family.canonical_name(tensor, known): tensor for tensor in tensors}
     return frozenset(
@@ -331,15 +340,15 @@ def _equal(tensors: TensorFiles, first: str, second: str) -> bool:
     return a.shape == b.shape and bool(np.array_equal(a, b))
 
 
-def _tensors_by_name(path: Path, family: Family, tensors: TensorFiles, expected: Collection[str]) -> dict[str, str]:
+def _stored_names(path: Path, family: Family, tensors: TensorFiles, expected: Collection[str]) -> dict[str, str]:
     """Return {name in the family's table: name in the files}.
 
     Raises:
-        CheckpointError: If a tensor is missing, or one is in the files that the model does not use.
+        CheckpointError: If a tensor is missing, or the model does not use a tensor of the files.
     """
     known = {*expected, *family.tied}
     names = {family.canonical_name(tensor, known): tensor for tensor in tensors}
-    for name, other in family.tied.items():  # some files hold the shared tensor under the name of its copy only
+    for name, other in family.tied.items():  # some files have the shared tensor only under the name of its copy
         if name in names and other in expected:
             names.setdefault(other, names[name])
     if missing := sorted(set(expected) - names.keys()):
@@ -354,7 +363,7 @@ def _tensors_by_name(path: Path, family: Family, tensors: TensorFiles, expected:
     )
     if unused:
         raise CheckpointError(
-            f"{path} has the tensor {unused[0]} ({len(unused)} such), which the model of its config.json does not use; "
-            "a model loaded without it could be wrong"
+            f"{path} has the tensor {unused[0]}, which the model of its config.json does not use "
+            f"({len(unused)} such tensors); without it, the model could give wrong outputs"
         )
     return names

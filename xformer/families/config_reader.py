@@ -1,4 +1,4 @@
-"""Reading of config.json: every key is used, known to be harmless, or refused."""
+"""`ConfigReader`: reads config.json; a key that is neither read nor known to be harmless is an error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ConfigReader:
         values: The values by key.
         path: Path of the file, for errors.
         tensors: Names of the tensors of the checkpoint.
-        tied: Names of `Family.tied` whose tensors are absent or repeat the other one.
+        tied: Names in `Family.tied` whose tensors are absent or equal the other one.
         prefix: Prefix of the keys in errors, e.g. "rope_parameters.".
     """
 
@@ -57,7 +57,7 @@ class ConfigReader:
         return self._read(keys, default, lambda value: _is_count(value, at_least), expected)
 
     def counts(self, *keys: str, default: Any = _REQUIRED, at_least: int = 1) -> list[int]:
-        """Return one integer or a list of them, as a list."""
+        """Return a list of integers; a single integer gives a list of length 1."""
 
         def is_valid(value: Any) -> bool:
             return all(_is_count(item, at_least) for item in (value if isinstance(value, list) else [value]))
@@ -88,8 +88,8 @@ class ConfigReader:
         return list(self._read(keys, default, is_valid, f"a list of {', '.join(known)}"))
 
     def section(self, *keys: str) -> ConfigReader:
-        """Return a reader of a nested table, empty if it is absent."""
-        values = self._read(keys, {}, lambda value: isinstance(value, dict), "a table")
+        """Return a reader of a nested JSON object, empty if it is absent."""
+        values = self._read(keys, {}, lambda value: isinstance(value, dict), "a JSON object")
         key = next((key for key in keys if self.values.get(key) is not None), keys[0])
         return ConfigReader(values, self.path, self.tensors, self.tied, f"{self._prefix}{key}.")
 
@@ -105,15 +105,15 @@ class ConfigReader:
         return default
 
     def require(self, key: str, *accepted: Any) -> None:
-        """Raise CheckpointError if a key is present with a value that the model does not compute."""
+        """Raise CheckpointError if a key has a value other than the accepted ones; null is accepted."""
         value = self.values.get(key)
         self._unread.discard(key)
         if value is not None and value not in accepted:
             expected = " or ".join(map(repr, accepted))
-            raise CheckpointError(f"{self.path} has {key} {value!r:.60}; xformer computes {expected} only")
+            raise CheckpointError(f"{self.path} has {key} {value!r:.60}; expected {expected}")
 
     def skip(self, *keys: str) -> None:
-        """Accept any value of keys that do not matter to the family."""
+        """Accept any value of keys that do not change what the model computes."""
         self._unread -= set(keys)
 
     def finish(self) -> None:
@@ -122,8 +122,8 @@ class ConfigReader:
         if unknown:
             key = unknown[0]
             raise CheckpointError(
-                f"{self.path} has the key {key!r} ({self.values[key]!r:.60}), which the family {self.model_type} "
-                "does not know; a model loaded without it could be wrong"
+                f"{self.path} has the key {key!r} ({self.values[key]!r:.60}), which xformer does not know in models of "
+                f"type {self.model_type}; without it, the model could give wrong outputs"
             )
 
 

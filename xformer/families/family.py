@@ -1,10 +1,10 @@
-"""Families of public checkpoints: for each a table of tensor names, and the translation of config.json."""
+"""`Family`: the translation of config.json and the table of tensors of similar public checkpoints."""
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,15 +25,15 @@ class Family:
     Attributes:
         model_types: Values of `model_type` in config.json.
         model: Class of the model.
-        tensors: Layout of each tensor by its name; "{i}" stands for the number of a layer. Or a function of the
-            configuration that returns it.
-        read_config: ConfigReader -> configuration of the model.
-        write_config: (configuration) -> values of config.json; raises ConfigError for a configuration that the family
-            does not have. None: the family cannot be written.
+        tensors: {name of a tensor: its layout}, where "{i}" in names stands for the number of a layer; or a function
+            that returns this table for a configuration.
+        read_config: Function (ConfigReader) -> configuration of the model.
+        write_config: Function (configuration) -> values of config.json. It raises ConfigError for a configuration that
+            the family does not support. None if the family cannot be written.
         prefix: Prefix of tensor names that some files omit, e.g. "transformer.".
-        tied: Tensors that repeat another one in files of tied models: {name: name of the other}.
-        ignored: Patterns (fnmatch) of tensors that hold constants.
-        renamed: Replacements in the names of old files: {old: new}.
+        tied: Tensors that equal another one in tied models: {name: name of the other}.
+        ignored: Patterns (fnmatch) of the names of constant tensors.
+        renamed: Replacements in tensor names of old files: {old: new}.
     """
 
     model_types: tuple[str, ...]
@@ -56,36 +56,42 @@ class Family:
         Raises:
             CheckpointError: If a parameter has no tensor.
         """
-        names = {name for name, _ in model.named_parameters()}
+        names = [name for name, _ in model.named_parameters()]
+        table = self.tensors(model.config) if callable(self.tensors) else self.tensors
         layouts, without_tensor = {}, set(names)
-        for tensor, layout in (self.tensors(model.config) if callable(self.tensors) else self.tensors).items():
-            pattern = re.escape(layout.parameters[0]).replace(r"\{i\}", r"(\d+)")
-            for match in filter(None, (re.fullmatch(pattern, name) for name in names)):
-                index = match.group(1) if match.groups() else ""
-                filled = tuple(name.replace("{i}", index) for name in layout.parameters)
-                layouts[tensor.replace("{i}", index)] = layout, filled
-                without_tensor -= set(filled)
+        for tensor, layout in table.items():
+            for index in _layer_numbers(layout.parameters[0], names):
+                parameters = tuple(name.replace("{i}", index) for name in layout.parameters)
+                layouts[tensor.replace("{i}", index)] = layout, parameters
+                without_tensor -= set(parameters)
         if without_tensor and is_complete:
             raise CheckpointError(
                 f"parameter {min(without_tensor)} has no tensor in the family {self.model_types[0]}; "
-                "the configuration of the model does not fit it"
+                "expected a configuration that the family supports"
             )
         return layouts
 
     def canonical_name(self, tensor: str, known: Collection[str]) -> str:
-        """Return the name that the table has for a tensor of a file, or the tensor's own."""
+        """Return the name in `known` of a tensor of a file; an unknown tensor keeps its name."""
         for old, new in self.renamed.items():
             tensor = tensor.replace(old, new)
         candidates = (tensor, f"{self.prefix}{tensor}", tensor.removeprefix(self.prefix))
         return next((name for name in candidates if name in known), tensor)
 
     def is_ignored(self, tensor: str) -> bool:
-        """Return whether a tensor holds a constant that the model computes itself."""
+        """Return whether a tensor is a constant that the model computes itself."""
         return any(fnmatch.fnmatchcase(tensor, pattern) for pattern in self.ignored)
 
 
+def _layer_numbers(pattern: str, names: Sequence[str]) -> list[str]:
+    """Return the numbers i for which the pattern is one of the names; [""] for a name without "{i}"."""
+    expression = re.compile(re.escape(pattern).replace(r"\{i\}", r"(\d+)"))
+    matches = filter(None, map(expression.fullmatch, names))
+    return [match.group(1) if match.groups() else "" for match in matches]
+
+
 def register(family: Family) -> Family:
-    """Make a family known to `load_pretrained` under its model types."""
+    """Add a family to those that `load_pretrained` and `save_pretrained` support, and return it."""
     FAMILIES.update(dict.fromkeys(family.model_types, family))
     return family
 
@@ -94,7 +100,7 @@ def family_of(model_type: Any, path: Any) -> Family:
     """Return the family of a model type.
 
     Raises:
-        CheckpointError: For an unknown one.
+        CheckpointError: If no family has this model type.
     """
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise CheckpointError(

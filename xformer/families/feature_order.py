@@ -1,4 +1,4 @@
-"""Change of the order of the features of the residual stream, which leaves the function of a model as it is."""
+"""Permutation of the residual features, which does not change what a model computes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xformer.backends import array_namespace, base_namespace, device, from_host
 from xformer.models.base import BaseModel
 from xformer.tree import replace
 
-# Axes of parameters that run over the residual features, by the end of the parameter's name.
+# {ending of a parameter's name: its axis of residual features}
 _AXES = {
     "embedding.weight": 1,
     "norm.weight": 0,
@@ -27,13 +27,13 @@ _AXES = {
 
 
 def with_separate_halves(model: BaseModel) -> BaseModel:
-    """Return the same function with sinusoidal positions in the layout "halves", which Hugging Face's families have.
+    """Convert sinusoidal positions to the layout "halves" of Hugging Face: all sines, then all cosines.
 
-    Sines and cosines of other models alternate. The features of the residual stream are permuted accordingly, in the
-    embeddings, the norms, and the inputs and outputs of all matrices; logits stay the same up to rounding.
+    In the layout "interleaved", sines and cosines alternate. The residual features are permuted accordingly, in the
+    embeddings, the norms, and the inputs and outputs of all matrices. Logits stay the same up to rounding.
 
     Args:
-        model: Any model; one without interleaved sinusoidal positions is returned unchanged.
+        model: Any model; returned unchanged unless its sinusoidal positions are interleaved.
     """
     config = model.config
     if config.positions != "sinusoidal" or config.sinusoidal_layout != "interleaved":
@@ -41,10 +41,17 @@ def with_separate_halves(model: BaseModel) -> BaseModel:
     order = np.concatenate([np.arange(0, config.d_model, 2), np.arange(1, config.d_model, 2)])
     arrays = {}
     for name, x in model.named_parameters():
-        axis = 0 if name == "output.weight" else next((a for end, a in _AXES.items() if name.endswith(end)), None)
+        axis = _feature_axis(name)
         arrays[name] = x if axis is None else _take(x, order, axis)
     permuted: BaseModel = replace(model.with_config(sinusoidal_layout="halves"), arrays)
     return permuted
+
+
+def _feature_axis(name: str) -> int | None:
+    """Return the axis of residual features of a parameter; None if it has none."""
+    if name == "output.weight":  # of the model; that of attention ends the same way
+        return 0
+    return next((axis for ending, axis in _AXES.items() if name.endswith(ending)), None)
 
 
 def _take(x: Any, order: Any, axis: int) -> Any:

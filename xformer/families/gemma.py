@@ -7,8 +7,8 @@ from typing import Any
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import linear, plus_one, same, transposed
-from xformer.families.values import activation_of, read_rope, special_ids, write_ids
+from xformer.families.layouts import attention, plus_one, same, transposed
+from xformer.families.values import read_activation, read_rope, read_special_ids, write_special_ids
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.models.config import LAYER_TYPES
 
@@ -17,13 +17,13 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     """Translate the config.json of Gemma 2 or 3."""
     reader.require("use_bidirectional_attention", False)
     reader.skip("attention_dropout", "tie_word_embeddings", "cache_implementation")
-    activation = activation_of(reader, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh")
+    activation = read_activation(reader, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh")
     if activation != "gelu_tanh":
         raise CheckpointError(f"{reader.path} has the activation {activation!r}; expected 'gelu_pytorch_tanh'")
-    reader.skip("hidden_act")
+    reader.skip("hidden_act")  # hidden_activation replaces it
     is_gemma3, num_layers = reader.model_type == "gemma3_text", reader.count("num_hidden_layers")
     pattern = reader.count("sliding_window_pattern", "_sliding_window_pattern", default=6 if is_gemma3 else 2)
-    types = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(num_layers)]
+    layer_types = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(num_layers)]
     local_theta = reader.number("rope_local_base_freq", default=10000.0)
     local_rope = reader.section("rope_parameters").section("sliding_attention")
     return LanguageModelConfig(
@@ -48,12 +48,12 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         rope_local_theta=local_rope.number("rope_theta", default=local_theta) if is_gemma3 else None,
         max_positions=reader.count("max_position_embeddings", default=8192),
         window=reader.count("sliding_window", default=4096),
-        layer_types=tuple(reader.choices("layer_types", known=LAYER_TYPES, default=types)),
+        layer_types=tuple(reader.choices("layer_types", known=LAYER_TYPES, default=layer_types)),
         scale_embeddings=True,
         dropout=0.0,
         tie_output="lm_head.weight" in reader.tied,
         **read_rope(reader, theta=1e6 if is_gemma3 else 1e4),
-        **special_ids(reader),
+        **read_special_ids(reader),
     )
 
 
@@ -68,6 +68,8 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     scalar = round(scale**-2)  # transformers expects an integer
     if abs(scale**-2 - scalar) > 1e-6 * scalar:
         raise ConfigError(f"attention_scale is {scale}; expected 1 / sqrt(n) with an integer n")
+    every_layer = "sliding_attention" if config.window else "full_attention"
+    layer_types = list(config.layer_types or [every_layer] * config.num_layers)
     return {
         "architectures": ["Gemma3ForCausalLM" if is_gemma3 else "Gemma2ForCausalLM"],
         "model_type": "gemma3_text" if is_gemma3 else "gemma2",
@@ -86,16 +88,14 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         "final_logit_softcapping": config.logits_softcap,
         "max_position_embeddings": config.max_positions,
         "sliding_window": config.window,
-        "layer_types": list(
-            config.layer_types or ["sliding_attention" if config.window else "full_attention"] * config.num_layers
-        ),
+        "layer_types": layer_types,
         "rope_parameters": rope,
         "tie_word_embeddings": config.tie_output,
-        **write_ids(config),
+        **write_special_ids(config),
     }
 
 
-_LAYER, _ATTENTION = "model.layers.{i}.", "layers.{i}.self_attention."
+_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
 GEMMA = register(
     Family(
         model_types=("gemma2", "gemma3_text"),
@@ -107,23 +107,16 @@ GEMMA = register(
         ignored=("*.rotary_emb.inv_freq",),
         tensors={
             "model.embed_tokens.weight": same("embedding.weight"),
-            **linear(_LAYER + "self_attn.q_proj", _ATTENTION + "query"),
-            **linear(_LAYER + "self_attn.k_proj", _ATTENTION + "key"),
-            **linear(_LAYER + "self_attn.v_proj", _ATTENTION + "value"),
-            **linear(_LAYER + "self_attn.o_proj", _ATTENTION + "output"),
-            _LAYER + "self_attn.q_norm.weight": plus_one(_ATTENTION + "query_norm.weight"),
-            _LAYER + "self_attn.k_norm.weight": plus_one(_ATTENTION + "key_norm.weight"),
-            _LAYER + "input_layernorm.weight": plus_one("layers.{i}.self_attention_residual.norm.weight"),
-            _LAYER + "post_attention_layernorm.weight": plus_one(
-                "layers.{i}.self_attention_residual.norm_after.weight"
-            ),
-            _LAYER + "pre_feedforward_layernorm.weight": plus_one("layers.{i}.feed_forward_residual.norm.weight"),
-            _LAYER + "post_feedforward_layernorm.weight": plus_one(
-                "layers.{i}.feed_forward_residual.norm_after.weight"
-            ),
-            _LAYER + "mlp.gate_proj.weight": transposed("layers.{i}.feed_forward.gate.weight"),
-            _LAYER + "mlp.up_proj.weight": transposed("layers.{i}.feed_forward.up.weight"),
-            _LAYER + "mlp.down_proj.weight": transposed("layers.{i}.feed_forward.down.weight"),
+            **attention(_LAYER + "self_attn", _OURS + "self_attention", output="o_proj"),
+            _LAYER + "self_attn.q_norm.weight": plus_one(_OURS + "self_attention.query_norm.weight"),
+            _LAYER + "self_attn.k_norm.weight": plus_one(_OURS + "self_attention.key_norm.weight"),
+            _LAYER + "input_layernorm.weight": plus_one(_OURS + "self_attention_residual.norm.weight"),
+            _LAYER + "post_attention_layernorm.weight": plus_one(_OURS + "self_attention_residual.norm_after.weight"),
+            _LAYER + "pre_feedforward_layernorm.weight": plus_one(_OURS + "feed_forward_residual.norm.weight"),
+            _LAYER + "post_feedforward_layernorm.weight": plus_one(_OURS + "feed_forward_residual.norm_after.weight"),
+            _LAYER + "mlp.gate_proj.weight": transposed(_OURS + "feed_forward.gate.weight"),
+            _LAYER + "mlp.up_proj.weight": transposed(_OURS + "feed_forward.up.weight"),
+            _LAYER + "mlp.down_proj.weight": transposed(_OURS + "feed_forward.down.weight"),
             "model.norm.weight": plus_one("norm.weight"),
             "lm_head.weight": transposed("output.weight"),
         },

@@ -6,8 +6,8 @@ from typing import Any
 
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import fused, same, transposed, unchanged
-from xformer.families.values import activation_of, name_of_activation, special_ids, write_ids
+from xformer.families.layouts import affine, fused, same, transposed
+from xformer.families.values import read_activation, read_special_ids, write_activation, write_special_ids
 from xformer.models import LanguageModel, LanguageModelConfig
 
 _LAYER, _PARTS = "transformer.h.{i}.", ("query", "key", "value")
@@ -27,14 +27,14 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         d_model=d_model,
         num_heads=reader.count("n_head", "num_attention_heads"),
         d_ff=reader.count("n_inner", default=4 * d_model),
-        activation=activation_of(reader, "activation_function", default="gelu_new"),
+        activation=read_activation(reader, "activation_function", default="gelu_new"),
         norm_epsilon=reader.number("layer_norm_epsilon", default=1e-5),
         positions="learned",
         max_positions=reader.count("n_positions", "max_position_embeddings"),
         scale_embeddings=False,
         dropout=0.0,
         tie_output="lm_head.weight" in reader.tied,
-        **special_ids(reader),
+        **read_special_ids(reader),
     )
 
 
@@ -49,10 +49,10 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         "n_head": config.num_heads,
         "n_inner": config.d_ff,
         "n_positions": config.max_positions,
-        "activation_function": name_of_activation(config),
+        "activation_function": write_activation(config),
         "layer_norm_epsilon": config.norm_epsilon,
         "tie_word_embeddings": config.tie_output,
-        **write_ids(config),
+        **write_special_ids(config),
     }
 
 
@@ -71,12 +71,12 @@ GPT2 = register(
             # The matrices are those of Conv1D, (in_features, out_features) like ours.
             _LAYER + "attn.c_attn.weight": fused(*(f"layers.{{i}}.self_attention.{part}.weight" for part in _PARTS)),
             _LAYER + "attn.c_attn.bias": fused(*(f"layers.{{i}}.self_attention.{part}.bias" for part in _PARTS)),
-            **unchanged(_LAYER + "attn.c_proj", "layers.{i}.self_attention.output"),
-            **unchanged(_LAYER + "ln_1", "layers.{i}.self_attention_residual.norm"),
-            **unchanged(_LAYER + "ln_2", "layers.{i}.feed_forward_residual.norm"),
-            **unchanged(_LAYER + "mlp.c_fc", "layers.{i}.feed_forward.up"),
-            **unchanged(_LAYER + "mlp.c_proj", "layers.{i}.feed_forward.down"),
-            **unchanged("transformer.ln_f", "norm"),
+            **affine(_LAYER + "attn.c_proj", "layers.{i}.self_attention.output"),
+            **affine(_LAYER + "ln_1", "layers.{i}.self_attention_residual.norm"),
+            **affine(_LAYER + "ln_2", "layers.{i}.feed_forward_residual.norm"),
+            **affine(_LAYER + "mlp.c_fc", "layers.{i}.feed_forward.up"),
+            **affine(_LAYER + "mlp.c_proj", "layers.{i}.feed_forward.down"),
+            **affine("transformer.ln_f", "norm"),
             "lm_head.weight": transposed("output.weight"),
         },
     )

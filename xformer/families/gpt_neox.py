@@ -6,8 +6,15 @@ from typing import Any
 
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import Layout, fused_by_head, linear, same, transposed, unchanged
-from xformer.families.values import activation_of, name_of_activation, read_rope, special_ids, write_ids, write_rope
+from xformer.families.layouts import Layout, affine, fused_by_head, linear, same, transposed
+from xformer.families.values import (
+    read_activation,
+    read_rope,
+    read_special_ids,
+    write_activation,
+    write_rope,
+    write_special_ids,
+)
 from xformer.models import LanguageModel, LanguageModelConfig
 
 _LAYER, _OURS = "gpt_neox.layers.{i}.", "layers.{i}."
@@ -22,7 +29,7 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         d_model=reader.count("hidden_size"),
         num_heads=reader.count("num_attention_heads"),
         d_ff=reader.count("intermediate_size"),
-        activation=activation_of(reader, "hidden_act", default="gelu"),
+        activation=read_activation(reader, "hidden_act", default="gelu"),
         norm_epsilon=reader.number("layer_norm_eps", default=1e-5),
         parallel_residual=reader.flag("use_parallel_residual", default=True),
         attention_bias=reader.flag("attention_bias", default=True),
@@ -32,7 +39,7 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         dropout=0.0,
         tie_output="embed_out.weight" in reader.tied,
         **read_rope(reader, fraction=0.25),
-        **special_ids(reader),
+        **read_special_ids(reader),
     )
 
 
@@ -48,7 +55,7 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
         "intermediate_size": config.d_ff,
-        "hidden_act": name_of_activation(config),
+        "hidden_act": write_activation(config),
         "layer_norm_eps": config.norm_epsilon,
         "use_parallel_residual": config.parallel_residual,
         "attention_bias": config.attention_bias,
@@ -56,7 +63,7 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tie_output,
         "rope_parameters": {**rope["rope_parameters"], "partial_rotary_factor": config.rotary_fraction},
         **old,
-        **write_ids(config),
+        **write_special_ids(config),
     }
 
 
@@ -73,9 +80,9 @@ def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
         **linear(_LAYER + "attention.dense", _OURS + "self_attention.output"),
         **linear(_LAYER + "mlp.dense_h_to_4h", _OURS + "feed_forward.up"),
         **linear(_LAYER + "mlp.dense_4h_to_h", _OURS + "feed_forward.down"),
-        **unchanged(_LAYER + "input_layernorm", _OURS + "self_attention_residual.norm"),
-        **unchanged(_LAYER + "post_attention_layernorm", _OURS + "feed_forward_residual.norm"),
-        **unchanged("gpt_neox.final_layer_norm", "norm"),
+        **affine(_LAYER + "input_layernorm", _OURS + "self_attention_residual.norm"),
+        **affine(_LAYER + "post_attention_layernorm", _OURS + "feed_forward_residual.norm"),
+        **affine("gpt_neox.final_layer_norm", "norm"),
         "embed_out.weight": transposed("output.weight"),
     }
 

@@ -1,4 +1,4 @@
-"""Correspondence of one tensor of a file and one or more parameters of a model, in both directions."""
+"""Conversion between a tensor of a file and one or more parameters of a model, in both directions."""
 
 from __future__ import annotations
 
@@ -37,12 +37,39 @@ def transposed(parameter: str) -> Layout:
 
 
 def linear(tensor: str, parameter: str) -> dict[str, Layout]:
-    """Return the layouts of weight and bias of a torch Linear; a model without the bias has no use for its entry."""
+    """Return the layouts of weight and bias of a torch Linear; the bias is ignored in models without it."""
     return {f"{tensor}.weight": transposed(f"{parameter}.weight"), f"{tensor}.bias": same(f"{parameter}.bias")}
 
 
-def unchanged(tensor: str, parameter: str) -> dict[str, Layout]:
-    """Return the layouts of weight and bias that are stored as ours: of a layer norm, or of GPT-2's Conv1D."""
+def attention(
+    tensor: str,
+    parameter: str,
+    *,
+    query: str = "q_proj",
+    key: str = "k_proj",
+    value: str = "v_proj",
+    output: str = "out_proj",
+) -> dict[str, Layout]:
+    """Return the layouts of the four torch Linears of an attention layer.
+
+    Args:
+        tensor: Prefix of the names of the tensors.
+        parameter: Name of the attention layer in the model.
+        query: Name of the projection of queries in the file; the others likewise.
+        key: Projection of keys.
+        value: Projection of values.
+        output: Output projection.
+    """
+    return {
+        **linear(f"{tensor}.{query}", f"{parameter}.query"),
+        **linear(f"{tensor}.{key}", f"{parameter}.key"),
+        **linear(f"{tensor}.{value}", f"{parameter}.value"),
+        **linear(f"{tensor}.{output}", f"{parameter}.output"),
+    }
+
+
+def affine(tensor: str, parameter: str) -> dict[str, Layout]:
+    """Return the layouts of the weight and bias of a layer norm, or of GPT-2's Conv1D, which are stored as ours."""
     return {f"{tensor}.{name}": same(f"{parameter}.{name}") for name in ("weight", "bias")}
 
 
@@ -67,16 +94,16 @@ def fused(*parameters: str, transpose: bool = False) -> Layout:
 
 
 def fused_by_head(num_heads: int, *parameters: str) -> Layout:
-    """Return the layout of parameters that a torch Linear concatenates head by head: (heads, parameters, head_dim).
+    """Return the layout of parameters that a torch Linear interleaves by head: (heads, parameters, head_dim).
 
     Args:
-        num_heads: Number of heads, which all parameters have.
+        num_heads: Number of heads, the same for all parameters.
         *parameters: Names in the order of the tensor; matrices or biases.
     """
 
     def split(x: Any, shapes: Sequence[tuple[int, ...]]) -> Sequence[Any]:
-        rows = x.reshape(num_heads, len(parameters), -1, *x.shape[1:])  # a bias has no further axis
-        parts = (rows[:, i].reshape(-1, *x.shape[1:]) for i in range(len(parameters)))
+        by_head = x.reshape(num_heads, len(parameters), -1, *x.shape[1:])  # x has one axis if it is a bias
+        parts = (by_head[:, i].reshape(-1, *x.shape[1:]) for i in range(len(parameters)))
         return [part.T for part in parts]
 
     def join(values: Sequence[Any]) -> Any:
@@ -91,15 +118,15 @@ def plus_one(parameter: str) -> Layout:
     return Layout((parameter,), lambda x, shapes: [x.astype(np.float64) + 1.0], lambda values: values[0] - 1)
 
 
-def rows_from(first: int, parameter: str) -> Layout:
-    """Return the layout of a table whose first rows are unused; they are zero in files that xformer writes."""
+def skip_rows(num_rows: int, parameter: str) -> Layout:
+    """Return the layout of a table whose first rows are unused; xformer writes zeros there."""
 
     def join(values: Sequence[Any]) -> Any:
-        return np.concatenate([np.zeros((first, *values[0].shape[1:]), values[0].dtype), values[0]])
+        return np.concatenate([np.zeros((num_rows, *values[0].shape[1:]), values[0].dtype), values[0]])
 
-    return Layout((parameter,), lambda x, shapes: [x[first:]], join)
+    return Layout((parameter,), lambda x, shapes: [x[num_rows:]], join)
 
 
-def row(parameter: str) -> Layout:
-    """Return the layout of a vector that the tensor holds as its only row, (1, features)."""
+def single_row(parameter: str) -> Layout:
+    """Return the layout of a parameter that the tensor stores with a leading axis of length 1."""
     return Layout((parameter,), lambda x, shapes: [x[0]] if x.shape[0] == 1 else [x], lambda values: values[0][None])

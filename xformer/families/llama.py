@@ -1,4 +1,4 @@
-"""Llama and the families of its kind: Mistral, Qwen 2 and 3, Phi 3, and SmolLM 2, which is a Llama.
+"""Llama and language models of similar architecture: Mistral, Qwen 2 and 3, and Phi 3.
 
 Touvron et al. (2023); Jiang et al. (2023); Qwen team (2024, 2025); Abdin et al. (2024).
 """
@@ -10,20 +10,30 @@ from typing import Any
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import fused, linear, same, transposed
-from xformer.families.values import activation_of, name_of_activation, read_rope, special_ids, write_ids, write_rope
+from xformer.families.layouts import attention, fused, linear, same, transposed
+from xformer.families.values import (
+    read_rope,
+    read_special_ids,
+    write_activation,
+    write_rope,
+    write_special_ids,
+)
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.models.config import LAYER_TYPES
 
-_LAYER = "model.layers.{i}."
-_ATTENTION = "layers.{i}.self_attention."
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 
 
 def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of a model of this kind."""
-    reader.skip(
-        "attention_dropout", "resid_pdrop", "embd_pdrop", "max_window_layers", "auto_map", "tie_word_embeddings"
-    )
+    """Translate the config.json of Llama, Mistral, Qwen 2 or 3, or Phi 3."""
+    reader.skip("attention_dropout", "resid_pdrop", "embd_pdrop", "max_window_layers", "auto_map")
+    reader.skip("tie_word_embeddings")  # the tensors say it
+    reader.require("hidden_act", "silu", "swish")
     d_model, num_heads = reader.count("hidden_size"), reader.count("num_attention_heads")
     num_layers = reader.count("num_hidden_layers")
     has_bias = reader.flag("attention_bias", default=reader.model_type == "qwen2")
@@ -35,7 +45,7 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         num_key_value_heads=reader.count("num_key_value_heads", default=num_heads),
         head_dim=reader.count("head_dim", default=128 if reader.model_type == "qwen3" else d_model // num_heads),
         d_ff=reader.count("intermediate_size"),
-        activation={"silu": "swiglu"}.get(activation_of(reader, "hidden_act", default="silu"), "unknown"),
+        activation="swiglu",
         norm="rms",
         norm_epsilon=reader.number("rms_norm_eps", default=1e-5 if reader.model_type == "phi3" else 1e-6),
         qk_norm=reader.model_type == "qwen3",
@@ -49,12 +59,12 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         dropout=0.0,
         tie_output="lm_head.weight" in reader.tied,
         **read_rope(reader),
-        **special_ids(reader),
+        **read_special_ids(reader),
     )
 
 
 def _read_window(reader: ConfigReader, num_layers: int) -> int | None:
-    """Return the window of all layers; windows of some layers only are refused."""
+    """Return the window of all layers; refuse files in which only some layers have one."""
     window = reader.count("sliding_window", default=None)
     if not reader.flag("use_sliding_window", default=reader.model_type in ("mistral", "phi3")):
         window = None
@@ -67,24 +77,9 @@ def _read_window(reader: ConfigReader, num_layers: int) -> int | None:
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into a config.json of Llama, Mistral, Qwen 2 or Qwen 3."""
-    output_bias = config.attention_bias if config.attention_output_bias is None else config.attention_output_bias
-    bias = (config.attention_bias, output_bias)
-    if config.qk_norm:
-        model_type, architecture = "qwen3", "Qwen3ForCausalLM"
-    elif bias == (True, False):
-        model_type, architecture = "qwen2", "Qwen2ForCausalLM"
-    elif config.window is not None:
-        model_type, architecture = "mistral", "MistralForCausalLM"
-    else:
-        model_type, architecture = "llama", "LlamaForCausalLM"
-    if model_type != "llama" and config.feed_forward_bias:
-        raise ConfigError(f"feed_forward_bias is true; {model_type} has none")
-    if output_bias != config.attention_bias and model_type != "qwen2":
-        raise ConfigError(f"attention_output_bias is {output_bias}; {model_type} expects {config.attention_bias}")
-    if model_type == "mistral" and config.attention_bias:
-        raise ConfigError("attention_bias is true; mistral has none")
+    model_type = _model_type(config)
     values = {
-        "architectures": [architecture],
+        "architectures": [_ARCHITECTURES[model_type]],
         "model_type": model_type,
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
@@ -93,12 +88,12 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
         "head_dim": config.features_per_head,
-        "hidden_act": name_of_activation(config, gated=True),
+        "hidden_act": write_activation(config, gated=True),
         "rms_norm_eps": config.norm_epsilon,
         "max_position_embeddings": config.max_positions,
         "tie_word_embeddings": config.tie_output,
         **write_rope(config),
-        **write_ids(config),
+        **write_special_ids(config),
     }
     if model_type in ("llama", "qwen3"):
         values["attention_bias"] = config.attention_bias
@@ -111,19 +106,38 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     return values
 
 
+def _model_type(config: LanguageModelConfig) -> str:
+    """Return the model type with the norms, biases and window of a configuration."""
+    bias, output_bias = config.attention_bias, config.attention_output_bias
+    output_bias = bias if output_bias is None else output_bias
+    if config.qk_norm:
+        model_type = "qwen3"
+    elif bias and not output_bias:
+        model_type = "qwen2"
+    elif config.window is not None:
+        model_type = "mistral"
+    else:
+        model_type = "llama"
+    if model_type != "llama" and config.feed_forward_bias:
+        raise ConfigError(f"feed_forward_bias is True; {model_type} expects False")
+    if model_type != "qwen2" and output_bias != bias:
+        raise ConfigError(f"attention_output_bias is {output_bias}; {model_type} expects {bias}")
+    if model_type == "mistral" and bias:
+        raise ConfigError("attention_bias is True; mistral expects False")
+    return model_type
+
+
+_LAYER, _OURS = "model.layers.{i}.", "layers.{i}."
 _TENSORS = {
     "model.embed_tokens.weight": same("embedding.weight"),
-    **linear(_LAYER + "self_attn.q_proj", _ATTENTION + "query"),
-    **linear(_LAYER + "self_attn.k_proj", _ATTENTION + "key"),
-    **linear(_LAYER + "self_attn.v_proj", _ATTENTION + "value"),
-    **linear(_LAYER + "self_attn.o_proj", _ATTENTION + "output"),
-    _LAYER + "self_attn.q_norm.weight": same(_ATTENTION + "query_norm.weight"),
-    _LAYER + "self_attn.k_norm.weight": same(_ATTENTION + "key_norm.weight"),
-    _LAYER + "input_layernorm.weight": same("layers.{i}.self_attention_residual.norm.weight"),
-    _LAYER + "post_attention_layernorm.weight": same("layers.{i}.feed_forward_residual.norm.weight"),
-    **linear(_LAYER + "mlp.gate_proj", "layers.{i}.feed_forward.gate"),
-    **linear(_LAYER + "mlp.up_proj", "layers.{i}.feed_forward.up"),
-    **linear(_LAYER + "mlp.down_proj", "layers.{i}.feed_forward.down"),
+    **attention(_LAYER + "self_attn", _OURS + "self_attention", output="o_proj"),
+    _LAYER + "self_attn.q_norm.weight": same(_OURS + "self_attention.query_norm.weight"),
+    _LAYER + "self_attn.k_norm.weight": same(_OURS + "self_attention.key_norm.weight"),
+    _LAYER + "input_layernorm.weight": same(_OURS + "self_attention_residual.norm.weight"),
+    _LAYER + "post_attention_layernorm.weight": same(_OURS + "feed_forward_residual.norm.weight"),
+    **linear(_LAYER + "mlp.gate_proj", _OURS + "feed_forward.gate"),
+    **linear(_LAYER + "mlp.up_proj", _OURS + "feed_forward.up"),
+    **linear(_LAYER + "mlp.down_proj", _OURS + "feed_forward.down"),
     "model.norm.weight": same("norm.weight"),
     "lm_head.weight": transposed("output.weight"),
 }
@@ -150,16 +164,19 @@ PHI3 = register(
         tied=LLAMA.tied,
         ignored=LLAMA.ignored,
         tensors={
-            **{name: layout for name, layout in _TENSORS.items() if "_proj" not in name and "_norm" not in name},
-            "model.norm.weight": same("norm.weight"),
+            "model.embed_tokens.weight": same("embedding.weight"),
             _LAYER + "self_attn.qkv_proj.weight": fused(
-                *(_ATTENTION + f"{part}.weight" for part in ("query", "key", "value")), transpose=True
+                *(f"{_OURS}self_attention.{part}.weight" for part in ("query", "key", "value")), transpose=True
             ),
-            _LAYER + "self_attn.o_proj.weight": transposed(_ATTENTION + "output.weight"),
+            _LAYER + "self_attn.o_proj.weight": transposed(_OURS + "self_attention.output.weight"),
+            _LAYER + "input_layernorm.weight": same(_OURS + "self_attention_residual.norm.weight"),
+            _LAYER + "post_attention_layernorm.weight": same(_OURS + "feed_forward_residual.norm.weight"),
             _LAYER + "mlp.gate_up_proj.weight": fused(
-                *(f"layers.{{i}}.feed_forward.{part}.weight" for part in ("gate", "up")), transpose=True
+                *(f"{_OURS}feed_forward.{part}.weight" for part in ("gate", "up")), transpose=True
             ),
-            _LAYER + "mlp.down_proj.weight": transposed("layers.{i}.feed_forward.down.weight"),
+            _LAYER + "mlp.down_proj.weight": transposed(_OURS + "feed_forward.down.weight"),
+            "model.norm.weight": same("norm.weight"),
+            "lm_head.weight": transposed("output.weight"),
         },
     )
 )

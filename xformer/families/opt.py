@@ -6,15 +6,13 @@ from typing import Any
 
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import linear, rows_from, same, transposed, unchanged
-from xformer.families.values import activation_of, name_of_activation, special_ids, write_ids
+from xformer.families.layouts import affine, attention, linear, same, skip_rows, transposed
+from xformer.families.values import read_activation, read_special_ids, write_activation, write_special_ids
 from xformer.models import LanguageModel, LanguageModelConfig
-
-_LAYER, _OURS = "model.decoder.layers.{i}.", "layers.{i}."
 
 
 def read_config(reader: ConfigReader) -> LanguageModelConfig:
-    """Translate the config.json of OPT; models that project embeddings or norm after sublayers are refused."""
+    """Translate the config.json of OPT; refuse models with projected embeddings or post-norm (350M)."""
     d_model = reader.count("hidden_size")
     reader.require("word_embed_proj_dim", d_model)
     reader.require("do_layer_norm_before", True)
@@ -28,13 +26,13 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
         d_model=d_model,
         num_heads=reader.count("num_attention_heads"),
         d_ff=reader.count("ffn_dim"),
-        activation=activation_of(reader, "activation_function", default="relu"),
+        activation=read_activation(reader, "activation_function", default="relu"),
         positions="learned",
         max_positions=reader.count("max_position_embeddings"),
         scale_embeddings=False,
         dropout=0.0,
         tie_output="lm_head.weight" in reader.tied,
-        **special_ids(reader),
+        **read_special_ids(reader),
     )
 
 
@@ -50,13 +48,14 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
         "num_attention_heads": config.num_heads,
         "ffn_dim": config.d_ff,
         "max_position_embeddings": config.max_positions,
-        "activation_function": name_of_activation(config),
+        "activation_function": write_activation(config),
         "do_layer_norm_before": True,
         "tie_word_embeddings": config.tie_output,
-        **write_ids(config),
+        **write_special_ids(config),
     }
 
 
+_LAYER, _OURS = "model.decoder.layers.{i}.", "layers.{i}."
 OPT = register(
     Family(
         model_types=("opt",),
@@ -67,16 +66,13 @@ OPT = register(
         tied={"lm_head.weight": "model.decoder.embed_tokens.weight"},
         tensors={
             "model.decoder.embed_tokens.weight": same("embedding.weight"),
-            "model.decoder.embed_positions.weight": rows_from(2, "input.positions.weight"),
-            **linear(_LAYER + "self_attn.q_proj", _OURS + "self_attention.query"),
-            **linear(_LAYER + "self_attn.k_proj", _OURS + "self_attention.key"),
-            **linear(_LAYER + "self_attn.v_proj", _OURS + "self_attention.value"),
-            **linear(_LAYER + "self_attn.out_proj", _OURS + "self_attention.output"),
-            **unchanged(_LAYER + "self_attn_layer_norm", _OURS + "self_attention_residual.norm"),
-            **unchanged(_LAYER + "final_layer_norm", _OURS + "feed_forward_residual.norm"),
+            "model.decoder.embed_positions.weight": skip_rows(2, "input.positions.weight"),
+            **attention(_LAYER + "self_attn", _OURS + "self_attention"),
+            **affine(_LAYER + "self_attn_layer_norm", _OURS + "self_attention_residual.norm"),
+            **affine(_LAYER + "final_layer_norm", _OURS + "feed_forward_residual.norm"),
             **linear(_LAYER + "fc1", _OURS + "feed_forward.up"),
             **linear(_LAYER + "fc2", _OURS + "feed_forward.down"),
-            **unchanged("model.decoder.final_layer_norm", "norm"),
+            **affine("model.decoder.final_layer_norm", "norm"),
             "lm_head.weight": transposed("output.weight"),
         },
     )

@@ -7,19 +7,20 @@ from typing import Any
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
-from xformer.families.layouts import Layout, same, transposed
-from xformer.families.values import decoder_ids
+from xformer.families.layouts import Layout, attention, same, transposed
+from xformer.families.values import read_decoder_ids
 from xformer.models import Transformer, TransformerConfig
 from xformer.models.config import GATED
 
-_FEED_FORWARD = {"relu": "relu", "gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gelu": "gelu", "silu": "silu"}
+# {feed_forward_proj: activation}
+_ACTIVATIONS = {"relu": "relu", "gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gelu": "gelu", "silu": "silu"}
 
 
 def read_config(reader: ConfigReader) -> TransformerConfig:
     """Translate the config.json of T5."""
     reader.skip("dropout_rate", "classifier_dropout", "n_positions", "output_past", "dense_act_fn", "is_gated_act")
-    default = "gated-gelu" if reader.model_type == "mt5" else "relu"
-    activation = reader.choice("feed_forward_proj", known=_FEED_FORWARD, default=default)
+    default_activation = "gated-gelu" if reader.model_type == "mt5" else "relu"
+    activation = reader.choice("feed_forward_proj", known=_ACTIVATIONS, default=default_activation)
     num_layers, vocab_size = reader.count("num_layers"), reader.count("vocab_size")
     return TransformerConfig(
         source_vocab_size=vocab_size,
@@ -30,7 +31,7 @@ def read_config(reader: ConfigReader) -> TransformerConfig:
         num_heads=reader.count("num_heads"),
         head_dim=reader.count("d_kv"),
         d_ff=reader.count("d_ff"),
-        activation=_FEED_FORWARD[activation],
+        activation=_ACTIVATIONS[activation],
         norm="rms",
         norm_epsilon=reader.number("layer_norm_epsilon", default=1e-6),
         attention_bias=False,
@@ -44,19 +45,19 @@ def read_config(reader: ConfigReader) -> TransformerConfig:
         share_embeddings=True,
         tie_output="lm_head.weight" in reader.tied,
         dropout=0.0,
-        **decoder_ids(reader, start=0),
+        **read_decoder_ids(reader, start=0),
     )
 
 
 def _scales_output(reader: ConfigReader) -> bool:
-    """Return whether the states are scaled; before transformers 5 the key tie_word_embeddings said so."""
+    """Return whether the output is scaled; in files older than transformers 5, if tie_word_embeddings is true."""
     is_tied = reader.flag("tie_word_embeddings", default=True)
     return reader.model_type == "t5" and reader.flag("scale_decoder_outputs", default=is_tied)
 
 
 def write_config(config: TransformerConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of T5."""
-    names = {ours: theirs for theirs, ours in _FEED_FORWARD.items()}
+    names = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
     if config.activation not in names:
         raise ConfigError(f"activation is {config.activation!r}; expected one of {', '.join(names)}")
     return {
@@ -75,7 +76,7 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
         "relative_attention_num_buckets": config.relative_buckets,
         "relative_attention_max_distance": config.relative_max_distance,
         "scale_decoder_outputs": config.scale_output,
-        "tie_word_embeddings": config.scale_output,
+        "tie_word_embeddings": config.scale_output,  # older versions then scale the output
         "pad_token_id": config.pad_id,
         "eos_token_id": config.eos_id,
         "decoder_start_token_id": config.bos_id,
@@ -92,22 +93,23 @@ def _tensors(config: TransformerConfig) -> dict[str, Layout]:
 
 
 def _stack(side: str, *, is_gated: bool) -> dict[str, Layout]:
-    theirs, ours, last = f"{side}.block.{{i}}.layer.", f"{side}.{{i}}.", 1 if side == "encoder" else 2
+    """Return the layouts of one side, "encoder" or "decoder"."""
+    theirs, ours = f"{side}.block.{{i}}.layer.", f"{side}.{{i}}."
+    feed_forward = f"{theirs}{1 if side == 'encoder' else 2}."
+    names = {"query": "q", "key": "k", "value": "v", "output": "o"}
     tensors = {
         f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight": same(f"{side}_positions.weight"),
         f"{side}.final_layer_norm.weight": same(f"{side}_norm.weight"),
         f"{theirs}0.layer_norm.weight": same(f"{ours}self_attention_residual.norm.weight"),
-        f"{theirs}{last}.layer_norm.weight": same(f"{ours}feed_forward_residual.norm.weight"),
+        **attention(f"{theirs}0.SelfAttention", f"{ours}self_attention", **names),
+        f"{feed_forward}layer_norm.weight": same(f"{ours}feed_forward_residual.norm.weight"),
     }
-    for name, part in {"q": "query", "k": "key", "v": "value", "o": "output"}.items():
-        tensors[f"{theirs}0.SelfAttention.{name}.weight"] = transposed(f"{ours}self_attention.{part}.weight")
-        if side == "decoder":
-            tensors[f"{theirs}1.EncDecAttention.{name}.weight"] = transposed(f"{ours}cross_attention.{part}.weight")
     if side == "decoder":
         tensors[f"{theirs}1.layer_norm.weight"] = same(f"{ours}cross_attention_residual.norm.weight")
+        tensors |= attention(f"{theirs}1.EncDecAttention", f"{ours}cross_attention", **names)
     inputs = {"wi_0": "gate", "wi_1": "up"} if is_gated else {"wi": "up"}
     for name, part in {**inputs, "wo": "down"}.items():
-        tensors[f"{theirs}{last}.DenseReluDense.{name}.weight"] = transposed(f"{ours}feed_forward.{part}.weight")
+        tensors[f"{feed_forward}DenseReluDense.{name}.weight"] = transposed(f"{ours}feed_forward.{part}.weight")
     return tensors
 
 

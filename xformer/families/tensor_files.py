@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint directory: one safetensors file, or several with an index."""
+"""`TensorFiles`: the tensors of a checkpoint directory, one safetensors file or several with an index."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bf
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Place of a tensor in a file.
+    """Position of a tensor in a file, and its dtype and shape.
 
     Attributes:
         path: The file.
@@ -35,7 +35,7 @@ class TensorEntry:
     offset: int
 
     def read(self) -> Any:
-        """Map the tensor into memory, read-only; bfloat16 is widened to float32."""
+        """Map the tensor into memory, read-only; bfloat16 is converted to float32."""
         if 0 in self.shape:
             return np.zeros(self.shape, "f4" if self.code == "BF16" else _DTYPES[self.code])
         dtype = _DTYPES[self.code]
@@ -44,7 +44,7 @@ class TensorEntry:
 
 
 class TensorFiles:
-    """Read the tensors of a directory one at a time; the files are mapped into memory, never read as a whole.
+    """The tensors of a directory, read one at a time; files are mapped into memory, never read as a whole.
 
     Args:
         directory: Directory with model.safetensors, or model.safetensors.index.json and the files that it names.
@@ -75,17 +75,17 @@ class TensorFiles:
         return iter(self.entries)
 
     def read(self, name: str) -> Any:
-        """Return a tensor as a NumPy array; bfloat16 is widened to float32."""
+        """Return a tensor as a NumPy array; bfloat16 is converted to float32."""
         return self.entries[name].read()
 
     def dtype(self) -> str:
-        """Return the name of the floating dtype that most tensors have."""
+        """Return the name of the most frequent floating dtype."""
         codes = [entry.code for entry in self.entries.values() if entry.code in DTYPE_NAMES]
         return DTYPE_NAMES[max(set(codes), key=codes.count)] if codes else "float32"
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
-    """Return where each tensor of a safetensors file is.
+    """Return the position, dtype and shape of each tensor of a safetensors file.
 
     Raises:
         CheckpointError: If the file is missing, truncated or not a safetensors file, or has an unknown dtype.

@@ -16,7 +16,7 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-_HUGGING_FACE = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
+_ACTIVATION_NAMES = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
 _ROPE_TYPES = {
     "default": None,
     "linear": "linear",
@@ -27,28 +27,28 @@ _ROPE_TYPES = {
 }
 
 
-def activation_of(reader: ConfigReader, *keys: str, default: str) -> str:
-    """Return our name of an activation.
+def read_activation(reader: ConfigReader, *keys: str, default: str) -> str:
+    """Return the xformer name of an activation.
 
     Raises:
-        CheckpointError: For one that xformer does not have.
+        CheckpointError: If xformer does not have the activation.
     """
     return _ACTIVATIONS[reader.choice(*keys, known=_ACTIVATIONS, default=default)]
 
 
-def name_of_activation(config: ModelConfig, *, gated: bool = False) -> str:
-    """Return the name that Hugging Face has for the activation.
+def write_activation(config: ModelConfig, *, gated: bool = False) -> str:
+    """Return the Hugging Face name of the activation.
 
     Raises:
-        ConfigError: If the feed-forward network is gated and must not be, or the reverse.
+        ConfigError: If `gated` does not apply to the feed-forward network.
     """
     if (config.activation in GATED) != gated:
         raise ConfigError(f"activation is {config.activation!r}; expected {'a' if gated else 'no'} gated one")
-    return _HUGGING_FACE[GATED.get(config.activation, config.activation)]
+    return _ACTIVATION_NAMES[GATED.get(config.activation, config.activation)]
 
 
 def read_rope(reader: ConfigReader, *, theta: float = 10000.0, fraction: float = 1.0) -> dict[str, Any]:
-    """Return the fields of rotary positions, from files of transformers 5 (rope_parameters) and older ones.
+    """Return the fields of rotary positions; reads files of transformers 5 (rope_parameters) and older ones.
 
     Args:
         reader: The configuration. Its rope_parameters may have one entry for each type of layer.
@@ -62,8 +62,8 @@ def read_rope(reader: ConfigReader, *, theta: float = 10000.0, fraction: float =
     keys = ("partial_rotary_factor", "rotary_pct")
     fraction = rope.number(keys[0], default=reader.number(*keys, default=fraction))
     rope_type = rope.choice("rope_type", "type", known=_ROPE_TYPES, default="default")
-    longest = reader.count("max_position_embeddings", default=2048)
-    original = rope.count("original_max_position_embeddings", default=longest)
+    max_positions = reader.count("max_position_embeddings", default=2048)
+    original = rope.count("original_max_position_embeddings", default=max_positions)
     original = reader.count("original_max_position_embeddings", default=original)
     fields: dict[str, Any] = {"rope_theta": theta, "rotary_fraction": fraction}
     if rope_type == "default":
@@ -73,50 +73,51 @@ def read_rope(reader: ConfigReader, *, theta: float = 10000.0, fraction: float =
     if rope_type in ("llama3", "yarn", "longrope", "su"):
         scaling["original_max_position_embeddings"] = original
         if rope_type != "llama3":
-            scaling["factor"] = rope.number("factor", default=longest / original)
+            scaling["factor"] = rope.number("factor", default=max_positions / original)
     return {**fields, "rope_scaling": {"rope_type": _ROPE_TYPES[rope_type], **scaling}}
 
 
 def write_rope(config: ModelConfig) -> dict[str, Any]:
-    """Return the keys of rotary positions: those of transformers 5 and, for older programs, the old ones."""
+    """Return the config.json keys of rotary positions, both those of transformers 5 and the older ones."""
     scaling = config.rope_scaling
     fraction = {} if config.rotary_fraction == 1.0 else {"partial_rotary_factor": config.rotary_fraction}
     rope = {"rope_type": "default", **(scaling or {}), "rope_theta": config.rope_theta, **fraction}
     return {"rope_parameters": rope, "rope_theta": config.rope_theta, "rope_scaling": scaling, **fraction}
 
 
-def special_ids(reader: ConfigReader) -> dict[str, Any]:
+def read_special_ids(reader: ConfigReader) -> dict[str, Any]:
     """Return the fields of special tokens of a language model; eos_token_id may be a list.
 
-    Models without a bos or eos token get the id 0, which starts and ends nothing that is not requested.
+    A missing bos token is the eos token. A missing eos token is 0.
     """
-    first, *_ = *reader.counts("eos_token_id", default=[], at_least=0), 0
+    eos_ids = reader.counts("eos_token_id", default=[], at_least=0)
+    eos_id = eos_ids[0] if eos_ids else 0
     return {
         "pad_id": reader.count("pad_token_id", default=None, at_least=0),
-        "bos_id": reader.count("bos_token_id", default=first, at_least=0),
-        "eos_id": first,
+        "bos_id": reader.count("bos_token_id", default=eos_id, at_least=0),
+        "eos_id": eos_id,
         "suppress_special": False,
     }
 
 
-def decoder_ids(reader: ConfigReader, *, start: int | None = None) -> dict[str, Any]:
+def read_decoder_ids(reader: ConfigReader, *, start: int | None = None) -> dict[str, Any]:
     """Return the fields of special tokens of an encoder-decoder; its bos_id is the decoder_start_token_id."""
-    fields = special_ids(reader)
+    fields = read_special_ids(reader)
     default = fields["bos_id"] if start is None else start
     return {**fields, "bos_id": reader.count("decoder_start_token_id", default=default, at_least=0)}
 
 
-def write_ids(config: ModelConfig) -> dict[str, Any]:
-    """Return the keys of special tokens."""
+def write_special_ids(config: ModelConfig) -> dict[str, Any]:
+    """Return the config.json keys of special tokens."""
     return {"pad_token_id": config.pad_id, "bos_token_id": config.bos_id, "eos_token_id": config.eos_id}
 
 
 def has_tensor(reader: ConfigReader, ending: str) -> bool:
-    """Return whether the checkpoint has a tensor whose name ends so."""
+    """Return whether the name of a tensor of the checkpoint has this ending."""
     return any(name.endswith(ending) for name in reader.tensors)
 
 
-def labels_of(reader: ConfigReader) -> dict[str, Any]:
+def read_labels(reader: ConfigReader) -> dict[str, Any]:
     """Return the fields of a classifier; config.json may give the number of classes by their names only."""
     names = reader.section("id2label").values
     number = reader.count("num_labels", "_num_labels", default=2, at_least=0)
@@ -131,7 +132,7 @@ def labels_of(reader: ConfigReader) -> dict[str, Any]:
 
 
 def write_labels(config: EncoderConfig | ImageEncoderConfig) -> dict[str, Any]:
-    """Return the key of the names of classes; transformers counts them."""
+    """Return the config.json key with the names of the classes, which transformers counts."""
     labels = config.labels or _default_labels(config.num_labels)
     return {"id2label": {str(i): label for i, label in enumerate(labels)}} if labels else {}
 

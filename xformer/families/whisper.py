@@ -8,7 +8,7 @@ from xformer.families.bart import stack
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, linear, same, transposed
-from xformer.families.values import activation_of, decoder_ids, name_of_activation
+from xformer.families.values import read_activation, read_decoder_ids, write_activation
 from xformer.models import SpeechTransformer, SpeechTransformerConfig
 
 
@@ -21,8 +21,8 @@ def read_config(reader: ConfigReader) -> SpeechTransformerConfig:
     reader.skip("mask_feature_prob", "mask_feature_length", "mask_feature_min_masks")
     reader.skip("suppress_tokens", "begin_suppress_tokens", "forced_decoder_ids")  # generation only
     reader.require("use_weighted_layer_sum", False)
-    heads, d_ff = reader.count("encoder_attention_heads"), reader.count("encoder_ffn_dim")
-    reader.require("decoder_attention_heads", heads)
+    num_heads, d_ff = reader.count("encoder_attention_heads"), reader.count("encoder_ffn_dim")
+    reader.require("decoder_attention_heads", num_heads)
     reader.require("decoder_ffn_dim", d_ff)
     return SpeechTransformerConfig(
         source_vocab_size=reader.count("num_mel_bins", default=80),
@@ -30,9 +30,9 @@ def read_config(reader: ConfigReader) -> SpeechTransformerConfig:
         num_encoder_layers=reader.count("encoder_layers"),
         num_decoder_layers=reader.count("decoder_layers"),
         d_model=reader.count("d_model"),
-        num_heads=heads,
+        num_heads=num_heads,
         d_ff=d_ff,
-        activation=activation_of(reader, "activation_function", default="gelu"),
+        activation=read_activation(reader, "activation_function", default="gelu"),
         key_bias=False,
         positions="learned",
         max_source_positions=reader.count("max_source_positions", default=1500),
@@ -40,7 +40,7 @@ def read_config(reader: ConfigReader) -> SpeechTransformerConfig:
         scale_embeddings=False,
         dropout=0.0,
         tie_output="proj_out.weight" in reader.tied,
-        **decoder_ids(reader),
+        **read_decoder_ids(reader),
     )
 
 
@@ -59,7 +59,7 @@ def write_config(config: SpeechTransformerConfig) -> dict[str, Any]:
         "decoder_attention_heads": config.num_heads,
         "encoder_ffn_dim": config.d_ff,
         "decoder_ffn_dim": config.d_ff,
-        "activation_function": name_of_activation(config),
+        "activation_function": write_activation(config),
         "max_source_positions": config.max_source_positions,
         "max_target_positions": config.max_positions,
         "tie_word_embeddings": config.tie_output,
@@ -78,7 +78,7 @@ def _tensors() -> dict[str, Layout]:
         **stack("encoder"),
         **stack("decoder"),
     }
-    for side in ("encoder", "decoder"):
+    for side in ("encoder", "decoder"):  # in contrast to BART, all rows are positions
         tensors[f"model.{side}.embed_positions.weight"] = same(f"{side}_input.positions.weight")
     for layer in ("conv1", "conv2"):
         tensors |= linear(f"model.encoder.{layer}", f"source_embedding.{layer}")
