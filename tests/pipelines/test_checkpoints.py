@@ -125,6 +125,8 @@ def test_vectors_are_means_of_the_states_of_all_tokens(bert):
     assert embedder([]).shape == (0, 24)
     with pytest.raises(DataError, match="texts is a single text"):
         embedder("a man")
+    with pytest.raises(DataError, match="texts has type generator; expected a list of texts"):
+        embedder(text for text in texts)
 
 
 def test_pooling_follows_the_files_of_sentence_transformers(bert):

@@ -149,9 +149,11 @@ def test_several_outputs_near_a_length_in_words_are_sorted_by_score(translator):
         assert scores == sorted(scores, reverse=True)
 
 
-def test_a_single_text_is_refused(translator):
+def test_a_single_text_or_an_iterator_is_refused(translator):
     with pytest.raises(DataError, match="texts is a single text; expected a list of texts"):
         translator("one two")
+    with pytest.raises(DataError, match="texts has type generator; expected a list of texts"):
+        translator(line for line in LINES)
 
 
 def test_invisible_characters_are_blank(translator):

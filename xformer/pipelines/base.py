@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
-from xformer.errors import CheckpointError, ConfigError, nearest_hint
+from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
 from xformer.families import load_pretrained
 from xformer.families.checkpoint import Progress, is_public
 from xformer.generation import GenerationConfig
@@ -139,6 +139,14 @@ class Pipeline:
         results = [[output.text for output in each] or [""] for each in outputs]
         count = options.get("num_return_sequences", 1 if config is None else config.num_return_sequences)
         return results if count > 1 else [each[0] for each in results]
+
+
+def check_texts(texts: Any) -> None:
+    """Raise DataError for anything but a list or another sequence of known length."""
+    if isinstance(texts, str):
+        raise DataError("texts is a single text; expected a list of texts")
+    if not hasattr(texts, "__len__"):
+        raise DataError(f"texts has type {type(texts).__name__}; expected a list of texts")
 
 
 def load_model(

@@ -13,12 +13,12 @@ import numpy as np
 from xformer.backends import Array, array_namespace, from_host, to_host
 from xformer.config import check_count
 from xformer.data.bucketing import fill_batches
-from xformer.errors import CheckpointError, ConfigError, DataError
+from xformer.errors import CheckpointError, ConfigError
 from xformer.families.checkpoint import Progress
 from xformer.io import read_json
 from xformer.models import Encoder, EncoderConfig
 from xformer.models.token_ids import pad
-from xformer.pipelines.base import load_model
+from xformer.pipelines.base import check_texts, load_model
 from xformer.pipelines.batching import run_batches
 from xformer.text import PretrainedTokenizer, load_tokenizer
 
@@ -81,10 +81,9 @@ class EncoderPipeline:
         """Return the token ids of texts, special tokens included, cut to max_length.
 
         Raises:
-            DataError: For a single text instead of a list.
+            DataError: For a single text, or an iterator, instead of a list.
         """
-        if isinstance(texts, str):
-            raise DataError("texts is a single text; expected a list of texts")
+        check_texts(texts)
         limit = self.max_length
         encoded = self.tokenizer.encode_batch(texts)
         return [ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]] for ids in encoded]  # the last is special
@@ -169,8 +168,9 @@ class Embedder(EncoderPipeline):
             batch_tokens: Maximum tokens of a batch, padding included. On NumPy each core runs one batch.
 
         Raises:
-            DataError: For a single text instead of a list.
+            DataError: For a single text, or an iterator, instead of a list.
         """
+        check_texts(texts)
         if not len(texts):
             return np.zeros((0, self.model.config.d_model), np.float32)
         return self._run(texts, self._pool, batch_tokens)
@@ -240,8 +240,9 @@ class Classifier(EncoderPipeline):
             batch_tokens: As for `Embedder`.
 
         Raises:
-            DataError: For a single text instead of a list.
+            DataError: For a single text, or an iterator, instead of a list.
         """
+        check_texts(texts)
         if not len(texts):
             return []
         logits = self._run(texts, lambda states, is_token: self.model.class_logits(states), batch_tokens)

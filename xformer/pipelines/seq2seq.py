@@ -22,7 +22,7 @@ from xformer.generation import (
 from xformer.generation.pretrained import read_generation
 from xformer.models import Transformer
 from xformer.models.token_ids import pad
-from xformer.pipelines.base import Output, Pipeline, check_vocabulary
+from xformer.pipelines.base import Output, Pipeline, check_texts, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, one_per_text, run_batches
 from xformer.pipelines.tokenizers import CheckpointTokenizers, Tokenizers
 from xformer.random import Rng
@@ -244,10 +244,9 @@ class TextToText(Pipeline):
         """Return the token ids of source texts; none for a blank text (invisible characters are blank).
 
         Raises:
-            DataError: For a single text instead of a list.
+            DataError: For a single text, or an iterator, instead of a list.
         """
-        if isinstance(texts, str):
-            raise DataError("texts is a single text; expected a list of texts")
+        check_texts(texts)
         encoded = self.tokenizers.encode_source(texts)
         return [ids if normalize_text(text) else [] for text, ids in zip(texts, encoded, strict=True)]
 
