@@ -1,16 +1,16 @@
-"""GGUF files of llama.cpp: their tensors under the names of a family, and their metadata as its config.json.
+"""`GGUFFile`: a GGUF file of llama.cpp, with the tensor names and the config.json of a family.
 
-The format is specified in docs/gguf.md of ggml. The package gguf dequantizes; the header is read here, because its
-GGUFReader makes several arrays of every token of the vocabulary (seconds, and 170 MB for 49,000 tokens).
+The format is specified in docs/gguf.md of ggml. The package gguf dequantizes. The header is read here, because its
+GGUFReader makes several arrays for every token of the vocabulary (seconds, and 170 MB for 49,000 tokens).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,18 @@ _CHUNK = 1 << 18  # values dequantized at a time
 
 # {type of a metadata value: code of the struct module}; strings are type 8 and arrays type 9.
 _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
+_FLOAT32, _STRING, _ARRAY = 6, 8, 9
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A GGUF architecture in the words of a family.
+    """Names and layouts of a GGUF architecture, compared with those of the family.
 
     Attributes:
         tensors: {name in GGUF files: name in the family's table}, without ".weight" and ".bias".
         keys: {metadata key without the architecture: key of config.json}.
-        interleaved: Tensors whose rows are permuted for rotary positions of adjacent features.
-        transposed: Matrices that are the transpose of the family's.
+        interleaved: Tensors whose rows are permuted so that rotary positions rotate adjacent features.
+        transposed: Matrices that are stored transposed.
     """
 
     tensors: Mapping[str, str]
@@ -88,7 +88,7 @@ _KEYS = {
     "rope.freq_base": "rope_theta",
 }
 
-# By the model type of the family, which has the same name.
+# By name, which is also the model type of the family.
 ARCHITECTURES = {
     "llama": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS, interleaved=("attn_q", "attn_k")),
     "qwen2": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS),
@@ -113,20 +113,20 @@ _IGNORED = ("general.", "tokenizer.", "quantize.", "split.")
 _HARMLESS = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class GGUFEntry(TensorEntry):
-    """Place of a tensor in a GGUF file; `offset` and `shape` are those of the dequantized tensor.
+    """Position of a tensor in a GGUF file, its type, and its shape after dequantization.
 
     Attributes:
-        block: Number of values and of bytes of a block of a quantized type.
-        arrange: Changes the stored arrangement into that of the family.
+        block: Values and bytes of one block of the type.
+        arrange: Function that converts the stored layout to that of the family.
     """
 
     block: tuple[int, int] = (1, 4)
-    arrange: Callable[[Any], Any] = field(default=lambda x: x)
+    arrange: Callable[[Any], Any] = dataclasses.field(default=lambda x: x)
 
     def read(self) -> Any:
-        """Return the tensor; quantized types and bfloat16 as float32."""
+        """Return the tensor; quantized types and bfloat16 become float32."""
         return self.arrange(self._dequantize() if self.code in QUANTIZED else super().read())
 
     def _dequantize(self) -> Any:
@@ -143,14 +143,13 @@ class GGUFEntry(TensorEntry):
 
 
 class GGUFFile(TensorFiles):
-    """The tensors of a GGUF file under the names of its family, dequantized one at a time.
+    """The tensors of a GGUF file by the names of its family, dequantized one at a time.
 
     Args:
         path: The file.
 
     Attributes:
-        config: Values of the config.json that the family reads. Metadata without a counterpart there keeps its name,
-            so that the family refuses it.
+        config: Values of config.json for the family. Other metadata keeps its name, so that the family refuses it.
         metadata: All metadata by key.
 
     Raises:
@@ -170,33 +169,14 @@ class GGUFFile(TensorFiles):
         if "token_embd.weight" not in stored:
             raise CheckpointError(f"{path} lacks the tensor token_embd.weight; expected a language model")
         architecture = ARCHITECTURES[name]
-        values = {
-            key.removeprefix(f"{name}."): value
-            for key, value in self.metadata.items()
-            if not key.startswith(_IGNORED) and key.removeprefix(f"{name}.") not in _HARMLESS
-        }
-        for key in architecture.keys.keys() & values.keys():
-            by_layer = values[key] if isinstance(values[key], list) else [values[key]]
-            if len(set(by_layer)) != 1:
-                raise CheckpointError(f"{path} has different values of {name}.{key} by layer; expected the same")
-            values[key] = by_layer[0]
         self.config = {"model_type": name, "vocab_size": stored["token_embd.weight"].shape[0]}
-        for special in ("bos", "eos", "padding"):
-            self.config[f"{special[:3]}_token_id"] = self.metadata.get(f"tokenizer.ggml.{special}_token_id")
-        self.config |= _translate(values, architecture.keys, stored)
-        self.config |= {f"{name}.{key}": value for key, value in values.items()}  # the family knows none of them
-        heads = self.config.get("num_attention_heads", 1)
-        key_heads = self.config.get("num_key_value_heads", heads)
-        self.entries: dict[str, TensorEntry] = {}
-        for key, entry in stored.items():
-            arrange = entry.arrange
-            module = re.sub(r"^blk\.\d+\.", "", key).rpartition(".")[0]
-            if module in architecture.interleaved:
-                arrange = _deinterleaved(heads if module == "attn_q" else key_heads)
-            elif module in architecture.transposed and key.endswith(".weight"):
-                arrange = np.transpose
-            new_name = _family_name(key, architecture.tensors)
-            self.entries[new_name] = GGUFEntry(path, entry.code, entry.shape, entry.offset, entry.block, arrange)
+        self.config |= _translate_metadata(self.metadata, architecture, stored, path)
+        self.entries: dict[str, TensorEntry] = {
+            _family_name(key, architecture.tensors): dataclasses.replace(
+                entry, arrange=_arrangement(key, architecture, self.config)
+            )
+            for key, entry in stored.items()
+        }
 
 
 def find_gguf(path: Path) -> Path | None:
@@ -230,12 +210,23 @@ def _family_name(key: str, names: Mapping[str, str]) -> str:
     return f"{names[pattern]}.{suffix}".replace("{i}", layer.group(1) if layer else "")
 
 
-def _deinterleaved(num_heads: int) -> Callable[[Any], Any]:
-    """Return the function that puts the first features of all pairs of a head before the second ones."""
+def _arrangement(key: str, architecture: Architecture, config: dict[str, Any]) -> Callable[[Any], Any]:
+    """Return the function that converts a tensor to the layout of the family."""
+    module, _, suffix = re.sub(r"^blk\.\d+\.", "", key).rpartition(".")
+    if module in architecture.interleaved:
+        num_heads = config.get("num_attention_heads", 1)
+        return _deinterleave(num_heads if module == "attn_q" else config.get("num_key_value_heads", num_heads))
+    if module in architecture.transposed and suffix == "weight":
+        return np.transpose
+    return lambda x: x
+
+
+def _deinterleave(num_heads: int) -> Callable[[Any], Any]:
+    """Return a function that moves the first features of all pairs of a head before the second ones."""
 
     def arrange(x: Any) -> Any:
         if x.shape[0] % (2 * num_heads):
-            return x  # load_pretrained describes the wrong shape
+            return x  # load_pretrained raises an error for the shape
         return x.reshape(num_heads, -1, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
     return arrange
@@ -244,8 +235,29 @@ def _deinterleaved(num_heads: int) -> Callable[[Any], Any]:
 # --- Configuration ----------------------------------------------------------------------------------------------------
 
 
+def _translate_metadata(
+    metadata: dict[str, Any], architecture: Architecture, tensors: dict[str, GGUFEntry], path: Path
+) -> dict[str, Any]:
+    """Return the values of config.json; metadata without a counterpart keeps its name. Remove tensors of positions."""
+    name = metadata["general.architecture"]
+    values = {
+        key.removeprefix(f"{name}."): value
+        for key, value in metadata.items()
+        if not key.startswith(_IGNORED) and key.removeprefix(f"{name}.") not in _HARMLESS
+    }
+    for key in architecture.keys.keys() & values.keys():
+        by_layer = values[key] if isinstance(values[key], list) else [values[key]]
+        if len(set(by_layer)) != 1:
+            raise CheckpointError(f"{path} has different values of {name}.{key} by layer; expected the same")
+        values[key] = by_layer[0]
+    special = {"bos": "bos", "eos": "eos", "pad": "padding"}
+    ids = {f"{role}_token_id": metadata.get(f"tokenizer.ggml.{key}_token_id") for role, key in special.items()}
+    translated = _translate(values, architecture.keys, tensors)
+    return {**ids, **translated, **{f"{name}.{key}": value for key, value in values.items()}}
+
+
 def _translate(values: dict[str, Any], keys: Mapping[str, str], tensors: dict[str, GGUFEntry]) -> dict[str, Any]:
-    """Return values of config.json, and remove what they come from."""
+    """Return values of config.json, and remove the metadata and tensors that they replace."""
     config = {new: values.pop(old) for old, new in keys.items() if old in values}
     if config.get("sliding_window") == 0:  # none
         del config["sliding_window"]
@@ -265,9 +277,9 @@ def _translate(values: dict[str, Any], keys: Mapping[str, str], tensors: dict[st
 
 
 def _translate_rope(values: dict[str, Any], tensors: dict[str, GGUFEntry]) -> dict[str, Any]:
-    """Return the scaling of rotary positions, and remove what it comes from."""
+    """Return the scaling of rotary positions, and remove the metadata and tensors that it replaces."""
     rope_type = values.get("rope.scaling.type")
-    if "rope_freqs.weight" in tensors:  # the frequencies of Llama 3, computed
+    if "rope_freqs.weight" in tensors:  # divisors of the frequencies, which the converter computed for Llama 3
         divisors = tensors.pop("rope_freqs.weight").read().tolist()
         return {
             "rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "factor": 1.0,
@@ -297,7 +309,7 @@ def _translate_rope(values: dict[str, Any], tensors: dict[str, GGUFEntry]) -> di
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, GGUFEntry]]:
-    """Return the metadata and the tensors, as the file names them."""
+    """Return the metadata and the tensors by their names in the file."""
     gguf = require("gguf")
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -318,9 +330,9 @@ def _parse(cursor: _Cursor, path: Path, gguf: Any) -> tuple[dict[str, Any], dict
     version = cursor.number("I")
     if version not in (2, 3):
         raise CheckpointError(f"{path} has the GGUF version {version}; expected 2 or 3, little-endian")
-    num_tensors, num_values = cursor.number("Q"), cursor.number("Q")
+    num_tensors, num_keys = cursor.number("Q"), cursor.number("Q")
     metadata = {}
-    for _ in range(num_values):
+    for _ in range(num_keys):
         key = cursor.string()
         metadata[key] = cursor.value(cursor.number("I"))
     tensors = []
@@ -339,8 +351,8 @@ def _parse(cursor: _Cursor, path: Path, gguf: Any) -> tuple[dict[str, Any], dict
         if code not in supported:
             raise CheckpointError(f"{path}: {name} has the type {code}; expected one of {', '.join(supported)}")
         block = gguf.GGML_QUANT_SIZES[types[type_id]]
-        num_blocks, rest = divmod(int(np.prod(shape, dtype=object)), block[0])
-        if rest or start + offset + num_blocks * block[1] > len(cursor.content):
+        num_blocks, remainder = divmod(int(np.prod(shape, dtype=object)), block[0])
+        if remainder or start + offset + num_blocks * block[1] > len(cursor.content):
             raise CheckpointError(f"{path} is damaged or truncated: {name} ends after the file; use another copy")
         entries[name] = GGUFEntry(path, code, shape, start + offset, block)
     return metadata, entries
@@ -365,20 +377,20 @@ class _Cursor:
         self.position += size
         return text.decode()
 
-    def value(self, kind: int) -> Any:
-        if kind == _STRING:
+    def value(self, type_id: int) -> Any:
+        if type_id == _STRING:
             return self.string()
-        if kind == _ARRAY:
-            element, length = self.number("I"), self.number("Q")
-            if element == _STRING:
+        if type_id == _ARRAY:
+            element_type, length = self.number("I"), self.number("Q")
+            if element_type == _STRING:
                 return [self.string() for _ in range(length)]
-            if element not in _CODES or length > len(self.content):
-                raise struct.error(f"an array has {length} elements of the type {element}")
-            values = struct.unpack_from(f"<{length}{_CODES[element]}", self.content, self.position)
-            self.position += struct.calcsize(f"<{length}{_CODES[element]}")
+            if element_type not in _CODES or length > len(self.content):
+                raise struct.error(f"an array has {length} elements of the type {element_type}")
+            values = struct.unpack_from(f"<{length}{_CODES[element_type]}", self.content, self.position)
+            self.position += struct.calcsize(f"<{length}{_CODES[element_type]}")
             return list(values)
-        if kind not in _CODES:
-            raise struct.error(f"a value has the unknown type {kind}")
-        value = self.number(_CODES[kind])
-        # 1e-5 was stored as the nearest float32; the shortest decimal number that rounds to it is 1e-5 again.
-        return float(str(np.float32(value))) if kind == 6 else value
+        if type_id not in _CODES:
+            raise struct.error(f"a value has the unknown type {type_id}")
+        value = self.number(_CODES[type_id])
+        # 1e-5 is stored as the nearest float32; the shortest decimal that rounds to it is 1e-5 again.
+        return float(str(np.float32(value))) if type_id == _FLOAT32 else value

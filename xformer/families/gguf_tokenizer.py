@@ -32,18 +32,20 @@ _PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT4O = rf"{_CAPITALIZED}{_CONTRACTIONS}?|{_CAPITALS}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_PUNCTUATION}"
 _TEKKEN = rf"{_CAPITALIZED}|{_CAPITALS}|\p{{N}}|{_PUNCTUATION}"
 
-# Regular expressions of words, by tokenizer.ggml.pre; None is that of GPT-2. _SINGLE_DIGITS split off digits first.
-_WORDS = {
+# Regular expressions of words, by tokenizer.ggml.pre; None is that of GPT-2.
+_PATTERNS = {
     **dict.fromkeys(("gpt-2", "smollm", "starcoder", "refact"), None),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "dbrx", "smaug-bpe"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
     "tekken": _TEKKEN,
 }
+# Pre-tokenizers that split off every digit first.
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact")
-_WHOLE_WORDS_FIRST = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")  # their texts begin with bos
+# Pre-tokenizers of models that encode a word as one token if the vocabulary has it, and start texts with bos.
+_IGNORE_MERGES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
 # Tokens that end a text or a turn; most files name only one of them.
-_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+_END_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 
 
 class GGUFTokenizer(PretrainedTokenizer):
@@ -85,7 +87,7 @@ def read_tokenizer(path: str | os.PathLike[str]) -> GGUFTokenizer:
         path: The file.
 
     Raises:
-        CheckpointError: If the file is damaged, or has no tokenizer or one of an unknown kind.
+        CheckpointError: If the file is damaged, or has no tokenizer or one of an unknown type.
         BackendError: If the package tokenizers or gguf is missing.
     """
     path = Path(path)
@@ -95,26 +97,27 @@ def read_tokenizer(path: str | os.PathLike[str]) -> GGUFTokenizer:
         for key, value in metadata.items()
         if key.startswith("tokenizer.ggml.")
     }
-    model, words = values.get("model"), values.get("pre")
+    model, pre = values.get("model"), values.get("pre")
     if model not in ("gpt2", "llama"):
         raise CheckpointError(f"{path} has the tokenizer {model!r}; expected 'gpt2' or 'llama'")
-    if model == "gpt2" and words not in _WORDS:
-        raise CheckpointError(f"{path} has the pre-tokenizer {words!r}; expected one of {', '.join(sorted(_WORDS))}")
+    if model == "gpt2" and pre not in _PATTERNS:
+        raise CheckpointError(f"{path} has the pre-tokenizer {pre!r}; expected one of {', '.join(sorted(_PATTERNS))}")
     required = ("tokens", "merges" if model == "gpt2" else "scores")
     if missing := [f"tokenizer.ggml.{key}" for key in required if key not in values]:
         raise CheckpointError(f"{path} has no {missing[0]}, which its tokenizer {model!r} needs")
     tokenizer = (_byte_level if model == "gpt2" else _sentencepiece)(values)
-    _add_whole_tokens(tokenizer, values, strips_right=metadata.get("general.architecture") == "phi3")
+    _add_tokens(tokenizer, values, strips_right=metadata.get("general.architecture") == "phi3")
     if tokenizer.get_vocab_size() != len(values["tokens"]):
         raise CheckpointError(
             f"{path} has {len(values['tokens'])} tokens, some of them twice; expected distinct tokens"
         )
     keys = ("bos", "eos", "eot", "eom", "padding", "unknown")
     ids: dict[str, int | None] = {key: values.get(f"{key}_token_id") for key in keys}
-    begins = values.get("add_bos_token", model == "llama" or words in _WHOLE_WORDS_FIRST)
-    _add_ends(tokenizer, values, ids["bos"] if begins else None, ids["eos"] if values.get("add_eos_token") else None)
-    ends = [ids[key] for key in ("eos", "eot", "eom")] + [tokenizer.token_to_id(token) for token in _ENDS]
-    eos_ids = tuple(dict.fromkeys(i for i in ends if i is not None))
+    adds_bos = values.get("add_bos_token", model == "llama" or pre in _IGNORE_MERGES)
+    adds_eos = values.get("add_eos_token")
+    _add_bos_eos(tokenizer, values, ids["bos"] if adds_bos else None, ids["eos"] if adds_eos else None)
+    end_ids = [ids[key] for key in ("eos", "eot", "eom")] + [tokenizer.token_to_id(token) for token in _END_TOKENS]
+    eos_ids = tuple(dict.fromkeys(i for i in end_ids if i is not None))
     roles = {"bos": ids["bos"], "eos": next(iter(eos_ids), None), "pad": ids["padding"], "unk": ids["unknown"]}
     settings = {f"{role}_token": tokenizer.id_to_token(i) for role, i in roles.items() if i is not None}
     if "tokenizer.chat_template" in metadata:
@@ -123,26 +126,26 @@ def read_tokenizer(path: str | os.PathLike[str]) -> GGUFTokenizer:
 
 
 def _byte_level(values: dict[str, Any]) -> Any:
-    """Return byte-level BPE; its merges are listed in the file."""
-    package, words = require("tokenizers"), values["pre"]
+    """Return a byte-level BPE tokenizer with the merges that the file lists."""
+    package, pre = require("tokenizers"), values["pre"]
     ids = {token: i for i, token in enumerate(values["tokens"])}
     merges = [(merge[:end], merge[end + 1 :]) for merge in values["merges"] for end in [merge.index(" ", 1)]]
-    model = package.models.BPE(vocab=ids, merges=merges, ignore_merges=words in _WHOLE_WORDS_FIRST)
+    model = package.models.BPE(vocab=ids, merges=merges, ignore_merges=pre in _IGNORE_MERGES)
     tokenizer = package.Tokenizer(model)
-    split = package.pre_tokenizers
-    steps = [split.Digits(individual_digits=True)] if words in _SINGLE_DIGITS else []
-    if _WORDS[words] is not None:
-        steps.append(split.Split(package.Regex(_WORDS[words]), behavior="isolated"))
-    steps.append(split.ByteLevel(add_prefix_space=False, use_regex=_WORDS[words] is None))
-    tokenizer.pre_tokenizer = split.Sequence(steps)
-    if words == "qwen2":
+    pre_tokenizers = package.pre_tokenizers
+    steps = [pre_tokenizers.Digits(individual_digits=True)] if pre in _SINGLE_DIGITS else []
+    if _PATTERNS[pre] is not None:
+        steps.append(pre_tokenizers.Split(package.Regex(_PATTERNS[pre]), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=_PATTERNS[pre] is None))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    if pre == "qwen2":
         tokenizer.normalizer = package.normalizers.NFC()
     tokenizer.decoder = package.decoders.ByteLevel()
     return tokenizer
 
 
 def _sentencepiece(values: dict[str, Any]) -> Any:
-    """Return BPE on whole texts, with single bytes for characters that the vocabulary lacks."""
+    """Return a BPE tokenizer of whole texts; characters that the vocabulary lacks become bytes."""
     package, tokens = require("tokenizers"), values["tokens"]
     unknown = values.get("unknown_token_id")
     model = package.models.BPE(
@@ -152,12 +155,13 @@ def _sentencepiece(values: dict[str, Any]) -> Any:
         fuse_unk=True,
         byte_fallback=True,
     )
-    tokenizer, steps = package.Tokenizer(model), package.decoders
+    tokenizer, decoders = package.Tokenizer(model), package.decoders
     starts_with_space = values.get("add_space_prefix", True)
     normalizers = [package.normalizers.Prepend("▁")] if starts_with_space else []
     tokenizer.normalizer = package.normalizers.Sequence([*normalizers, package.normalizers.Replace(" ", "▁")])
-    decoders = [steps.Replace("▁", " "), steps.ByteFallback(), steps.Fuse()]
-    tokenizer.decoder = steps.Sequence([*decoders, *([steps.Strip(" ", 1, 0)] if starts_with_space else [])])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps += [decoders.Strip(" ", 1, 0)] if starts_with_space else []
+    tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
 
 
@@ -175,7 +179,7 @@ def _merges_by_score(tokens: list[str], scores: list[float], types: list[int] | 
     return [(left, right) for _, left, right in merges]
 
 
-def _add_whole_tokens(tokenizer: Any, values: dict[str, Any], *, strips_right: bool) -> None:
+def _add_tokens(tokenizer: Any, values: dict[str, Any], *, strips_right: bool) -> None:
     """Make the tokenizer find control and user-defined tokens in a text before it splits the rest.
 
     With `strips_right`, all but three include the spaces to their right, as in Phi-3.
@@ -191,13 +195,13 @@ def _add_whole_tokens(tokenizer: Any, values: dict[str, Any], *, strips_right: b
     tokenizer.add_tokens(plain)
 
 
-def _add_ends(tokenizer: Any, values: dict[str, Any], bos_id: int | None, eos_id: int | None) -> None:
+def _add_bos_eos(tokenizer: Any, values: dict[str, Any], bos_id: int | None, eos_id: int | None) -> None:
     """Make encoding with special tokens add bos and eos."""
     if bos_id is None and eos_id is None:
         return
-    first, last = ([] if i is None else [values["tokens"][i]] for i in (bos_id, eos_id))
+    prefix, suffix = ([] if i is None else [values["tokens"][i]] for i in (bos_id, eos_id))
     tokenizer.post_processor = require("tokenizers").processors.TemplateProcessing(
-        single=[*first, "$A", *last],
-        pair=[*first, "$A", *last, *first, "$B:1", *last],
+        single=[*prefix, "$A", *suffix],
+        pair=[*prefix, "$A", *suffix, *prefix, "$B:1", *suffix],
         special_tokens=[(values["tokens"][i], i) for i in dict.fromkeys((bos_id, eos_id)) if i is not None],
     )
