@@ -3,8 +3,8 @@
     python bench/checkpoints.py DIR [--threads 2] [--python PYTHON] [--json FILE]
 
 DIR has the model in the Hugging Face format, e.g. SmolLM2-135M. PYTHON is an interpreter with torch and transformers;
-by default the one that runs the script. Both libraries compute float32 in processes of their own, in turns; the table
-has the medians and the median of the ratios.
+default: the one that runs the script. Each library runs in its own process, in float32; measurements alternate. The
+table shows the medians and the median of the ratios.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 PROMPT, NEW_TOKENS = 32, 64
+# {case: (number of rounds, batch size, or 0 for the forward pass of a prompt)}
 CASES = {"decode, batch 1": (5, 1), "decode, batch 8": (4, 8), "prompt of 512 tokens": (5, 0)}
 
 
@@ -54,7 +55,7 @@ def transformers_functions(directory: str):
 
 
 def worker(library: str, directory: str) -> None:
-    """Load the model, then answer each line of standard input, a batch size or 0 for a prompt, with tokens/s."""
+    """Load the model; then, for each batch size read from standard input (0: a prompt), print tokens per second."""
     start = time.perf_counter()
     forward, decode = (xformer_functions if library == "xformer" else transformers_functions)(directory)
     loading = time.perf_counter() - start
@@ -89,7 +90,7 @@ def main() -> None:
         return
     threads = str(arguments.threads)
     environment = os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
-    processes, facts = {}, {}
+    processes, startup = {}, {}
     for library, python in (("xformer", sys.executable), ("transformers", arguments.python)):
         processes[library] = subprocess.Popen(
             [python, __file__, str(arguments.directory), "--worker", library],
@@ -98,22 +99,22 @@ def main() -> None:
             text=True,
             env=environment,
         )
-        facts[library] = json.loads(processes[library].stdout.readline())
+        startup[library] = json.loads(processes[library].stdout.readline())
     print(f"{platform.processor() or platform.machine()}, {arguments.threads} threads, {arguments.directory.name}\n")
     print(f"{'':24}{'xformer':>14}{'transformers':>14}{'ratio':>8}")
     for name, unit in (("loading", "s"), ("peak", "MiB")):
-        ours, theirs = (facts[library][name] for library in processes)
+        ours, theirs = (startup[library][name] for library in processes)
         print(f"{name:24}{f'{ours:.1f} {unit}':>14}{f'{theirs:.1f} {unit}':>14}{theirs / ours:8.2f}")
-    results: dict[str, object] = {"facts": facts}
-    for case, (turns, batch) in CASES.items():
+    results: dict[str, object] = {"startup": startup}
+    for case, (rounds, batch) in CASES.items():
         speeds: dict[str, list[float]] = {library: [] for library in processes}
-        for _ in range(turns):
+        for _ in range(rounds):
             for library, process in processes.items():
                 process.stdin.write(f"{batch}\n")
                 process.stdin.flush()
                 speeds[library].append(float(process.stdout.readline()))
         ratio = statistics.median(a / b for a, b in zip(*speeds.values(), strict=True))
-        ours, theirs = (f"{statistics.median(each):.1f} tok/s" for each in speeds.values())
+        ours, theirs = (f"{statistics.median(values):.1f} tok/s" for values in speeds.values())
         print(f"{case:24}{ours:>14}{theirs:>14}{ratio:8.2f}")
         results[case] = speeds
     if arguments.json:

@@ -12,7 +12,7 @@ WORDS = ["<pad>", "<bos>", "<eos>", "<unk>", "A", "man", "dog", "sleeps", "runs"
 
 
 def make_checkpoint(directory: Path) -> None:
-    """Write a tiny random Llama and its tokenizer; take the directory of a public checkpoint instead."""
+    """Write a tiny random Llama and its tokenizer, in place of a public checkpoint."""
     config = xf.LanguageModelConfig(
         vocab_size=len(WORDS), d_model=16, num_heads=2, d_ff=32, num_layers=2, max_positions=64,
         positions="rotary", norm="rms", activation="swiglu", scale_embeddings=False,
@@ -40,9 +40,9 @@ labels = np.array([[*row, *[IGNORED] * (max(map(len, rows)) - len(row))] for row
 
 
 def loss_fn(model, labels, rng):
-    tokens = np.where(labels == IGNORED, 0, labels)[:, :-1]  # any id: no token sees the padding after it
-    everything = np.ones((1, 1, 1, 1), dtype=bool)  # pad_id of the model masks nothing
-    losses = xf.cross_entropy(model(tokens, mask=everything, rng=rng), labels[:, 1:], pad_id=IGNORED)
+    tokens = np.where(labels == IGNORED, 0, labels)[:, :-1]  # any id: no token attends to the padding after it
+    mask = np.ones((1, 1, 1, 1), dtype=bool)  # nothing is masked, not even tokens equal to the model's pad_id
+    losses = xf.cross_entropy(model(tokens, mask=mask, rng=rng), labels[:, 1:], pad_id=IGNORED)
     return xf.array_namespace(losses).sum(losses)
 
 

@@ -36,7 +36,7 @@ def embed(
     ] = "-",
     batch_tokens: Annotated[
         int,
-        typer.Option(metavar="N", min=1, help="Maximum tokens of a batch with padding.", rich_help_panel=COMPUTING),
+        typer.Option(metavar="N", min=1, help="Maximum tokens in a batch, with padding.", rich_help_panel=COMPUTING),
     ] = 4096,
     backend: BackendOption = "numpy",
     quantize: QuantizeOption = None,

@@ -11,15 +11,15 @@ from xformer.cli._console import make_console
 from xformer.errors import ConfigError
 from xformer.pipelines.export import export_run
 
-HELP = """Write the best model of a run, and its tokenizer, as a directory in the Hugging Face format, which \
-transformers and other programs load.
+HELP = """Write the best model of a run, and its tokenizer, as a directory in the Hugging Face format for \
+transformers and other programs.
 
 \b
   xformer export run checkpoint
   xformer translate --model checkpoint --input test.de
 
 Translators and summarizers become Pegasus models, or Marian models with post-norm; language models become Llama or \
-GPT-2 models. A model with a part that none of them has is refused, with the name of the field of its configuration. \
+GPT-2 models. If none of them computes the same, the error names the field of the configuration that differs. \
 A run that started from a public checkpoint (--init) is written in the format of that checkpoint.
 """
 

@@ -118,9 +118,9 @@ def generate(
     if prompt and source is not None:
         raise ConfigError("--prompt and --input are both given; expected only one of them")
     if system is not None and not chat:
-        raise ConfigError("--system is a part of --chat; add --chat")
+        raise ConfigError("--system needs --chat; add --chat")
     if chat and not prompt and source is None:
-        raise ConfigError("--chat has nothing to answer; add --prompt or --input")
+        raise ConfigError("--chat needs a prompt; add --prompt or --input")
     prompts = prompt or [""]
     settings |= parse_generation_settings(assignments)
     options = {name: settings.pop(name) for name in field_names(PromptOptions) if name in settings}

@@ -30,7 +30,7 @@ from xformer.text import PretrainedTokenizer, load_tokenizer
 from xformer.training.checkpoint import TrainingFiles
 
 HELP = """Show a training run, a public checkpoint or a GGUF file, without reading its weights: the model and its \
-size, the tokenizer, the settings of generation, and the settings of model and training that differ from the defaults.
+size, the tokenizer, the generation settings, and the settings of model and training that differ from the defaults.
 
 \b
 A run           xformer inspect run
@@ -113,7 +113,7 @@ def _inspect_run(directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, A
 
 
 def _inspect_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return a JSON-serializable report, and the settings that differ from the defaults."""
+    """Return a JSON-serializable report, and the settings that differ from the defaults by table."""
     checkpoint = open_checkpoint(directory)
     config, files = checkpoint.model.config, checkpoint.tensors
     is_gguf = isinstance(files, GGUFFile)
@@ -127,7 +127,7 @@ def _inspect_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[str, dict
         "config": config.to_dict(),
     }
     shapes = {name: x.shape for name, x in checkpoint.model.named_parameters()}
-    report["parameters"] = _count_parts(shapes)  # tied tensors count once
+    report["parameters"] = _count_parts(shapes)  # counts tied tensors once
     eos_ids: tuple[int, ...] = ()
     tokenizer: PretrainedTokenizer
     try:
@@ -138,7 +138,7 @@ def _inspect_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[str, dict
             tokenizer = load_tokenizer(directory)
         report["tokenizers"] = {"": _describe_tokenizer(tokenizer)}
         report["languages"] = tokenizer.languages
-    except CheckpointError as error:  # the model of an image has none
+    except CheckpointError as error:  # models of images have no tokenizer
         report["tokenizers"], report["tokenizer_error"] = {}, str(error)
     if not isinstance(checkpoint.model, Encoder | ImageEncoder):
         encoder_decoder = not isinstance(checkpoint.model, LanguageModel)
@@ -199,7 +199,7 @@ def _summary(report: dict[str, Any]) -> Table:
         size = f"{report['bytes'] / 1e6:,.1f} MB"
         table.add_row("parameters", f"{sum(report['parameters'].values()):,} in {size}, {counts}")
     else:
-        table.add_row("parameters", "no model yet: the run has not been validated")
+        table.add_row("parameters", "no model yet: the run has had no validation")
     for side, tokenizer in report["tokenizers"].items():
         details = [tokenizer["model"], plural(tokenizer["vocab_size"], "token")]
         if "lowercase" in tokenizer:

@@ -33,8 +33,8 @@ One file        xformer transcribe --model whisper-tiny speech.wav
 Into English    xformer transcribe --model whisper-small --task translate rede.wav
 Several files   xformer transcribe --model whisper-tiny --output texts.txt *.wav
 
-Convert other formats first, e.g. ffmpeg -i talk.mp3 -ac 1 -ar 16000 talk.wav. Audio is read in windows of up to 30 \
-seconds, which end at pauses.
+Convert other formats first, e.g. ffmpeg -i talk.mp3 -ac 1 -ar 16000 talk.wav. Audio is split at pauses into windows \
+of at most 30 seconds.
 """
 
 
@@ -44,7 +44,7 @@ class SpeechOptions(Config):
     language: str | None = option(
         "Code of the spoken language, e.g. de; default: the model detects it.", default=None, panel="Speech"
     )
-    task: str = option("Write the spoken language, or English.", default="transcribe", choices=TASKS)
+    task: str = option("Write the spoken language, or translate to English.", default="transcribe", choices=TASKS)
 
 
 @config_options(SpeechOptions, GenerationConfig, names=["language", "task", "num_beams", "max_new_tokens"])
@@ -63,7 +63,7 @@ def transcribe(
     if output != _io.STANDARD:
         check_no_overwrite(output, [*audio, model / "config.json", model / "model.safetensors"], "--output")
     for path in audio:
-        read_wav(path)  # invalid files are errors before the first text is written
+        read_wav(path)  # report invalid files before the first text is written
     with loading_progress() as progress:
         transcriber = Transcriber.from_pretrained(model, open_backend(backend), quantize=quantize, progress=progress)
     with _io.open_output(output) as write, line_progress(len(audio), visible=output != _io.STANDARD) as advance:

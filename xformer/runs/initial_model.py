@@ -17,7 +17,7 @@ MODEL_SETTINGS = frozenset({"dropout", "attention_dropout", "activation_dropout"
 
 
 class InitialModel:
-    """Parameters and tokenizer that a run starts from.
+    """The model and tokenizer that a run starts from.
 
     Args:
         path: Directory of a public checkpoint in the Hugging Face format, or of a run.
@@ -25,11 +25,11 @@ class InitialModel:
     Attributes:
         path: The directory.
         run: The run, or None for a public checkpoint.
-        pretrained: Directory with config.json and the tokenizer of a public checkpoint; None for a run whose tokenizer
-            xformer trained.
+        pretrained: Directory with config.json and the tokenizer of a public checkpoint; None for a run with a tokenizer
+            that xformer trained.
 
     Raises:
-        CheckpointError: If the directory holds neither, or a GGUF file.
+        CheckpointError: If the path is neither, or is a GGUF file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +49,7 @@ class InitialModel:
             self.run.read_config_for(task)
 
     def tables(self) -> dict[str, Any]:
-        """Return the tables [model] and [tokenizer] of the run; none for public checkpoints and runs that tuned one."""
+        """Return the tables [model] and [tokenizer] of a run; {} for a public or fine-tuned checkpoint."""
         if self.run is None or self.pretrained is not None:
             return {}
         recipe = self.run.read_config()["recipe"]
@@ -88,5 +88,5 @@ def check_init_settings(tables: dict[str, Any], name: str) -> None:
         for key in values if isinstance(values, dict) else ():
             if key not in allowed:
                 raise ConfigError(
-                    f"{key} of [{table}] in {name} cannot be changed: --init gives the model and its tokenizer; omit it"
+                    f"{key} of [{table}] in {name} cannot be changed with --init, which determines it; omit {key}"
                 )
