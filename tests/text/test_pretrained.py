@@ -149,7 +149,7 @@ def test_invalid_input_is_rejected():
             tokenizer.encode_batch(invalid)
     with pytest.raises(DataError, match="1 texts and 2 second texts"):
         tokenizer.encode_batch(["a"], ["b", "c"])
-    with pytest.raises(DataError, match="reads single texts"):
+    with pytest.raises(DataError, match="accepts single texts only"):
         load_tokenizer(DATA / "t5").encode("a", pair="b")
     with pytest.raises(DataError, match="token id is -1"):
         tokenizer.decode([-1])

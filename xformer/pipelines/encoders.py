@@ -67,7 +67,7 @@ class EncoderPipeline:
             progress: As for `load_pretrained`.
 
         Raises:
-            CheckpointError: If the checkpoint is damaged, or its model is no encoder.
+            CheckpointError: If the checkpoint is damaged, or its model is not an encoder.
         """
         model = load_model(cls, Encoder, directory, xp=xp, dtype=dtype, quantize=quantize, progress=progress)
         return cls(model, load_tokenizer(directory), **cls._settings(Path(directory), model.config))
@@ -78,7 +78,7 @@ class EncoderPipeline:
         return {}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of texts, special tokens included, cut to max_length.
+        """Return the token ids of texts, special tokens included, truncated to max_length.
 
         Raises:
             DataError: For a single text, or an iterator, instead of a list.
@@ -89,7 +89,7 @@ class EncoderPipeline:
         return [ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]] for ids in encoded]  # the last is special
 
     def _run(self, texts: Sequence[str], function: Callable[[Array, Array], Array], batch_tokens: int) -> Any:
-        """Return function(states, is_token) for all texts as one NumPy array of one row per text."""
+        """Return function(states, is_token) for all texts as a NumPy array with one row per text."""
         check_count("batch_tokens", batch_tokens)
         encoded, pad_id = self.encode(texts), self.model.config.pad_id
         xp = array_namespace(self.model.embedding.weight)

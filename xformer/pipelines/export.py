@@ -44,22 +44,27 @@ def export_run(directory: str | os.PathLike[str], output: str | os.PathLike[str]
     for side, tokenizer in tokenizers.items():
         path = output / RunDirectory(output).tokenizer(side).name
         tokenizer.save(path)
-        if isinstance(model, Transformer) and side != "target":  # sources end with eos
-            content = read_json(path, "tokenizer")
-            eos = {"SpecialToken": {"id": SPECIAL_TOKENS[EOS_ID], "type_id": 0}}
-            text = [{"Sequence": {"id": name, "type_id": 0}} for name in ("A", "B")]
-            token = {"id": SPECIAL_TOKENS[EOS_ID], "ids": [EOS_ID], "tokens": [SPECIAL_TOKENS[EOS_ID]]}
-            content["post_processor"] = {
-                "type": "TemplateProcessing",
-                "single": [text[0], eos],
-                "pair": [text[0], text[1], eos],
-                "special_tokens": {SPECIAL_TOKENS[EOS_ID]: token},
-            }
-            write_json(path, content)
+        if isinstance(model, Transformer) and side != "target":
+            _append_eos(path)
     roles = {"pad_token": PAD_ID, "bos_token": BOS_ID, "eos_token": EOS_ID, "unk_token": UNK_ID}
     settings = {role: SPECIAL_TOKENS[index] for role, index in roles.items()}
     write_json(output / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **settings})
     return str(json.loads((output / "config.json").read_text(encoding="utf-8"))["model_type"])
+
+
+def _append_eos(path: Path) -> None:
+    """Change a tokenizer file so that the ids of each text end with eos."""
+    content = read_json(path, "tokenizer")
+    eos = {"SpecialToken": {"id": SPECIAL_TOKENS[EOS_ID], "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in ("A", "B"))
+    token = {"id": SPECIAL_TOKENS[EOS_ID], "ids": [EOS_ID], "tokens": [SPECIAL_TOKENS[EOS_ID]]}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [first, eos],
+        "pair": [first, second, eos],
+        "special_tokens": {SPECIAL_TOKENS[EOS_ID]: token},
+    }
+    write_json(path, content)
 
 
 def _tokenizer_sides(run: RunDirectory) -> list[str]:

@@ -172,7 +172,7 @@ class Transcriber:
         return self._detected(_read(audio, sample_rate)) or "en"
 
     def _detected(self, signal: Any) -> str | None:
-        """Return the language that most probably follows the start token; None for a model for English."""
+        """Return the language that most probably follows the start token; None for an English-only model."""
         if not self.multilingual:
             return None
         cache = self.model.prefill(self._features(signal[: self.window_length])[None])

@@ -27,7 +27,7 @@ _FILES = (
 
 
 class Affixes(NamedTuple):
-    """Ids that are put before and after a text."""
+    """Ids before and after a text."""
 
     prefix: list[int]
     suffix: list[int]
@@ -244,7 +244,7 @@ class PretrainedTokenizer:
         if pairs is not None and len(pairs) != len(texts):
             raise DataError(f"got {len(texts)} texts and {len(pairs)} second texts; expected one for each")
         if pairs is not None and self._affixes is not None:
-            raise DataError("the tokenizer of this model reads single texts; omit the second texts")
+            raise DataError("the tokenizer of this model accepts single texts only; omit the second texts")
         rows = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         add = special_tokens and self._affixes is None
         with library_errors(f"the tokenizer of {self.directory} failed"):
