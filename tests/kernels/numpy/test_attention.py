@@ -72,8 +72,8 @@ def test_attention_of_strided_arrays_and_of_an_empty_batch(monkeypatch, dtype):
 )
 def test_tiles_cover_every_head_once(batch, heads, scores):
     counts = np.zeros((batch, heads), dtype=int)
-    for rows, columns in numpy_attention._tiles(batch, heads, scores):
+    for rows, columns in numpy_attention.tiles(batch, heads, scores, 98_304):
         counts[rows, columns] += 1
         size = counts[rows, columns].size * scores
-        assert size <= 2 * numpy_attention._TILE_SCORES or counts[rows, columns].size == 1
+        assert size <= 2 * 98_304 or counts[rows, columns].size == 1
     assert (counts == 1).all()

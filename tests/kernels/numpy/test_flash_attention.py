@@ -85,8 +85,8 @@ def test_masked_keys_do_not_affect_the_result():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-11), ("float32", 1e-4)])
 def test_scores_far_below_their_bound(monkeypatch, causal, dtype, tolerance):
-    calls, max_scores = [], flash._Head.max_scores
-    monkeypatch.setattr(flash._Head, "max_scores", lambda self, rows: calls.append(rows) or max_scores(self, rows))
+    calls, max_scores = [], flash._Heads.max_scores
+    monkeypatch.setattr(flash._Heads, "max_scores", lambda self, rows: calls.append(rows) or max_scores(self, rows))
     assert_equal(both(*inputs(dtype=dtype, spread=12.0), causal=causal, scale=1.0), tolerance)
     assert calls
 

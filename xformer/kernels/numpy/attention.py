@@ -35,9 +35,9 @@ def supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     return supports_floats(arrays, static)
 
 
-def _tiles(batch: int, heads: int, scores: int) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of batch and heads with about _TILE_SCORES scores each; `scores` is the number per head."""
-    count = -(-batch * heads * scores // _TILE_SCORES) or 1
+def tiles(batch: int, heads: int, scores: int, tile_scores: int) -> Iterator[tuple[slice, slice]]:
+    """Yield slices of batch and heads with about `tile_scores` scores each; `scores` is the number per head."""
+    count = -(-batch * heads * scores // tile_scores) or 1
     heads_step = -(-heads // max(1, count // max(batch, 1)))
     batch_step = -(-batch // min(batch, count)) if batch else 1
     for first in range(0, batch, batch_step):
@@ -45,7 +45,7 @@ def _tiles(batch: int, heads: int, scores: int) -> Iterator[tuple[slice, slice]]
             yield slice(first, min(first + batch_step, batch)), slice(head, min(head + heads_step, heads))
 
 
-def _empty_heads(batch: int, heads: int, length: int, features: int, dtype: Any) -> Any:
+def empty_heads(batch: int, heads: int, length: int, features: int, dtype: Any) -> Any:
     """Allocate (batch, heads, length, features) in the memory order (batch, length, heads, features)."""
     return empty((batch, length, heads, features), dtype=dtype).transpose(0, 2, 1, 3)
 
@@ -119,8 +119,8 @@ def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, 
     if dropout_mask is not None:
         dropout_mask = contiguous(dropout_mask.transpose(_SCORES_ORDER))
     saved_weights = empty((batch, keys, heads, queries), dtype=query.dtype) if save else None
-    out = _empty_heads(batch, heads, queries, value.shape[-1], query.dtype)
-    for b, h in _tiles(batch, heads, queries * keys):
+    out = empty_heads(batch, heads, queries, value.shape[-1], query.dtype)
+    for b, h in tiles(batch, heads, queries * keys, _TILE_SCORES):
         # The scales are applied to the operands, not to the products: a pass in memory order brings a tile into the
         # cache faster than many small products do, each of which reads a few of its columns.
         q, k, v = query[b, h] * scale, key[b, h] * 1.0, value[b, h] * (1.0 / keep_probability)
@@ -139,11 +139,11 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep
     """With P the weights and P' the weights after dropout: dV = P' g, E = P' (V g), dS = E - P sum(E)."""
     query, key, value, saved_weights, dropout_mask = residuals
     (batch, heads, queries, head_dim), keys = query.shape, key.shape[2]
-    dquery = _empty_heads(batch, heads, queries, head_dim, query.dtype)
-    dkey = _empty_heads(batch, heads, keys, head_dim, query.dtype)
-    dvalue = _empty_heads(batch, heads, keys, value.shape[-1], query.dtype)
+    dquery = empty_heads(batch, heads, queries, head_dim, query.dtype)
+    dkey = empty_heads(batch, heads, keys, head_dim, query.dtype)
+    dvalue = empty_heads(batch, heads, keys, value.shape[-1], query.dtype)
     dbias = np.empty_like(saved_weights) if needs[4] else None
-    for b, h in _tiles(batch, heads, queries * keys):
+    for b, h in tiles(batch, heads, queries * keys, _TILE_SCORES):
         q, k, v = query[b, h] * scale, key[b, h] * scale, value[b, h] * (1.0 / keep_probability)
         g_tile, weights = g[b, h], saved_weights[b, :, h]
         dropped = weights if dropout_mask is None else weights * dropout_mask[b, :, h]
