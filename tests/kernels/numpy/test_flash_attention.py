@@ -21,6 +21,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(flash, "_MIN_SCORES", 0)
     monkeypatch.setattr(flash, "_QUERIES", 4)
     monkeypatch.setattr(flash, "_KEYS", 6)
+    monkeypatch.setattr(flash, "_MIN_GROUPS", 1)  # all heads in one group
 
 
 def inputs(queries=9, keys=13, dtype="float64", spread=1.0):
@@ -98,6 +99,7 @@ def test_an_empty_batch():
 
 @pytest.mark.parametrize("threads", ["2", "7"])
 def test_the_number_of_threads_does_not_change_the_bits(monkeypatch, threads):
+    monkeypatch.setattr(flash, "_MIN_GROUPS", 16)  # one head in each group
     monkeypatch.setenv("XFORMER_NUM_THREADS", threads)
     results = both(*inputs())[0]
     monkeypatch.setenv("XFORMER_NUM_THREADS", "1")

@@ -21,6 +21,8 @@ from xformer.threads import parallel_for
 
 _MIN_SCORES = 128 * 128  # of a head; the kernel for short sequences stores fewer
 _QUERIES, _KEYS = 256, 512  # of a tile: half a megabyte of float32
+_GROUP_SIZE = 128 * 1024  # scores of short heads that are computed together
+_MIN_GROUPS = 16  # so that every thread has one
 _MASKED = -1e30  # added to a score: its exponential is zero; unlike -inf it makes no NaN in a product
 _MIN_LOG_SUM = -60.0  # exponentials of smaller numbers would lose digits
 
@@ -140,9 +142,14 @@ def _blocks(stop: int, size: int) -> Iterator[slice]:
 
 
 def _groups(query: Any, key: Any) -> list[tuple[slice, slice]]:
-    """Return slices of batch and heads whose tiles have about _QUERIES * _KEYS scores."""
-    scores = min(query.shape[2], _QUERIES) * min(key.shape[2], _KEYS)
-    return list(numpy_attention.tiles(*query.shape[:2], scores, _QUERIES * _KEYS))
+    """Return slices of batch and heads; the tiles and the copied keys of a group stay in the cache if they are small.
+
+    The groups depend on the shapes only, and so do the bits of the result.
+    """
+    batch, heads, queries, features = query.shape
+    size = max(min(queries, _QUERIES), features) * key.shape[2]
+    group_size = max(1, min(_GROUP_SIZE, batch * heads * size // _MIN_GROUPS))
+    return list(numpy_attention.tiles(batch, heads, size, group_size))
 
 
 def _key_mask(mask: Any, sentences: slice) -> Any:
@@ -155,7 +162,7 @@ def _key_mask(mask: Any, sentences: slice) -> Any:
 
 def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool) -> tuple[Any, Any]:
     query, key, value, mask, _, _ = arrays
-    out = numpy_attention.empty_heads(*query.shape[:3], value.shape[-1], query.dtype)
+    out = numpy_attention.empty_heads(*query.shape[:3], features=value.shape[-1], dtype=query.dtype)
     logsumexp = np.empty(query.shape[:3], query.dtype)
     if mask is not None:
         mask = np.broadcast_to(mask, (*mask.shape[:-1], key.shape[2]))
@@ -170,7 +177,7 @@ def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, 
 
 def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float) -> tuple[Any, ...]:
     query, key, value, mask, out, logsumexp = residuals
-    cotangents = [numpy_attention.empty_heads(*x.shape, x.dtype) for x in (query, key, value)]
+    cotangents = [numpy_attention.empty_heads(*x.shape, dtype=x.dtype) for x in (query, key, value)]
 
     def backward(group: tuple[slice, slice]) -> None:
         heads = _Heads(query[group], key[group], value[group], _key_mask(mask, group[0]), scale, causal)
