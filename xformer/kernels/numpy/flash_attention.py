@@ -162,14 +162,15 @@ def _key_mask(mask: Any, sentences: slice) -> Any:
 
 def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool) -> tuple[Any, Any]:
     query, key, value, mask, _, _ = arrays
-    out = numpy_attention.empty_heads(*query.shape[:3], features=value.shape[-1], dtype=query.dtype)
+    batch, heads, queries, _ = query.shape
+    out = numpy_attention.empty_heads(batch, heads, queries, value.shape[-1], query.dtype)
     logsumexp = np.empty(query.shape[:3], query.dtype)
     if mask is not None:
         mask = np.broadcast_to(mask, (*mask.shape[:-1], key.shape[2]))
 
     def forward(group: tuple[slice, slice]) -> None:
-        heads = _Heads(query[group], key[group], value[group], _key_mask(mask, group[0]), scale, causal)
-        heads.forward(out[group], logsumexp[group])
+        part = _Heads(query[group], key[group], value[group], _key_mask(mask, group[0]), scale, causal)
+        part.forward(out[group], logsumexp[group])
 
     parallel_for(forward, _groups(query, key))
     return out, (query, key, value, mask, out, logsumexp)
@@ -177,14 +178,17 @@ def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, 
 
 def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float) -> tuple[Any, ...]:
     query, key, value, mask, out, logsumexp = residuals
-    cotangents = [numpy_attention.empty_heads(*x.shape, dtype=x.dtype) for x in (query, key, value)]
+    batch, heads, queries, head_dim = query.shape
+    dquery = numpy_attention.empty_heads(batch, heads, queries, head_dim, query.dtype)
+    dkey = numpy_attention.empty_heads(batch, heads, key.shape[2], head_dim, query.dtype)
+    dvalue = numpy_attention.empty_heads(batch, heads, key.shape[2], value.shape[3], query.dtype)
 
     def backward(group: tuple[slice, slice]) -> None:
-        heads = _Heads(query[group], key[group], value[group], _key_mask(mask, group[0]), scale, causal)
-        heads.backward(g[group], out[group], logsumexp[group], *(x[group] for x in cotangents))
+        part = _Heads(query[group], key[group], value[group], _key_mask(mask, group[0]), scale, causal)
+        part.backward(g[group], out[group], logsumexp[group], dquery[group], dkey[group], dvalue[group])
 
     parallel_for(backward, _groups(query, key))
-    return (*cotangents, None, None, None)
+    return dquery, dkey, dvalue, None, None, None
 
 
 register(Kernel("numpy.flash_attention", "attention", "numpy", _supports, _forward, _vjp, priority=10))
