@@ -32,7 +32,7 @@ _ARCHITECTURES = {
 def read_config(reader: ConfigReader) -> LanguageModelConfig:
     """Translate the config.json of Llama, Mistral, Qwen 2 or 3, or Phi 3."""
     reader.skip("attention_dropout", "resid_pdrop", "embd_pdrop", "max_window_layers", "auto_map")
-    reader.skip("tie_word_embeddings")  # the tensors say it
+    reader.skip("tie_word_embeddings")  # the tensors determine it
     reader.require("hidden_act", "silu", "swish")
     d_model, num_heads = reader.count("hidden_size"), reader.count("num_attention_heads")
     num_layers = reader.count("num_hidden_layers")
@@ -69,10 +69,10 @@ def _read_window(reader: ConfigReader, num_layers: int) -> int | None:
     if not reader.flag("use_sliding_window", default=reader.model_type in ("mistral", "phi3")):
         window = None
     default = ["sliding_attention" if window else "full_attention"]
-    types = set(reader.choices("layer_types", known=LAYER_TYPES, default=default))
-    if window and types != {"sliding_attention"}:
+    layer_types = set(reader.choices("layer_types", known=LAYER_TYPES, default=default))
+    if window and layer_types != {"sliding_attention"}:
         reader.require("layer_types", ["sliding_attention"] * num_layers)
-    return window if types == {"sliding_attention"} else None
+    return window if layer_types == {"sliding_attention"} else None
 
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
