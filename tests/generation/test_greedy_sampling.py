@@ -6,6 +6,7 @@ from tests.generation.definitions import SOURCES, varied_model
 from tests.reference import raises_line, small_language_model
 from xformer.errors import ConfigError
 from xformer.generation import StopSequences, generate, stream
+from xformer.generation.decoding_steps import DecodingSteps
 from xformer.models import Transformer
 from xformer.random import Rng
 from xformer.tree import replace
@@ -40,10 +41,8 @@ def test_search_needs_no_boolean_indexing_and_no_data_dependent_shapes(model):
 
 def test_finished_inputs_leave_the_batch(model, monkeypatch):
     lengths = [len(tokens) for tokens in greedy(model)]
-    sizes, step = [], Transformer.decode_step
-    monkeypatch.setattr(
-        Transformer, "decode_step", lambda self, tokens, cache: sizes.append(len(tokens)) or step(self, tokens, cache)
-    )
+    sizes, step = [], DecodingSteps.step
+    monkeypatch.setattr(DecodingSteps, "step", lambda self, tokens: sizes.append(len(tokens)) or step(self, tokens))
     greedy(model)
     # An output at the maximum length takes one more step, which shows whether it ends there.
     assert sizes == [sum(length >= step for length in lengths) for step in range(max(lengths) + 1)]

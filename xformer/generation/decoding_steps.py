@@ -11,8 +11,11 @@ from xformer.errors import CaptureError
 from xformer.models.cache import StaticCache
 from xformer.replay.recording import Recording
 
-_MIN_REPEATS = 3  # steps with the same rows before one is recorded, which takes as long as a few steps
-_MIN_CAPACITY = 32  # tokens of a static cache; a replay attends to all of them, so the capacity grows with the output
+_MIN_REPEATS = 1  # steps with the same rows before one is recorded, which takes as long as a few steps
+_MIN_REMAINING = 4  # steps that may follow
+# Tokens of a static cache: a replay attends to all of them, so the capacity grows with the output, from at least 32
+# tokens and at most 128 for a single row, where attention takes little of the time.
+_MIN_CAPACITY, _MAX_FIRST_CAPACITY = 32, 128
 
 
 class DecodingSteps:
@@ -72,7 +75,7 @@ class DecodingSteps:
         return (
             self._can_replay
             and self._num_repeats > _MIN_REPEATS
-            and self._max_length - self._length > _MIN_REPEATS
+            and self._max_length - self._length > _MIN_REMAINING
             and backend_name(array_namespace(tokens)) == "numpy"
         )
 
@@ -93,6 +96,7 @@ class DecodingSteps:
         """Make the cache static, with space for at least one more token."""
         if isinstance(self.cache, StaticCache) and self._length < self._capacity:
             return
-        capacity = max(_MIN_CAPACITY, 2 ** math.ceil(math.log2(self._length + 1)))
+        first = max(_MIN_CAPACITY, min(self._max_length, _MAX_FIRST_CAPACITY // (self._num_rows or 1)))
+        capacity = max(first, 2 ** math.ceil(math.log2(self._length + 1)))
         self.cache = self._model.to_static(self.cache, int(min(capacity, self._max_capacity)))
         self._recording = None  # of the smaller cache
