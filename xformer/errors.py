@@ -71,7 +71,7 @@ def abbreviate(text: str, limit: int = 400) -> str:
     """Return a text with its middle left out if it is longer than the limit.
 
     >>> abbreviate("layer_types is " + str([0] * 99) + "; expected names", 40)
-    'layer_types is [0, 0, ... expected names'
+    'layer_types is [0, ... ; expected names'
     """
     if len(text) <= limit:
         return text

@@ -200,7 +200,6 @@ class RecordedArray(np.ndarray):
 def _method(name: str) -> Callable[..., Any]:
     function = getattr(np.ndarray, name)
 
-    @functools.wraps(function)
     def method(self: RecordedArray, *args: Any, **keywords: Any) -> Any:
         args, keywords = (plain(self), *plain(args)), plain(keywords)
         tape, result = current_tape(), function(*args, **keywords)
@@ -212,7 +211,6 @@ def _method(name: str) -> Callable[..., Any]:
 def _method_in_place(name: str) -> Callable[..., Any]:
     function = getattr(np.ndarray, name)
 
-    @functools.wraps(function)
     def method(self: RecordedArray, *args: Any) -> None:
         args = (plain(self), *plain(args))
         function(*args)
