@@ -174,6 +174,14 @@ def docs(session: nox.Session) -> None:
     session.run("mkdocs", *(session.posargs or ["build", "--strict"]))
 
 
+@nox.session(reuse_venv=True)
+def notebook(session: nox.Session) -> None:
+    """Open the tutorial in JupyterLab; the notebooks are in notebooks/."""
+    session.install("-e", ".[notebook]")
+    session.run("python", "docs/notebooks.py", "notebooks")
+    session.run("jupyter", "lab", *(session.posargs or ["notebooks/1-attention.ipynb"]))
+
+
 @nox.session
 def build(session: nox.Session) -> None:
     """Build wheel and sdist into dist/, check their metadata, and import the wheel with the core requirements only."""

@@ -1,0 +1,144 @@
+"""Execution of the tutorial's code: in the site, as a hook of MkDocs, and cell by cell in the tests."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+CACHE = ROOT / ".cache" / "tutorial"
+CELL = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NO_OUTPUT = re.compile(
+    r'<div class="result">\s*<div class="highlight"><pre><span></span><code>\s*</code></pre></div>\s*</div>'
+)
+# Figures draw text and axes in this gray; on the site it becomes the color of the page's text.
+TEXT_COLOR = "#7f7f7f"
+FIGURE_STYLE = {
+    "figure.figsize": (6.4, 3.2),
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "legend.framealpha": 0.0,
+    "savefig.facecolor": "none",
+    "figure.constrained_layout.use": True,
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "svg.fonttype": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.prop_cycle": "cycler('color', ['4c8dd6', 'e0803a', '45a56b', 'c65b8e', '9a7fd1', 'b09a3c'])",
+    **dict.fromkeys(
+        ["text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color"],
+        TEXT_COLOR,
+    ),
+}
+figure_ids = count()
+
+
+def code_cells(page: Path) -> list[str]:
+    """Return the code of a page: every block that is fenced as python."""
+    return CELL.findall(page.read_text(encoding="utf-8"))
+
+
+def use_figure_style() -> None:
+    """Let matplotlib draw with a transparent background and colors that suit light and dark pages."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    mpl.rcParams.update(FIGURE_STYLE)
+
+
+def take_figures() -> str:
+    """Return all open figures as SVG elements, and close them."""
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    elements = []
+    for number in plt.get_fignums():
+        svg = io.StringIO()
+        # A salt of its own for every figure keeps the ids in one page distinct.
+        with mpl.rc_context({"svg.hashsalt": f"figure {next(figure_ids)}"}):
+            plt.figure(number).savefig(svg, format="svg", metadata={"Date": None})
+        element = svg.getvalue()[svg.getvalue().index("<svg") :].replace(TEXT_COLOR, "currentColor")
+        elements.append(f'<div class="figure">{element}</div>')
+    plt.close("all")
+    return "".join(elements)
+
+
+class Session:
+    """The cells of one page, executed in order. Results come from the cache while all cells before are unchanged."""
+
+    def __init__(self, page: str) -> None:
+        """Start a session: the first key depends on the page and on the source of xformer."""
+        self.page = page
+        self.is_executing = False  # the source of a cell, which is shown, is a python block, too
+        self.skipped: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        digest = hashlib.sha256(page.encode())
+        for source in [Path(__file__), *sorted((ROOT / "xformer").rglob("*.py"))]:
+            digest.update(source.read_bytes())
+        self.key = digest.hexdigest()
+
+    def validate(self, language: str, inputs: dict[str, str], options: dict[str, Any], *arguments: Any) -> bool:
+        """Accept python blocks of the tutorial: show their source and, below it, what they print and draw."""
+        from markdown_exec import validator
+
+        if self.is_executing or not self.page.startswith("tutorial/"):
+            return False
+        defaults = {"exec": "on", "session": self.page, "source": "material-block", "result": "text"}
+        if inputs.get("source") == "none":  # a drawing, whose code would distract
+            inputs["source"] = ""
+        return validator(language, defaults | inputs, options, *arguments)
+
+    def format(self, source: str, *arguments: Any, **keywords: Any) -> str:
+        """Return the HTML of a cell, its output and its figures."""
+        self.key = hashlib.sha256(f"{self.key}{source}".encode()).hexdigest()
+        cached = CACHE / f"{self.key}.html"
+        if cached.exists():
+            self.skipped.append(((source, *arguments), keywords))
+            return cached.read_text(encoding="utf-8")
+        for skipped, skipped_keywords in self.skipped:  # this cell needs their variables
+            self.execute(*skipped, **skipped_keywords)
+        self.skipped.clear()
+        html = self.execute(source, *arguments, **keywords)
+        if "Traceback (most recent call last)" not in html:
+            CACHE.mkdir(parents=True, exist_ok=True)
+            cached.write_text(html, encoding="utf-8")
+        return html
+
+    def execute(self, *arguments: Any, **keywords: Any) -> str:
+        """Execute a cell without the cache."""
+        from markdown_exec import formatter
+
+        self.is_executing = True
+        try:
+            return NO_OUTPUT.sub("", str(formatter(*arguments, **keywords))) + take_figures()
+        finally:
+            self.is_executing = False
+
+
+session = Session("")
+
+
+def on_config(config: Any) -> Any:
+    """Execute python blocks: a hook of MkDocs."""
+    use_figure_style()
+    fences = config["mdx_configs"].setdefault("pymdownx.superfences", {}).setdefault("custom_fences", [])
+    fences.append(
+        {
+            "name": "python",
+            "class": "python",
+            "validator": lambda *arguments: session.validate(*arguments),
+            "format": lambda *arguments, **keywords: session.format(*arguments, **keywords),
+        }
+    )
+    return config
+
+
+def on_page_markdown(markdown: str, *, page: Any, **arguments: Any) -> str:
+    """Give every page a session of its own: a hook of MkDocs."""
+    global session
+    session = Session(page.file.src_uri)
+    return markdown
