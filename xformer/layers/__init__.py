@@ -1,6 +1,6 @@
 """Layers: immutable modules whose forward code uses the Array API only."""
 
-from xformer.layers.attention import MultiHeadAttention
+from xformer.layers.attention import MultiHeadAttention, RecordedAttention, record_attention
 from xformer.layers.convolution import AudioEmbedding, Conv1d
 from xformer.layers.decoder import DecoderLayer
 from xformer.layers.dropout import Dropout
@@ -50,12 +50,14 @@ __all__ = [
     "PostNorm",
     "PreNorm",
     "RMSNorm",
+    "RecordedAttention",
     "RelativeBias",
     "Rotary",
     "SandwichNorm",
     "Sinusoidal",
     "StaticKVCache",
     "quantize",
+    "record_attention",
     "remaining_length",
     "sinusoidal",
 ]

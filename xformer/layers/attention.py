@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import NamedTuple
 
 from xformer import masks
 from xformer.backends import Array, array_namespace, device
@@ -18,6 +21,44 @@ from xformer.ops.attention import check_mask
 from xformer.ops.project_heads import Projection, merge_heads
 from xformer.random import Rng
 from xformer.tree import Module
+
+
+class RecordedAttention(NamedTuple):
+    """Attention weights of one call.
+
+    Attributes:
+        layer: The layer that was called.
+        weights: (batch, heads, queries, keys).
+    """
+
+    layer: MultiHeadAttention
+    weights: Array
+
+
+_RECORDED: ContextVar[list[RecordedAttention] | None] = ContextVar("recorded attention", default=None)
+
+
+@contextlib.contextmanager
+def record_attention() -> Iterator[list[RecordedAttention]]:
+    """Record the attention weights of every call of a `MultiHeadAttention` inside the block, for inspection.
+
+    Yields:
+        The list that the weights are appended to, in the order of the calls.
+
+    Example:
+        >>> import numpy as np
+        >>> attention = MultiHeadAttention(8, 2, init=0)
+        >>> with record_attention() as recorded:
+        ...     output = attention(np.ones((1, 5, 8), dtype=np.float32))
+        >>> recorded[0].weights.shape
+        (1, 2, 5, 5)
+    """
+    recorded: list[RecordedAttention] = []
+    token = _RECORDED.set(recorded)
+    try:
+        yield recorded
+    finally:
+        _RECORDED.reset(token)
 
 
 class MultiHeadAttention(Module):
@@ -137,6 +178,10 @@ class MultiHeadAttention(Module):
         q, k, v, mask = self._project(query, key, value, mask, rotation, cache)
         dropout_mask, keep_probability = self.dropout.draw((*q.shape[:-1], k.shape[-2]), q, rng)
         bias = None if bias is None else as_dtype_of(bias, q)
+        recorded = _RECORDED.get()
+        if recorded is not None:
+            weights = attention_weights(q, k, mask, bias, causal=causal, scale=self.scale, softcap=self.softcap)
+            recorded.append(RecordedAttention(self, weights))
         heads = attention(
             q,
             k,

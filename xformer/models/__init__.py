@@ -1,5 +1,6 @@
 """Models: networks built from one configuration."""
 
+from xformer.models.attention_maps import attention_maps
 from xformer.models.base import BaseModel, load
 from xformer.models.cache import DecodingCache
 from xformer.models.config import (
@@ -32,5 +33,6 @@ __all__ = [
     "SpeechTransformerConfig",
     "Transformer",
     "TransformerConfig",
+    "attention_maps",
     "load",
 ]
