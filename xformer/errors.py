@@ -52,6 +52,7 @@ _EXTRAS = {
     **dict.fromkeys(("tokenizers", "jinja2"), "chat"),
     **dict.fromkeys(("matplotlib", "rich", "rouge_score", "sacrebleu", "typer"), "cli"),
     **{name: name for name in ("cudnn", "gguf", "jax", "numba", "torch")},
+    **dict.fromkeys(("starlette", "uvicorn"), "serve"),
     "cupy": "cuda",
 }
 

@@ -31,6 +31,7 @@ Generate           xformer generate --model run --prompt "ROMEO:"
 Score              xformer score --reference test.en --hypothesis out.en
 Inspect a run      xformer inspect run
 Export a run       xformer export run checkpoint
+Explore and serve  xformer serve --model run
 Measure speed      xformer bench attention
 
 Text files are UTF-8 with one sentence per line (any text for train-lm). Run `xformer COMMAND --help` for the options \
@@ -103,6 +104,7 @@ def _make_app() -> Any:
         inspect,
         resume,
         score,
+        serve,
         summarize,
         train,
         train_lm,
@@ -137,6 +139,7 @@ def _make_app() -> Any:
         (score, score.score),
         (inspect, inspect.inspect),
         (export, export.export),
+        (serve, serve.serve),
         (bench, bench.bench),
     ):
         app.command(command.__name__.replace("_", "-"), help=module.HELP)(command)

@@ -27,7 +27,8 @@ from xformer.cli._options import (
 from xformer.config import Config, field_names, option
 from xformer.families.checkpoint import is_public
 from xformer.generation import GenerationConfig
-from xformer.pipelines import Output, TextGenerator, TextToText, Translator, check_source_lengths
+from xformer.pipelines import Output, Pipeline, TextToText, Translator, check_source_lengths
+from xformer.pipelines.encoders import EncoderPipeline
 from xformer.runs.run_directory import RunDirectory
 
 HELP = """Translate text with a public checkpoint (a directory in the Hugging Face format) or with the best model of a \
@@ -47,7 +48,7 @@ Lines from a terminal or a pipe are translated as they arrive. Blank lines stay 
 is complete. With --num-return-sequences above 1, or with --align, each output is a line of JSON with the number of \
 its source line, rank, score, text, and the alignment of its tokens.
 """
-Pipeline = TypeVar("Pipeline", TextToText, TextGenerator)
+Loaded = TypeVar("Loaded", bound=Pipeline | EncoderPipeline)
 
 
 class LineOptions(Config):
@@ -180,13 +181,14 @@ def transform_lines(
         )
 
 
-def load_pipeline(pipeline_type: type[Pipeline], directory: Path, backend: str, **options: Any) -> Pipeline:
+def load_pipeline(pipeline_type: type[Loaded], directory: Path, backend: str, **options: Any) -> Loaded:
     """Load a public checkpoint, or a run with a backend that is prepared for the data type of its model."""
+    loader: Any = pipeline_type  # mypy takes the bound for its class
     if is_public(directory):
         with loading_progress() as progress:
-            return pipeline_type.from_pretrained(directory, xp=open_backend(backend), progress=progress, **options)
+            return loader.from_pretrained(directory, xp=open_backend(backend), progress=progress, **options)
     training = RunDirectory(directory).read_config().get("recipe", {}).get("training", {})
-    return pipeline_type.from_pretrained(directory, xp=open_backend(backend, training.get("dtype")), **options)
+    return loader.from_pretrained(directory, xp=open_backend(backend, training.get("dtype")), **options)
 
 
 def _encode(

@@ -18,6 +18,7 @@ from xformer.backends import (
     index_dtype,
 )
 from xformer.errors import DataError, ShapeError
+from xformer.generation.beam_history import BeamHistory
 from xformer.generation.config import GenerationConfig
 from xformer.generation.decoding_steps import DecodingSteps
 from xformer.generation.lengths import LengthLimits
@@ -43,6 +44,7 @@ class GenerationBatch:
         stopping_criteria: Checked after each step.
         uniforms: Uniform random numbers in [0, 1) by input, sample and position; None: nothing is sampled.
         coverage_penalties: Returns the coverage penalty of hypotheses (scoring.py); None: not part of the score.
+        beam_history: Receives the candidates of each step of beam search; None: they are not recorded.
     """
 
     model: Any
@@ -58,6 +60,7 @@ class GenerationBatch:
     stopping_criteria: Sequence[StoppingCriteria] = ()
     uniforms: list[list[list[float]]] | None = None
     coverage_penalties: Callable[[Sequence[Any]], list[float]] | None = None
+    beam_history: BeamHistory | None = None
 
     @property
     def num_inputs(self) -> int:
@@ -97,7 +100,7 @@ class GenerationBatch:
         """Apply the logits processors, in float32 or wider."""
         xp = array_namespace(logits)
         logits = xp.astype(logits, accumulation_dtype(xp, logits.dtype), copy=False)
-        rows = Histories(histories, input_indices)
+        rows = self._histories(histories, input_indices)
         for processor in self.logits_processors:
             shape, logits = logits.shape, processor(rows, logits)
             if getattr(logits, "shape", None) != shape:
@@ -111,7 +114,7 @@ class GenerationBatch:
         """Return for each row whether a stopping criterion ends it; never within a prefix."""
         if not self.stopping_criteria or not histories:
             return [False] * len(histories)
-        rows = Histories(histories, input_indices)
+        rows = self._histories(histories, input_indices)
         flags = [criterion(rows) for criterion in self.stopping_criteria]
         for criterion, column in zip(self.stopping_criteria, flags, strict=True):
             if not hasattr(column, "__len__") or len(column) != len(rows):
@@ -123,6 +126,9 @@ class GenerationBatch:
             len(tokens) > len(self.prefixes[index]) and any(column)
             for tokens, index, column in zip(rows, input_indices, zip(*flags, strict=True), strict=True)
         ]
+
+    def _histories(self, histories: Sequence[list[int]], input_indices: Sequence[int]) -> Histories:
+        return Histories(histories, input_indices, [self.indices[index] for index in input_indices])
 
     def no_token_error(self, index: int, tokens: Sequence[int]) -> DataError:
         """Return the error for a row of input `index` whose next token has no finite score."""

@@ -25,6 +25,7 @@ import numpy as np
 
 from xformer.generation.batch import GenerationBatch
 from xformer.generation.beam_group import Beam, BeamGroup, BeamHypotheses
+from xformer.generation.beam_history import GroupStep
 from xformer.generation.candidates import Candidate, TopTokens, rank_candidates, top_tokens
 from xformer.generation.config import DEFAULT_DIVERSITY_PENALTY
 from xformer.generation.hypothesis import Hypothesis, best_first, length_penalty
@@ -70,6 +71,7 @@ class InputBeams:
             top: Best tokens of each row.
         """
         ended: list[tuple[BeamGroup, UnscoredHypothesis]] = []
+        steps: list[GroupStep] = []
         num_chosen: Counter[int] = Counter()
         penalty = self.batch.config.diversity_penalty
         penalty = DEFAULT_DIVERSITY_PENALTY if penalty is None else penalty
@@ -82,6 +84,10 @@ class InputBeams:
             if self.batch.lengths.near_targets:
                 ends = _end_all(parents, top)
             ended += [(group, self._hypothesis(beam, finished=True, has_eos=True)) for beam in ends]
+            if self.batch.beam_history is not None:
+                steps.append(self._group_step(group, parents, ranked, ends))
+        if self.batch.beam_history is not None:
+            self.batch.beam_history.add(self.batch.indices[self.index], steps)
         return ended
 
     def stop(self) -> list[tuple[BeamGroup, UnscoredHypothesis]]:
@@ -129,6 +135,15 @@ class InputBeams:
             if by_row.setdefault(beam.row % count, beam) is not beam:
                 spare.append(beam)
         return [by_row[row] if row in by_row else spare.pop() for row in range(count)]
+
+    def _group_step(
+        self, group: BeamGroup, parents: list[Beam], ranked: list[Candidate], ended: list[Beam]
+    ) -> GroupStep:
+        config = self.batch.config
+        length = self.batch.lengths.output_length(self.index, len(parents[0].tokens)) + 1
+        penalty = length_penalty(length, config.length_penalty, config.length_penalty_base)
+        number = next(number for number, each in enumerate(self.groups) if each is group)
+        return GroupStep(number, parents, ranked[: 2 * group.size], group.beams, ended, self.batch.eos_id, penalty)
 
     def _hypothesis(self, beam: Beam, *, finished: bool, has_eos: bool) -> UnscoredHypothesis:
         return UnscoredHypothesis(self.index, beam.tokens, beam.log_probability, finished, has_eos)

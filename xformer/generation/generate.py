@@ -9,6 +9,7 @@ from typing import Any
 from xformer.backends import Array, array_namespace, device, from_host, is_host_accessible, to_host
 from xformer.errors import ConfigError, DataError
 from xformer.generation.batch import GenerationBatch, check_prefixes, check_tokens
+from xformer.generation.beam_history import BeamHistory
 from xformer.generation.beam_search import beam_search
 from xformer.generation.config import GenerationConfig
 from xformer.generation.greedy_sampling import generate_steps, greedy_or_sample, start_samples
@@ -41,6 +42,7 @@ def generate(
     length_condition: Sequence[int] | None = None,
     special_tokens: bool = True,
     indices: Sequence[int] | None = None,
+    beam_history: BeamHistory | None = None,
     **overrides: Any,
 ) -> list[list[Hypothesis]]:
     """Generate outputs for a batch of inputs: `generate(model, source_ids, num_beams=5, length_penalty=1.0)`.
@@ -72,6 +74,7 @@ def generate(
             model. Every output then has the maximum length.
         indices: Index of each input in a longer list, which selects its random stream and numbers it in errors.
             Default: 0, 1, ...
+        beam_history: Receives the candidates of each step of a beam search, see `BeamHistory`.
         **overrides: Fields of `GenerationConfig` that replace those of the config.
 
     Returns:
@@ -96,6 +99,7 @@ def generate(
         length_condition=length_condition,
         special_tokens=special_tokens,
         indices=indices,
+        beam_history=beam_history,
         **overrides,
     )
     return search(batch)
@@ -165,6 +169,7 @@ def _make_batch(
     length_condition: Sequence[int] | None = None,
     special_tokens: bool = True,
     indices: Sequence[int] | None = None,
+    beam_history: BeamHistory | None = None,
     **overrides: Any,
 ) -> GenerationBatch:
     """Check the arguments of `generate` and return them as a batch."""
@@ -226,6 +231,7 @@ def _make_batch(
         stopping_criteria=stopping_criteria,
         uniforms=_uniforms(config, rng, indices, lengths.ranges),
         coverage_penalties=coverage_penalties,
+        beam_history=beam_history,
     )
 
 

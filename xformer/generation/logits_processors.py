@@ -26,11 +26,15 @@ class Histories(list[list[int]]):
 
     Attributes:
         input_indices: Index of the input that each row belongs to; rows of finished inputs leave the batch.
+        indices: Index of that input in the list that the pipeline received, or `indices` of `generate`.
     """
 
-    def __init__(self, tokens: Iterable[list[int]], input_indices: Sequence[int]) -> None:
+    def __init__(
+        self, tokens: Iterable[list[int]], input_indices: Sequence[int], indices: Sequence[int] | None = None
+    ) -> None:
         super().__init__(tokens)
         self.input_indices = list(input_indices)
+        self.indices = self.input_indices if indices is None else list(indices)
 
 
 LogitsProcessor = Callable[[Histories, Array], Array]

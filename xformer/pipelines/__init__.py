@@ -3,6 +3,7 @@
 from xformer.pipelines.base import Output, Pipeline
 from xformer.pipelines.encoders import Classifier, Embedder, Prediction
 from xformer.pipelines.evaluation import EncodedCorpus, ValidationScore
+from xformer.pipelines.loading import pipeline_class
 from xformer.pipelines.seq2seq import Result, Summarizer, TextToText, Translator, check_source_lengths
 from xformer.pipelines.text_generation import Prompt, TextGenerator
 from xformer.pipelines.tokenizers import Tokenizers
@@ -25,4 +26,5 @@ __all__ = [
     "Translator",
     "ValidationScore",
     "check_source_lengths",
+    "pipeline_class",
 ]

@@ -12,6 +12,7 @@ from xformer.config import check_count
 from xformer.data.bucketing import fill_batches
 from xformer.errors import ConfigError, DataError
 from xformer.generation import (
+    BeamHistory,
     GenerationConfig,
     Hypothesis,
     LogitsProcessor,
@@ -177,6 +178,7 @@ class TextToText(Pipeline):
         batch_tokens: int = 4096,
         logits_processors: Sequence[LogitsProcessor] = (),
         stopping_criteria: Sequence[StoppingCriteria] = (),
+        beam_history: BeamHistory | None = None,
         first_index: int = 0,
         **overrides: Any,
     ) -> Iterator[list[Result]]:
@@ -195,6 +197,7 @@ class TextToText(Pipeline):
             batch_tokens: Maximum source tokens of a batch, padding included. On NumPy each core runs one batch.
             logits_processors: Additional processors, see `generation.generate`.
             stopping_criteria: Additional stopping criteria, see `generation.generate`.
+            beam_history: Receives the candidates of each step of a beam search, see `generation.BeamHistory`.
             first_index: Index of the first text if the texts are part of a longer list; samples depend on it.
             **overrides: Fields of `GenerationConfig` that replace those of the config.
 
@@ -226,6 +229,7 @@ class TextToText(Pipeline):
                 config,
                 logits_processors=logits_processors,
                 stopping_criteria=stopping_criteria,
+                beam_history=beam_history,
                 rng=rng,
                 length_fn=length_fn,
                 indices=[first_index + row for row in rows],

@@ -15,6 +15,7 @@ from xformer.errors import ConfigError, DataError
 from xformer.families.gguf_file import find_gguf
 from xformer.families.gguf_tokenizer import read_tokenizer
 from xformer.generation import (
+    BeamHistory,
     GenerationConfig,
     Histories,
     Hypothesis,
@@ -115,6 +116,7 @@ class TextGenerator(Pipeline):
         batch_tokens: int = 4096,
         logits_processors: Sequence[LogitsProcessor] = (),
         stopping_criteria: Sequence[StoppingCriteria] = (),
+        beam_history: BeamHistory | None = None,
         first_index: int = 0,
         **overrides: Any,
     ) -> list[list[Output]]:
@@ -131,6 +133,7 @@ class TextGenerator(Pipeline):
             batch_tokens: Maximum tokens of a batch. On NumPy each core runs one batch.
             logits_processors: Additional processors, see `generation.generate`.
             stopping_criteria: Additional stopping criteria, see `generation.generate`.
+            beam_history: Receives the candidates of each step of a beam search, see `generation.BeamHistory`.
             first_index: Index of the first prompt if the prompts are part of a longer list; samples depend on it.
             **overrides: Fields of `GenerationConfig` that replace those of the config.
 
@@ -147,6 +150,7 @@ class TextGenerator(Pipeline):
                 [chunk.context for chunk in batch],
                 logits_processors=logits_processors,
                 stopping_criteria=stopping_criteria,
+                beam_history=beam_history,
                 **self._chunk_options(batch, config, rng),
             )
             return [(chunk.text, each) for chunk, each in zip(batch, hypotheses, strict=True)]
@@ -163,6 +167,62 @@ class TextGenerator(Pipeline):
         for text in texts:
             outputs[text.index] += [self._output(text.prompt, each) for each in text.hypotheses]
         return [sorted(each, key=lambda output: -output.log_probability) for each in outputs]
+
+    def continue_ids(
+        self,
+        prompts: Sequence[Sequence[int]],
+        config: GenerationConfig,
+        *,
+        sequence_bias: Sequence[Sequence[str]] | None = None,
+        seed: int = 0,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        stopping_criteria: Sequence[StoppingCriteria] = (),
+        beam_history: BeamHistory | None = None,
+        indices: Sequence[int] | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Continue prompts of any lengths in one batch, within the context of the model.
+
+        Shorter prompts begin to generate while longer ones are still read, token by token.
+
+        Args:
+            prompts: Token ids that `encode` returned.
+            config: Settings that `resolve_config` returned.
+            sequence_bias: Words and phrases to favor, a list for each prompt.
+            seed: Seed of sampling.
+            logits_processors: Additional processors, see `generation.generate`.
+            stopping_criteria: Additional stopping criteria, see `generation.generate`.
+            beam_history: Receives the candidates of each step of a beam search, see `generation.BeamHistory`.
+            indices: Index of each prompt in a longer list, see `generation.generate`.
+
+        Raises:
+            DataError: For a prompt that fills the context.
+            ConfigError: For invalid or contradictory settings.
+        """
+        window = self._context_window
+        for number, prompt in enumerate(prompts, start=1):
+            if len(prompt) >= window:
+                raise DataError(f"prompt {number} has {len(prompt)} tokens; expected at most {window - 1}")
+        limit = min(config.max_new_tokens or DEFAULT_MAX_NEW_TOKENS, window - min(map(len, prompts)))
+
+        def ends(histories: Histories) -> list[bool]:
+            return [len(tokens) >= window for tokens in histories]
+
+        hypotheses = generate(
+            self.model,
+            prompts,
+            self._within(config, limit),
+            logits_processors=logits_processors,
+            stopping_criteria=[*stopping_criteria, ends],
+            rng=Rng(seed),
+            indices=indices,
+            sequence_bias=encode_phrases(sequence_bias, self.tokenizer, len(prompts)),
+            special_tokens=self.defaults is not None,
+            beam_history=beam_history,
+        )
+        return [
+            [each._replace(finished=each.finished and len(prompt) + len(each.tokens) < window) for each in row]
+            for prompt, row in zip(prompts, hypotheses, strict=True)
+        ]
 
     def stream(
         self,
@@ -318,22 +378,27 @@ class TextGenerator(Pipeline):
 
     def _chunk_options(self, batch: Sequence[_Chunk], config: GenerationConfig, rng: Rng) -> dict[str, Any]:
         """Return the arguments of `generate` for chunks of one length."""
-        special = range(len(SPECIAL_TOKENS)) if self.defaults is None else ()
-        overrides: dict[str, Any] = {
-            "max_new_tokens": batch[0].max_new_tokens,
-            "min_new_tokens": min(config.min_new_tokens, batch[0].max_new_tokens),
-            "suppress_tokens": (*special, *config.suppress_tokens),
-        }
+        config = self._within(config, batch[0].max_new_tokens)
         if config.method != "beam":
-            overrides["num_return_sequences"] = 1
+            config = dataclasses.replace(config, num_return_sequences=1)
         phrases = [chunk.text.phrases for chunk in batch]
         return {
-            "config": dataclasses.replace(config, **overrides),
+            "config": config,
             "rng": rng,
             "indices": [chunk.text.stream for chunk in batch],
             "sequence_bias": None if phrases[0] is None else phrases,
             "special_tokens": self.defaults is not None,
         }
+
+    def _within(self, config: GenerationConfig, limit: int) -> GenerationConfig:
+        """Return the settings of `generate` for at most `limit` new tokens."""
+        special = range(len(SPECIAL_TOKENS)) if self.defaults is None else ()
+        return dataclasses.replace(
+            config,
+            max_new_tokens=limit,
+            min_new_tokens=min(config.min_new_tokens, limit),
+            suppress_tokens=(*special, *config.suppress_tokens),
+        )
 
     def _batches(self, chunks: Sequence[_Chunk], batch_tokens: int) -> Iterator[list[_Chunk]]:
         """Group chunks of equal lengths, which can be generated together."""

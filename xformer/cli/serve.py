@@ -1,0 +1,163 @@
+"""`xformer serve`: serve models to the browser and to programs."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from xformer.cli._console import make_console, program
+from xformer.cli._options import COMPUTING, DATA, BackendOption, QuantizeOption, option_name
+from xformer.cli.translate import load_pipeline
+from xformer.config import check_value, options_of
+from xformer.errors import ConfigError
+from xformer.families.checkpoint import check_exists, is_public
+from xformer.pipelines import pipeline_class
+from xformer.text.extras import require
+
+HELP = """Serve models on this machine: a page in the browser to explore them, and an HTTP API. Needs the extra \
+serve: pip install "xformer[cli,serve]".
+
+\b
+Explore a run         xformer serve --model run
+Compare two models    xformer serve --model run --model other
+Another port          xformer serve --model run --port 9000
+On the local network  xformer serve --model run --host 0.0.0.0 --token SECRET
+
+\b
+Translate             curl localhost:8000/translate -H 'Content-Type: application/json' \
+                        -d '{"text": "Ein Mann schläft .", "num_beams": 4}'
+Answer a chat         curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \
+                        -d '{"messages": [{"role": "user", "content": "Hello"}]}'
+
+Paths: /translate, /summarize, /v1/completions, /v1/chat/completions, /v1/embeddings, /classify, /explore, /attention, \
+/runs; http://localhost:8000/docs lists their fields. Concurrent requests with the same settings are computed \
+together. Only this machine can connect, unless --host is given together with --token. Ctrl-C waits for running \
+requests and stops.
+"""
+_ACCESS, _LIMITS = "Access", "Limits"
+_SECONDS_TO_STOP = 20
+
+
+def serve(
+    model: Annotated[
+        list[Path],
+        typer.Option(
+            "--model",
+            metavar="DIR",
+            help="Directory of a run or public checkpoint, or a .gguf file; repeatable.",
+            rich_help_panel=DATA,
+        ),
+    ],
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.", rich_help_panel=_ACCESS)] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(metavar="N", help="Port; 0 chooses one.", rich_help_panel=_ACCESS)] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Token that requests must send: Authorization: Bearer TEXT. `auto` makes a new one.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    max_requests: Annotated[
+        int, typer.Option(metavar="N", help="Maximum number of requests at a time.", rich_help_panel=_LIMITS)
+    ] = 64,
+    max_body: Annotated[
+        int, typer.Option(metavar="BYTES", help="Maximum size of a request.", rich_help_panel=_LIMITS)
+    ] = 1_000_000,
+    max_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Maximum number of new tokens.", rich_help_panel=_LIMITS)
+    ] = 1024,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Maximum time of a request.", rich_help_panel=_LIMITS)
+    ] = 120.0,
+    max_batch: Annotated[
+        int,
+        typer.Option(metavar="N", help="Maximum number of requests in a batch.", rich_help_panel=COMPUTING),
+    ] = 32,
+    backend: BackendOption = "numpy",
+    quantize: QuantizeOption = None,
+) -> None:
+    """Serve models over HTTP."""
+    uvicorn = require("uvicorn")
+    require("starlette")
+    from xformer.serve.app import ServeConfig, create_app
+    from xformer.serve.models import ServedModel
+
+    given: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "token": secrets.token_urlsafe(24) if token == "auto" else token,
+        "max_requests": max_requests,
+        "max_body": max_body,
+        "max_tokens": max_tokens,
+        "max_batch": max_batch,
+        "timeout": timeout,
+    }
+    for name, _, _, field in options_of(ServeConfig):
+        check_value(field, given[name], option_name(name))
+    config = ServeConfig(**given)
+    if not config.is_local and config.token is None:
+        raise ConfigError(f"--host is {host}, which other machines can reach; expected --token TEXT (or --token auto)")
+    if config.token is not None and len(config.token) < 8:
+        raise ConfigError(f"--token has {len(config.token)} characters; expected at least 8")
+    for path in model:
+        check_exists(path)
+    sockets = [_listen(host, port)]
+    models = [
+        ServedModel(
+            name,
+            load_pipeline(pipeline_class(path), path, backend, quantize=quantize),  # type: ignore[arg-type]
+            directory=None if is_public(path) else path,
+            backend=backend,
+            max_tokens=max_tokens,
+            max_batch=max_batch,
+        )
+        for name, path in zip(_names(model), model, strict=True)
+    ]
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(models, config),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            ws="none",
+            timeout_graceful_shutdown=_SECONDS_TO_STOP,
+        )
+    )
+    shown = f"[{host}]" if ":" in host else host
+    fragment = "" if config.token is None else f"/#token={config.token}"
+    console = make_console(stderr=True)
+    console.print(f"{program()} serves {', '.join(each.name for each in models)}; Ctrl-C stops it")
+    console.print(f"open http://{shown}:{sockets[0].getsockname()[1]}{fragment}")
+    server.run(sockets=sockets)
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Return an id for each model: the name of its directory, numbered if there are several of them."""
+    names: list[str] = []
+    for path in paths:
+        base = path.resolve().name.removesuffix(".gguf") or "model"
+        number = sum(1 for name in names if name == base or name.rpartition("-")[0] == base)
+        names.append(base if not number else f"{base}-{number + 1}")
+    return names
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket; raise ConfigError if the address is in use or invalid."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
+        ) from error
+    return listener

@@ -1,0 +1,45 @@
+"""The pipeline that a checkpoint or a run is for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from xformer.errors import CheckpointError
+from xformer.families.checkpoint import is_public, open_checkpoint
+from xformer.io import read_json
+from xformer.models import Encoder, LanguageModel, Transformer
+from xformer.pipelines.base import Pipeline
+from xformer.pipelines.encoders import Classifier, Embedder, EncoderPipeline
+from xformer.pipelines.seq2seq import Summarizer, Translator
+from xformer.pipelines.text_generation import TextGenerator
+from xformer.runs.run_directory import RunDirectory
+
+_TASKS: dict[str, type[Pipeline]] = {each.task: each for each in (Translator, Summarizer, TextGenerator)}
+
+
+def pipeline_class(directory: str | os.PathLike[str]) -> type[Pipeline] | type[EncoderPipeline]:
+    """Return the class of pipelines that a model is for, without reading its weights.
+
+    A public encoder-decoder is a `Summarizer` if its config.json has settings for summarization only, else a
+    `Translator`; an encoder is a `Classifier` if it has a classifier, else an `Embedder`.
+
+    Args:
+        directory: Directory of a run or public checkpoint, or a GGUF file.
+
+    Raises:
+        CheckpointError: If there is no checkpoint, it is damaged, or no pipeline of texts uses its model.
+    """
+    path = Path(directory)
+    if not is_public(path):
+        return _TASKS[RunDirectory(path).read_config().get("task", "translation")]
+    model = open_checkpoint(path).model
+    if type(model) is LanguageModel:
+        return TextGenerator
+    if type(model) is Encoder:
+        return Classifier if model.config.num_labels else Embedder
+    if type(model) is Transformer:
+        tasks = read_json(path / "config.json", "configuration").get("task_specific_params") or {}
+        is_summarizer = any("summarization" in name for name in tasks) and not any("trans" in name for name in tasks)
+        return Summarizer if is_summarizer else Translator
+    raise CheckpointError(f"{path} has a {type(model).__name__}; expected a model of texts")

@@ -1,0 +1,626 @@
+"""Served models: what requests ask of them, computed for batches of jobs in the thread of a worker."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import math
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from xformer.backends import to_host
+from xformer.errors import ConfigError, DataError
+from xformer.generation import (
+    BeamCandidate,
+    BeamHistory,
+    GenerationConfig,
+    Histories,
+    Hypothesis,
+    TokenAlternatives,
+    TokenRecord,
+    alignments,
+)
+from xformer.models import attention_maps
+from xformer.pipelines import (
+    Classifier,
+    Embedder,
+    Output,
+    Summarizer,
+    TextGenerator,
+    TextToText,
+    Translator,
+    check_source_lengths,
+)
+from xformer.pipelines.batching import run_batches
+from xformer.runs.run_directory import RunDirectory
+from xformer.serve.jobs import Job, Worker
+from xformer.serve.requests import AttentionRequest, ExploreRequest, Settings, check_unsupported, resolve
+from xformer.serve.tokens import Json, TextStream, TokenJson, finite, pieces, tokens_json
+from xformer.text import PretrainedTokenizer
+from xformer.threads import num_threads
+
+MAX_ATTENTION_BYTES = 16_000_000  # of a response
+MAX_COMPUTED_BYTES = 512_000_000  # of all layers
+MAX_SOURCE_LENGTH = 1024
+_MAX_SPREAD = 256  # tokens between the shortest and the longest prompt of a batch
+_EXAMPLES = {
+    Translator: "Ein Mann schläft .",
+    Summarizer: "",
+    TextGenerator: "Once upon a time",
+    Embedder: "A man sleeps.",
+    Classifier: "A great film.",
+}
+_TASKS = {Embedder: "embedding", Classifier: "classification"}
+AnyPipeline = TextToText | TextGenerator | Embedder | Classifier
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The part of a request that a batch of rows is generated from.
+
+    Attributes:
+        sources: Token ids of each row.
+        config: Settings.
+        max_tokens: Maximum tokens of each output, if lower than that of the config.
+        options: Further arguments of the pipeline: prefix, sequence_bias, target_length, length_unit.
+        stop: Texts that end outputs.
+        seed: Seed of sampling; None: a new one.
+        num_alternatives: Alternatives to record; None: no probabilities are recorded.
+        stream: Emit the text of rows as it is generated, as events "text".
+        num_copies: Rows of each source.
+    """
+
+    sources: list[list[int]]
+    config: GenerationConfig
+    max_tokens: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    num_alternatives: int | None = None
+    stream: bool = False
+    num_copies: int = 1
+
+    @property
+    def is_single(self) -> bool:
+        """True if each row has one history at a time: greedy search, or one sample."""
+        return self.config.method != "beam" and self.config.num_return_sequences == 1
+
+
+@dataclass
+class Row:
+    """One output that is generated for a job.
+
+    Attributes:
+        job: The job.
+        generation: What it asks for.
+        number: Index of the output among those of the job.
+        ids: Token ids of the source or prompt.
+        text: The output as text.
+        max_tokens: Maximum tokens of the output.
+        outputs: The results, best first.
+        steps: Probabilities of the tokens, if requested.
+    """
+
+    job: Job
+    generation: Generation
+    number: int
+    ids: list[int]
+    text: TextStream
+    max_tokens: float = math.inf
+    outputs: list[Output] = field(default_factory=list)
+    steps: list[TokenAlternatives] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        """True if the output must not continue."""
+        return self.job.is_stopped or self.text.is_stopped or self.text.num_tokens >= self.max_tokens
+
+
+class ServedModel:
+    """A model with its pipeline and the thread that runs it.
+
+    Args:
+        name: Id of the model.
+        pipeline: Pipeline of the model.
+        directory: Directory of a run, for its training log; None without one.
+        backend: Name of the array library.
+        max_tokens: Maximum of new tokens.
+        max_batch: Maximum number of requests in a batch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pipeline: AnyPipeline,
+        *,
+        directory: str | os.PathLike[str] | None = None,
+        backend: str = "numpy",
+        max_tokens: int = 1024,
+        max_batch: int = 32,
+    ) -> None:
+        self.name, self.pipeline, self.backend, self.max_tokens = name, pipeline, backend, max_tokens
+        run = None if directory is None else RunDirectory(directory)
+        self.log = run.log if run is not None and run.log.is_file() else None
+        training = {} if run is None else run.read_config().get("recipe", {}).get("training", {})
+        self.label_smoothing = training.get("label_smoothing", 0.0)
+        self.created = int(time.time())
+        self.worker = Worker(f"xformer {name}", max_batch=max_batch)
+
+    @property
+    def task(self) -> str:
+        """Task of the model: "translation", "language_modeling", "embedding", ..."""
+        return _TASKS.get(type(self.pipeline)) or self.pipeline.task  # type: ignore[union-attr]
+
+    def describe(self) -> Json:
+        """Return the entry of the list of models."""
+        pipeline, model = self.pipeline, self.pipeline.model
+        config: Any = model.config
+        generates = isinstance(pipeline, TextToText | TextGenerator)
+        is_seq2seq = isinstance(pipeline, TextToText)
+        if is_seq2seq:
+            layers = config.num_encoder_layers, config.num_decoder_layers
+        else:
+            layers = (0, config.num_layers) if generates else (config.num_layers, 0)
+        context = pipeline.context_length if isinstance(pipeline, TextGenerator) else config.max_positions
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "user",
+            "task": self.task,
+            "class": type(model).__name__,
+            "backend": self.backend,
+            "num_parameters": sum(math.prod(array.shape) for _, array in model.named_parameters()),
+            "vocab_size": model.vocab_size if generates else config.vocab_size,
+            "encoder_layers": layers[0],
+            "decoder_layers": layers[1],
+            "heads": config.num_heads,
+            "context_length": context,
+            "attention": self.attention_kinds,
+            "supports": {
+                "beam": generates,
+                "sampling": generates,
+                "target_length": is_seq2seq,
+                "topics": generates,
+                "prefix": is_seq2seq,
+                "chat": self.has_chat,
+            },
+            "defaults": resolve(pipeline, {}, self.max_tokens).to_dict()  # type: ignore[arg-type]
+            if generates
+            else None,
+            "has_log": self.log is not None,
+            "example": _EXAMPLES[type(pipeline)],
+        }
+
+    @property
+    def attention_kinds(self) -> list[str]:
+        """Kinds of attention that the model has."""
+        if isinstance(self.pipeline, TextToText):
+            return ["encoder", "decoder", "cross"]
+        return ["decoder"] if isinstance(self.pipeline, TextGenerator) else ["encoder"]
+
+    @property
+    def has_chat(self) -> bool:
+        """True if the model has a chat template."""
+        tokenizer = getattr(self.pipeline, "tokenizer", None)
+        return isinstance(self.pipeline, TextGenerator) and bool(
+            isinstance(tokenizer, PretrainedTokenizer) and tokenizer.chat_templates
+        )
+
+    # --- Inputs -------------------------------------------------------------------------------------------------------
+
+    @property
+    def source_tokenizer(self) -> Any:
+        """Tokenizer of sources, prompts and texts."""
+        return self.pipeline.tokenizers.source if isinstance(self.pipeline, TextToText) else self.pipeline.tokenizer
+
+    @property
+    def target_tokenizer(self) -> Any:
+        """Tokenizer of outputs."""
+        return self.pipeline.tokenizers.target if isinstance(self.pipeline, TextToText) else self.pipeline.tokenizer
+
+    def encode(self, texts: Sequence[Any]) -> list[list[int]]:
+        """Return the token ids of sources, prompts, chats or texts, as a search expects them.
+
+        Raises:
+            DataError: For a text that is too long or has unknown characters.
+        """
+        if not isinstance(self.pipeline, TextToText):
+            return [list(map(int, ids)) for ids in self.pipeline.encode(texts)]
+        encoded, _ = self.pipeline.truncate(self.pipeline.encode(texts))
+        check_source_lengths(encoded, MAX_SOURCE_LENGTH)
+        return encoded
+
+    def encode_request(self, request: ExploreRequest | AttentionRequest) -> list[int]:
+        """Return the token ids of the text or the chat of a request.
+
+        Raises:
+            DataError: Unless there is one of them, and for an invalid one.
+        """
+        if (request.text is None) == (request.messages is None):
+            raise DataError("expected one of text and messages")
+        if request.messages is not None and not self.has_chat:
+            raise DataError(f"model {self.name!r} has no chat template; expected text instead of messages")
+        (ids,) = self.encode([request.text if request.messages is None else request.messages])
+        if not ids:
+            raise DataError("text is blank; expected some text")
+        return ids
+
+    def source_ids(self, ids: list[int]) -> list[int]:
+        """Return the ids of a source as the encoder sees them, with eos."""
+        return [*ids, *self.pipeline.suffix] if isinstance(self.pipeline, TextToText) else ids
+
+    # --- Generation ---------------------------------------------------------------------------------------------------
+
+    def generation(self, request: Any, settings: Settings, sources: list[list[int]], **fields: Any) -> Generation:
+        """Return what a search needs to know about a request."""
+        options: dict[str, Any] = {"sequence_bias": request.sequence_bias or []}
+        names = ("prefix", "target_length", "length_unit")
+        if isinstance(self.pipeline, TextToText) and hasattr(request, "prefix"):
+            options |= {name: getattr(request, name) for name in names}
+            if (options["target_length"] or 0) > self.max_tokens:
+                raise ConfigError(f"target_length is {options['target_length']}; expected at most {self.max_tokens}")
+        else:
+            check_unsupported(request, names, "applies to encoder-decoders only")
+        config = resolve(self.pipeline, settings, self.max_tokens)  # type: ignore[arg-type]
+        return Generation(sources, config, options=options, seed=request.seed, **fields)
+
+    def generation_job(self, generation: Generation, timeout: float) -> Job:
+        """Return a job that generates outputs; its result is a list of rows."""
+        if isinstance(self.pipeline, TextGenerator) and generation.is_single:
+            # Rows of one batch may differ in their maximum.
+            limit = generation.config.max_new_tokens or self.max_tokens
+            config = dataclasses.replace(generation.config, max_new_tokens=self.max_tokens)
+            generation = dataclasses.replace(generation, config=config, max_tokens=limit)
+        is_reproducible = generation.config.method == "sampling" and generation.seed is not None
+        options = generation.options
+        key = (
+            generation.config,
+            options.get("target_length") is None,
+            options.get("length_unit"),
+            options.get("prefix") is None,
+            generation.num_alternatives,
+        )
+        return Job(self.generate, generation, key=None if is_reproducible else key, timeout=timeout)
+
+    def generate(self, jobs: Sequence[Job]) -> None:
+        """Generate the outputs of jobs with equal settings in common batches."""
+        tokenizer, is_seq2seq = self.target_tokenizer, isinstance(self.pipeline, TextToText)
+        rows = []
+        for job in jobs:
+            generation: Generation = job.request
+            for number, ids in enumerate(generation.sources):
+                text = TextStream(tokenizer.decode, () if is_seq2seq else ids, generation.stop)
+                rows.append(Row(job, generation, number, ids, text, generation.max_tokens or math.inf))
+        first: Generation = jobs[0].request
+        seed = secrets.randbits(32) if first.seed is None else first.seed
+        record = None if first.num_alternatives is None else TokenRecord(first.num_alternatives)
+        counts = [0] * len(rows)
+
+        def observe(histories: Histories) -> list[bool]:
+            for tokens, index in zip(histories, histories.indices, strict=True):
+                row = rows[index]
+                output = tokens if is_seq2seq else tokens[len(row.ids) :]
+                new = row.text.push(output[counts[index] :])
+                counts[index] = max(counts[index], len(output))
+                if new and row.generation.stream:
+                    row.job.emit("text", (row.number, new))
+            return [rows[index].is_done for index in histories.indices]
+
+        def stop(histories: Histories) -> list[bool]:
+            return [rows[index].job.is_stopped for index in histories.indices]
+
+        # Beams and samples are several histories for each row, whose texts are compared with the stop texts at the end.
+        hooks: dict[str, Any] = {"stopping_criteria": [observe if first.is_single else stop]}
+        if record is not None:
+            hooks["stopping_criteria"].insert(0, record.observe)
+            hooks["logits_processors"] = [record]
+        for index, outputs in self._search(rows, first, seed, hooks):
+            row = rows[index]
+            row.outputs = [self._finish(row, output, number == 0) for number, output in enumerate(outputs)]
+            if record is not None and outputs:
+                row.steps = record.steps(index, () if is_seq2seq else row.ids, row.outputs[0].tokens)
+        for job in jobs:
+            job.finish([row for row in rows if row.job is job])
+
+    def _search(
+        self, rows: Sequence[Row], first: Generation, seed: int, hooks: dict[str, Any]
+    ) -> Iterator[tuple[int, list[Output]]]:
+        """Yield the index and the outputs of each row."""
+        pipeline, requests = self.pipeline, [row.generation for row in rows]
+        biases = [request.options["sequence_bias"] for request in requests]
+        if isinstance(pipeline, TextToText):
+            options = [request.options for request in requests]
+            columns = {name: [each.get(name) for each in options] for name in ("prefix", "target_length")}
+            total = sum(len(row.ids) + 1 for row in rows)
+            batches = pipeline.batches_of_ids(
+                [row.ids for row in rows],
+                first.config,
+                sequence_bias=biases if any(biases) else None,
+                length_unit=first.options.get("length_unit", "tokens"),
+                seed=seed,
+                batch_tokens=min(4096, max(64, math.ceil(total / num_threads()))),
+                **{name: values for name, values in columns.items() if values[0] is not None},  # type: ignore[arg-type]
+                **hooks,
+            )
+            for batch in batches:
+                yield from batch
+            return
+        if not isinstance(pipeline, TextGenerator):
+            raise ConfigError(f"model {self.name!r} generates no text")
+        config = dataclasses.replace(
+            first.config, max_new_tokens=max(request.max_tokens or self.max_tokens for request in requests)
+        )
+
+        def run(indices: list[int]) -> list[tuple[int, list[Hypothesis]]]:
+            bias = [biases[index] for index in indices]
+            results = pipeline.continue_ids(
+                [rows[index].ids for index in indices],
+                config,
+                sequence_bias=bias if any(bias) else None,
+                seed=seed,
+                indices=indices,
+                **hooks,
+            )
+            return list(zip(indices, results, strict=True))
+
+        for results in run_batches(run, _prompt_batches([len(row.ids) for row in rows]), pipeline.model):
+            for index, hypotheses in results:
+                yield index, [Output("", *each) for each in hypotheses]
+
+    def _finish(self, row: Row, output: Output, is_best: bool) -> Output:
+        """Return an output with its text, which ends before stop texts, and emit the rest of its text."""
+        stream, generation = row.text, row.generation
+        if not generation.is_single:
+            prompt = () if isinstance(self.pipeline, TextToText) else row.ids
+            stream = TextStream(self.target_tokenizer.decode, prompt, generation.stop)
+        rest = stream.push(output.tokens[stream.num_tokens :]) + stream.finish()
+        if rest and is_best and generation.stream:
+            row.job.emit("text", (row.number, rest))
+        finished = output.finished and not row.job.is_stopped
+        # A stopping criterion ended rows that have their maximum length.
+        finished = stream.is_stopped or (finished and len(output.tokens) < row.max_tokens)
+        return output._replace(text=stream.text, finished=finished)
+
+    # --- Exploration --------------------------------------------------------------------------------------------------
+
+    def explore_job(self, request: ExploreRequest, settings: Settings, timeout: float) -> Job:
+        """Return a job that generates from one text and shows the search."""
+        ids = self.encode_request(request)
+        generation = self.generation(request, settings, [ids], num_alternatives=request.num_alternatives)
+        return Job(self.explore, (request, generation), timeout=timeout)
+
+    def explore(self, jobs: Sequence[Job]) -> None:
+        """Generate from the text of a job, and emit tokens or beam steps, and a result with all of them."""
+        (job,), start = jobs, time.monotonic()
+        request, generation = job.request
+        ids, config, pipeline = generation.sources[0], generation.config, self.pipeline
+        tokenizer, is_seq2seq = self.target_tokenizer, isinstance(pipeline, TextToText)
+        prompt = [] if is_seq2seq else ids
+        record, streamed = TokenRecord(request.num_alternatives), TokenJson(tokenizer, prompt)
+        source = {
+            "text": request.text if request.text is not None else "",
+            "tokens": tokens_json(self.source_tokenizer, self.source_ids(ids)),
+        }
+        sent = 0
+
+        def on_step(index: int, candidates: list[BeamCandidate], best: list[int]) -> None:
+            if request.stream:
+                text = tokenizer.decode([*prompt, *best[len(prompt) :]])[len(tokenizer.decode(prompt)) :]
+                step = self._candidates_json(candidates)
+                job.emit("step", {"index": index, "candidates": step, "best": text})
+
+        def observe(histories: Histories) -> list[bool]:
+            nonlocal sent
+            record.observe(histories)
+            if request.stream and config.method != "beam":
+                for tokens, index in zip(histories, histories.indices, strict=True):
+                    steps = record.steps(index, prompt, tokens[len(prompt) :]) if index == 0 else []
+                    # Several samples of one input have different histories; the first one is streamed.
+                    if config.num_return_sequences == 1 and len(steps) > sent:
+                        for step in steps[sent:]:
+                            job.emit("token", {"index": index, **streamed.step(step)})
+                        sent = len(steps)
+            return [job.is_stopped] * len(histories)
+
+        history = BeamHistory(on_step)
+        hooks = {"logits_processors": [record], "stopping_criteria": [observe], "beam_history": history}
+        if request.stream:
+            job.emit("source", {"source": source})
+        row = Row(job, generation, 0, ids, TextStream(tokenizer.decode, prompt))
+        seed = 0 if generation.seed is None else generation.seed
+        outputs = [output for _, each in self._search([row], generation, seed, hooks) for output in each]
+        results = [self._output_json(output, record, prompt) for output in outputs]
+        length = len(outputs[0].tokens) if outputs else 0
+        job.finish(
+            {
+                "model": self.name,
+                "task": self.task,
+                "method": "beam" if history.steps else config.method,
+                "source": source,
+                "outputs": results,
+                "alignment": self._alignment(ids, outputs[0].tokens) if is_seq2seq and length else None,
+                "beam": self._beam_json(history) if history.steps else None,
+                "usage": usage(len(ids), length),
+                "seconds": time.monotonic() - start,
+            }
+        )
+
+    def _output_json(self, output: Output, record: TokenRecord, prompt: list[int]) -> Json:
+        tokenizer = self.target_tokenizer
+        steps = record.steps(0, prompt, output.tokens)
+        # The first tokens of a forced prefix have no record.
+        forced = output.tokens[: len(output.tokens) - len(steps)]
+        view = TokenJson(tokenizer, prompt)
+        tokens = [view.step(step) for step in [*(TokenAlternatives(token, 0.0, []) for token in forced), *steps]]
+        if tokens:
+            tokens[-1]["text"] += view.finish()
+        return {
+            "text": "".join(token["text"] for token in tokens),
+            "score": finite(output.score),
+            "log_probability": finite(output.log_probability),
+            "finished": output.finished,
+            "tokens": tokens,
+        }
+
+    def _alignment(self, ids: list[int], tokens: list[int]) -> list[list[float]]:
+        model: Any = self.pipeline.model
+        (weights,) = alignments(model, [self.source_ids(ids)], [tokens])
+        return np.round(np.asarray(weights, np.float64), 5).tolist()
+
+    def _candidates_json(self, candidates: Sequence[BeamCandidate]) -> list[Json]:
+        tokenizer = self.target_tokenizer
+        names = pieces(tokenizer, [each.token for each in candidates])
+        texts = [candidate_text(name, tokenizer, each.token) for name, each in zip(names, candidates, strict=True)]
+        return [
+            {
+                "id": each.token,
+                "token": name,
+                "text": text,
+                "group": each.group,
+                "parent": each.parent,
+                "log_probability": finite(each.log_probability),
+                "score": finite(each.score),
+                "status": each.status,
+            }
+            for each, name, text in zip(candidates, names, texts, strict=True)
+        ]
+
+    def _beam_json(self, history: BeamHistory) -> Json:
+        steps = [self._candidates_json(step) for step in history.steps[0]]
+        groups = 1 + max((each.group for step in history.steps[0] for each in step), default=0)
+        return {"groups": groups, "steps": steps}
+
+    # --- Attention ----------------------------------------------------------------------------------------------------
+
+    def attention_job(self, request: AttentionRequest, timeout: float) -> Job:
+        """Return a job that computes the attention weights of a text and its output."""
+        ids, outputs = self.source_ids(self.encode_request(request)), list(request.output_ids or [])
+        kinds = self.attention_kinds if request.kinds is None else request.kinds
+        for kind in kinds:
+            if kind not in self.attention_kinds:
+                raise ConfigError(f"kinds has {kind!r}; expected any of {', '.join(self.attention_kinds)}")
+        if not isinstance(self.pipeline, TextToText | TextGenerator) and outputs:
+            raise ConfigError("output_ids does not apply to an encoder; omit it")
+        self._check_attention(request, kinds, ids, outputs)
+        return Job(self.attention, (request, kinds, ids, outputs), timeout=timeout)
+
+    def _check_attention(self, request: AttentionRequest, kinds: Sequence[str], ids: list[int], out: list[int]) -> None:
+        """Raise an error for ids out of range and for arrays that would be too large."""
+        config: Any = self.pipeline.model.config
+        vocab_size = getattr(self.pipeline.model, "vocab_size", math.inf)
+        for token in out:
+            if not 0 <= token < vocab_size:
+                raise DataError(f"output_ids has {token}; expected 0 to {vocab_size - 1}")
+        if isinstance(self.pipeline, TextToText):
+            layers = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
+            shapes = {"encoder": (len(ids), len(ids)), "decoder": (len(out), len(out)), "cross": (len(out), len(ids))}
+            layers["cross"] = layers["decoder"]
+        else:
+            layers, length = {self.attention_kinds[0]: config.num_layers}, len(ids) + len(out)
+            shapes = {self.attention_kinds[0]: (length, length)}
+            if isinstance(self.pipeline, TextGenerator) and length > self.pipeline.context_length:
+                raise DataError(f"the text has {length} tokens; expected at most {self.pipeline.context_length}")
+        if request.layer is not None and request.layer >= max(layers.values()):
+            raise ConfigError(f"layer is {request.layer}; expected 0 to {max(layers.values()) - 1}")
+        sizes = {kind: 4 * config.num_heads * math.prod(shapes[kind]) for kind in layers}
+        if sum(layers[kind] * size for kind, size in sizes.items()) > MAX_COMPUTED_BYTES:
+            raise DataError("the text is too long to show its attention; expected a shorter one")
+        sent = sum(sizes[kind] * (layers[kind] if request.layer is None else 1) for kind in kinds)
+        if sent > MAX_ATTENTION_BYTES:
+            raise DataError(f"the attention takes {sent / 1e6:.0f} MB; ask for one layer or kind, or shorten the text")
+
+    def attention(self, jobs: Sequence[Job]) -> None:
+        """Compute the attention weights of a job."""
+        (job,) = jobs
+        request, kinds, ids, outputs = job.request
+        pipeline, source, target = self.pipeline, self.source_tokenizer, self.target_tokenizer
+        labels = pieces(source, ids)
+        output_labels = pieces(target, outputs)
+        axes = {"encoder": (labels, labels), "cross": (output_labels, labels)}
+        prompt = [] if isinstance(pipeline, TextToText) else ids
+        if isinstance(pipeline, TextToText):
+            start = [pipeline.model.config.bos_id, *outputs[:-1]]
+            axes["decoder"] = output_labels, pieces(target, start)
+            maps = attention_maps(pipeline.model, [ids], [start]) if outputs else {}
+            if not outputs:
+                maps = {"encoder": attention_maps(pipeline.model, [ids])["encoder"]} if "encoder" in kinds else {}
+        else:
+            both = labels + output_labels
+            axes["decoder"] = both, both
+            maps = attention_maps(pipeline.model, [[*ids, *outputs]])
+        layers = slice(None) if request.layer is None else slice(request.layer, request.layer + 1)
+        result = {}
+        for kind in kinds:
+            selected = [to_host(array)[0] for array in maps.get(kind, [])[layers]]
+            if selected:
+                result[kind] = _array_json(np.stack(selected), *axes[kind])
+        job.finish(
+            {
+                "model": self.name,
+                "source": {"text": request.text or "", "tokens": tokens_json(source, ids)},
+                "output": {"tokens": tokens_json(target, outputs, prompt)},
+                "attention": result,
+            }
+        )
+
+    # --- Encoders -----------------------------------------------------------------------------------------------------
+
+    def embed_job(self, texts: list[str], timeout: float) -> Job:
+        """Return a job that computes vectors or classes of texts."""
+        return Job(self.embed, texts, key="embed", timeout=timeout)
+
+    def embed(self, jobs: Sequence[Job]) -> None:
+        """Compute the vectors or classes of the texts of several jobs in common batches."""
+        pipeline: Any = self.pipeline
+        results = pipeline([text for job in jobs for text in job.request])
+        start = 0
+        for job in jobs:
+            job.finish(results[start : start + len(job.request)])
+            start += len(job.request)
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> Json:
+    """Return the numbers of tokens in the widely used format."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def candidate_text(piece: str, tokenizer: Any, token: int) -> str:
+    """Return the text of a single token, with its leading space."""
+    text = str(tokenizer.decode([token]))
+    return f" {text}" if piece.startswith("▁") and text and not text.startswith(" ") else text
+
+
+def _prompt_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Group the indices of prompts of similar lengths, in at least as many batches as there are threads."""
+    order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
+    size = math.ceil(len(order) / num_threads())
+    batch: list[int] = []
+    for index in order:
+        if batch and (len(batch) >= size or lengths[index] - lengths[batch[0]] > _MAX_SPREAD):
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def _array_json(array: Any, queries: list[str], keys: list[str]) -> Json:
+    data = np.ascontiguousarray(array, dtype="<f4")
+    return {
+        "shape": list(data.shape),
+        "dtype": "float32",
+        "data": base64.b64encode(data.tobytes()).decode("ascii"),
+        "queries": queries,
+        "keys": keys,
+    }
