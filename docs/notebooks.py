@@ -35,12 +35,21 @@ def fold_solutions(cells: list[NotebookNode]) -> list[NotebookNode]:
     return folded
 
 
+def commands_as_text(cell: NotebookNode) -> NotebookNode:
+    """Turn a block of shell commands, which Jupytext reads as a cell with a %% magic, back into text."""
+    if cell.cell_type == "code" and cell.source.startswith("%%"):
+        language, commands = cell.source.removeprefix("%%").split("\n", 1)
+        return new_markdown_cell(f"```{language}\n{commands}\n```")
+    return cell
+
+
 def write(folder: Path) -> None:
     """Write one notebook per page; links between pages become links between notebooks."""
     folder.mkdir(parents=True, exist_ok=True)
     for page in sorted(PAGES.glob("*.md")):
         notebook = jupytext.read(page)
-        notebook.cells = fold_solutions(notebook.cells)
+        cells = [commands_as_text(cell) for cell in notebook.cells]
+        notebook.cells = fold_solutions(cells)
         notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
