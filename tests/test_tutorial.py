@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SLOW = {"9-model", "10-decoding", "appendix-libraries"}  # pages that take more than three seconds
+SLOW = {"9-model", "10-decoding", "11-translator", "appendix-libraries"}  # pages that take more than three seconds
 PAGES = [
     pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in SLOW))
     for page in sorted((ROOT / "docs" / "tutorial").glob("*.md"))
