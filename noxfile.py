@@ -170,14 +170,14 @@ def run_on_gpu(session: nox.Session, suite: str) -> None:
 @nox.session(reuse_venv=True)
 def docs(session: nox.Session) -> None:
     """Build the documentation into site/ with warnings as errors; `-- serve` shows it while you write."""
-    session.install("-e", ".[docs]")
+    session.install("-e", ".[cli,docs]")
     session.run("mkdocs", *(session.posargs or ["build", "--strict"]))
 
 
 @nox.session(reuse_venv=True)
 def notebook(session: nox.Session) -> None:
     """Open the tutorial in JupyterLab; the notebooks are in notebooks/."""
-    session.install("-e", ".[notebook]")
+    session.install("-e", ".[cli,notebook]")
     session.run("python", "docs/notebooks.py", "notebooks")
     session.run("jupyter", "lab", *(session.posargs or ["notebooks/1-attention.ipynb"]))
 
