@@ -59,6 +59,13 @@ def test_continuations_longer_than_the_first_capacity(monkeypatch, config, lengt
     assert_equal_outputs(expected, actual)
 
 
+def test_a_quantized_model_is_replayed(monkeypatch):
+    model = varied_model(1).quantize()
+    expected, actual, replays = both(monkeypatch, lambda: generate(model, padded(SOURCES), CONFIGS["beam"]))
+    assert replays > 3
+    assert_equal_outputs(expected, actual)
+
+
 def test_a_model_that_reads_values_is_called(monkeypatch):
     model = varied_model(1)
     step = type(model).decode_step

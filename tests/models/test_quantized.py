@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -94,6 +96,20 @@ def test_models_generate(name, options):
     tokens = hypotheses[0].tokens
     assert 1 <= len(tokens) <= 5
     assert all(0 <= token < 13 for token in tokens)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+@pytest.mark.parametrize("name", ["language_model", "transformer"])
+def test_a_captured_model_returns_the_bits_of_the_model(name, dtype):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    model = MODELS[name]().quantize(dtype)
+    captured = xf.capture(lambda model, *ids: model(*ids))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a replay that differs
+        for seed in range(4):
+            ids = np.random.default_rng(seed).integers(3, 13, (2, 2, 5))[: 1 + (name == "transformer")]
+            np.testing.assert_array_equal(captured(model, *ids), model(*ids))
 
 
 def test_any_layer_can_be_quantized():

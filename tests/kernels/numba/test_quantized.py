@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import xformer as xf
 from tests.kernels.numpy.cases import normal
 from xformer import kernels
 from xformer.ops import linear
@@ -51,3 +52,20 @@ def test_the_kernel_runs_for_the_weight_of_a_linear_map():
     assert explanation.startswith("quantized_linear on numpy: numba.quantized_linear")
     explanation = kernels.explain("quantized_linear", x, weight.scales, weight.values.astype("int32"), None)
     assert "not numba.quantized_linear: dtype int32" in explanation
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+@pytest.mark.parametrize("rows", [1, 6, compiled._MAX_ROWS + 1])
+def test_a_replay_runs_no_python_code_of_the_kernel(dtype, rows, monkeypatch):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    monkeypatch.setattr(compiled, "_BLOCK", 300)  # products of many rows take several blocks
+    weight, bias = QuantizedWeight.quantize(single(20, 50).T, dtype).T, single(50, seed=2)
+    captured = xf.capture(lambda x: linear(x, weight, bias))
+    inputs = [single(2 * rows, 20, seed=seed)[::2] for seed in range(3)]
+    expected = [linear(x, weight, bias) for x in inputs]
+    outputs = [captured(x) for x in inputs[:2]]  # recorded, and compared
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "import_kernels", None)
+        outputs.append(captured(inputs[2]))
+    np.testing.assert_array_equal(outputs, expected)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from xformer.backends import dtype_name
+from xformer.backends.recording import contiguous, empty
 from xformer.kernels.numba import arrays as numba_arrays
 from xformer.kernels.numba.arrays import EMPTY_1D, flatten, import_kernels
 from xformer.kernels.numba.thread_pool import run_parallel, threads_for
@@ -32,13 +33,13 @@ def _forward(x: Any, scales: Any, values: Any, bias: Any, *, save: bool) -> tupl
     kernels = import_kernels("quantized_kernels")
     multiply, body = getattr(kernels, f"multiply_{dtype}"), getattr(kernels, f"{dtype}_parts")
     values = values if dtype == "int8" else values.view(np.uint16)
-    out = np.empty((rows, columns), np.float32)
+    out = empty((rows, columns), np.float32)
     if rows > _MAX_ROWS:
         dequantize = getattr(kernels, f"dequantize_{dtype}")
         step = max(1, _BLOCK // max(1, depth))
         for start in range(0, columns, step):
             block = slice(start, start + step)
-            weight = np.empty(values[block].shape, np.float32)
+            weight = empty(values[block].shape, np.float32)
             dequantize(scales[block], values[block], weight)
             out[:, block] = linear(x, weight.T, None if bias is None else bias[block])
         return out, None
@@ -46,8 +47,20 @@ def _forward(x: Any, scales: Any, values: Any, bias: Any, *, save: bool) -> tupl
     threads = threads_for(rows * depth * columns)
     step = -(-columns // (2 * threads) // 2) * 2 if threads > 1 else columns
     num_parts = -(-columns // max(1, step))
-    run_parallel(multiply, body, num_parts, threads, np.ascontiguousarray(x), scales, values, bias, out, step)
+    run_parallel(multiply, body, num_parts, threads, contiguous(x), scales, values, bias, out, step)
     return out, None
 
 
-register(Kernel("numba.quantized_linear", "quantized_linear", "numpy", _supports, _forward, None, 20, "no-jit"))
+register(
+    Kernel(
+        "numba.quantized_linear",
+        "quantized_linear",
+        "numpy",
+        _supports,
+        _forward,
+        None,
+        priority=20,
+        disabled_by="no-jit",
+        is_recordable=True,
+    )
+)
