@@ -11,6 +11,7 @@ import pytest
 from tests.cli.test_train_lm import RECIPE, TEXT
 from xformer.cli.generate import _print_stream, generate
 from xformer.cli.main import exit_code
+from xformer.ops.quantized import quantized_dtype
 from xformer.pipelines import TextGenerator
 
 PROMPTS = ["one hundred", "", "seven"]
@@ -91,6 +92,17 @@ def test_json(xformer, run, generator):
         for row, outputs in enumerate(actual)
         for rank, output in enumerate(outputs, start=1)
     ]
+
+
+def test_quantized_weights(xformer, run, monkeypatch):
+    generator, loaded = TextGenerator.from_pretrained(run, quantize="int8"), []
+    load = TextGenerator.from_pretrained
+    monkeypatch.setattr(
+        TextGenerator, "from_pretrained", lambda *args, **options: loaded.append(load(*args, **options)) or loaded[-1]
+    )
+    done = xformer("generate", "--model", run, "--prompt", "one", "--max-new-tokens", 8, "--quantize", "int8")
+    assert done == (0, blocks(["one"], generator(["one"], max_new_tokens=8)), "")
+    assert [quantized_dtype(each.model) for each in loaded] == ["int8"]
 
 
 def test_options_of_decoding_reach_the_search(xformer, run, generator):

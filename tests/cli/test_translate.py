@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 
+from xformer.ops.quantized import quantized_dtype
 from xformer.pipelines import Translator
 
 
@@ -67,6 +68,27 @@ def test_other_libraries_give_the_same_translations(xformer, trained, translator
     pytest.importorskip(backend)
     done = xformer("translate", "--model", trained, "--backend", backend, stdin=b"one hundred\n")
     assert done.out == expected(translator, ["one hundred"])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_quantized_weights(xformer, trained, dtype, monkeypatch):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    translator, loaded = Translator.from_pretrained(trained, quantize=dtype), []
+    load = Translator.from_pretrained
+    monkeypatch.setattr(
+        Translator, "from_pretrained", lambda *args, **options: loaded.append(load(*args, **options)) or loaded[-1]
+    )
+    done = xformer("translate", "--model", trained, "--quantize", dtype, stdin=b"one hundred\nseven\n")
+    assert done == (0, expected(translator, ["one hundred", "seven"]), "")
+    assert [quantized_dtype(each.model) for each in loaded] == [dtype]
+
+
+def test_another_dtype_of_quantized_weights_is_refused(xformer, trained):
+    done = xformer("translate", "--model", trained, "--quantize", "int4", stdin=b"one\n")
+    assert done.code == 2
+    assert "int8" in done.err
+    assert "bfloat16" in done.err
 
 
 def test_a_line_is_translated_when_it_arrives(start_process, trained, translator):

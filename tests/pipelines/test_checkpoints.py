@@ -157,6 +157,17 @@ def test_classes_have_names_and_probabilities(tmp_path):
     assert xf.Classifier.from_pretrained(tmp_path / "saved").labels == ["bad", "fair", "good"]
 
 
+def test_checkpoints_are_quantized_when_loaded(llama, marian, bert):
+    for pipeline, directory in ((xf.TextGenerator, llama), (xf.Translator, marian), (xf.Embedder, bert)):
+        model = pipeline.from_pretrained(directory, quantize="int8").model
+        expected = pipeline.from_pretrained(directory).model.quantize("int8")
+        for (name, x), (other, y) in zip(model.named_parameters(), expected.named_parameters(), strict=True):
+            assert (name, x.dtype) == (other, y.dtype)
+            np.testing.assert_array_equal(x, y)
+    with pytest.raises(ConfigError, match="dtype is 'int4'; expected 'int8' or 'bfloat16'"):
+        xf.TextGenerator.from_pretrained(llama, quantize="int4")
+
+
 def test_a_checkpoint_of_another_kind_is_refused(bert, llama):
     with pytest.raises(
         CheckpointError, match="has an encoder; Translator expects an encoder-decoder; use Embedder or Classi"
