@@ -54,6 +54,11 @@ def make_model(settings: dict[str, Any], xp: Any, dtype: str = "float32") -> Tra
     return suppressed.to(xp, dtype=dtype)
 
 
+def quantized(model: Any, settings: dict[str, Any]) -> Any:
+    """Return the model with weights in settings["quantize"], "int8" or "bfloat16", if given."""
+    return model.quantize(settings["quantize"]) if "quantize" in settings else model
+
+
 def make_sources(settings: dict[str, Any]) -> list[list[int]]:
     """Return the sentences to translate."""
     return stacks.sentences(settings["batch"], settings["length"], settings["vocabulary"])
@@ -65,9 +70,9 @@ def fingerprint(outputs: list[list[int]]) -> list[list[int]]:
 
 
 def build(settings: dict[str, Any]) -> Computation:
-    """Build translation by xformer on settings["backend"]."""
+    """Build translation by xformer on settings["backend"], with quantized weights if settings has "quantize"."""
     backend = Backend.from_settings(settings)
-    model = make_model(settings, backend.xp, backend.dtype)
+    model = quantized(make_model(settings, backend.xp, backend.dtype), settings)
     config = GenerationConfig(num_beams=settings["beam"], max_new_tokens=NUM_TOKENS, keep_greedy=False)
     search = functools.partial(generate, model, make_sources(settings), config)
 
