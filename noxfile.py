@@ -48,7 +48,7 @@ def with_paths(session: nox.Session, *default: str) -> list[str]:
 @nox.session(reuse_venv=True)
 def tests(session: nox.Session) -> None:
     """Run tests and doctests; `-- -m ""` includes the slow ones, XFORMER_TEST_TORCH=0 omits torch."""
-    session.install("-e", ".[cli]", *group("test"))
+    session.install("-e", ".[cli,serve]", *group("test"))
     install_if_available(session, *EXTRAS["numba"])
     install_if_available(session, *EXTRAS["jax"])
     if os.environ.get("XFORMER_TEST_TORCH", "1") != "0":

@@ -41,6 +41,7 @@ requests and stops.
 """
 _ACCESS, _LIMITS = "Access", "Limits"
 _SECONDS_TO_STOP = 20
+_BACKLOG = 256  # connections
 
 
 def serve(
@@ -128,9 +129,11 @@ def serve(
             access_log=False,
             server_header=False,
             ws="none",
+            backlog=_BACKLOG,
             timeout_graceful_shutdown=_SECONDS_TO_STOP,
         )
     )
+    sockets[0].listen(_BACKLOG)  # from here on, connections wait for the server instead of failing
     shown = f"[{host}]" if ":" in host else host
     fragment = "" if config.token is None else f"/#token={config.token}"
     console = make_console(stderr=True)

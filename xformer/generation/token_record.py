@@ -58,7 +58,9 @@ class TokenRecord:
         rows = zip(histories.indices, histories, top.tokens.tolist(), top.log_probs.tolist(), strict=True)
         for row, (index, tokens, best, values) in enumerate(rows):
             history = tuple(tokens)
-            self._alternatives[index, history] = list(zip(best, values, strict=True))[: self.num_alternatives]
+            # The row of a sample that has ended stays in the batch while others of its input continue.
+            alternatives = list(zip(best, values, strict=True))[: self.num_alternatives]
+            self._alternatives.setdefault((index, history), alternatives)
             self._latest[index][history] = log_probs[row]
         return logits
 

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import hmac
 import json
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -433,7 +434,7 @@ def show_run(server: Server, request: Request) -> Json:
         raise JobError(f"model {name[:80]!r} has no training log", 404)
     log = TrainingFiles(model.log.parent).read_log()
     steps = [event for event in log if event.get("event") == "step"]
-    steps = steps[:: max(1, -(-len(steps) // _MAX_POINTS))] + steps[-1:]
+    steps = steps[:: max(1, math.ceil(len(steps) / _MAX_POINTS))]
     columns = ("step", "epoch", "loss", "learning_rate", "grad_norm", "tokens_per_second", "minutes")
     fields = ("step", "epoch", "loss", "perplexity", "score", "metric", "best", "minutes")
     validations = [event for event in log if event.get("event") == "validation"]

@@ -74,7 +74,7 @@ class Job:
 
     def finish(self, data: Any) -> None:
         """Send the result, or an error if the time was up."""
-        if not self.is_cancelled and self.is_stopped:
+        if self.is_stopped:
             self.fail(JobError("the request took too long; ask for fewer tokens or beams", 504, "timeout"))
         else:
             self.emit("result", data)
@@ -162,7 +162,10 @@ class Worker:
                 batch = fits[: self.max_batch]
                 chosen = set(map(id, batch))
                 self._jobs = deque(job for job in self._jobs if id(job) not in chosen)
-                if live := [job for job in batch if not job.is_cancelled]:
+                for job in batch:
+                    if job.is_stopped:
+                        job.finish(None)
+                if live := [job for job in batch if not job.is_stopped]:
                     return live
 
     def _run(self, batch: list[Job]) -> None:

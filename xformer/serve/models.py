@@ -38,6 +38,7 @@ from xformer.pipelines import (
     check_source_lengths,
 )
 from xformer.pipelines.batching import run_batches
+from xformer.pipelines.seq2seq import NUM_BEAMS_FOR_LENGTHS
 from xformer.runs.run_directory import RunDirectory
 from xformer.serve.jobs import Job, Worker
 from xformer.serve.requests import AttentionRequest, ExploreRequest, Settings, check_unsupported, resolve
@@ -67,7 +68,7 @@ class Generation:
     Attributes:
         sources: Token ids of each row.
         config: Settings.
-        max_tokens: Maximum tokens of each output, if lower than that of the config.
+        max_tokens: Maximum tokens of each output, which may differ within a batch; None: that of the config.
         options: Further arguments of the pipeline: prefix, sequence_bias, target_length, length_unit.
         stop: Texts that end outputs.
         seed: Seed of sampling; None: a new one.
@@ -269,6 +270,8 @@ class ServedModel:
         else:
             check_unsupported(request, names, "applies to encoder-decoders only")
         config = resolve(self.pipeline, settings, self.max_tokens)  # type: ignore[arg-type]
+        if options.get("target_length") is not None and config.method == "greedy":  # as the pipeline does
+            config = dataclasses.replace(config, num_beams=NUM_BEAMS_FOR_LENGTHS)
         return Generation(sources, config, options=options, seed=request.seed, **fields)
 
     def generation_job(self, generation: Generation, timeout: float) -> Job:
@@ -354,9 +357,9 @@ class ServedModel:
             return
         if not isinstance(pipeline, TextGenerator):
             raise ConfigError(f"model {self.name!r} generates no text")
-        config = dataclasses.replace(
-            first.config, max_new_tokens=max(request.max_tokens or self.max_tokens for request in requests)
-        )
+        config, limits = first.config, [request.max_tokens for request in requests if request.max_tokens]
+        if limits:
+            config = dataclasses.replace(config, max_new_tokens=max(limits))
 
         def run(indices: list[int]) -> list[tuple[int, list[Hypothesis]]]:
             bias = [biases[index] for index in indices]

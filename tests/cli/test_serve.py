@@ -1,0 +1,57 @@
+"""`xformer serve`: its options, and a server in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import signal
+
+import pytest
+
+from tests.cli.conftest import events, read_log
+from xformer.cli.serve import _names
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--host", "0.0.0.0"], "--host is 0.0.0.0, which other machines can reach; expected --token TEXT"),
+        (["--host", "0.0.0.0", "--token", "short"], "--token has 5 characters; expected at least 8"),
+        (["--port", "70000"], "--port is 70000; expected a number in [0, 65535]"),
+        (["--max-requests", "0"], "--max-requests is 0; expected at least 1"),
+        (["--host", "256.0.0.1", "--token", "long-enough"], "cannot listen on 256.0.0.1 port 8000"),
+    ],
+)
+def test_invalid_options_are_refused(xformer, trained, options, message):
+    done = xformer("serve", "--model", trained, *options)
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_models_of_one_name_are_numbered(tmp_path):
+    assert _names([tmp_path / "a" / "run", tmp_path / "b" / "run", tmp_path / "m.gguf"]) == ["run", "run-2", "m"]
+
+
+def test_a_server_translates_shows_its_curves_and_stops(start_process, trained):
+    process = start_process("serve", "--model", trained, "--port", "0")
+    address = None
+    while address is None and (line := process.stderr.readline()):
+        address = re.search(rb"open http://127\.0\.0\.1:(\d+)", line)
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", int(address[1]), timeout=60)) as connection:
+        body = json.dumps({"text": "zwei", "max_new_tokens": 3})
+        connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
+        assert len(json.load(connection.getresponse())["outputs"]) == 1
+        connection.request("GET", f"/runs/{trained.name}")
+        curves = json.load(connection.getresponse())
+    log = read_log(trained)
+    assert curves["steps"]["loss"] == [event["loss"] for event in log if event["event"] == "step"]
+    assert [each["step"] for each in curves["validations"]] == [e["step"] for e in events(trained, "validation")]
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert b"Traceback" not in errors
+    assert process.returncode in (0, -signal.SIGTERM)

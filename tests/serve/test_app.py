@@ -1,0 +1,463 @@
+"""The HTTP API, served by uvicorn on a free port, with small random models."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from tests.pipelines.test_checkpoints import checkpoint
+from xformer.generation import alignments
+from xformer.models import (
+    Encoder,
+    EncoderConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    Transformer,
+    TransformerConfig,
+    attention_maps,
+)
+from xformer.pipelines import Classifier, Embedder, TextGenerator, Tokenizers, Translator
+from xformer.text import Tokenizer, load_tokenizer, numbers_task
+
+pytest.importorskip("starlette")
+uvicorn = pytest.importorskip("uvicorn")
+from xformer.serve.app import ServeConfig, create_app  # noqa: E402
+from xformer.serve.models import ServedModel  # noqa: E402
+
+TASK = numbers_task(num_train=200, num_valid=1, num_test=64, largest=9999)
+TEXTS = [line for line in TASK.test.source if line]
+SIZES = {"d_model": 16, "num_heads": 2, "d_ff": 32}
+TOKEN = "secret-token"
+
+
+class SlowLanguageModel(LanguageModel):
+    """A model whose steps take long enough to be interrupted."""
+
+    def decode_step(self, tokens, cache):
+        time.sleep(0.01)
+        return super().decode_step(tokens, cache)
+
+
+def make_translator():
+    tokenizer = Tokenizer.train([*TASK.train.source, *TASK.train.target], 100)
+    vocab = {"source_vocab_size": tokenizer.vocab_size, "target_vocab_size": tokenizer.vocab_size}
+    config = TransformerConfig(**vocab, **SIZES, num_encoder_layers=2, num_decoder_layers=3)
+    return Translator(Transformer(config, xp=np, seed=0, dtype="float64"), Tokenizers(tokenizer, tokenizer))
+
+
+def make_generator(cls=LanguageModel, **settings):
+    tokenizer = Tokenizer.train(["the cat sat\non the mat\n"], 60, model="characters")
+    config = LanguageModelConfig(vocab_size=tokenizer.vocab_size, **SIZES, num_layers=2, **settings)
+    return TextGenerator(cls(config, xp=np, seed=3, dtype="float64"), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    special = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
+    template = "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} {% endfor %}assistant :"
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
+    directory = checkpoint(
+        tmp_path_factory.mktemp("chat"),
+        "llama",
+        "<s> $A",
+        special,
+        tokenizer_config=config,
+        generation_config={"eos_token_id": 2},
+    )
+    return TextGenerator.from_pretrained(directory, dtype="float64"), load_tokenizer(directory)
+
+
+class Client:
+    """A client of a server in a thread."""
+
+    def __init__(self, pipelines, **config):
+        self.models = [
+            ServedModel(name, pipeline, max_tokens=config.get("max_tokens", 1024))
+            for name, pipeline in pipelines.items()
+        ]
+        self.app = create_app(self.models, ServeConfig(**config))
+        self.server = uvicorn.Server(uvicorn.Config(self.app, port=0, log_level="error", ws="none", lifespan="on"))
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.005)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+
+    def close(self):
+        self.server.should_exit = True
+        self.thread.join()
+
+    def open(self, method, path, body=None, headers=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        body = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request(method, path, body, {"Content-Type": "application/json", **(headers or {})})
+        return connection, connection.getresponse()
+
+    def send(self, method, path, body=None, headers=None):
+        connection, response = self.open(method, path, body, headers)
+        with contextlib.closing(connection):
+            return response.status, dict(response.getheaders()), response.read().decode()
+
+    def get(self, path):
+        return json.loads(self.send("GET", path)[2])
+
+    def post(self, path, status=200, **body):
+        received, _, text = self.send("POST", path, body)
+        assert received == status, text
+        return json.loads(text)
+
+    def events(self, path, **body):
+        """Return the events of a stream as (name, data)."""
+        status, headers, text = self.send("POST", path, body)
+        assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        assert text.endswith("\n\n")
+        events = []
+        for block in text.removesuffix("\n\n").split("\n\n"):
+            fields = dict(line.split(": ", 1) for line in block.split("\n"))
+            data = fields["data"]
+            events.append((fields.get("event", ""), data if data == "[DONE]" else json.loads(data)))
+        return events
+
+    def idle(self):
+        """Wait until no request runs."""
+        end = time.monotonic() + 20
+        while (health := self.get("/health"))["running"] + health["waiting"]:
+            assert time.monotonic() < end, health
+            time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def translator():
+    return make_translator()
+
+
+@pytest.fixture(scope="module")
+def generator():
+    return make_generator()
+
+
+@pytest.fixture(scope="module")
+def client(translator, generator, chat):
+    tokenizer = chat[1]
+    config = {"vocab_size": 61, **SIZES, "num_layers": 2, "max_positions": 32}
+    embedder = Embedder(Encoder(EncoderConfig(**config), xp=np, seed=0), tokenizer)
+    classifier = Classifier(Encoder(EncoderConfig(**config, num_labels=2), xp=np, seed=0), tokenizer)
+    pipelines = {
+        "translator": translator,
+        "generator": generator,
+        "chat": chat[0],
+        "embedder": embedder,
+        "classifier": classifier,
+    }
+    client = Client(pipelines, max_body=5_000, max_tokens=50, timeout=30.0)
+    yield client
+    client.close()
+
+
+def test_models_are_listed(client):
+    models = {model["id"]: model for model in client.get("/v1/models")["data"]}
+    assert [model["task"] for model in models.values()] == [
+        "translation", "language_modeling", "language_modeling", "embedding", "classification",
+    ]  # fmt: skip
+    assert (models["translator"]["encoder_layers"], models["translator"]["decoder_layers"]) == (2, 3)
+    assert [model["supports"]["chat"] for model in models.values()] == [False, False, True, False, False]
+    assert models["embedder"]["defaults"] is None
+    assert client.get("/runs") == {"runs": []}
+
+
+def test_translations_are_those_of_the_pipeline(client, translator):
+    texts = [TEXTS[0], "", TEXTS[1]]
+    response = client.post("/translate", text=texts, num_beams=3, length_penalty=1.0, max_new_tokens=20)
+    expected = translator.outputs(texts, num_beams=3, length_penalty=1.0, max_new_tokens=20)
+    outputs = response["outputs"]
+    assert [each["text"] for (each,) in outputs] == [each[0].text if each else "" for each in expected]
+    assert outputs[2][0]["score"] == pytest.approx(expected[2][0].score)
+    assert [each["finished"] for (each,) in outputs] == [each[0].finished if each else True for each in expected]
+
+
+def test_concurrent_requests_share_batches_and_are_not_mixed_up(client, translator, monkeypatch):
+    sizes = []
+    model = client.models[0]
+    generate = model.generate
+    monkeypatch.setattr(model, "generate", lambda jobs: (sizes.append(len(jobs)), generate(jobs)))
+    expected = [translator([text], max_new_tokens=20)[0] for text in TEXTS]
+    with ThreadPoolExecutor(len(TEXTS)) as pool:
+        calls = [pool.submit(client.post, "/translate", text=text, max_new_tokens=20) for text in TEXTS]
+        received = [call.result()["outputs"][0][0]["text"] for call in calls]
+    assert received == expected
+    assert len(set(received)) > 1
+    assert sum(sizes) == len(TEXTS)
+    assert max(sizes) > 1
+
+
+def test_prompts_of_different_lengths_share_a_batch(client, generator):
+    prompts = ["the ", "on the mat", "c", "the cat sat on the mat"] * 3
+    limits = [3, 20, 7, 1] * 3
+    calls = list(zip(prompts, limits, strict=True))
+    expected = [generator([prompt], max_new_tokens=limit, do_sample=False)[0] for prompt, limit in calls]
+    with ThreadPoolExecutor(len(calls)) as pool:
+        body = {"model": "generator", "temperature": 0}
+        sent = [
+            pool.submit(client.post, "/v1/completions", **body, prompt=prompt, max_tokens=limit)
+            for prompt, limit in calls
+        ]
+        choices = [each.result()["choices"][0] for each in sent]
+    assert [choice["text"] for choice in choices] == expected
+    assert {choice["finish_reason"] for choice in choices} == {"length"}
+
+
+def test_an_invalid_request_in_a_batch_fails_alone(client):
+    texts = [{"prompt": "the", "max_tokens": 3}, {"prompt": [0] * 1100, "max_tokens": 3}, {"prompt": "on"}]
+    with ThreadPoolExecutor(3) as pool:
+        sent = [
+            pool.submit(client.send, "POST", "/v1/completions", {"model": "generator", "temperature": 0, **text})
+            for text in texts
+        ]
+        assert [each.result()[0] for each in sent] == [200, 400, 200]
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 3}, {"num_beams": 2}])
+def test_streamed_translations_concatenate_to_the_result(client, settings):
+    body = {"text": TEXTS[0], "max_new_tokens": 12, **settings}
+    *tokens, (name, result) = client.events("/translate", **body, stream=True)
+    assert {name for name, _ in tokens} == {"token"}
+    assert name == "result"
+    text = result["outputs"][0][0]["text"]
+    assert "".join(data["text"] for _, data in tokens) == text
+    assert len(tokens) > 1 or "num_beams" in settings
+    assert client.post("/translate", **body)["outputs"][0][0]["text"] == text
+
+
+def test_completions_have_the_widely_used_format(client):
+    body = {"model": "generator", "prompt": ["the", "on"], "n": 2, "max_tokens": 4, "temperature": 1.0, "logprobs": 2}
+    response = client.post("/v1/completions", **body, seed=1, echo=True)
+    assert (response["object"], response["model"]) == ("text_completion", "generator")
+    assert response["usage"] == {"prompt_tokens": 5, "completion_tokens": 16, "total_tokens": 21}
+    assert [choice["index"] for choice in response["choices"]] == [0, 1, 2, 3]
+    assert [choice["text"][:2] for choice in response["choices"]] == ["th", "th", "on", "on"]
+    logprobs = response["choices"][0]["logprobs"]
+    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == 4
+    assert [len(each) for each in logprobs["top_logprobs"]] == [2] * 4
+    again = client.post("/v1/completions", **body, seed=1, echo=True)
+    assert again["choices"] == response["choices"]
+
+
+def test_a_stop_text_ends_a_completion(client, generator):
+    (text,) = generator(["the"], max_new_tokens=30, do_sample=False)
+    stop = text[4:6]
+    body = {"model": "generator", "prompt": "the", "max_tokens": 30, "temperature": 0, "stop": [stop]}
+    (choice,) = client.post("/v1/completions", **body)["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (text[: text.index(stop)], "stop")
+    streamed = [data["choices"][0]["text"] for _, data in client.events("/v1/completions", **body, stream=True)[:-1]]
+    assert "".join(streamed) == choice["text"]
+
+
+def test_chats_have_the_widely_used_format(client, chat):
+    messages = [{"role": "user", "content": "the dog"}]
+    body = {"model": "chat", "messages": messages, "max_tokens": 6, "temperature": 0}
+    response = client.post("/v1/chat/completions", **body, logprobs=True, top_logprobs=2)
+    (choice,) = response["choices"]
+    (text,) = chat[0]([messages], max_new_tokens=6, do_sample=False)
+    assert response["object"] == "chat.completion"
+    assert choice["message"] == {"role": "assistant", "content": text}
+    assert len(choice["logprobs"]["content"]) == response["usage"]["completion_tokens"]
+    assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 2
+    *chunks, done = client.events("/v1/chat/completions", **body, stream=True, stream_options={"include_usage": True})
+    assert done == ("", "[DONE]")
+    assert {data["object"] for _, data in chunks} == {"chat.completion.chunk"}
+    assert {data["id"] for _, data in chunks} == {chunks[0][1]["id"]}
+    assert "".join(data["choices"][0]["delta"].get("content", "") for _, data in chunks[:-1]) == text
+    assert chunks[-2][1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+    assert chunks[-1][1]["usage"] == response["usage"]
+
+
+def test_embeddings_and_classes_are_those_of_the_pipelines(client):
+    texts = ["a man", "the dog runs"]
+    pipelines = {model.name: model.pipeline for model in client.models}
+    data = client.post("/v1/embeddings", input=texts)["data"]
+    np.testing.assert_allclose([each["embedding"] for each in data], pipelines["embedder"](texts), atol=1e-6)
+    encoded = client.post("/v1/embeddings", input="a man", encoding_format="base64")["data"][0]["embedding"]
+    np.testing.assert_allclose(np.frombuffer(base64.b64decode(encoded), "<f4"), data[0]["embedding"], atol=1e-6)
+    classes = client.post("/classify", input=texts)["data"]
+    assert [each["label"] for each in classes] == [each.label for each in pipelines["classifier"](texts)]
+
+
+def test_exploring_a_beam_search(client, translator):
+    settings = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 9}
+    body = {"text": TEXTS[0], **settings}
+    response = client.post("/explore", **body)
+    (expected,) = translator.outputs([TEXTS[0]], **settings)
+    assert [[token["id"] for token in output["tokens"]] for output in response["outputs"]] == [
+        output.tokens for output in expected
+    ]
+    assert [output["text"] for output in response["outputs"]] == [output.text for output in expected]
+    tokens = response["outputs"][0]["tokens"]
+    total = sum(token["log_probability"] for token in tokens)
+    assert total == pytest.approx(expected[0].log_probability) or expected[0].finished
+    assert all(len(token["alternatives"]) == 10 for token in tokens)
+    source = [token["id"] for token in response["source"]["tokens"]]
+    (weights,) = alignments(translator.model, [source], [expected[0].tokens])
+    np.testing.assert_allclose(response["alignment"], weights, atol=1e-5)
+    # The best output is a path through the tree.
+    steps = response["beam"]["steps"]
+    parents = {None}
+    for position, token in enumerate(tokens):
+        parents = {
+            index
+            for index, candidate in enumerate(steps[position])
+            if candidate["id"] == token["id"] and candidate["status"] == "kept" and candidate["parent"] in parents
+        }
+        assert parents
+    assert {candidate["status"] for step in steps for candidate in step} >= {"kept", "pruned"}
+    events = client.events("/explore", **body, stream=True)
+    assert [name for name, _ in events] == ["source", *["step"] * len(steps), "result"]
+    assert [data["candidates"] for name, data in events if name == "step"] == steps
+
+
+def test_exploring_a_language_model_token_by_token(client, generator):
+    body = {"model": "generator", "text": "the", "max_new_tokens": 5, "temperature": 0, "num_alternatives": 3}
+    events = client.events("/explore", **body, stream=True)
+    assert [name for name, _ in events] == ["source", *["token"] * 5, "result"]
+    (output,) = events[-1][1]["outputs"]
+    assert [data["text"] for _, data in events[1:-1]] == [token["text"] for token in output["tokens"]]
+    assert output["text"] == generator(["the"], max_new_tokens=5, do_sample=False)[0]
+    assert [token["alternatives"][0]["id"] for token in output["tokens"]] == [t["id"] for t in output["tokens"]]
+    assert output["log_probability"] == pytest.approx(sum(t["log_probability"] for t in output["tokens"]))
+
+
+def test_attention_is_that_of_the_model(client, translator):
+    explored = client.post("/explore", text=TEXTS[0], max_new_tokens=4)
+    ids = [token["id"] for token in explored["outputs"][0]["tokens"]]
+    source = [token["id"] for token in explored["source"]["tokens"]]
+    attention = client.post("/attention", text=TEXTS[0], output_ids=ids)["attention"]
+    maps = attention_maps(translator.model, [source], [[translator.model.config.bos_id, *ids[:-1]]])
+    assert attention.keys() == maps.keys()
+    for kind, layers in maps.items():
+        array = np.frombuffer(base64.b64decode(attention[kind]["data"]), "<f4").reshape(attention[kind]["shape"])
+        np.testing.assert_allclose(array, np.concatenate(layers), atol=1e-6)
+        assert (len(attention[kind]["queries"]), len(attention[kind]["keys"])) == array.shape[2:]
+    one = client.post("/attention", text=TEXTS[0], output_ids=ids, kinds=["cross"], layer=1)["attention"]
+    assert one["cross"]["shape"][0] == 1
+    assert client.post("/attention", model="embedder", text="a man")["attention"].keys() == {"encoder"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("/translate", {"txt": "a"}, 400, "unknown key 'txt' in the request; did you mean 'text'?"),
+        ("/translate", {"text": 1}, 400, "text is '1'; expected a string or a list of strings"),
+        ("/translate", {"text": "a", "num_beams": 33}, 400, "num_beams is 33; expected at most 32"),
+        ("/translate", {"text": "a", "max_new_tokens": 51}, 400, "max_new_tokens is 51; expected at most 50"),
+        ("/translate", {"text": ["a"] * 65}, 400, "text has 65 texts; expected 1 to 64"),
+        ("/translate", {"text": "a", "num_beams": 2, "temperature": 0.5}, 400, "num_beams is 2 and sampling"),
+        ("/translate", {"text": "a", "model": "none"}, 404, "model 'none' does not exist"),
+        ("/translate", {"text": "a", "model": "../x"}, 404, "model '../x' does not exist"),
+        ("/translate", {"text": "a", "model": "generator"}, 400, "model 'generator' cannot translate"),
+        ("/translate", {"text": "a" * 6000}, 413, "the body is too long; expected at most 5000 bytes"),
+        ("/translate", b"[" * 4000, 400, "the body is not JSON"),
+        ("/translate", [1], 400, "the body is a list; expected a JSON object"),
+        ("/summarize", {"text": "a"}, 404, "no model of this server can summarize"),
+        ("/explore", {"text": "a", "model": "generator", "prefix": "b"}, 400, "prefix applies to encoder-decoders"),
+        ("/v1/chat/completions", {"messages": [], "model": "generator"}, 400, "has no chat template"),
+        ("/v1/completions", {"prompt": "a", "tools": [1]}, 400, "tools is not supported; omit it"),
+        ("/attention", {"text": "a", "output_ids": [100_000]}, 400, "output_ids has 100000"),
+        ("/nothing", {}, 404, "Not Found"),
+    ],
+)  # fmt: skip
+def test_invalid_requests_get_one_line(client, path, body, status, message):
+    received, headers, text = client.send("POST", path, body)
+    error = json.loads(text)["error"]
+    assert (received, headers["content-type"]) == (status, "application/json")
+    assert message in error["message"]
+    assert "\n" not in error["message"]
+    assert error.keys() == {"message", "type", "param", "code"}
+
+
+def test_only_json_is_accepted(client):
+    assert client.send("POST", "/translate", b"{}", {"Content-Type": "text/plain"})[0] == 415
+    assert client.send("GET", "/translate")[0] == 405
+
+
+def test_other_hosts_and_origins_are_refused(client):
+    assert client.send("GET", "/health", headers={"Host": "evil.example:80"})[0] == 403
+    assert client.send("GET", "/health", headers={"Origin": "http://evil.example"})[0] == 403
+    own = f"127.0.0.1:{client.port}"
+    status, headers, _ = client.send("GET", "/health", headers={"Origin": f"http://{own}", "Host": own})
+    assert status == 200
+    assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../app.py", "/static/%2e%2e/app.py", "/runs/..%2f..%2fetc", "/../../etc/passwd"]
+)
+def test_paths_reach_no_files(client, path):
+    status, _, text = client.send("GET", path)
+    assert status == 404
+    assert "import" not in text
+
+
+def test_openapi_describes_every_path(client):
+    described = client.get("/openapi.json")["paths"]
+    served = {route.path for route in client.app.app.routes if hasattr(route, "methods")}
+    assert set(described) == served - {"/", "/docs", "/openapi.json"}
+    assert client.send("GET", "/docs")[0] == 200
+
+
+def test_a_client_that_disconnects_stops_its_generation():
+    client = Client({"slow": make_generator(SlowLanguageModel, window=8)}, max_tokens=1000, max_requests=1)
+    try:
+        body = {"prompt": "the", "max_tokens": 1000, "stream": True}
+        connection, response = client.open("POST", "/v1/completions", body)
+        assert response.readline().startswith(b"data: {")
+        assert client.get("/health")["running"] == 1
+        status, headers, _ = client.send("POST", "/v1/completions", body)
+        assert (status, headers["retry-after"]) == (429, "1")
+        response.close()
+        connection.close()
+        client.idle()
+        connection, _ = client.open("POST", "/v1/completions", {**body, "max_tokens": 1, "stream": False})
+        connection.close()
+    finally:
+        client.close()
+
+
+def test_a_request_that_takes_too_long_is_stopped():
+    client = Client({"slow": make_generator(SlowLanguageModel, window=8)}, timeout=0.2)
+    try:
+        body = {"prompt": "the", "max_tokens": 1000}
+        assert client.post("/v1/completions", 504, **body)["error"]["code"] == "timeout"
+        assert client.events("/v1/completions", **body, stream=True)[-2][0] == "error"
+        client.idle()
+    finally:
+        client.close()
+
+
+def test_shutdown_finishes_running_requests():
+    client = Client({"slow": make_generator(SlowLanguageModel, window=8)})
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(client.post, "/v1/completions", prompt="the", max_tokens=30)
+        while not client.get("/health")["running"]:
+            time.sleep(0.01)
+        client.close()
+        assert len(call.result()["choices"][0]["text"]) == 30
+    with pytest.raises(ConnectionError):
+        client.get("/health")
+
+
+def test_a_token_is_required():
+    client = Client({"generator": make_generator()}, host="0.0.0.0", token=TOKEN)
+    try:
+        assert client.send("GET", "/v1/models")[0] == 401
+        assert client.send("GET", "/v1/models", headers={"Authorization": "Bearer wrong"})[0] == 401
+        assert client.send("GET", "/v1/models", headers={"Authorization": f"Bearer {TOKEN}"})[0] == 200
+        assert client.send("GET", "/health")[0] == 200
+    finally:
+        client.close()
