@@ -17,13 +17,16 @@ NOT_LOADED = {
     "cupy",
     "jax",
     "matplotlib",
+    "mlflow",
     "numba",
     "rich",
     "sacrebleu",
     "safetensors.numpy",
+    "tensorboardX",
     "tokenizers",
     "torch",
     "typer",
+    "wandb",
 }
 
 PROGRAM = """

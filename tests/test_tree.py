@@ -380,3 +380,14 @@ def test_a_subclass_without_new_fields_inherits_the_constructor():
 
     x = np.ones((2, 4), dtype=np.float32)
     np.testing.assert_array_equal(Doubled(4, 3, init=0)(x), 2.0 * Linear(4, 3, init=0)(x))
+
+
+def test_notebooks_show_a_tree_of_blocks():
+    content = stack()._repr_html_()
+    assert content.startswith("<details open><summary>Stack, 8 parameters</summary>")
+    assert content.count("<details") == content.count("</details>") == 11
+    assert "<summary>layers: 2 items, 3 parameters</summary>" in content
+    assert "<div>weight: float64[1]</div>" in content
+    twice = Stack(norm(1), (norm(2), norm(3)), [], {}, (), "<b>")._repr_html_()
+    assert "<summary>0 to 1, each: Norm, 1 parameters</summary>" in twice
+    assert "label=&#x27;&lt;b&gt;&#x27;" in twice

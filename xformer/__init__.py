@@ -43,7 +43,16 @@ from xformer.models import (
     load,
 )
 from xformer.ops import cross_entropy
-from xformer.pipelines import Classifier, Embedder, Summarizer, TextGenerator, Tokenizers, Transcriber, Translator
+from xformer.pipelines import (
+    Classifier,
+    Embedder,
+    Summarizer,
+    TextGenerator,
+    Tokenizers,
+    Transcriber,
+    Translator,
+    show_attention,
+)
 from xformer.random import Rng
 from xformer.replay import capture
 from xformer.threads import num_threads, set_num_threads
@@ -58,13 +67,16 @@ from xformer.training import (
     fit,
     language_model_loss,
     load_parameters,
+    mlflow,
     print_every,
     save_parameters,
     schedules,
+    tensorboard,
     time_limit,
     train_step,
     translation_loss,
     validate,
+    wandb,
 )
 from xformer.tree import Module
 
@@ -132,6 +144,7 @@ __all__ = [
     "load_parameters",
     "load_pretrained",
     "masks",
+    "mlflow",
     "num_threads",
     "ops",
     "print_every",
@@ -140,8 +153,10 @@ __all__ = [
     "save_pretrained",
     "schedules",
     "set_num_threads",
+    "show_attention",
     "stop_gradient",
     "stream",
+    "tensorboard",
     "text",
     "time_limit",
     "train_step",
@@ -149,4 +164,5 @@ __all__ = [
     "validate",
     "value_and_grad",
     "vjp",
+    "wandb",
 ]

@@ -54,6 +54,7 @@ _EXTRAS = {
     **{name: name for name in ("cudnn", "gguf", "jax", "numba", "torch")},
     **dict.fromkeys(("starlette", "uvicorn"), "serve"),
     "cupy": "cuda",
+    "tensorboardX": "tensorboard",
 }
 
 

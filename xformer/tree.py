@@ -40,6 +40,7 @@ from xformer.backends import (
 from xformer.backends.backend import loaded_backends, on_load
 from xformer.backends.namespaces import load_imported_backends
 from xformer.errors import BackendError, ConfigError, ShapeError, nearest_hint
+from xformer.html import Markup, details, tag
 
 _BRANCHES = (tuple, list, dict)
 _ARRAY_TYPE = re.compile(r"\b(Array|ndarray|NDArray|Tensor)\b")
@@ -99,6 +100,10 @@ class Module:
 
     def __repr__(self) -> str:
         return _format(self, depth=2)
+
+    def _repr_html_(self) -> str:
+        """Return the tree for notebooks: a block for each module, which a click opens."""
+        return _format_html("", self, is_open=True)
 
     def named_parameters(self) -> Iterator[tuple[str, Array]]:
         """Yield (dotted name, array) in a fixed order: fields as declared, tuples by position, dicts by sorted key."""
@@ -445,3 +450,29 @@ def _enclose(opening: str, parts: list[str], closing: str) -> str:
         return line
     indented = textwrap.indent("".join(f"{part},\n" for part in parts), "  ")
     return f"{opening}\n{indented}{closing}"
+
+
+def _format_html(label: str, node: Any, *, is_open: bool = False) -> Markup:
+    """Show a tree as nested blocks with the arrays and settings of each module, repeated items once."""
+    label = f"{label}: " if label else ""
+    if is_array(node):
+        return tag("div", f"{label}{dtype_name(node.dtype)}{list(node.shape)}")
+    size = sum(math.prod(array.shape) for array in flatten(node)[0])
+    name = type(node).__name__ if isinstance(node, Module) else f"{len(node)} items"
+    contents: list[Markup] = []
+    if isinstance(node, tuple | list):
+        first = 0
+        for _, run in itertools.groupby(node, key=lambda item: _format_html("", item)):
+            items = list(run)
+            last = first + len(items) - 1
+            contents.append(_format_html(f"{first}" if last == first else f"{first} to {last}, each", items[0]))
+            first = last + 1
+    else:
+        fields = node if isinstance(node, dict) else {field: getattr(node, field) for field in node.__fields__}
+        for field, value in fields.items():
+            if is_array(value) or _is_branch(value):
+                contents.append(_format_html(str(field), value))
+            elif value is not None:
+                code = tag("code", f"{field}={value!r}")
+                contents.append(tag("div", code) if len(code) <= 2 * _LINE else details(f"{field}: settings", code))
+    return details(f"{label}{name}, {size:,} parameters", *contents, is_open=is_open)

@@ -40,6 +40,14 @@ class Quantization(enum.StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class LoggerName(enum.StrEnum):
+    """Values of `--logger`."""
+
+    TENSORBOARD = "tensorboard"
+    MLFLOW = "mlflow"
+    WANDB = "wandb"
+
+
 def check_utf8(value: Any) -> Any:
     """Return the value of an option; raise BadParameter for bytes that are not UTF-8."""
     for text in value if isinstance(value, list) else [value]:
@@ -96,8 +104,15 @@ RecipeOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE.toml", help="Settings of model, tokenizer and training.", rich_help_panel=RECIPE),
 ]
-
-
+LoggerOption = Annotated[
+    list[LoggerName] | None,
+    typer.Option(
+        "--logger",
+        metavar="tensorboard|mlflow|wandb",
+        help="Also log scalars, samples and attention to this tool; repeatable. `xformer resume` continues the log.",
+        rich_help_panel="Validation and checkpoints",
+    ),
+]
 InitOption = Annotated[
     Path | None,
     typer.Option(

@@ -1,4 +1,4 @@
-"""Plots: learning curves and attention maps, drawn without a display."""
+"""Plots: learning curves, drawn without a display."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from xformer.errors import ConfigError
 from xformer.io import atomic_write, check_no_overwrite
-from xformer.text.extras import require
+from xformer.text.extras import new_figure
 
 _DOTS_PER_INCH = 150
 
@@ -48,59 +48,11 @@ def draw_curves(log: Sequence[dict[str, Any]], path: Path, *, label_smoothing: f
     save(figure, path)
 
 
-def draw_attention(
-    weights: Any, source_tokens: Sequence[str], target_tokens: Sequence[str], title: str, path: Path
-) -> None:
-    """Plot attention weights as a heat map, with the source on the x axis.
-
-    Args:
-        weights: Attention weights of shape (target length, source length).
-        source_tokens: Labels of the columns.
-        target_tokens: Labels of the rows.
-        title: Title of the plot.
-        path: PNG file to write.
-
-    Raises:
-        CheckpointError: If the file cannot be written.
-    """
-    columns, rows = [list(map(_label, tokens)) for tokens in (source_tokens, target_tokens)]
-    width, height = 2.2 + 0.55 * len(columns), 1.8 + 0.42 * len(rows)
-    figure = new_figure(width, height)
-    axes = figure.subplots()
-    image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
-    axes.set_xticks(range(len(columns)), columns, rotation=45, ha="left", rotation_mode="anchor")
-    axes.set_yticks(range(len(rows)), rows)
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    axes.set_xlabel("source token attended to")
-    axes.set_ylabel("target token written")
-    axes.set_xticks([x + 0.5 for x in range(len(columns) - 1)], minor=True)
-    axes.set_yticks([y + 0.5 for y in range(len(rows) - 1)], minor=True)
-    axes.grid(which="minor", color="white", linewidth=1.0)
-    axes.tick_params(which="minor", length=0)
-    figure.colorbar(image, ax=axes, label="attention")
-    figure.suptitle(title)
-    save(figure, path)
-
-
-def new_figure(width: float, height: float) -> Any:
-    """Return a figure that needs no display, whichever backend of matplotlib is configured."""
-    require("matplotlib")
-    figure = require("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
-    require("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
-    return figure
-
-
 def check_plot(path: Path, protected: Iterable[Path]) -> None:
     """Raise ConfigError if `--plot` is not the name of a PNG file, or would replace one of the protected files."""
     if path.suffix.lower() != ".png":
         raise ConfigError(f"--plot is {path}; expected a name ending in .png")
     check_no_overwrite(path, protected, "--plot")
-
-
-def _label(token: str) -> str:
-    """Format a token: drop the mark of a leading space, or show it if the token is nothing else."""
-    return token.removeprefix("▁") or "␣"
 
 
 def _columns(events: Sequence[dict[str, Any]], name: str) -> tuple[list[Any], list[Any]]:

@@ -19,14 +19,18 @@ from xformer.cli._options import option_name, parse_recipe_overrides
 from xformer.config import field_names
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.models import BaseModel
+from xformer.pipelines import Attention
 from xformer.runs.initial_model import InitialModel, check_init_settings
 from xformer.runs.recipe import Recipe, check_training, error_context, read_tables
 from xformer.runs.run_directory import COMMANDS, RunDirectory, sha256
 from xformer.runs.tasks import TASKS, Task
 from xformer.runs.trainer import Trainer
-from xformer.training import Callback
+from xformer.text.extras import require
+from xformer.training import Callback, Logger, MLflow, TensorBoard, WeightsAndBiases
+from xformer.training.loggers import Rows
 
 DEFAULT_MINUTES = 30.0
+LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBiases}
 # Exit codes as a shell reports them for a process that a signal ended.
 _EXIT_CODES = {"stopped by SIGHUP": 129, "stopped by SIGINT": 130, "stopped by SIGTERM": 143}
 
@@ -67,6 +71,20 @@ class TrainingJob(ABC):
     @abstractmethod
     def counts(self) -> dict[str, int]:
         """Return the sizes of the data."""
+
+    @abstractmethod
+    def samples(self, model: Any, task: Task) -> Rows:
+        """Return outputs of the model for validation text, for loggers."""
+
+    @abstractmethod
+    def attention(self, model: Any) -> Attention:
+        """Return the attention of the model for one validation text, for loggers."""
+
+    def figures(self, model: Any) -> dict[str, Any]:
+        """Return a plot of the attention of each layer, for loggers."""
+        attention = self.attention(model)
+        kind, first = next(iter(attention.maps.items()))
+        return {f"attention/layer {n}": attention.plot(kind, layer=n) for n in range(len(first.weights))}
 
     @abstractmethod
     def describe_data(self) -> Iterator[str]:
@@ -115,6 +133,7 @@ def start_run(
     backend: str,
     task: str | None = None,
     init: Mapping[str, Any] = MappingProxyType({}),
+    loggers: Sequence[str] | None = None,
 ) -> int:
     """Train in a new run directory, after checking everything.
 
@@ -128,12 +147,14 @@ def start_run(
         backend: Name of the backend.
         task: Value of --task.
         init: Fields of `InitConfig` that were given.
+        loggers: Values of --logger.
 
     Returns:
         The exit code.
     """
     run, paths = RunDirectory(out), {name: path for name, path in files.items() if path is not None}
     run.check_is_free()
+    check_loggers(loggers or ())
     missing = [option_name(name) for name in job_type.required if name not in paths]
     if missing:
         required = ", ".join(map(option_name, job_type.required))
@@ -145,9 +166,9 @@ def start_run(
     values = _make_recipe(job_type.tasks, recipe, settings, overrides_by_table, task)
     job = job_type.prepare(values, backend, paths, None)
     data = {name: {"path": os.path.abspath(path), "sha256": file_digest(path)} for name, path in paths.items()}
-    run.start(job.config(data), job.tokenizers())
+    run.start({**job.config(data), "loggers": list(loggers or ())}, job.tokenizers())
     with run.lock():
-        return train_and_report(job, run)
+        return train_and_report(job, run, loggers=loggers or ())
 
 
 def _make_recipe(
@@ -186,11 +207,18 @@ def _make_recipe(
     return recipe
 
 
-def train_and_report(job: TrainingJob, run: RunDirectory, *, resume: bool = False) -> int:
+def check_loggers(names: Sequence[str]) -> None:
+    """Raise BackendError if a package of a logger is missing."""
+    for name in names:
+        require(LOGGERS[name].package)
+        require("matplotlib")
+
+
+def train_and_report(job: TrainingJob, run: RunDirectory, *, resume: bool = False, loggers: Sequence[str] = ()) -> int:
     """Train in a run directory that is locked, and print the result; returns the exit code."""
     console = make_console()
     job.describe(console)
-    outcome = train_job(job, run, console, resume=resume)
+    outcome = train_job(job, run, console, resume=resume, loggers=loggers)
     print_summary(job.recipe.task, outcome, run, console)
     return outcome.exit_code
 
@@ -231,6 +259,7 @@ def train_job(
     resume: bool = False,
     task: Task | None = None,
     callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str] = (),
 ) -> Outcome:
     """Train and show the progress.
 
@@ -241,16 +270,27 @@ def train_job(
         resume: Continue from the last saved state, if there is one.
         task: Replaces the task of the job.
         callbacks: More callbacks.
+        loggers: Tools to log to.
     """
     config = job.recipe.training
     progress = TrainingProgress(console, config, unit=job.unit)
-    trainer = Trainer(job.model, task or job.task(), config, run, callbacks=[progress, *callbacks])
+    task = task or job.task()
+    callbacks = [progress, *callbacks, *(_make_logger(name, job, task, run) for name in dict.fromkeys(loggers))]
+    trainer = Trainer(job.model, task, config, run, callbacks=callbacks)
     if resume and not run.last.exists():
         console.print("nothing was saved yet; starting from the first step")
     with progress:
         reason = trainer.run()
     exit_code = _EXIT_CODES.get(reason, 0)
     return Outcome(trainer, reason if progress.is_used or exit_code else f"nothing left to do: {reason}", exit_code)
+
+
+def _make_logger(name: str, job: TrainingJob, task: Task, run: RunDirectory) -> Logger:
+    options: dict[str, Any] = {"samples": lambda model: job.samples(model, task), "figures": job.figures}
+    if name == "tensorboard":
+        return TensorBoard(run.path / name, **options)
+    options["run_name"] = run.path.resolve().name
+    return MLflow(**options) if name == "mlflow" else WeightsAndBiases(directory=run.path, **options)
 
 
 def print_summary(task: str, outcome: Outcome, run: RunDirectory, console: Console) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from xformer.cli._plots import new_figure, save
+from xformer.cli._plots import save
+from xformer.text.extras import new_figure
 
 
 def draw_throughput(run: dict[str, Any], path: Path) -> None:

@@ -11,14 +11,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from xformer.backends import to_host
 from xformer.cli._console import make_console, program
 from xformer.cli._options import BackendOption, open_backend
-from xformer.cli._plots import draw_attention
+from xformer.cli._plots import save
 from xformer.cli._training import train_job
 from xformer.cli.train import ParallelTrainingJob
 from xformer.errors import CheckpointError, ConfigError
-from xformer.pipelines import Translator, ValidationScore
+from xformer.pipelines import Translator, ValidationScore, show_attention
 from xformer.runs.recipe import Recipe
 from xformer.runs.run_directory import RunDirectory
 from xformer.text import DemoTask, copy_task, exact_match, numbers_task, reverse_task
@@ -165,8 +164,8 @@ def _show_result(demo: Demo, task: DemoTask, translator: Translator, run: RunDir
     )
     _show_samples(sources, translations, references, console)
     row = _row_to_draw(demo, translator, task, translations)
-    weights, labels = _attention(translator, sources[row], translations[row])
-    draw_attention(weights, *labels, f"{sources[row]} → {translations[row]}", run.path / PICTURE)
+    attention = show_attention(translator, sources[row], translations[row])
+    save(attention.plot(title=f"{sources[row]} → {translations[row]}"), run.path / PICTURE)
     console.print(f"\nattention while writing {translations[row]!r}: {run.path / PICTURE}")
     console.print(f"translate more: echo '{sources[row]}' | {program()} translate --model {run.path}")
     console.print(
@@ -207,17 +206,3 @@ def _row_to_draw(demo: Demo, translator: Translator, task: DemoTask, translation
         return wrong, not demo.is_clear(tokens[row]), len(tokens[row])
 
     return min(range(len(tokens)), key=preference)
-
-
-def _attention(translator: Translator, source: str, translation: str) -> tuple[Any, tuple[list[str], list[str]]]:
-    """Return the cross-attention of the last layer, averaged over heads, with the labels of its columns and rows.
-
-    Rows are labeled with the predicted token, which is one later than the decoder's input.
-    """
-    config = translator.model.config
-    source_ids = [*translator.tokenizers.source.encode(source), config.eos_id]
-    target_ids = translator.tokenizers.target.encode(translation)
-    layers = translator.model.cross_attention_weights([source_ids], [[config.bos_id, *target_ids]])
-    weights = to_host(layers[-1])[0].mean(axis=0)
-    predicted = [*target_ids, config.eos_id]
-    return weights, (translator.tokenizers.source.tokens(source_ids), translator.tokenizers.target.tokens(predicted))

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from xformer.cli._options import OptionalBackendOption, config_options
-from xformer.cli._training import TrainingJob, file_digest, train_and_report
+from xformer.cli._options import LoggerOption, OptionalBackendOption, config_options
+from xformer.cli._training import TrainingJob, check_loggers, file_digest, train_and_report
 from xformer.cli.train import ParallelTrainingJob
 from xformer.cli.train_lm import LanguageModelTrainingJob
 from xformer.errors import CheckpointError, ConfigError, DataError
@@ -36,6 +36,7 @@ def resume(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run.", show_default=False)],
     settings: dict[str, Any],
     backend: OptionalBackendOption = None,
+    logger: LoggerOption = None,
 ) -> int:
     """Continue a training run."""
     run = RunDirectory(directory)
@@ -44,6 +45,8 @@ def resume(
         config = run.read_config()
         run.check_resumable()
         job_type, recipe, data = _read(run, config)
+        loggers = logger or config.get("loggers", [])
+        check_loggers(loggers)
         recipe = Recipe.from_dict(recipe.with_training(**settings).to_dict(), str(run.config))
         for path, digest in data.values():
             if file_digest(path) != digest:
@@ -53,10 +56,10 @@ def resume(
             raise CheckpointError(f"{init} has changed since the run started (a SHA-256 differs); restore it")
         backend = backend or config["backend"]
         job = job_type.prepare(recipe, backend, {name: path for name, (path, _) in data.items()}, run)
-        resumed = {**config, "recipe": recipe.to_dict(), "backend": backend}
+        resumed = {**config, "recipe": recipe.to_dict(), "backend": backend, "loggers": list(loggers)}
         if resumed != config:
             write_json(run.config, resumed)
-        return train_and_report(job, run, resume=True)
+        return train_and_report(job, run, resume=True, loggers=loggers)
 
 
 def _read(run: RunDirectory, config: dict[str, Any]) -> tuple[type[TrainingJob], Recipe, dict[str, tuple[Path, str]]]:

@@ -16,6 +16,7 @@ from xformer.cli._options import (
     RECIPE,
     BackendOption,
     InitOption,
+    LoggerOption,
     OutOption,
     RecipeOption,
     SetRecipeOption,
@@ -27,8 +28,9 @@ from xformer.cli._options import (
 from xformer.cli._training import TrainingJob, load_initial_model, start_run
 from xformer.errors import ConfigError
 from xformer.models import Transformer
-from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationScore
+from xformer.pipelines import Attention, EncodedCorpus, Tokenizers, ValidationScore, show_attention
 from xformer.pipelines.base import check_vocabulary
+from xformer.pipelines.evaluation import PIPELINES
 from xformer.pipelines.tokenizers import CheckpointTokenizers
 from xformer.runs.config import TokenizerConfig, TrainingConfig
 from xformer.runs.initial_model import InitialModel
@@ -38,6 +40,8 @@ from xformer.runs.tasks import TASKS, TranslationTask, build_model
 from xformer.text import ParallelCorpus, read_parallel
 from xformer.training.data_parallel import default_num_workers
 from xformer.training.interrupt import check_stop
+
+_NUM_SAMPLES, _MAX_SHOWN = 5, 30  # for loggers: outputs, and tokens of a plot of attention
 
 HELP = """Train a translation model on parallel text: two files, line n of one translating line n of the other. With \
 --task summarization, train a summarizer: documents, one per line, and their summaries.
@@ -105,6 +109,7 @@ def train(
         ),
     ] = None,
     overrides: SetRecipeOption = None,
+    logger: LoggerOption = None,
     *,
     settings: dict[str, Any],
     backend: BackendOption = "numpy",
@@ -112,6 +117,7 @@ def train(
     """Train a model on parallel text."""
     files = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
     options: dict[str, Any] = {"settings": settings, "overrides": overrides, "backend": backend, "task": task}
+    options["loggers"] = logger
     options["init"] = {"path": init, "source_language": source_language, "target_language": target_language}
     return start_run(ParallelTrainingJob, out, files, recipe=recipe, **options)
 
@@ -213,6 +219,19 @@ class ParallelTrainingJob(TrainingJob):
             "valid_pairs_dropped_long": self.valid.num_long,
             "valid_sources_cut": self.valid.num_cut,
         }
+
+    def samples(self, model: Any, task: Any) -> list[dict[str, str]]:
+        """Return the first outputs of the last validation."""
+        text, outputs = self.valid.text, task.score.outputs[:_NUM_SAMPLES]
+        rows = zip(text.source, outputs, text.target, strict=False)
+        return [{"source": source, "output": output, "reference": target} for source, output, target in rows]
+
+    def attention(self, model: Transformer) -> Attention:
+        """Return the attention of the model for the first short validation pair."""
+        pipeline, pairs = PIPELINES[self.recipe.task](model, self.tokenizer_pair), self.valid.pairs
+        lengths = [max(map(len, pair)) for pair in zip(pairs.source, pairs.target, strict=True)]
+        row = next((row for row, length in enumerate(lengths) if length <= _MAX_SHOWN), lengths.index(min(lengths)))
+        return show_attention(pipeline, [*pairs.source[row], *pipeline.suffix], pairs.target[row])
 
     def describe_data(self) -> Iterator[str]:
         """Yield lines that describe the data."""

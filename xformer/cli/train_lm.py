@@ -13,6 +13,7 @@ from xformer.cli._console import plural
 from xformer.cli._options import (
     BackendOption,
     InitOption,
+    LoggerOption,
     OutOption,
     RecipeOption,
     SetRecipeOption,
@@ -23,6 +24,7 @@ from xformer.cli._options import (
 from xformer.cli._training import TrainingJob, load_initial_model, start_run
 from xformer.errors import ConfigError
 from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.pipelines import Attention, TextGenerator, show_attention
 from xformer.pipelines.base import check_vocabulary
 from xformer.runs.config import LanguageModelTrainingConfig
 from xformer.runs.initial_model import InitialModel
@@ -31,6 +33,8 @@ from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import LanguageModelTask
 from xformer.text import UNK_ID, PretrainedTokenizer, Tokenizer, load_tokenizer, read_text
 from xformer.training.data_parallel import default_num_workers
+
+_PROMPT_LENGTH, _NUM_SAMPLED = 32, 100  # tokens, for loggers
 
 HELP = """Train a language model on plain text: a decoder-only Transformer that predicts each character, or token, \
 from those before it.
@@ -80,6 +84,7 @@ def train_lm(
     init: InitOption = None,
     recipe: RecipeOption = None,
     overrides: SetRecipeOption = None,
+    logger: LoggerOption = None,
     *,
     settings: dict[str, Any],
     backend: BackendOption = "numpy",
@@ -89,6 +94,7 @@ def train_lm(
         raise ConfigError("--valid-text and --valid-share are both given; expected only one of them")
     files = {"text": text, "valid_text": valid_text}
     options: dict[str, Any] = {"settings": settings, "overrides": overrides, "backend": backend}
+    options["loggers"] = logger
     options["init"] = {"path": init}
     return start_run(LanguageModelTrainingJob, out, files, recipe=recipe, **options)
 
@@ -187,6 +193,22 @@ class LanguageModelTrainingJob(TrainingJob):
         """Number of tokens of the validation text that do not occur in the training text."""
         unk_id = UNK_ID if isinstance(self.tokenizer, Tokenizer) else self.tokenizer.unk_id
         return 0 if unk_id is None else int((self.valid == unk_id).sum())
+
+    def samples(self, model: LanguageModel, task: Any) -> list[dict[str, str]]:
+        """Return a continuation of the beginning of the validation text."""
+        length = min(_PROMPT_LENGTH, len(self.valid) // 2, self.recipe.training.context_length // 2)
+        prompt, rest = self.valid[:length].tolist(), self.valid[length : length + _NUM_SAMPLED].tolist()
+        ((output,),) = self._generator(model).outputs([prompt], max_new_tokens=_NUM_SAMPLED)
+        decode = self.tokenizer.decode
+        return [{"prompt": decode(prompt), "output": output.text, "reference": decode(rest)}]
+
+    def attention(self, model: LanguageModel) -> Attention:
+        """Return the attention of the model for the beginning of the validation text."""
+        length = min(_PROMPT_LENGTH, self.recipe.training.context_length)
+        return show_attention(self._generator(model), self.valid[:length].tolist())
+
+    def _generator(self, model: LanguageModel) -> TextGenerator:
+        return TextGenerator(model, self.tokenizer, context_length=self.recipe.training.context_length)
 
     def describe_data(self) -> Iterator[str]:
         """Yield lines that describe the data."""

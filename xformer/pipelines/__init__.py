@@ -1,5 +1,6 @@
 """Pipelines: from text to text, vectors or classes, and from speech to text."""
 
+from xformer.pipelines.attention import Attention, AttentionMap, show_attention
 from xformer.pipelines.base import Output, Pipeline
 from xformer.pipelines.encoders import Classifier, Embedder, Prediction
 from xformer.pipelines.evaluation import EncodedCorpus, ValidationScore
@@ -10,6 +11,8 @@ from xformer.pipelines.tokenizers import Tokenizers
 from xformer.pipelines.transcription import Transcriber
 
 __all__ = [
+    "Attention",
+    "AttentionMap",
     "Classifier",
     "Embedder",
     "EncodedCorpus",
@@ -27,4 +30,5 @@ __all__ = [
     "ValidationScore",
     "check_source_lengths",
     "pipeline_class",
+    "show_attention",
 ]

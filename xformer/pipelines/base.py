@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
+from xformer.backends import array_namespace, backend_of, dtype_name
 from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
 from xformer.families import load_pretrained
 from xformer.families.checkpoint import Progress, is_public
 from xformer.generation import GenerationConfig
+from xformer.html import Markup, table, tag
 from xformer.models import BaseModel, Encoder, ImageEncoder, LanguageModel, SpeechTransformer, Transformer
 from xformer.runs.run_directory import RunDirectory
 from xformer.text import PretrainedTokenizer, Tokenizer
@@ -47,7 +49,36 @@ class Output(NamedTuple):
     alignment: list[int] | None = None
 
 
-class Pipeline:
+class Described:
+    """Base class of everything that has a `model` and other attributes worth showing, such as tokenizers."""
+
+    model: Any
+
+    def __repr__(self) -> str:
+        lines = "".join(f"  {name}={value},\n" for name, value in self._describe().items())
+        return f"{type(self).__name__}(\n{lines})"
+
+    def _repr_html_(self) -> str:
+        """Return the attributes and the model for notebooks."""
+        rows = [(name, value) for name, value in self._describe().items() if name != "model"]
+        return tag("b", type(self).__name__) + table((), rows) + Markup(self.model._repr_html_())
+
+    def _describe(self) -> dict[str, str]:
+        """Return short descriptions of the public attributes that are set."""
+        model = self.model
+        array = next(array for _, array in model.named_parameters())
+        origin = f"{dtype_name(array.dtype)}, {backend_of(array_namespace(array)).name}"
+        return {
+            "model": f"{type(model).__name__}({model.parameter_count():,} parameters, {origin})",
+            **{
+                name: repr(value)
+                for name, value in vars(self).items()
+                if name != "model" and not name.startswith("_") and value not in (None, [])
+            },
+        }
+
+
+class Pipeline(Described):
     """A model with its tokenizers.
 
     A subclass sets `task` and `model_class`, and defines `outputs`, `_from_run` and `_from_checkpoint`.

@@ -18,14 +18,14 @@ from xformer.families.checkpoint import Progress
 from xformer.io import read_json
 from xformer.models import Encoder, EncoderConfig
 from xformer.models.token_ids import pad
-from xformer.pipelines.base import check_texts, load_model
+from xformer.pipelines.base import Described, check_texts, load_model
 from xformer.pipelines.batching import run_batches
 from xformer.text import PretrainedTokenizer, load_tokenizer
 
 _MIN_LENGTH = 3  # two special tokens and one of the text
 
 
-class EncoderPipeline:
+class EncoderPipeline(Described):
     """An encoder with its tokenizer: base class of `Embedder` and `Classifier`.
 
     Args:

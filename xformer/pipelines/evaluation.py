@@ -16,7 +16,7 @@ from xformer.text.extras import require
 
 # Metric of validation, by task.
 METRICS = {"translation": "BLEU", "summarization": "ROUGE"}
-_PIPELINES = {pipeline.task: pipeline for pipeline in (Translator, Summarizer)}
+PIPELINES = {pipeline.task: pipeline for pipeline in (Translator, Summarizer)}
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class ValidationScore:
     def __call__(self, model: Transformer) -> float:
         """Generate the outputs of the validation set and score them."""
         pairs = self.corpus.pairs
-        pipeline = _PIPELINES[self.task](model, self.tokenizers)
+        pipeline = PIPELINES[self.task](model, self.tokenizers)
         lengths = [max(1, len(ids)) for ids in pairs.target] if model.config.length_encoding else None
         self.outputs = [""] * len(pairs)
         for batch in pipeline.batches_of_ids(pairs.source, target_length=lengths):

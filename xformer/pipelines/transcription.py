@@ -19,7 +19,7 @@ from xformer.generation import GenerationConfig, generate
 from xformer.generation.pretrained import GENERATION_FILE, read_generation
 from xformer.io import read_json
 from xformer.models import SpeechTransformer
-from xformer.pipelines.base import check_vocabulary, load_model
+from xformer.pipelines.base import Described, check_vocabulary, load_model
 from xformer.pipelines.batching import run_batches
 from xformer.random import Rng
 from xformer.text import PretrainedTokenizer, load_tokenizer
@@ -31,7 +31,7 @@ _ENGLISH_VOCABULARY = 51864  # of Whisper's models for English; all others have 
 AudioSource = str | os.PathLike[str] | Any
 
 
-class Transcriber:
+class Transcriber(Described):
     """Turn speech into text: `Transcriber.from_pretrained("whisper-tiny")("speech.wav")` (Radford et al., 2023).
 
     The model reads 30 seconds at a time. Longer audio is cut at pauses into windows of 25 to 30 seconds, which are

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 from xformer.errors import BackendError, CheckpointError, XformerError, how_to_install
 
@@ -42,3 +43,19 @@ def library_errors(message: str) -> Iterator[None]:
             raise
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{message} ({reason})") from error
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return a matplotlib figure that needs no display, whichever backend of matplotlib is configured.
+
+    Args:
+        width: Width in inches.
+        height: Height in inches.
+
+    Raises:
+        BackendError: If matplotlib is not installed.
+    """
+    require("matplotlib")
+    figure = require("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
+    require("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+    return figure

@@ -6,8 +6,9 @@ from xformer.training import schedules
 from xformer.training.callbacks import early_stopping, print_every, time_limit, validate
 from xformer.training.checkpoint import load_parameters, save_parameters
 from xformer.training.data_parallel import data_parallel
-from xformer.training.events import Checkpoint, End, Event, Skip, Start, Step, Validation
+from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step, Validation
 from xformer.training.fit import Callback, TrainingLoop, fit
+from xformer.training.loggers import Logger, MLflow, TensorBoard, WeightsAndBiases, mlflow, tensorboard, wandb
 from xformer.training.loss import language_model_loss, mean_loss, translation_loss
 from xformer.training.optimizers import SGD, Adafactor, Adam, AdamW, Optimizer
 from xformer.training.step import StepResult, clip_by_global_norm, train_step
@@ -22,15 +23,20 @@ __all__ = [
     "Checkpoint",
     "End",
     "Event",
+    "History",
+    "Logger",
+    "MLflow",
     "Optimizer",
     "Skip",
     "Start",
     "Step",
     "StepResult",
+    "TensorBoard",
     "TextChunks",
     "TokenPairs",
     "TrainingLoop",
     "Validation",
+    "WeightsAndBiases",
     "clip_by_global_norm",
     "data_parallel",
     "early_stopping",
@@ -38,11 +44,14 @@ __all__ = [
     "language_model_loss",
     "load_parameters",
     "mean_loss",
+    "mlflow",
     "print_every",
     "save_parameters",
     "schedules",
+    "tensorboard",
     "time_limit",
     "train_step",
     "translation_loss",
     "validate",
+    "wandb",
 ]

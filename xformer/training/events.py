@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from xformer.html import curve, table, tag
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -56,6 +58,39 @@ class Step(Event):
     tokens_per_second: float
     minutes: float
     loss_scale: float = 1.0
+
+
+_ROWS = 10  # of the table of a history
+
+
+class History(list[Step]):
+    """The `Step` events of a call of `fit`: a list that notebooks show as a curve of the loss and a table."""
+
+    def __repr__(self) -> str:
+        if not self:
+            return "History of 0 steps"
+        first, last = self[0], self[-1]
+        return f"History of steps {first.step} to {last.step}: loss {first.loss:.4g} to {last.loss:.4g}"
+
+    def _repr_html_(self) -> str:
+        """Return a curve and a table of at most ten steps as HTML."""
+        if not self:
+            return tag("p", repr(self))
+        indices = sorted({round(row * (len(self) - 1) / max(1, _ROWS - 1)) for row in range(_ROWS)})
+        header = ["step", "loss", "learning rate", "gradient norm", "tokens/s", "minutes"]
+        rows = [
+            [
+                f"{step.step:,}",
+                f"{step.loss:.4f}",
+                f"{step.learning_rate:.2e}",
+                f"{step.grad_norm:.3g}",
+                f"{step.tokens_per_second:,.0f}",
+                f"{step.minutes:.2f}",
+            ]
+            for step in (self[index] for index in indices)
+        ]
+        losses = curve([step.step for step in self], [step.loss for step in self], "loss")
+        return losses + table(header, rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from xformer.threads import blas_threads, num_threads
 from xformer.training.checkpoint import TrainingFiles, save_parameters
 from xformer.training.data_parallel import can_split, default_num_workers
 from xformer.training.data_parallel import data_parallel as data_parallel_step
-from xformer.training.events import Checkpoint, End, Event, Skip, Start, Step
+from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step
 from xformer.training.interrupt import Stopped, check_stop, stop_on_signals
 from xformer.training.optimizers import Optimizer
 from xformer.training.precision import GradScaler, autocast, check_precision
@@ -40,7 +40,7 @@ class Callback(Protocol):
     """A function, or an object with `__call__`, that receives every event of a training run.
 
     If it also has the methods `state_dict() -> dict` and `load_state_dict(dict)`, its state (JSON values) is saved and
-    restored with the run.
+    restored with the run. A method `close()` is called when training has ended, also by an error.
     """
 
     def __call__(self, event: Event, loop: TrainingLoop, /) -> bool | str | None:
@@ -74,7 +74,7 @@ def fit(
     num_tokens: Callable[[Any], int] | None = None,
     capture: bool = True,
     save_every_minutes: float = 5.0,
-) -> tuple[Any, list[Step]]:
+) -> tuple[Any, History]:
     """Train a model.
 
     Ctrl-C, SIGTERM and SIGHUP end training after the current step; a second Ctrl-C interrupts at once.
@@ -106,7 +106,7 @@ def fit(
         save_every_minutes: Minutes between saves of the state.
 
     Returns:
-        The trained model, and the `Step` events of this call.
+        The trained model, and the `Step` events of this call, a list that notebooks show as a curve and a table.
 
     Raises:
         TrainingError: If the loss or the gradient is not finite. The last state saved stays in `run_dir`.
@@ -171,7 +171,7 @@ class TrainingLoop:
         self.files = None if run_dir is None else TrainingFiles(run_dir)
         self.num_workers = data_parallel or default_num_workers(model)
         self.step, self.epoch, self.num_tokens = 0, 0, 0
-        self.history: list[Step] = []
+        self.history = History()
         self.saved_step: int | None = None
         self._model, self._is_shared = model, True  # by the caller: the first step must not overwrite it
         with out_of_memory("the optimizer state", "use a smaller model, or an optimizer with a smaller state"):
@@ -212,6 +212,9 @@ class TrainingLoop:
                 if self.step == 0 and self.files.state.exists():
                     self.resume()
                 self.files.rewind_log(self.step)
+            for callback in self.callbacks:
+                if hasattr(callback, "close"):
+                    stack.callback(callback.close)
             self._start_time = self._save_time = time.monotonic()
             self._start_time -= 60.0 * self._minutes
             # Overflow shows in the loss, which is checked; a warning would interrupt the output of a progress bar.

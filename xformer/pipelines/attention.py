@@ -1,0 +1,239 @@
+"""Attention weights of a model for one text or one pair of texts, as arrays, HTML and plots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from xformer.backends import to_host
+from xformer.errors import ConfigError, DataError
+from xformer.generation import generate
+from xformer.html import HeatMap, details, heat_maps, join
+from xformer.models import Transformer, attention_maps
+from xformer.pipelines.base import Pipeline
+from xformer.pipelines.encoders import EncoderPipeline
+from xformer.pipelines.seq2seq import TextToText
+from xformer.text import Tokenizer
+from xformer.text.extras import new_figure
+
+_MAX_CELLS = 4_000_000  # of all heat maps in the HTML of one kind; beyond it, only means over heads
+_MAX_INCHES = 40.0  # of a plot
+_TITLES = {
+    "cross": "cross-attention: from output to source",
+    "decoder": "self-attention of the decoder",
+    "encoder": "self-attention of the encoder",
+}
+
+
+class AttentionMap(NamedTuple):
+    """Attention weights of all layers and heads, with the tokens.
+
+    Attributes:
+        weights: NumPy array (layers, heads, queries, keys); rows sum to one.
+        queries: Labels of the rows. In a decoder of an encoder-decoder, the row of a token is the query that predicts
+            it.
+        keys: Labels of the columns.
+    """
+
+    weights: Any
+    queries: list[str]
+    keys: list[str]
+
+
+@dataclass(frozen=True, repr=False)
+class Attention:
+    """The attention of a model, which notebooks show as heat maps with a choice of layer and head.
+
+    Attributes:
+        maps: `AttentionMap` by kind: "cross", "decoder" and "encoder", as far as the model has them.
+    """
+
+    maps: dict[str, AttentionMap]
+
+    def plot(self, kind: str | None = None, *, layer: int = -1, head: int | None = None, title: str = "") -> Any:
+        """Plot one heat map with matplotlib.
+
+        Args:
+            kind: "cross", "decoder" or "encoder". Default: the first that the model has.
+            layer: Layer, counted from 0; negative numbers count from the last layer.
+            head: Head, counted from 0. Default: the mean of all heads.
+            title: Title of the figure.
+
+        Returns:
+            A `matplotlib.figure.Figure`.
+
+        Raises:
+            ConfigError: For a kind, layer or head that the model does not have.
+            BackendError: If matplotlib is not installed.
+        """
+        kind = next(iter(self.maps)) if kind is None else kind
+        if kind not in self.maps:
+            raise ConfigError(f"kind is {kind!r}; expected one of {', '.join(self.maps)}")
+        weights, rows, columns = self.maps[kind]
+        num_layers, num_heads = weights.shape[:2]
+        if not -num_layers <= layer < num_layers:
+            raise ConfigError(f"layer is {layer}; expected 0 to {num_layers - 1}")
+        if head is not None and not -num_heads <= head < num_heads:
+            raise ConfigError(f"head is {head}; expected 0 to {num_heads - 1}, or None for their mean")
+        values = weights[layer].mean(axis=0) if head is None else weights[layer, head]
+        figure = new_figure(min(2.2 + 0.55 * len(columns), _MAX_INCHES), min(1.8 + 0.42 * len(rows), _MAX_INCHES))
+        axes = figure.subplots()
+        image = axes.imshow(values, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
+        axes.set_xticks(range(len(columns)), columns, rotation=45, ha="left", rotation_mode="anchor")
+        axes.set_yticks(range(len(rows)), rows)
+        axes.xaxis.tick_top()
+        axes.tick_params(length=0)
+        axes.set_xlabel("source token attended to" if kind == "cross" else "token attended to")
+        axes.set_ylabel("token" if kind == "encoder" else "output token")
+        axes.set_xticks([x + 0.5 for x in range(len(columns) - 1)], minor=True)
+        axes.set_yticks([y + 0.5 for y in range(len(rows) - 1)], minor=True)
+        axes.grid(which="minor", color="white", linewidth=1.0)
+        axes.tick_params(which="minor", length=0)
+        figure.colorbar(image, ax=axes, label="attention")
+        if title:
+            figure.suptitle(title)
+        return figure
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{kind}={list(each.weights.shape)}" for kind, each in self.maps.items())
+        return f"Attention({shapes})"
+
+    def _repr_html_(self) -> str:
+        """Return the heat maps as HTML, without scripts."""
+        parts = []
+        for index, (kind, each) in enumerate(self.maps.items()):
+            num_layers, num_heads = each.weights.shape[:2]
+            heads = range(num_heads) if each.weights.size <= _MAX_CELLS else ()
+            layers = [str(layer) for layer in reversed(range(num_layers))]  # the last one is selected
+            maps = [
+                HeatMap(weights.tolist(), (layer, head))
+                for layer in layers
+                for head, weights in (
+                    ("mean", each.weights[int(layer)].mean(axis=0)),
+                    *((str(head), each.weights[int(layer), head]) for head in heads),
+                )
+            ]
+            choices = {"layer": layers, "head": ["mean", *map(str, heads)]}
+            picture = heat_maps(maps, each.queries, each.keys, choices)
+            parts.append(details(_TITLES[kind], picture, is_open=index == 0))
+        return join(parts)
+
+
+def show_attention(model: Any, source: Any, target: Any = None) -> Attention:
+    """Compute the attention weights of a model for a text, or a pair of texts.
+
+    Args:
+        model: A pipeline such as `Translator`, `TextGenerator` or `Embedder`; or a model, for token ids.
+        source: The source, prompt or text; for a model its token ids, (length,) or (1, length).
+        target: Output of an encoder-decoder: a text, or its token ids without bos and eos. Default: the output that the
+            model generates. Other models have none.
+
+    Returns:
+        The weights with the tokens; the last line of a notebook cell shows them.
+
+    Raises:
+        DataError: If the source is blank, or for ids out of range.
+        ConfigError: For a target of a model without a decoder, or a model of another class.
+
+    Example:
+        >>> from xformer.models import LanguageModelConfig
+        >>> config = LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=3)
+        >>> show_attention(LanguageModel(config), [5, 4, 7])
+        Attention(decoder=[3, 2, 3, 3])
+    """
+    is_pipeline = isinstance(model, Pipeline | EncoderPipeline)
+    network: Any = model.model if is_pipeline else model
+    ids = _source_ids(model, source) if is_pipeline else _ids(source, "source")
+    if not ids:
+        raise DataError("source is blank; expected at least one token")
+    source_tokens = _labels(_tokenizer(model, "source"), ids)
+    if not isinstance(network, Transformer) or not network.decoder:
+        if target is not None:
+            raise ConfigError(f"target was passed to a {type(network).__name__} without cross-attention; expected None")
+        return _attention(attention_maps(network, [ids]), {"encoder": (source_tokens, source_tokens)})
+    config = network.config
+    output = _generate(model, network, ids) if target is None else _target_ids(model, target)
+    inputs, predicted = [config.bos_id, *output], [*output, config.eos_id]
+    input_tokens, output_tokens = (_labels(_tokenizer(model, "target"), each) for each in (inputs, predicted))
+    tokens = {
+        "cross": (output_tokens, source_tokens),
+        "decoder": (output_tokens, input_tokens),
+        "encoder": (source_tokens, source_tokens),
+    }
+    return _attention(attention_maps(network, [ids], [inputs]), tokens)
+
+
+def _attention(maps: dict[str, list[Any]], tokens: dict[str, tuple[list[str], list[str]]]) -> Attention:
+    if "decoder" in maps and "decoder" not in tokens:  # a language model
+        tokens = {"decoder": tokens["encoder"]}
+    return Attention(
+        {
+            kind: AttentionMap(np.stack([to_host(layer)[0].astype(np.float32) for layer in maps[kind]]), *labels)
+            for kind, labels in tokens.items()
+            if maps[kind]
+        }
+    )
+
+
+def _source_ids(pipeline: Any, source: Any) -> list[int]:
+    """Return the token ids of a source as the model receives them."""
+    if not isinstance(pipeline, TextToText):
+        is_encoder_text = isinstance(pipeline, EncoderPipeline) and not isinstance(source, str)
+        return _ids(source, "source") if is_encoder_text else pipeline.encode([source])[0]
+    if not isinstance(source, str):
+        return _ids(source, "source")
+    (ids,), _ = pipeline.truncate(pipeline.encode([source]))
+    return [*ids, *pipeline.suffix] if ids else []
+
+
+def _target_ids(model: Any, target: Any) -> list[int]:
+    if not isinstance(target, str):
+        return _ids(target, "target")
+    if not isinstance(model, TextToText):
+        raise ConfigError("target is a text; expected token ids for a model, or a pipeline")
+    tokenizers = model.tokenizers
+    if isinstance(tokenizers.target, Tokenizer):
+        return tokenizers.target.encode(target)
+    ids = tokenizers.target.encode(target, special_tokens=False)
+    forced = getattr(tokenizers, "forced_bos_id", None)
+    return ids if forced is None else [forced, *ids]
+
+
+def _generate(model: Any, network: Any, ids: list[int]) -> list[int]:
+    """Return the output of the model for a source."""
+    if not isinstance(model, TextToText):
+        return list(generate(network, [ids])[0][0].tokens)
+    encoded = ids[: len(ids) - len(model.suffix)]
+    return next(result.outputs[0].tokens for batch in model.batches_of_ids([encoded]) for result in batch)
+
+
+def _ids(data: Any, name: str) -> list[int]:
+    """Return token ids as a list; raise DataError for anything but one sequence of integers."""
+    if isinstance(data, str):
+        raise DataError(f"{name} is a text; expected token ids for a model, or a pipeline for texts")
+    array = np.asarray(to_host(data) if hasattr(data, "shape") else data)
+    array = array[0] if array.ndim == 2 and array.shape[0] == 1 else array
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise DataError(f"{name} has shape {array.shape} and dtype {array.dtype}; expected integers of shape (length,)")
+    return [int(token) for token in array]
+
+
+def _tokenizer(model: Any, side: str) -> Any:
+    """Return the tokenizer of a side of a pipeline, or None."""
+    return getattr(model, "tokenizer", None) or getattr(getattr(model, "tokenizers", None), side, None)
+
+
+def _labels(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Return a label for each token: its text, or its id."""
+    if tokenizer is None:
+        return [str(token) for token in ids]
+    if isinstance(tokenizer, Tokenizer):
+        texts = tokenizer.tokens(ids)
+    else:
+        decoded = tokenizer.decode_batch([[token] for token in ids], skip_special_tokens=False)
+        pairs = zip(decoded, tokenizer.tokens(ids), strict=True)
+        texts = [token if "\N{REPLACEMENT CHARACTER}" in text else text for text, token in pairs]
+    return [text.removeprefix("▁").replace("\n", "⏎").strip() or "␣" for text in texts]
