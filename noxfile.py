@@ -171,7 +171,7 @@ def run_on_gpu(session: nox.Session, suite: str) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation into site/ with warnings as errors; `-- serve` shows it while you write."""
     session.install("-e", ".[cli,docs]")
-    session.run("mkdocs", *(session.posargs or ["build", "--strict"]))
+    session.run("mkdocs", *(session.posargs or ["build", "--strict"]), env=ONE_THREAD)
 
 
 @nox.session(reuse_venv=True)
@@ -179,7 +179,7 @@ def notebook(session: nox.Session) -> None:
     """Open the tutorial in JupyterLab; the notebooks are in notebooks/."""
     session.install("--no-compile", "-e", ".[cli,notebook]")  # in half the time
     session.run("python", "docs/notebooks.py", "notebooks")
-    session.run("jupyter", "lab", *(session.posargs or ["notebooks/1-attention.ipynb"]))
+    session.run("jupyter", "lab", *(session.posargs or ["notebooks/1-attention.ipynb"]), env=ONE_THREAD)
 
 
 @nox.session
