@@ -17,6 +17,7 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 TORCH = "torch==2.13.0"  # the version that parity tests and published benchmarks were run with
 TRANSFORMERS = "transformers==5.23.0"  # the version that made the references of tests/families
+PLAYWRIGHT = "playwright>=1.50"  # without its own browsers
 BASELINES = ["ctranslate2>=4.8", "transformers>=5"]  # decode the same models, for benchmarks only
 BENCH_RUN = ".benchmarks/run"  # the JSON files of the last benchmark run
 # cuDNN in the version that torch 2.11 has, its frontend, and the compiler for its plans, without further dependencies.
@@ -51,6 +52,8 @@ def tests(session: nox.Session) -> None:
     session.install("-e", ".[cli,serve]", *group("test"))
     install_if_available(session, *EXTRAS["numba"])
     install_if_available(session, *EXTRAS["jax"])
+    if shutil.which("chromium"):  # tests of the explorer drive it
+        install_if_available(session, PLAYWRIGHT)
     if os.environ.get("XFORMER_TEST_TORCH", "1") != "0":
         install_if_available(session, TORCH)
     # One file per worker at a time, so that module-scoped fixtures are computed once.

@@ -1,0 +1,310 @@
+"""The explorer in Chromium: type, generate, hover, switch heads, export; without a browser, its files only."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+from xml.etree import ElementTree
+
+import pytest
+
+import xformer
+from xformer.cli.main import exit_code
+from xformer.text import numbers_task
+
+STATIC = Path(xformer.__file__).parent / "serve" / "static"
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+ARGUMENTS = ["--no-sandbox", "--headless=new", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
+TEXT = "two hundred and seven"
+RECIPE = """
+[model]
+d_model = 32
+num_heads = 4
+d_ff = 64
+num_encoder_layers = 2
+num_decoder_layers = 2
+
+[tokenizer]
+vocab_size = 100
+
+[training]
+batch_tokens = 512
+validate_every = 20
+max_steps = 60
+warmup_steps = 20
+"""
+
+
+def contrast(first: str, second: str) -> float:
+    """Return the contrast of two colors (#rrggbb) as WCAG 2 defines it."""
+
+    def luminance(color: str) -> float:
+        channels = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in channels]
+        return sum(weight * x for weight, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    low, high = sorted(map(luminance, (first, second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_colors_of_both_schemes_have_enough_contrast() -> None:
+    style = (STATIC / "style.css").read_text(encoding="utf-8")
+    schemes = [
+        dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in re.findall(r"{([^{}]*--page:[^{}]*)}", style)
+    ]
+    assert len(schemes) == 3
+    assert schemes[1] == schemes[2], "the dark scheme of the system and the one of the switch differ"
+    for scheme in schemes:
+        texts, surfaces = ("ink", "muted", "a", "b", "error"), ("page", "surface", "sunken")
+        for text, surface in [*product(texts, surfaces), ("on-accent", "a"), ("on-accent", "b")]:
+            assert contrast(scheme[text], scheme[surface]) >= 4.5, (text, surface)
+        for surface in ("page", "surface"):
+            assert contrast(scheme["control"], scheme[surface]) >= 3, surface
+
+
+def test_the_page_has_no_inline_code_and_loads_only_its_own_files() -> None:
+    page = (STATIC / "index.html").read_text(encoding="utf-8")
+    assert not re.search(r"<style|\bstyle=|\bon\w+=|<script(?![^>]*\bsrc=)", page)
+    names = re.findall(r'(?:src|href)="(?!#)([^"]*)"', page)
+    for script in STATIC.glob("*.js"):
+        names += [f"static/{name[2:]}" for name in re.findall(r'from "([^"]*)"', script.read_text(encoding="utf-8"))]
+    assert {name.removeprefix("static/") for name in names} == {path.name for path in STATIC.iterdir()} - {"index.html"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Runs of a translator and a language model that have learned little."""
+    directory = tmp_path_factory.mktemp("explorer")
+    task = numbers_task(num_train=400, num_valid=10, num_test=1, largest=9999)
+    for name, corpus in (("train", task.train), ("valid", task.valid)):
+        (directory / f"{name}.en").write_text("\n".join(corpus.source) + "\n", encoding="utf-8")
+        (directory / f"{name}.de").write_text("\n".join(corpus.target) + "\n", encoding="utf-8")
+    (directory / "translator.toml").write_text(RECIPE, encoding="utf-8")
+    decoder = RECIPE.replace("num_encoder_layers = 2\nnum_decoder_layers", "num_layers")
+    decoder = decoder.replace("batch_tokens = 512", "batch_size = 4")
+    (directory / "lm.toml").write_text(f'task = "language_modeling"\n{decoder}', encoding="utf-8")
+    names = {"source": "train.en", "target": "train.de", "valid-source": "valid.en", "valid-target": "valid.de"}
+    files = [str(option) for name, file in names.items() for option in (f"--{name}", directory / file)]
+    texts = ["--text", str(directory / "train.en"), "--valid-text", str(directory / "valid.en")]
+    for command, data, name in (("train", files, "translator"), ("train-lm", texts, "lm")):
+        recipe = str(directory / f"{name}.toml")
+        assert exit_code([command, *data, "--recipe", recipe, "--out", str(directory / name)]) == 0
+    return [directory / "translator", directory / "lm"]
+
+
+@pytest.fixture(scope="module")
+def address(models: list[Path]) -> Iterator[str]:
+    """The address of a server of the models."""
+    pytest.importorskip("uvicorn")
+    options = [str(option) for model in models for option in ("--model", model)]
+    command = [sys.executable, "-m", "xformer", "serve", "--port", "0", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.search(r"http://\S+", line):
+                break
+        else:
+            pytest.fail("".join(lines))
+        try:
+            yield found[0]
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    if BROWSER is None:
+        pytest.skip("needs chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
+    """Open the explorer; its scripts must not fail, and the security policy must not block anything."""
+    contexts, errors = [], []
+
+    def open_(settings: dict[str, Any] | None = None, width: int = 1280, scheme: str = "light") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.goto(f"{address}/#{urlencode(settings)}" if settings else address)
+        page.wait_for_selector(".column")
+        if settings:
+            page.wait_for_selector("#json:enabled")
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not errors
+
+
+BEAM = {"text": TEXT, "a": "translator", "a.method": "beam", "a.num_beams": "4", "a.max_new_tokens": "8"}
+GREEDY = {"text": TEXT, "a": "translator", "a.method": "greedy", "a.max_new_tokens": "8"}
+
+
+def tokens_of(page: Any, row: str = ".output") -> list[str]:
+    """Return the texts of a row of tokens."""
+    return page.locator(f"{row} .token").all_inner_texts()
+
+
+@pytest.mark.slow
+def test_typed_text_is_translated_and_a_token_shows_its_alternatives_and_attention(open_page: Any) -> None:
+    page = open_page()
+    page.fill("#text", TEXT)
+    page.fill("#max_new_tokens-a", "8")
+    page.press("#text", "Control+Enter")
+    page.wait_for_selector("#json:enabled")
+    assert 0 < len(tokens_of(page)) <= 8
+    assert "Output of translator" in page.inner_text("#announcer")
+
+    token = page.locator(".output .token").nth(1)
+    token.hover()
+    assert token.get_attribute("aria-pressed") == "true"
+    bars = page.locator(".bars [role=listitem]")
+    assert bars.count() == 10
+    assert "chosen" in bars.first.get_attribute("aria-label")
+    page.wait_for_selector('.token-row:first-child .token[style*="--weight: 1.000"]')
+
+    page.keyboard.press("Tab")  # from the text to the tokens with the keyboard alone
+    page.locator(".output .token").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".output .token").nth(2).get_attribute("aria-pressed") == "true"
+
+
+@pytest.mark.slow
+def test_attention_is_shown_for_each_kind_layer_and_head(open_page: Any) -> None:
+    page = open_page(GREEDY)
+    page.click("[data-tab=attention]")
+    figure = page.locator(".heat-map")
+    assert figure.get_attribute("aria-label").startswith("Cross-attention: ")
+    assert page.locator(".head").count() == 2 * 4
+    page.click('.head[data-layer="1"][data-head="2"]')
+    assert figure.get_attribute("aria-label").startswith("Cross-attention, layer 2, head 3: ")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    assert figure.get_attribute("aria-label").startswith("Cross-attention, layer 1, head 3: ")
+    page.select_option("[data-field=head]", "0")
+    page.select_option("[data-field=kind]", "decoder")
+    assert figure.get_attribute("aria-label").startswith("Self-attention of the decoder, layer 1, head 1: ")
+    # The first query can attend to the first key only.
+    figure.focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowUp")
+    assert page.inner_text("#announcer").endswith(": 1")
+    page.select_option("[data-field=kind]", "encoder")
+    assert len(tokens_of(page, ".token-row:first-child")) == len(page.query_selector_all("[data-row]"))
+
+
+@pytest.mark.slow
+def test_beam_search_is_a_tree_with_pruned_candidates(open_page: Any) -> None:
+    page = open_page(BEAM)
+    assert page.locator(".nbest button").count() == 4
+    best = tokens_of(page)
+    page.click("[data-tab=beam]")
+    assert page.locator(".node.best .token-text").all_text_contents()[: len(best)] == best
+    assert page.locator(".node.pruned").count() > 0
+    page.uncheck("text=Show pruned")
+    assert page.locator(".node.pruned").count() == 0
+    page.locator(".node.best").nth(1).focus()
+    assert page.inner_text(".path").startswith(page.locator(".nbest .text").first.inner_text()[:1])
+    page.click(".nbest button >> nth=1")
+    assert page.locator(".nbest button").nth(1).get_attribute("aria-pressed") == "true"
+
+
+@pytest.mark.slow
+def test_figures_settings_and_results_are_exported(open_page: Any) -> None:
+    page = open_page(BEAM)
+
+    def download(selector: str) -> bytes:
+        with page.expect_download() as started:
+            page.click(selector)
+        return Path(started.value.path()).read_bytes()
+
+    for tab in ("tokens", "attention", "alignment", "beam", "training"):
+        page.click(f"[data-tab={tab}]")
+        image = download("[data-export=svg] >> nth=0")
+        ElementTree.fromstring(image)
+        assert b"var(" not in image
+        assert b"class=" not in image
+        assert download("[data-export=png] >> nth=0").startswith(b"\x89PNG")
+    data = json.loads(download("#json"))
+    assert data["sides"][0]["settings"]["num_beams"] == "4"
+    (result,) = data["results"]
+    assert len(result["outputs"]) == 4
+    assert result["attention"]["cross"]["weights"][0][0]
+    assert result["beam"]
+    again = open_page()
+    again.goto(data["link"])
+    again.reload()
+    again.wait_for_selector("#json:enabled")
+    assert tokens_of(again) == tokens_of(page)
+
+
+@pytest.mark.slow
+def test_two_models_are_shown_side_by_side(open_page: Any) -> None:
+    page = open_page({**GREEDY, "b": "lm", "b.method": "sampling", "b.temperature": "0.8", "b.max_new_tokens": "5"})
+    sides = page.locator(".column")
+    assert [sides.nth(index).locator("h2").inner_text() for index in (0, 1)] == ["translator", "lm"]
+    boxes = [sides.nth(index).bounding_box() for index in (0, 1)]
+    assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    assert sides.nth(1).locator(".output .token").count() > 0
+    sides.nth(1).locator("[data-tab=attention]").click()
+    assert sides.nth(1).locator(".heat-map").get_attribute("aria-label").startswith("Self-attention: ")
+    page.click("#compare")
+    assert not sides.nth(1).is_visible()
+
+
+@pytest.mark.slow
+def test_training_curves_have_a_cursor(open_page: Any) -> None:
+    page = open_page(GREEDY)
+    page.click("[data-tab=training]")
+    chart = page.locator(".chart").first
+    chart.focus()
+    page.keyboard.press("Home")
+    assert re.match(r"step 1: training [\d.]+, validation [\d.]+$", page.inner_text("#announcer"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_fits_phones_and_both_color_schemes(open_page: Any, width: int) -> None:
+    colors = []
+    for scheme in ("light", "dark"):
+        page = open_page(BEAM, width=width, scheme=scheme)
+        for tab in ("tokens", "attention", "alignment", "beam", "training"):
+            page.click(f"[data-tab={tab}]")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, tab
+        colors.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    page.click("#scheme")  # auto, light, dark
+    colors.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert colors[0] == colors[2]
+    assert all(one != other for one, other in pairwise(colors))
+
+
+@pytest.mark.slow
+def test_errors_of_the_server_are_shown(open_page: Any, browser: Any, address: str) -> None:
+    page = browser.new_page()
+    page.goto(address)
+    page.fill("#text", "word " * 1500)
+    page.click("#generate")
+    assert "tokens" in page.inner_text("[role=alert]")
+    page.close()

@@ -1,0 +1,200 @@
+// Requests to the server, and its answers in the form that the page draws.
+
+const TASKS = {
+  translation: "Translation", summarization: "Summarization", language_modeling: "Language model",
+  embedding: "Embeddings", classification: "Classification",
+};
+
+/** Keep the token of an address such as /#token=..., and take it out of the address. */
+export function readToken() {
+  const values = new URLSearchParams(location.hash.slice(1));
+  if (!values.has("token")) return;
+  sessionStorage.setItem("token", values.get("token"));
+  values.delete("token");
+  history.replaceState(null, "", values.size ? `#${values}` : location.pathname);
+}
+
+async function request(path, body = null, signal = null) {
+  const headers = {};
+  const token = sessionStorage.getItem("token");
+  if (token) headers.Authorization = `Bearer ${token}`;
+  if (body) headers["Content-Type"] = "application/json";
+  const response = await fetch(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
+  if (response.ok) return response;
+  const answer = await response.json().catch(() => null);
+  const error = new Error(answer?.error?.message ?? `${path}: status ${response.status}`);
+  throw Object.assign(error, { status: response.status });
+}
+
+const get = async (path) => (await request(path)).json();
+const post = async (path, body, signal) => (await request(path, body, signal)).json();
+
+export async function models() {
+  return (await get("v1/models")).data.map((model) => {
+    const { id: name, task, supports, encoder_layers, decoder_layers, heads, num_parameters } = model;
+    const layers = [encoder_layers, decoder_layers].filter(Boolean).join(" + ");
+    return {
+      name, task, supports, title: name, example: model.example ?? "", defaults: model.defaults ?? {},
+      generates: Boolean(decoder_layers),
+      numLayers: decoder_layers || encoder_layers,
+      isEncoderDecoder: Boolean(encoder_layers && decoder_layers),
+      hasTraining: model.has_log,
+      description: `${TASKS[task] ?? task}, ${parameters(num_parameters)} parameters, ${layers} layers, ${heads} heads`,
+    };
+  });
+}
+
+function parameters(count) {
+  if (count >= 1e9) return `${(count / 1e9).toFixed(1)} billion`;
+  if (count >= 1e6) return `${(count / 1e6).toFixed(1)} million`;
+  return count.toLocaleString("en");
+}
+
+/** Yield `[name, data]` of each server-sent event of a response. */
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      buffer += value.replaceAll("\r", "");
+      for (let end = buffer.indexOf("\n\n"); end >= 0; end = buffer.indexOf("\n\n")) {
+        const lines = buffer.slice(0, end).split("\n");
+        buffer = buffer.slice(end + 2);
+        const field = (name) => lines.filter((line) => line.startsWith(`${name}:`)).map((line) => line.slice(name.length + 1).trimStart());
+        const data = field("data").join("\n");
+        if (data) yield [field("event")[0] ?? "message", JSON.parse(data)];
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/**
+ * Generate from a text, or encode it. The listeners are called while tokens arrive: `onsource(tokens)`,
+ * `ontoken(token)`, and `onreplace(tokens)` for the best hypothesis of a beam search.
+ */
+export async function generate(model, text, options, { signal, onsource, ontoken, onreplace }) {
+  if (!model.generates) return encode(model, text, signal);
+  const input = options.prompt === "chat" ? { messages: [{ role: "user", content: text }] } : { text };
+  const { prompt, ...settings } = options;
+  const body = { model: model.name, ...input, ...settings, num_alternatives: 10, stream: true };
+  const steps = [];
+  for await (const [name, data] of events(await request("explore", body, signal))) {
+    if (name === "error") throw new Error(data.error.message);
+    if (name === "source") onsource(withText(data.source.tokens));
+    if (name === "token") ontoken(withText([data])[0]);
+    if (name === "step") {
+      steps.push(data.candidates);
+      const best = data.candidates.filter(({ status }) => status !== "pruned").sort((a, b) => b.score - a.score)[0];
+      if (best) onreplace(withText(pathTo(steps, steps.length - 1, best)).filter(({ status }) => status !== "finished"));
+    }
+    if (name === "result") {
+      const outputs = data.outputs.map((output, index) => ({
+        ...output,
+        tokens: output.tokens.map((token) => ({ ...withText([token])[0], alternatives: withText(token.alternatives ?? []) })),
+        alignment: index === 0 ? data.alignment : null,
+      }));
+      return { input, source: withText(data.source.tokens), outputs, beam: data.beam && treeOf(data.beam, outputs[0]), seconds: data.seconds };
+    }
+  }
+  throw new Error("The server ended the stream without a result.");
+}
+
+/** Tokens whose text on the page, if they have none (parts of characters, ends), is their name in the vocabulary. */
+const withText = (tokens) => tokens.map((token) => ({ ...token, plain: token.text, text: token.text || token.token }));
+
+function pathTo(steps, step, candidate) {
+  const path = [];
+  for (let current = candidate; current; current = current.parent == null ? null : steps[--step][current.parent]) path.unshift(current);
+  return path;
+}
+
+/** Steps of a beam search with the path of the output marked. */
+function treeOf({ groups, steps }, output) {
+  const ids = output.tokens.map(({ id }) => id).join();
+  const ends = steps.flatMap((candidates, step) =>
+    candidates
+      .filter(({ status }) => status !== "pruned")
+      .map((candidate) => ({ candidate, path: pathTo(steps, step, candidate) }))
+      .filter(({ path }) => `,${ids}`.endsWith(`,${path.filter(({ status }) => status !== "finished").map(({ id }) => id).join()}`) && path.length >= output.tokens.length));
+  const end = ends.find(({ candidate }) => candidate.status === "finished") ?? ends.at(-1);
+  const best = new Set(end?.path);
+  return steps.map((candidates) =>
+    withText(candidates).map(({ status, group, ...candidate }, index) => ({
+      ...candidate,
+      group: groups > 1 ? group : null,
+      kept: status !== "pruned",
+      finished: status === "finished",
+      best: best.has(candidates[index]),
+    })));
+}
+
+async function encode(model, text, signal) {
+  const answer = await post("attention", { model: model.name, text }, signal);
+  const summary = [];
+  if (model.task === "classification") {
+    const { data } = await post("classify", { model: model.name, input: text }, signal);
+    const bars = Object.entries(data[0].probabilities).sort((a, b) => b[1] - a[1]);
+    summary.push({ title: "Classes", bars: bars.map(([label, value]) => ({ label, value, marked: label === data[0].label })) });
+  } else {
+    const lines = text.split("\n").filter((line) => line.trim());
+    const { data } = await post("v1/embeddings", { model: model.name, input: lines }, signal);
+    summary.push({ title: "Similarity of the lines", lines, weights: cosines(data.map(({ embedding }) => embedding)), size: data[0].embedding.length });
+  }
+  return { input: { text }, source: [], outputs: [{ text, tokens: withText(answer.source.tokens) }], beam: null, summary };
+}
+
+function cosines(vectors) {
+  const dot = (a, b) => a.reduce((sum, value, index) => sum + value * b[index], 0);
+  return vectors.map((a) => vectors.map((b) => dot(a, b) / Math.sqrt(dot(a, a) * dot(b, b))));
+}
+
+/**
+ * Attention of an output by kind: numLayers, weights by layer, head, query and key, and labels of queries and keys.
+ *
+ * Output token i was predicted by query i + firstQuery and is key i + firstKey; source tokens begin at key firstSource.
+ * If the server has too much to send, the weights are those of one layer, `only`: the given one, or the last.
+ */
+export async function attention(model, result, index, layer = null) {
+  const output = result.outputs[index];
+  const body = { model: model.name, ...result.input };
+  if (model.generates) body.output_ids = output.tokens.map(({ id }) => id);
+  let only = layer;
+  const answer = await post("attention", only == null ? body : { ...body, layer: only }).catch((error) => {
+    if (error.status !== 400 || only != null) throw error;
+    only = model.numLayers - 1;
+    return post("attention", { ...body, layer: only });
+  });
+  const source = withText(answer.source.tokens).map(({ text }) => text);
+  const tokens = withText(answer.output?.tokens ?? []).map(({ text }) => text);
+  const all = [...source, ...tokens];
+  const described = {
+    encoder: { queries: source, keys: source, firstQuery: null, firstKey: null, firstSource: 0 },
+    decoder: { queries: tokens, keys: [null, ...tokens], firstQuery: 0, firstKey: 1, firstSource: null },
+    cross: { queries: tokens, keys: source, firstQuery: 0, firstKey: null, firstSource: 0 },
+    self: { queries: all, keys: all, firstQuery: model.generates ? source.length - 1 : 0, firstKey: model.generates ? source.length : 0, firstSource: 0 },
+  };
+  const order = ["cross", "decoder", "encoder"].filter((kind) => answer.attention[kind]);
+  return Object.fromEntries(order.map((kind) => {
+    const name = model.isEncoderDecoder ? kind : "self";
+    const { shape, data, queries, keys } = answer.attention[kind];
+    const { queries: queryTexts, keys: keyTexts, ...positions } = described[name];
+    const named = (labels, texts) => labels.map((label, position) => texts[position] ?? label);
+    return [name, { ...positions, only, numLayers: only == null ? shape[0] : model.numLayers, weights: unpack(data, shape), queries: named(queries, queryTexts), keys: named(keys, keyTexts) }];
+  }));
+}
+
+/** Nested arrays of base64 float32 values. */
+export function unpack(data, shape) {
+  const bytes = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
+  const values = new Float32Array(bytes.buffer);
+  let position = 0;
+  const nest = ([size, ...rest]) => Array.from({ length: size }, () => (rest.length ? nest(rest) : values[position++]));
+  return nest(shape);
+}
+
+/** The log of the run: columns of its steps, and its validations. */
+export const log = (model) => get(`runs/${encodeURIComponent(model.name)}`);

@@ -1,0 +1,139 @@
+// The page: one text, and one or two sides with their own model and settings.
+
+import * as api from "./api.js";
+import { Column } from "./column.js";
+import { announce } from "./dom.js";
+import { download } from "./export.js";
+import { fromHash, toHash } from "./link.js";
+import { generationOptions, Settings } from "./settings.js";
+
+const byId = (id) => document.getElementById(id);
+const [text, form, generate, stop, compare] = ["text", "inputs", "generate", "stop", "compare"].map(byId);
+let sides = [];
+let running = null;
+
+const shown = () => sides.filter(({ column }) => !column.element.hidden);
+
+function state() {
+  return { text: text.value, sides: shown().map(({ settings }) => ({ model: settings.model.name, settings: settings.values })) };
+}
+
+function changed() {
+  for (const { settings, column } of sides) column.setModel(settings.model);
+  const generates = shown().some(({ settings }) => settings.model.generates);
+  generate.textContent = generates ? "Generate" : "Run";
+  history.replaceState(null, "", toHash(state()));
+}
+
+function showSecond(visible) {
+  compare.setAttribute("aria-pressed", String(visible));
+  document.body.classList.toggle("comparing", visible);
+  sides[1].settings.element.hidden = sides[1].column.element.hidden = !visible;
+}
+
+async function run() {
+  const invalid = shown().map(({ settings }) => settings.invalid).find(Boolean);
+  if (invalid) return invalid.reportValidity();
+  if (!text.value.trim()) return text.focus();
+  running?.abort();
+  const controller = (running = new AbortController());
+  generate.disabled = true;
+  stop.hidden = false;
+  // On a phone the output is below the settings.
+  if (byId("output").getBoundingClientRect().top > 0.6 * innerHeight) byId("output").scrollIntoView();
+  await Promise.allSettled(shown().map(({ settings, column }) => column.run(text.value, generationOptions(settings.values), controller.signal)));
+  if (controller !== running) return;
+  generate.disabled = false;
+  stop.hidden = true;
+  byId("json").disabled = !shown().some(({ column }) => column.result);
+}
+
+function load({ text: value, sides: values }) {
+  text.value = value;
+  showSecond(values.length > 1);
+  values.forEach((value, index) => sides[index].settings.set(value));
+}
+
+/** Attention and probabilities have more digits than anybody needs. */
+const rounded = (_, value) => (typeof value === "number" && !Number.isInteger(value) ? Number(value.toPrecision(5)) : value);
+
+const SCHEMES = ["auto", "light", "dark"];
+
+function setScheme(scheme) {
+  if (scheme === "auto") delete document.documentElement.dataset.scheme;
+  else document.documentElement.dataset.scheme = scheme;
+  byId("scheme").textContent = `◐ ${scheme}`;
+  byId("scheme").setAttribute("aria-label", `Colors: ${scheme}`);
+  try {
+    localStorage.setItem("scheme", scheme);
+  } catch {
+    // Storage may be disabled; the choice is then for this page only.
+  }
+}
+
+function storedScheme() {
+  try {
+    return localStorage.getItem("scheme");
+  } catch {
+    return null;
+  }
+}
+
+async function start() {
+  api.readToken();
+  setScheme(SCHEMES.includes(storedScheme()) ? storedScheme() : "auto");
+  byId("scheme").addEventListener("click", () => {
+    const current = document.documentElement.dataset.scheme ?? "auto";
+    setScheme(SCHEMES[(SCHEMES.indexOf(current) + 1) % SCHEMES.length]);
+  });
+  const models = await api.models();
+  sides = [..."ab"].map((label) => ({ settings: new Settings(label, models, changed), column: new Column(label, api) }));
+  byId("settings").replaceChildren(...sides.map(({ settings }) => settings.element));
+  byId("output").replaceChildren(...sides.map(({ column }) => column.element));
+  if (models.length > 1) sides[1].settings.set({ model: models[1].name, settings: {} });
+  showSecond(false);
+  const linked = fromHash(location.hash);
+  if (linked) load(linked);
+  else text.value = models[0].example;
+  changed();
+
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    run();
+  });
+  stop.addEventListener("click", () => running?.abort());
+  text.addEventListener("input", changed);
+  text.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+  });
+  compare.addEventListener("click", () => {
+    showSecond(sides[1].column.element.hidden);
+    changed();
+  });
+  byId("link").addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(location.href);
+      announce("Link copied");
+      byId("link").textContent = "Copied";
+    } catch {
+      byId("link").textContent = "Copy the address";
+    }
+    setTimeout(() => (byId("link").textContent = "Copy link"), 2000);
+  });
+  byId("json").addEventListener("click", async () => {
+    const results = await Promise.all(shown().map(({ column }) => column.data()));
+    download("xformer.json", JSON.stringify({ ...state(), link: location.href, results }, rounded), "application/json");
+  });
+  window.addEventListener("hashchange", () => {
+    const linked = fromHash(location.hash);
+    if (!linked) return;
+    load(linked);
+    changed();
+    run();
+  });
+  if (linked) run();
+}
+
+start().catch((error) => {
+  byId("output").textContent = `The server does not answer: ${error.message}`;
+});

@@ -1,0 +1,92 @@
+// Beam search as a tree: one column per step, the path of the best output in the first row.
+
+import { formatScore, roving, shorten, svg, visible } from "./dom.js";
+
+const [WIDTH, HEIGHT, COLUMN, ROW, TOP] = [92, 36, 120, 46, 30];
+
+/**
+ * Draw the candidates of each step.
+ *
+ * A candidate has `text`, `parent` (its index in the step before, null for the root), `score`, `kept`, `finished`,
+ * `best` and `group`. `onselect(path)` is called with the candidates from the root to the one in focus.
+ */
+export function beamTree({ steps, showPruned, onselect }) {
+  const placed = [];
+  for (const [index, step] of steps.entries()) {
+    const parents = placed[index - 1];
+    const parentOf = (candidate) => (candidate.parent == null ? null : parents?.get(candidate.parent));
+    const order = (candidate) => [
+      candidate.kept ? 0 : 1, candidate.best ? 0 : 1, parentOf(candidate)?.row ?? 0, -candidate.score,
+    ];
+    const nodes = step
+      .map((candidate, position) => ({ ...candidate, position, step: index, parentNode: parentOf(candidate) }))
+      .filter((candidate) => candidate.kept || showPruned)
+      .sort((a, b) => compare(order(a), order(b)));
+    placed.push(new Map(nodes.map((node, row) => [node.position, Object.assign(node, { row })])));
+  }
+  const nodes = placed.flatMap((column) => [...column.values()]);
+  const rows = Math.max(1, ...placed.map((column) => column.size));
+  const [width, height] = [steps.length * COLUMN + 8, TOP + rows * ROW];
+  const x = (node) => node.step * COLUMN + 8;
+  const y = (node) => TOP + node.row * ROW;
+
+  const edges = nodes
+    .filter((node) => node.parentNode)
+    .map((node) => {
+      const [x0, y0] = [x(node.parentNode) + WIDTH, y(node.parentNode) + HEIGHT / 2];
+      const [x1, y1] = [x(node), y(node) + HEIGHT / 2];
+      const middle = (x0 + x1) / 2;
+      node.edge = svg("path", { class: `edge ${kind(node)}`, d: `M${x0} ${y0}C${middle} ${y0} ${middle} ${y1} ${x1} ${y1}` });
+      return node.edge;
+    });
+  const boxes = nodes.map((node) => {
+    const score = formatScore(node.score);
+    const state = node.finished ? ", finished" : node.kept ? "" : ", pruned";
+    node.box = svg(
+      "g",
+      {
+        class: `node ${kind(node)}`, transform: `translate(${x(node)} ${y(node)})`, role: "img",
+        "aria-label": `Step ${node.step + 1}: ${visible(node.text)}, score ${score}${state}`,
+      },
+      svg("rect", { width: WIDTH, height: HEIGHT, rx: 8 }),
+      svg("text", { class: "token-text", x: WIDTH / 2, y: 15, "text-anchor": "middle" }, shorten(visible(node.text), 11)),
+      svg("text", { class: "score", x: WIDTH / 2, y: 29, "text-anchor": "middle" }, node.finished ? `${score} ■` : score),
+    );
+    return node.box;
+  });
+  const select = (node) => {
+    const path = [];
+    for (let current = node; current; current = current.parentNode) path.unshift(current);
+    for (const other of nodes) {
+      const selected = path.includes(other);
+      other.box.classList.toggle("selected", selected);
+      other.edge?.classList.toggle("selected", selected);
+    }
+    onselect(path);
+  };
+  nodes.forEach((node) => {
+    node.box.addEventListener("pointerenter", () => select(node));
+    node.box.addEventListener("focus", () => select(node));
+  });
+  roving(boxes);
+  const pruned = steps.flat().filter((candidate) => !candidate.kept).length;
+  return svg(
+    "svg",
+    {
+      viewBox: `0 0 ${width} ${height}`, width, height, class: "figure beam-tree", role: "group",
+      "aria-label": `Beam search: ${steps.length} steps, ${pruned} pruned candidates. Arrow keys move between candidates.`,
+    },
+    steps.map((_, step) => svg("text", { class: "label", x: step * COLUMN + 8, y: 14 }, `Step ${step + 1}`)),
+    edges,
+    boxes,
+  );
+}
+
+function kind(node) {
+  return [node.kept ? "kept" : "pruned", node.best && "best", node.finished && "finished"].filter(Boolean).join(" ");
+}
+
+function compare(a, b) {
+  const index = a.findIndex((value, position) => value !== b[position]);
+  return index < 0 ? 0 : a[index] - b[index];
+}

@@ -1,0 +1,334 @@
+// One side: the output token by token, and the details of the selected token.
+
+import { announce, format, formatScore, html, percent, roving, visible } from "./dom.js";
+import { AttentionView, rowOf } from "./attention_view.js";
+import { beamTree } from "./beam_tree.js";
+import { trainingCurves } from "./curves.js";
+import { figureCard } from "./figure_card.js";
+import { heatMap } from "./heatmap.js";
+import { barChart } from "./bars.js";
+import { TokenRow } from "./tokens.js";
+
+const TABS = { tokens: "Alternatives", attention: "Attention", alignment: "Alignment", beam: "Beam", result: "Result", training: "Training" };
+
+const joined = (tokens) => tokens.map(({ plain }) => plain).join("").trim();
+
+export class Column {
+  constructor(label, api) {
+    this.label = label;
+    this.api = api;
+    this.selection = { kind: "cross", layer: null, head: null };
+    this.showPruned = true;
+    this.status = html("p", { class: "status", role: "status" });
+    this.name = html("h2", {}, "");
+    this.rows = html("div", { class: "rows" });
+    this.tabs = html("div", { class: "tabs", role: "tablist", "aria-label": "Details" });
+    this.panel = html("div", { class: "panel", role: "tabpanel", tabindex: 0, id: `panel-${label}` });
+    this.element = html("article", { class: `column side-${label}`, "aria-label": `Output ${label.toUpperCase()}` },
+      html("header", { class: "column-header" }, html("span", { class: "badge" }, label.toUpperCase()), this.name, this.status),
+      this.rows, this.tabs, this.panel);
+    this.tab = "tokens";
+  }
+
+  /** Show a model before anything is generated. */
+  setModel(model) {
+    if (this.model?.name === model.name) return;
+    this.model = model;
+    this.name.textContent = model.title;
+    this.clear();
+  }
+
+  clear() {
+    this.result = null;
+    this.output = 0;
+    this.token = null;
+    this.attention = null;
+    this.rows.replaceChildren();
+    this.status.textContent = this.model.description;
+    this.drawTabs();
+  }
+
+  /** Generate, and show tokens as they arrive. */
+  async run(text, options, signal) {
+    this.clear();
+    this.source = new TokenRow("Source");
+    this.row = new TokenRow(this.model.generates ? "Output" : "Text", (index) => this.select(index));
+    this.nbest = html("div", { class: "nbest" });
+    this.peek = html("p", { class: "peek" });
+    this.rows.replaceChildren(this.source.element, this.row.element, this.peek, this.nbest);
+    this.source.element.hidden = true;
+    this.row.element.classList.add("output");
+    this.running = true;
+    this.drawTabs();
+    this.element.setAttribute("aria-busy", "true");
+    this.status.textContent = "…";
+    const started = performance.now();
+    const streamed = [];
+    let said = started;
+    try {
+      this.result = await this.api.generate(this.model, text, options, {
+        signal,
+        onsource: (tokens) => {
+          this.source.set(tokens);
+          this.source.element.hidden = !tokens.length;
+        },
+        ontoken: (token) => {
+          streamed.push(token);
+          this.row.add(token);
+          this.status.textContent = `${streamed.length} tokens`;
+          if (performance.now() - said > 2000) {
+            said = performance.now();
+            announce(joined(streamed));
+          }
+        },
+        // The best hypothesis of a beam search changes.
+        onreplace: (tokens) => this.row.set(tokens),
+      });
+    } catch (error) {
+      if (error.name !== "AbortError") throw this.fail(error);
+      this.result = streamed.length ? { source: [], outputs: [{ tokens: streamed }] } : null;
+    } finally {
+      this.running = false;
+      this.element.removeAttribute("aria-busy");
+    }
+    if (!this.result) {
+      this.status.textContent = "Stopped";
+      this.drawTabs();
+      return;
+    }
+    const seconds = (performance.now() - started) / 1000;
+    const tokens = this.result.outputs[0].tokens;
+    this.status.textContent = `${tokens.length} tokens, ${format(seconds, 2)} s${signal.aborted ? ", stopped" : ""}`;
+    this.showOutput(0);
+    announce(`${this.model.generates ? "Output" : "Text"} of ${this.model.title}: ${joined(tokens)}`);
+  }
+
+  fail(error) {
+    this.status.textContent = "";
+    this.drawTabs();
+    this.rows.replaceChildren(html("p", { class: "error", role: "alert" }, error.message));
+    return error;
+  }
+
+  /** Show one of the outputs, best first. */
+  showOutput(index) {
+    this.output = index;
+    this.attention = null;
+    const { source, outputs } = this.result;
+    if (source.length) this.source.set(source);
+    this.source.element.hidden = !source.length;
+    this.row.set(outputs[index].tokens);
+    const focused = this.nbest.contains(document.activeElement);
+    const buttons = outputs.length < 2 ? [] : outputs.map((output, position) =>
+      html("button", { type: "button", "aria-pressed": String(position === index), onclick: () => this.showOutput(position) },
+        html("span", { class: "rank" }, String(position + 1)),
+        html("span", { class: "text" }, output.text),
+        html("span", { class: "score" }, formatScore(output.score))));
+    roving(buttons, 0, index);
+    this.nbest.replaceChildren(...buttons);
+    if (focused) buttons[index].focus();
+    this.token = null;
+    this.drawTabs();
+    this.select(0);
+  }
+
+  get tokens() {
+    return this.result?.outputs[this.output]?.tokens ?? [];
+  }
+
+  /** Tabs that the model and the result have content for. */
+  get available() {
+    const { result, model } = this;
+    const output = result?.outputs[this.output];
+    return Object.keys(TABS).filter((tab) => ({
+      tokens: model.generates && (!result || this.tokens.some(({ alternatives }) => alternatives?.length)),
+      attention: !result || this.tokens.length,
+      alignment: result ? output?.alignment : model.isEncoderDecoder,
+      beam: result?.beam,
+      result: result?.summary,
+      training: model.hasTraining,
+    })[tab]);
+  }
+
+  drawTabs() {
+    const names = this.available;
+    if (!names.includes(this.tab)) this.tab = names[0];
+    const buttons = names.map((name) =>
+      html("button", {
+        type: "button", role: "tab", id: `tab-${this.label}-${name}`, "aria-selected": String(name === this.tab),
+        "aria-controls": this.panel.id, "data-tab": name, onclick: () => this.showTab(name),
+      }, TABS[name]));
+    roving(buttons, 0, Math.max(0, names.indexOf(this.tab)));
+    this.tabs.replaceChildren(...buttons);
+    this.drawPanel();
+  }
+
+  showTab(name) {
+    this.tab = name;
+    this.drawTabs();
+    this.tabs.querySelector("[aria-selected=true]")?.focus();
+  }
+
+  async drawPanel() {
+    this.panel.setAttribute("aria-labelledby", `tab-${this.label}-${this.tab}`);
+    this.figure = null;
+    const drawing = (this.drawing = Symbol(this.tab));
+    const show = (...children) => drawing === this.drawing && this.panel.replaceChildren(...children);
+    if (!this.tab) return show();
+    if (!this.result && this.tab !== "training") {
+      if (this.running) return show(html("p", { class: "empty" }, "Running …"));
+      return show(html("p", { class: "empty" }, this.model.generates
+        ? "Enter a text and press Generate. Select a token to see its alternatives and its attention."
+        : "Enter a text and press Run to see its attention."));
+    }
+    try {
+      await this[`draw_${this.tab}`](show);
+    } catch (error) {
+      show(html("p", { class: "error", role: "alert" }, error.message));
+    }
+    this.mark();
+  }
+
+  /** Width for figures, which are drawn for it, so that their text has its size. */
+  get width() {
+    const { paddingLeft, paddingRight } = getComputedStyle(this.panel);
+    return Math.max(240, this.panel.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight));
+  }
+
+  draw_tokens(show) {
+    const token = this.tokens[this.token ?? 0];
+    if (!token?.alternatives?.length) return show(html("p", { class: "empty" }, "No probabilities."));
+    const title = `Alternatives to “${visible(token.text)}”`;
+    const figure = barChart({
+      bars: token.alternatives.map(({ text, probability }) => ({ label: text, value: probability, marked: text === token.text })), title, width: Math.min(620, this.width),
+    });
+    show(figureCard({ title, name: `${this.model.name}-alternatives-${this.token + 1}`, figure }));
+  }
+
+  async maps() {
+    this.attention ??= this.api.attention(this.model, this.result, this.output);
+    return this.attention;
+  }
+
+  async draw_attention(show) {
+    const result = this.result;
+    const maps = await this.maps();
+    if (result !== this.result) return;
+    this.view = new AttentionView({
+      maps, selection: this.selection, name: this.model.name, onhover: (row) => this.select(this.tokenOf(row), true), onchange: () => this.mark(),
+      onload: (layer) => this.loadLayer(layer),
+    });
+    show(this.view.element);
+  }
+
+  /** Show another layer of attention that is too large to be loaded at once. */
+  async loadLayer(layer) {
+    this.attention = this.api.attention(this.model, this.result, this.output, layer);
+    await this.drawPanel();
+    this.panel.querySelector("[data-field=layer]")?.focus();
+  }
+
+  /** Index of the output token of a query of the attention that is shown, or null. */
+  tokenOf(query) {
+    const { firstQuery } = this.view.map;
+    return firstQuery == null ? null : query - firstQuery;
+  }
+
+  draw_alignment(show) {
+    const { alignment } = this.result.outputs[this.output];
+    this.figure = heatMap({
+      weights: alignment, rows: this.tokens.map(({ text }) => text), columns: this.result.source.map(({ text }) => text),
+      title: "Alignment", ringed: true, onhover: (row) => this.select(row, true),
+    });
+    show(figureCard({
+      title: "Alignment", name: `${this.model.name}-alignment`, figure: this.figure,
+      note: html("p", { class: "hint" }, "Rows: output. Columns: source. A dot marks the most likely source token."),
+    }));
+  }
+
+  draw_beam(show) {
+    const detail = html("p", { class: "path", "aria-live": "polite" }, "Select a candidate to see its hypothesis.");
+    const figure = beamTree({
+      steps: this.result.beam, showPruned: this.showPruned,
+      onselect: (path) => {
+        const last = path.at(-1);
+        detail.replaceChildren(html("strong", {}, joined(path)),
+          ` score ${formatScore(last.score)}${last.finished ? ", finished" : last.kept ? ", kept" : ", pruned"}${last.group == null ? "" : `, group ${last.group + 1}`}`);
+      },
+    });
+    const toggle = html("label", { class: "check" },
+      html("input", {
+        type: "checkbox", checked: this.showPruned,
+        onchange: (event) => {
+          this.showPruned = event.target.checked;
+          this.drawPanel().then(() => this.panel.querySelector("input[type=checkbox]").focus());
+        },
+      }), "Show pruned candidates");
+    show(figureCard({ title: "Beam search", name: `${this.model.name}-beam`, figure, controls: [toggle], note: detail }));
+  }
+
+  draw_result(show) {
+    show(...this.result.summary.map(({ title, bars, lines, weights, size }) => {
+      const name = `${this.model.name}-${title}`;
+      if (bars) return figureCard({ title, name, figure: barChart({ bars, title, width: Math.min(620, this.width) }) });
+      if (lines.length > 1) return figureCard({ title, name, figure: heatMap({ weights, rows: lines, columns: lines, title, letters: 28 }) });
+      return html("p", {}, `The vector of the text has ${size} numbers. Enter several lines to compare them.`);
+    }));
+  }
+
+  async draw_training(show) {
+    const rows = await this.api.log(this.model);
+    show(html("div", { class: "charts" }, trainingCurves(rows, this.model.name, this.width)));
+  }
+
+  /** Select a token of the output; `quiet` keeps the panel as it is. */
+  select(index, quiet = false) {
+    if (index == null || index < 0 || index >= this.tokens.length || index === this.token) return;
+    this.token = index;
+    if (this.tab === "tokens" && !quiet) this.drawPanel();
+    else this.mark();
+    this.maps().then(() => this.mark(), () => {});
+  }
+
+  /** The most probable alternatives in one line, while another tab is open. */
+  drawPeek() {
+    const alternatives = this.tab === "tokens" ? [] : (this.tokens[this.token]?.alternatives ?? []);
+    const children = alternatives.slice(0, 4).map(({ text, probability }) => html("span", {}, html("b", {}, visible(text)), ` ${percent(probability)}`));
+    this.peek?.replaceChildren(...children);
+  }
+
+  /** Mark the selected token in every row and figure. */
+  async mark() {
+    this.row?.select(this.token);
+    this.drawPeek();
+    this.source?.shade(null);
+    this.row?.shade(null);
+    if (this.token == null || !this.result) return;
+    const { alignment } = this.result.outputs[this.output];
+    if (this.tab === "alignment") {
+      this.figure?.select(this.token);
+      this.source.shade(alignment?.[this.token]);
+      return;
+    }
+    if (!this.attention) return;
+    const maps = await this.attention.catch(() => ({}));
+    const { selection } = this;
+    for (const [kind, map] of Object.entries(maps)) {
+      const query = map.firstQuery == null ? -1 : this.token + map.firstQuery;
+      if (query < 0 || query >= map.queries.length) continue;
+      const weights = rowOf(map, kind === selection.kind ? selection : { layer: null, head: null }, query);
+      const shade = (row, first) => first != null && row.shade(row.elements.map((_, index) => weights[index + first] ?? 0));
+      shade(this.source, map.firstSource);
+      shade(this.row, map.firstKey);
+      if (this.tab === "attention" && kind === selection.kind) this.view?.figure.select(query);
+    }
+  }
+
+  /** Everything that is shown, for JSON. */
+  async data() {
+    if (!this.result) return null;
+    const attention = await this.maps().catch(() => null);
+    const { source, outputs, beam, summary } = this.result;
+    return { model: this.model.name, source, outputs, beam, summary, output: this.output, attention };
+  }
+}

@@ -1,0 +1,140 @@
+// Training curves.
+
+import { announce, format, html, svg } from "./dom.js";
+import { figureCard } from "./figure_card.js";
+
+const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [230, 52, 12, 12, 30];
+
+/** Round numbers that divide an interval into about `count` parts. */
+export function ticks(low, high, count = 5) {
+  const raw = (high - low) / count || 1;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = power * [1, 2, 5, 10].findLast((factor) => factor * power <= 1.4 * raw);
+  const first = Math.ceil(low / step);
+  return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, index) => (first + index) * step);
+}
+
+/** Exponential moving average, so that the curve of noisy losses can be read. */
+export function smooth(points, factor) {
+  let mean = null;
+  return points.map(([x, y]) => {
+    mean = mean == null ? y : factor * mean + (1 - factor) * y;
+    return [x, mean];
+  });
+}
+
+/** A chart of lines `{name, points: [[x, y], ...], faint}` with a cursor that the pointer and arrow keys move. */
+export function lineChart({ lines, title, xLabel, width }) {
+  const points = lines.flatMap((line) => line.points);
+  const [xs, ys] = [points.map(([x]) => x), points.map(([, y]) => y)];
+  const range = (values) => [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))];
+  const [x0, x1] = range(xs);
+  let [y0, y1] = range(ys);
+  const margin = (y1 - y0 || Math.abs(y1) || 1) * 0.06;
+  [y0, y1] = [y0 >= 0 ? Math.max(0, y0 - margin) : y0 - margin, y1 + margin];
+  const x = (value) => LEFT + ((value - x0) / (x1 - x0 || 1)) * (width - LEFT - RIGHT);
+  const y = (value) => HEIGHT - BOTTOM - ((value - y0) / (y1 - y0)) * (HEIGHT - TOP - BOTTOM);
+  const path = (line) => line.points.map(([a, b], index) => `${index ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
+  const cursor = svg("line", { class: "cursor-line", y1: TOP, y2: HEIGHT - BOTTOM, display: "none" });
+  const readout = svg("text", { class: "caption", x: width - RIGHT, y: TOP + 10, "text-anchor": "end" });
+  const figure = svg(
+    "svg",
+    {
+      viewBox: `0 0 ${width} ${HEIGHT}`, class: "figure chart", tabindex: 0, role: "application",
+      "aria-roledescription": "line chart", "aria-label": `${title} by ${xLabel}. Arrow keys read the values.`,
+    },
+    ticks(y0, y1, 4).map((value) => [
+      svg("line", { class: "gridline", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }),
+      svg("text", { class: "label", x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, axisText(value)),
+    ]).flat(),
+    ticks(x0, x1).map((value) =>
+      svg("text", { class: "label", x: x(value), y: HEIGHT - 10, "text-anchor": "middle" }, axisText(value)),
+    ),
+    lines.map((line, index) =>
+      svg("path", { class: `line line-${line.color ?? index}${line.faint ? " faint" : ""}`, d: path(line) }),
+    ),
+    // A single measurement has no line.
+    lines.flatMap((line, index) =>
+      line.dots || line.points.length === 1
+        ? line.points.map(([a, b]) => svg("circle", { class: `dot line-${line.color ?? index}`, cx: x(a), cy: y(b), r: 3 }))
+        : [],
+    ),
+    cursor,
+    readout,
+  );
+  const read = [...new Set(xs)].sort((a, b) => a - b);
+  let index = read.length - 1;
+  const show = (value) => {
+    const values = lines
+      .filter((line) => !line.faint)
+      .map((line) => {
+        const nearest = line.points.reduce((best, point) => (Math.abs(point[0] - value) < Math.abs(best[0] - value) ? point : best));
+        return `${line.name} ${format(nearest[1])}`;
+      });
+    cursor.setAttribute("x1", x(value));
+    cursor.setAttribute("x2", x(value));
+    cursor.removeAttribute("display");
+    readout.textContent = `${xLabel} ${format(value)}: ${values.join(", ")}`;
+    return readout.textContent;
+  };
+  const hide = () => {
+    cursor.setAttribute("display", "none");
+    readout.textContent = "";
+  };
+  figure.addEventListener("pointermove", (event) => {
+    const box = figure.getBoundingClientRect();
+    const value = x0 + ((((event.clientX - box.left) / box.width) * width - LEFT) / (width - LEFT - RIGHT)) * (x1 - x0);
+    show(read.reduce((best, candidate) => (Math.abs(candidate - value) < Math.abs(best - value) ? candidate : best)));
+  });
+  figure.addEventListener("pointerleave", hide);
+  figure.addEventListener("blur", hide);
+  figure.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    index = Math.max(0, Math.min(read.length - 1, index + step));
+    announce(show(read[index]));
+  });
+  return figure;
+}
+
+function axisText(value) {
+  const size = Math.abs(value);
+  if (size >= 1e4) return `${format(value / 1000, 0)}k`;
+  if (size && size < 0.001) return value.toExponential(0).replace("-", "−");
+  return String(Number(value.toPrecision(3))).replace("-", "−");
+}
+
+/** Cards with the curves of a run, given its log: columns of steps, and rows of validations. */
+export function trainingCurves({ steps, validations, metric }, name, available) {
+  const width = Math.min(460, available);
+  const measured = (points) => points.filter(([, value]) => Number.isFinite(value));
+  const select = (field) => measured((steps[field] ?? []).map((value, index) => [steps.step[index], value]));
+  const validated = (field) => measured(validations.map((row) => [row.step, row[field]]));
+  const loss = select("loss");
+  const score = metric ?? "Score";
+  const charts = [
+    {
+      title: "Loss",
+      lines: [
+        { name: "each step", points: loss, faint: true, color: 0 },
+        { name: "training", points: smooth(loss, 0.9), color: 0 },
+        { name: "validation", points: validated("loss"), color: 1, dots: true },
+      ],
+    },
+    { title: score, lines: [{ name: score, points: validated("score"), color: 1, dots: true }] },
+    { title: "Learning rate", lines: [{ name: "learning rate", points: select("learning_rate"), color: 0 }] },
+    { title: "Gradient norm", lines: [{ name: "gradient norm", points: select("grad_norm"), color: 0 }] },
+    { title: "Tokens per second", lines: [{ name: "tokens per second", points: select("tokens_per_second"), color: 0 }] },
+  ];
+  return charts
+    .map(({ title, lines }) => ({ title, lines: lines.filter((line) => line.points.length) }))
+    .filter(({ lines }) => lines.length)
+    .map(({ title, lines }) => {
+      const legend = lines.filter((line) => !line.faint);
+      const note = legend.length > 1
+        ? html("p", { class: "legend" }, legend.map((line) => html("span", { class: `key key-${line.color}` }, line.name)))
+        : null;
+      return figureCard({ title, name: `${name}-${title}`, figure: lineChart({ lines, title, xLabel: "step", width }), note });
+    });
+}

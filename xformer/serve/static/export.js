@@ -1,0 +1,61 @@
+// Figures and data as files.
+
+import { svg } from "./dom.js";
+
+const STYLES = [
+  "fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linejoin",
+  "stroke-linecap", "opacity", "font-family", "font-size", "font-weight", "text-anchor", "dominant-baseline", "display",
+];
+
+/** Return a figure as the text of an SVG file that looks as it does on the page, without its style sheet. */
+export function standaloneSvg(figure) {
+  const copy = figure.cloneNode(true);
+  const originals = [figure, ...figure.querySelectorAll("*")];
+  const copies = [copy, ...copy.querySelectorAll("*")];
+  originals.forEach((original, index) => {
+    const style = getComputedStyle(original);
+    for (const name of STYLES) copies[index].setAttribute(name, style.getPropertyValue(name));
+    for (const name of ["class", "tabindex", "role"]) copies[index].removeAttribute(name);
+  });
+  for (const element of copy.querySelectorAll("[display=none]")) element.remove();
+  const [, , width, height] = figure.getAttribute("viewBox").split(" ");
+  copy.setAttribute("width", width);
+  copy.setAttribute("height", height);
+  const background = getComputedStyle(document.documentElement).getPropertyValue("--surface").trim();
+  copy.prepend(svg("rect", { width: "100%", height: "100%", fill: background }));
+  return new XMLSerializer().serializeToString(copy);
+}
+
+/** Draw a figure at twice its size; returns a PNG as a Blob. */
+export async function png(figure, scale = 2) {
+  const url = URL.createObjectURL(new Blob([standaloneSvg(figure)], { type: "image/svg+xml" }));
+  try {
+    const image = new Image();
+    image.src = url;
+    await image.decode();
+    const canvas = document.createElement("canvas");
+    // Browsers limit the size of a canvas.
+    const size = Math.min(scale, 8192 / Math.max(image.width, image.height));
+    canvas.width = Math.ceil(image.width * size);
+    canvas.height = Math.ceil(image.height * size);
+    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+    return await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  } finally {
+    URL.revokeObjectURL(url);
+  }
+}
+
+/** Download a Blob or text as a file. */
+export function download(name, content, type) {
+  const url = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type }));
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+export async function downloadFigure(figure, name, type) {
+  if (type === "svg") download(`${name}.svg`, standaloneSvg(figure), "image/svg+xml");
+  else download(`${name}.png`, await png(figure));
+}

@@ -1,0 +1,121 @@
+// Heat maps of attention and alignment.
+
+import { announce, format, shorten, svg, visible } from "./dom.js";
+
+/**
+ * Cells as one path per level of shading: few elements, however many cells.
+ *
+ * A weight w is drawn with opacity w / `maximum`.
+ */
+export function cells(weights, size, maximum = 1, levels = 16) {
+  const paths = Array.from({ length: levels + 1 }, () => []);
+  weights.forEach((row, y) =>
+    row.forEach((weight, x) => {
+      const level = Math.round(levels * Math.min(1, weight / maximum));
+      if (level > 0) paths[level].push(`M${x * size} ${y * size}h${size}v${size}h${-size}z`);
+    }),
+  );
+  return paths.flatMap((path, level) =>
+    path.length ? [svg("path", { class: "cell", d: path.join(""), "fill-opacity": level / levels })] : [],
+  );
+}
+
+/** A heat map without labels. */
+export function thumbnail(weights, maximum) {
+  const [height, width] = [weights.length, weights[0]?.length ?? 0];
+  return svg(
+    "svg",
+    { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", class: "thumbnail", "aria-hidden": "true" },
+    svg("rect", { class: "cells", width, height }),
+    cells(weights, 1, maximum, 6),
+  );
+}
+
+/**
+ * A heat map of `rows` (queries) by `columns` (keys), which arrow keys read cell by cell.
+ *
+ * Labels are cut to `letters`. Its method `select(row)` marks a row. `onhover(row, column)` is called for the cell under the pointer.
+ */
+export function heatMap({ weights, rows, columns, title, maximum = 1, ringed = false, letters = 13, onhover = () => {} }) {
+  const texts = (labels) => labels.map((text) => shorten(visible(text), letters));
+  const space = (labels) => 20 + 7 * Math.max(...texts(labels).map((text) => text.length));
+  const [left, top] = [Math.max(60, space(rows)), Math.max(60, 0.85 * space(columns))];
+  const size = Math.max(14, Math.min(30, Math.floor(560 / Math.max(rows.length, columns.length))));
+  // The slanted label of the last column extends to the right.
+  const [width, height] = [left + columns.length * size + Math.ceil(0.5 * space(columns)), top + rows.length * size + 22];
+  const label = (text, x, y, attributes) =>
+    svg("text", { class: "label", x, y, ...attributes }, text);
+  const mark = svg("rect", { class: "row-mark", x: 4, width: left + columns.length * size, height: size, rx: 4, display: "none" });
+  const cursor = svg("rect", { class: "cursor", width: size, height: size, rx: 2, display: "none" });
+  const caption = svg("text", { class: "caption", x: left, y: height - 6 });
+  const rings = ringed
+    ? weights.map((row, y) => {
+        const x = row.indexOf(Math.max(...row));
+        return svg("circle", { class: "ring", cx: (x + 0.5) * size, cy: (y + 0.5) * size, r: size * 0.2 });
+      })
+    : [];
+  const figure = svg(
+    "svg",
+    {
+      viewBox: `0 0 ${width} ${height}`, width, height, class: "figure heat-map", tabindex: 0, role: "application",
+      "aria-roledescription": "heat map",
+      "aria-label": `${title}: ${rows.length} rows, ${columns.length} columns. Arrow keys read the cells.`,
+    },
+    mark,
+    texts(columns).map((text, x) => {
+      const [cx, cy] = [left + (x + 0.5) * size, top - 8];
+      return label(text, cx, cy, { transform: `rotate(-55 ${cx} ${cy})`, "data-column": x });
+    }),
+    texts(rows).map((text, y) =>
+      label(text, left - 8, top + (y + 0.5) * size + 4, { "text-anchor": "end", "data-row": y }),
+    ),
+    svg(
+      "g",
+      { transform: `translate(${left} ${top})` },
+      svg("rect", { class: "cells", width: columns.length * size, height: rows.length * size, rx: 3 }),
+      cells(weights, size, maximum),
+      rings,
+      cursor,
+    ),
+    caption,
+  );
+  let cell = [0, 0];
+  const show = (row, column) => {
+    cell = [row, column];
+    cursor.setAttribute("x", column * size);
+    cursor.setAttribute("y", row * size);
+    cursor.removeAttribute("display");
+    const text = `${visible(rows[row])} → ${visible(columns[column])}: ${format(weights[row][column])}`;
+    caption.textContent = text;
+    onhover(row, column);
+    return text;
+  };
+  const hide = () => {
+    cursor.setAttribute("display", "none");
+    caption.textContent = "";
+  };
+  figure.addEventListener("pointermove", (event) => {
+    const box = figure.getBoundingClientRect();
+    const scale = width / box.width;
+    const column = Math.floor(((event.clientX - box.left) * scale - left) / size);
+    const row = Math.floor(((event.clientY - box.top) * scale - top) / size);
+    if (row >= 0 && row < rows.length && column >= 0 && column < columns.length) show(row, column);
+    else hide();
+  });
+  figure.addEventListener("pointerleave", hide);
+  figure.addEventListener("blur", hide);
+  figure.addEventListener("keydown", (event) => {
+    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const clamp = (value, limit) => Math.max(0, Math.min(limit - 1, value));
+    announce(show(clamp(cell[0] + step[0], rows.length), clamp(cell[1] + step[1], columns.length)));
+  });
+  figure.select = (row) => {
+    if (row == null || row < 0 || row >= rows.length) return mark.setAttribute("display", "none");
+    mark.setAttribute("y", top + row * size);
+    mark.removeAttribute("display");
+    cell = [row, cell[1]];
+  };
+  return figure;
+}
