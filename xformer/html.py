@@ -73,8 +73,8 @@ def curve(x: Sequence[float], y: Sequence[float], label: str, *, width: int = 48
     )
     bottom = 10 + inner_height
     labels = [
-        _text(margin - 6, 14, f"{high:.4g}", anchor="end"),
-        _text(margin - 6, bottom, f"{low:.4g}", anchor="end"),
+        _text(margin - 6, 14, f"{high:.3g}", anchor="end"),
+        _text(margin - 6, bottom, f"{low:.3g}", anchor="end"),
         _text(margin - 6, (14 + bottom) / 2, label, anchor="end"),
         _text(margin, bottom + 18, f"{left:g}"),
         _text(margin + inner_width, bottom + 18, f"step {right:g}", anchor="end"),
