@@ -42,7 +42,7 @@ class SlowLanguageModel(LanguageModel):
     """A model whose steps take long enough to be interrupted."""
 
     def decode_step(self, tokens, cache):
-        time.sleep(0.01)
+        time.sleep(0.03)
         return super().decode_step(tokens, cache)
 
 
