@@ -84,7 +84,7 @@ class Client:
             for name, pipeline in pipelines.items()
         ]
         self.app = create_app(self.models, ServeConfig(**config))
-        self.server = uvicorn.Server(uvicorn.Config(self.app, port=0, log_level="error", ws="none", lifespan="on"))
+        self.server = uvicorn.Server(uvicorn.Config(self.app, port=0, log_config=None, ws="none", lifespan="on"))
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         while not self.server.started:
@@ -363,6 +363,7 @@ def test_attention_is_that_of_the_model(client, translator):
         ("/translate", {"text": "a", "model": "generator"}, 400, "model 'generator' cannot translate"),
         ("/translate", {"text": "a" * 6000}, 413, "the body is too long; expected at most 5000 bytes"),
         ("/translate", b"[" * 4000, 400, "the body is not JSON"),
+        ("/translate", b'{"text": "\\ud800"}', 400, "the body is not JSON"),
         ("/translate", [1], 400, "the body is a list; expected a JSON object"),
         ("/summarize", {"text": "a"}, 404, "no model of this server can summarize"),
         ("/explore", {"text": "a", "model": "generator", "prefix": "b"}, 400, "prefix applies to encoder-decoders"),
@@ -411,7 +412,7 @@ def test_openapi_describes_every_path(client):
     assert client.send("GET", "/docs")[0] == 200
 
 
-def test_a_client_that_disconnects_stops_its_generation():
+def test_a_client_that_disconnects_stops_its_generation(caplog):
     client = Client({"slow": make_generator(SlowLanguageModel, window=8)}, max_tokens=1000, max_requests=1)
     try:
         body = {"prompt": "the", "max_tokens": 1000, "stream": True}
@@ -423,6 +424,7 @@ def test_a_client_that_disconnects_stops_its_generation():
         response.close()
         connection.close()
         client.idle()
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
         connection, _ = client.open("POST", "/v1/completions", {**body, "max_tokens": 1, "stream": False})
         connection.close()
     finally:

@@ -128,6 +128,7 @@ def serve(
             log_level="warning",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             ws="none",
             backlog=_BACKLOG,
             timeout_graceful_shutdown=_SECONDS_TO_STOP,

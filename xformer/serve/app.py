@@ -143,7 +143,8 @@ class EventStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
         try:
-            await until_disconnect(self._send(send), receive)
+            with contextlib.suppress(ClientDisconnect):
+                await until_disconnect(self._send(send), receive)
         finally:
             self.job.cancel()
             self.admitted.close()
@@ -339,7 +340,9 @@ async def read_json_body(request: Request, limit: int) -> Any:
                 body += chunk
                 if len(body) > limit:
                     raise too_long
-        return json.loads(body)
+        value = json.loads(body)
+        dumps(value).encode()  # half of a surrogate pair is no text
+        return value
     except TimeoutError:
         raise JobError("the body did not arrive in time", 408) from None
     except (ValueError, RecursionError) as error:
