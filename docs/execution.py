@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import io
 import re
 from itertools import count
@@ -102,21 +103,25 @@ class Session:
         for skipped, skipped_keywords in self.skipped:  # this cell needs their variables
             self.execute(*skipped, **skipped_keywords)
         self.skipped.clear()
-        html = self.execute(source, *arguments, **keywords)
-        if "Traceback (most recent call last)" not in html:
-            CACHE.mkdir(parents=True, exist_ok=True)
-            cached.write_text(html, encoding="utf-8")
-        return html
+        output = self.execute(source, *arguments, **keywords)
+        CACHE.mkdir(parents=True, exist_ok=True)
+        cached.write_text(output, encoding="utf-8")
+        return output
 
     def execute(self, *arguments: Any, **keywords: Any) -> str:
-        """Execute a cell without the cache."""
+        """Execute a cell without the cache. A cell that raises ends the build: other exceptions would be swallowed."""
         from markdown_exec import formatter
+        from pymdownx.superfences import SuperFencesException
 
         self.is_executing = True
         try:
-            return NO_OUTPUT.sub("", str(formatter(*arguments, **keywords))) + take_figures()
+            output = NO_OUTPUT.sub("", str(formatter(*arguments, **keywords)))
         finally:
             self.is_executing = False
+        text = html.unescape(re.sub("<[^>]*>", "", output))
+        if "Traceback (most recent call last)" in text:
+            raise SuperFencesException(f"{self.page}: {text}")
+        return output + take_figures()
 
 
 session = Session("")

@@ -29,16 +29,18 @@ def load(name: str) -> ModuleType:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_cells_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib", reason="the tutorial draws with matplotlib")
+    matplotlib = pytest.importorskip("matplotlib", reason="the tutorial draws with matplotlib")
+    monkeypatch.setenv("XFORMER_KERNELS", "no-jit")  # numba would compile for minutes
     execution = load("execution")
-    execution.use_figure_style()
     namespace: dict[str, Any] = {"__name__": "tutorial"}
-    try:
-        for number, cell in enumerate(execution.code_cells(page), start=1):
-            exec(compile(cell, f"{page.name}, cell {number}", "exec"), namespace)
-            execution.take_figures()  # draws them
-    finally:
-        execution.take_figures()
+    with matplotlib.rc_context():
+        execution.use_figure_style()
+        try:
+            for number, cell in enumerate(execution.code_cells(page), start=1):
+                exec(compile(cell, f"{page.name}, cell {number}", "exec"), namespace)
+                execution.take_figures()  # draws them
+        finally:
+            execution.take_figures()
 
 
 @pytest.mark.parametrize("page", PAGES)
