@@ -279,6 +279,13 @@ def test_chats_have_the_widely_used_format(client, chat):
     assert chunks[-1][1]["usage"] == response["usage"]
 
 
+def test_words_can_be_favored(client):
+    body = {"model": "chat", "text": "the dog", "max_new_tokens": 3, "temperature": 0}
+    favored = client.post("/explore", **body, sequence_bias=["bench"], sequence_bias_strength=100)
+    assert "bench" in favored["outputs"][0]["text"]
+    assert "bench" not in client.post("/explore", **body)["outputs"][0]["text"]
+
+
 def test_embeddings_and_classes_are_those_of_the_pipelines(client):
     texts = ["a man", "the dog runs"]
     pipelines = {model.name: model.pipeline for model in client.models}

@@ -156,6 +156,14 @@ def test_invalid_input_is_rejected():
     assert tokenizer.decode([*tokenizer.encode("a"), 10**6, 2**40]) == "a"
 
 
+def test_phrases_are_spelled_as_inside_a_text(case):
+    _, tokenizer, _ = case
+    first, *_ = tokenizer.phrase_ids(" and ")
+    assert tokenizer.decode([*tokenizer.encode("a", special_tokens=False), *first]).strip() == "a and"
+    with pytest.raises(DataError, match="phrase is ' '; expected a word or a phrase"):
+        tokenizer.phrase_ids(" ")
+
+
 @pytest.mark.parametrize("joint", [True, False])
 def test_tokenizers_that_xformer_trained(tmp_path, joint):
     ours = Tokenizer.train(["a small frog", "ein kleiner Frosch"], 40)

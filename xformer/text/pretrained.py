@@ -262,6 +262,30 @@ class PretrainedTokenizer:
             encoded = [[*prefix, *row, *suffix] for row in encoded]
         return encoded
 
+    def phrase_ids(self, phrase: str) -> list[list[int]]:
+        """Return the spellings of a word or phrase after a space, e.g. to bias generation toward it.
+
+        Args:
+            phrase: Word or phrase.
+
+        Returns:
+            Token ids of each spelling: as it is, then with a capital first letter.
+
+        Raises:
+            DataError: For a blank phrase, or one with unknown characters.
+        """
+        text = " ".join(phrase.split())
+        if not text:
+            raise DataError(f"phrase is {phrase!r}; expected a word or a phrase")
+        before = "a"  # tokenizers treat the start of a text in different ways
+        rows = [before, f"{before} {text}", f"{before} {text[0].title()}{text[1:]}"]
+        start, *spellings = self.encode_batch(rows, special_tokens=False)
+        spellings = [ids[len(start) :] for ids in spellings if ids[: len(start)] == start]
+        known = [list(ids) for ids in dict.fromkeys(map(tuple, spellings)) if ids and self.unk_id not in ids]
+        if not known:
+            raise DataError(f"phrase {phrase!r} has characters that the tokenizer does not know")
+        return known
+
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids. Ids above the vocabulary, unused rows of an embedding, have no text.
 
