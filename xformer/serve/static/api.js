@@ -72,13 +72,16 @@ export async function* events(response) {
   }
 }
 
+/** The fields of a request that have the text: a message for chat models. */
+export const inputOf = (text, { prompt }) => (prompt === "chat" ? { messages: [{ role: "user", content: text }] } : { text });
+
 /**
  * Generate from a text, or encode it. The listeners are called while tokens arrive: `onsource(tokens)`,
  * `ontoken(token)`, and `onreplace(tokens)` for the best hypothesis of a beam search.
  */
 export async function generate(model, text, options, { signal, onsource, ontoken, onreplace }) {
   if (!model.generates) return encode(model, text, signal);
-  const input = options.prompt === "chat" ? { messages: [{ role: "user", content: text }] } : { text };
+  const input = inputOf(text, options);
   const { prompt, ...settings } = options;
   const body = { model: model.name, ...input, ...settings, num_alternatives: 10, stream: true };
   const steps = [];

@@ -135,5 +135,5 @@ async function start() {
 }
 
 start().catch((error) => {
-  byId("output").textContent = `The server does not answer: ${error.message}`;
+  byId("output").textContent = `The models cannot be listed: ${error.message}`;
 });

@@ -64,11 +64,13 @@ export class Column {
     this.status.textContent = "…";
     const started = performance.now();
     const streamed = [];
+    let source = [];
     let said = started;
     try {
       this.result = await this.api.generate(this.model, text, options, {
         signal,
         onsource: (tokens) => {
+          source = tokens;
           this.source.set(tokens);
           this.source.element.hidden = !tokens.length;
         },
@@ -86,7 +88,8 @@ export class Column {
       });
     } catch (error) {
       if (error.name !== "AbortError") throw this.fail(error);
-      this.result = streamed.length ? { source: [], outputs: [{ tokens: streamed }] } : null;
+      const output = { tokens: streamed, text: joined(streamed) };
+      this.result = streamed.length ? { input: this.api.inputOf(text, options), source, outputs: [output] } : null;
     } finally {
       this.running = false;
       this.element.removeAttribute("aria-busy");
