@@ -245,7 +245,7 @@ export class Column {
     });
     show(figureCard({
       title: "Alignment", name: `${this.model.name}-alignment`, figure: this.figure,
-      note: html("p", { class: "hint" }, "Rows: output. Columns: source. A dot marks the most likely source token."),
+      note: html("p", { class: "hint" }, "Rows: output. Columns: source. A circle marks the most likely source token."),
     }));
   }
 
