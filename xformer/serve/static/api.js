@@ -51,7 +51,7 @@ function parameters(count) {
 }
 
 /** Yield `[name, data]` of each server-sent event of a response. */
-export async function* events(response) {
+async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";
   try {
@@ -191,7 +191,7 @@ export async function attention(model, result, index, layer = null) {
 }
 
 /** Nested arrays of base64 float32 values. */
-export function unpack(data, shape) {
+function unpack(data, shape) {
   const bytes = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
   const values = new Float32Array(bytes.buffer);
   let position = 0;

@@ -6,7 +6,7 @@ import { figureCard } from "./figure_card.js";
 const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [230, 52, 12, 12, 30];
 
 /** Round numbers that divide an interval into about `count` parts. */
-export function ticks(low, high, count = 5) {
+function ticks(low, high, count = 5) {
   const raw = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = power * [1, 2, 5, 10].findLast((factor) => factor * power <= 1.4 * raw);
@@ -15,7 +15,7 @@ export function ticks(low, high, count = 5) {
 }
 
 /** Exponential moving average, so that the curve of noisy losses can be read. */
-export function smooth(points, factor) {
+function smooth(points, factor) {
   let mean = null;
   return points.map(([x, y]) => {
     mean = mean == null ? y : factor * mean + (1 - factor) * y;
@@ -24,7 +24,7 @@ export function smooth(points, factor) {
 }
 
 /** A chart of lines `{name, points: [[x, y], ...], faint}` with a cursor that the pointer and arrow keys move. */
-export function lineChart({ lines, title, xLabel, width }) {
+function lineChart({ lines, title, xLabel, width }) {
   const points = lines.flatMap((line) => line.points);
   const [xs, ys] = [points.map(([x]) => x), points.map(([, y]) => y)];
   const range = (values) => [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))];

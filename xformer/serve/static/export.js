@@ -8,7 +8,7 @@ const STYLES = [
 ];
 
 /** Return a figure as the text of an SVG file that looks as it does on the page, without its style sheet. */
-export function standaloneSvg(figure) {
+function standaloneSvg(figure) {
   const copy = figure.cloneNode(true);
   const originals = [figure, ...figure.querySelectorAll("*")];
   const copies = [copy, ...copy.querySelectorAll("*")];

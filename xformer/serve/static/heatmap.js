@@ -7,7 +7,7 @@ import { announce, format, shorten, svg, visible } from "./dom.js";
  *
  * A weight w is drawn with opacity w / `maximum`.
  */
-export function cells(weights, size, maximum = 1, levels = 16) {
+function cells(weights, size, maximum = 1, levels = 16) {
   const paths = Array.from({ length: levels + 1 }, () => []);
   weights.forEach((row, y) =>
     row.forEach((weight, x) => {

@@ -3,7 +3,7 @@
 import { html, percent, roving, visible } from "./dom.js";
 
 /** A token: a button if it can be selected, shaded by `shade`. */
-export function tokenElement(token, index, onselect) {
+function tokenElement(token, index, onselect) {
   const probability = token.probability;
   const label = `${visible(token.text)}${probability == null ? "" : `, probability ${percent(probability)}`}`;
   const element = html(
