@@ -281,7 +281,7 @@ class PretrainedTokenizer:
         rows = [before, f"{before} {text}", f"{before} {text[0].title()}{text[1:]}"]
         start, *spellings = self.encode_batch(rows, special_tokens=False)
         spellings = [ids[len(start) :] for ids in spellings if ids[: len(start)] == start]
-        known = [list(ids) for ids in dict.fromkeys(map(tuple, spellings)) if ids and self.unk_id not in ids]
+        known = [list(ids) for ids in dict.fromkeys(map(tuple, spellings)) if ids and self.special_ids.isdisjoint(ids)]
         if not known:
             raise DataError(f"phrase {phrase!r} has characters that the tokenizer does not know")
         return known
