@@ -44,7 +44,8 @@ class BeamHistory:
         >>> config = TransformerConfig(source_vocab_size=9, target_vocab_size=9, **sizes)
         >>> history = BeamHistory()
         >>> outputs = generate(Transformer(config), [[5, 6]], num_beams=2, beam_history=history)
-        >>> [candidate.status for candidate in history.steps[0][0]].count("kept")
+        >>> first, *_ = history.steps[0]
+        >>> sum(candidate.status == "kept" for candidate in first)
         2
     """
 

@@ -32,8 +32,8 @@ def attention_maps(model: BaseModel, *inputs: Any, **options: Any) -> dict[str, 
         >>> from xformer.models import LanguageModelConfig
         >>> config = LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=3)
         >>> maps = attention_maps(LanguageModel(config), [[5, 4, 7]])
-        >>> [weights.shape for weights in maps["decoder"]]
-        [(1, 2, 3, 3), (1, 2, 3, 3), (1, 2, 3, 3)]
+        >>> print(*(weights.shape for weights in maps["decoder"]))
+        (1, 2, 3, 3) (1, 2, 3, 3) (1, 2, 3, 3)
     """
     if isinstance(model, Transformer):
         parts = {
