@@ -19,7 +19,7 @@ import pytest
 from hypothesis import settings
 
 from xformer.backends import array_namespace, backend_name, dtype_name, resolve, to_host
-from xformer.environment import env_value
+from xformer.environment import clear_cache
 
 # Largest difference explained by rounding, relative to the largest expected value (or to 1 if that is larger).
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-10}
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _clear_cache_after(change: Any) -> Any:
     def changed(*args: Any, **keywords: Any) -> None:
         change(*args, **keywords)
-        env_value.cache_clear()
+        clear_cache()
 
     return changed
 
@@ -79,7 +79,7 @@ def monkeypatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
         monkeypatch.setattr(monkeypatch, name, _clear_cache_after(getattr(monkeypatch, name)))
     yield monkeypatch
     monkeypatch.undo()
-    env_value.cache_clear()
+    clear_cache()
 
 
 @pytest.fixture(params=LIBRARIES)

@@ -73,13 +73,13 @@ def test_systems_without_confstr_are_left_alone(monkeypatch):
 @pytest.mark.parametrize(("setting", "default", "value"), [("1", False, True), ("0", True, False), ("", True, True)])
 def test_env_flag(monkeypatch, setting, default, value):
     monkeypatch.setenv("XFORMER_SOME", setting)
-    environment.env_value.cache_clear()
+    environment.clear_cache()
     assert environment.env_flag("XFORMER_SOME", default) is value
 
 
 def test_an_env_flag_is_one_or_zero(monkeypatch):
     monkeypatch.setenv("XFORMER_SOME", "yes")
-    environment.env_value.cache_clear()
+    environment.clear_cache()
     with pytest.raises(ConfigError, match=r"^XFORMER_SOME is 'yes'; expected 0 or 1$"):
         environment.env_flag("XFORMER_SOME")
     monkeypatch.setenv("XFORMER_SOME", "1")

@@ -18,9 +18,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import ContextVar, copy_context
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from xformer.environment import env_value
+from xformer.environment import clear_cache, env_value
 from xformer.errors import ConfigError
 
 Item = TypeVar("Item")
@@ -101,7 +101,7 @@ def _requested_threads() -> int:
     if _explicit or not setting:
         return sum(_explicit)
     if not setting.isdecimal() or not 1 <= int(setting) <= _MAX_THREADS:
-        env_value.cache_clear()  # so that a corrected value is read
+        clear_cache()  # so that a corrected value is read
         raise ConfigError(f"XFORMER_NUM_THREADS is {setting!r}; expected an integer from 1 to {_MAX_THREADS}")
     return int(setting)
 
@@ -182,6 +182,34 @@ def _apply_limits() -> None:
                 library.clear_controlling_thread()  # otherwise no other thread could set it
         if not counts:
             del _unlimited[key]
+
+
+class Collector(Generic[Item]):
+    """Lists of what happens inside a block, in its thread and in the threads of its parallel loops.
+
+    Args:
+        name: Name of the context variable.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._items: ContextVar[list[Item] | None] = ContextVar(name, default=None)
+        self._blocks: list[None] = []  # one for each block of any thread
+
+    @contextlib.contextmanager
+    def collect(self) -> Iterator[list[Item]]:
+        """Yield the list that `items()` returns inside the block."""
+        items: list[Item] = []
+        token = self._items.set(items)
+        self._blocks.append(None)
+        try:
+            yield items
+        finally:
+            self._blocks.pop()
+            self._items.reset(token)
+
+    def items(self) -> list[Item] | None:
+        """Return the list of the innermost block, or None outside of blocks."""
+        return self._items.get() if self._blocks else None  # torch.compile traces no context variables
 
 
 _MAX_WORKERS = 256

@@ -63,9 +63,20 @@ class Backend:
             data = data.copy()  # torch warns about read-only memory
         return xp.asarray(data, dtype=dtype, **({} if device is None else {"device": device}))
 
-    def rows_of_table(self, xp: Namespace, table: Any, rows: slice, dtype: DType, device: Device) -> Array:
-        """Return rows of a NumPy array that is never changed or freed, as an array that is not written to."""
-        return self.from_host(xp, table[rows], dtype, device)
+    def rows_of_table(
+        self,
+        xp: Namespace,
+        table: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        rows: slice,
+        dtype: DType,
+        device: Device,
+    ) -> Array:
+        """Return rows of the NumPy array `table(*arguments)` as an array that is not written to.
+
+        The function caches its arrays, and does not change them.
+        """
+        return self.from_host(xp, table(*arguments)[rows], dtype, device)
 
     def to_host(self, array: Array) -> Any:
         """Return the array as a NumPy array, sharing memory if the library can."""

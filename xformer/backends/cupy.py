@@ -32,12 +32,21 @@ class CupyBackend(Backend):
         """Return the dtype called `name`; bfloat16 comes from ml_dtypes."""
         return bfloat16() if name == "bfloat16" else super().dtype(xp, name)
 
-    def rows_of_table(self, xp: Namespace, table: Any, rows: slice, dtype: DType, device: Device) -> Array:
+    def rows_of_table(
+        self,
+        xp: Namespace,
+        table: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        rows: slice,
+        dtype: DType,
+        device: Device,
+    ) -> Array:
         """Keep the table on the device: a copy in each step takes time, and cannot be captured in a graph."""
         cuda = importlib.import_module("cupy").cuda
-        key = id(table), dtype_name(dtype), cuda.runtime.getDevice() if device is None else device.id
+        host = table(*arguments)
+        key = id(host), dtype_name(dtype), cuda.runtime.getDevice() if device is None else device.id
         if key not in _TABLES:
-            _TABLES[key] = table, self.from_host(xp, table, dtype, device)
+            _TABLES[key] = host, self.from_host(xp, host, dtype, device)
             cuda.get_current_stream().synchronize()  # other streams may use it from now on
         return _TABLES[key][1][rows, ...]
 

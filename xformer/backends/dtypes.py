@@ -13,7 +13,7 @@ _NAMES: dict[Any, str] = {}
 def dtype_name(dtype: DType) -> str:
     """Return the name of a dtype of any library: "float32", "bfloat16", "int64", "bool"."""
     # The class is part of the key because dtypes of different libraries must not be compared with each other.
-    key = (dtype.__class__, dtype)
+    key = (type(dtype), dtype)
     name = _NAMES.get(key)
     if name is None:
         # numpy.float32 and jax.numpy.float32 are classes; the dtype of an array is an instance with a name.

@@ -9,14 +9,36 @@ import torch
 from torch.utils import _pytree
 
 from xformer.backends import portable
-from xformer.backends.array_types import Device, Namespace
+from xformer.backends.array_types import Device, DType, Namespace
 from xformer.backends.array_types import NativeArray as Array
 from xformer.backends.backend import RANDOM_BITS, Backend, register_backend
+from xformer.backends.dtypes import dtype_name
+from xformer.backends.namespaces import array_namespace
 from xformer.backends.portable import compute_in_float32
 
 
 class TorchBackend(Backend):
     """Facts about torch."""
+
+    def from_host(self, xp: Namespace, data: Any, dtype: DType | None, device: Device) -> Array:
+        """Inside torch.compile, which traces NumPy, do not ask for flags of the array."""
+        if torch.compiler.is_compiling():
+            return torch.asarray(data, dtype=dtype, device=device)
+        return super().from_host(xp, data, dtype, device)
+
+    def rows_of_table(
+        self,
+        xp: Namespace,
+        table: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        rows: slice,
+        dtype: DType,
+        device: Device,
+    ) -> Array:
+        """Inside torch.compile, let the whole table be a constant, so that the rows may be of any number."""
+        if not torch.compiler.is_compiling():
+            return super().rows_of_table(xp, table, arguments, rows, dtype, device)
+        return _constant_table(table, arguments, dtype, device)[rows]
 
     def to_host(self, array: Array) -> Any:
         """Return the array as a NumPy array; NumPy has no bfloat16."""
@@ -24,8 +46,8 @@ class TorchBackend(Backend):
         return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
 
     def is_host_accessible(self, array: Array) -> bool:
-        """Return whether the array is on the CPU."""
-        return bool(array.device.type == "cpu")
+        """Return whether the array has values, on the CPU; inside torch.compile, arrays have none."""
+        return bool(array.device.type == "cpu") and not torch.compiler.is_compiling()
 
     def erf(self, x: Array) -> Array:
         """Compute erf by `torch.erf`."""
@@ -66,4 +88,15 @@ class TorchBackend(Backend):
         )
 
 
+def _constant_table(table: Callable[..., Any], arguments: tuple[Any, ...], dtype: DType, device: Device) -> Array:
+    with torch.inference_mode(False):  # a compiled training step may use it too
+        return torch.asarray(table(*arguments), dtype=dtype, device=device, copy=True)
+
+
+torch.compiler.assume_constant_result(_constant_table)
 register_backend(TorchBackend("torch"))
+# Fill caches: torch.compile traces no imports, and compiles again when a dict that it has read has grown.
+array_namespace(torch.empty(0), torch.nn.Parameter())
+for _dtype in vars(torch).values():
+    if isinstance(_dtype, torch.dtype):
+        dtype_name(_dtype)

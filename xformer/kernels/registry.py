@@ -4,7 +4,7 @@ An operation (`ops/`) is defined by portable Array API code. A kernel is an impl
 backend. Among the kernels that support a call, the one with the highest priority runs; otherwise the portable
 definition does. `xformer/ops/README.md` describes the whole path.
 
-Two environment variables, read at the first operation:
+Two environment variables, read once, at the first operation or when the kernels are loaded:
 
 - `XFORMER_KERNELS`: `auto` (default), `portable` (no kernels), `no-jit` (no numba), `no-cudnn`, or `no-jit,no-cudnn`.
 - `XFORMER_CHECK_KERNELS=1`: compare the first call of every kernel, and its derivative, with the portable definition,
@@ -19,7 +19,6 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +27,7 @@ from xformer.autodiff import Implementation
 from xformer.autodiff.backward import unbroadcast
 from xformer.backends import (
     Array,
+    Backend,
     DType,
     Namespace,
     array_namespace,
@@ -38,11 +38,13 @@ from xformer.backends import (
     dtype_name,
     is_floating,
     is_half_precision,
+    resolve,
     to_host,
 )
-from xformer.environment import env_flag, env_value
+from xformer.backends.backend import on_load
+from xformer.environment import clear_cache, env_flag, env_value
 from xformer.errors import BackendError, ConfigError, XformerError, nearest_hint
-from xformer.threads import apply_thread_limits, fork_safe_lock
+from xformer.threads import Collector, apply_thread_limits, fork_safe_lock
 
 
 class Kernel(NamedTuple):
@@ -111,7 +113,7 @@ class Selection(NamedTuple):
 
 
 # Selections of the call that `explain` follows.
-_trace: ContextVar[list[Selection] | None] = ContextVar("kernel_selections", default=None)
+_selections: Collector[Selection] = Collector("kernel_selections")
 
 
 def register(kernel: Kernel) -> None:
@@ -134,9 +136,9 @@ def register(kernel: Kernel) -> None:
 
 def select(operation: str, xp: Namespace, arrays: tuple[Any, ...], static: dict[str, Any]) -> Kernel | None:
     """Return the kernel that runs a call on arrays of `xp`, or None for the portable definition."""
-    trace = _trace.get()
-    if trace is not None:
-        trace.append(_selection(operation, xp, arrays, static))
+    selections = _selections.items()
+    if selections is not None:
+        selections.append(_selection(operation, xp, arrays, static))
     mode = _mode()
     for kernel in _kernels_of(operation, backend_name(xp)):
         if _is_enabled(kernel, mode) and kernel.supports(arrays, static) is None:
@@ -212,12 +214,8 @@ def explain(call: str | Callable[[], Any], *arrays: Any, **static: Any) -> str:
 
 
 def _explain_call(call: Callable[[], Any]) -> str:
-    selections: list[Selection] = []
-    token = _trace.set(selections)
-    try:
+    with _selections.collect() as selections:
         call()
-    finally:
-        _trace.reset(token)
     return "\n".join(selection.describe(count) for selection, count in Counter(selections).items())
 
 
@@ -247,7 +245,7 @@ def _selection(operation: str, xp: Namespace, arrays: tuple[Any, ...], static: d
 def _mode() -> str:
     mode = env_value("XFORMER_KERNELS", "auto")
     if mode not in ("auto", "portable") and not {*mode.split(",")} <= {"no-jit", "no-cudnn"}:
-        env_value.cache_clear()  # so that a corrected value is read
+        clear_cache()  # so that a corrected value is read
         raise ConfigError(
             f"XFORMER_KERNELS is {mode!r}; expected 'auto', 'portable', 'no-jit', 'no-cudnn' or 'no-jit,no-cudnn'"
         )
@@ -287,6 +285,15 @@ def _load(backend: str) -> None:
                 importlib.import_module(f"xformer.kernels.{package}")
         apply_thread_limits()
         _LOADED.add(backend)
+
+
+def _load_with_backend(backend: Backend) -> None:
+    """Load the kernels for torch before the first operation, because torch.compile traces no imports."""
+    if backend.name == "torch":
+        load(resolve("torch"))
+
+
+on_load(_load_with_backend)
 
 
 def should_check(kernel: Kernel) -> bool:

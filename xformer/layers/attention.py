@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import NamedTuple
 
 from xformer import masks
@@ -20,6 +19,7 @@ from xformer.ops import attention, attention_weights, project_heads
 from xformer.ops.attention import check_mask
 from xformer.ops.project_heads import Projection, merge_heads
 from xformer.random import Rng
+from xformer.threads import Collector
 from xformer.tree import Module
 
 
@@ -35,7 +35,7 @@ class RecordedAttention(NamedTuple):
     weights: Array
 
 
-_RECORDED: ContextVar[list[RecordedAttention] | None] = ContextVar("recorded attention", default=None)
+_RECORDED: Collector[RecordedAttention] = Collector("recorded attention")
 
 
 @contextlib.contextmanager
@@ -53,12 +53,8 @@ def record_attention() -> Iterator[list[RecordedAttention]]:
         >>> recorded[0].weights.shape
         (1, 2, 5, 5)
     """
-    recorded: list[RecordedAttention] = []
-    token = _RECORDED.set(recorded)
-    try:
+    with _RECORDED.collect() as recorded:
         yield recorded
-    finally:
-        _RECORDED.reset(token)
 
 
 class MultiHeadAttention(Module):
@@ -178,7 +174,7 @@ class MultiHeadAttention(Module):
         q, k, v, mask = self._project(query, key, value, mask, rotation, cache)
         dropout_mask, keep_probability = self.dropout.draw((*q.shape[:-1], k.shape[-2]), q, rng)
         bias = None if bias is None else as_dtype_of(bias, q)
-        recorded = _RECORDED.get()
+        recorded = _RECORDED.items()
         if recorded is not None:
             weights = attention_weights(q, k, mask, bias, causal=causal, scale=self.scale, softcap=self.softcap)
             recorded.append(RecordedAttention(self, weights))

@@ -24,6 +24,7 @@ from xformer.backends import (
     device,
     dtype_name,
     from_host,
+    is_half_precision,
 )
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers.initializer import Init, initializer
@@ -42,8 +43,13 @@ _MIN_TABLE_ROWS = 64
 SINUSOIDAL_LAYOUTS = ("interleaved", "halves", "fairseq")
 
 
+def _sinusoidal_table(*arguments: Any) -> Array:
+    """Return a table from the cache; torch.compile takes this function as a constant, but no cached function."""
+    return _cached_sinusoidal_table(*arguments)
+
+
 @functools.cache  # few: see `sinusoidal`
-def _sinusoidal_table(length: int, d_model: int, dtype: str, layout: str) -> Array:
+def _cached_sinusoidal_table(length: int, d_model: int, dtype: str, layout: str) -> Array:
     """Compute the table on the host in float64 and round it once."""
     position = np.arange(length, dtype=np.float64)[:, None]
     exponent = np.arange(0, d_model, 2, dtype=np.float64) / d_model
@@ -90,11 +96,15 @@ def sinusoidal(
         Array of shape (length, d_model), for the positions start .. start + length - 1.
     """
     # Tables have a power of two of rows, so that growing sentences share a few of them.
-    rows = max(_MIN_TABLE_ROWS, 1 << max(start + length - 1, 0).bit_length())
-    name = dtype_name(dtype)
-    table = _sinusoidal_table(rows, d_model, "float32" if name in ("float16", "bfloat16") else name, layout)
+    rows = _MIN_TABLE_ROWS
+    while rows < start + length:  # torch.compile traces it for any length
+        rows *= 2
+    name = "float32" if is_half_precision(dtype) else dtype_name(dtype)
+    arguments = rows, d_model, name, layout
     base = base_namespace(xp)
-    return backend_of(base).rows_of_table(base, table, slice(start, start + length), dtype, device)
+    return backend_of(base).rows_of_table(
+        base, _sinusoidal_table, arguments, slice(start, start + length), dtype, device
+    )
 
 
 class Sinusoidal(Module):

@@ -1,0 +1,86 @@
+"""torch.compile traces layers and models into one graph, whose outputs equal those without it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import xformer as xf
+from xformer.layers.attention import record_attention
+
+torch = pytest.importorskip("torch", reason="torch.compile")
+# array_api_compat caches by functools.lru_cache, which torch.compile ignores.
+pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+
+SIZES = {"vocab_size": 11, "d_model": 8, "num_heads": 4, "d_ff": 12}
+TOKENS = torch.tensor([[5, 6, 7, 0], [3, 4, 5, 6]])
+
+
+class Graphs:
+    """A backend of torch.compile that runs graphs as they are, and counts them."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, module, inputs):
+        self.count += 1
+        return module.forward
+
+
+@pytest.fixture
+def graphs():
+    torch._dynamo.reset()
+    yield Graphs()
+    torch._dynamo.reset()
+
+
+def encoder(**options):
+    return xf.Encoder(xf.EncoderConfig(num_layers=1, **SIZES, **options), xp=torch)
+
+
+MODELS = {
+    "encoder": encoder,
+    "relative": lambda: encoder(positions="relative"),
+    "language model": lambda: xf.LanguageModel(
+        xf.LanguageModelConfig(num_layers=1, positions="rotary", norm="rms", num_key_value_heads=2, **SIZES),
+        xp=torch,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_one_graph_for_each_shape(graphs, name):
+    model = MODELS[name]()
+    compiled = torch.compile(model, fullgraph=True, backend=graphs)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(TOKENS), model(TOKENS))
+    assert graphs.count == 1
+    longer = torch.cat([TOKENS] * 20, dim=1)  # the table of positions grows
+    torch.testing.assert_close(compiled(longer), model(longer))
+
+
+@pytest.mark.slow
+def test_torch_differentiates_a_compiled_model(graphs):
+    model = encoder()
+    names, arrays = zip(*model.named_parameters(), strict=True)
+    for array in arrays:
+        array.requires_grad_()
+    compiled = torch.compile(lambda tokens: model(tokens), fullgraph=True, backend="aot_eager")
+    gradients = torch.autograd.grad(compiled(TOKENS).square().mean(), arrays)
+    expected = torch.autograd.grad(model(TOKENS).square().mean(), arrays)
+    for name, gradient, reference in zip(names, gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, reference, atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.slow
+def test_kernels_are_explained_and_attention_is_recorded_in_a_compiled_function(graphs):
+    attention = xf.MultiHeadAttention(8, 2, init=xf.Initializer(torch))
+    compiled = torch.compile(attention, backend=graphs)
+    x = torch.ones((1, 3, 8))
+    compiled(x)
+    assert graphs.count == 1
+    assert "attention on torch: torch.attention" in xf.kernels.explain(lambda: compiled(x))
+    with record_attention() as recorded:
+        compiled(x)
+    np.testing.assert_allclose(recorded[0].weights, attention.weights(x), rtol=1e-6)
