@@ -222,10 +222,10 @@ def test_a_model_with_a_copy_head_is_bfloat16_throughout(xp, activation, monkeyp
 
     mixed, select = [], Operation.select
 
-    def recording_select(self, xp, arrays, static):
+    def recording_select(self, xp, arrays, static, *, save):
         actual = {dtype_name(array.dtype) for array in arrays if array is not None and is_floating(array.dtype)}
         mixed.extend([(self.name, actual)] if len(actual) > 1 else [])
-        return select(self, xp, arrays, static)
+        return select(self, xp, arrays, static, save=save)
 
     monkeypatch.setattr(Operation, "select", recording_select)
 

@@ -36,20 +36,23 @@ class Primitive:
         self.name = portable.name
         self.portable = portable
 
-    def select(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> Implementation:
-        """Return the implementation for arrays of `xp`; for a trace, one that is differentiable itself."""
+    def select(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any], *, save: bool) -> Implementation:
+        """Return the implementation for arrays of `xp`; for a trace, one that is differentiable itself.
+
+        `save` is True if its VJP is needed.
+        """
         return self.portable
 
     def __call__(self, *arrays: Any, **static: Any) -> Any:
         """Compute the operation; in a trace, append one record for all of it."""
         xp = array_namespace(*arrays)
         if trace_level(xp) == 0:
-            return self.select(xp, arrays, static).forward(*arrays, save=False, **static)[0]
+            return self.select(xp, arrays, static, save=False).forward(*arrays, save=False, **static)[0]
         values = tuple(xp.unwrap(array) for array in arrays)
         parents = tuple(xp.position(array) for array in arrays)
         if max(parents) < 0:
             return xp.wrap(self(*values, **static))
-        implementation = self.select(xp.base, values, static)
+        implementation = self.select(xp.base, values, static, save=True)
         if implementation.vjp is None:  # raise before computing, since such operations may work in place
             raise NotImplementedError(f"{self.name} has no derivative; call it outside the differentiated function")
         output, residuals = implementation.forward(*values, save=True, **static)

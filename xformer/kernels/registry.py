@@ -59,7 +59,7 @@ class Kernel(NamedTuple):
         supports: `supports(arrays, static)` returns None if the kernel can run the call, else the reason as a phrase.
         forward: `forward(*arrays, save, **static)` returns (output, residuals).
         vjp: `vjp(g, residuals, needs, **static)` returns one cotangent per array; None if the operation has no
-            derivative.
+            derivative, or if `supports_vjp` always gives a reason.
         priority: Of several kernels that support a call, the one with the highest priority runs. Ours use 0 for the
             functions of a library, 10 for flash attention and cuDNN, 20 for numba.
         disabled_by: Value of XFORMER_KERNELS that switches the kernel off, "no-jit" or "no-cudnn". "portable" switches
@@ -69,6 +69,8 @@ class Kernel(NamedTuple):
         is_recordable: Whether `xformer.capture` records the calls that the kernel makes, so that a replay runs none of
             its Python code. Such a kernel allocates by the functions of `backends.recording`, reads no values on the
             host and has no shapes that depend on values. Other kernels are called as a whole in each replay.
+        supports_vjp: As `supports`, for calls that xformer differentiates and that `supports` accepts. None: the kernel
+            differentiates all of them.
     """
 
     name: str
@@ -81,6 +83,12 @@ class Kernel(NamedTuple):
     disabled_by: str = ""
     tolerance: float = 1e-4
     is_recordable: bool = False
+    supports_vjp: Callable[[tuple[Any, ...], dict[str, Any]], str | None] | None = None
+
+    def refusal(self, arrays: tuple[Any, ...], static: dict[str, Any], *, save: bool) -> str | None:
+        """Return None if the kernel can run a call, and differentiate it if `save` is True, else the reason."""
+        reason = self.supports(arrays, static)
+        return self.supports_vjp(arrays, static) if reason is None and save and self.supports_vjp else reason
 
 
 # All operations by name; each adds itself when it is created.
@@ -134,14 +142,19 @@ def register(kernel: Kernel) -> None:
     kernels[:] = sorted([*(k for k in kernels if k.name != kernel.name), kernel], key=lambda k: -k.priority)
 
 
-def select(operation: str, xp: Namespace, arrays: tuple[Any, ...], static: dict[str, Any]) -> Kernel | None:
-    """Return the kernel that runs a call on arrays of `xp`, or None for the portable definition."""
+def select(
+    operation: str, xp: Namespace, arrays: tuple[Any, ...], static: dict[str, Any], *, save: bool = False
+) -> Kernel | None:
+    """Return the kernel that runs a call on arrays of `xp`, or None for the portable definition.
+
+    `save` is True if xformer differentiates the call.
+    """
     selections = _selections.items()
     if selections is not None:
-        selections.append(_selection(operation, xp, arrays, static))
+        selections.append(_selection(operation, xp, arrays, static, save))
     mode = _mode()
     for kernel in _kernels_of(operation, backend_name(xp)):
-        if _is_enabled(kernel, mode) and kernel.supports(arrays, static) is None:
+        if _is_enabled(kernel, mode) and kernel.refusal(arrays, static, save=save) is None:
             return kernel
     return None
 
@@ -181,12 +194,13 @@ def explain(call: str | Callable[[], Any], *arrays: Any, **static: Any) -> str:
 
         explain(lambda: model(x))
         explain("softmax", x, mask)
+        explain("softmax", x, mask, save=True)  # if xformer differentiates it
 
     Args:
         call: A function without arguments, which is called once and whose operations are listed; or the name of an
             operation, which is not run.
         *arrays: With a name: all arrays of the operation, None for optional arrays that are absent.
-        **static: With a name: its keyword arguments.
+        **static: With a name: its keyword arguments, and whether it is differentiated (`save`, default False).
 
     Returns:
         For each different selection one line with the operation, the backend and the implementation, and one indented
@@ -203,7 +217,7 @@ def explain(call: str | Callable[[], Any], *arrays: Any, **static: Any) -> str:
     keywords = {name: None for name, value in signature.parameters.items() if value.kind is value.KEYWORD_ONLY}
     try:
         signature.bind(*arrays, **keywords | static)
-        return _explain_operation(call, arrays, static)
+        return _explain_operation(call, arrays, static, save=static.pop("save", False))
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         if isinstance(error, XformerError):
             raise
@@ -219,18 +233,18 @@ def _explain_call(call: Callable[[], Any]) -> str:
     return "\n".join(selection.describe(count) for selection, count in Counter(selections).items())
 
 
-def _explain_operation(operation: str, arrays: tuple[Any, ...], static: dict[str, Any]) -> str:
+def _explain_operation(operation: str, arrays: tuple[Any, ...], static: dict[str, Any], *, save: bool) -> str:
     xp = base_namespace(array_namespace(*arrays))
-    selection = _selection(operation, xp, arrays, static).describe()
-    if select(operation, xp, arrays, static) is None and result_dtype(operation, xp, arrays) is not None:
-        return f"{selection}\n{_explain_operation(operation, upcast(xp, arrays), static)}"
+    selection = _selection(operation, xp, arrays, static, save).describe()
+    if select(operation, xp, arrays, static, save=save) is None and result_dtype(operation, xp, arrays) is not None:
+        return f"{selection}\n{_explain_operation(operation, upcast(xp, arrays), static, save=save)}"
     return selection
 
 
-def _selection(operation: str, xp: Namespace, arrays: tuple[Any, ...], static: dict[str, Any]) -> Selection:
+def _selection(operation: str, xp: Namespace, arrays: tuple[Any, ...], static: dict[str, Any], save: bool) -> Selection:
     implementation, rejected, mode = "", [], _mode()
     for kernel in _kernels_of(operation, backend_name(xp)):
-        reason = kernel.supports(arrays, static) if _is_enabled(kernel, mode) else f"XFORMER_KERNELS={mode}"
+        reason = kernel.refusal(arrays, static, save=save) if _is_enabled(kernel, mode) else f"XFORMER_KERNELS={mode}"
         if reason is None and not implementation:
             implementation = kernel.name
         else:
@@ -315,7 +329,8 @@ def check(kernel: Kernel, portable: Implementation, arrays: tuple[Any, ...], sta
             definition does not.
     """
     _CHECKED.add(kernel.name)
-    for save in (False, True) if kernel.vjp and portable.vjp else (False,):
+    is_differentiable = kernel.vjp and portable.vjp and kernel.refusal(arrays, static, save=True) is None
+    for save in (False, True) if is_differentiable else (False,):
         copies = tuple(None if array is None else array_namespace(array).asarray(array, copy=True) for array in arrays)
         output, residuals = kernel.forward(*copies, save=save, **static)
         expected, expected_residuals = portable.forward(*arrays, save=save, **static)

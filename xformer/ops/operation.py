@@ -37,18 +37,18 @@ class Operation(Primitive):
         self.compute_in_float32 = compute_in_float32
         registry.OPERATIONS[name] = self
 
-    def select(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any]) -> Implementation:
+    def select(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any], *, save: bool) -> Implementation:
         """Return the kernel with the highest priority that supports the call, else the portable definition.
 
         Arrays of an outer trace always get the portable definition, which can be differentiated again.
         """
-        kernel = None if trace_level(xp) else registry.select(self.name, xp, arrays, static)
+        kernel = None if trace_level(xp) else registry.select(self.name, xp, arrays, static, save=save)
         if kernel is None:
             return self._portable(xp, arrays, self.select)
         if xp is NAMESPACE:
             return recorded_kernel(kernel)
         if registry.should_check(kernel):
-            reference = self._portable(xp, arrays, lambda xp, arrays, static: self.portable)
+            reference = self._portable(xp, arrays, lambda *_, save: self.portable)
             registry.check(kernel, reference, arrays, static)
         return Implementation(kernel.name, kernel.forward, kernel.vjp)
 
@@ -63,7 +63,7 @@ class Operation(Primitive):
 def _upcast_forward(*arrays: Any, save: bool, _dtype: Any, _select: Any, **static: Any) -> tuple[Any, Any]:
     xp = array_namespace(*arrays)
     arrays = registry.upcast(xp, arrays)
-    selected = _select(xp, arrays, static)
+    selected = _select(xp, arrays, static, save=save)
     output, residuals = selected.forward(*arrays, save=save, **static)
     if isinstance(output, tuple):
         return tuple(xp.astype(y, _dtype) for y in output), (selected, residuals)

@@ -91,6 +91,12 @@ def test_layer_norm(monkeypatch, shape, biased):
 
 
 @pytest.mark.parametrize("shape", ROWS.values(), ids=ROWS)
+def test_rms_norm(monkeypatch, shape):
+    rms_norm = functools.partial(ops.rms_norm, epsilon=0.1)
+    assert_same(monkeypatch, "rms_norm", rms_norm, normal(*shape), normal(7, seed=1))
+
+
+@pytest.mark.parametrize("shape", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("activation", [None, "relu"])
 def test_linear(monkeypatch, shape, activation):
     operation = "linear_relu" if activation else "linear"
@@ -163,11 +169,45 @@ def test_attention_with_a_bias(monkeypatch, shape):
                     normal(*shape, seed=4))  # fmt: skip
 
 
+@pytest.mark.parametrize("lengths", LENGTHS[:3], ids=str)  # a single query is one of fewer heads with more queries
+@pytest.mark.parametrize("mask", MASKS)
+def test_grouped_attention(monkeypatch, lengths, mask):
+    queries, keys = lengths
+    arrays = [heads(length, HEAD_DIM, "float64", seed) for seed, length in enumerate((queries, keys, keys))]
+    arrays = [arrays[0], *(array[:, :1] for array in arrays[1:])]
+    mask_array = make_mask(mask, queries, keys)
+    mask_array = None if mask_array is None else from_host(XP, mask_array)
+    attend = functools.partial(ops.attention, mask=mask_array, causal=True)
+    assert_same(monkeypatch, "grouped_attention", attend, *arrays)
+
+
 def test_attention_in_bfloat16_and_of_strided_arrays(monkeypatch):
     arrays = [heads(length, 8, "float64", seed) for seed, length in enumerate((4, 6, 6))]
     assert_same(monkeypatch, "attention", functools.partial(ops.attention, causal=True), *arrays, dtype="bfloat16")
     arrays = [array.swapaxes(2, 3).copy().swapaxes(2, 3) for array in arrays]
     assert_same(monkeypatch, "attention", ops.attention, *arrays)
+
+
+def test_explain_names_the_portable_definition_where_torch_has_no_derivative():
+    arrays = [from_host(XP, heads(4, HEAD_DIM, "float64", seed)) for seed in range(3)]
+    attend, leaves = ops.attention, [array.clone().requires_grad_() for array in arrays]
+    calls = {
+        "torch has no derivative of a bias": lambda: vjp(
+            lambda q: attend(q, *arrays[1:], bias=torch.ones(4, 4).double()), arrays[0]
+        ),
+        "torch differentiates the derivative": lambda: vjp(attend, *leaves),
+        "torch has its derivative for some devices only": lambda: vjp(
+            ops.rms_norm, arrays[0], torch.ones(HEAD_DIM).double()
+        ),
+    }
+    for reason, call in calls.items():
+        first, *others = kernels.explain(call).splitlines()
+        assert first.endswith(": portable definition")
+        assert any(line.endswith(f": {reason}") for line in others)
+    assert kernels.explain(lambda: vjp(attend, *arrays)) == "attention on torch: torch.attention"
+    assert "some devices" in kernels.explain(
+        "rms_norm", arrays[0], torch.ones(HEAD_DIM).double(), epsilon=1e-5, save=True
+    )
 
 
 def test_torch_differentiates_our_derivative_of_attention():

@@ -1,31 +1,41 @@
-"""Attention by `scaled_dot_product_attention`, and its derivative by torch's flash attention for the CPU."""
+"""Attention by `scaled_dot_product_attention`, and its derivative by torch's flash attention for the CPU.
+
+torch draws the dropout of its attention itself, so a call with a dropout mask runs the portable definition.
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
-from xformer.kernels.registry import OPERATIONS, Kernel, register
+from xformer.kernels.registry import Kernel, register
 from xformer.kernels.torch.arrays import is_differentiated_by_torch, supports_floats
-from xformer.ops.attention import causal_mask
-
-_portable = OPERATIONS["attention"].portable
+from xformer.ops.attention import causal_mask, repeat_kv, sum_kv_groups
 
 
-def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+def _supports(arrays: tuple[Any, ...], static: dict[str, Any], *, grouped: bool = False) -> str | None:
     query, key, value, _, _, dropout_mask = arrays
     if query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
         return "not (batch, heads, length, features)"
-    if query.shape[:2] != key.shape[:2]:
+    if query.shape[0] != key.shape[0] or (query.shape[1] != key.shape[1] and not grouped):
         return "batch or heads are broadcast"
     if query.shape[-1] != value.shape[-1]:
         return "keys and values have different features"
-    if 0 in query.shape or key.shape[2] == 0:
+    if 0 in query.shape or 0 in key.shape:
         return "an empty array"
     if dropout_mask is not None:
         return "a dropout mask"
     return supports_floats(arrays, static)
+
+
+def _supports_vjp(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    if arrays[4] is not None:
+        return "torch has no derivative of a bias"
+    if arrays[0].device.type != "cpu":
+        return "the derivative is that of torch for the CPU"
+    return "torch differentiates the derivative" if is_differentiated_by_torch(*arrays) else None
 
 
 def _attn_mask(query: Any, key: Any, mask: Any, bias: Any, causal: bool) -> tuple[Any, bool]:
@@ -59,16 +69,10 @@ def _forward(
     keep_probability: float,
     save: bool,
 ) -> tuple[Any, Any]:
-    arrays = query, key, value, mask, bias
-    # torch's backward function returns no cotangent of a bias, and torch cannot differentiate it again.
-    if save and (bias is not None or query.device.type != "cpu" or is_differentiated_by_torch(*arrays)):
-        static: Any = {"causal": causal, "scale": scale, "keep_probability": keep_probability}
-        output, residuals = _portable.forward(*arrays, dropout_mask, **static, save=save)
-        return output, (_portable.vjp, residuals)
-    attn_mask, is_causal = _attn_mask(*arrays[:2], mask, bias, causal)
+    attn_mask, is_causal = _attn_mask(query, key, mask, bias, causal)
     if not save:
         return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask, is_causal=is_causal, scale=scale
+            query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
         ), None
     if attn_mask is not None:  # the function below takes numbers, not booleans
         attn_mask = torch.zeros(attn_mask.shape, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
@@ -76,17 +80,10 @@ def _forward(
     output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale
     )
-    return output, (_flash_vjp, (query, key, value, output, logsumexp, is_causal, attn_mask))
+    return output, (query, key, value, output, logsumexp, is_causal, attn_mask)
 
 
-def _vjp(g: Any, residuals: Any, needs: Any, **static: Any) -> tuple[Any, ...]:
-    vjp, saved = residuals
-    return vjp(g, saved, needs, **static)
-
-
-def _flash_vjp(
-    g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float
-) -> tuple[Any, ...]:
+def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float) -> tuple[Any, ...]:
     *saved, is_causal, attn_mask = residuals
     g = g if g.stride(-1) == 1 else g.contiguous()
     cotangents = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -95,4 +92,31 @@ def _flash_vjp(
     return (*cotangents, None, None, None)
 
 
-register(Kernel("torch.attention", "attention", "torch", _supports, _forward, _vjp))
+register(Kernel("torch.attention", "attention", "torch", _supports, _forward, _vjp, supports_vjp=_supports_vjp))
+
+
+def _grouped_forward(query: Any, key: Any, value: Any, *masks: Any, save: bool, **static: Any) -> tuple[Any, Any]:
+    heads = key.shape[1]
+    if save:
+        key, value = repeat_kv(key, query), repeat_kv(value, query)
+    output, residuals = _forward(query, key, value, *masks, save=save, **static)
+    return output, (residuals, heads)
+
+
+def _grouped_vjp(g: Any, residuals: Any, needs: Any, **static: Any) -> tuple[Any, ...]:
+    repeated, heads = residuals
+    dquery, dkey, dvalue, *rest = _vjp(g, repeated, needs, **static)
+    return dquery, sum_kv_groups(dkey, heads), sum_kv_groups(dvalue, heads), *rest
+
+
+register(
+    Kernel(
+        "torch.grouped_attention",
+        "grouped_attention",
+        "torch",
+        functools.partial(_supports, grouped=True),
+        _grouped_forward,
+        _grouped_vjp,
+        supports_vjp=_supports_vjp,
+    )
+)

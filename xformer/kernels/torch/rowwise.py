@@ -1,4 +1,4 @@
-"""Layer norm, embedding and cross-entropy."""
+"""Norms, embedding and cross-entropy."""
 
 from __future__ import annotations
 
@@ -27,6 +27,29 @@ def _layer_norm_vjp(g: Any, residuals: Any, needs: Any, *, epsilon: float) -> tu
 
 # The portable definition scales rows of float16 and bfloat16, so that their squares do not overflow.
 register(Kernel("torch.layer_norm", "layer_norm", "torch", supports_wide_floats, _layer_norm_forward, _layer_norm_vjp))
+
+# --- rms_norm --------------------------------------------------------------------------------------------------------
+
+
+def _rms_norm_forward(x: Any, weight: Any, *, epsilon: float, save: bool) -> tuple[Any, Any]:
+    return torch.nn.functional.rms_norm(x, weight.shape, weight, epsilon), None
+
+
+def _rms_norm_supports_vjp(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    return "torch has its derivative for some devices only"
+
+
+register(
+    Kernel(
+        "torch.rms_norm",
+        "rms_norm",
+        "torch",
+        supports_wide_floats,
+        _rms_norm_forward,
+        None,
+        supports_vjp=_rms_norm_supports_vjp,
+    )
+)
 
 # --- embedding -------------------------------------------------------------------------------------------------------
 
