@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import ContextVar, copy_context
 from typing import Any, Generic, TypeVar
 
+from xformer.backends.recording import current_tape
 from xformer.environment import clear_cache, env_value
 from xformer.errors import ConfigError
 
@@ -220,11 +221,12 @@ _IS_WORKER: ContextVar[bool] = ContextVar("is_worker", default=False)
 def parallel_map(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """Return [function(item) for item in items], computed on `num_threads()` threads including this one.
 
-    Worthwhile for code that releases the GIL, as NumPy's loops and matrix products do. Nested calls run serially.
+    Worthwhile for code that releases the GIL, as NumPy's loops and matrix products do. Nested calls run serially; so
+    does a function that `xformer.capture` records, because only its own thread records.
     """
     items = list(items)
     count = _threads_for(items)
-    if count < 2:
+    if count < 2 or current_tape() is not None:
         return [function(item) for item in items]
     if not _pools:
         _pools.append(ThreadPoolExecutor(_MAX_WORKERS, thread_name_prefix="xformer"))

@@ -17,6 +17,7 @@ from xformer.errors import CaptureError
 from xformer.ops import cross_entropy
 from xformer.replay.function import capture_if_repeated
 from xformer.replay.recording import Recording
+from xformer.threads import parallel_map
 from xformer.training import Adam
 from xformer.training.step import train_step
 from xformer.tree import flatten
@@ -290,6 +291,14 @@ def test_recorded_arrays_do_not_leave_the_function():
     assert type(captured(np.ones(2))) is np.ndarray
     assert type(kept[0]) is RecordedArray
     assert type(kept[0] + 1.0) is np.ndarray
+
+
+def test_parallel_map_is_recorded(monkeypatch):
+    monkeypatch.setenv("XFORMER_NUM_THREADS", "2")
+    captured = xf.capture(lambda x: sum(parallel_map(lambda factor: x * factor, [2.0, 3.0])))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a replay that differs
+        assert [float(captured(np.asarray(float(value)))) for value in range(4)] == [0.0, 5.0, 10.0, 15.0]
 
 
 def test_fit_replays_batches_of_one_shape(tmp_path):

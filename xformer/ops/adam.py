@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from xformer.backends import Array, accumulation_dtype, array_namespace
-from xformer.ops.grad_scale import scale_gradient, skip_if_nonfinite
+from xformer.ops.grad_scale import cast_number, scale_gradient, skip_if_nonfinite
 from xformer.ops.operation import Operation
 
 Slot = tuple[Any, Any, Any, Any]  # parameter, gradient, exp_avg, exp_avg_sq
@@ -56,14 +56,15 @@ def _forward(
     donate: bool,
     save: bool,
 ) -> tuple[Any, Any]:
-    xp, (step_size, beta1, beta2, bias_correction2, epsilon, _) = array_namespace(*arrays), settings
+    xp = array_namespace(*arrays)
     results: list[Array] = []
     for (parameter, gradient, *moments), rate in zip(slots(arrays), weight_decay, strict=True):
+        step_size, beta1, beta2, bias_correction2, epsilon, _ = (cast_number(number, moments[0]) for number in settings)
         g = scale_gradient(xp.astype(gradient, moments[0].dtype, copy=False), grad_scale)
         exp_avg = beta1 * moments[0] + (1.0 - beta1) * g
         exp_avg_sq = beta2 * moments[1] + (1.0 - beta2) * (g * g)
         change = step_size * exp_avg / (xp.sqrt(exp_avg_sq * bias_correction2) + epsilon)
-        changed = settings.decay(rate) * xp.astype(parameter, exp_avg.dtype, copy=False) - change
+        changed = cast_number(settings.decay(rate), exp_avg) * xp.astype(parameter, exp_avg.dtype, copy=False) - change
         new = xp.astype(changed, parameter.dtype, copy=False), exp_avg, exp_avg_sq
         results += (skip_if_nonfinite(grad_scale, *pair) for pair in zip((parameter, *moments), new, strict=True))
     return tuple(results), None

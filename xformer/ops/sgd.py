@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xformer.backends import Array, accumulation_dtype, array_namespace
-from xformer.ops.grad_scale import scale_gradient, skip_if_nonfinite
+from xformer.ops.grad_scale import cast_number, scale_gradient, skip_if_nonfinite
 
 
 def sgd(
@@ -12,7 +12,7 @@ def sgd(
     velocity: Array | None,
     grad_scale: Array | None = None,
     *,
-    learning_rate: float,
+    learning_rate: float | Array,
     momentum: float = 0.0,
     nesterov: bool = False,
 ) -> tuple[Array, Array | None]:
@@ -39,5 +39,9 @@ def sgd(
         moved = momentum * velocity + change
         change = change + momentum * moved if nesterov else moved
         velocity = skip_if_nonfinite(grad_scale, velocity, moved)
-    updated = xp.astype(xp.astype(parameter, wide, copy=False) - learning_rate * change, parameter.dtype, copy=False)
+    updated = xp.astype(
+        xp.astype(parameter, wide, copy=False) - cast_number(learning_rate, change) * change,
+        parameter.dtype,
+        copy=False,
+    )
     return skip_if_nonfinite(grad_scale, parameter, updated), velocity

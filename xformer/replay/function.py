@@ -56,12 +56,12 @@ def capture(function: Callable[..., Any], *, donate_argnums: Sequence[int] = ())
     return _wrap(function, _Captured(function, tuple(donate_argnums)))
 
 
-def capture_if_repeated(function: Callable[..., Any]) -> Callable[..., Any]:
+def capture_if_repeated(function: Callable[..., Any], *, donate_argnums: Sequence[int] = ()) -> Callable[..., Any]:
     """Return a function that is recorded at the second call of a signature, if it can be; see `capture`.
 
     Recordings that together take more than a gigabyte are dropped, the least recently used first.
     """
-    return _wrap(function, _Captured(function, (), num_eager=1, is_optional=True))
+    return _wrap(function, _Captured(function, tuple(donate_argnums), num_eager=1, is_optional=True))
 
 
 def _wrap(function: Callable[..., Any], captured: _Captured) -> Callable[..., Any]:

@@ -35,13 +35,12 @@ def share_memory(tape: Tape, results: Iterable[Any]) -> tuple[list[Call], int]:
     memory = memory[-memory.ctypes.data % _ALIGNMENT :][:size]
 
     def move(array: Any) -> Any:
-        root = root_of(array)
-        offset = offsets.get(id(root))
-        if offset is None:
+        shift = shifts.get(id(root_of(array)))
+        if shift is None:
             return array
-        offset += array.ctypes.data - root.ctypes.data
-        return np.ndarray(array.shape, array.dtype, memory, offset, array.strides)
+        return np.ndarray(array.shape, array.dtype, memory, array.ctypes.data + shift, array.strides)
 
+    shifts = {key: offset - roots[key].ctypes.data for key, offset in offsets.items()}
     calls = [Call(call.function, _map(move, call.args), _map(move, call.keywords)) for call in tape.calls]
     return calls, size
 
@@ -112,10 +111,9 @@ def _map(function: Callable[[Any], Any], value: Any) -> Any:
     """Apply a function to the arrays in nested tuples, lists and dicts."""
     if isinstance(value, np.ndarray):
         return function(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map(function, item) for item in value))
     if isinstance(value, tuple | list):
-        return type(value)(_map(function, item) for item in value)
+        items = [_map(function, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
-        return {name: _map(function, item) for name, item in value.items()}
+        return {name: _map(function, item) for name, item in value.items()} if value else value
     return value

@@ -12,6 +12,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from xformer import autodiff
 from xformer.backends import array_namespace, backend_name
 from xformer.random import Rng, split_rng
@@ -42,6 +44,8 @@ def data_parallel(num_workers: int | None = None, *, capture: bool = False) -> V
         differentiate = captured[loss_fn] if capture else autodiff.value_and_grad(loss_fn)
 
         def sharded(model: Any, batch: Any, rng: Rng | None = None, *args: Any) -> tuple[Any, Any]:
+            if capture and is_numpy(model):  # numbers such as the weight of the loss are data of a recording
+                args = tuple(np.asarray(arg) if isinstance(arg, float) else arg for arg in args)
             shards = split_batch(batch, num_workers or num_threads())
             items = list(zip(shards, split_rng(rng, len(shards)), strict=True))
             with blas_threads(1) if len(items) > 1 else contextlib.nullcontext():
@@ -70,5 +74,9 @@ def can_split(batch: Any) -> bool:
 
 def default_num_workers(model: Any) -> int:
     """Return the default number of shards of a batch: one for each thread on NumPy, else 1."""
-    leaves = flatten(model)[0]
-    return num_threads() if backend_name(array_namespace(leaves[0])) == "numpy" else 1
+    return num_threads() if is_numpy(model) else 1
+
+
+def is_numpy(model: Any) -> bool:
+    """Return whether the arrays of a model are those of NumPy."""
+    return backend_name(array_namespace(flatten(model)[0][0])) == "numpy"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import math
@@ -20,6 +21,7 @@ from xformer.errors import CheckpointError, ConfigError, DataError, TrainingErro
 from xformer.ops.quantized import quantized_dtype
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
+from xformer.training.captured_step import CapturedStep
 from xformer.training.checkpoint import TrainingFiles, save_parameters
 from xformer.training.data_parallel import can_split, default_num_workers
 from xformer.training.data_parallel import data_parallel as data_parallel_step
@@ -180,6 +182,7 @@ class TrainingLoop:
         self.count_tokens = num_tokens or (lambda batch: getattr(batch, "num_tokens", 1))
         self._autocast_loss = autocast(precision, loss_fn)
         self._value_and_grad = data_parallel_step(self.num_workers, capture=capture)
+        self._train_step = CapturedStep(self.num_workers) if capture else functools.partial(train_step, donate=True)
         self._scaler = GradScaler.init(precision)
         self._rng = Rng(seed).fold("training", "dropout")
         self._minutes, self._start_time = 0.0, time.monotonic()
@@ -340,7 +343,7 @@ class TrainingLoop:
             raise DataError(f"the batch of step {step} has {num_tokens} tokens; expected at least 1")
         like = flatten(self._model)[0][0]
         xp = array_namespace(like)
-        result = train_step(
+        result = self._train_step(
             map_arrays(_copy, self._model) if self._is_shared else self._model,
             self.state,
             batches,
@@ -352,7 +355,6 @@ class TrainingLoop:
             loss_scale=loss_scale,
             num_tokens=num_tokens,
             value_and_grad=self._value_and_grad,
-            donate=True,
         )
         # Reading the loss waits for the GPU; by now the whole step has been launched.
         loss, grad_norm = float(result.loss), float(result.grad_norm)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from xformer import autodiff
 from xformer.backends import Array, array_namespace
 from xformer.errors import ConfigError
+from xformer.ops.grad_scale import cast_number
 from xformer.ops.squared_norm import squared_norm
 from xformer.random import Rng, split_rng
 from xformer.tree import flatten, is_array, map_arrays
@@ -38,7 +39,8 @@ class _Weighted:
     loss_fn: Loss
 
     def __call__(self, model: Any, batch: Any, rng: Rng | None, weight: float | Array) -> Array:
-        return weight * self.loss_fn(model, batch, rng)
+        loss = self.loss_fn(model, batch, rng)
+        return cast_number(weight, loss) * loss
 
 
 def train_step(
@@ -52,7 +54,7 @@ def train_step(
     learning_rate: float | Array,
     max_grad_norm: float = math.inf,
     loss_scale: float | Array = 1.0,
-    num_tokens: int | None = None,
+    num_tokens: int | Array | None = None,
     value_and_grad: ValueAndGrad = autodiff.value_and_grad,
     donate: bool = False,
 ) -> StepResult:

@@ -74,12 +74,11 @@ def three_threads(monkeypatch):
 
 def awake(helpers):
     """Wake helpers, and wait until they poll for a job."""
-    for _ in range(500):
+    deadline = time.monotonic() + 60.0
+    while pool._pool().state[kernels.AWAKE] < helpers:
+        assert time.monotonic() < deadline, "the helpers did not wake up"
         pool._pool().wake(helpers)
-        if pool._pool().state[kernels.AWAKE] >= helpers:
-            return
         time.sleep(0.0001)
-    pytest.fail("the helpers did not wake up")
 
 
 def helped():

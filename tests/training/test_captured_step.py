@@ -1,0 +1,79 @@
+"""Captured steps of `fit` make the bits of steps that are not captured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from xformer import Transformer, TransformerConfig, fit, schedules
+from xformer.backends import array_namespace
+from xformer.errors import TrainingError
+from xformer.ops import cross_entropy
+from xformer.training import SGD, Adafactor, Adam, AdamW
+from xformer.tree import flatten
+
+CONFIG = TransformerConfig(source_vocab_size=13, target_vocab_size=11, d_model=8, num_heads=2, d_ff=12,
+                           num_encoder_layers=1, num_decoder_layers=1, dropout=0.1)  # fmt: skip
+RNG = np.random.default_rng(0)
+BATCHES = [tuple(RNG.integers(3, 11, (3, 2, 5))) for _ in range(4)]
+
+
+class Mine(Adam):
+    """An optimizer of the user."""
+
+
+def train(capture, steps=8, optimizer=None, scale=1.0, **options):
+    """Return the bytes of all results, and the number of calls of the loss."""
+    calls = []
+
+    def loss_fn(model, batch, rng):
+        calls.append(1)
+        source, target, labels = batch
+        losses = cross_entropy(model(source, target, rng=rng), labels)
+        return array_namespace(losses).sum(losses) * scale
+
+    model, history = fit(
+        Transformer(CONFIG, seed=1), loss_fn, BATCHES, optimizer=optimizer or Adam(), steps=steps, capture=capture,
+        learning_rate=schedules.cosine(0.01, warmup_steps=3, total_steps=12), max_grad_norm=0.5, data_parallel=1,
+        num_tokens=lambda batch: int(batch[0][0].sum()), **options,
+    )  # fmt: skip
+    numbers = [(event.loss, event.grad_norm, event.learning_rate, event.loss_scale) for event in history]
+    return (numbers, [leaf.tobytes() for leaf in flatten(model)[0]]), len(calls)
+
+
+@pytest.mark.parametrize("mode", ["auto", "no-jit", "portable"])
+@pytest.mark.parametrize("optimizer", [Adam(), AdamW(weight_decay=0.1), SGD(), SGD(momentum=0.0)], ids=repr)
+def test_one_recording_serves_all_steps(monkeypatch, optimizer, mode):
+    monkeypatch.setenv("XFORMER_KERNELS", mode)
+    (actual, num_calls), (expected, _) = (train(capture, optimizer=optimizer) for capture in (True, False))
+    assert actual == expected
+    assert num_calls == 3  # called, recorded, compared
+
+
+@pytest.mark.parametrize("options", [{"optimizer": Adafactor()}, {"optimizer": Mine()}], ids=["adafactor", "mine"])
+def test_the_update_of_other_optimizers_is_called(options):
+    assert train(True, **options)[0] == train(False, **options)[0]
+
+
+OPTIONS = {
+    "float16": {"precision": "float16"},
+    "overflow": {"precision": "float16", "scale": 3e3},
+    "accumulation": {"grad_accumulation": 2},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_precision_and_accumulation(options):
+    assert train(True, **options)[0] == train(False, **options)[0]
+
+
+def test_a_resumed_run_makes_the_same_bits(tmp_path):
+    expected = train(False)[0]
+    numbers, _ = train(True, steps=4, run_dir=tmp_path)[0]
+    assert numbers == expected[0][:4]
+    assert train(True, run_dir=tmp_path)[0][1] == expected[1]
+
+
+def test_a_loss_that_is_not_finite_ends_training():
+    with pytest.raises(TrainingError, match="the loss is nan"):
+        train(True, scale=np.nan)

@@ -1,0 +1,80 @@
+"""The whole training step on NumPy, recorded once for each shape and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from xformer.random import Rng
+from xformer.replay.function import capture_if_repeated
+from xformer.training.data_parallel import can_split, is_numpy
+from xformer.training.optimizers import SGD, Adam, AdamW
+from xformer.training.step import StepResult, train_step
+from xformer.tree import flatten
+
+# Larger models gain nothing, and the comparison of the first replay copies the model and the state.
+_MAX_ELEMENTS = 2**24
+
+
+class CapturedStep:
+    """A replacement of `train_step` that replays the steps of a small model on NumPy, with the same bits.
+
+    The model and the state are updated in place, and the numbers that change are arrays, so that one recording serves
+    all steps whose batches have the same shapes. Batches that are split, and optimizers of the user, get `train_step`.
+
+    Args:
+        num_workers: Number of shards of a batch.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._step = capture_if_repeated(_step_in_place, donate_argnums=(0, 1))
+
+    def __call__(
+        self,
+        model: Any,
+        state: Any,
+        batches: Sequence[Any],
+        rng: Rng | None,
+        *,
+        optimizer: Any,
+        learning_rate: float,
+        num_tokens: int,
+        **options: Any,
+    ) -> StepResult:
+        """Make one update; see `train_step`. The model and the state must be donated."""
+        options["optimizer"] = optimizer
+        is_sharded = self._num_workers > 1 and any(map(can_split, batches))
+        if is_sharded or type(optimizer) not in (Adam, AdamW, SGD) or not _is_small(model):
+            return train_step(
+                model, state, batches, rng, learning_rate=learning_rate, num_tokens=num_tokens, donate=True, **options
+            )
+        numbers = (np.asarray(float(number)) for number in (state.step, learning_rate, num_tokens))
+        loss, grad_norm = self._step(model, state._replace(step=None), batches, rng, *numbers, **options)
+        return StepResult(model, state._replace(step=state.step + 1), loss, grad_norm)
+
+
+def _is_small(model: Any) -> bool:
+    return is_numpy(model) and sum(leaf.size for leaf in flatten(model)[0]) <= _MAX_ELEMENTS
+
+
+def _step_in_place(
+    model: Any, state: Any, batches: Any, rng: Any, step: Any, learning_rate: Any, num_tokens: Any, **options: Any
+) -> tuple[Any, Any]:
+    """Write the update into the arrays of the model and the state; return the loss and the norm of the gradient."""
+    result = train_step(
+        model,
+        state._replace(step=step),
+        batches,
+        rng,
+        learning_rate=learning_rate,
+        num_tokens=num_tokens,
+        donate=True,
+        **options,
+    )
+    for old, new in zip(flatten((model, state))[0], flatten((result.model, result.state[1:]))[0], strict=True):
+        if not np.may_share_memory(old, new):
+            old[...] = new
+    return result.loss, result.grad_norm
