@@ -34,8 +34,8 @@ def train(capture, steps=8, optimizer=None, scale=1.0, **options):
 
     model, history = fit(
         Transformer(CONFIG, seed=1), loss_fn, BATCHES, optimizer=optimizer or Adam(), steps=steps, capture=capture,
-        learning_rate=schedules.cosine(0.01, warmup_steps=3, total_steps=12), max_grad_norm=0.5, data_parallel=1,
-        num_tokens=lambda batch: int(batch[0][0].sum()), **options,
+        learning_rate=schedules.cosine(0.01, warmup_steps=3, total_steps=12), max_grad_norm=0.5,
+        num_tokens=lambda batch: int(batch[0][0].sum()), **{"data_parallel": 1} | options,
     )  # fmt: skip
     numbers = [(event.loss, event.grad_norm, event.learning_rate, event.loss_scale) for event in history]
     return (numbers, [leaf.tobytes() for leaf in flatten(model)[0]]), len(calls)
@@ -77,3 +77,17 @@ def test_a_resumed_run_makes_the_same_bits(tmp_path):
 def test_a_loss_that_is_not_finite_ends_training():
     with pytest.raises(TrainingError, match="the loss is nan"):
         train(True, scale=np.nan)
+
+
+class Splittable(tuple):
+    """A batch of the user that is split into shards."""
+
+    def split(self, count):
+        return [Splittable(part[i : i + 1] for part in self) for i in range(count)]
+
+
+def test_shards_are_replayed_whatever_the_number_of_tokens(monkeypatch):
+    monkeypatch.setitem(globals(), "BATCHES", list(map(Splittable, BATCHES)))
+    (actual, num_calls), (expected, _) = (train(capture, data_parallel=2) for capture in (True, False))
+    assert actual == expected
+    assert num_calls < 2 * 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ class Recording:
         self._build = _builder(
             result,
             [array for array in arrays_of((args, keywords)) if id(array) not in is_data],
-            [arg for arg in (*args, *keywords.values()) if isinstance(arg, Module)],
+            list(_modules_of((*args, *keywords.values()))),
         )
         self.result = self._build()
 
@@ -108,6 +108,9 @@ def _builder(result: Any, inputs: Sequence[Any], modules: Sequence[Module]) -> C
     known = {_memory(array): array for array in inputs}
 
     def visit(tree: Any) -> Callable[[], Any]:
+        if isinstance(tree, tuple | list):
+            items = [visit(item) for item in tree]
+            return lambda: rebuild_sequence(tree, (build() for build in items))
         leaves, rebuild = flatten(tree)
         arrays = [known.get(_memory(leaf)) for leaf in leaves]
         if all(array is not None for array in arrays):
@@ -115,13 +118,19 @@ def _builder(result: Any, inputs: Sequence[Any], modules: Sequence[Module]) -> C
             same = (module for module in modules if list(map(id, flatten(module)[0])) == list(map(id, arrays)))
             constant = next(same, constant) if isinstance(tree, Module) else constant
             return lambda: constant
-        if isinstance(tree, tuple | list):
-            items = [visit(item) for item in tree]
-            return lambda: rebuild_sequence(tree, (build() for build in items))
         pairs = list(zip(leaves, arrays, strict=True))
         return lambda: rebuild([array_copy(leaf) if array is None else array for leaf, array in pairs])
 
     return visit(result)
+
+
+def _modules_of(value: Any) -> Iterator[Module]:
+    """Yield the outermost Modules of arguments, such as the model and the moments in the state of an optimizer."""
+    if isinstance(value, Module):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _modules_of(item)
 
 
 def array_copy(array: Any) -> Any:

@@ -66,7 +66,7 @@ def _step_in_place(
     """Write the update into the arrays of the model and the state; return the loss and the norm of the gradient."""
     result = train_step(
         model,
-        state._replace(step=step),
+        state._replace(step=step.copy()),  # donated, so the optimizer counts it up in place
         batches,
         rng,
         learning_rate=learning_rate,

@@ -15,7 +15,7 @@ from xformer.config import Config, option
 from xformer.ops.adafactor import adafactor, zero_factors
 from xformer.ops.adam import adam, zero_moment
 from xformer.ops.sgd import sgd
-from xformer.tree import flatten, map_arrays
+from xformer.tree import flatten, is_array, map_arrays
 
 
 class Optimizer(Protocol):
@@ -87,11 +87,12 @@ class Adam(_Hyperparameters):
     ) -> tuple[Any, AdamState]:
         """Make one update; see `Optimizer.update`."""
         leaves, rebuild = flatten(model)
+        step = _next_step(state.step, donate)
         (exp_avg, with_exp_avg), (exp_avg_sq, with_exp_avg_sq) = flatten(state.exp_avg), flatten(state.exp_avg_sq)
         updated = adam(
             list(zip(leaves, flatten(grads)[0], exp_avg, exp_avg_sq, strict=True)),
             learning_rate=learning_rate,
-            step=state.step + 1,
+            step=step,
             beta1=self.beta1,
             beta2=self.beta2,
             epsilon=self.epsilon,
@@ -100,7 +101,7 @@ class Adam(_Hyperparameters):
             donate=donate,
         )
         parameters, exp_avg, exp_avg_sq = _columns(updated, 3)
-        return rebuild(parameters), AdamState(state.step + 1, with_exp_avg(exp_avg), with_exp_avg_sq(exp_avg_sq))
+        return rebuild(parameters), AdamState(step, with_exp_avg(exp_avg), with_exp_avg_sq(exp_avg_sq))
 
     def decay(self, parameter: Array) -> float:
         """Return the weight decay of a parameter: 0."""
@@ -158,7 +159,8 @@ class SGD(_Hyperparameters):
         options: Any = {"learning_rate": learning_rate, "momentum": self.momentum, "nesterov": self.nesterov}
         slots = zip(leaves, flatten(grads)[0], velocities, strict=True)
         parameters, velocity = _columns([sgd(*slot, grad_scale, **options) for slot in slots], 2)
-        return rebuild(parameters), SGDState(state.step + 1, None if state.velocity is None else rebuild(velocity))
+        step = _next_step(state.step, donate)
+        return rebuild(parameters), SGDState(step, None if state.velocity is None else rebuild(velocity))
 
 
 class AdafactorState(NamedTuple):
@@ -213,7 +215,7 @@ class Adafactor(_Hyperparameters):
     ) -> tuple[Any, AdafactorState]:
         """Make one update; see `Optimizer.update`."""
         leaves, rebuild = flatten(model)
-        step = state.step + 1
+        step = _next_step(state.step, donate)
         options: Any = {
             "step_size": min(learning_rate, 1.0 / math.sqrt(step)) if self.relative_step else learning_rate,
             "beta2": 1.0 - math.pow(step, self.beta2_decay),
@@ -241,6 +243,14 @@ def _factors(leaves: Sequence[Array], state: AdafactorState) -> Iterator[tuple[A
     row, column, variance = (iter(flatten(tree)[0]) for tree in (state.row, state.column, state.variance))
     for leaf in leaves:
         yield (None, None, next(variance)) if len(leaf.shape) < 2 else (next(row), next(column), None)
+
+
+def _next_step(step: Any, donate: bool) -> Any:
+    """Return the number of this update; a donated array is counted up in place, so that a captured step finds it."""
+    if donate and is_array(step):
+        step += 1
+        return step
+    return step + 1
 
 
 def _decay(parameter: Array, weight_decay: float, decay_all: bool) -> float:
