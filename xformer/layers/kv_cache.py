@@ -27,7 +27,7 @@ class KVCache:
 
     def __init__(self, key: Array | None = None, value: Array | None = None) -> None:
         self._key, self._value = key, value
-        self._length = 0 if key is None else int(key.shape[2])
+        self._length = 0 if key is None else key.shape[2]
         self.is_own = False
 
     @property
@@ -56,7 +56,7 @@ class KVCache:
             self._key = _concat_in_place(self._key, self._length, key)
             self._value = _concat_in_place(self._value, self._length, value)
             self.is_own = is_writable(key)
-        self._length += int(key.shape[2])
+        self._length += key.shape[2]
         return self._valid(self._key), self._valid(self._value)
 
     def reorder(self, rows: Array) -> None:
@@ -77,7 +77,7 @@ class KVCache:
 
 def _concat_in_place(old: Array, length: int, new: Array) -> Array:
     """Write new tokens after the first `length` ones of `old`, if possible in place."""
-    xp, end = array_namespace(old, new), length + int(new.shape[2])
+    xp, end = array_namespace(old, new), length + new.shape[2]
     fits = old.dtype == new.dtype and old[:, :, :0, :].shape == new[:, :, :0, :].shape  # else concat raises
     if not (is_writable(old) and fits):
         return xp.concat([old[:, :, :length, :], new], axis=2)

@@ -23,7 +23,6 @@ from xformer.backends import (
     base_namespace,
     device,
     dtype_name,
-    from_host,
     is_half_precision,
 )
 from xformer.errors import ConfigError, ShapeError
@@ -63,9 +62,7 @@ def _cached_sinusoidal_table(length: int, d_model: int, dtype: str, layout: str)
     else:
         table[:, : sine.shape[1]] = sine
         table[:, sine.shape[1] : 2 * sine.shape[1]] = cosine[:, : d_model - sine.shape[1]]
-    table = table.astype(dtype)
-    table.flags.writeable = False  # callers get views of it
-    return table
+    return _read_only(table.astype(dtype))
 
 
 def sinusoidal(
@@ -95,16 +92,26 @@ def sinusoidal(
     Returns:
         Array of shape (length, d_model), for the positions start .. start + length - 1.
     """
-    # Tables have a power of two of rows, so that growing sentences share a few of them.
-    rows = _MIN_TABLE_ROWS
-    while rows < start + length:  # torch.compile traces it for any length
-        rows *= 2
     name = "float32" if is_half_precision(dtype) else dtype_name(dtype)
-    arguments = rows, d_model, name, layout
+    arguments = _table_rows(start + length), d_model, name, layout
     base = base_namespace(xp)
     return backend_of(base).rows_of_table(
         base, _sinusoidal_table, arguments, slice(start, start + length), dtype, device
     )
+
+
+def _table_rows(length: int) -> int:
+    """Return a power of two that is at least `length`: growing sentences share a few tables."""
+    rows = _MIN_TABLE_ROWS
+    while rows < length:  # torch.compile traces it for any length
+        rows *= 2
+    return rows
+
+
+def _read_only(table: Any) -> Any:
+    """Forbid writing to a cached table: callers get views of it."""
+    table.flags.writeable = False
+    return table
 
 
 class Sinusoidal(Module):
@@ -317,9 +324,45 @@ class Rotary(Module):
             start: First position.
             like: Array of the library, dtype and device.
         """
-        frequencies, magnitude = rope_frequencies(self.features, self.base, self.scaling, start + length)
-        angle = np.arange(start, start + length, dtype=np.float64)[:, None] * frequencies
-        return Rotation(_as_array(magnitude * np.cos(angle), like), _as_array(magnitude * np.sin(angle), like))
+        xp, end = base_namespace(array_namespace(like)), start + length
+        name = "float64" if is_half_precision(like.dtype) else dtype_name(like.dtype)
+        scaling = tuple((key, tuple(x) if isinstance(x, list) else x) for key, x in (self.scaling or {}).items())
+
+        def rows(function: str, num_positions: int) -> Array:
+            arguments = function, _table_rows(end), self.features, self.base, scaling, num_positions, name
+            return backend_of(xp).rows_of_table(
+                xp, _rotary_table, arguments, slice(start, end), like.dtype, device(like)
+            )
+
+        if self.scaling is None or self.scaling.get("rope_type") != "longrope":
+            return Rotation(rows("cos", 1), rows("sin", 1))
+        short = self.scaling["original_max_position_embeddings"]
+        is_long = xp.asarray(end, device=device(like)) > short  # an array: other lengths may use the same graph
+        cosine, sine = (
+            xp.where(is_long, rows(function, short + 1), rows(function, short)) for function in ("cos", "sin")
+        )
+        return Rotation(cosine, sine)
+
+
+def _rotary_table(*arguments: Any) -> Array:
+    """Return a table from the cache; see `_sinusoidal_table`."""
+    return _cached_rotary_table(*arguments)
+
+
+@functools.cache
+def _cached_rotary_table(
+    function: str,
+    rows: int,
+    features: int,
+    base: float,
+    scaling: tuple[tuple[str, Any], ...],
+    num_positions: int,
+    dtype: str,
+) -> Array:
+    """Compute cosines or sines of rotary positions on the host in float64 and round them once."""
+    frequencies, magnitude = rope_frequencies(features, base, dict(scaling) or None, num_positions)
+    angle = np.arange(rows, dtype=np.float64)[:, None] * frequencies
+    return _read_only((magnitude * getattr(np, function)(angle)).astype(dtype))
 
 
 def rope_frequencies(features: int, base: float, scaling: dict[str, Any] | None, length: int) -> tuple[Any, float]:
@@ -446,8 +489,23 @@ class ALiBi(Module):
 
     def terms(self, queries: int, keys: int, like: Array) -> PositionTerms:
         """Return the bias (heads, queries, keys); see `RelativePositions.terms`."""
-        bias = -np.asarray(self.slopes)[:, None, None] * np.abs(_distances(queries, keys))
-        return PositionTerms(bias=_as_array(bias, like))
+        xp = base_namespace(array_namespace(like))
+        arguments = _table_rows(keys), tuple(self.slopes), dtype_name(like.dtype)
+        table = backend_of(xp).rows_of_table(xp, _alibi_table, arguments, slice(None), like.dtype, device(like))
+        distances = xp.reshape(xp.abs(_distances(xp, queries, keys, device(like))), (queries * keys,))
+        return PositionTerms(bias=xp.reshape(xp.take(table, distances, axis=1), (self.num_heads, queries, keys)))
+
+
+def _alibi_table(*arguments: Any) -> Array:
+    """Return a table from the cache; see `_sinusoidal_table`."""
+    return _cached_alibi_table(*arguments)
+
+
+@functools.cache
+def _cached_alibi_table(rows: int, slopes: tuple[float, ...], dtype: str) -> Array:
+    """Compute the bias of each head and distance, (heads, rows), in float64 and round it once."""
+    bias = -np.asarray(slopes)[:, None] * np.arange(rows)
+    return _read_only(bias.astype("float64" if dtype in ("float16", "bfloat16") else dtype))
 
 
 class RelativeBias(Module):
@@ -482,23 +540,34 @@ class RelativeBias(Module):
 
     def terms(self, queries: int, keys: int, like: Array) -> PositionTerms:
         """Return the bias (heads, queries, keys); see `RelativePositions.terms`."""
-        buckets = _buckets(_distances(queries, keys), self.weight.shape[0], self.max_distance, self.bidirectional)
-        xp = array_namespace(self.weight)
-        ids = from_host(base_namespace(xp), buckets, device=device(self.weight))
-        return PositionTerms(bias=xp.permute_dims(embedding(self.weight, ids), (2, 0, 1)))
+        xp, rows = array_namespace(self.weight), _table_rows(keys)
+        base, at = base_namespace(xp), device(self.weight)
+        arguments = rows, self.weight.shape[0], self.max_distance, self.bidirectional
+        table = backend_of(base).rows_of_table(base, _bucket_table, arguments, slice(None), None, at)
+        distances = base.reshape(_distances(base, queries, keys, at), (queries * keys,))
+        buckets = base.reshape(base.take(table, distances + (rows - 1), axis=0), (queries, keys))
+        return PositionTerms(bias=xp.permute_dims(embedding(self.weight, buckets), (2, 0, 1)))
 
 
-def _as_array(values: Any, like: Array) -> Array:
-    return from_host(base_namespace(array_namespace(like)), values, dtype=like.dtype, device=device(like))
+def _distances(xp: Namespace, queries: int, keys: int, device: Device) -> Array:
+    """Return key position minus query position, (queries, keys)."""
+    query = xp.reshape(xp.arange(keys - queries, keys, device=device), (queries, 1))
+    return xp.reshape(xp.arange(keys, device=device), (1, keys)) - query
 
 
-def _distances(queries: int, keys: int) -> Any:
-    """Return key position minus query position, (queries, keys), on the host."""
-    return np.arange(keys)[None, :] - np.arange(keys - queries, keys)[:, None]
+def _bucket_table(*arguments: Any) -> Array:
+    """Return a table from the cache; see `_sinusoidal_table`."""
+    return _cached_bucket_table(*arguments)
+
+
+@functools.cache
+def _cached_bucket_table(rows: int, num_buckets: int, max_distance: int, bidirectional: bool) -> Array:
+    """Return the buckets of the distances 1 - rows, ..., rows - 1."""
+    return _read_only(_buckets(np.arange(1 - rows, rows), num_buckets, max_distance, bidirectional))
 
 
 def _buckets(distance: Any, num_buckets: int, max_distance: int, bidirectional: bool) -> Any:
-    """Return T5's bucket of each distance, (queries, keys) integers on the host."""
+    """Return T5's bucket of each distance, integers on the host."""
     first = np.zeros_like(distance)
     if bidirectional:
         num_buckets //= 2

@@ -143,7 +143,10 @@ class StaticCache(DecodingCache):
             LayerCache(static, old.cross_attention) for static, old in zip(self._caches, cache.layers, strict=True)
         ]
         self._position_embeddings = layer.position_embeddings(max_length, like)
-        self._position_terms = position_terms(positions, max_length - cache.length, max_length, like)
+        rotation, bias = position_terms(positions, max_length - cache.length, max_length, like)
+        if rotation is not None:  # rows of a table that other caches use
+            rotation = Rotation(*(xp.asarray(angle, copy=True) for angle in rotation))
+        self._position_terms = PositionTerms(rotation, bias)
         self._range = xp.arange(max_length, dtype=xp.int64, device=like_device)
 
     def arrays(self) -> list[Array | None]:

@@ -76,7 +76,10 @@ def as_lengths(lengths: Any, batch: int, like: Array) -> Array:
         ShapeError: For other shapes or dtypes.
     """
     xp = base_namespace(array_namespace(like))
-    array = from_host(xp, lengths if is_array(lengths) else list(lengths), device=device(like))
+    if is_array(lengths) and backend_name(array_namespace(lengths)) == backend_name(xp):
+        array = lengths
+    else:
+        array = from_host(xp, lengths if is_array(lengths) else list(lengths), device=device(like))
     if tuple(array.shape) != (batch,) or not is_integer(array.dtype):
         raise ShapeError(
             f"lengths has shape {tuple(array.shape)} and dtype {dtype_name(array.dtype)}; "
