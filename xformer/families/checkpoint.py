@@ -200,7 +200,7 @@ def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, mode
     family, values = _writable_family(model, model_type)
     _write(model, family, values, Path(directory))
     if isinstance(model, LanguageModel | Transformer):
-        write_json(Path(directory) / "generation_config.json", _generation_config(model))
+        write_json(Path(directory) / "generation_config.json", generation_config(model))
 
 
 def save_with_config(model: BaseModel, config_path: Path, directory: Path) -> str:
@@ -241,7 +241,7 @@ def _write(model: BaseModel, family: Family, values: dict[str, Any], directory: 
     write_json(directory / "config.json", values)
 
 
-def _generation_config(model: BaseModel) -> dict[str, Any]:
+def generation_config(model: BaseModel) -> dict[str, Any]:
     """Return the values of generation_config.json: special tokens and suppressed ones."""
     c = model.config
     start = {"decoder_start_token_id": c.bos_id} if isinstance(model, Transformer) else {"bos_token_id": c.bos_id}

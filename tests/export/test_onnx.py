@@ -1,0 +1,173 @@
+"""Exported ONNX files compute what the model computes, at any length, and decode as it does."""
+
+import json
+
+import numpy as np
+import pytest
+
+import xformer as xf
+from xformer.errors import BackendError, ConfigError
+from xformer.tree import replace
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("spox")
+
+from xformer.export import onnx as export  # noqa: E402
+from xformer.export.onnx import export_onnx  # noqa: E402
+
+SMALL = {"d_model": 24, "num_heads": 4, "d_ff": 20}
+TRANSLATOR = {
+    **SMALL,
+    "source_vocab_size": 61,
+    "target_vocab_size": 61,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 2,
+    "share_embeddings": True,
+}
+LANGUAGE_MODEL = {**SMALL, "vocab_size": 61, "num_layers": 2}
+LLAMA = {
+    "norm": "rms",
+    "activation": "swiglu",
+    "positions": "rotary",
+    "attention_bias": False,
+    "feed_forward_bias": False,
+    "num_key_value_heads": 2,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2],
+    "long_factor": [2.0, 3.0, 4.0],
+    "original_max_position_embeddings": 50,
+    "factor": 4.0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+TRANSLATORS = {
+    "default": {},
+    "post": {"norm_position": "post", "positions": "learned", "max_positions": 80, "output_bias": True},
+    "sandwich": {"norm_position": "sandwich", "positions": "none", "activation": "gelu", "norm_bias": False},
+    "t5": {
+        "norm": "rms",
+        "positions": "relative",
+        "activation": "geglu_tanh",
+        "attention_bias": False,
+        "scale_output": True,
+        "scale_embeddings": False,
+    },
+    "alibi": {"positions": "alibi", "activation": "geglu", "norm": "max_scaled", "num_heads": 6},
+    "rotary": {**LLAMA, "rope_scaling": LLAMA3, "tie_output": False, "share_embeddings": False, "qk_norm": True},
+    "copy": {"copy": True, "num_key_value_heads": 1, "window": 4, "sinusoidal_layout": "halves"},
+    "length": {"length_encoding": True, "scale_positions": True, "embedding_norm": True, "attention_softcap": 5.0},
+    "no padding": {"pad_id": None, "sinusoidal_layout": "fairseq", "activation": "silu"},
+}
+LANGUAGE_MODELS = {
+    "default": {},
+    "gpt2": {"activation": "gelu_tanh", "positions": "learned", "max_positions": 90, "pad_id": 2},
+    "llama": {**LLAMA, "rope_scaling": YARN, "pad_id": None},
+    "phi3": {**LLAMA, "rope_scaling": LONGROPE, "rotary_fraction": 1.0, "attention_scale": 0.3},
+    "gptj": {"positions": "rotary", "parallel_residual": True, "rotary_fraction": 0.5, "head_dim": 8},
+    "gemma2": {
+        **LLAMA,
+        "norm_position": "sandwich",
+        "window": 5,
+        "layer_types": ("sliding_attention", "full_attention"),
+        "rope_local_theta": 100.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "attention_softcap": 5.0,
+        "logits_softcap": 10.0,
+    },
+    "bloom": {"positions": "alibi", "embedding_norm": True},
+    "relative": {"positions": "relative", "relative_buckets": 8, "relative_max_distance": 20},
+}
+
+
+def random_model(config):
+    """Return a model whose biases and norms are random too."""
+    models = (xf.SpeechTransformer, xf.Transformer, xf.LanguageModel, xf.Encoder, xf.ImageEncoder)
+    model = next(cls for cls in models if isinstance(config, cls.config_class))(config)
+    rng = np.random.default_rng(0)
+    noise = {name: x + 0.2 * rng.standard_normal(x.shape) for name, x in model.named_parameters()}
+    return replace(model, {name: x.astype(np.float32) for name, x in noise.items()})
+
+
+class Session:
+    """An ONNX file, called with arrays by name; it ignores those that it does not take."""
+
+    def __init__(self, path):
+        self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        self.inputs = {x.name for x in self.session.get_inputs()}
+        self.outputs = [x.name for x in self.session.get_outputs()]
+
+    def __call__(self, **arrays):
+        arrays = {name: x for name, x in arrays.items() if name in self.inputs}
+        return dict(zip(self.outputs, self.session.run(None, arrays), strict=True))
+
+
+def empty_past(session, batch):
+    shapes = {x.name: x.shape for x in session.session.get_inputs() if x.name.startswith("past_")}
+    return {name: np.zeros((batch, shape[1], 0, shape[3]), np.float32) for name, shape in shapes.items()}
+
+
+def decode_greedily(step, tokens, fixed, expected_logits, steps):
+    """Feed tokens that ONNX chooses to both, and compare their logits: the choices agree up to ties."""
+    past = empty_past(step, len(tokens))
+    for _ in range(steps):
+        outputs = step(tokens=tokens, **fixed, **past)
+        logits = expected_logits(tokens)
+        np.testing.assert_allclose(outputs["logits"], logits, rtol=0, atol=2e-4)
+        tokens = np.argmax(outputs["logits"], axis=-1)[:, None]
+        assert np.all(np.take_along_axis(logits, tokens, 1)[:, 0] > logits.max(axis=1) - 1e-3)
+        past = {name.replace("present", "past"): x for name, x in outputs.items() if name.startswith("present")}
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_a_translator(name, tmp_path):
+    model = random_model(xf.TransformerConfig(**{**TRANSLATOR, **TRANSLATORS[name]}))
+    exported = export_onnx(model, tmp_path)
+    assert exported.difference < 1e-4
+    encode, step = Session(tmp_path / "encoder.onnx"), Session(tmp_path / "step.onnx")
+    source, lengths = np.asarray([[5, 6, 7, 9, 2], [9, 4, 2, 0, 0]]), np.asarray([4, 9])
+    fixed = {**encode(source=source), "source": source, "lengths": lengths}
+    cache = model.prefill(source, lengths=lengths if model.config.length_encoding else None)
+    decode_greedily(step, np.ones((2, 1), int), fixed, lambda tokens: model.decode_step(tokens, cache), 8)
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_a_language_model(name, tmp_path):
+    model = random_model(xf.LanguageModelConfig(**{**LANGUAGE_MODEL, **LANGUAGE_MODELS[name]}))
+    assert export_onnx(model, tmp_path).difference < 1e-4
+    cache = model.init_cache(2)
+    prompts = np.random.default_rng(0).integers(3, 61, (2, 47))  # steps pass the short positions of longrope
+    step = Session(tmp_path / "step.onnx")
+    decode_greedily(step, prompts, {}, lambda tokens: model.decode_step(tokens, cache), 8)
+
+
+ENCODER = {**SMALL, "vocab_size": 61, "num_layers": 1, "positions": "learned", "max_positions": 80}
+OTHERS = {
+    "classifier": xf.EncoderConfig(**ENCODER, num_token_types=2, pooler="tanh", num_labels=3, norm_position="post"),
+    "masked": xf.EncoderConfig(**ENCODER, masked_lm=True),
+    "image": xf.ImageEncoderConfig(**SMALL, image_size=8, patch_size=4, num_layers=1, pooler="relu", num_labels=3),
+    "encoder": xf.TransformerConfig(**{**TRANSLATOR, "num_decoder_layers": 0}),
+    "speech": xf.SpeechTransformerConfig(
+        **SMALL,
+        source_vocab_size=5,
+        target_vocab_size=61,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        positions="learned",
+        max_source_positions=80,
+        max_positions=90,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models(name, tmp_path):
+    assert export_onnx(random_model(OTHERS[name]), tmp_path).difference < 1e-4

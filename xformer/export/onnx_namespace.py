@@ -1,0 +1,598 @@
+"""An Array API namespace whose functions append nodes to an ONNX graph.
+
+A model whose parameters are arrays of this namespace does not compute: its forward code writes the graph. A size that
+may differ between calls is a `Dim`, an integer that also knows how to compute it from the shapes of the inputs. Its
+value as an integer is the largest one that the graph supports, so that tables of positions get enough rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import spox.opset.ai.onnx.v23 as op
+from spox import Tensor, Var, argument
+from spox._future import initializer
+
+from xformer.backends.array_types import Device, DType, Namespace
+from xformer.backends.backend import Backend, register_backend
+from xformer.errors import BackendError
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+class Symbol:
+    """A size of an input, or a rounded quotient of sizes.
+
+    Args:
+        name: Name of the size, e.g. "batch".
+        vector: Size in the graph, integers (1,).
+    """
+
+    def __init__(self, name: str, vector: Var) -> None:
+        self.name = name
+        self.vector = vector
+
+
+Terms = dict[tuple[Symbol, ...], int]  # a polynomial: products of symbols, sorted by name, and their coefficients
+
+
+class Dim(int):
+    """A size that depends on the inputs: a polynomial of symbols.
+
+    Attributes:
+        terms: The polynomial.
+    """
+
+    terms: Terms
+
+    def __add__(self, other: int) -> Any:
+        terms = dict(self.terms)
+        for product, count in _terms(other).items():
+            terms[product] = terms.get(product, 0) + count
+        return size(int(self) + int(other), terms)
+
+    def __mul__(self, other: int) -> Any:
+        terms: Terms = {}
+        for first, a in self.terms.items():
+            for second, b in _terms(other).items():
+                product = tuple(sorted((*first, *second), key=lambda symbol: symbol.name))
+                terms[product] = terms.get(product, 0) + a * b
+        return size(int(self) * int(other), terms)
+
+    def __floordiv__(self, other: int) -> Any:
+        return size(int(self) // int(other), _quotient(self, other))
+
+    def __rfloordiv__(self, other: int) -> Any:
+        return size(int(other) // int(self), _quotient(other, self))
+
+    def __neg__(self) -> Any:
+        return self * -1
+
+    def __sub__(self, other: int) -> Any:
+        return self + other * -1
+
+    def __rsub__(self, other: int) -> Any:
+        return self * -1 + other
+
+    def __mod__(self, other: int) -> Any:
+        return self - self // other * other
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def size(value: int, terms: Terms) -> int:
+    """Return a size with a largest value; a plain integer if it does not depend on a symbol."""
+    terms = {product: count for product, count in terms.items() if count}
+    if not any(terms):
+        return value
+    dim = Dim(value)
+    dim.terms = terms
+    return dim
+
+
+def _terms(value: int) -> Terms:
+    return value.terms if isinstance(value, Dim) else {(): int(value)}
+
+
+def _equal(first: int, second: int) -> bool:
+    return _terms(first) == _terms(second)
+
+
+def _quotient(value: int, divisor: int) -> Terms:
+    """Divide term by term; if a remainder is possible, return a new symbol."""
+    if _equal(value, divisor):
+        return {(): 1}
+    [(symbols, count), *others] = _terms(divisor).items()
+    result: Terms = {}
+    for product, coefficient in _terms(value).items():
+        rest = list(product)
+        if others or coefficient % count or any(symbols.count(symbol) > product.count(symbol) for symbol in symbols):
+            # ONNX rounds toward zero, which is the same for sizes, since they are not negative.
+            vector = op.div(_vector([value]), _vector([divisor]))
+            return {(Symbol(f"({_name(value)})//({_name(divisor)})", vector),): 1}
+        for symbol in symbols:
+            rest.remove(symbol)
+        result[tuple(rest)] = coefficient // count
+    return result
+
+
+def _name(value: int) -> str:
+    """Return a readable expression, e.g. "past + length"."""
+    products = (
+        [*([str(count)] if count != 1 or not symbols else []), *(symbol.name for symbol in symbols)]
+        for symbols, count in _terms(value).items()
+    )
+    return " + ".join(map(" * ".join, products))
+
+
+def _vector(shape: Sequence[int]) -> Var:
+    """Return sizes as integers (len(shape),) in the graph."""
+    if not any(isinstance(value, Dim) for value in shape):
+        return op.const(np.asarray(shape, dtype=np.int64))
+    parts = [_sum(value) for value in shape]
+    return parts[0] if len(parts) == 1 else op.concat(parts, axis=0)
+
+
+def _sum(value: int) -> Var:
+    """Return a size as integers (1,) in the graph."""
+    total = None
+    for symbols, count in _terms(value).items():
+        term = op.const(np.asarray([count])) if count != 1 or not symbols else None
+        for symbol in symbols:
+            term = symbol.vector if term is None else op.mul(term, symbol.vector)
+        total = term if total is None else op.add(total, term)
+    return total
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+class OnnxArray:
+    """A value of an ONNX graph.
+
+    Args:
+        var: The value.
+        shape: Sizes, `Dim`s or integers.
+        dtype: NumPy dtype.
+
+    Attributes:
+        base: Matrix that this matrix is the transpose of, or None.
+    """
+
+    __array_ufunc__ = None
+    device: Device = None
+
+    def __init__(self, var: Var, shape: Sequence[int], dtype: Any, base: OnnxArray | None = None) -> None:
+        self.var, self.shape, self.dtype, self.base = var, tuple(shape), np.dtype(dtype), base
+
+    def __array_namespace__(self, api_version: str | None = None) -> Namespace:
+        return NAMESPACE
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def T(self) -> OnnxArray:
+        """Transpose of a matrix."""
+        return NAMESPACE.matrix_transpose(self)
+
+    mT = T
+
+    def __repr__(self) -> str:
+        return f"OnnxArray({self.dtype}, {self.shape})"
+
+    def __bool__(self) -> bool:
+        raise BackendError("a value of an ONNX graph was read while the graph was written; expected functions of xp")
+
+    __int__ = __float__ = __index__ = __bool__
+
+    def __getitem__(self, key: Any) -> OnnxArray:
+        key = key if isinstance(key, tuple) else (key,)
+        missing = [slice(None)] * (self.ndim - sum(part is not None and part is not ... for part in key))
+        at = next((index for index, part in enumerate(key) if part is ...), len(key))
+        slices: list[tuple[int, slice]] = []
+        indices: list[tuple[int, int]] = []
+        new_axes: list[int] = []
+        axis = 0
+        for part in (*key[:at], *missing, *key[at + 1 :]):
+            if part is None:
+                new_axes.append(axis - len(indices) + len(new_axes))
+                continue
+            if isinstance(part, slice):
+                slices.append((axis, part))
+            else:
+                indices.append((axis, part))
+            axis += 1
+        x = self._sliced(slices)
+        for axis, index in reversed(indices):
+            shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+            x = OnnxArray(op.gather(x.var, _number(index, np.int64), axis=axis), shape, x.dtype)
+        for axis in new_axes:
+            x = NAMESPACE.expand_dims(x, axis=axis)
+        return x
+
+    def _sliced(self, parts: list[tuple[int, slice]]) -> OnnxArray:
+        shape, bounds = list(self.shape), []
+        for axis, part in parts:
+            length, step = self.shape[axis], 1 if part.step is None else part.step
+            start = 0 if part.start is None else part.start
+            stop = length if part.stop is None else part.stop
+            start = start + length if start < 0 else start
+            stop = stop + length if stop < 0 else stop
+            if not isinstance(length, Dim) and not isinstance(stop, Dim):
+                stop = min(stop, length)
+            if not (_equal(start, 0) and _equal(stop, length) and step == 1):
+                shape[axis] = stop - start if step == 1 else (stop - start + (step - 1)) // step
+                bounds.append((start, stop, axis, step))
+        if not bounds:
+            return self
+        return OnnxArray(op.slice(self.var, *map(_vector, zip(*bounds, strict=True))), shape, self.dtype)
+
+    def __neg__(self) -> OnnxArray:
+        return OnnxArray(op.neg(self.var), self.shape, self.dtype)
+
+    def __abs__(self) -> OnnxArray:
+        return OnnxArray(op.abs(self.var), self.shape, self.dtype)
+
+    def __invert__(self) -> OnnxArray:
+        return NAMESPACE.logical_not(self)
+
+    def __matmul__(self, other: OnnxArray) -> OnnxArray:
+        return NAMESPACE.matmul(self, other)
+
+    def __eq__(self, other: object) -> OnnxArray:  # type: ignore[override]
+        return _call(op.equal, self, other, dtype=np.bool_)
+
+    def __ne__(self, other: object) -> OnnxArray:  # type: ignore[override]
+        return NAMESPACE.logical_not(self == other)
+
+    __hash__ = object.__hash__
+
+
+def _operator(function: Callable[..., Var], dtype: Any = None) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return an operator and the one with its operands swapped."""
+    return (
+        lambda self, other: _call(function, self, other, dtype=dtype),
+        lambda self, other: _call(function, other, self, dtype=dtype),
+    )
+
+
+_BINARY = {"add": op.add, "sub": op.sub, "mul": op.mul, "truediv": op.div, "pow": op.pow, "and": op.and_, "or": op.or_}
+_COMPARISONS = {"lt": op.less, "le": op.less_or_equal, "gt": op.greater, "ge": op.greater_or_equal}
+for _symbol, _function in _BINARY.items():
+    for _prefix, _method in zip(("", "r"), _operator(_function), strict=True):
+        setattr(OnnxArray, f"__{_prefix}{_symbol}__", _method)
+for _symbol, _function in _COMPARISONS.items():
+    setattr(OnnxArray, f"__{_symbol}__", _operator(_function, np.bool_)[0])
+
+
+def _call(function: Callable[..., Var], *operands: Any, dtype: Any = None) -> OnnxArray:
+    """Apply an elementwise function to arrays and Python numbers."""
+    arrays = [x for x in operands if isinstance(x, OnnxArray)]
+    common = np.result_type(*(x.dtype for x in arrays))
+    variables = [
+        NAMESPACE.astype(x, common).var if isinstance(x, OnnxArray) else _number(x, common) for x in operands
+    ]
+    return OnnxArray(function(*variables), _broadcast([x.shape for x in arrays]), common if dtype is None else dtype)
+
+
+def _number(x: Any, dtype: Any) -> Var:
+    if isinstance(x, Dim):
+        return NAMESPACE.asarray(x, dtype=dtype).var
+    return op.const(np.asarray(x, dtype=dtype))
+
+
+def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the common shape; sizes that may differ when the graph runs are an error."""
+    result = []
+    for axis in range(-max(map(len, shapes)), 0):
+        sizes = [shape[axis] for shape in shapes if len(shape) >= -axis and not _equal(shape[axis], 1)]
+        if any(not _equal(other, sizes[0]) for other in sizes):
+            raise BackendError(f"shapes {', '.join(map(str, shapes))} differ in an ONNX graph; expected equal sizes")
+        result.append(sizes[0] if sizes else 1)
+    return tuple(result)
+
+
+# --- functions --------------------------------------------------------------------------------------------------------
+
+
+def _unary(function: Callable[[Var], Var]) -> Callable[..., OnnxArray]:
+    return lambda self, x: OnnxArray(function(x.var), x.shape, x.dtype)
+
+
+def _reduction(function: Callable[..., Var]) -> Callable[..., OnnxArray]:
+    def reduce(
+        self: Any, x: OnnxArray, /, *, axis: Any = None, keepdims: bool = False, dtype: DType = None
+    ) -> OnnxArray:
+        x = x if dtype is None else self.astype(x, dtype)
+        axes = range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        axes = {index % x.ndim for index in axes}
+        shape = [1 if index in axes else length for index, length in enumerate(x.shape) if keepdims or index not in axes]
+        return OnnxArray(function(x.var, op.const(np.asarray(sorted(axes))), keepdims=keepdims), shape, x.dtype)
+
+    return reduce
+
+
+class OnnxNamespace:
+    """Functions of the Array API standard, as many as models need, on `OnnxArray`s."""
+
+    __name__ = "onnx"
+    trace_level = 0
+
+    int8, int32, int64 = (np.dtype(name) for name in ("int8", "int32", "int64"))
+    bool, float32, float64 = (np.dtype(name) for name in ("bool", "float32", "float64"))
+
+    def __array_namespace_info__(self) -> Any:
+        raise BackendError("the namespace of ONNX graphs has no inspection functions")
+
+    def __getattr__(self, name: str) -> Any:
+        raise BackendError(f"xp.{name} cannot be exported to ONNX; see xformer/export/onnx_namespace.py")
+
+    # --- creation
+
+    def asarray(
+        self, x: Any, /, *, dtype: DType = None, device: Device = None, copy: Any = None
+    ) -> OnnxArray:
+        """Return an array; a `Dim` becomes a scalar."""
+        if isinstance(x, Dim):
+            x = OnnxArray(op.squeeze(_vector([x]), op.const(np.asarray([0]))), (), np.int64)
+        if isinstance(x, OnnxArray):
+            return x if dtype is None else self.astype(x, dtype)
+        host = np.asarray(x, dtype=dtype)
+        return OnnxArray(op.const(host), host.shape, host.dtype)
+
+    def arange(
+        self, start: int, stop: int | None = None, step: int = 1, *, dtype: DType = None, device: Device = None
+    ) -> OnnxArray:
+        """Return consecutive integers."""
+        start, stop = (0, start) if stop is None else (start, stop)
+        if not isinstance(start, Dim) and not isinstance(stop, Dim):
+            return self.asarray(np.arange(start, stop, step, dtype=np.int64 if dtype is None else dtype))
+        length = stop - start if step == 1 else (stop - start + (step - 1)) // step
+        var = op.range(*(_number(x, np.int64) for x in (start, stop, step)))
+        return self.astype(OnnxArray(var, (length,), np.int64), np.int64 if dtype is None else dtype)
+
+    def full(self, shape: Any, value: Any, *, dtype: DType = None, device: Device = None) -> OnnxArray:
+        """Return an array of equal values."""
+        return self.broadcast_to(self.asarray(value, dtype=np.float32 if dtype is None else dtype), shape)
+
+    def zeros(self, shape: Any, *, dtype: DType = None, device: Device = None) -> OnnxArray:
+        """Return zeros."""
+        return self.full(shape, 0, dtype=dtype)
+
+    def ones(self, shape: Any, *, dtype: DType = None, device: Device = None) -> OnnxArray:
+        """Return ones."""
+        return self.full(shape, 1, dtype=dtype)
+
+    def zeros_like(self, x: OnnxArray) -> OnnxArray:
+        """Return zeros of the shape and dtype of x."""
+        return self.zeros(x.shape, dtype=x.dtype)
+
+    def ones_like(self, x: OnnxArray) -> OnnxArray:
+        """Return ones of the shape and dtype of x."""
+        return self.ones(x.shape, dtype=x.dtype)
+
+    # --- elementwise
+
+    abs, exp, log, sqrt, tanh, sin, cos = (
+        _unary(function) for function in (op.abs, op.exp, op.log, op.sqrt, op.tanh, op.sin, op.cos)
+    )
+    logical_not = _unary(op.not_)
+
+    def logical_and(self, first: OnnxArray, second: OnnxArray) -> OnnxArray:
+        """Return the logical and."""
+        return _call(op.and_, first, second)
+
+    def where(self, condition: OnnxArray, first: Any, second: Any) -> OnnxArray:
+        """Return elements of `first` where the condition is True, else of `second`."""
+        arrays = [x for x in (first, second) if isinstance(x, OnnxArray)]
+        dtype = np.result_type(*(x.dtype for x in arrays))
+        variables = [
+            self.astype(x, dtype).var if isinstance(x, OnnxArray) else _number(x, dtype) for x in (first, second)
+        ]
+        shape = _broadcast([x.shape for x in (condition, *arrays)])
+        return OnnxArray(op.where(condition.var, *variables), shape, dtype)
+
+    def clip(self, x: OnnxArray, min: Any = None, max: Any = None) -> OnnxArray:
+        """Limit elements to an interval."""
+        bounds = (None if bound is None else _number(bound, x.dtype) for bound in (min, max))
+        return OnnxArray(op.clip(x.var, *bounds), x.shape, x.dtype)
+
+    def astype(self, x: OnnxArray, dtype: DType, *, copy: Any = True) -> OnnxArray:
+        """Cast to a dtype."""
+        dtype = np.dtype(dtype)
+        return x if x.dtype == dtype else OnnxArray(op.cast(x.var, to=dtype), x.shape, dtype)
+
+    # --- reductions
+
+    sum, mean, max, min = (
+        _reduction(function) for function in (op.reduce_sum, op.reduce_mean, op.reduce_max, op.reduce_min)
+    )
+
+    def cumulative_sum(self, x: OnnxArray, *, axis: int) -> OnnxArray:
+        """Return sums of the elements so far."""
+        return OnnxArray(op.cumsum(x.var, op.const(np.asarray(axis))), x.shape, x.dtype)
+
+    # --- shapes
+
+    def reshape(self, x: OnnxArray, shape: Sequence[int], *, copy: Any = None) -> OnnxArray:
+        """Return the elements in another shape."""
+        if -1 in shape:
+            rest = math.prod(length for length in shape if not _equal(length, -1))
+            shape = [x.size // rest if _equal(length, -1) else length for length in shape]
+        if len(shape) == x.ndim and all(map(_equal, shape, x.shape)):
+            return x
+        # In a Reshape, 0 copies the size of the same axis, and -1 is the size that remains.
+        sizes: list[int] = list(shape)
+        for axis, (length, old) in enumerate(zip(shape, x.shape, strict=False)):
+            if isinstance(length, Dim) and _equal(length, old):
+                sizes[axis] = 0
+        unknown = [axis for axis, length in enumerate(sizes) if isinstance(length, Dim)]
+        if unknown:
+            sizes[unknown[-1]] = -1
+        return OnnxArray(op.reshape(x.var, _vector(sizes)), shape, x.dtype)
+
+    def broadcast_to(self, x: OnnxArray, shape: Sequence[int]) -> OnnxArray:
+        """Return x in a larger shape."""
+        return OnnxArray(op.expand(x.var, _vector(shape)), shape, x.dtype)
+
+    def expand_dims(self, x: OnnxArray, *, axis: int) -> OnnxArray:
+        """Insert an axis of size 1."""
+        axis %= x.ndim + 1
+        shape = (*x.shape[:axis], 1, *x.shape[axis:])
+        return OnnxArray(op.unsqueeze(x.var, op.const(np.asarray([axis]))), shape, x.dtype)
+
+    def squeeze(self, x: OnnxArray, axis: int) -> OnnxArray:
+        """Remove an axis of size 1."""
+        axis %= x.ndim
+        shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+        return OnnxArray(op.squeeze(x.var, op.const(np.asarray([axis]))), shape, x.dtype)
+
+    def permute_dims(self, x: OnnxArray, axes: Sequence[int]) -> OnnxArray:
+        """Change the order of the axes."""
+        return OnnxArray(op.transpose(x.var, perm=list(axes)), [x.shape[axis] for axis in axes], x.dtype)
+
+    def matrix_transpose(self, x: OnnxArray) -> OnnxArray:
+        """Swap the last two axes."""
+        axes = (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
+        transposed = self.permute_dims(x, axes)
+        transposed.base = x if x.ndim == 2 else None
+        return transposed
+
+    def concat(self, arrays: Sequence[OnnxArray], *, axis: int = 0) -> OnnxArray:
+        """Join arrays along an axis."""
+        first = arrays[0]
+        axis %= first.ndim
+        shape = list(first.shape)
+        for other in arrays[1:]:
+            shape[axis] = shape[axis] + other.shape[axis]
+        return OnnxArray(op.concat([x.var for x in arrays], axis=axis), shape, first.dtype)
+
+    def stack(self, arrays: Sequence[OnnxArray], *, axis: int = 0) -> OnnxArray:
+        """Join arrays along a new axis."""
+        return self.concat([self.expand_dims(x, axis=axis) for x in arrays], axis=axis)
+
+    def repeat(self, x: OnnxArray, repeats: int, *, axis: int | None = None) -> OnnxArray:
+        """Repeat elements once: rows of a graph are not grouped by sentence."""
+        if not _equal(repeats, 1):
+            raise BackendError(f"xp.repeat of {repeats} cannot be exported to ONNX; expected 1")
+        return x
+
+    def take(self, x: OnnxArray, indices: OnnxArray, *, axis: int = 0) -> OnnxArray:
+        """Return slices of an axis by index."""
+        axis %= x.ndim
+        shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+        return OnnxArray(op.gather(x.var, indices.var, axis=axis), shape, x.dtype)
+
+    # --- products
+
+    def matmul(self, first: OnnxArray, second: OnnxArray) -> OnnxArray:
+        """Return the matrix product."""
+        shape = (*_broadcast([first.shape[:-2], second.shape[:-2]]), first.shape[-2], second.shape[-1])
+        if second.base is not None and first.ndim == 2:
+            # A Gemm reads the transposed parameter as it is stored; quantization finds it, too.
+            return OnnxArray(op.gemm(first.var, second.base.var, transB=1), shape, first.dtype)
+        return OnnxArray(op.matmul(first.var, second.var), shape, first.dtype)
+
+
+NAMESPACE: Any = OnnxNamespace()
+
+
+class OnnxBackend(Backend):
+    """Facts about ONNX graphs."""
+
+    def from_host(self, xp: Namespace, data: Any, dtype: DType | None, device: Device) -> OnnxArray:
+        """Return a constant of the graph."""
+        return NAMESPACE.asarray(data, dtype=dtype)
+
+    def rows_of_table(
+        self,
+        xp: Namespace,
+        table: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        rows: slice,
+        dtype: DType,
+        device: Device,
+    ) -> OnnxArray:
+        """Let the whole table be a constant, so that the graph takes rows of any number."""
+        return NAMESPACE.asarray(table(*arguments), dtype=dtype)[rows]
+
+    def to_host(self, array: Any) -> Any:
+        """Refuse: values are known when the graph runs."""
+        bool(array)
+
+    def is_host_accessible(self, array: Any) -> bool:
+        """Return False."""
+        return False
+
+    def erf(self, x: Any) -> OnnxArray:
+        """Compute erf by its own node."""
+        return OnnxArray(op.erf(x.var), x.shape, x.dtype)
+
+    def scatter_add(self, target: Any, indices: Any, updates: Any) -> OnnxArray:
+        """Add by `ScatterND`."""
+        rows = NAMESPACE.expand_dims(indices, axis=1).var
+        return OnnxArray(op.scatter_nd(target.var, rows, updates.var, reduction="add"), target.shape, target.dtype)
+
+
+register_backend(OnnxBackend("onnx"))
+
+
+# --- inputs and parameters --------------------------------------------------------------------------------------------
+
+
+class Inputs:
+    """Inputs of a graph.
+
+    Args:
+        limits: Largest value of each named size.
+
+    Attributes:
+        arrays: The inputs by name.
+    """
+
+    def __init__(self, limits: dict[str, int]) -> None:
+        self.arrays: dict[str, OnnxArray] = {}
+        self._limits = limits
+        self._symbols: dict[str, Symbol] = {}
+
+    def add(self, name: str, dtype: str, shape: Sequence[int | str]) -> None:
+        """Add an input; sizes that differ between calls have a name."""
+        var = argument(Tensor(np.dtype(dtype), tuple(shape)))
+        for axis, length in enumerate(shape):
+            if isinstance(length, str) and length not in self._symbols:
+                self._symbols[length] = Symbol(length, op.shape(var, start=axis, end=axis + 1))
+        sizes = (self._size(length) if isinstance(length, str) else length for length in shape)
+        self.arrays[name] = OnnxArray(var, tuple(sizes), dtype)
+
+    def _size(self, name: str) -> int:
+        return size(self._limits[name], {(self._symbols[name],): 1})
+
+
+def output(x: OnnxArray) -> Var:
+    """Return an array as an output of a graph, with its shape, which spox does not infer in full."""
+    shape = (_name(length) if isinstance(length, Dim) else length for length in x.shape)
+    x.var._var_info.type = Tensor(x.dtype, tuple(shape))
+    return x.var
+
+
+def parameter(name: str, values: Any) -> OnnxArray:
+    """Return a parameter of the graph.
+
+    Args:
+        name: Name of the parameter.
+        values: NumPy array.
+    """
+    var = initializer(values)
+    var._rename(name)
+    return OnnxArray(var, values.shape, values.dtype)
