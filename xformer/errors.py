@@ -55,6 +55,7 @@ _EXTRAS = {
     **dict.fromkeys(("starlette", "uvicorn"), "serve"),
     "cupy": "cuda",
     "tensorboardX": "tensorboard",
+    **dict.fromkeys(("onnxruntime", "spox"), "onnx"),
 }
 
 

@@ -33,8 +33,8 @@ def test_sources_end_with_eos(exported, trained):
 
 def test_nothing_is_overwritten(refused, trained, exported):
     assert "is not an empty directory" in refused("export", trained, exported, untouched=exported)
-    assert "expected 'huggingface'" in refused(
-        "export", trained, exported.parent / "new", "--format", "onnx", untouched=exported
+    assert "expected one of huggingface, onnx" in refused(
+        "export", trained, exported.parent / "new", "--format", "pickle", untouched=exported
     )
 
 

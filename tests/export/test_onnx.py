@@ -1,18 +1,14 @@
 """Exported ONNX files compute what the model computes, at any length, and decode as it does."""
 
-import json
-
 import numpy as np
 import pytest
 
 import xformer as xf
-from xformer.errors import BackendError, ConfigError
 from xformer.tree import replace
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("spox")
 
-from xformer.export import onnx as export  # noqa: E402
 from xformer.export.onnx import export_onnx  # noqa: E402
 
 SMALL = {"d_model": 24, "num_heads": 4, "d_ff": 20}

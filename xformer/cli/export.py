@@ -9,18 +9,23 @@ import typer
 
 from xformer.cli._console import make_console
 from xformer.errors import ConfigError
-from xformer.pipelines.export import export_run
+from xformer.pipelines.export import FORMATS, export_run
 
-HELP = """Write the best model of a run, and its tokenizer, as a directory in the Hugging Face format for \
-transformers and other programs.
+HELP = """Write the best model of a run, and its tokenizer, in the format of another library.
 
 \b
   xformer export run checkpoint
   xformer translate --model checkpoint --input test.de
+  xformer export run onnx --format onnx
 
-Translators and summarizers become Pegasus models, or Marian models with post-norm; language models become Llama or \
-GPT-2 models. If none of them computes the same, the error names the field of the configuration that differs. \
-A run that started from a public checkpoint (--init) is written in the format of that checkpoint.
+huggingface: a directory for transformers and other programs. Translators and summarizers become Pegasus models, or \
+Marian models with post-norm; language models become Llama or GPT-2 models. If none of them computes the same, the \
+error names the field of the configuration that differs. A run that started from a public checkpoint (--init) is \
+written in the format of that checkpoint.
+
+onnx: encoder.onnx, decoder.onnx and step.onnx, or model.onnx and step.onnx for language models, for onnxruntime and \
+the browser. RUN may also be a public checkpoint. Needs the extra "onnx". docs/how-to/export-onnx.md has a decoding \
+loop.
 """
 
 
@@ -29,10 +34,11 @@ def export(
     output: Annotated[
         Path, typer.Argument(metavar="OUT", help="Directory to write; new or empty.", show_default=False)
     ],
-    target: Annotated[str, typer.Option("--format", metavar="NAME", help="Format: huggingface.")] = "huggingface",
+    target: Annotated[
+        str, typer.Option("--format", metavar="NAME", help=f"Format: {', '.join(FORMATS)}.")
+    ] = "huggingface",
 ) -> None:
     """Export the model of a run."""
-    if target != "huggingface":
-        raise ConfigError(f"--format is {target!r}; expected 'huggingface'")
-    model_type = export_run(directory, output)
-    make_console().print(f"the model is in {output}, as a model of type {model_type}")
+    if target not in FORMATS:
+        raise ConfigError(f"--format is {target!r}; expected one of {', '.join(FORMATS)}")
+    make_console().print(f"the model is in {output}, {export_run(directory, output, target)}")

@@ -1,1 +1,5 @@
-"""Models in the formats of other libraries."""
+"""Models as files of other inference engines."""
+
+from xformer.export.onnx import OnnxExport, export_onnx
+
+__all__ = ["OnnxExport", "export_onnx"]

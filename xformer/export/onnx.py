@@ -19,6 +19,7 @@ from xformer.models import BaseModel, Encoder, ImageEncoder, LanguageModel, Spee
 from xformer.models.cache import DecodingCache, Memory
 from xformer.models.token_ids import padding_mask
 from xformer.ops.quantized import quantized_dtype
+from xformer.threads import num_threads
 from xformer.tree import replace
 
 TOLERANCE = 1e-3  # largest difference from the model, relative to the largest magnitude of an output
@@ -26,8 +27,27 @@ _MAX_LENGTH = 2048  # default for models without a maximum of their own
 _MAX_BYTES = 2**31 - 2**20  # of one file: a limit of protobuf
 _STEP = 5  # new tokens of a step while it is traced; the graph takes any number
 
+# Values of named sizes at which files are compared with the model; the second ones pass a small table of positions.
+_CHECKED_SIZES = (
+    {"batch": 1, "source": 1, "target": 1, "length": 1, "past": 0, "frames": 4},
+    {"batch": 2, "source": 70, "target": 67, "length": 3, "past": 66, "frames": 140},
+)
+
 Arrays = dict[str, Any]
-Shapes = dict[str, tuple[str, tuple[int | str, ...]]]  # dtypes and shapes by name
+
+
+class _Input(NamedTuple):
+    """An input of a graph: sizes, or names of those that differ between calls; number of ids, or 0 for floats."""
+
+    shape: tuple[int | str, ...]
+    num_ids: int = 0
+
+    @property
+    def dtype(self) -> str:
+        return "int64" if self.num_ids else "float32"
+
+
+Inputs = dict[str, _Input]
 
 
 class OnnxExport(NamedTuple):
@@ -44,27 +64,28 @@ class OnnxExport(NamedTuple):
 
 
 class _Graph(NamedTuple):
-    """One ONNX file: names of its inputs with dtypes and shapes, and a function of a model and the inputs."""
+    """One ONNX file: its inputs, and a function of a model and arrays that returns the outputs by name."""
 
-    inputs: Shapes
+    inputs: Inputs
     function: Callable[..., Arrays]
 
 
 def export_onnx(model: BaseModel, directory: str | os.PathLike[str], *, max_length: int | None = None) -> OnnxExport:
-    """Write a model as ONNX files, with dynamic batch and lengths, in float32.
+    """Write a model as ONNX files in float32, with dynamic batch and lengths.
 
-    An encoder-decoder becomes encoder.onnx (source -> memory), decoder.onnx (whole targets -> logits) and step.onnx (new
-    tokens and a cache -> logits of the next token and a longer cache); a language model becomes model.onnx and
-    step.onnx; encoders become model.onnx. The directory also gets config.json, with the configuration of the model, and
-    generation_config.json. docs/how-to/export-onnx.md describes inputs and outputs.
+    - Encoder-decoder: encoder.onnx encodes sources, decoder.onnx computes the logits of whole targets, and step.onnx
+      those of the next token, with a cache of earlier tokens as further inputs and outputs.
+    - Language model: model.onnx computes the logits of whole texts, step.onnx those of the next token.
+    - Encoder of texts or images: model.onnx.
 
-    If onnxruntime is installed, each file is run at two shapes and compared with the model before it is written.
+    The directory also gets config.json, with the configuration of the model, and generation_config.json. If
+    onnxruntime is installed, each file is run at two shapes and compared with the model before it is written.
 
     Args:
         model: The model, of any array library.
         directory: Directory to write to; created if necessary.
-        max_length: Maximum tokens of a text. It determines the size of tables of positions. Default: max_positions of
-            the configuration with learned positions, else 2048.
+        max_length: Maximum tokens of a text, which determines the size of tables of positions. Default: the number of
+            learned positions, or 2048.
 
     Returns:
         The files, and the largest difference from the model.
@@ -72,7 +93,7 @@ def export_onnx(model: BaseModel, directory: str | os.PathLike[str], *, max_leng
     Raises:
         ConfigError: If the model is quantized, has more than 2 GB of parameters, or is of an unknown class; or if
             max_length exceeds its positions.
-        BackendError: If spox is not installed, or if the files compute something else than the model.
+        BackendError: If spox is not installed, or if a file computes something else than the model.
         CheckpointError: If the directory cannot be written.
     """
     if importlib.util.find_spec("spox") is None:
@@ -84,31 +105,36 @@ def export_onnx(model: BaseModel, directory: str | os.PathLike[str], *, max_leng
         )
     if 4 * model.parameter_count() > _MAX_BYTES:
         raise ConfigError(f"the model has {model.parameter_count():,} parameters; ONNX files hold at most 2 GB")
-    max_length = _resolve_length(model, max_length)
+    limits = _limits(model, max_length)
     host = model.to("numpy", dtype="float32")
     graphs = _graphs(host)
-    files = {name: _trace(host, graph, max_length) for name, graph in graphs.items()}
+    files = {name: _trace(host, graph, limits) for name, graph in graphs.items()}
     difference = None
     if importlib.util.find_spec("onnxruntime") is not None:
-        difference = max(_verify(name, host, graph, files[name], max_length) for name, graph in graphs.items())
+        difference = max(_verify(name, host, graph, files[name], limits) for name, graph in graphs.items())
     directory = Path(directory)
     for name, content in files.items():
         with atomic_write(directory / name) as file:
             file.write(content)
-    settings = {"model": type(model).__name__, "max_length": max_length, "config": model.config.to_dict()}
+    settings = {"model": type(model).__name__, "max_length": limits["target"], "config": model.config.to_dict()}
     write_json(directory / "config.json", {"format": "onnx", **settings})
     if isinstance(model, Transformer | LanguageModel):
         write_json(directory / "generation_config.json", generation_config(model))
     return OnnxExport(tuple(directory / name for name in files), difference)
 
 
-def _resolve_length(model: BaseModel, max_length: int | None) -> int:
-    limit = model.config.max_positions if model.config.positions == "learned" else None
+def _limits(model: BaseModel, max_length: int | None) -> dict[str, int]:
+    """Return the largest value of each named size."""
+    c = model.config
+    limit = c.max_positions if c.positions == "learned" else None
     if max_length is None:
-        return limit or _MAX_LENGTH
-    if not _STEP < max_length <= (limit or max_length):
-        raise ConfigError(f"max_length is {max_length}; expected more than {_STEP}, and at most max_positions, {limit}")
-    return max_length
+        max_length = _MAX_LENGTH if limit is None else limit
+    if not _STEP < max_length <= (max_length if limit is None else limit):
+        expected = f"more than {_STEP}" if limit is None else f"{_STEP + 1} to {limit}, the positions of the model"
+        raise ConfigError(f"max_length is {max_length}; expected {expected}")
+    frames = 2 * model.config.max_source_positions if isinstance(model, SpeechTransformer) else max_length
+    texts = dict.fromkeys(("source", "target", "tokens"), max_length)
+    return {**texts, "batch": 3, "frames": frames, "length": _STEP, "past": max_length - _STEP}
 
 
 # --- graphs of each class of models -----------------------------------------------------------------------------------
@@ -121,48 +147,50 @@ def _graphs(model: BaseModel) -> dict[str, _Graph]:
     if isinstance(model, LanguageModel):
         if not model.layers:
             raise ConfigError("num_layers is 0; expected at least 1 layer")
-        tokens: Shapes = {"tokens": ("int64", ("batch", "length"))}
-        whole = _Graph(tokens, lambda model, tokens: {"logits": model(tokens)})
-        return {"model.onnx": whole, "step.onnx": _Graph(tokens | _past(model, len(model.layers)), _step)}
+        tokens = {"tokens": _Input(("batch", "target"), model.vocab_size)}
+        new_tokens = {"tokens": _Input(("batch", "length"), model.vocab_size)}
+        return {
+            "model.onnx": _Graph(tokens, lambda model, tokens: {"logits": model(tokens)}),
+            "step.onnx": _Graph(new_tokens | _keys_and_values(model, "past", len(model.layers)), _step),
+        }
     if isinstance(model, Encoder):
-        types: Shapes = {"token_types": ("int64", ("batch", "length"))} if model.token_types is not None else {}
-        return {"model.onnx": _Graph({"tokens": ("int64", ("batch", "length")), **types}, _encode_texts)}
+        tokens = {"tokens": _Input(("batch", "source"), model.vocab_size)}
+        if model.token_types is not None:
+            tokens["token_types"] = _Input(("batch", "source"), model.config.num_token_types)
+        return {"model.onnx": _Graph(tokens, _encode_texts)}
     if isinstance(model, ImageEncoder):
         c = model.config
-        shape = ("batch", c.num_channels, c.image_size, c.image_size)
-        return {"model.onnx": _Graph({"images": ("float32", shape)}, _encode_images)}
-    raise ConfigError(f"a {type(model).__name__} cannot be exported to ONNX; expected a model of xformer")
+        images = {"images": _Input(("batch", c.num_channels, c.image_size, c.image_size))}
+        return {"model.onnx": _Graph(images, _encode_images)}
+    raise ConfigError(f"a {type(model).__name__} cannot be exported to ONNX; expected a model class of xformer")
 
 
 def _transformer_graphs(model: Transformer) -> dict[str, _Graph]:
     c, num_layers = model.config, len(model.decoder)
-    ids: Shapes = {"source": ("int64", ("batch", "source"))}
-    source: Shapes = ids
-    memory: Shapes = {"memory": ("float32", ("batch", "source", c.d_model))}
+    source = ids = {"source": _Input(("batch", "source"), c.source_vocab_size)}
+    memory = {"memory": _Input(("batch", "source", c.d_model))}
     if isinstance(model, SpeechTransformer):
-        source, ids = {"source": ("float32", ("batch", "frames", c.source_vocab_size))}, {}
+        source, ids = {"source": _Input(("batch", "frames", c.source_vocab_size))}, {}
     if not num_layers:
         return {"encoder.onnx": _Graph(source, lambda model, source: {"memory": model.encode(source)})}
-    lengths: Shapes = {"lengths": ("int64", ("batch",))} if c.length_encoding else {}
-    copied: Shapes = memory | {"copy_key": memory["memory"]} if c.copy else {}
-    projected = {f"memory_{name}_{i}": _heads(model, "source") for i in range(num_layers) for name in ("key", "value")}
-    target: Shapes = {"target": ("int64", ("batch", "target"))}
-    tokens: Shapes = {"tokens": ("int64", ("batch", "length"))}
-    past = _past(model, num_layers)
+    lengths = {"lengths": _Input(("batch",), 100)} if c.length_encoding else {}
+    copied = memory | {"copy_key": memory["memory"]} if c.copy else {}
+    target = {"target": _Input(("batch", "target"), c.target_vocab_size)}
+    tokens = {"tokens": _Input(("batch", "length"), c.target_vocab_size)}
+    caches = _keys_and_values(model, "memory", num_layers) | _keys_and_values(model, "past", num_layers)
     return {
         "encoder.onnx": _Graph(source, _encode),
         "decoder.onnx": _Graph(target | memory | ids | lengths, _decode),
-        "step.onnx": _Graph(tokens | ids | lengths | copied | projected | past, _step),
+        "step.onnx": _Graph(tokens | ids | lengths | copied | caches, _step),
     }
 
 
-def _heads(model: BaseModel, length: str) -> tuple[str, tuple[int | str, ...]]:
+def _keys_and_values(model: BaseModel, name: str, num_layers: int) -> Inputs:
+    """Return inputs with the keys and values of a cache, "past" or "memory"."""
     c = model.config
-    return "float32", ("batch", c.num_key_value_heads or c.num_heads, length, c.features_per_head)
-
-
-def _past(model: BaseModel, num_layers: int) -> Shapes:
-    return {f"past_{name}_{i}": _heads(model, "past") for i in range(num_layers) for name in ("key", "value")}
+    length = {"past": "past", "memory": "source"}[name]
+    heads = _Input(("batch", c.num_key_value_heads or c.num_heads, length, c.features_per_head))
+    return {f"{name}_{part}_{i}": heads for i in range(num_layers) for part in ("key", "value")}
 
 
 # The functions below run on NumPy, too: `_verify` compares.
@@ -180,21 +208,24 @@ def _encode(model: Transformer, source: Array) -> Arrays:
     return outputs
 
 
-def _decode(model: Transformer, target: Array, memory: Array, **options: Array) -> Arrays:
+def _decode(model: Transformer, target: Array, memory: Array, **options: Any) -> Arrays:
     return {"logits": model.decode(target, memory, **options)}
 
 
 def _step(model: Any, tokens: Array, **inputs: Any) -> Arrays:
-    num_layers, memory = sum(name.startswith("past_key_") for name in inputs), None
+    memory = None
     if isinstance(model, Transformer):
         source = inputs.get("source")
         mask = None if source is None else padding_mask(source, model.config.source_padding_id)
-        memory = Memory(inputs.get("memory"), source, mask, inputs.get("lengths"), inputs.get("copy_key"))  # type: ignore[arg-type]
+        states: Any = inputs.get("memory")  # for a copy head only
+        memory = Memory(states, source, mask, inputs.get("lengths"), inputs.get("copy_key"))
     cache = DecodingCache(0, like=inputs["past_key_0"], memory=memory)
     cache.length = inputs["past_key_0"].shape[2]
-    for i in range(num_layers):
-        past, other = (KVCache(inputs.get(f"{name}_key_{i}"), inputs.get(f"{name}_value_{i}")) for name in ("past", "memory"))
-        cache.layers.append(LayerCache(past, other))
+    for i in range(sum(name.startswith("past_key_") for name in inputs)):
+        keys_and_values = (
+            [inputs.get(f"{name}_{part}_{i}") for part in ("key", "value")] for name in ("past", "memory")
+        )
+        cache.layers.append(LayerCache(*(KVCache(*each) for each in keys_and_values)))
     outputs = {"logits": model.decode_step(tokens, cache)}
     for i, layer in enumerate(cache.layers):
         outputs[f"present_key_{i}"] = layer.self_attention.key
@@ -221,52 +252,42 @@ def _encode_images(model: ImageEncoder, images: Array) -> Arrays:
 # --- tracing and verification -----------------------------------------------------------------------------------------
 
 
-def _trace(model: BaseModel, graph: _Graph, max_length: int) -> bytes:
+def _trace(model: BaseModel, graph: _Graph, limits: dict[str, int]) -> bytes:
     """Return the ONNX file of a graph."""
-    import spox
     from spox import _future
 
     from xformer.export import onnx_kernels, onnx_namespace
 
-    limits = dict.fromkeys(("source", "target"), max_length) | {"batch": 3, "past": max_length - _STEP}
-    limits |= {"length": _STEP if "past_key_0" in graph.inputs else max_length}
-    limits["frames"] = 2 * getattr(model.config, "max_source_positions", 0)
+    onnx_kernels.register_kernels()
     inputs = onnx_namespace.Inputs(limits)
     silent = _future.type_warning_level(_future.TypeWarningLevel.NONE)  # without values, spox infers few shapes
     with silent, _future.value_prop_backend(_future.ValuePropBackend.NONE):
-        for name, (dtype, shape) in graph.inputs.items():
-            inputs.add(name, dtype, shape)
-        parameters = {name: onnx_namespace.parameter(name, x) for name, x in model.named_parameters()}
-        outputs = graph.function(replace(model, parameters), **inputs.arrays)
-        variables = {name: x.var for name, x in inputs.arrays.items()}
-        proto = spox.build(variables, {name: onnx_namespace.output(x) for name, x in outputs.items()})
-    return proto.SerializeToString()
+        arrays = {name: inputs.add(name, x.dtype, x.shape) for name, x in graph.inputs.items()}
+        parameters = dict(model.named_parameters())
+        traced = replace(model, {name: inputs.add(name, x.dtype, x.shape) for name, x in parameters.items()})
+        return onnx_namespace.build(inputs, graph.function(traced, **arrays), parameters)
 
 
-def _verify(name: str, model: BaseModel, graph: _Graph, content: bytes, max_length: int) -> float:
+def _verify(name: str, model: BaseModel, graph: _Graph, content: bytes, limits: dict[str, int]) -> float:
     """Return the largest difference of a file from the model at two shapes."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.intra_op_num_threads = num_threads()
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     rng, difference = np.random.default_rng(0), 0.0
-    for sizes in ({"batch": 1, "source": 1, "target": 1, "length": 1, "past": 0, "frames": 4}, {"batch": 2, "source": 70, "target": 67, "length": 3, "past": 66, "frames": 140}):
+    for sizes in _CHECKED_SIZES:
         inputs = {}
-        for key, (dtype, shape) in graph.inputs.items():
-            lengths = [sizes[n] if isinstance(n, str) else n for n in shape]
-            lengths = [min(n, max_length - _STEP) for n in lengths] if dtype == "int64" else lengths
-            inputs[key] = rng.integers(0, _num_ids(model, key), lengths) if dtype == "int64" else rng.standard_normal(lengths).astype("float32")
-        expected = graph.function(model, **inputs)
+        for key, x in graph.inputs.items():
+            shape = [min(sizes[size], limits[size]) if isinstance(size, str) else size for size in x.shape]
+            inputs[key] = (
+                rng.integers(0, x.num_ids, shape) if x.num_ids else rng.standard_normal(shape, dtype=np.float32)
+            )
         actual = dict(zip(names, session.run(names, inputs), strict=True))
-        for key, y in expected.items():
-            difference = max(difference, float(np.max(np.abs(actual[key] - y))) / max(1.0, float(np.max(np.abs(y)))))
+        for key, expected in graph.function(model, **inputs).items():
+            scale = max(1.0, float(np.max(np.abs(expected))))
+            difference = max(difference, float(np.max(np.abs(actual[key] - expected))) / scale)
     if not difference < TOLERANCE:
         raise BackendError(f"{name} differs from the model by {difference:.1e}; expected less than {TOLERANCE:.0e}")
     return difference
-
-
-def _num_ids(model: Any, name: str) -> int:
-    c = model.config
-    return {"source": getattr(c, "source_vocab_size", 0), "token_types": getattr(c, "num_token_types", 0), "lengths": 99}.get(name, getattr(model, "vocab_size", 0))

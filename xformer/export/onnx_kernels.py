@@ -13,21 +13,12 @@ from xformer.export.onnx_namespace import NAMESPACE, OnnxArray
 from xformer.kernels.registry import Kernel, register
 
 
-def _any(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     return None
 
 
-def _kernel(operation: str, forward: Callable[..., OnnxArray]) -> None:
-    register(
-        Kernel(
-            f"onnx.{operation}",
-            operation,
-            "onnx",
-            _any,
-            lambda *arrays, save, **static: (forward(*arrays, **static), None),
-            None,
-        )
-    )
+def _forward(function: Callable[..., OnnxArray]) -> Callable[..., tuple[OnnxArray, None]]:
+    return lambda *arrays, save, **static: (function(*arrays, **static), None)
 
 
 def _activation(function: Callable[[Var], Var]) -> Callable[[OnnxArray], OnnxArray]:
@@ -49,10 +40,18 @@ def _softmax(x: OnnxArray, mask: OnnxArray | None) -> OnnxArray:
     return y if mask is None else NAMESPACE.where(mask, y, 0.0)  # the softmax of a fully masked row is NaN
 
 
-_kernel("layer_norm", _layer_norm)
-_kernel("rms_norm", _rms_norm)
-_kernel("softmax", _softmax)
-_kernel("relu", _activation(op.relu))
-_kernel("gelu", _activation(op.gelu))
-_kernel("gelu_tanh", _activation(lambda x: op.gelu(x, approximate="tanh")))
-_kernel("silu", _activation(lambda x: op.mul(x, op.sigmoid(x))))
+_KERNELS: dict[str, Callable[..., OnnxArray]] = {
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "softmax": _softmax,
+    "relu": _activation(op.relu),
+    "gelu": _activation(op.gelu),
+    "gelu_tanh": _activation(lambda x: op.gelu(x, approximate="tanh")),
+    "silu": _activation(lambda x: op.mul(x, op.sigmoid(x))),
+}
+
+
+def register_kernels() -> None:
+    """Let the operations of a traced model be single nodes."""
+    for operation, function in _KERNELS.items():
+        register(Kernel(f"onnx.{operation}", operation, "onnx", _supports, _forward(function), None))

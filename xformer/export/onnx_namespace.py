@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import spox
 import spox.opset.ai.onnx.v23 as op
+from onnx import numpy_helper
 from spox import Tensor, Var, argument
-from spox._future import initializer
 
-from xformer.backends.array_types import Device, DType, Namespace
+from xformer.backends.array_types import Array, Device, DType, Namespace
 from xformer.backends.backend import Backend, register_backend
 from xformer.errors import BackendError
 
@@ -280,9 +281,7 @@ def _call(function: Callable[..., Var], *operands: Any, dtype: Any = None) -> On
     """Apply an elementwise function to arrays and Python numbers."""
     arrays = [x for x in operands if isinstance(x, OnnxArray)]
     common = np.result_type(*(x.dtype for x in arrays))
-    variables = [
-        NAMESPACE.astype(x, common).var if isinstance(x, OnnxArray) else _number(x, common) for x in operands
-    ]
+    variables = [NAMESPACE.astype(x, common).var if isinstance(x, OnnxArray) else _number(x, common) for x in operands]
     return OnnxArray(function(*variables), _broadcast([x.shape for x in arrays]), common if dtype is None else dtype)
 
 
@@ -306,7 +305,7 @@ def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
 # --- functions --------------------------------------------------------------------------------------------------------
 
 
-def _unary(function: Callable[[Var], Var]) -> Callable[..., OnnxArray]:
+def _unary(function: Callable[[Var], Var]) -> Callable[..., Any]:
     return lambda self, x: OnnxArray(function(x.var), x.shape, x.dtype)
 
 
@@ -316,9 +315,10 @@ def _reduction(function: Callable[..., Var]) -> Callable[..., OnnxArray]:
     ) -> OnnxArray:
         x = x if dtype is None else self.astype(x, dtype)
         axes = range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-        axes = {index % x.ndim for index in axes}
-        shape = [1 if index in axes else length for index, length in enumerate(x.shape) if keepdims or index not in axes]
-        return OnnxArray(function(x.var, op.const(np.asarray(sorted(axes))), keepdims=keepdims), shape, x.dtype)
+        reduced = sorted(index % x.ndim for index in axes)
+        sizes = (1 if index in reduced else length for index, length in enumerate(x.shape))
+        shape = [length for index, length in enumerate(sizes) if keepdims or index not in reduced]
+        return OnnxArray(function(x.var, op.const(np.asarray(reduced)), keepdims=keepdims), shape, x.dtype)
 
     return reduce
 
@@ -340,9 +340,7 @@ class OnnxNamespace:
 
     # --- creation
 
-    def asarray(
-        self, x: Any, /, *, dtype: DType = None, device: Device = None, copy: Any = None
-    ) -> OnnxArray:
+    def asarray(self, x: Any, /, *, dtype: DType = None, device: Device = None, copy: Any = None) -> OnnxArray:
         """Return an array; a `Dim` becomes a scalar."""
         if isinstance(x, Dim):
             x = OnnxArray(op.squeeze(_vector([x]), op.const(np.asarray([0]))), (), np.int64)
@@ -511,7 +509,7 @@ NAMESPACE: Any = OnnxNamespace()
 class OnnxBackend(Backend):
     """Facts about ONNX graphs."""
 
-    def from_host(self, xp: Namespace, data: Any, dtype: DType | None, device: Device) -> OnnxArray:
+    def from_host(self, xp: Namespace, data: Any, dtype: DType | None, device: Device) -> Array:
         """Return a constant of the graph."""
         return NAMESPACE.asarray(data, dtype=dtype)
 
@@ -523,7 +521,7 @@ class OnnxBackend(Backend):
         rows: slice,
         dtype: DType,
         device: Device,
-    ) -> OnnxArray:
+    ) -> Array:
         """Let the whole table be a constant, so that the graph takes rows of any number."""
         return NAMESPACE.asarray(table(*arguments), dtype=dtype)[rows]
 
@@ -535,14 +533,16 @@ class OnnxBackend(Backend):
         """Return False."""
         return False
 
-    def erf(self, x: Any) -> OnnxArray:
+    def erf(self, x: Any) -> Array:
         """Compute erf by its own node."""
-        return OnnxArray(op.erf(x.var), x.shape, x.dtype)
+        return _unary(op.erf)(self, x)
 
-    def scatter_add(self, target: Any, indices: Any, updates: Any) -> OnnxArray:
+    def scatter_add(self, target: Any, indices: Any, updates: Any) -> Array:
         """Add by `ScatterND`."""
         rows = NAMESPACE.expand_dims(indices, axis=1).var
-        return OnnxArray(op.scatter_nd(target.var, rows, updates.var, reduction="add"), target.shape, target.dtype)
+        added = op.scatter_nd(target.var, rows, updates.var, reduction="add")
+        result: Any = OnnxArray(added, target.shape, target.dtype)
+        return result
 
 
 register_backend(OnnxBackend("onnx"))
@@ -566,33 +566,42 @@ class Inputs:
         self._limits = limits
         self._symbols: dict[str, Symbol] = {}
 
-    def add(self, name: str, dtype: str, shape: Sequence[int | str]) -> None:
+    def add(self, name: str, dtype: Any, shape: Sequence[int | str]) -> Any:
         """Add an input; sizes that differ between calls have a name."""
         var = argument(Tensor(np.dtype(dtype), tuple(shape)))
         for axis, length in enumerate(shape):
             if isinstance(length, str) and length not in self._symbols:
                 self._symbols[length] = Symbol(length, op.shape(var, start=axis, end=axis + 1))
         sizes = (self._size(length) if isinstance(length, str) else length for length in shape)
-        self.arrays[name] = OnnxArray(var, tuple(sizes), dtype)
+        return self.arrays.setdefault(name, OnnxArray(var, tuple(sizes), dtype))
 
     def _size(self, name: str) -> int:
         return size(self._limits[name], {(self._symbols[name],): 1})
 
 
-def output(x: OnnxArray) -> Var:
+def _output(x: OnnxArray) -> Var:
     """Return an array as an output of a graph, with its shape, which spox does not infer in full."""
     shape = (_name(length) if isinstance(length, Dim) else length for length in x.shape)
     x.var._var_info.type = Tensor(x.dtype, tuple(shape))
     return x.var
 
 
-def parameter(name: str, values: Any) -> OnnxArray:
-    """Return a parameter of the graph.
+def build(inputs: Inputs, outputs: dict[str, OnnxArray], parameters: dict[str, Any]) -> bytes:
+    """Return an ONNX file.
 
     Args:
-        name: Name of the parameter.
-        values: NumPy array.
+        inputs: Inputs of the graph and, as further inputs, its parameters.
+        outputs: Outputs by name.
+        parameters: NumPy arrays of the parameters by name. The file contains those that the graph uses.
     """
-    var = initializer(values)
-    var._rename(name)
-    return OnnxArray(var, values.shape, values.dtype)
+    variables = {name: x.var for name, x in inputs.arrays.items()}
+    proto = spox.build(variables, {name: _output(x) for name, x in outputs.items()})
+    used = {name for node in proto.graph.node for name in node.input}
+    # spox would copy the values of a parameter whenever a node uses it.
+    remaining = [x for x in proto.graph.input if x.name not in parameters]
+    del proto.graph.input[:]
+    proto.graph.input.extend(remaining)
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(parameters[name], name) for name in parameters if name in used
+    )
+    return proto.SerializeToString()
