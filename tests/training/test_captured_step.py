@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pytest
 
-from xformer import Transformer, TransformerConfig, fit, schedules
+from xformer import Linear, Transformer, TransformerConfig, fit, schedules
 from xformer.backends import array_namespace
 from xformer.errors import TrainingError
 from xformer.ops import cross_entropy
@@ -96,3 +99,32 @@ def test_shards_are_replayed_whatever_the_number_of_tokens(monkeypatch):
     (actual, num_calls), (expected, _) = (train(capture, data_parallel=2) for capture in (True, False))
     assert actual == expected
     assert num_calls < 2 * 8
+
+
+@dataclass
+class Pair:
+    """A batch without a hash."""
+
+    inputs: Any
+    outputs: Any
+
+
+@dataclass
+class SquaredError:
+    """A loss without a hash."""
+
+    scale: float = 1.0
+
+    def __call__(self, model, batch, rng):
+        errors = model(batch.inputs) - batch.outputs
+        return array_namespace(errors).sum(errors * errors) * self.scale
+
+
+def test_batches_and_losses_without_a_hash_are_not_captured():
+    data = [Pair(RNG.standard_normal((4, 3), np.float32), np.ones((4, 2), np.float32)) for _ in range(2)]
+    losses = []
+    for capture in (True, False):
+        history = fit(Linear(3, 2, init=0), SquaredError(), data, optimizer=Adam(), learning_rate=0.1, steps=4,
+                      num_tokens=lambda batch: 4, capture=capture)[1]  # fmt: skip
+        losses.append([event.loss for event in history])
+    assert losses[0] == losses[1]

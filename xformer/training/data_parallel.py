@@ -35,21 +35,16 @@ def data_parallel(num_workers: int | None = None, *, capture: bool = False) -> V
         num_workers: Number of shards; default `num_threads()`.
         capture: Whether to record the work of shards whose shapes repeat, and replay it (see `xformer.capture`).
     """
-    captured: dict[Any, Callable[..., Any]] = {}  # of the last loss
+    differentiate = capture_if_repeated(_differentiate) if capture else _differentiate
 
     def value_and_grad(loss_fn: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-        if capture and loss_fn not in captured:
-            captured.clear()
-            captured[loss_fn] = capture_if_repeated(autodiff.value_and_grad(loss_fn))
-        differentiate = captured[loss_fn] if capture else autodiff.value_and_grad(loss_fn)
-
         def sharded(model: Any, batch: Any, rng: Rng | None = None, *args: Any) -> tuple[Any, Any]:
             if capture and is_numpy(model):  # numbers such as the weight of the loss are data of a recording
                 args = tuple(np.asarray(arg) if isinstance(arg, float) else arg for arg in args)
             shards = split_batch(batch, num_workers or num_threads())
             items = list(zip(shards, split_rng(rng, len(shards)), strict=True))
             with blas_threads(1) if len(items) > 1 else contextlib.nullcontext():
-                results = parallel_map(lambda item: differentiate(model, *item, *args), items)
+                results = parallel_map(lambda item: differentiate(loss_fn, model, *item, *args), items)
             total: tuple[Any, Any] = functools.reduce(
                 lambda total, result: map_arrays(operator.add, total, result), results
             )
@@ -58,6 +53,10 @@ def data_parallel(num_workers: int | None = None, *, capture: bool = False) -> V
         return sharded
 
     return value_and_grad
+
+
+def _differentiate(loss_fn: Callable[..., Any], *args: Any) -> Any:
+    return autodiff.value_and_grad(loss_fn)(*args)
 
 
 def split_batch(batch: Any, count: int) -> Sequence[Any]:
