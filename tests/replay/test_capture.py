@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 
@@ -15,6 +16,7 @@ from xformer.backends import array_namespace, resolve
 from xformer.backends.recording import RecordedArray
 from xformer.errors import CaptureError
 from xformer.ops import cross_entropy
+from xformer.random import Rng
 from xformer.replay.function import capture_if_repeated
 from xformer.replay.recording import Recording
 from xformer.threads import parallel_map
@@ -241,6 +243,96 @@ def test_donated_arrays_are_correct_after_a_replay_that_differs():
     with pytest.warns(UserWarning, match="differs from the function"):
         captured(total, np.ones(1))
     assert total.tolist() == [12.0]
+
+
+def test_an_array_that_is_passed_twice():
+    captured = xf.capture(lambda x, y: x - 2.0 * y)
+    x, y = np.ones(3), np.arange(3.0)
+    for arguments in ((x, x), (x, x), (x, y), (y, x)):
+        assert captured(*arguments).tolist() == (arguments[0] - 2.0 * arguments[1]).tolist()
+
+
+def test_negative_indices_and_indices_out_of_range():
+    captured, x = xf.capture(lambda x, indices: array_namespace(x).take(x, indices, axis=0)), np.arange(5.0)
+    for indices in ([1, 2], [1, 2], [-1, 2], [4, -5]):
+        assert captured(x, np.asarray(indices)).tolist() == x[indices].tolist()
+    for indices in ([5, 0], [0, -6]):
+        with pytest.raises(IndexError):
+            captured(x, np.asarray(indices))
+
+
+def _fill(x):
+    y = x * 2.0
+    np.fill_diagonal(y, 5.0)
+    return y
+
+
+def _take_into(x):
+    y = x * 2.0
+    np.take(x, np.asarray([1, 0]), axis=0, out=y)
+    return y
+
+
+WRITES = {"fill_diagonal": _fill, "take": _take_into, "reshape": lambda x: np.reshape(x, (4,), order="F") * 2.0}
+
+
+@pytest.mark.parametrize("function", WRITES.values(), ids=WRITES)
+def test_functions_that_write_into_an_array_or_in_another_order(function):
+    captured = xf.capture(function)
+    for value in range(4):
+        x = np.arange(4.0).reshape(2, 2) * value
+        assert captured(x).tolist() == function(x).tolist()
+
+
+def test_scalars_memory_maps_and_orders_of_memory(tmp_path):
+    np.arange(12.0).tofile(tmp_path / "numbers")
+    mapped = np.memmap(tmp_path / "numbers", np.float64, "r").reshape(4, 3)
+    captured = xf.capture(lambda x, factor: (array_namespace(x).exp(x) * factor, x.T))
+    for row in range(3):
+        for x in (mapped[row : row + 2], np.asfortranarray(mapped[row : row + 2])):
+            y, transposed = captured(x, np.float64(row))
+            assert y.tolist() == (np.exp(x) * row).tolist()
+            assert transposed.flags.c_contiguous == x.T.flags.c_contiguous
+    signed = xf.capture(lambda x, factor: x * factor)
+    assert [str(signed(np.ones(()), factor)) for factor in (0.0, 0.0, -0.0)] == ["0.0", "0.0", "-0.0"]
+
+
+def test_results_that_are_not_arrays_are_compared():
+    for function in (lambda x, count: (x + 1.0, count), lambda x, count: [x + 1.0] * count):
+        counts = itertools.count(1)
+        captured = xf.capture(lambda x, function=function, counts=counts: function(x, next(counts)))
+        first = captured(np.ones(1))
+        with pytest.warns(UserWarning, match="differs from the function"):
+            assert str(captured(np.ones(1))) != str(first)
+
+
+def test_a_comparison_that_an_error_ends_is_made_later():
+    hidden = np.zeros(1)
+    captured = xf.capture(lambda x, indices: array_namespace(x).take(x, indices) + hidden * 1.0)
+    captured(np.ones(2), np.asarray([0]))
+    with pytest.raises(IndexError):
+        captured(np.ones(2), np.asarray([7]))
+    captured(np.ones(2), np.asarray([0]))
+    hidden += 1.0
+    with pytest.warns(UserWarning, match="differs from the function"):
+        assert captured(np.ones(2), np.asarray([0])).tolist() == [2.0]
+
+
+def test_a_captured_function_of_constants_inside_another_one():
+    inner, constant = xf.capture(lambda x: x + 1.0), np.ones(1)
+    outer = xf.capture(lambda x: x + inner(constant))
+    assert [float(outer(np.asarray(value))[0]) for value in (1.0, 2.0, 3.0)] == [3.0, 4.0, 5.0]
+
+
+def test_jax_draws_anew_for_each_counter():
+    jnp = library_or_skip("jax")
+    rng = Rng(2**70 + 5)
+    captured = xf.capture(lambda x, rng: array_namespace(x).where(rng.bernoulli(0.5, x.shape, jnp)[0], x, 0.0))
+    for counter in range(3):
+        mask, _ = Rng(rng.key ^ counter).bernoulli(0.5, (64,), jnp)
+        assert captured(jnp.ones(64), rng.counted(jnp.asarray(counter))).tolist() == mask.astype(float).tolist()
+    with raises_line(CaptureError, "has type set"):
+        captured(jnp.ones(64), {"a"})
 
 
 def test_several_threads():

@@ -42,8 +42,14 @@ class JaxBackend(Backend):
 
     def bernoulli(self, xp: Namespace, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
         """Draw by `jax.random`, so that a jitted function can."""
-        jax_key = jax.random.fold_in(jax.random.key(key % 2**31), key // 2**31 % 2**31)
-        return jax.random.randint(jax_key, shape, 0, 2**RANDOM_BITS, dtype="int32") < threshold
+        return _bernoulli(key % 2**31, key // 2**31 % 2**31, threshold, shape)
+
+    def counted_bernoulli(
+        self, xp: Namespace, key: int, counter: Array, threshold: int, shape: tuple[int, ...], device: Device
+    ) -> Array:
+        """Read the counter in the jitted function, so that it draws another mask in each call."""
+        low, high = key % 2**31 ^ counter & 2**31 - 1, key // 2**31 % 2**31 ^ counter >> 31
+        return _bernoulli(low, high, threshold, shape)
 
     def configure(self, *, dtype: str | None, num_threads: int) -> None:
         """Enable 64-bit dtypes if the command needs them."""
@@ -59,6 +65,11 @@ class JaxBackend(Backend):
             return tuple(zip(keys, children, strict=True)), static
 
         jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+
+
+def _bernoulli(low: Any, high: Any, threshold: int, shape: tuple[int, ...]) -> Any:
+    key = jax.random.fold_in(jax.random.key(low), high)
+    return jax.random.randint(key, shape, 0, 2**RANDOM_BITS, dtype="int32") < threshold
 
 
 register_backend(JaxBackend("jax"))

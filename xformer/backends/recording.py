@@ -57,6 +57,9 @@ class Tape:
 
     def append_result(self, result: Any, function: Callable[..., Any], args: Any, keywords: Any) -> Any:
         """Append a call that returned `result`, unless this is a view of an argument; return it recorded."""
+        if result is None or keywords.get("out") is not None:  # it has written into an argument
+            self.append(function, args, **keywords)
+            return recorded(plain(result))
         if isinstance(result, tuple | list):
             items = (self.append_result(x, _item(function, i), args, keywords) for i, x in enumerate(result))
             return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
@@ -151,9 +154,6 @@ class RecordedArray(np.ndarray):
             if _FILLS[function] is not None:
                 tape.append(np.ndarray.fill, (result, _FILLS[function]))
             return tape.own(result)
-        if function is np.copyto:
-            function(*args, **keywords)
-            return tape.append(function, args, **keywords)
         return tape.append_result(function(*args, **keywords), function, args, keywords)
 
     def __getitem__(self, key: Any) -> Any:
@@ -267,7 +267,17 @@ def _append_out(tape: Tape, result: Any, function: Any, args: Any, keywords: Any
 
 
 def _append_take(tape: Tape, result: Any, function: Any, args: Any, keywords: Any) -> None:
-    tape.append(function, args, **{"mode": "clip"} | keywords | {"out": result})  # other modes copy through a buffer
+    settings = dict(zip(("a", "indices", "axis"), args, strict=False)) | keywords
+    x, indices, axis = settings.pop("a"), np.asarray(settings.pop("indices")), settings.pop("axis", None)
+    if settings.get("mode", "raise") == "raise":  # this mode copies through a buffer
+        tape.append(_check_indices, (indices, x.size if axis is None else x.shape[axis]))
+        settings["mode"] = "wrap"
+    tape.append(np.take, (x, indices), **settings | {"axis": axis, "out": result})
+
+
+def _check_indices(indices: Any, size: int) -> None:
+    if indices.max(initial=0) >= size or indices.min(initial=0) < -size:
+        raise IndexError(f"indices range from {indices.min()} to {indices.max()}; expected {-size} to {size - 1}")
 
 
 def _append_cast(tape: Tape, result: Any, function: Any, args: Any, keywords: Any) -> None:
@@ -275,7 +285,10 @@ def _append_cast(tape: Tape, result: Any, function: Any, args: Any, keywords: An
 
 
 def _append_reshape(tape: Tape, result: Any, function: Any, args: Any, keywords: Any) -> None:
-    tape.append(np.copyto, (result.reshape(args[0].shape), args[0]))
+    if keywords.get("order", "C") == "C":
+        tape.append(np.copyto, (result.reshape(args[0].shape), args[0]))
+    else:
+        _append_copy(tape, result, function, args, keywords)
 
 
 def _append_where(tape: Tape, result: Any, function: Any, args: Any, keywords: Any) -> None:

@@ -25,7 +25,7 @@ class Arguments:
     """
 
     def __init__(self, args: tuple[Any, ...], keywords: dict[str, Any], donated: Sequence[int]) -> None:
-        self.args, self.keywords = args, keywords
+        self.args, self.keywords, self._donated = args, keywords, donated
         self.data: list[Any] = []
         self.signature: Hashable = (
             *(self._scan(arg, index in donated) for index, arg in enumerate(args)),
@@ -46,33 +46,41 @@ class Arguments:
         if isinstance(value, Rng):
             return value.key, None if value.counter is None else self._scan(value.counter, donated)
         if isinstance(value, dict):
-            return tuple((key, self._scan(item, donated)) for key, item in value.items())
+            return (dict, *((key, self._scan(item, donated)) for key, item in value.items()))
         if isinstance(value, tuple | list):
             return (type(value), *(self._scan(item, donated) for item in value))
-        try:
-            hash(value)
-        except TypeError as error:
-            raise CaptureError(
-                f"an argument of a captured function has type {type(value).__name__}; expected Modules, arrays, "
-                "hashable values, and tuples, lists and dicts of them"
-            ) from error
+        if isinstance(value, float):
+            return float, value.hex()  # -0.0 equals 0.0, and NaN differs from itself
+        check_hashable(value)
         return type(value), value
 
     def replace_data(self, function: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
         """Return the arguments with `function(array)` for all data, and the list of these arrays."""
         data = [function(array) for array in self.data]
-        new = dict(zip(map(id, self.data), data, strict=True))
+        remaining = iter(data)  # one for each argument, even if the same array is passed twice
 
-        def visit(value: Any) -> Any:
+        def visit(value: Any, donated: bool) -> Any:
             if isinstance(value, Rng):
-                return value if value.counter is None else value.counted(visit(value.counter))
+                return value if value.counter is None else value.counted(visit(value.counter, donated))
             if isinstance(value, dict):
-                return {key: visit(item) for key, item in value.items()}
+                return {key: visit(item, donated) for key, item in value.items()}
             if isinstance(value, tuple | list):
-                return rebuild_sequence(value, map(visit, value))
-            return new.get(id(value), value)
+                return rebuild_sequence(value, (visit(item, donated) for item in value))
+            return next(remaining) if is_array(value) and not donated else value
 
-        return visit(self.args), visit(self.keywords), data
+        args = tuple(visit(arg, index in self._donated) for index, arg in enumerate(self.args))
+        return args, {name: visit(value, False) for name, value in sorted(self.keywords.items())}, data
+
+
+def check_hashable(value: Any) -> None:
+    """Raise CaptureError for an argument that can be no part of a signature."""
+    try:
+        hash(value)
+    except TypeError as error:
+        raise CaptureError(
+            f"an argument of a captured function has type {type(value).__name__}; expected Modules, arrays, "
+            "hashable values, and tuples, lists and dicts of them"
+        ) from error
 
 
 def rebuild_sequence(value: Any, items: Iterator[Any]) -> Any:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from xformer.backends import backend_name, trace_level
-from xformer.backends.recording import NAMESPACE
+from xformer.backends.recording import NAMESPACE, current_tape
 from xformer.errors import CaptureError
-from xformer.replay.arguments import Arguments, arrays_of, namespace_of
+from xformer.random import Rng
+from xformer.replay.arguments import Arguments, arrays_of, check_hashable, namespace_of
 from xformer.replay.recording import GraphRecording, Recording, array_copy, recorder
 from xformer.threads import available_threads
-from xformer.tree import Module, flatten
+from xformer.tree import Module, flatten, is_array
 
 _MAX_SIGNATURES, _MAX_BYTES = 8, 2**30  # of one function; each has memory of its own
 
@@ -76,12 +77,13 @@ class _Entry:
 
     Attributes:
         num_calls: Number of calls so far.
+        is_checked: Whether a replay has returned the same bits as the function.
         arguments: Arguments of a call. They keep the Modules alive whose identity is part of the signature.
         idle: Recordings that no thread is using.
     """
 
     def __init__(self) -> None:
-        self.num_calls = 0
+        self.num_calls, self.is_checked = 0, False
         self.arguments: Any = None
         self.idle: list[Recording | GraphRecording] = []
 
@@ -114,30 +116,33 @@ class _Captured:
     def call(self, *args: Any, **keywords: Any) -> Any:
         args = (*self._leading, *args)
         xp = namespace_of((*args, *keywords.values()))
-        if self._is_eager or xp is None or xp is NAMESPACE or trace_level(xp):
+        if self._is_eager or xp is None or xp is NAMESPACE or current_tape() is not None or trace_level(xp):
             return self._function(*args, **keywords)
-        if backend_name(xp) == "jax":
-            return self._jit(args, keywords)
         new_recording = recorder(xp)
-        if new_recording is None:
-            return self._function(*args, **keywords)
-        arguments = Arguments(args, keywords, self._donated)
-        entry, recording, num_calls = self._find((arguments.signature, available_threads()))
-        if num_calls <= self._num_eager:
-            return self._function(*args, **keywords)
         try:
-            if recording is None:
-                recording = new_recording(self._function, *arguments.replace_data(array_copy))
-                result, entry.arguments = recording.result, arguments
-            elif num_calls == self._num_eager + 2 and isinstance(recording, Recording):
-                result = self._compare(recording, arguments)
-            else:
-                result = recording.replay(arguments.data)
+            if backend_name(xp) == "jax":
+                return self._jit(args, keywords)
+            if new_recording is not None:
+                return self._record_or_replay(new_recording, args, keywords)
         except CaptureError:
             if not self._is_optional:
                 raise
             self._is_eager = True
+        return self._function(*args, **keywords)
+
+    def _record_or_replay(self, new_recording: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Any:
+        arguments = Arguments(args, keywords, self._donated)
+        entry, recording, num_calls = self._find((arguments.signature, available_threads()))
+        if num_calls <= self._num_eager:
             return self._function(*args, **keywords)
+        if recording is None:
+            recording = new_recording(self._function, *arguments.replace_data(array_copy))
+            result, recording.result, entry.arguments = recording.result, None, arguments
+        elif isinstance(recording, Recording) and not entry.is_checked:
+            result = self._compare(recording, arguments)
+            entry.is_checked = True
+        else:
+            result = recording.replay(arguments.data)
         with self._lock:
             entry.idle.append(recording)
         return result
@@ -159,14 +164,14 @@ class _Captured:
         expected = self._function(*args, **arguments.keywords)
         result = recording.replay(arguments.data)
         donated, copies = ([list(arrays_of(values[i])) for i in self._donated] for values in (arguments.args, args))
-        if _equal_bits((result, donated), (expected, copies)):
+        if _is_same(result, expected) and _is_same(donated, copies):
             return result
         self._is_eager = True
         name = getattr(self._function, "__name__", type(self._function).__name__)
         warnings.warn(
             f"a replay of {name} differs from the function, which is called from now on; does it change its arguments, "
-            "or use arrays that are no arguments, or random numbers without Rng.counted?",
-            stacklevel=4,
+            "or use arrays that are not arguments, or random numbers without Rng.counted?",
+            stacklevel=5,
         )
         for target, source in zip(flatten(donated)[0], flatten(copies)[0], strict=True):
             target[...] = source
@@ -176,21 +181,41 @@ class _Captured:
         """Compile by JAX for the arrays among the arguments; everything else is static."""
         jax: Any = importlib.import_module("jax")
         leaves, structure = jax.tree.flatten((args, keywords))
-        is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
-        static = tuple(None if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
-        key = structure, static, tuple(is_array)
+        counters = [leaf.counter if isinstance(leaf, Rng) else leaf for leaf in leaves]
+        is_array = tuple(isinstance(leaf, jax.Array) for leaf in counters)
+        static = tuple(
+            None if array and not isinstance(leaf, Rng) else leaf for leaf, array in zip(leaves, is_array, strict=True)
+        )
+        for leaf in static:
+            check_hashable(leaf)
+        key = structure, static, is_array
         if key not in self._jitted:
 
             def function(arrays: list[Any]) -> Any:
                 remaining = iter(arrays)
-                merged = [next(remaining) if array else leaf for leaf, array in zip(static, is_array, strict=True)]
+                merged = [
+                    leaf if not array else leaf.counted(next(remaining)) if leaf is not None else next(remaining)
+                    for leaf, array in zip(static, is_array, strict=True)
+                ]
                 args, keywords = jax.tree.unflatten(structure, merged)
                 return self._function(*args, **keywords)
 
             self._jitted[key] = jax.jit(function)
-        return self._jitted[key]([leaf for leaf, array in zip(leaves, is_array, strict=True) if array])
+        return self._jitted[key]([leaf for leaf, array in zip(counters, is_array, strict=True) if array])
 
 
-def _equal_bits(actual: Any, expected: Any) -> bool:
-    pairs: Any = zip(flatten(actual)[0], flatten(expected)[0], strict=True)
-    return all(x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes() for x, y in pairs)
+def _is_same(actual: Any, expected: Any) -> bool:
+    """Return whether two results have the same structure, bits of arrays, numbers and strings."""
+    if isinstance(actual, tuple | list | dict):
+        if type(actual) is not type(expected) or len(actual) != len(expected):
+            return False
+        keys = actual if isinstance(actual, dict) else range(len(actual))
+        return all(_is_same(actual[key], expected[key]) for key in keys)
+    if isinstance(actual, int | float | str) and not is_array(actual):
+        return repr(actual) == repr(expected)
+    x, y = flatten(actual)[0], flatten(expected)[0]
+    return len(x) == len(y) and all(map(_equal_bits, x, y))
+
+
+def _equal_bits(x: Any, y: Any) -> bool:
+    return bool(x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes())

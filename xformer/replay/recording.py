@@ -134,8 +134,8 @@ def _modules_of(value: Any) -> Iterator[Module]:
 
 
 def array_copy(array: Any) -> Any:
-    """Return a copy of an array of NumPy or CuPy."""
-    return array.copy()
+    """Return a copy of an array of NumPy or CuPy, in the same memory order."""
+    return np.array(array) if isinstance(array, np.ndarray | np.generic) else array.copy(order="K")
 
 
 def recorder(xp: Any) -> Callable[..., Recording | GraphRecording] | None:
