@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
+import xformer as xf
 from tests.kernels.numba.test_thread_pool import awake, helped
 from tests.kernels.numpy.cases import assert_same, normal
 from xformer import kernels
@@ -23,6 +26,7 @@ LAYOUTS = {"rows": lambda x: x, "columns": lambda x: np.asfortranarray(x), "subm
 def compile_all(monkeypatch):
     """Enable the kernels, also for small matrices."""
     monkeypatch.setenv("XFORMER_KERNELS", "auto")
+    monkeypatch.setattr(compiled, "_many_rows_here", lambda: math.inf)
     monkeypatch.setattr(compiled, "_MIN_MULTIPLICATIONS", 1)
     monkeypatch.setattr(compiled, "_MIN_ROW_MULTIPLICATIONS", 1)
     monkeypatch.setattr(thread_pool, "_MIN_MULTIPLICATIONS", 1)
@@ -138,3 +142,22 @@ def test_rows_at_any_distance_in_memory(rows):
 
 def test_a_single_row_is_compiled():
     assert "linear on numpy: numba.linear" in kernels.explain("linear", single(1, 8), single(8, 8), None)
+
+
+def test_blas_multiplies_many_rows_on_amd(monkeypatch):
+    assert compiled._many_rows("skylake-avx512", True) == math.inf
+    few, many = compiled._many_rows("znver3", False), compiled._many_rows("znver4", True)
+    assert 1 < few < many
+    monkeypatch.setattr(compiled, "_many_rows_here", lambda: few)
+    weight, bias = single(64, 48), single(48)
+    for rows in (1, few - 1, few, 3 * few):
+        x = single(1, rows, 64)
+        for operation, static in (("linear", {}), ("project_heads", {"heads": (4,)})):
+            lines = kernels.explain(operation, x, weight, bias, **static).splitlines()
+            assert lines[0] == f"{operation} on numpy: {'numba' if rows < few else 'numpy'}.{operation}"
+            reason = f"  not numba.{operation}: {rows} rows, for which NumPy's BLAS is faster on AMD"
+            assert (reason in lines) == (rows >= few)
+        assert_same(monkeypatch, linear, x, weight, bias)
+        captured = xf.capture(linear)
+        for number in range(3):
+            np.testing.assert_array_equal(captured(x + number, weight, bias), linear(x + number, weight, bias))

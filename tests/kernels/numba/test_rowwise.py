@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tests.kernels.numpy.cases import LABELS, LAYOUTS, assert_close, assert_same
 from tests.kernels.numpy.test_gelu import definition
 from xformer import kernels, vjp
 from xformer.kernels import registry
+from xformer.kernels.numba import linear as compiled_linear
 from xformer.ops import attention, cross_entropy, dropout, gelu, gelu_tanh, layer_norm, linear, relu, rms_norm, silu
 from xformer.ops.adam import adam
 from xformer.ops.project_heads import project_heads
@@ -196,6 +198,7 @@ def test_explain_gives_the_reason(case):
 def test_the_check_of_the_registry_passes(monkeypatch):
     monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
     monkeypatch.setattr(registry, "_CHECKED", set())
+    monkeypatch.setattr(compiled_linear, "_many_rows_here", lambda: math.inf)
     x, labels, query = single(6, 8), np.arange(6), single(2, 2, 5, 4)
     for call in (gelu, gelu_tanh, relu, silu, lambda x: dropout(x, x > 0, 0.5), lambda x: layer_norm(x, x[0], x[1])):
         call(x)

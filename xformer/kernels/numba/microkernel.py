@@ -23,7 +23,7 @@ from numba.types import Array, void
 
 from xformer.kernels.numba.compile import inline
 
-_FEATURES = binding.get_host_cpu_features()
+CPU_NAME, _FEATURES = binding.get_host_cpu_name(), binding.get_host_cpu_features()
 LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx") else 4  # elements of a vector register
 # The sums of a tile, with a row of the right matrix and an element of the left one, fill the 32 or 16 registers.
 ROWS, _VECTORS = (8 if _FEATURES.get("avx512f") or _FEATURES.get("neon") else 4), 3
