@@ -1,6 +1,9 @@
 """`xformer export`, and `xformer inspect` of the checkpoint that it writes."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +55,19 @@ def test_a_checkpoint_is_inspected_without_its_weights(xformer, exported):
     for words in ("Transformer; pegasus, PegasusForConditionalGeneration", "BPE, 100 tokens", "sinusoidal_layout"):
         assert words in text
     assert "rope_theta" not in text  # the default
+
+
+def test_onnx_files_translate_without_xformer(xformer, trained, text, tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("spox")
+    result = xformer("export", trained, tmp_path / "onnx", "--format", "onnx")
+    assert "onnxruntime computes the same" in " ".join(result.out.split())
+    options = ("--input", text / "valid.en", "--output", tmp_path / "expected", "--num-beams", 1)
+    assert xformer("translate", "--model", trained, *options).code == 0
+    example = Path(__file__).parents[2] / "docs" / "examples" / "onnx" / "translate.py"
+    with (text / "valid.en").open() as source:
+        command = [sys.executable, "-W", "error", example, tmp_path / "onnx"]
+        output = subprocess.run(command, stdin=source, capture_output=True, text=True, check=True).stdout
+    actual, expected = output.splitlines(), (tmp_path / "expected").read_text().splitlines()
+    assert len(actual) == len(expected) == 10
+    assert sum(map(str.__ne__, actual, expected)) <= 1  # rounding may decide between two tokens

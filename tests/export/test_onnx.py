@@ -1,15 +1,19 @@
 """Exported ONNX files compute what the model computes, at any length, and decode as it does."""
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import xformer as xf
+from xformer.errors import BackendError, ConfigError
 from xformer.tree import replace
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("spox")
 
-from xformer.export.onnx import export_onnx  # noqa: E402
+from xformer.export import export_onnx, onnx_kernels  # noqa: E402
 
 SMALL = {"d_model": 24, "num_heads": 4, "d_ff": 20}
 TRANSLATOR = {
@@ -167,3 +171,61 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models(name, tmp_path):
     assert export_onnx(random_model(OTHERS[name]), tmp_path).difference < 1e-4
+
+
+FAMILIES = Path(__file__).parents[1] / "families" / "data"
+QUICK = ("bert_classifier", "gemma3", "gpt2", "llama_tied_llama3_rope", "mbart", "phi3_longrope", "t5_v1_1", "whisper")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(path.name, marks=() if path.name in QUICK else pytest.mark.slow)
+        for path in sorted(FAMILIES.iterdir())
+        if (path / "config.json").exists()
+    ],
+)
+def test_public_checkpoints(name, tmp_path):
+    assert export_onnx(xf.load_pretrained(FAMILIES / name), tmp_path).difference < 1e-4
+
+
+def test_a_file_that_computes_something_else_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_kernels, "_KERNELS", onnx_kernels._KERNELS | {"relu": lambda x: x})
+    with pytest.raises(BackendError, match=r"^encoder.onnx differs from the model by \d.*; expected less than 1e-03$"):
+        export_onnx(random_model(xf.TransformerConfig(**TRANSLATOR)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_onnxruntime_nothing_is_verified(tmp_path, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find_spec(name))
+    config = xf.LanguageModelConfig(**LANGUAGE_MODEL)
+    exported = export_onnx(random_model(config), tmp_path, max_length=100)
+    assert [path.name for path in exported.files] == ["model.onnx", "step.onnx"]
+    assert exported.difference is None
+    monkeypatch.undo()
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument, match="out of data bounds"):
+        Session(tmp_path / "model.onnx")(tokens=np.ones((1, 200), int))
+
+
+class Reversed(xf.LanguageModel):
+    """A model whose forward code uses a function that cannot be exported."""
+
+    def __call__(self, tokens, **options):
+        logits = super().__call__(tokens, **options)
+        return xf.array_namespace(logits).flip(logits, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (lambda config: xf.LanguageModel(config).quantize(), {}, "the model is quantized to int8; export the original"),
+        (xf.LanguageModel, {"max_length": 91}, "max_length is 91; expected 6 to 90, the positions of the model"),
+        (Reversed, {}, "xp.flip cannot be exported to ONNX"),
+    ],
+)
+def test_refusals(model, options, message, tmp_path):
+    config = xf.LanguageModelConfig(**LANGUAGE_MODEL, positions="learned", max_positions=90)
+    with pytest.raises((BackendError, ConfigError), match=f"^{message}[^\n]*$"):
+        export_onnx(model(config), tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()

@@ -116,11 +116,17 @@ def export_onnx(model: BaseModel, directory: str | os.PathLike[str], *, max_leng
     for name, content in files.items():
         with atomic_write(directory / name) as file:
             file.write(content)
-    settings = {"model": type(model).__name__, "max_length": limits["target"], "config": model.config.to_dict()}
-    write_json(directory / "config.json", {"format": "onnx", **settings})
+    write_json(directory / "config.json", _settings(model, limits["target"]))
     if isinstance(model, Transformer | LanguageModel):
         write_json(directory / "generation_config.json", generation_config(model))
     return OnnxExport(tuple(directory / name for name in files), difference)
+
+
+def _settings(model: BaseModel, max_length: int) -> dict[str, Any]:
+    """Return the contents of config.json."""
+    c = model.config
+    heads = {"num_key_value_heads": c.num_key_value_heads or c.num_heads, "head_dim": c.features_per_head}
+    return {"format": "onnx", "model": type(model).__name__, "max_length": max_length, **heads, "config": c.to_dict()}
 
 
 def _limits(model: BaseModel, max_length: int | None) -> dict[str, int]:
