@@ -35,7 +35,7 @@ from xformer.serve.models import ServedModel  # noqa: E402
 TASK = numbers_task(num_train=200, num_valid=1, num_test=64, largest=9999)
 TEXTS = [line for line in TASK.test.source if line]
 SIZES = {"d_model": 16, "num_heads": 2, "d_ff": 32}
-TOKEN = "secret-token"
+TOKEN = "secret-töken"
 
 
 class SlowLanguageModel(LanguageModel):
@@ -466,7 +466,7 @@ def test_a_token_is_required():
     try:
         assert client.send("GET", "/v1/models")[0] == 401
         assert client.send("GET", "/v1/models", headers={"Authorization": "Bearer wrong"})[0] == 401
-        assert client.send("GET", "/v1/models", headers={"Authorization": f"Bearer {TOKEN}"})[0] == 200
+        assert client.send("GET", "/v1/models", headers={"Authorization": f"Bearer {TOKEN}".encode()})[0] == 200
         assert client.send("GET", "/health")[0] == 200
     finally:
         client.close()

@@ -192,6 +192,26 @@ def test_typed_text_is_translated_and_a_token_shows_its_alternatives_and_attenti
 
 
 @pytest.mark.slow
+def test_a_second_run_replaces_one_that_has_not_ended(open_page: Any) -> None:
+    page = open_page(GREEDY)
+    expected = tokens_of(page)
+    page.evaluate(
+        """() => {
+            const form = document.getElementById("inputs");
+            form.requestSubmit();
+            new MutationObserver((_, observer) => {
+                if (!document.querySelector(".output .token")) return;
+                observer.disconnect();
+                form.requestSubmit();
+            }).observe(document.getElementById("output"), { childList: true, subtree: true });
+        }"""
+    )
+    page.wait_for_function("() => document.querySelector('.status').textContent.includes(' s')")
+    assert tokens_of(page) == expected
+    assert "stopped" not in page.inner_text(".status")
+
+
+@pytest.mark.slow
 def test_attention_is_shown_for_each_kind_layer_and_head(open_page: Any) -> None:
     page = open_page(GREEDY)
     page.click("[data-tab=attention]")

@@ -62,7 +62,9 @@ class ServeConfig(Config):
         ConfigError: For an invalid value, naming the field.
     """
 
-    host: str = option("Address to listen on; another one than loopback needs a token.", default="127.0.0.1")
+    host: str = option(
+        "Address to listen on; any other than that of this machine requires a token.", default="127.0.0.1"
+    )
     port: int = option("Port; 0 chooses a free one.", default=8000, at_least=0, at_most=65_535)
     token: str | None = option("Token that requests must send: Authorization: Bearer TOKEN.", default=None)
     max_requests: int = option(
@@ -94,10 +96,10 @@ class Server:
         self.is_draining = False
 
     def model(self, name: str | None, *pipelines: type, task: str) -> ServedModel:
-        """Return a model by its id, or the first one with one of some pipelines.
+        """Return a model by its id, or the first one that has one of the pipelines.
 
         Raises:
-            JobError: If there is none, or it has another pipeline.
+            JobError: If no model matches.
         """
         suitable = [each for each in self.models.values() if isinstance(each.pipeline, pipelines)]
         if name is None:
@@ -250,7 +252,9 @@ class Guard:
         path = scope["path"]
         if self.config.token is not None and path not in _PUBLIC_PATHS and not path.startswith("/static/"):
             scheme, _, token = headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self.config.token.encode()):
+            if scheme.lower() != "bearer" or not hmac.compare_digest(
+                token.encode("latin-1"), self.config.token.encode()
+            ):
                 return JobError("the token is missing or wrong; expected Authorization: Bearer TOKEN", 401, "token")
         return None
 
@@ -314,7 +318,7 @@ def _post(server: Server, endpoint: Endpoint) -> Callable[[Request], Awaitable[A
                 body = await read_json_body(request, server.config.max_body)
                 result = await endpoint(server, request, body)
             except ClientDisconnect:
-                return Response(status_code=400)  # nobody receives it
+                return Response(status_code=400)  # which nobody receives
             except (XformerError, JobError) as error:
                 return error_response(error)
             if not isinstance(result, EventStream):
@@ -331,7 +335,7 @@ async def read_json_body(request: Request, limit: int) -> Any:
         raise JobError("the content type is not application/json", 415)
     too_long = JobError(f"the body is too long; expected at most {limit} bytes", 413)
     length = request.headers.get("content-length", "0")
-    if not length.isdigit() or int(length) > limit:
+    if not length.isdecimal() or int(length) > limit:
         raise too_long
     body = b""
     try:
@@ -341,7 +345,7 @@ async def read_json_body(request: Request, limit: int) -> Any:
                 if len(body) > limit:
                     raise too_long
         value = json.loads(body)
-        dumps(value).encode()  # half of a surrogate pair is no text
+        dumps(value).encode()  # raises for half of a surrogate pair
         return value
     except TimeoutError:
         raise JobError("the body did not arrive in time", 408) from None
@@ -535,7 +539,7 @@ def _usage(rows: Sequence[Row]) -> Json:
     )
 
 
-# --- The widely used format of completions and chats ------------------------------------------------------------------
+# --- Completions and chats in the widely used format ------------------------------------------------------------------
 
 
 async def completions(server: Server, request: Request, body: Json) -> Any:
@@ -576,7 +580,7 @@ async def chat_completions(server: Server, request: Request, body: Json) -> Any:
 
 
 def _plain_message(message: Json) -> Json:
-    """Return a message whose content is a text; raise DataError for other parts."""
+    """Return a message with text content; raise DataError for other content."""
     role, content = message.get("role"), message.get("content")
     if isinstance(content, list):
         if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):

@@ -42,9 +42,9 @@ class Job:
 
     Args:
         run: Function that runs a batch of jobs.
-        request: What it needs to know about this one.
-        key: Jobs with equal functions and keys may be joined into a batch; None: this one runs alone.
-        timeout: Seconds until it is stopped.
+        request: Data of this job for `run`.
+        key: Jobs with equal functions and keys may be joined into a batch; None: the job runs alone.
+        timeout: Seconds until the job is stopped.
     """
 
     def __init__(self, run: Run, request: Any, *, key: Hashable = None, timeout: float = 120.0) -> None:
@@ -57,15 +57,15 @@ class Job:
 
     @property
     def is_stopped(self) -> bool:
-        """True if the client is gone or the time is up; generation stops at the next token."""
+        """True after `cancel` or the timeout; generation stops at the next token."""
         return self.is_cancelled or time.monotonic() > self.deadline
 
     def cancel(self) -> None:
-        """Stop the job, e.g. because its client is gone."""
+        """Stop the job, e.g. because its client has disconnected."""
         self.is_cancelled = True
 
     def emit(self, name: str, data: Any) -> None:
-        """Send an event to the client; called in the thread of the worker. "result" and "error" are the last ones."""
+        """Send an event to the client; called in the thread of the worker. The last event is "result" or "error"."""
         self.has_emitted = True
         try:
             self._loop.call_soon_threadsafe(self._events.put_nowait, Event(name, data))
@@ -73,14 +73,14 @@ class Job:
             self.is_cancelled = True
 
     def finish(self, data: Any) -> None:
-        """Send the result, or an error if the time was up."""
+        """Send the result, or an error if the job was stopped."""
         if self.is_stopped:
             self.fail(JobError("the request took too long; ask for fewer tokens or beams", 504, "timeout"))
         else:
             self.emit("result", data)
 
     def fail(self, error: Exception) -> None:
-        """Send an error; those that are not of xformer are logged."""
+        """Send an error; an unexpected one is logged, and the client receives a general message."""
         if isinstance(error, XformerError):
             error = JobError(str(error))
         elif not isinstance(error, JobError):
@@ -128,7 +128,7 @@ class Worker:
         """Append a job to the queue."""
         with self._condition:
             if self._is_closed:
-                raise JobError("the server is stopping", 503, "stopping")
+                raise _stopping()
             self._jobs.append(job)
             self._condition.notify()
 
@@ -152,6 +152,8 @@ class Worker:
             while True:
                 self._condition.wait_for(lambda: self._jobs or self._is_closed)
                 if self._is_closed:
+                    for job in self._jobs:
+                        job.fail(_stopping())
                     return None
                 first = self._jobs[0]
                 if first.key is not None and self.wait:
@@ -162,10 +164,13 @@ class Worker:
                 batch = fits[: self.max_batch]
                 chosen = set(map(id, batch))
                 self._jobs = deque(job for job in self._jobs if id(job) not in chosen)
+                live = []
                 for job in batch:
                     if job.is_stopped:
                         job.finish(None)
-                if live := [job for job in batch if not job.is_stopped]:
+                    else:
+                        live.append(job)
+                if live:
                     return live
 
     def _run(self, batch: list[Job]) -> None:
@@ -175,12 +180,16 @@ class Worker:
             if len(batch) == 1:
                 batch[0].fail(error)
                 return
-            # One of them is invalid: the others must not fail with it.
+            # An invalid job must not fail the others.
             for job in batch:
                 if job.has_emitted:
                     job.fail(error)
                 else:
                     self._run([job])
+
+
+def _stopping() -> JobError:
+    return JobError("the server is stopping", 503, "stopping")
 
 
 def _equal(job: Job, other: Job) -> bool:

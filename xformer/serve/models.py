@@ -1,4 +1,4 @@
-"""Served models: what requests ask of them, computed for batches of jobs in the thread of a worker."""
+"""Models of a server, with the functions that compute batches of jobs in the thread of their worker."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ AnyPipeline = TextToText | TextGenerator | Embedder | Classifier
 
 @dataclass(frozen=True)
 class Generation:
-    """The part of a request that a batch of rows is generated from.
+    """The settings of a request that generates text.
 
     Attributes:
         sources: Token ids of each row.
         config: Settings.
-        max_tokens: Maximum tokens of each output, which may differ within a batch; None: that of the config.
+        max_tokens: Maximum tokens of each output, which may differ within a batch. Default: that of the config.
         options: Further arguments of the pipeline: prefix, sequence_bias, target_length, length_unit.
         stop: Texts that end outputs.
         seed: Seed of sampling; None: a new one.
@@ -99,7 +99,7 @@ class Row:
 
     Attributes:
         job: The job.
-        generation: What it asks for.
+        generation: Settings of the request.
         number: Index of the output among those of the job.
         ids: Token ids of the source or prompt.
         text: The output as text.
@@ -260,7 +260,7 @@ class ServedModel:
     # --- Generation ---------------------------------------------------------------------------------------------------
 
     def generation(self, request: Any, settings: Settings, sources: list[list[int]], **fields: Any) -> Generation:
-        """Return what a search needs to know about a request."""
+        """Return the settings of a request."""
         options: dict[str, Any] = {"sequence_bias": request.sequence_bias or []}
         names = ("prefix", "target_length", "length_unit")
         if isinstance(self.pipeline, TextToText) and hasattr(request, "prefix"):

@@ -1,7 +1,8 @@
-"""The OpenAPI description of the API, made from the requests, and a page that lists it."""
+"""The OpenAPI description of the API, derived from the classes of requests, and a page that shows it."""
 
 from __future__ import annotations
 
+import dataclasses
 import html
 from typing import Any
 
@@ -117,7 +118,7 @@ def _schema(request: type[Config], generates: bool) -> Json:
 
 
 def _is_required(field: Any) -> bool:
-    return "MISSING" in repr(field.default)
+    return field.default is dataclasses.MISSING
 
 
 def _properties(config: type[Config]) -> Json:

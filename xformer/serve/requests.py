@@ -1,4 +1,4 @@
-"""The requests of the API: their fields, with help and ranges, and the settings that they ask for."""
+"""The requests of the API: fields with help and ranges, and the generation settings of a request."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TranslateRequest(Steering):
     """Texts to translate or summarize, with any field of `GenerationConfig`."""
 
     text: str | list[str] = option("A text, or a list of texts.")
-    model: str | None = option("Id of the model. Default: the first one that can do it.", default=None)
+    model: str | None = option("Id of the model. Default: the first suitable one.", default=None)
     stream: bool = option("Send the output token by token, as server-sent events; one text.", default=False)
 
 
@@ -44,7 +44,7 @@ class ExploreRequest(Steering):
 
     text: str | None = option("Source text or prompt.", default=None)
     messages: list[dict[str, Any]] | None = option("Messages of a chat, instead of a text.", default=None)
-    model: str | None = option("Id of the model. Default: the first one that can do it.", default=None)
+    model: str | None = option("Id of the model. Default: the first suitable one.", default=None)
     num_alternatives: int = option("Alternatives of each token.", default=10, at_least=0, at_most=50)
     stream: bool = option("Send tokens or beam steps as they are generated.", default=False)
 
@@ -54,7 +54,7 @@ class AttentionRequest(Config):
 
     text: str | None = option("Source text or prompt.", default=None)
     messages: list[dict[str, Any]] | None = option("Messages of a chat, instead of a text.", default=None)
-    output_ids: list[int] | None = option("Token ids of the output; none for encoders.", default=None)
+    output_ids: list[int] | None = option("Token ids of the output; omit them for encoders.", default=None)
     kinds: list[str] | None = option('Any of "encoder", "decoder" and "cross". Default: all.', default=None)
     layer: int | None = option("One layer, counted from 0. Default: all.", default=None, at_least=0)
     model: str | None = option("Id of the model. Default: the first one.", default=None)
@@ -83,7 +83,7 @@ class ChatRequest(Config):
     messages: list[dict[str, Any]] = option("Messages with role and content.")
     model: str | None = option("Id of the model. Default: the first language model.", default=None)
     max_tokens: int | None = option("Maximum number of new tokens.", default=None, at_least=1, at_most=100_000)
-    max_completion_tokens: int | None = option("The same.", default=None, at_least=1, at_most=100_000)
+    max_completion_tokens: int | None = option("The same as max_tokens.", default=None, at_least=1, at_most=100_000)
     n: int = option("Answers.", default=1, at_least=1, at_most=MAX_TEXTS)
     stop: str | list[str] | None = option("Texts that end the answer, which are left out.", default=None)
     stream: bool = option("Send the answer token by token, as server-sent events.", default=False)
@@ -111,7 +111,7 @@ class ClassifyRequest(Config):
     model: str | None = option("Id of the model. Default: the first classifier.", default=None)
 
 
-# Fields of the widely used format whose only supported value changes nothing.
+# Fields of the widely used format that are accepted with values that have no effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0, 0.0),
     "presence_penalty": (None, 0, 0.0),
@@ -140,7 +140,7 @@ def parse(body: Any, request: type[Config], *, generates: bool = True) -> tuple[
     Args:
         body: The JSON value of the body.
         request: Class of the request.
-        generates: False if it has no fields of `GenerationConfig`.
+        generates: Whether the request may have fields of `GenerationConfig`.
 
     Raises:
         ConfigError: For unknown, missing or invalid fields.

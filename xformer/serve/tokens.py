@@ -14,7 +14,7 @@ _LOWEST = -1e9  # JSON has no infinity
 
 
 def texts_of_tokens(tokenizer: Any, ids: Sequence[int], prompt: Sequence[int] = ()) -> list[str]:
-    """Return the text of each token, with its leading space; they concatenate to the text of all of them."""
+    """Return the text of each token, with its leading space; joined they are the text of all tokens."""
     stream = DecodeStream(tokenizer.decode, prompt)
     texts = [stream.step(index) for index in ids]
     if texts:
@@ -83,7 +83,7 @@ def _probability_json(token: int, name: str, text: str, log_probability: float) 
 
 
 class TextStream:
-    """The text of an output that ends before any of several texts.
+    """The text of an output, which ends before the first stop text.
 
     Args:
         decode: Function from ids to text.
@@ -91,7 +91,7 @@ class TextStream:
         stop: Texts that end the output.
 
     Attributes:
-        text: The text so far, without what may belong to a stop text.
+        text: The text so far, without an end that may begin a stop text.
         is_stopped: True once a stop text has been generated.
 
     Example:

@@ -18,7 +18,7 @@ from xformer.training.events import Checkpoint, End, Event, Step, Validation
 from xformer.training.fit import LOG_EVERY, TrainingLoop
 
 Rows = Sequence[Mapping[str, str]]
-"""A table: one mapping of column names to texts per row."""
+"""A table: for each row the texts by column name."""
 
 
 class Logger(ABC):
@@ -91,7 +91,7 @@ class Logger(ABC):
 
     @abstractmethod
     def open(self, step: int) -> None:
-        """Start to log, or continue after `step` steps: what was logged of later steps is discarded or kept, once."""
+        """Start to log, or continue after `step` steps; no later step may occur twice in the log."""
 
     @abstractmethod
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:

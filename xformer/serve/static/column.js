@@ -48,9 +48,10 @@ export class Column {
     this.drawTabs();
   }
 
-  /** Generate, and show tokens as they arrive. */
+  /** Generate, and show tokens as they arrive. A later run replaces an earlier one, whose `signal` is aborted. */
   async run(text, options, signal) {
     this.clear();
+    this.signal = signal;
     this.source = new TokenRow("Source");
     this.row = new TokenRow(this.model.generates ? "Output" : "Text", (index) => this.select(index));
     this.nbest = html("div", { class: "nbest" });
@@ -63,37 +64,40 @@ export class Column {
     this.element.setAttribute("aria-busy", "true");
     this.status.textContent = "…";
     const started = performance.now();
+    const [sourceRow, row] = [this.source, this.row];
     const streamed = [];
     let source = [];
-    let said = started;
+    let announced = started;
+    let result;
     try {
-      this.result = await this.api.generate(this.model, text, options, {
+      result = await this.api.generate(this.model, text, options, {
         signal,
         onsource: (tokens) => {
           source = tokens;
-          this.source.set(tokens);
-          this.source.element.hidden = !tokens.length;
+          sourceRow.set(tokens);
+          sourceRow.element.hidden = !tokens.length;
         },
         ontoken: (token) => {
           streamed.push(token);
-          this.row.add(token);
+          row.add(token);
           this.status.textContent = `${streamed.length} tokens`;
-          if (performance.now() - said > 2000) {
-            said = performance.now();
+          if (performance.now() - announced > 2000) {
+            announced = performance.now();
             announce(joined(streamed));
           }
         },
         // The best hypothesis of a beam search changes.
-        onreplace: (tokens) => this.row.set(tokens),
+        onreplace: (tokens) => row.set(tokens),
       });
     } catch (error) {
+      if (signal !== this.signal) return;
       if (error.name !== "AbortError") throw this.fail(error);
       const output = { tokens: streamed, text: joined(streamed) };
-      this.result = streamed.length ? { input: this.api.inputOf(text, options), source, outputs: [output] } : null;
-    } finally {
-      this.running = false;
-      this.element.removeAttribute("aria-busy");
+      result = streamed.length ? { input: this.api.inputOf(text, options), source, outputs: [output] } : null;
     }
+    if (signal !== this.signal) return;
+    this.stopped();
+    this.result = result;
     if (!this.result) {
       this.status.textContent = "Stopped";
       this.drawTabs();
@@ -106,7 +110,13 @@ export class Column {
     announce(`${this.model.generates ? "Output" : "Text"} of ${this.model.title}: ${joined(tokens)}`);
   }
 
+  stopped() {
+    this.running = false;
+    this.element.removeAttribute("aria-busy");
+  }
+
   fail(error) {
+    this.stopped();
     this.status.textContent = "";
     this.drawTabs();
     this.rows.replaceChildren(html("p", { class: "error", role: "alert" }, error.message));
