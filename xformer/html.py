@@ -30,7 +30,7 @@ def markup(content: str) -> Markup:
 
 
 def tag(name: str, *contents: str, **attributes: str | int | float) -> Markup:
-    """Return an element; a trailing underscore of an attribute is dropped, others become hyphens.
+    """Return an element. The trailing underscore of an attribute is dropped; other underscores become hyphens.
 
     >>> tag("td", "a < b", class_="left")
     '<td class="left">a &lt; b</td>'
@@ -90,7 +90,7 @@ class HeatMap(NamedTuple):
 
     Attributes:
         values: Rows of numbers from 0 to 1.
-        choices: Its value for each of the choices, e.g. ("1", "mean").
+        choices: Value of each choice that selects the map, e.g. ("1", "mean").
     """
 
     values: Sequence[Sequence[float]]
@@ -100,7 +100,7 @@ class HeatMap(NamedTuple):
 def heat_maps(
     maps: Sequence[HeatMap], rows: Sequence[str], columns: Sequence[str], choices: Mapping[str, Sequence[str]]
 ) -> Markup:
-    """Return heat maps of which one is shown, selected by lists of choices. Style sheets select it, not scripts.
+    """Return heat maps and lists of choices that select the visible one, by a style sheet without scripts.
 
     Args:
         maps: The heat maps.

@@ -1,8 +1,8 @@
-"""Recording of NumPy calls: every elementary call of some work is written to a tape and can be made again.
+"""Recording of NumPy calls: every elementary call of a function is appended to a tape and can be repeated.
 
-While a thread records, arrays are `RecordedArray`s. NumPy hands each call on such an array to the class, which makes
-the call and appends it to the tape together with the array that received the result. Making the same calls again, in
-the same memory, repeats the work on whatever the inputs contain by then. Views need no call.
+While a thread records, arrays are `RecordedArray`s. NumPy passes each call on such an array to the class, which makes
+the call and appends it to the tape together with the array that received the result. Repeating the calls in the same
+memory computes the function for the present values of its inputs. Views need no call.
 
 NumPy bypasses a subclass in a few functions, which `RecordingNamespace` handles: layers use the functions of
 `array_namespace(x)`. Kernels that are written for NumPy use `empty`, `zeros` and `contiguous` of this module.
@@ -35,8 +35,8 @@ class Tape:
 
     Attributes:
         calls: The calls, in order.
-        temporaries: Arrays allocated by the recorded work, by the address of the Python object. Their contents need not
-            survive from one replay to the next.
+        temporaries: Arrays that the function allocates, by id. Their contents need not survive from one replay to the
+            next.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Tape:
         self.calls.append(Call(function, plain(args), plain(keywords)))
 
     def own(self, array: Any) -> RecordedArray:
-        """Return a new array of the recorded work as a RecordedArray."""
+        """Add a new array to the temporaries; return it as a RecordedArray."""
         root = array
         while isinstance(root.base, np.ndarray):
             root = root.base
@@ -83,7 +83,7 @@ def current_tape() -> Tape | None:
 
 @contextlib.contextmanager
 def recording() -> Iterator[Tape]:
-    """Record the calls of this thread on arrays that are given out by `recorded`, until the block ends.
+    """Record the calls of this thread on arrays returned by `recorded`, until the block ends.
 
     Raises:
         CaptureError: If the thread records already.
@@ -142,10 +142,12 @@ class RecordedArray(np.ndarray):
         return recorded_results[0] if len(recorded_results) == 1 else recorded_results
 
     def __array_function__(self, function: Any, types: Any, args: Any, keywords: Any) -> Any:
-        """Call a function of NumPy: one of Python is recorded call by call, one of C as a whole."""
+        """Call a function of NumPy and record it: its elementary calls if it is written in Python, else one call."""
         tape = current_tape()
         if tape is None:
             return function(*plain(args), **plain(keywords))
+        if function in _READING_FUNCTIONS:
+            self._read()
         if function in _PYTHON_FUNCTIONS:
             return super().__array_function__(function, types, args, keywords)
         args, keywords = plain(args), plain(keywords)
@@ -195,6 +197,7 @@ class RecordedArray(np.ndarray):
         )
 
     __bool__ = __int__ = __float__ = __complex__ = __index__ = tolist = tobytes = item = nonzero = _read
+    __format__ = _read
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -232,10 +235,12 @@ for _name in ("fill", "partition", "put", "sort"):
 
 # Written in Python with ufuncs and methods, which are recorded one by one.
 _PYTHON_FUNCTIONS = {np.mean, np.sum, np.max, np.min, np.clip, np.take_along_axis, np.stack, np.var}
+# They return a Python bool that depends on values.
+_READING_FUNCTIONS = {np.allclose, np.array_equal, np.array_equiv}
 _FILLS: dict[Any, Any] = {np.empty_like: None, np.zeros_like: 0, np.ones_like: 1}
 
 
-# --- how a result is written again --------------------------------------------------------------------------------
+# --- calls that compute a result again ----------------------------------------------------------------------------
 
 
 def _append_copy(tape: Tape, result: Any, function: Any, args: Any, keywords: Any) -> None:

@@ -36,7 +36,7 @@ Answer a chat         curl localhost:8000/v1/chat/completions -H 'Content-Type: 
 
 Paths: /translate, /summarize, /v1/completions, /v1/chat/completions, /v1/embeddings, /classify, /explore, /attention, \
 /runs; http://localhost:8000/docs lists their fields. Concurrent requests with the same settings are computed \
-together. Only this machine can connect, unless --host is given together with --token. Ctrl-C waits for running \
+together. Only this machine can connect, unless --host and --token are passed. Ctrl-C waits for running \
 requests and stops.
 """
 _ACCESS, _LIMITS = "Access", "Limits"
@@ -91,7 +91,7 @@ def serve(
     from xformer.serve.app import ServeConfig, create_app
     from xformer.serve.models import ServedModel
 
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "host": host,
         "port": port,
         "token": secrets.token_urlsafe(24) if token == "auto" else token,
@@ -102,8 +102,8 @@ def serve(
         "timeout": timeout,
     }
     for name, _, _, field in options_of(ServeConfig):
-        check_value(field, given[name], option_name(name))
-    config = ServeConfig(**given)
+        check_value(field, settings[name], option_name(name))
+    config = ServeConfig(**settings)
     if not config.is_local and config.token is None:
         raise ConfigError(f"--host is {host}, which other machines can reach; expected --token TEXT (or --token auto)")
     if config.token is not None and len(config.token) < 8:

@@ -1,4 +1,4 @@
-"""Kernels in a recording: call by call if the kernel is recordable, else as a whole."""
+"""Kernels in a recording: their elementary calls if the kernel is recordable, else one call of the kernel."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _repeat(run: Callable[..., Any], *args: Any) -> Any:
         for index, target in zip(fresh, targets, strict=True):
             target[...] = new[index]
 
-    targets = [np.array(results[index]) for index in fresh]  # a result may be a constant, or shared
+    targets = [np.array(results[index]) for index in fresh]  # a result may be a constant, or share memory with another
     tape.append(call, (targets, *args))
     outputs = list(recorded(list(results)))
     for index, target in zip(fresh, targets, strict=True):

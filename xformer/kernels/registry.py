@@ -2,7 +2,7 @@
 
 An operation (`ops/`) is defined by portable Array API code. A kernel is an implementation of one operation for one
 backend. Among the kernels that support a call, the one with the highest priority runs; otherwise the portable
-definition does. `xformer/ops/README.md` describes the whole path.
+definition does. `xformer/ops/README.md` describes all steps of a call.
 
 Two environment variables, read once, at the first operation or when the kernels are loaded:
 
@@ -68,7 +68,7 @@ class Kernel(NamedTuple):
             float32 and float64.
         is_recordable: Whether `xformer.capture` records the calls that the kernel makes, so that a replay runs none of
             its Python code. Such a kernel allocates by the functions of `backends.recording`, reads no values on the
-            host and has no shapes that depend on values. Other kernels are called as a whole in each replay.
+            host and has no shapes that depend on values. Each replay calls the other kernels again.
         supports_vjp: As `supports`, for calls that xformer differentiates and that `supports` accepts. None: the kernel
             differentiates all of them.
     """

@@ -1,4 +1,4 @@
-"""Attention weights of a model for one text or one pair of texts, as arrays, HTML and plots."""
+"""Attention weights of a model for a text or a pair of texts, as arrays, HTML and plots."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Attention:
     """The attention of a model, which notebooks show as heat maps with a choice of layer and head.
 
     Attributes:
-        maps: `AttentionMap` by kind: "cross", "decoder" and "encoder", as far as the model has them.
+        maps: `AttentionMap` by kind: those of "cross", "decoder" and "encoder" that the model has.
     """
 
     maps: dict[str, AttentionMap]
@@ -129,7 +129,7 @@ def show_attention(model: Any, source: Any, target: Any = None) -> Attention:
         model: A pipeline such as `Translator`, `TextGenerator` or `Embedder`; or a model, for token ids.
         source: The source, prompt or text; for a model its token ids, (length,) or (1, length).
         target: Output of an encoder-decoder: a text, or its token ids without bos and eos. Default: the output that the
-            model generates. Other models have none.
+            model generates. Other models take no target.
 
     Returns:
         The weights with the tokens; the last line of a notebook cell shows them.

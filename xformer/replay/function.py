@@ -48,7 +48,8 @@ def capture(function: Callable[..., Any], *, donate_argnums: Sequence[int] = ())
             of an optimizer, or a `StaticCache`. Other arrays at these positions are another signature.
 
     Returns:
-        A function with the same arguments and results. Arrays of results are new, except those of donated arguments.
+        A function with the same arguments and results. Arrays of results are new, except those of Modules and donated
+        arguments. Other values in a result are those of the recording.
 
     Raises:
         CaptureError: When called, if the function reads values on the host or computes shapes from values, or an
@@ -73,7 +74,7 @@ def _wrap(function: Callable[..., Any], captured: _Captured) -> Callable[..., An
 
 
 class _Entry:
-    """What is known of one signature.
+    """The recordings of one signature.
 
     Attributes:
         num_calls: Number of calls so far.
@@ -159,7 +160,7 @@ class _Captured:
             return entry, entry.idle.pop() if entry.idle else None, entry.num_calls
 
     def _compare(self, recording: Recording, arguments: Arguments) -> Any:
-        """Replay, and compare with the function, which gets copies of all that it may overwrite."""
+        """Replay, and compare with the function, which is called with copies of donated arguments."""
         args = [copy.deepcopy(arg) if i in self._donated else arg for i, arg in enumerate(arguments.args)]
         expected = self._function(*args, **arguments.keywords)
         result = recording.replay(arguments.data)

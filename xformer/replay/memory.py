@@ -69,7 +69,7 @@ def _lifetimes(calls: Sequence[Call], roots: dict[int, Any]) -> dict[int, list[i
 
 
 def _assign_offsets(lifetimes: dict[int, list[int]], sizes: dict[int, int]) -> tuple[dict[int, int], int]:
-    """Place each temporary in the smallest gap that holds it; return the offsets and the total size."""
+    """Assign each temporary the smallest gap that is large enough; return the offsets and the total size."""
     ends: dict[int, list[int]] = {}
     gaps: list[tuple[int, int]] = []  # (offset, size) in order
     offsets: dict[int, int] = {}

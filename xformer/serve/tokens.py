@@ -54,8 +54,8 @@ class TokenJson:
     def step(self, step: TokenAlternatives) -> Json:
         """Return the JSON of the next token."""
         before = self.tokenizer.decode(self._before)
-        others = [[*self._before, token] for token, _ in step.alternatives]
-        texts = [text[len(before) :] for text in self.tokenizer.decode_batch(others)]
+        sequences = [[*self._before, token] for token, _ in step.alternatives]
+        texts = [text[len(before) :] for text in self.tokenizer.decode_batch(sequences)]
         names = pieces(self.tokenizer, [step.token, *(token for token, _ in step.alternatives)])
         self._before = [*self._before, step.token][-4:]
         return {

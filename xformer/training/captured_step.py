@@ -14,7 +14,7 @@ from xformer.training.optimizers import SGD, Adam, AdamW
 from xformer.training.step import StepResult, train_step
 from xformer.tree import flatten
 
-# Larger models gain nothing, and the comparison of the first replay copies the model and the state.
+# Larger models become no faster, and the comparison with the first replay copies the model and the state.
 _MAX_ELEMENTS = 2**24
 
 
@@ -22,7 +22,8 @@ class CapturedStep:
     """A replacement of `train_step` that replays the steps of a small model on NumPy, with the same bits.
 
     The model and the state are updated in place, and the numbers that change are arrays, so that one recording serves
-    all steps whose batches have the same shapes. Batches that are split, and optimizers of the user, get `train_step`.
+    all steps whose batches have the same shapes. For batches that are split, large models and other
+    optimizers than Adam, AdamW and SGD, it calls `train_step`.
 
     Args:
         num_workers: Number of shards of a batch.

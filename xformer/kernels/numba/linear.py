@@ -1,4 +1,4 @@
-"""Linear maps on NumPy with compiled products: of many rows as in training, of few or a single one as in decoding.
+"""Linear maps on NumPy with compiled products: of many rows as in training, of a few or a single row as in decoding.
 
 On CPUs of AMD, NumPy's BLAS library computes products of many rows.
 """
@@ -19,7 +19,7 @@ from xformer.kernels.numpy.linear import register_linear
 from xformer.threads import available_threads
 
 _MIN_COLUMNS = 32
-_TILE_ROWS, _TILE_COLUMNS = 8, 48  # multiples of a tile of the microkernel: parts consist of whole tiles
+_TILE_ROWS, _TILE_COLUMNS = 8, 48  # multiples of the microkernel's tile: parts consist of complete tiles
 _FEW_ROWS = 44  # with fewer, reading the right matrix takes the time, and copying it does not pay off
 _MAX_SUMS = 32_768  # of few rows, which stay in the cache while the right matrix is read
 _MIN_MULTIPLICATIONS = 250_000  # with fewer, the overhead of a call dominates

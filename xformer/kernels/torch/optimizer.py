@@ -17,17 +17,17 @@ _NO_BIAS_CORRECTION = 1e9  # steps, after which torch's own bias correction is 1
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    others = arrays[1:]
+    slot_arrays = arrays[1:]
     if not all(isinstance(number, float) for number in static.get("settings") or ()):
         return "settings are arrays"
-    for index, array in enumerate(others):
+    for index, array in enumerate(slot_arrays):
         if index % 4 != 1 and not array.is_contiguous():
             return "an array is not contiguous"
-    if len({array.device for array in others}) > 1:
+    if len({array.device for array in slot_arrays}) > 1:
         return "arrays on several devices"
     if is_differentiated_by_torch(*arrays):
         return "torch differentiates the update"
-    return supports_wide_floats(others, static)
+    return supports_wide_floats(slot_arrays, static)
 
 
 def _forward(
@@ -41,7 +41,7 @@ def _forward(
     step_size, beta1, beta2, bias_correction2, epsilon, learning_rate = settings
     root, skip = math.sqrt(bias_correction2), None
     scale, device = grad_scale, arrays[0].device
-    if grad_scale is not None and device.type == "cpu":  # reading it waits for nothing
+    if grad_scale is not None and device.type == "cpu":  # reading a value on the CPU needs no synchronization
         scale = float(grad_scale)
         if math.isnan(scale):
             return updated(arrays), None
