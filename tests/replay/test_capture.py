@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import itertools
 import threading
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -18,7 +21,7 @@ from xformer.errors import CaptureError
 from xformer.ops import cross_entropy
 from xformer.random import Rng
 from xformer.replay.function import capture_if_repeated
-from xformer.replay.recording import Recording
+from xformer.replay.recording import GraphRecording, Recording
 from xformer.threads import parallel_map
 from xformer.training import Adam
 from xformer.training.step import train_step
@@ -335,6 +338,39 @@ def test_jax_draws_anew_for_each_counter():
         assert captured(jnp.ones(64), rng.counted(jnp.asarray(counter))).tolist() == mask.astype(float).tolist()
     with raises_line(CaptureError, "has type set"):
         captured(jnp.ones(64), {"a"})
+
+
+def test_a_graph_of_a_training_step(monkeypatch):
+    """The graph is replaced by the function, so that no GPU is needed."""
+    graphs = []
+    monkeypatch.setattr(
+        "xformer.replay.function.recorder",
+        lambda xp: functools.partial(GraphRecording, lambda function: graphs.append(function) or function),
+    )
+    results = []
+    for transform in (functools.partial(xf.capture, donate_argnums=(0, 1)), lambda function: function):
+        optimizer, model = Adam(), translator()
+
+        @transform
+        def step(model, state, batch, learning_rate, optimizer=optimizer):
+            return train_step(model, state, [batch], None, loss_fn=lambda model, batch, rng: loss(model, *batch),
+                              optimizer=optimizer, learning_rate=learning_rate, num_tokens=21, donate=True)  # fmt: skip
+
+        state, first, losses = optimizer.init(model)._replace(step=np.asarray(0.0)), model, []
+        for number, batch in enumerate(batches()):
+            model, state, value, _ = step(model, state, batch, np.asarray(0.01 / (1 + number)))
+            losses.append(float(value))
+        assert model is first
+        results.append((losses, model))
+    assert len(graphs) == 1
+    assert results[0][0] == results[1][0]
+    assert equal_bits(results[0][1], results[1][1])
+    reference = weakref.ref(model)
+    recording = GraphRecording(lambda function: function, lambda model, x: x + 1.0, (model, np.ones(1)), {})
+    del model, first, results
+    gc.collect()
+    assert reference() is None
+    assert recording.result.tolist() == [2.0]
 
 
 def test_several_threads():

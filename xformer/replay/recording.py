@@ -49,12 +49,7 @@ class Recording:
             (functools.partial(call.function, **call.keywords) if call.keywords else call.function, call.args)
             for call in calls
         ]
-        is_data = set(map(id, data))
-        self._build = _builder(
-            result,
-            [array for array in arrays_of((args, keywords)) if id(array) not in is_data],
-            list(_modules_of((*args, *keywords.values()))),
-        )
+        self._build = _builder(result, (*args, *keywords.values()), data)
         self.result = self._build()
 
     def replay(self, data: Sequence[Any] = ()) -> Any:
@@ -85,12 +80,15 @@ class GraphRecording:
         data: Sequence[Any] = (),
     ) -> None:
         self._data, self.nbytes = data, 0  # the memory belongs to the graph's pool
-        args = [weakref.proxy(arg) if isinstance(arg, Module) else arg for arg in args]
+        # Weak, so that a recording can be a value of a WeakKeyDictionary whose key is the model.
+        references = [weakref.ref(arg) if isinstance(arg, Module) else arg for arg in args]
 
         def call() -> None:
-            self._result = function(*args, **keywords)
+            arguments = [arg() if isinstance(arg, weakref.ref) else arg for arg in references]
+            result = function(*arguments, **keywords)
+            self._build = _builder(result, (*arguments, *keywords.values()), data)
 
-        self._graph, self._arguments = capture_graph(call), list(arrays_of((args, keywords)))
+        self._graph, self._arguments = capture_graph(call), list(arrays_of((tuple(args), keywords)))
         self.result = self.replay(data)
 
     def replay(self, data: Sequence[Any]) -> Any:
@@ -98,14 +96,14 @@ class GraphRecording:
         for target, source in zip(self._data, data, strict=True):
             target[...] = source
         self._graph()
-        own = set(map(id, self._arguments))
-        leaves, rebuild = flatten(self._result)
-        return rebuild([leaf if id(leaf) in own else array_copy(leaf) for leaf in leaves])
+        return self._build()
 
 
-def _builder(result: Any, inputs: Sequence[Any], modules: Sequence[Module]) -> Callable[[], Any]:
-    """Return a function that builds a result: fresh arrays are copied, parts of only inputs are built once."""
-    known = {_memory(array): array for array in inputs}
+def _builder(result: Any, arguments: Sequence[Any], data: Sequence[Any]) -> Callable[[], Any]:
+    """Return a function that builds a result: arrays of the arguments are kept, data and other arrays are copied."""
+    is_data = set(map(id, data))
+    known = {_memory(array): array for array in arrays_of(tuple(arguments)) if id(array) not in is_data}
+    modules = list(_modules_of(tuple(arguments)))
 
     def visit(tree: Any) -> Callable[[], Any]:
         if isinstance(tree, tuple | list):
@@ -147,7 +145,11 @@ def recorder(xp: Any) -> Callable[..., Recording | GraphRecording] | None:
 
 
 def _memory(array: Any) -> Any:
-    return array.ctypes.data, array.shape, array.strides, array.dtype.str
+    """Return a key that is equal for arrays of NumPy or CuPy at the same address with the same layout."""
+    if isinstance(array, np.generic):
+        return None
+    pointer = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+    return pointer, array.shape, array.strides, array.dtype.str
 
 
 def _map_arrays(function: Callable[[Any], Any], value: Any, copies: dict[int, Any]) -> Any:
