@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import spox
-import spox.opset.ai.onnx.v23 as op
+import spox.opset.ai.onnx.v20 as op
 from onnx import numpy_helper
 from spox import Tensor, Var, argument
 

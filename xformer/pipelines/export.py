@@ -11,7 +11,7 @@ from xformer.export import export_onnx
 from xformer.families import load_pretrained, save_pretrained
 from xformer.families.checkpoint import is_public, save_with_config
 from xformer.io import atomic_write, read_json, write_json
-from xformer.models import BaseModel, Transformer, load
+from xformer.models import BaseModel, ImageEncoder, Transformer, load
 from xformer.runs.run_directory import RunDirectory, copy_pretrained
 from xformer.text import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID, load_tokenizer
 
@@ -66,14 +66,15 @@ def _to_onnx(directory: Path, output: Path) -> str:
         run = RunDirectory(directory)
         pretrained, write_tokenizers = run.pretrained_files(), _tokenizer_writer(run)
         model = load(run.model)
+    tokenizer = None if pretrained is None or isinstance(model, ImageEncoder) else load_tokenizer(pretrained)
     exported = export_onnx(model, output)
     if pretrained is None:
         write_tokenizers(model, output)
-    else:
-        load_tokenizer(pretrained).save(output)
-        if (pretrained / GENERATION_CONFIG).is_file():
-            with atomic_write(output / GENERATION_CONFIG) as file:
-                file.write((pretrained / GENERATION_CONFIG).read_bytes())
+    elif (pretrained / GENERATION_CONFIG).is_file():
+        with atomic_write(output / GENERATION_CONFIG) as file:
+            file.write((pretrained / GENERATION_CONFIG).read_bytes())
+    if tokenizer is not None:
+        tokenizer.save(output)
     names = ", ".join(path.name for path in exported.files)
     if exported.difference is None:
         return f"as {names}; they were not verified: onnxruntime is not installed, {how_to_install('onnxruntime')}"

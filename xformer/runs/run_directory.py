@@ -131,6 +131,8 @@ class RunDirectory:
             raise CheckpointError(
                 f"{self.path} is a checkpoint in the Hugging Face format; expected the directory of a run"
             )
+        if config.get("format") == "onnx":
+            raise CheckpointError(f"{self.path} is a model in the ONNX format; expected the directory of a run")
         if config.get("format") != FORMAT:
             raise CheckpointError(f"{self.path} was written by xformer 0.1; use that version, or train again")
         for key in ("model", "tokenizer", "training"):
