@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 from tests.generation.definitions import SOURCES, padded, varied_model
 from tests.reference import small_language_model
-from xformer import Rng
-from xformer.generation import GenerationConfig, generate
-from xformer.generation.decoding_steps import DecodingSteps
+from xformer import Rng, stream
+from xformer.generation import GenerationConfig, decoding_steps, generate
+from xformer.generation.kept_recordings import KeptRecordings
 from xformer.replay.recording import Recording
+from xformer.tree import map_arrays
 
 POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
 CONFIGS = {
@@ -26,7 +32,7 @@ def both(monkeypatch, call):
     monkeypatch.setattr(Recording, "replay", lambda self, *args: replays.append(1) or replay(self, *args))
     replayed = call()
     with monkeypatch.context() as patch:
-        patch.setattr(DecodingSteps, "_should_record", lambda self, tokens: False)
+        patch.setattr(decoding_steps, "_MIN_LENGTH", 1000)
         return call(), replayed, len(replays)
 
 
@@ -76,3 +82,87 @@ def test_a_model_that_reads_values_is_called(monkeypatch):
     expected, actual, replays = both(monkeypatch, lambda: generate(model, padded(SOURCES), CONFIGS["greedy"]))
     assert replays == 0
     assert_equal_outputs(expected, actual)
+
+
+# --- Recordings that are kept -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recordings(monkeypatch):
+    """Recordings made so far, and an empty store."""
+    made, init = [], Recording.__init__
+    monkeypatch.setattr(Recording, "__init__", lambda self, *args: made.append(self) or init(self, *args))
+    monkeypatch.setattr(decoding_steps, "_kept", KeptRecordings(max_entries=64, max_bytes=2**28))
+    return made
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_later_searches_record_nothing_and_have_the_same_bits(recordings, positions, config):
+    model = varied_model(1, positions=positions)
+    other = [[row[0], *row[:-1]] for row in SOURCES]  # of the same shape
+    first, between = (generate(model, padded(rows), config, rng=Rng(0)) for rows in (SOURCES, other))
+    count = len(recordings)
+    assert count
+    again = [generate(model, padded(rows), config, rng=Rng(0)) for rows in (SOURCES, other)]
+    assert again == [first, between]
+    assert len(recordings) <= count + 1  # an input that leaves the batch at another step
+
+
+def test_prompts_of_other_lengths_use_the_same_recording(recordings):
+    model = small_language_model(positions="rotary", seed=3)
+    for length in (3, 5, 9):
+        generate(model, [list(range(3, 3 + length))], max_new_tokens=8, min_new_tokens=8)
+    assert len(recordings) == 1
+
+
+def test_weights_that_change_in_place_are_seen_and_replaced_ones_too(recordings):
+    model = varied_model(1)
+    config = CONFIGS["greedy"]
+    generate(model, padded(SOURCES), config)
+    for replace in (False, True):
+        _, parameter = next(iter(model.named_parameters()))
+        if replace:
+            model = map_arrays(lambda array: array * 1.5, model)
+        else:
+            parameter *= -2.0
+        actual = generate(model, padded(SOURCES), config)
+        assert actual == generate(copy.deepcopy(model), padded(SOURCES), config)
+
+
+def test_threads_that_share_a_model_do_not_share_a_recording(recordings):
+    model = varied_model(1)
+    sources = [padded([row]) for row in SOURCES] * 6
+    expected = [generate(model, source, CONFIGS["beam"]) for source in sources]
+    with ThreadPoolExecutor(6) as pool:
+        actual = list(pool.map(lambda source: generate(model, source, CONFIGS["beam"]), sources))
+    assert actual == expected
+
+
+def test_a_stream_that_is_stopped_returns_its_recording(recordings):
+    model = small_language_model(positions="rotary", seed=3)
+    settings = GenerationConfig(max_new_tokens=12, min_new_tokens=12)
+    expected = generate(model, [[3, 4, 5]], settings)
+    for _ in range(3):
+        tokens = stream(model, [[3, 4, 5]], settings)
+        for _ in range(6):
+            next(tokens)
+        tokens.close()
+    assert len(recordings) == 1
+    assert generate(model, [[3, 4, 5]], settings) == expected
+
+
+def test_the_number_and_size_of_recordings_are_limited_and_they_end_with_the_model(recordings, monkeypatch):
+    model, kept = varied_model(1), decoding_steps._kept
+    monkeypatch.setattr(kept, "_max_entries", 3)
+    for rows in range(1, 6):
+        generate(model, padded([SOURCES[0]] * rows), CONFIGS["greedy"])
+    assert len(kept._models[model]) == 3
+    monkeypatch.setattr(kept, "_max_bytes", 10)
+    generate(model, padded(SOURCES), CONFIGS["greedy"])
+    assert not kept._models[model]
+    generate(model, padded(SOURCES), CONFIGS["greedy"])
+    released = weakref.ref(model)
+    del model
+    gc.collect()
+    assert released() is None

@@ -138,10 +138,11 @@ def test_steps_are_captured_once_for_inputs_of_the_same_shapes(monkeypatch, sett
     assert len(captured) == 2
     for rows in range(1, 12):  # of which the last ones are kept
         generate(model, padded([[5, 2]] * rows), config)
-    assert len(static_greedy_module._captured[model]) == static_greedy_module._MAX_CAPTURED
-    monkeypatch.setattr(static_greedy_module, "_MAX_CAPTURED_BYTES", 10)
+    kept = static_greedy_module._captured
+    assert len(kept._models[model]) == kept._max_entries
+    monkeypatch.setattr(kept, "_max_bytes", 10)
     generate(model, padded([[5, 2]]), config)
-    assert not static_greedy_module._captured[model]
+    assert not kept._models[model]
     released = weakref.ref(model)
     del model
     gc.collect()

@@ -16,6 +16,7 @@ beginning of a longer one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections import Counter
@@ -157,26 +158,27 @@ def beam_search(batch: GenerationBatch) -> list[list[Hypothesis]]:
     num_tokens = 2 * config.group_size + num_chosen
     num_candidates = config.group_size * (2 + num_chosen if batch.lengths.unit_ranges is None else num_tokens)
     steps, logits = batch.prefill()
-    active, rows = inputs, [(each.groups[0].beams[0], each.index) for each in inputs]
-    while True:
-        logits = batch.process(logits, [beam.tokens for beam, _ in rows], [index for _, index in rows])
-        top = top_tokens(logits, num_tokens, batch.eos_id)
-        for row in np.flatnonzero(np.isnan(top.log_probs[:, 0]))[:1]:
-            beam, index = rows[row]
-            raise batch.no_token_error(index, beam.tokens)
-        _keep_best(batch, _advance(active, top, num_candidates))
-        open_inputs = [position for position, each in enumerate(active) if not each.is_done]
-        if not open_inputs:
-            return [each.results() for each in inputs]
-        staying = open_inputs if len(open_inputs) < len(active) else None
-        active = [active[position] for position in open_inputs]
-        rows = [(beam, each.index) for each in active for beam in each.rows(config.num_beams)]
-        parents = [beam.row for beam, _ in rows]
-        if parents != list(range(logits.shape[0])):
-            steps.reorder(parents, staying)
-        for row, (beam, _) in enumerate(rows):
-            beam.row = row
-        logits = batch.step([[beam.tokens[-1]] for beam, _ in rows], steps)
+    with contextlib.closing(steps):
+        active, rows = inputs, [(each.groups[0].beams[0], each.index) for each in inputs]
+        while True:
+            logits = batch.process(logits, [beam.tokens for beam, _ in rows], [index for _, index in rows])
+            top = top_tokens(logits, num_tokens, batch.eos_id)
+            for row in np.flatnonzero(np.isnan(top.log_probs[:, 0]))[:1]:
+                beam, index = rows[row]
+                raise batch.no_token_error(index, beam.tokens)
+            _keep_best(batch, _advance(active, top, num_candidates))
+            open_inputs = [position for position, each in enumerate(active) if not each.is_done]
+            if not open_inputs:
+                return [each.results() for each in inputs]
+            staying = open_inputs if len(open_inputs) < len(active) else None
+            active = [active[position] for position in open_inputs]
+            rows = [(beam, each.index) for each in active for beam in each.rows(config.num_beams)]
+            parents = [beam.row for beam, _ in rows]
+            if parents != list(range(logits.shape[0])):
+                steps.reorder(parents, staying)
+            for row, (beam, _) in enumerate(rows):
+                beam.row = row
+            logits = batch.step([[beam.tokens[-1]] for beam, _ in rows], steps)
 
 
 def _advance(

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from xformer.backends import Array, array_namespace, assign, backend_name
 from xformer.errors import CaptureError
+from xformer.generation.kept_recordings import KeptRecordings
 from xformer.models.cache import StaticCache
 from xformer.replay.recording import Recording
+from xformer.threads import available_threads
+from xformer.tree import flatten
 
 _MIN_REPEATS = 1  # steps with the same rows before one is recorded, which takes as long as a few steps
-_MIN_REMAINING = 4  # steps that may follow
+_MIN_LENGTH = 6  # of the longest output: shorter searches use no static cache
 # Tokens of a static cache: a replay attends to all of them, so the capacity grows with the output, from at least 32
 # tokens and at most 128 for a single row, where attention takes little of the time.
 _MIN_CAPACITY, _MAX_FIRST_CAPACITY = 32, 128
 
+# Recorded steps, and caches with the arrays that they change.
+_kept: KeptRecordings[tuple[StaticCache, Recording]] = KeptRecordings(max_entries=64, max_bytes=2**28)
+
 
 class DecodingSteps:
-    """The model and the cache of a search.
+    """The model and the cache of a search; close it after the last step.
 
     On NumPy, steps with the same rows are recorded and replayed, which spares the Python code of the model (see
-    `xformer.capture`).
+    `xformer.capture`). Recordings are kept for later searches with the same shapes, whose inputs are copied into their
+    arrays. Which steps are replayed does not change the results: from the second step on, all use a static cache.
 
     Args:
         model: Object with `decode_step(tokens, cache)`.
@@ -30,28 +37,26 @@ class DecodingSteps:
         max_length: Largest number of tokens of a row.
 
     Attributes:
-        cache: The cache; another one once steps are replayed.
+        cache: The cache; another one once it is static.
     """
 
     def __init__(self, model: Any, cache: Any, max_length: int) -> None:
         self.cache, self._model, self._max_length = cache, model, max_length
         self._length, self._num_repeats = 0, 0
         self._recording: Recording | None = None
+        self._used: list[tuple[Hashable, StaticCache, Recording]] = []
         config = model.config
         self._max_capacity = config.max_positions if config.positions == "learned" else math.inf
-        self._can_replay = config.window is None and hasattr(model, "to_static")
+        self._is_static = config.window is None and hasattr(model, "to_static") and max_length >= _MIN_LENGTH
+        self._can_record = True
 
     def step(self, tokens: Array) -> Array:
         """Append tokens (rows, new tokens) and return the logits of the next ones, (rows, vocabulary)."""
         num_tokens = int(tokens.shape[1])
         self._num_repeats = self._num_repeats + 1 if num_tokens == 1 else 0
-        if self._recording is not None and self._length < self._capacity:
-            logits = self._recording.replay((tokens,))
-        elif self._should_record(tokens):
-            logits = self._record(tokens)
+        if self._length and self._is_static and backend_name(array_namespace(tokens)) == "numpy":
+            logits = self._static_step(tokens)
         else:
-            if isinstance(self.cache, StaticCache):
-                self._reserve()
             logits = self._model.decode_step(tokens, self.cache)
         self._length += num_tokens
         return logits
@@ -62,41 +67,70 @@ class DecodingSteps:
             self._recording, self._num_repeats = None, 0
         self.cache.reorder(rows, inputs)
 
-    @property
-    def _capacity(self) -> int:
-        return self.cache.layers[0].self_attention.key.shape[2]
+    def close(self) -> None:
+        """Keep the recordings for other searches."""
+        for key, cache, recording in self._used:
+            arrays: Any = (array for array in cache.arrays() if array is not None)
+            size = sum(array.nbytes for array in arrays)
+            _kept.keep(self._model, key, (cache, recording), recording.nbytes + size)
+        self._used = []
 
     @property
     def _num_rows(self) -> int | None:
         key = self.cache.layers[0].self_attention.key
         return None if key is None else int(key.shape[0])
 
-    def _should_record(self, tokens: Array) -> bool:
-        return (
-            self._can_replay
-            and self._num_repeats > _MIN_REPEATS
-            and self._max_length - self._length > _MIN_REMAINING
-            and backend_name(array_namespace(tokens)) == "numpy"
-        )
-
-    def _record(self, tokens: Array) -> Array:
-        """Make a step with a static cache, and record it."""
+    def _static_step(self, tokens: Array) -> Array:
+        """Make a step with a static cache, by a replay if there is a recording or the step should be recorded."""
         self._reserve()
-        xp = array_namespace(tokens)
-        tokens, index = (xp.asarray(array, copy=True) for array in (tokens, self.cache.index))
-        try:
-            self._recording = Recording(type(self._model).decode_step, (self._model, tokens, self.cache), {}, (tokens,))
-        except CaptureError:  # a model of the user that reads values on the host
-            self._can_replay, self._recording = False, None
-            assign(self.cache.index, index)  # part of the step was made
+        if self._recording is None:
+            key = self._key()
+            kept = _kept.take(self._model, key)
+            if kept is not None:
+                self._use(key, *kept)
+            elif self._can_record and self._num_repeats > _MIN_REPEATS:
+                return self._record(key, tokens)
+        if self._recording is None:
             return self._model.decode_step(tokens, self.cache)
-        return self._recording.result
+        return self._recording.replay((tokens,))
 
     def _reserve(self) -> None:
         """Make the cache static, with space for at least one more token."""
-        if isinstance(self.cache, StaticCache) and self._length < self._capacity:
+        is_static = isinstance(self.cache, StaticCache)
+        if is_static and self._length < self.cache.layers[0].self_attention.key.shape[2]:
             return
-        first = max(_MIN_CAPACITY, min(self._max_length, _MAX_FIRST_CAPACITY // (self._num_rows or 1)))
+        # In steps of 32, since limits often depend on the input.
+        longest = _MIN_CAPACITY * math.ceil(self._max_length / _MIN_CAPACITY)
+        first = max(_MIN_CAPACITY, min(longest, _MAX_FIRST_CAPACITY // (self._num_rows or 1)))
         capacity = max(first, 2 ** math.ceil(math.log2(self._length + 1)))
         self.cache = self._model.to_static(self.cache, int(min(capacity, self._max_capacity)))
         self._recording = None  # of the smaller cache
+
+    def _key(self) -> Hashable:
+        """Return a key that searches with the same recorded steps share."""
+        shapes = (None if array is None else (array.shape, array.dtype) for array in self.cache.arrays())
+        parameters = map(id, flatten(self._model)[0])  # the recordings keep these arrays alive
+        return type(self._model).decode_step, available_threads(), self.cache.start, *parameters, *shapes
+
+    def _use(self, key: Hashable, cache: StaticCache, recording: Recording) -> None:
+        """Continue with a kept recording, whose arrays get the values of the cache."""
+        for target, source in zip(cache.arrays(), self.cache.arrays(), strict=True):
+            if target is not None and source is not None:
+                assign(target, source)
+        self._used.append((key, cache, recording))
+        self.cache, self._recording = cache.alias(), recording
+
+    def _record(self, key: Hashable, tokens: Array) -> Array:
+        """Make a step and record it."""
+        xp = array_namespace(tokens)
+        tokens, index = (xp.asarray(array, copy=True) for array in (tokens, self.cache.index))
+        try:
+            recording = Recording(type(self._model).decode_step, (self._model, tokens, self.cache), {}, (tokens,))
+        except CaptureError:  # a model of the user that reads values on the host
+            self._can_record = False
+            assign(self.cache.index, index)  # part of the step was made
+            return self._model.decode_step(tokens, self.cache)
+        logits, recording.result = recording.result, None
+        self._used.append((key, self.cache.alias(), recording))
+        self._recording = recording
+        return logits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -87,18 +88,19 @@ def generate_steps(batch: GenerationBatch, samples: list[list[Sample]]) -> Itera
         rows = [index for index in range(batch.num_inputs) for _ in range(count)]
         steps.reorder(rows)
         logits = batch.take(logits, rows)
-    active = list(samples)
-    while True:
-        tokens = _advance(batch, logits, [sample for group in active for sample in group])
-        yield
-        running = [row for row, group in enumerate(active) if any(sample.status == "running" for sample in group)]
-        if not running:
-            return
-        if len(running) < len(active):
-            rows = [row * count + number for row in running for number in range(count)]
-            steps.reorder(rows, running)
-            active, tokens = [active[row] for row in running], [tokens[row] for row in rows]
-        logits = batch.step([[token] for token in tokens], steps)
+    with contextlib.closing(steps):
+        active = list(samples)
+        while True:
+            tokens = _advance(batch, logits, [sample for group in active for sample in group])
+            yield
+            running = [row for row, group in enumerate(active) if any(sample.status == "running" for sample in group)]
+            if not running:
+                return
+            if len(running) < len(active):
+                rows = [row * count + number for row in running for number in range(count)]
+                steps.reorder(rows, running)
+                active, tokens = [active[row] for row in running], [tokens[row] for row in rows]
+            logits = batch.step([[token] for token in tokens], steps)
 
 
 def _advance(batch: GenerationBatch, logits: Array, samples: list[Sample]) -> list[int]:

@@ -9,8 +9,6 @@ captured steps of a model are kept for later inputs of the same shapes, which ar
 from __future__ import annotations
 
 import math
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -27,11 +25,11 @@ from xformer.backends import (
 from xformer.generation.batch import GenerationBatch
 from xformer.generation.greedy_sampling import Sample, start_samples
 from xformer.generation.hypothesis import Hypothesis, best_first
+from xformer.generation.kept_recordings import KeptRecordings
 from xformer.generation.logits_processors import MinLength, SuppressTokens, log_sum_exp
 from xformer.generation.scoring import score
 
 _CHECK_INTERVAL = 16  # steps between checks; steps after the end of all outputs are wasted
-_MAX_CAPTURED, _MAX_CAPTURED_BYTES = 8, 2**30  # for each model; captured steps have arrays of their own
 
 
 def is_supported(batch: GenerationBatch) -> bool:
@@ -60,9 +58,10 @@ def static_greedy(batch: GenerationBatch, record: Callable[..., Any]) -> list[li
     limits = [limits.maximum - batch.shared_length + int(batch.eos_id is not None) for limits in batch.lengths.ranges]
     num_steps = max(1, *limits)
     state = _State(batch, batch.model.to_static(cache, cache.length + num_steps - 1), limits)
-    captured, key, recording = _captured.setdefault(batch.model, OrderedDict()), state.key(), None
-    if key in captured:
-        inputs, (state, recording) = state, captured.pop(key)  # no other thread may use it meanwhile
+    key, recording = state.key(), None
+    kept = _captured.take(batch.model, key)
+    if kept is not None:
+        inputs, (state, recording) = state, kept
         state.load(inputs)
     state.choose(logits)
     for number in range(1, num_steps):
@@ -74,14 +73,12 @@ def static_greedy(batch: GenerationBatch, record: Callable[..., Any]) -> list[li
             recording.replay()
     results = [best_first(score(batch, [sample.hypothesis])) for sample in state.samples(batch)]
     if recording is not None and is_writable(state.token):  # later inputs can be copied into the state
-        captured[key] = state, recording
-    while len(captured) > _MAX_CAPTURED or sum(kept.nbytes for kept, _ in captured.values()) > _MAX_CAPTURED_BYTES:
-        captured.popitem(last=False)
+        _captured.keep(batch.model, key, (state, recording), state.nbytes)
     return results
 
 
-# The captured steps of each model and the states that they change, least recently used first.
-_captured: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, Any]] = weakref.WeakKeyDictionary()
+# Captured steps, and the states that they change.
+_captured: KeptRecordings[tuple[_State, Any]] = KeptRecordings(max_entries=8, max_bytes=2**30)
 
 
 def _step(model: Any, state: _State) -> None:

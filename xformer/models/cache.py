@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from xformer.backends import Array, array_namespace, assign, device, from_host
 from xformer.errors import ShapeError
 from xformer.layers import InputEmbedding, KVCache, LayerCache, StaticKVCache
-from xformer.layers.positions import PositionTerms, RelativePositions, Rotation, position_terms
+from xformer.layers.positions import PositionTerms, RelativePositions, Rotary, Rotation, position_terms
 
 
 @dataclass
@@ -127,6 +128,7 @@ class StaticCache(DecodingCache):
 
     Attributes:
         index: Position of the next token, integers of shape (1,).
+        start: First position that the tables of relative positions have.
     """
 
     def __init__(
@@ -143,7 +145,9 @@ class StaticCache(DecodingCache):
             LayerCache(static, old.cross_attention) for static, old in zip(self._caches, cache.layers, strict=True)
         ]
         self._position_embeddings = layer.position_embeddings(max_length, like)
-        rotation, bias = position_terms(positions, max_length - cache.length, max_length, like)
+        # Rotations from the first position on do not depend on the length; biases that did would be quadratic.
+        self.start = cache.length if positions is not None and not isinstance(positions, Rotary) else 0
+        rotation, bias = position_terms(positions, max_length - self.start, max_length, like)
         if rotation is not None:  # rows of a table that other caches use
             rotation = Rotation(*(xp.asarray(angle, copy=True) for angle in rotation))
         self._position_terms = PositionTerms(rotation, bias)
@@ -156,6 +160,17 @@ class StaticCache(DecodingCache):
         caches = (cache for layer in self.layers for cache in (layer.self_attention, layer.cross_attention))
         keys_and_values = (x for cache in caches for x in (cache.key, cache.value))
         return [self.index, *memory, *keys_and_values, self._position_embeddings, *(rotation or (None, None)), bias]
+
+    def alias(self) -> StaticCache:
+        """Return a cache with the same arrays, which `reorder` may replace without changing this cache."""
+        alias = copy.copy(self)
+        alias.memory = copy.copy(self.memory)
+        alias._caches = [copy.copy(cache) for cache in self._caches]
+        alias.layers = [
+            LayerCache(cache, copy.copy(layer.cross_attention))
+            for cache, layer in zip(alias._caches, self.layers, strict=True)
+        ]
+        return alias
 
     @property
     def mask(self) -> Array:
@@ -171,8 +186,8 @@ class StaticCache(DecodingCache):
         """Return the terms of relative positions for one new token."""
         rotation, bias = self._position_terms
         return PositionTerms(
-            None if rotation is None else Rotation(*(self._at_index(angle, 0, self.length) for angle in rotation)),
-            None if bias is None else self._at_index(bias, 1, self.length),
+            None if rotation is None else Rotation(*(self._at_index(angle, 0, self.start) for angle in rotation)),
+            None if bias is None else self._at_index(bias, 1, self.start),
         )
 
     def positions(self, num_tokens: int, like: Array) -> Array:
