@@ -39,6 +39,10 @@ class CaptureError(XformerError, RuntimeError):
     """A function cannot be captured: it reads values on the host, or its shapes depend on values."""
 
 
+class CorpusError(XformerError, RuntimeError):
+    """Chunks of a corpus failed; the parts on disk are complete, and the same call computes the others."""
+
+
 class TrainingError(XformerError, ArithmeticError):
     """Training stopped because the loss or the gradient norm is not finite."""
 
@@ -53,6 +57,7 @@ _EXTRAS = {
     **dict.fromkeys(("matplotlib", "rich", "rouge_score", "sacrebleu", "typer"), "cli"),
     **{name: name for name in ("cudnn", "gguf", "jax", "numba", "torch")},
     **dict.fromkeys(("starlette", "uvicorn"), "serve"),
+    "distributed": "dask",
     "cupy": "cuda",
     "tensorboardX": "tensorboard",
     **dict.fromkeys(("onnxruntime", "spox"), "onnx"),

@@ -102,10 +102,15 @@ _locked: set[Path] = set()  # by this process
 
 
 @contextlib.contextmanager
-def lock_directory(directory: Path) -> Iterator[None]:
+def lock_directory(directory: Path, activity: str = "training") -> Iterator[None]:
     """Lock a directory for this process; nested locks of one process are allowed.
 
-    Raises CheckpointError when another process holds the lock.
+    Args:
+        directory: The directory.
+        activity: Name of what a process that holds the lock does, for the error.
+
+    Raises:
+        CheckpointError: If another process holds the lock.
     """
     directory = directory.resolve()
     fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None
@@ -118,7 +123,7 @@ def lock_directory(directory: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CheckpointError(
-                f"another process is training in {directory}; stop it first, or choose another directory"
+                f"another process is {activity} in {directory}; stop it first, or choose another directory"
             ) from None
         except OSError:  # some network file systems have no locks
             pass

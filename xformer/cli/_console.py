@@ -15,6 +15,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from xformer.pipelines import CorpusProgress
 from xformer.runs.config import BaseTrainingConfig
 from xformer.runs.trainer import Average
 from xformer.training import Event, Start, Step, Validation
@@ -86,10 +87,42 @@ def line_progress(total: int | None, *, visible: bool) -> Iterator[Callable[[int
 
 
 @contextlib.contextmanager
-def loading_progress() -> Iterator[Callable[[int, int], None] | None]:
+def corpus_progress() -> Iterator[Callable[[CorpusProgress], None]]:
+    """Show the state of a corpus on stderr: in a progress bar on a terminal, otherwise every ten seconds."""
+    console = make_console(stderr=True)
+    start_time = last_line_time = time.monotonic()
+    columns = (BarColumn(bar_width=16), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading ...", total=None)
+
+        def show(progress: CorpusProgress) -> None:
+            nonlocal last_line_time
+            text = f"{progress.num_done:,} of {progress.num_lines:,} lines"
+            if new := progress.num_done - progress.num_resumed:
+                speed = new / (time.monotonic() - start_time)
+                text += (
+                    f"  {format_speed(speed)}  {format_duration((progress.num_lines - progress.num_done) / speed)} left"
+                )
+            if progress.num_failed:
+                text += f"  {plural(progress.num_failed, 'chunk')} failed"
+            bar.update(task, description=text, completed=progress.num_done, total=progress.num_lines)
+            if not console.is_terminal and time.monotonic() - last_line_time >= _SECONDS_BETWEEN_LINES:
+                last_line_time = time.monotonic()
+                console.print(text)
+
+        yield show
+
+
+def format_speed(lines_per_second: float) -> str:
+    """Format a speed: "1,200 lines/s", "0.25 lines/s"."""
+    return f"{lines_per_second:,.0f} lines/s" if lines_per_second >= 10 else f"{lines_per_second:.2g} lines/s"
+
+
+@contextlib.contextmanager
+def loading_progress(*, visible: bool = True) -> Iterator[Callable[[int, int], None] | None]:
     """Show on stderr how much of a model is read, if it is a terminal; yields an argument of `load_pretrained`."""
     console = make_console(stderr=True)
-    if not console.is_terminal:
+    if not visible or not console.is_terminal:
         yield None
         return
     columns = (TextColumn("loading"), BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeRemainingColumn())
@@ -157,7 +190,7 @@ class TrainingProgress:
         fraction, seconds_left = self._remaining(step)
         text = f"step {step.step:,}  loss {format_number(self._loss, 3)}  {self._speed:,.0f} {self.unit}/s"
         if seconds_left is not None:
-            text += f"  {_format_duration(seconds_left)} left"
+            text += f"  {format_duration(seconds_left)} left"
         if self._bar is not None:
             text += f"  {self._validation}" if self._validation else ""
             self._bar.update(self._task, description=text, completed=fraction)
@@ -191,12 +224,12 @@ def describe_validation(validation: Validation) -> str:
     averaged = f"average of {len(validation.steps)} checkpoints: " if isinstance(validation, Average) else ""
     return (
         f"{averaged}validation after step {validation.step:,}  epoch {validation.epoch + 1}  "
-        f"{_format_duration(60.0 * validation.minutes)}  loss {format_number(validation.loss, 4)}  "
+        f"{format_duration(60.0 * validation.minutes)}  loss {format_number(validation.loss, 4)}  "
         f"perplexity {format_number(validation.perplexity)}{score}{best}"
     )
 
 
-def _format_duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format seconds as m:ss or h:mm:ss."""
     total = round(seconds)
     hours, minutes = divmod(total // 60, 60)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
 from xformer.cli import _io
-from xformer.cli._console import loading_progress
-from xformer.cli._options import COMPUTING, DATA, BackendOption, CheckpointOption, QuantizeOption, open_backend
+from xformer.cli._corpus import CorpusOptions, process_file
+from xformer.cli._loading import load_pipeline
+from xformer.cli._options import COMPUTING, DATA, BackendOption, CheckpointOption, QuantizeOption, config_options
+from xformer.config import field_names
 from xformer.errors import ConfigError, DataError
 from xformer.io import atomic_write
-from xformer.pipelines import Embedder
+from xformer.pipelines import ChunkOutput, Embedder
 
 HELP = """Compute a vector for each line of a file with a public encoder such as all-MiniLM-L6-v2, and write them as a \
 NumPy array of shape (lines, features).
@@ -25,6 +28,7 @@ The dot product of two rows is the similarity of their texts if the checkpoint n
 """
 
 
+@config_options(CorpusOptions, names=field_names(CorpusOptions))
 def embed(
     model: CheckpointOption,
     output: Annotated[
@@ -38,6 +42,8 @@ def embed(
         int,
         typer.Option(metavar="N", min=1, help="Maximum tokens in a batch, with padding.", rich_help_panel=COMPUTING),
     ] = 4096,
+    *,
+    settings: dict[str, Any],
     backend: BackendOption = "numpy",
     quantize: QuantizeOption = None,
 ) -> None:
@@ -45,11 +51,23 @@ def embed(
     if output.suffix != ".npy":
         raise ConfigError(f"--output is {output}; expected a name that ends with .npy")
     _io.check_output(str(output), source, [model / "config.json", model / "model.safetensors"])
+    corpus = CorpusOptions.pop_from(settings)
+    loading: dict[str, Any] = {"backend": backend, "quantize": quantize}
+    if corpus.corpus_out is not None:
+        arguments = {"batch_tokens": batch_tokens}
+        process_file(process_chunk, Embedder, model, source, str(output), corpus, loading, arguments, suffix=".npy")
+        return
     texts = [line for lines in _io.read_chunks(source) for line in lines]
     if not texts:
         raise DataError(f"{_io.STANDARD_INPUT if source == _io.STANDARD else source} has no lines; expected texts")
-    with loading_progress() as progress:
-        embedder = Embedder.from_pretrained(model, open_backend(backend), quantize=quantize, progress=progress)
-    vectors = embedder(texts, batch_tokens=batch_tokens)
+    embedder = load_pipeline(Embedder, model, **loading)
+    data = process_chunk(embedder, texts, 0, batch_tokens=batch_tokens).data
     with atomic_write(output) as file:
-        np.save(file, vectors, allow_pickle=False)
+        file.write(data)
+
+
+def process_chunk(embedder: Embedder, lines: list[str], first_index: int, *, batch_tokens: int) -> ChunkOutput:
+    """Return the vectors of a chunk of lines in the format of NumPy; this is what workers run for a large file."""
+    content = io.BytesIO()
+    np.save(content, embedder(lines, batch_tokens=batch_tokens), allow_pickle=False)
+    return ChunkOutput(content.getvalue())

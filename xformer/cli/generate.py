@@ -12,6 +12,8 @@ import typer
 
 from xformer.cli import _io
 from xformer.cli._console import make_console
+from xformer.cli._corpus import CorpusOptions, process_file
+from xformer.cli._loading import load_pipeline
 from xformer.cli._options import (
     COMPUTING,
     DATA,
@@ -23,11 +25,10 @@ from xformer.cli._options import (
     config_options,
     parse_generation_settings,
 )
-from xformer.cli.translate import load_pipeline
 from xformer.config import Config, field_names, option
 from xformer.errors import ConfigError
 from xformer.generation import GenerationConfig
-from xformer.pipelines import Output, Prompt, TextGenerator
+from xformer.pipelines import ChunkOutput, Output, Prompt, TextGenerator
 from xformer.runs.run_directory import RunDirectory
 
 HELP = """Continue prompts with a public language model (a directory in the Hugging Face format, or a GGUF file) or \
@@ -66,11 +67,13 @@ class PromptOptions(Config):
 @config_options(
     GenerationConfig,
     PromptOptions,
+    CorpusOptions,
     names=[
         *("max_new_tokens", "num_return_sequences"),
         *("temperature", "top_k", "top_p", "min_p", "seed"),
         *("num_beams", "sequence_bias", "no_repeat_ngram_size", "repetition_penalty"),
         "batch_tokens",
+        *field_names(CorpusOptions),
     ],
 )
 def generate(
@@ -122,29 +125,69 @@ def generate(
     if chat and not prompt and source is None:
         raise ConfigError("--chat needs a prompt; add --prompt or --input")
     prompts = prompt or [""]
+    corpus = CorpusOptions.pop_from(settings)
     settings |= parse_generation_settings(assignments)
     options = {name: settings.pop(name) for name in field_names(PromptOptions) if name in settings}
     _io.check_output(output, source, RunDirectory(model).files())
+    form: dict[str, Any] = {"chat": chat, "system": system, "as_json": as_json}
+    if corpus.corpus_out is not None:
+        loading: dict[str, Any] = {"backend": backend, "quantize": quantize}
+        arguments = {"generation": settings, "options": options, **form}
+        process_file(process_chunk, TextGenerator, model, source, output, corpus, loading, arguments)
+        return
     pipeline = load_pipeline(TextGenerator, model, backend, quantize=quantize)
     config = pipeline.resolve_config(**settings)
-
-    def to_prompt(text: str) -> Prompt:
-        before = [] if system is None else [{"role": "system", "content": system}]
-        return [*before, {"role": "user", "content": text}] if chat else text
-
     single = source is None and len(prompts) == config.num_return_sequences == 1 and config.method != "beam"
     if single and not as_json and output == _io.STANDARD and sys.stdout.isatty():
         options.pop("batch_tokens", None)
-        _print_stream("" if chat else prompts[0], pipeline.stream(to_prompt(prompts[0]), config, **options))
+        _print_stream(
+            "" if chat else prompts[0], pipeline.stream(_to_prompt(prompts[0], chat, system), config, **options)
+        )
         return
     number = 0
     with _io.open_output(output) as write:
         for chunk in _read_prompts(prompts, source):
-            results = pipeline.outputs(list(map(to_prompt, chunk)), config, first_index=number, **options)
-            for text, outputs in zip(chunk, results, strict=True):
-                lines = _json_lines(number, text, outputs) if as_json else _texts(number, "" if chat else text, outputs)
-                write(list(lines))
-                number += 1
+            write(_continue(pipeline, config, chunk, number, options, **form))
+            number += len(chunk)
+
+
+def process_chunk(
+    pipeline: TextGenerator,
+    lines: list[str],
+    first_index: int,
+    *,
+    generation: dict[str, Any],
+    options: dict[str, Any],
+    **form: Any,
+) -> ChunkOutput:
+    """Return the texts for a chunk of a large file; this is what its workers run."""
+    written = _continue(pipeline, pipeline.resolve_config(**generation), lines, first_index, options, **form)
+    return ChunkOutput("".join(f"{line}\n" for line in written).encode())
+
+
+def _continue(
+    pipeline: TextGenerator,
+    config: GenerationConfig,
+    texts: Sequence[str],
+    first_index: int,
+    options: dict[str, Any],
+    *,
+    chat: bool,
+    system: str | None,
+    as_json: bool,
+) -> list[str]:
+    """Return the lines to write for consecutive prompts."""
+    prompts = [_to_prompt(text, chat, system) for text in texts]
+    results = pipeline.outputs(prompts, config, first_index=first_index, **options)
+    written: list[str] = []
+    for number, (text, outputs) in enumerate(zip(texts, results, strict=True), start=first_index):
+        written += _json_lines(number, text, outputs) if as_json else _texts(number, "" if chat else text, outputs)
+    return written
+
+
+def _to_prompt(text: str, chat: bool, system: str | None) -> Prompt:
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": text}] if chat else text
 
 
 def _print_stream(prompt: str, texts: Iterable[str]) -> None:

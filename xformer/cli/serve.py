@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from xformer.cli._console import make_console, program
+from xformer.cli._loading import load_pipeline
 from xformer.cli._options import COMPUTING, DATA, BackendOption, QuantizeOption, option_name
-from xformer.cli.translate import load_pipeline
 from xformer.config import check_value, options_of
 from xformer.errors import ConfigError
 from xformer.families.checkpoint import check_exists, is_public

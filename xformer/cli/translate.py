@@ -6,12 +6,15 @@ import itertools
 import json
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from xformer.cli import _io
-from xformer.cli._console import line_progress, loading_progress, make_console, plural
+from xformer.cli._console import line_progress, make_console, plural
+from xformer.cli._corpus import CorpusOptions, process_file
+from xformer.cli._loading import load_pipeline
 from xformer.cli._options import (
     COMPUTING,
     DATA,
@@ -21,15 +24,13 @@ from xformer.cli._options import (
     SetOption,
     config_options,
     file_option,
-    open_backend,
     parse_generation_settings,
 )
 from xformer.config import Config, field_names, option
-from xformer.families.checkpoint import is_public
 from xformer.generation import GenerationConfig
-from xformer.pipelines import Output, Pipeline, TextToText, Translator, check_source_lengths
-from xformer.pipelines.encoders import EncoderPipeline
+from xformer.pipelines import ChunkOutput, Output, TextToText, Translator, check_source_lengths
 from xformer.runs.run_directory import RunDirectory
+from xformer.text import MAX_CHARACTERS
 
 HELP = """Translate text with a public checkpoint (a directory in the Hugging Face format) or with the best model of a \
 training run: one line in, one line out, in the same order.
@@ -48,7 +49,6 @@ Lines from a terminal or a pipe are translated as they arrive. Blank lines stay 
 is complete. With --num-return-sequences above 1, or with --align, each output is a line of JSON with the number of \
 its source line, rank, score, text, and the alignment of its tokens.
 """
-Loaded = TypeVar("Loaded", bound=Pipeline | EncoderPipeline)
 
 
 class LineOptions(Config):
@@ -71,8 +71,12 @@ class LineOptions(Config):
     )
     target_language: str | None = option("Language of the output.", default=None)
     seed: int = option("Seed; the same seed gives the same samples.", default=0, panel="Sampling")
-    max_source_length: int = option(
-        "Maximum tokens of a line; longer lines are errors.", default=1024, at_least=1, panel=COMPUTING
+    max_source_length: int = option("Maximum tokens of a line.", default=1024, at_least=1, panel=COMPUTING)
+    long_lines: str | None = option(
+        "Treatment of longer lines: an error, an empty output, or cut to the maximum. \\[default: error, or blank with "
+        "--corpus-out]",
+        default=None,
+        choices=("error", "blank", "cut"),
     )
     batch_tokens: int = option(
         "Maximum tokens of a batch, padding included; more takes more memory.", default=4096, at_least=1
@@ -85,13 +89,15 @@ def line_command(name: str, pipeline_type: type[TextToText]) -> Callable[..., No
     @config_options(
         GenerationConfig,
         LineOptions,
+        CorpusOptions,
         names=[
             *("num_beams", "num_return_sequences", "length_penalty", "align"),
             *("max_new_tokens", "target_length", "length_unit"),
             *("prefix", "sequence_bias", "no_repeat_ngram_size"),
             *(("source_language", "target_language") if pipeline_type is Translator else ()),
             *("temperature", "top_k", "top_p", "seed"),
-            *("max_source_length", "batch_tokens"),
+            *("max_source_length", "long_lines", "batch_tokens"),
+            *field_names(CorpusOptions),
         ],
     )
     def command(
@@ -134,75 +140,117 @@ def transform_lines(
         settings: Options of the command by name.
         **loading: Arguments of `load_pipeline`.
     """
+    corpus = CorpusOptions.pop_from(settings)
     options = LineOptions(**{name: settings.pop(name) for name in field_names(LineOptions) if name in settings})
-    arguments = options.to_dict()
-    max_source_length = arguments.pop("max_source_length")
-    languages = {name: arguments.pop(name) for name in ("source_language", "target_language")}
+    languages = {"source_language": options.source_language, "target_language": options.target_language}
+    loading |= {name: value for name, value in languages.items() if value is not None}
     GenerationConfig(**settings)  # refuses contradictions before the model is loaded
     _io.check_output(output, source, RunDirectory(directory).files())
-    pipeline = load_pipeline(
-        pipeline_type,
-        directory,
-        **loading,
-        **{name: value for name, value in languages.items() if value is not None},
-    )
+    if corpus.corpus_out is not None:
+        arguments = {"options": options.to_dict(), "generation": settings}
+        sums = process_file(process_chunk, pipeline_type, directory, source, output, corpus, loading, arguments)
+        _print_notes(sums, options)
+        return
+    pipeline = load_pipeline(pipeline_type, directory, **loading)
     config = GenerationConfig.resolve(pipeline.defaults, settings)
     if _io.is_terminal(source):
         make_console(stderr=True).print("type a line; Ctrl-D ends the input")
-    num_truncated: list[int] = []
-    chunks: Iterable[list[Sequence[int]]] = _encode(pipeline, source, max_source_length, num_truncated)
+    counts: Counter[str] = Counter()
+    chunks: Iterable[list[Sequence[int]]] = _encode_chunks(pipeline, source, options, counts)
     total = None
     if not _io.is_stream(source):
         chunks = list(chunks)
         total = sum(1 for encoded in chunks for ids in encoded if ids)
-    num_unfinished, num_done = 0, 0
-    plain = config.num_return_sequences == 1 and not options.align
+    num_done = 0
     visible = output != _io.STANDARD or not sys.stdout.isatty()
     with _io.open_output(output) as write, line_progress(total, visible=visible) as advance:
         for encoded in chunks:
-            results: list[list[Output]] = [[] for _ in encoded]
-            for batch in pipeline.batches_of_ids(encoded, config, first_index=num_done, **arguments):
-                for row, outputs in batch:
-                    results[row] = outputs
-                    num_unfinished += not outputs[0].finished
-                advance(len(batch))
-            rows = zip(encoded, results, itertools.count(num_done))
-            write([line for ids, outputs, row in rows for line in _format(pipeline, ids, outputs, row, plain)])
+            write(_transform(pipeline, config, encoded, num_done, options, counts, advance))
             num_done += len(encoded)
-    if sum(num_truncated):
-        limit = plural(pipeline.max_source_tokens or 0, "token")
-        make_console(stderr=True).print(
-            f"note: {plural(sum(num_truncated), 'source')} truncated to {limit}, as in training"
-        )
-    if num_unfinished:
+    _print_notes(counts, options, pipeline.max_source_tokens)
+
+
+def process_chunk(
+    pipeline: TextToText, lines: list[str], first_index: int, *, options: dict[str, Any], generation: dict[str, Any]
+) -> ChunkOutput:
+    """Return the outputs for a chunk of a large file; this is what its workers run."""
+    counts: Counter[str] = Counter()
+    line_options = LineOptions(**options | {"long_lines": options["long_lines"] or "blank"})
+    encoded = _encode(pipeline, lines, line_options, counts, name="line", first_number=first_index + 1)
+    config = GenerationConfig.resolve(pipeline.defaults, generation)
+    outputs = _transform(pipeline, config, encoded, first_index, line_options, counts)
+    return ChunkOutput("".join(f"{line}\n" for line in outputs).encode(), +counts)
+
+
+def _transform(
+    pipeline: TextToText,
+    config: GenerationConfig,
+    encoded: Sequence[Sequence[int]],
+    first_index: int,
+    options: LineOptions,
+    counts: Counter[str],
+    advance: Callable[[int], None] = lambda count: None,
+) -> list[str]:
+    """Return the lines to write for consecutive sources, and count outputs that reached the length limit."""
+    names = ("align", "target_length", "length_unit", "prefix", "sequence_bias", "seed", "batch_tokens")
+    arguments = {name: getattr(options, name) for name in names}
+    results: list[list[Output]] = [[] for _ in encoded]
+    for batch in pipeline.batches_of_ids(encoded, config, first_index=first_index, **arguments):
+        for row, outputs in batch:
+            results[row] = outputs
+            counts["unfinished"] += not outputs[0].finished
+        advance(len(batch))
+    plain = config.num_return_sequences == 1 and not options.align
+    rows = zip(encoded, results, itertools.count(first_index))
+    return [line for ids, outputs, row in rows for line in _format(pipeline, ids, outputs, row, plain)]
+
+
+def _print_notes(counts: Mapping[str, int], options: LineOptions, max_source_tokens: int | None = None) -> None:
+    """Report on stderr the lines that were not processed as a whole."""
+    notes = {name: count for name, count in counts.items() if count}
+    console = make_console(stderr=True)
+    if "truncated" in notes:
+        limit = "" if max_source_tokens is None else f" to {plural(max_source_tokens, 'token')}"
+        console.print(f"note: {plural(notes['truncated'], 'source')} truncated{limit}, as in training")
+    if "long" in notes:
+        treatment = "cut" if options.long_lines == "cut" else "left blank"
+        limit = plural(options.max_source_length, "token")
+        console.print(f"note: {plural(notes['long'], 'line')} of more than {limit} {treatment} (--max-source-length)")
+    if "unfinished" in notes:
         hint = "--max-new-tokens" if options.target_length is None else "--num-beams, --set length_tolerance=..."
-        make_console(stderr=True).print(
-            f"note: {plural(num_unfinished, 'output')} reached the length limit and may be incomplete ({hint})"
+        console.print(
+            f"note: {plural(notes['unfinished'], 'output')} reached the length limit and may be incomplete ({hint})"
         )
 
 
-def load_pipeline(pipeline_type: type[Loaded], directory: Path, backend: str, **options: Any) -> Loaded:
-    """Load a public checkpoint, or a run with a backend that is prepared for the data type of its model."""
-    loader: Any = pipeline_type  # mypy takes the bound for its class
-    if is_public(directory):
-        with loading_progress() as progress:
-            return loader.from_pretrained(directory, xp=open_backend(backend), progress=progress, **options)
-    training = RunDirectory(directory).read_config().get("recipe", {}).get("training", {})
-    return loader.from_pretrained(directory, xp=open_backend(backend, training.get("dtype")), **options)
-
-
-def _encode(
-    pipeline: TextToText, source: str, max_source_length: int, num_truncated: list[int]
+def _encode_chunks(
+    pipeline: TextToText, source: str, options: LineOptions, counts: Counter[str]
 ) -> Iterator[list[Sequence[int]]]:
-    """Yield the token ids of the input in chunks, and append the numbers of truncated lines."""
+    """Yield the token ids of the input in chunks."""
     name = _io.STANDARD_INPUT if source == _io.STANDARD else source
     first_number = 1
     for lines in _io.read_chunks(source):
-        encoded, count = pipeline.truncate(pipeline.encode(lines))
-        num_truncated.append(count)
-        check_source_lengths(encoded, max_source_length, name=f"{name} line", first_number=first_number)
-        yield [array("i", ids) for ids in encoded]  # a file is held in memory
+        yield _encode(pipeline, lines, options, counts, name=f"{name} line", first_number=first_number)
         first_number += len(lines)
+
+
+def _encode(
+    pipeline: TextToText, lines: list[str], options: LineOptions, counts: Counter[str], *, name: str, first_number: int
+) -> list[Sequence[int]]:
+    """Return the token ids of lines, and count those that were truncated or too long."""
+    limit, blank = options.max_source_length, options.long_lines == "blank"
+    is_error = options.long_lines in (None, "error")
+    # A line of a megabyte is cut before it is tokenized.
+    texts = lines if is_error else [line[: MAX_CHARACTERS + 1] for line in lines]
+    encoded, num_truncated = pipeline.truncate(pipeline.encode(texts))
+    counts["truncated"] += num_truncated
+    if is_error:
+        check_source_lengths(encoded, limit, name=name, first_number=first_number)
+    for row, ids in enumerate(encoded):
+        if len(ids) > limit or len(texts[row]) > MAX_CHARACTERS:
+            counts["long"] += 1
+            encoded[row] = [] if blank else pipeline.tokenizers.cut_source(ids, limit)
+    return [array("i", ids) for ids in encoded]  # a file is held in memory
 
 
 def _format(pipeline: TextToText, ids: Sequence[int], outputs: list[Output], row: int, plain: bool) -> Iterator[str]:

@@ -2,18 +2,24 @@
 
 from xformer.pipelines.attention import Attention, AttentionMap, show_attention
 from xformer.pipelines.base import Output, Pipeline
+from xformer.pipelines.corpus import ChunkFunction, ChunkOutput, Corpus, CorpusProgress, process_corpus
 from xformer.pipelines.encoders import Classifier, Embedder, Prediction
 from xformer.pipelines.evaluation import EncodedCorpus, ValidationScore
-from xformer.pipelines.loading import pipeline_class
+from xformer.pipelines.loading import model_digests, pipeline_class
 from xformer.pipelines.seq2seq import Result, Summarizer, TextToText, Translator, check_source_lengths
 from xformer.pipelines.text_generation import Prompt, TextGenerator
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.pipelines.transcription import Transcriber
+from xformer.pipelines.worker_processes import WorkerProcesses
 
 __all__ = [
     "Attention",
     "AttentionMap",
+    "ChunkFunction",
+    "ChunkOutput",
     "Classifier",
+    "Corpus",
+    "CorpusProgress",
     "Embedder",
     "EncodedCorpus",
     "Output",
@@ -28,7 +34,10 @@ __all__ = [
     "Transcriber",
     "Translator",
     "ValidationScore",
+    "WorkerProcesses",
     "check_source_lengths",
+    "model_digests",
     "pipeline_class",
+    "process_corpus",
     "show_attention",
 ]

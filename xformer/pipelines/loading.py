@@ -1,4 +1,4 @@
-"""The pipeline that a checkpoint or a run is for."""
+"""The pipeline that a checkpoint or a run is for, and the digests of its files."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from pathlib import Path
 
 from xformer.errors import CheckpointError
 from xformer.families.checkpoint import is_public, open_checkpoint
+from xformer.families.gguf_file import find_gguf
 from xformer.io import read_json
 from xformer.models import Encoder, LanguageModel, Transformer
 from xformer.pipelines.base import Pipeline
 from xformer.pipelines.encoders import Classifier, Embedder, EncoderPipeline
 from xformer.pipelines.seq2seq import Summarizer, Translator
 from xformer.pipelines.text_generation import TextGenerator
-from xformer.runs.run_directory import RunDirectory
+from xformer.runs.run_directory import RunDirectory, sha256
 
 _TASKS: dict[str, type[Pipeline]] = {each.task: each for each in (Translator, Summarizer, TextGenerator)}
+_PUBLIC_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "vocab.txt", "merges.txt", "*_*/config.json")
 
 
 def pipeline_class(directory: str | os.PathLike[str]) -> type[Pipeline] | type[EncoderPipeline]:
@@ -43,3 +45,23 @@ def pipeline_class(directory: str | os.PathLike[str]) -> type[Pipeline] | type[E
         is_summarizer = any("summarization" in name for name in tasks) and not any("trans" in name for name in tasks)
         return Summarizer if is_summarizer else Translator
     raise CheckpointError(f"{path} has a {type(model).__name__}; expected a model of texts")
+
+
+def model_digests(directory: str | os.PathLike[str]) -> dict[str, str]:
+    """Return the SHA-256 of each file that determines the outputs of a model: weights, configuration and tokenizer.
+
+    Args:
+        directory: Directory of a run or public checkpoint, or a GGUF file.
+
+    Raises:
+        CheckpointError: If there is no checkpoint, or a file cannot be read.
+    """
+    path = Path(directory)
+    if gguf := find_gguf(path):
+        return {gguf.name: sha256(gguf)}
+    run = RunDirectory(path)
+    tokenizers = [run.tokenizer(side) for side in ("joint", "source", "target")]
+    files = [run.config, run.model, *tokenizers, *run.pretrained.rglob("*")]
+    if is_public(path):
+        files = [file for pattern in _PUBLIC_FILES for file in path.glob(pattern)]
+    return {str(file.relative_to(path)): sha256(file) for file in sorted(files) if file.is_file()}

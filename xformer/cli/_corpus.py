@@ -1,0 +1,173 @@
+"""Large files: the options --corpus-out, --chunk-lines, --workers and --scheduler of several commands."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import xformer
+from xformer.cli import _io
+from xformer.cli._console import corpus_progress, format_duration, format_speed, make_console, plural
+from xformer.cli._loading import load_pipeline
+from xformer.cli._options import option_name
+from xformer.config import Config, field_names, option
+from xformer.errors import CheckpointError, ConfigError, CorpusError
+from xformer.pipelines import (
+    ChunkOutput,
+    CorpusProgress,
+    Pipeline,
+    WorkerProcesses,
+    model_digests,
+    process_corpus,
+)
+from xformer.pipelines.encoders import EncoderPipeline
+from xformer.text.extras import require
+
+
+class CorpusOptions(Config):
+    """Options for large files."""
+
+    corpus_out: str | None = option(
+        "Process the input in chunks, whose outputs are kept in this directory; the same command resumes.",
+        default=None,
+        panel="Large files",
+    )
+    chunk_lines: int = option("Lines of a chunk.", default=10_000, at_least=1)
+    workers: int = option("Processes of this machine, which share its cores.", default=1, at_least=1)
+    scheduler: str | None = option("Address, or JSON file, of a Dask scheduler whose workers compute.", default=None)
+
+    @classmethod
+    def pop_from(cls, settings: dict[str, Any]) -> Self:
+        """Remove the options from the settings of a command; raise ConfigError if they contradict each other."""
+        values = {name: settings.pop(name) for name in field_names(cls) if name in settings}
+        if values and "corpus_out" not in values:
+            raise ConfigError(f"{option_name(next(iter(values)))} needs --corpus-out; add --corpus-out DIR, or omit it")
+        if "workers" in values and "scheduler" in values:
+            raise ConfigError("--workers and --scheduler are both given; expected only one of them")
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class _PipelineFunction:
+    """A function of chunks with a pipeline that every process loads once."""
+
+    process: Callable[..., ChunkOutput]
+    pipeline_type: type[Any]
+    model: Path
+    digests: dict[str, str]
+    loading: dict[str, Any]
+    arguments: dict[str, Any]
+
+    def __call__(self, lines: list[str], first_index: int) -> ChunkOutput:
+        key = repr(self)
+        with _lock:
+            if key not in _pipelines:
+                _pipelines.clear()
+                _pipelines[key] = self._load()
+            pipeline = _pipelines[key]
+        return self.process(pipeline, lines, first_index, **self.arguments)
+
+    def _load(self) -> Any:
+        pipeline = load_pipeline(self.pipeline_type, self.model, show_progress=False, **self.loading)
+        if model_digests(self.model) != self.digests:  # another copy on another machine, or training goes on
+            raise CheckpointError(f"{self.model} has changed since the run started; restore it, or start a new run")
+        return pipeline
+
+
+_pipelines: dict[str, Any] = {}
+_lock = threading.Lock()
+
+
+def process_file(
+    process: Callable[..., ChunkOutput],
+    pipeline_type: type[Pipeline] | type[EncoderPipeline],
+    model: Path,
+    source: str | None,
+    output: str,
+    options: CorpusOptions,
+    loading: dict[str, Any],
+    arguments: dict[str, Any],
+    *,
+    suffix: str = ".txt",
+) -> dict[str, int]:
+    """Process a large file in chunks, merge their outputs, and return the sums of their counts.
+
+    Args:
+        process: Function (pipeline, lines, first index, **arguments) of a module.
+        pipeline_type: Class of the pipeline.
+        model: Directory of the model.
+        source: File to read.
+        output: File to write; standard output stands for a file in the directory of the corpus.
+        options: Options of the corpus.
+        loading: Arguments of `load_pipeline`.
+        arguments: Arguments of `process`.
+        suffix: Suffix of the parts.
+
+    Raises:
+        ConfigError: If the source is not a file.
+        CorpusError: If chunks failed.
+    """
+    if source is None or source == _io.STANDARD:
+        raise ConfigError("--corpus-out needs a file; add --input FILE")
+    directory = Path(str(options.corpus_out))
+    digests = model_digests(model)
+    function = _PipelineFunction(process, pipeline_type, Path(os.path.abspath(model)), digests, loading, arguments)
+    version = xformer.__version__
+    settings = {"xformer": version, "pipeline": pipeline_type.__name__, "model": digests, **loading, **arguments}
+    console = make_console(stderr=True)
+    start_time, states = time.monotonic(), list[CorpusProgress]()
+    with corpus_progress() as show, _open_executor(options) as executor:
+
+        def on_progress(progress: CorpusProgress) -> None:
+            if not states and progress.num_done:
+                console.print(f"resuming after {plural(progress.num_done, 'line')}")
+            states[:] = [progress]
+            show(progress)
+
+        corpus = process_corpus(
+            function,
+            source,
+            directory,
+            executor=executor,
+            settings=settings,
+            chunk_lines=options.chunk_lines,
+            suffix=suffix,
+            on_progress=on_progress,
+        )
+    for path, error in corpus.failures.items():
+        raise CorpusError(
+            f"{len(corpus.failures)} of {plural(corpus.num_chunks, 'chunk')} failed, the first with: "
+            f"{error.splitlines()[0]}; see {path}, and run the same command again"
+        )
+    path = directory / f"output{suffix}" if output == _io.STANDARD else Path(output)
+    (corpus.merge_arrays if suffix == ".npy" else corpus.merge_lines)(path)
+    num_new, seconds = states[0].num_done - states[0].num_resumed, time.monotonic() - start_time
+    speed = f"{plural(num_new, 'line')} in {format_duration(seconds)}, {format_speed(num_new / seconds)}; "
+    console.print(f"{speed if num_new else ''}wrote {path}")
+    return corpus.counts
+
+
+@contextlib.contextmanager
+def _open_executor(options: CorpusOptions) -> Iterator[Executor]:
+    """Yield the processes of this machine, or the workers of a Dask scheduler."""
+    if options.scheduler is None:
+        with WorkerProcesses(options.workers) as processes:
+            yield processes
+        return
+    distributed = require("distributed")
+    is_file = options.scheduler.endswith(".json")
+    try:
+        client = distributed.Client(**{"scheduler_file" if is_file else "address": options.scheduler})
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot connect to the Dask scheduler {options.scheduler}: {error}") from error
+    with client:
+        if not client.nthreads():
+            make_console(stderr=True).print("the scheduler has no workers yet; waiting for one")
+        yield client.get_executor(pure=False)  # pure: a task that failed would not run again

@@ -1,0 +1,27 @@
+"""Loading the pipeline of a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from xformer.cli._console import loading_progress
+from xformer.cli._options import open_backend
+from xformer.families.checkpoint import is_public
+from xformer.pipelines import Pipeline
+from xformer.pipelines.encoders import EncoderPipeline
+from xformer.runs.run_directory import RunDirectory
+
+Loaded = TypeVar("Loaded", bound=Pipeline | EncoderPipeline)
+
+
+def load_pipeline(
+    pipeline_type: type[Loaded], directory: Path, backend: str, *, show_progress: bool = True, **options: Any
+) -> Loaded:
+    """Load a public checkpoint, or a run with a backend that is prepared for the data type of its model."""
+    loader: Any = pipeline_type  # mypy takes the bound for its class
+    if is_public(directory):
+        with loading_progress(visible=show_progress) as progress:
+            return loader.from_pretrained(directory, xp=open_backend(backend), progress=progress, **options)
+    training = RunDirectory(directory).read_config().get("recipe", {}).get("training", {})
+    return loader.from_pretrained(directory, xp=open_backend(backend, training.get("dtype")), **options)

@@ -1,0 +1,329 @@
+"""Processing of large files: chunks of lines that any executor computes, kept on disk until all are complete.
+
+The directory of a corpus is its ledger: a chunk is complete if its part exists. A part appears by renaming and depends
+on nothing but the chunk, so a task that runs twice, or in a process that should have ended, does no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import shutil
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError, Executor, Future
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from xformer.config import check_count
+from xformer.errors import CheckpointError, ConfigError, CorpusError, XformerError, is_out_of_memory
+from xformer.io import atomic_write, lock_directory, read_json, write_json
+from xformer.text.line_chunks import LineChunk, LineChunks
+
+_FORMAT = 1  # of manifest.json
+_NUM_TRIES = 3  # of a chunk
+_MAX_FAILURES = 10  # chunks in a row
+_NO_COUNTS: Mapping[str, int] = MappingProxyType({})
+
+
+class ChunkOutput(NamedTuple):
+    """The output for a chunk.
+
+    Attributes:
+        data: Content of the part.
+        counts: Numbers to add up over all chunks, by name, e.g. of lines that were cut.
+    """
+
+    data: bytes
+    counts: Mapping[str, int] = _NO_COUNTS
+
+
+ChunkFunction = Callable[[list[str], int], ChunkOutput]
+"""Function of the lines of a chunk and the index of the first; must be picklable and accept an empty list."""
+
+
+class CorpusProgress(NamedTuple):
+    """State of a run.
+
+    Attributes:
+        num_lines: Lines of the source.
+        num_done: Lines whose outputs are on disk.
+        num_resumed: Those whose outputs were on disk when the run started.
+        num_failed: Chunks that failed.
+    """
+
+    num_lines: int
+    num_done: int
+    num_resumed: int
+    num_failed: int = 0
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The parts in a directory after a run.
+
+    Attributes:
+        directory: The directory.
+        suffix: Suffix of the parts.
+        num_chunks: Number of chunks.
+        failures: Error of each chunk that failed, by the path of its .error file.
+        counts: Sums of `ChunkOutput.counts` over all runs.
+        task_seconds: Time in the tasks of this run, added over all workers.
+    """
+
+    directory: Path
+    suffix: str
+    num_chunks: int
+    failures: dict[Path, str]
+    counts: dict[str, int]
+    task_seconds: float
+
+    def parts(self) -> Iterator[Path]:
+        """Yield the paths of the parts in the order of the source."""
+        return (_part(self.directory, number, self.suffix) for number in range(self.num_chunks))
+
+    def merge_lines(self, output: str | os.PathLike[str]) -> None:
+        """Write the parts one after another to a file, which appears when it is complete.
+
+        Raises:
+            CheckpointError: If the file cannot be written.
+        """
+        with atomic_write(output) as file:
+            for part in self.parts():
+                with part.open("rb") as content:
+                    shutil.copyfileobj(content, file, 1 << 20)
+
+    def merge_arrays(self, output: str | os.PathLike[str]) -> None:
+        """Write the rows of the parts, which are .npy files, as one array to a .npy file.
+
+        Raises:
+            CheckpointError: If the file cannot be written.
+        """
+        arrays = [np.load(part, mmap_mode="r", allow_pickle=False) for part in itertools.islice(self.parts(), 1)]
+        num_rows = sum(np.load(part, mmap_mode="r", allow_pickle=False).shape[0] for part in self.parts())
+        header = np.lib.format.header_data_from_array_1_0(arrays[0]) | {"shape": (num_rows, *arrays[0].shape[1:])}
+        with atomic_write(output) as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for part in self.parts():
+                file.write(np.load(part, allow_pickle=False).tobytes())
+
+
+def process_corpus(
+    function: ChunkFunction,
+    source: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    executor: Executor,
+    settings: Mapping[str, Any],
+    chunk_lines: int = 10_000,
+    suffix: str = ".txt",
+    max_pending: int = 1000,
+    on_progress: Callable[[CorpusProgress], object] = lambda progress: None,
+) -> Corpus:
+    """Compute the outputs for all lines of a file, chunk by chunk; the same call resumes an interrupted run.
+
+    The parts are the same for any executor and any number of workers, and memory does not grow with the file. A chunk
+    that fails three times is recorded in part-N.error, and the others continue; the next run tries it again.
+
+    Args:
+        function: Computes the outputs for a chunk; called in each run without lines first, to check its settings.
+        source: File of UTF-8 text, which all workers read.
+        directory: Directory for the parts, new or of an earlier run, to which all workers write.
+        executor: Runs the tasks, e.g. `WorkerProcesses(4)`, or `Client(address).get_executor(pure=False)` of Dask.
+        settings: All that determines the outputs besides the source, JSON-serializable. A run with other settings in
+            the same directory is refused.
+        chunk_lines: Lines of a chunk.
+        suffix: Suffix of the parts.
+        max_pending: Maximum number of tasks submitted at a time.
+        on_progress: Called at the start, and after each chunk.
+
+    Raises:
+        DataError: If the source is empty or not valid UTF-8.
+        ConfigError: If the directory has a run with other settings, or other files.
+        CheckpointError: If the directory is in use or cannot be written.
+        CorpusError: If the function fails without lines, files cannot be read or written, or ten chunks in a row fail.
+    """
+    check_count("chunk_lines", chunk_lines)
+    check_count("max_pending", max_pending)
+    directory = Path(directory)
+    chunks = LineChunks(source, chunk_lines)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot create {directory}: {error.strerror or error}") from error
+    failures: dict[Path, str] = {}
+    seconds = 0.0
+    with lock_directory(directory, "processing a corpus"):
+        _check_manifest(directory, chunks, settings)
+        missing = [number for number in range(len(chunks)) if not _part(directory, number, suffix).exists()]
+        # Those that failed before come last, so that they do not stop the run again.
+        missing.sort(key=lambda number: _part(directory, number, ".error").exists())
+        num_resumed = chunks.num_lines - sum(chunks[number].num_lines for number in missing)
+        progress = CorpusProgress(chunks.num_lines, num_resumed, num_resumed)
+        on_progress(progress)
+
+        def submit(number: int) -> Future[_Outcome]:
+            part = _part(directory.absolute(), number, suffix)
+            return executor.submit(_run, function, chunks[number], part)
+
+        if missing and (message := _outcome_of(executor.submit(_run, function)).error):
+            raise CorpusError(_first_line(message))
+        with (directory / "log.jsonl").open("a", encoding="utf-8") as log:
+            for number, outcome in _run_all(submit, missing, max_pending):
+                error_path = _part(directory, number, ".error")
+                if outcome.error:
+                    failures[error_path] = outcome.error
+                    with atomic_write(error_path) as file:
+                        file.write(f"{outcome.error}\n".encode())
+                else:
+                    error_path.unlink(missing_ok=True)
+                    seconds += outcome.seconds
+                    event = {"chunk": number, "seconds": round(outcome.seconds, 4), "counts": outcome.counts}
+                    log.write(json.dumps(event) + "\n")
+                    log.flush()
+                num_done = progress.num_done + (0 if outcome.error else chunks[number].num_lines)
+                progress = progress._replace(num_done=num_done, num_failed=len(failures))
+                on_progress(progress)
+        for temporary in directory.glob(".part-*"):  # of processes that were killed
+            temporary.unlink(missing_ok=True)
+        counts = _sum_counts(directory / "log.jsonl")
+        return Corpus(directory, suffix, len(chunks), failures, counts, seconds)
+
+
+class _Outcome(NamedTuple):
+    seconds: float
+    counts: dict[str, int]
+    error: str
+    is_fatal: bool
+
+
+def _failure(error: str, is_fatal: bool = False) -> _Outcome:
+    return _Outcome(0.0, {}, error, is_fatal)
+
+
+def _run_all(
+    submit: Callable[[int], Future[_Outcome]], numbers: list[int], max_pending: int
+) -> Iterator[tuple[int, _Outcome]]:
+    """Yield the number and the outcome of each chunk when it is complete, or has failed three times."""
+    remaining = iter(numbers)
+    pending: dict[Future[_Outcome], tuple[int, int]] = {}  # number and tries
+    done: queue.SimpleQueue[Future[_Outcome]] = queue.SimpleQueue()
+    num_failed = 0  # in a row
+
+    def start(number: int, tries: int) -> None:
+        future = submit(number)
+        pending[future] = number, tries
+        future.add_done_callback(done.put)
+
+    try:
+        for number in itertools.islice(remaining, max_pending):
+            start(number, 1)
+        while pending:
+            future = done.get()
+            number, tries = pending.pop(future)
+            outcome = _outcome_of(future)
+            if outcome.error and tries < _NUM_TRIES:
+                start(number, tries + 1)
+                continue
+            if outcome.is_fatal:
+                raise CorpusError(_first_line(outcome.error))
+            num_failed = num_failed + 1 if outcome.error else 0
+            yield number, outcome
+            if num_failed == _MAX_FAILURES:
+                raise CorpusError(f"{num_failed} chunks in a row failed, the last with: {_first_line(outcome.error)}")
+            for number in itertools.islice(remaining, 1):
+                start(number, 1)
+    finally:
+        for future in pending:
+            future.cancel()
+
+
+def _run(function: ChunkFunction, chunk: LineChunk | None = None, part: Path | None = None) -> _Outcome:
+    """Write the part of a chunk, or only call the function without lines. This is what workers run."""
+    start = time.perf_counter()
+    try:
+        if chunk is None or part is None:
+            output = function([], 0)
+        else:
+            output = function(chunk.read(), chunk.first_index)
+            with atomic_write(part) as file:
+                file.write(output.data)
+    except Exception as error:  # noqa: BLE001 - functions of users raise anything; any executor can return a text
+        is_known = isinstance(error, XformerError)
+        message = str(error) if is_known else f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+        # A file that cannot be read or written concerns all chunks.
+        return _failure(message, is_fatal=isinstance(error, OSError) and not is_out_of_memory(error))
+    return _Outcome(time.perf_counter() - start, dict(output.counts), "", False)
+
+
+def _outcome_of(future: Future[_Outcome]) -> _Outcome:
+    """Return the outcome of a task, which may have been lost with its worker."""
+    try:
+        return future.result()
+    except CancelledError:
+        return _failure("the executor canceled a task; its scheduler may have ended", is_fatal=True)
+    except Exception as error:  # noqa: BLE001 - each executor has its own
+        return _failure(f"{type(error).__name__}: {error}")
+
+
+def _first_line(error: str) -> str:
+    return error.partition("\n")[0]
+
+
+def _part(directory: Path, number: int, suffix: str) -> Path:
+    return directory / f"part-{number:08}{suffix}"
+
+
+def _sum_counts(log: Path) -> dict[str, int]:
+    """Add up the counts of all runs, with one entry for each chunk."""
+    sums: Counter[str] = Counter()
+    seen: set[int] = set()
+    with log.open(encoding="utf-8") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):  # of a process that was killed while it wrote
+                event = json.loads(line)
+                sums.update({} if event["chunk"] in seen else event["counts"])
+                seen.add(event["chunk"])
+    return dict(sums)
+
+
+def _check_manifest(directory: Path, chunks: LineChunks, settings: Mapping[str, Any]) -> None:
+    """Write the manifest of a new run, or check that the run in the directory is the same."""
+    path = directory / "manifest.json"
+    source = {"bytes": chunks.num_bytes, "lines": chunks.num_lines, "digest": chunks.digest()}
+    manifest = {
+        "format": _FORMAT,
+        "settings": json.loads(json.dumps(settings)),
+        "chunk_lines": chunks.chunk_lines,
+        "source": source,
+    }
+    if not path.exists():
+        if any(directory.iterdir()):
+            raise ConfigError(f"{directory} is not empty and has no manifest.json; choose a new directory")
+        write_json(path, manifest)
+        return
+    old, new = _flatten(read_json(path, "manifest")), _flatten(manifest)
+    for name in {**new, **old}:
+        if old.get(name) != new.get(name):
+            before, now = ("unset" if values.get(name) is None else values[name] for values in (old, new))
+            raise ConfigError(
+                f"{directory} was started with {name.removeprefix('settings.')} {before}, not {now}; repeat the first "
+                "command, or choose a new directory"
+            )
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dictionaries as one, with dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
