@@ -38,7 +38,7 @@ CLIENTS = (1, 8, 64)
 WARM_UP = 3.0  # seconds
 
 
-def make_run(directory: Path) -> list[str]:
+def make_run(directory: Path, sizes: dict[str, int] = SIZES) -> list[str]:
     """Write a run with a random model, which generates up to the maximum length, and return texts for it."""
     from xformer.models import Transformer, TransformerConfig
     from xformer.runs.run_directory import RunDirectory
@@ -49,7 +49,7 @@ def make_run(directory: Path) -> list[str]:
     vocab = {"source_vocab_size": tokenizer.vocab_size, "target_vocab_size": tokenizer.vocab_size}
     run = RunDirectory(directory)
     run.start({}, {"joint": tokenizer})
-    Transformer(TransformerConfig(**vocab, **SIZES)).save(run.model)
+    Transformer(TransformerConfig(**vocab, **sizes)).save(run.model)
     return list(task.test.source)
 
 
