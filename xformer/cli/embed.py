@@ -23,8 +23,10 @@ NumPy array of shape (lines, features).
 
 \b
   xformer embed --model all-MiniLM-L6-v2 --input texts.txt --output vectors.npy
+  xformer embed --model all-MiniLM-L6-v2 --input all.txt --output vectors.npy --corpus-out parts --workers 4
 
-The dot product of two rows is the similarity of their texts if the checkpoint normalizes its vectors.
+The dot product of two rows is the similarity of their texts if the checkpoint normalizes its vectors. With \
+--corpus-out, several workers process chunks of the input, and the same command resumes after an interruption.
 """
 
 

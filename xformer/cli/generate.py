@@ -41,6 +41,9 @@ Three per prompt  xformer generate --model run --prompt "ROMEO:" --prompt "JULIE
 Prompts from a file, one per line, as lines of JSON
                   xformer generate --model run --input prompts.txt --json --output out.jsonl
 
+Many prompts in resumable chunks, on four processes
+                  xformer generate --model run --input prompts.txt --json --corpus-out texts.d --workers 4
+
 An answer of an instruction model
                   xformer generate --model SmolLM2-135M-Instruct --chat --prompt "What is the capital of France?"
 

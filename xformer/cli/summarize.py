@@ -12,6 +12,7 @@ model of a training run: one document per line in, one summary per line out.
 A file          xformer summarize --model run --input test.abstract --output titles
 Ten words each  xformer summarize --model run --input test.abstract \\
                   --num-beams 5 --target-length 10 --length-unit words
+A large file    xformer summarize --model run --input all.abstract --corpus-out all.titles.d --workers 4
 On a topic      xformer summarize --model run --input test.abstract \\
                   --sequence-bias "machine translation"
 

@@ -41,12 +41,16 @@ Beam search    xformer translate --model run --input test.de --output out.en \\
                  --num-beams 5 --length-penalty 0.6
 A pipe         head -3 test.de | xformer translate --model run
 Interactively  xformer translate --model run
+A large file   xformer translate --model run --input news.de --corpus-out news.en.d --workers 4
+On a cluster   xformer translate --model run --input news.de --corpus-out news.en.d \\
+                 --scheduler tcp://10.0.0.1:8786
 A public model of many languages
                xformer translate --model nllb-200 --input test.de \\
                  --source-language deu_Latn --target-language eng_Latn
 
 Lines from a terminal or a pipe are translated as they arrive. Blank lines stay blank. An output file appears when it \
-is complete. With --num-return-sequences above 1, or with --align, each output is a line of JSON with the number of \
+is complete. With --corpus-out, several workers process chunks of the input, and the same command resumes after an \
+interruption. With --num-return-sequences above 1, or with --align, each output is a line of JSON with the number of \
 its source line, rank, score, text, and the alignment of its tokens.
 """
 
@@ -176,7 +180,8 @@ def process_chunk(
     """Return the outputs for a chunk of a large file; this is what its workers run."""
     counts: Counter[str] = Counter()
     line_options = LineOptions(**options | {"long_lines": options["long_lines"] or "blank"})
-    encoded = _encode(pipeline, lines, line_options, counts, name="line", first_number=first_index + 1)
+    # Without lines, a blank one: it costs nothing, and phrases and prefixes are checked.
+    encoded = _encode(pipeline, lines or [""], line_options, counts, name="line", first_number=first_index + 1)
     config = GenerationConfig.resolve(pipeline.defaults, generation)
     outputs = _transform(pipeline, config, encoded, first_index, line_options, counts)
     return ChunkOutput("".join(f"{line}\n" for line in outputs).encode(), +counts)

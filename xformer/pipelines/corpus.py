@@ -307,7 +307,7 @@ def _check_manifest(directory: Path, chunks: LineChunks, settings: Mapping[str, 
         "source": source,
     }
     if not path.exists():
-        if any(directory.iterdir()):
+        if any(not path.name.startswith(".") for path in directory.iterdir()):
             raise ConfigError(f"{directory} is not empty and has no manifest.json; choose a new directory")
         write_json(path, manifest)
         return

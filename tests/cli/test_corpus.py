@@ -1,0 +1,309 @@
+"""--corpus-out: large files in chunks, on processes of this machine and on Dask."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import ROOT
+from tests.cli.test_summarize import DOCUMENTS
+from tests.cli.test_summarize import run as summarizer_run  # noqa: F401 - a fixture
+from tests.pipelines.test_checkpoints import checkpoint
+from xformer.cli.main import exit_code
+from xformer.models import load
+from xformer.pipelines import Translator
+
+# One line in each batch: rounding does not depend on the other lines of a chunk.
+SINGLE = ["--batch-tokens", 1, "--max-new-tokens", 6]
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """Run chunks on threads of this process, which need no time to start."""
+    monkeypatch.setattr("xformer.cli._corpus.WorkerProcesses", ThreadPoolExecutor)
+
+
+def read(path):
+    return path.read_text(encoding="utf-8")
+
+
+def test_two_workers_give_what_translate_gives(xformer, trained, text, tmp_path):
+    options = ["--model", trained, "--input", text / "test.en", "--temperature", 1.0, "--seed", 3, *SINGLE]
+    plain = xformer("translate", *options)
+    done = xformer("translate", *options, "--corpus-out", tmp_path / "out", "--chunk-lines", 5, "--workers", 2)
+    assert (done.code, done.out) == (0, "")
+    assert read(tmp_path / "out" / "output.txt") == plain.out
+    assert f"wrote {tmp_path / 'out' / 'output.txt'}\n" in done.err
+    assert "reached the length limit" in plain.err
+    assert done.err.endswith(plain.err)
+
+
+@pytest.mark.slow
+def test_any_number_of_workers_gives_the_same(xformer, trained, text, tmp_path):
+    options = ["--model", trained, "--input", text / "train.en", "--temperature", 1.0, "--max-new-tokens", 6]
+    outputs = set()
+    for workers in (1, 4):
+        out = tmp_path / str(workers)
+        assert xformer("translate", *options, "--corpus-out", out, "--chunk-lines", 30, "--workers", workers).code == 0
+        outputs.add(read(out / "output.txt"))
+    assert len(outputs) == 1
+    assert outputs.pop().count("\n") == 400
+
+
+@pytest.mark.usefixtures("threads")
+def test_n_best_lists_and_another_output(xformer, trained, text, tmp_path):
+    options = ["--model", trained, "--input", text / "test.en", "--num-beams", 2, "--num-return-sequences", 2, *SINGLE]
+    corpus = ["--corpus-out", tmp_path / "out", "--chunk-lines", 5, "--output", tmp_path / "merged"]
+    assert xformer("translate", *options, *corpus).code == 0
+    assert read(tmp_path / "merged") == xformer("translate", *options).out
+    assert not (tmp_path / "out" / "output.txt").exists()
+
+
+@pytest.mark.usefixtures("threads")
+def test_the_same_command_resumes_and_another_is_refused(xformer, trained, text, tmp_path):
+    options = ["--model", trained, "--input", text / "test.en", "--corpus-out", tmp_path / "out", *SINGLE]
+    assert xformer("translate", *options, "--chunk-lines", 5).code == 0
+    expected = read(tmp_path / "out" / "output.txt")
+    (tmp_path / "out" / "part-00000001.txt").unlink()
+    done = xformer("translate", *options, "--chunk-lines", 5)
+    assert (done.code, read(tmp_path / "out" / "output.txt")) == (0, expected)
+    assert "resuming after 7 lines\n5 lines in " in done.err
+    done = xformer("translate", *options, "--chunk-lines", 5, "--num-beams", 2)
+    assert done.code == 2
+    assert "was started with generation.num_beams unset, not 2; repeat the first command" in done.err
+
+
+@pytest.mark.usefixtures("threads")
+def test_another_model_is_refused(xformer, trained, text, tmp_path):
+    for file in trained.glob("*.*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    options = ["--model", tmp_path, "--input", text / "test.en", "--corpus-out", tmp_path / "out", *SINGLE]
+    assert xformer("translate", *options).code == 0
+    load(trained / "model.safetensors", dtype="float16").save(tmp_path / "model.safetensors")
+    done = xformer("translate", *options)
+    assert done.code == 2
+    assert "out was started with model.model.safetensors " in done.err
+
+
+def test_workers_check_that_they_have_the_same_model(xformer, trained, text, tmp_path, monkeypatch):
+    monkeypatch.setattr("xformer.cli._corpus.WorkerProcesses", ThreadPoolExecutor)
+    digests = [{"model.safetensors": "a"}, {"model.safetensors": "b"}]
+    monkeypatch.setattr("xformer.cli._corpus.model_digests", lambda model: digests.pop())
+    done = xformer("translate", "--model", trained, "--input", text / "test.en", "--corpus-out", tmp_path / "out")
+    assert done.code == 2
+    assert "has changed since the run started" in done.err
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("mode", ["blank", "cut"])
+def test_long_lines_do_not_end_a_run(xformer, trained, tmp_path, mode):
+    (tmp_path / "in").write_text("\n".join(["seven", "one " * 500, "x" * 200_000, "nine"]))
+    options = ["--model", trained, "--max-source-length", 3, *SINGLE, "--input", tmp_path / "in"]
+    corpus = ["--corpus-out", tmp_path / "out", "--chunk-lines", 3, "--long-lines", mode]
+    done = xformer("translate", *options, *(corpus if mode == "cut" else corpus[:-2]))
+    assert done.code == 0
+    assert f"note: 2 lines of more than 3 tokens {'cut' if mode == 'cut' else 'left blank'}" in done.err
+    written = read(tmp_path / "out" / "output.txt").split("\n")
+    expected = ["", ""]
+    if mode == "cut":
+        translator = Translator.from_pretrained(trained)
+        ids = [ids[:3] for ids in translator.encode(["one one one one", "xxxxxxxxxxxx"])]
+        expected = [result.outputs[0].text for batch in translator.batches_of_ids(ids, batch_tokens=1, max_new_tokens=6)
+                    for result in batch]  # fmt: skip
+    assert written[1:3] == expected
+    assert all(written[row] for row in (0, 3))
+
+
+@pytest.mark.usefixtures("threads")
+def test_long_lines_without_a_corpus(xformer, trained):
+    options = ["--model", trained, "--max-source-length", 3, "--max-new-tokens", 2]
+    done = xformer("translate", *options, "--long-lines", "blank", stdin=b"seven\n" + b"one " * 9 + b"\n")
+    assert (done.code, done.out.count("\n"), done.out.split("\n")[1]) == (0, 2, "")
+    assert "note: 1 line of more than 3 tokens left blank" in done.err
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_chunk_that_fails_is_named(xformer, trained, tmp_path):
+    (tmp_path / "in").write_text("seven\nnine\n" + "one " * 500)
+    options = ["--model", trained, "--max-source-length", 3, *SINGLE, "--long-lines", "error"]
+    corpus = ["--input", tmp_path / "in", "--corpus-out", tmp_path / "out", "--chunk-lines", 2]
+    done = xformer("translate", *options, *corpus)
+    error = tmp_path / "out" / "part-00000001.error"
+    assert done.code == 2
+    assert "1 of 2 chunks failed, the first with: line 3 has 1001 tokens" in done.err
+    assert f"see {error}, and run the same command again" in done.err
+    assert read(error).startswith("line 3 has ")
+    assert (tmp_path / "out" / "part-00000000.txt").exists()
+    assert not (tmp_path / "out" / "output.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--corpus-out", "out"], "--corpus-out needs a file; add --input FILE"),
+        (["--chunk-lines", 5, "--input", "in"], "--chunk-lines needs --corpus-out"),
+        (["--corpus-out", "out", "--input", "in", "--workers", 2, "--scheduler", "a:1"], "expected only one of them"),
+        (["--corpus-out", "out", "--input", "in", "--workers", 0], "--workers is 0; expected at least 1"),
+        (["--corpus-out", "out", "--input", "nowhere"], "cannot read nowhere"),
+        (["--corpus-out", "in", "--input", "in"], "cannot create in"),
+        (["--corpus-out", "out", "--input", "in", "--output", "in"], "--output in would replace in"),
+    ],
+)
+def test_options_that_contradict_each_other(refused, trained, tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").write_text("one\n")
+    assert message in refused("translate", "--model", trained, *options, untouched=tmp_path)
+
+
+@pytest.mark.usefixtures("threads")
+def test_settings_that_only_the_model_refuses(xformer, trained, text, tmp_path):
+    options = ["--model", trained, "--input", text / "test.en", "--corpus-out", tmp_path / "out"]
+    done = xformer("translate", *options, "--prefix", "東京")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "prefix '東京' has characters that the tokenizer does not know" in done.err
+    assert not [*(tmp_path / "out").glob("part-*")]
+
+
+@pytest.mark.usefixtures("threads")
+def test_summaries(xformer, request, tmp_path):
+    run = request.getfixturevalue("summarizer_run")
+    (tmp_path / "in").write_text("\n".join(DOCUMENTS))
+    options = ["--model", run, "--input", tmp_path / "in", *SINGLE]
+    assert xformer("summarize", *options, "--corpus-out", tmp_path / "out", "--chunk-lines", 3).code == 0
+    assert read(tmp_path / "out" / "output.txt") == xformer("summarize", *options).out
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])
+def test_continuations(xformer, tmp_path, form):
+    model = checkpoint(tmp_path, "llama", "<s> $A", {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3})
+    (tmp_path / "in").write_text("a man\n\nthe dog\nthe bench runs\ndog\n")
+    options = ["--model", model, "--input", tmp_path / "in", "--temperature", 1.0, "--seed", 5, *SINGLE, *form]
+    assert xformer("generate", *options, "--corpus-out", tmp_path / "out", "--chunk-lines", 2).code == 0
+    assert read(tmp_path / "out" / "output.txt") == xformer("generate", *options).out
+
+
+@pytest.mark.usefixtures("threads")
+def test_vectors(xformer, tmp_path):
+    special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "<unk>": 3}
+    model = checkpoint(tmp_path, "bert", "[CLS] $A [SEP]", special, tokenizer_config={"model_max_length": 6})
+    (tmp_path / "in").write_text("a man sleeps\n\nthe dog runs on a bench\ndog\na\n")
+    options = ["--model", model, "--input", tmp_path / "in", "--batch-tokens", 1, "--output"]
+    assert xformer("embed", *options, tmp_path / "plain.npy").code == 0
+    assert (
+        xformer("embed", *options, tmp_path / "v.npy", "--corpus-out", tmp_path / "out", "--chunk-lines", 2).code == 0
+    )
+    assert np.load(tmp_path / "v.npy").shape[0] == 5
+    assert (tmp_path / "v.npy").read_bytes() == (tmp_path / "plain.npy").read_bytes()
+
+
+# --- Kills ------------------------------------------------------------------------------------------------------------
+
+
+def wait_for_parts(out, count, *processes):
+    deadline = time.monotonic() + 60
+    while len(list(out.glob("part-*.txt"))) < count:
+        assert time.monotonic() < deadline
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def start():
+    """Start processes that end with the test."""
+    started = []
+
+    def call(*arguments):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "XFORMER_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", *map(str, arguments)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        started.append(process)
+        return process
+
+    yield call
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def many(trained, text, tmp_path_factory):
+    """Options of a run of 40 chunks, and its outputs."""
+    folder = tmp_path_factory.mktemp("many")
+    options = ["--model", trained, "--input", text / "train.en", "--temperature", 1.0, "--max-new-tokens", 20]
+    options += ["--batch-tokens", 64, "--chunk-lines", 10, "--corpus-out"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xformer.cli._corpus.WorkerProcesses", ThreadPoolExecutor)
+        assert exit_code(["translate", *map(str, options), str(folder / "out")]) == 0
+    return options, read(folder / "out" / "output.txt")
+
+
+@pytest.mark.slow
+def test_a_killed_command_resumes(start, many, tmp_path):
+    options, expected = many
+    first = start("xformer", "translate", *options, tmp_path / "out", "--workers", 2)
+    wait_for_parts(tmp_path / "out", 3, first)
+    first.kill()
+    first.communicate(timeout=60)  # when its workers have ended, too: they hold the pipe
+    assert not (tmp_path / "out" / "output.txt").exists()
+    second = start("xformer", "translate", *options, tmp_path / "out", "--workers", 2)
+    _, errors = second.communicate(timeout=60)
+    assert (second.returncode, read(tmp_path / "out" / "output.txt")) == (0, expected)
+    assert b"resuming after " in errors
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_command_and_its_workers(start, many, tmp_path):
+    options, _ = many
+    process = start("xformer", "translate", *options, tmp_path / "out", "--workers", 2)
+    wait_for_parts(tmp_path / "out", 3, process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="distributed is not installed")
+def test_dask_workers_and_the_command_are_killed(start, many, tmp_path):
+    options, expected = many
+    file = tmp_path / "scheduler.json"
+    address = ["--scheduler-file", file, "--no-dashboard"]
+    start("distributed.cli.dask_scheduler", *address, "--port", 0, "--host", "127.0.0.1")
+    worker = ["distributed.cli.dask_worker", *address, "--no-nanny", "--nthreads", 1, "--local-directory", tmp_path]
+    workers = [start(*worker) for _ in range(2)]
+    command = ["xformer", "translate", *options, tmp_path / "out", "--scheduler", file]
+    first = start(*command)
+    wait_for_parts(tmp_path / "out", 3, first)
+    workers[0].kill()
+    workers.append(start(*worker))
+    wait_for_parts(tmp_path / "out", 8, first)
+    first.kill()
+    first.wait()
+    assert not (tmp_path / "out" / "output.txt").exists()
+    second = start(*command)
+    _, errors = second.communicate(timeout=60)
+    assert (second.returncode, read(tmp_path / "out" / "output.txt")) == (0, expected), errors
+    assert b"resuming after " in errors
+    assert json.loads(read(tmp_path / "out" / "manifest.json"))["chunk_lines"] == 10
+
+
+def test_a_scheduler_that_cannot_be_reached(xformer, trained, text, tmp_path):
+    pytest.importorskip("distributed")
+    options = ["--model", trained, "--input", text / "test.en", "--corpus-out", tmp_path / "out"]
+    done = xformer("translate", *options, "--scheduler", "nonsense")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "cannot connect to the Dask scheduler nonsense" in done.err

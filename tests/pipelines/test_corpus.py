@@ -1,0 +1,304 @@
+"""The engine of large files, with a function that costs nothing; tests/cli/test_corpus.py has the commands."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from xformer.errors import CheckpointError, ConfigError, CorpusError, DataError
+from xformer.pipelines import ChunkOutput, WorkerProcesses, process_corpus
+
+ROOT = Path(__file__).parents[2]
+LINES = [f"line {number}" for number in range(95)]
+
+
+def number_lines(lines, first_index):
+    data = "".join(f"{index} {line}\n" for index, line in enumerate(lines, start=first_index))
+    return ChunkOutput(data.encode(), {"lines": len(lines)})
+
+
+EXPECTED = number_lines(LINES, 0).data
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "source").write_text("\n".join(LINES) + "\n")
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def run(source, tmp_path):
+    """Process the source in chunks of ten lines."""
+
+    def call(function=number_lines, out="out", executor=None, **options):
+        options = {"settings": {"a": 1, "b": {"c": 2}}, "chunk_lines": 10, **options}
+        with executor or ThreadPoolExecutor(2) as each:
+            return process_corpus(function, source, tmp_path / out, executor=each, **options)
+
+    return call
+
+
+def merged(corpus):
+    corpus.merge_lines(corpus.directory / "output")
+    return (corpus.directory / "output").read_bytes()
+
+
+class InlineExecutor(Executor):
+    """Runs each task when it is submitted."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        InlineExecutor,
+        lambda: ThreadPoolExecutor(3),
+        lambda: WorkerProcesses(2),
+        pytest.param(lambda: ProcessPoolExecutor(1, mp_context=get_context("spawn")), marks=pytest.mark.slow),
+    ],
+    ids=["inline", "threads", "worker processes", "standard library"],
+)
+def test_any_executor_gives_the_same(run, make):
+    corpus = run(executor=make())
+    assert merged(corpus) == EXPECTED
+    assert corpus.counts == {"lines": 95}
+    assert [part.name for part in corpus.parts()] == [f"part-{number:08}.txt" for number in range(10)]
+
+
+@pytest.mark.parametrize("max_pending", [1, 2, 100])
+def test_a_window_of_tasks_is_pending(run, max_pending):
+    pending, largest = set(), []
+
+    class Counting(ThreadPoolExecutor):
+        def submit(self, *args):
+            future = super().submit(*args)
+            pending.add(future)
+            largest.append(sum(not each.done() for each in pending))
+            return future
+
+    run(executor=Counting(1), max_pending=max_pending)
+    assert len(pending) == 11  # ten chunks and the check
+    assert max(largest) <= max_pending
+
+
+def test_progress(run):
+    states = []
+    run(on_progress=states.append, executor=ThreadPoolExecutor(1))
+    assert [state.num_done for state in states] == [0, *range(10, 91, 10), 95]
+    assert {state.num_lines for state in states} == {95}
+
+
+def test_only_missing_parts_are_computed_again(run, tmp_path):
+    corpus = run()
+    calls, states = [], []
+    for number in (3, 9):
+        (tmp_path / "out" / f"part-{number:08}.txt").unlink()
+
+    def function(lines, first_index):
+        calls.append(first_index)
+        return number_lines(lines, first_index)
+
+    corpus = run(function, on_progress=states.append)
+    assert sorted(calls) == [0, 30, 90]  # the first is the check, without lines
+    assert (states[0].num_resumed, states[-1].num_done) == (80, 95)
+    assert merged(corpus) == EXPECTED
+    assert corpus.counts == {"lines": 95}
+    run(lambda lines, first_index: pytest.fail("nothing is missing"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"settings": {"a": 2, "b": {"c": 2}}}, "was started with a 1, not 2"),
+        ({"settings": {"a": 1, "b": {"c": 2}, "d": 3}}, "was started with d unset, not 3"),
+        ({"settings": {"a": 1, "b": {}}}, "was started with b.c 2, not unset"),
+        ({"chunk_lines": 20}, "was started with chunk_lines 10, not 20"),
+    ],
+)
+def test_other_settings_are_refused(run, tmp_path, change, message):
+    run()
+    before = sorted(path.name for path in (tmp_path / "out").iterdir())
+    with pytest.raises(ConfigError, match=message):
+        run(**change)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
+
+
+def test_another_source_is_refused(run, source):
+    run()
+    source.write_text(source.read_text().replace("line 7", "Line 7"))
+    with pytest.raises(ConfigError, match=r"was started with source.digest \w+, not \w+"):
+        run()
+
+
+def test_a_directory_with_other_files_is_refused(run, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("")
+    with pytest.raises(ConfigError, match=r"is not empty and has no manifest\.json"):
+        run()
+
+
+def test_invalid_sources_and_counts_are_refused(run, source):
+    with pytest.raises(ConfigError, match="chunk_lines is 0"):
+        run(chunk_lines=0)
+    source.write_bytes(b"")
+    with pytest.raises(DataError, match="is empty"):
+        run()
+
+
+def test_a_function_that_fails_without_lines_stops_before_any_chunk(run, tmp_path):
+    def function(lines, first_index):
+        raise ConfigError("num_beams is 0")
+
+    with pytest.raises(CorpusError, match="num_beams is 0"):
+        run(function)
+    assert not [*(tmp_path / "out").glob("part-*")]
+
+
+# --- Failures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [DataError("line 44 is bad"), ValueError("bad")], ids=["ours", "other"])
+def test_a_chunk_that_fails_three_times_is_recorded_and_skipped(run, tmp_path, error):
+    calls, is_fixed = [], []
+
+    def function(lines, first_index):
+        calls.append(first_index)
+        if first_index == 40 and not is_fixed:
+            raise error
+        return number_lines(lines, first_index)
+
+    corpus = run(function)
+    path = tmp_path / "out" / "part-00000004.error"
+    assert calls.count(40) == 3
+    assert [*corpus.failures] == [path]
+    assert path.read_text().startswith("line 44 is bad\n" if isinstance(error, DataError) else "ValueError: bad\nTrace")
+    assert sum(part.exists() for part in corpus.parts()) == 9
+    is_fixed.append(True)
+    corpus = run(function)
+    assert (corpus.failures, merged(corpus), path.exists()) == ({}, EXPECTED, False)
+
+
+def test_a_chunk_that_fails_once_is_tried_again(run):
+    failed = []
+
+    def function(lines, first_index):
+        if lines and first_index not in failed:
+            failed.append(first_index)
+            raise RuntimeError("once")
+        return number_lines(lines, first_index)
+
+    corpus = run(function)
+    assert (len(failed), corpus.failures, merged(corpus)) == (10, {}, EXPECTED)
+
+
+def test_ten_failures_in_a_row_stop_the_run_but_not_the_next_one(run):
+    bad = set(range(12))
+
+    def function(lines, first_index):
+        if lines and first_index in bad:
+            raise DataError(f"bad {first_index}")
+        return number_lines(lines, first_index)
+
+    with pytest.raises(CorpusError, match="10 chunks in a row failed, the last with: bad"):
+        run(function, chunk_lines=1, executor=ThreadPoolExecutor(1), max_pending=1)
+    bad -= {0}
+    corpus = run(function, chunk_lines=1, executor=ThreadPoolExecutor(1), max_pending=1)
+    assert len(corpus.failures) == 11  # two, the lines without errors, and those that had failed before
+    bad.clear()
+    assert run(function, chunk_lines=1).failures == {}
+
+
+def kill_worker(lines, first_index):
+    marker = Path(os.environ["XFORMER_TEST_MARKER"])
+    if first_index == 20 and len(marker.read_bytes()) < int(os.environ["XFORMER_TEST_KILLS"]):
+        with marker.open("ab") as file:
+            file.write(b"x")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number_lines(lines, first_index)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_kills", [2, 9])
+def test_a_killed_worker_fails_its_own_chunk_only(run, tmp_path, monkeypatch, num_kills):
+    monkeypatch.setenv("XFORMER_TEST_MARKER", str(tmp_path / "marker"))
+    monkeypatch.setenv("XFORMER_TEST_KILLS", str(num_kills))
+    (tmp_path / "marker").touch()
+    corpus = run(kill_worker, executor=WorkerProcesses(2))
+    if num_kills < 3:
+        assert merged(corpus) == EXPECTED
+    else:
+        ((path, error),) = corpus.failures.items()
+        assert path.name == "part-00000002.error"
+        assert "worker process was killed by signal 9" in error
+
+
+def fill_disk(lines, first_index):
+    if first_index == 50:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # of this worker
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        return ChunkOutput(b"x" * 2000)
+    return number_lines(lines, first_index)
+
+
+def test_a_full_disk_stops_the_run(run, tmp_path):
+    with pytest.raises(CorpusError, match=r"cannot write .*part-00000005.txt: File too large"):
+        run(fill_disk, executor=WorkerProcesses(1), max_pending=1)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"log.jsonl", "manifest.json", *(f"part-{number:08}.txt" for number in range(5))}
+    assert merged(run()) == EXPECTED
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or os.geteuid() != 0, reason="only root mounts a tmpfs")
+def test_a_full_file_system_stops_the_run(run, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", out], capture_output=True).returncode:
+        pytest.skip("this container mounts no tmpfs")
+    try:
+        with pytest.raises(CorpusError, match="No space left on device"):
+            run(lambda lines, first_index: ChunkOutput(b"x" * 10_000 * bool(lines)))
+        assert not [*out.glob(".part-*")]
+    finally:
+        subprocess.run(["umount", out], check=True)
+
+
+def test_a_directory_in_use_is_refused(run, tmp_path):
+    (tmp_path / "out").mkdir()
+    code = (
+        "import sys, pathlib; from xformer.io import lock_directory\n"
+        f"with lock_directory(pathlib.Path({str(tmp_path / 'out')!r}), 'processing a corpus'):\n"
+        "    print('locked', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+    with process:
+        assert process.stdout.readline() == b"locked\n"
+        with pytest.raises(CheckpointError, match="another process is processing a corpus in"):
+            run()
+        process.stdin.close()
+    assert merged(run()) == EXPECTED
+
+
+def test_two_runs_at_once_do_no_harm(run):
+    """As on a file system without locks."""
+    for part in run().parts():
+        part.unlink()
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(run())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert merged(results[0]) == EXPECTED

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from xformer.errors import DataError
+from xformer.text import line_chunks, read_lines
+from xformer.text.line_chunks import LineChunks
+
+TEXT = "eins\n\nzwei\r\ndrei vier\x85\u2028fünf\n" * 5
+
+
+@pytest.mark.parametrize("text", [TEXT, TEXT[:-1], TEXT + "\n", "a", "\n", "\ufeffa\nb"])
+@pytest.mark.parametrize("chunk_lines", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("block_bytes", [1, 5, 1 << 20])
+def test_chunks_have_the_lines_of_the_file(tmp_path, monkeypatch, text, chunk_lines, block_bytes):
+    monkeypatch.setattr(line_chunks, "_BLOCK_BYTES", block_bytes)
+    path = tmp_path / "text"
+    path.write_bytes(text.encode())
+    lines, chunks = read_lines(path), LineChunks(path, chunk_lines)
+    assert [each.read() for each in chunks] == [lines[i : i + chunk_lines] for i in range(0, len(lines), chunk_lines)]
+    assert [each.first_index for each in chunks] == [*range(0, len(lines), chunk_lines)]
+    assert sum(each.num_lines for each in chunks) == chunks.num_lines == len(lines)
+    assert chunks.num_bytes == path.stat().st_size
+
+
+def test_lines_may_have_any_length(tmp_path):
+    (tmp_path / "text").write_text("x" * 300_000 + "\ny\n")
+    assert LineChunks(tmp_path / "text", 1)[0].read() == ["x" * 300_000]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"one\ntwo\xff\n", "is not valid UTF-8: line 2, byte 4"),
+        ("drei fünf".encode()[:-3], "is not valid UTF-8: line 1"),
+        (b"\x1f\x8b\x08", "gzip-compressed"),
+        ("eins".encode("utf-16"), "is UTF-16"),
+        (None, "cannot read"),
+    ],
+)
+@pytest.mark.parametrize("block_bytes", [1, 1 << 20])
+def test_an_invalid_file_is_refused(tmp_path, monkeypatch, content, message, block_bytes):
+    monkeypatch.setattr(line_chunks, "_BLOCK_BYTES", block_bytes)
+    if content is not None:
+        (tmp_path / "text").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        LineChunks(tmp_path / "text", 10)
+
+
+def test_a_chunk_that_changed_is_refused(tmp_path):
+    path = tmp_path / "text"
+    path.write_text("one\ntwo\nthree\nfour\n")
+    chunks = LineChunks(path, 2)
+    path.write_text("one\ntwo\nthree\nFour\n")
+    assert chunks[0].read() == ["one", "two"]
+    with pytest.raises(DataError, match=r"lines 3 to 4 of .* have changed"):
+        chunks[1].read()
+    assert LineChunks(path, 2).digest() != chunks.digest()
+
+
+def test_random_text_in_random_blocks(tmp_path, monkeypatch):
+    rng = random.Random(0)
+    monkeypatch.setattr(line_chunks, "_BLOCK_BYTES", 37)
+    text = "".join(rng.choice("aäあ\n") for _ in range(500))
+    (tmp_path / "text").write_text(text, encoding="utf-8", newline="")
+    lines = read_lines(tmp_path / "text")
+    for chunk_lines in range(1, 20):
+        assert [line for chunk in LineChunks(tmp_path / "text", chunk_lines) for line in chunk.read()] == lines
