@@ -13,7 +13,7 @@ from xformer.tree import replace
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("spox")
 
-from xformer.export import export_onnx, onnx_kernels  # noqa: E402
+from xformer.export import export_onnx, onnx_kernels, onnx_namespace  # noqa: E402
 
 SMALL = {"d_model": 24, "num_heads": 4, "d_ff": 20}
 TRANSLATOR = {
@@ -229,3 +229,14 @@ def test_refusals(model, options, message, tmp_path):
     with pytest.raises((BackendError, ConfigError), match=f"^{message}[^\n]*$"):
         export_onnx(model(config), tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_sizes_are_expressions_of_the_sizes_of_inputs():
+    sizes = onnx_namespace.Inputs({"batch": 3, "length": 9})
+    batch, length = sizes.add("x", "float32", ("batch", "length")).shape
+    terms = onnx_namespace.terms_of
+    assert terms(batch * length // batch) == terms(length)
+    assert terms((2 * length + 4) // 2 - length) == terms(2)
+    assert type(length + 2 - length) is int
+    assert terms((length + 1) // 2) == terms((1 + length) // 2) != terms(length // 2)
+    assert (length + 1) // 2 == 5

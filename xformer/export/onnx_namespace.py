@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,17 +25,17 @@ from xformer.errors import BackendError
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class Symbol:
     """A size of an input, or a rounded quotient of sizes.
 
-    Args:
-        name: Name of the size, e.g. "batch".
+    Attributes:
+        name: Name of the size, e.g. "batch", or expression in names.
         vector: Size in the graph, integers (1,).
     """
 
-    def __init__(self, name: str, vector: Var) -> None:
-        self.name = name
-        self.vector = vector
+    name: str
+    vector: Var = field(compare=False)
 
 
 Terms = dict[tuple[Symbol, ...], int]  # a polynomial: products of symbols, sorted by name, and their coefficients
@@ -51,14 +52,14 @@ class Dim(int):
 
     def __add__(self, other: int) -> Any:
         terms = dict(self.terms)
-        for product, count in _terms(other).items():
+        for product, count in terms_of(other).items():
             terms[product] = terms.get(product, 0) + count
         return size(int(self) + int(other), terms)
 
     def __mul__(self, other: int) -> Any:
         terms: Terms = {}
         for first, a in self.terms.items():
-            for second, b in _terms(other).items():
+            for second, b in terms_of(other).items():
                 product = tuple(sorted((*first, *second), key=lambda symbol: symbol.name))
                 terms[product] = terms.get(product, 0) + a * b
         return size(int(self) * int(other), terms)
@@ -94,21 +95,22 @@ def size(value: int, terms: Terms) -> int:
     return dim
 
 
-def _terms(value: int) -> Terms:
+def terms_of(value: int) -> Terms:
+    """Return a size as a polynomial."""
     return value.terms if isinstance(value, Dim) else {(): int(value)}
 
 
 def _equal(first: int, second: int) -> bool:
-    return _terms(first) == _terms(second)
+    return terms_of(first) == terms_of(second)
 
 
 def _quotient(value: int, divisor: int) -> Terms:
     """Divide term by term; if a remainder is possible, return a new symbol."""
     if _equal(value, divisor):
         return {(): 1}
-    [(symbols, count), *others] = _terms(divisor).items()
+    [(symbols, count), *others] = terms_of(divisor).items()
     result: Terms = {}
-    for product, coefficient in _terms(value).items():
+    for product, coefficient in terms_of(value).items():
         rest = list(product)
         if others or coefficient % count or any(symbols.count(symbol) > product.count(symbol) for symbol in symbols):
             # ONNX rounds toward zero, which is the same for sizes, since they are not negative.
@@ -124,7 +126,7 @@ def _name(value: int) -> str:
     """Return a readable expression, e.g. "past + length"."""
     products = (
         [*([str(count)] if count != 1 or not symbols else []), *(symbol.name for symbol in symbols)]
-        for symbols, count in _terms(value).items()
+        for symbols, count in terms_of(value).items()
     )
     return " + ".join(map(" * ".join, products))
 
@@ -140,7 +142,7 @@ def _vector(shape: Sequence[int]) -> Var:
 def _sum(value: int) -> Var:
     """Return a size as integers (1,) in the graph."""
     total = None
-    for symbols, count in _terms(value).items():
+    for symbols, count in terms_of(value).items():
         term = op.const(np.asarray([count])) if count != 1 or not symbols else None
         for symbol in symbols:
             term = symbol.vector if term is None else op.mul(term, symbol.vector)
