@@ -1,4 +1,4 @@
-"""Threads of the process: how many compute, limits of the linear algebra libraries, and parallel loops.
+"""Threads of the process: their number, limits of the linear algebra libraries, and parallel loops.
 
 Nothing here runs by itself. The command line calls `disable_malloc_trim()` when it starts; programs that train on NumPy
 should call it too.

@@ -45,6 +45,8 @@ def test_embedding_looks_up_dequantized_rows(xp):
     ids = np.asarray([[6, 0, 1], [1, 1, 5]])
     y = embedding(weight, from_host(xp, ids), scale=3.0)
     assert_close(y, 3.0 * dequantized(weight)[ids], xp=xp, dtype="float32")
+    columns = embedding(weight.T, from_host(xp, np.asarray([19, 0])))
+    assert_close(columns, dequantized(weight).T[[19, 0]], xp=xp, dtype="float32")
     one_hot = from_host(xp, np.eye(7, dtype="float32"))
     assert_close(ops.linear(one_hot, weight), dequantized(weight), xp=xp, dtype="float32")
 

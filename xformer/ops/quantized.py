@@ -109,6 +109,8 @@ def quantized_linear(rows: Array, weight: QuantizedWeight, bias: Array | None) -
 def quantized_rows(weight: QuantizedWeight, indices: Array) -> Array:
     """Return rows of a matrix: (n, columns) for indices (n,)."""
     xp = array_namespace(weight.values)
+    if weight.is_transposed:
+        return xp.take(weight.dequantize(), indices, axis=0)
     return _dequantize(xp.take(weight.scales, indices, axis=0), xp.take(weight.values, indices, axis=0))
 
 

@@ -21,12 +21,14 @@ class Arguments:
 
     Attributes:
         data: Arrays whose values differ between the calls of a signature.
+        modules: Modules, whose identity is part of the signature.
         signature: Hashable; equal for calls that one recording serves.
     """
 
     def __init__(self, args: tuple[Any, ...], keywords: dict[str, Any], donated: Sequence[int]) -> None:
         self.args, self.keywords, self._donated = args, keywords, donated
         self.data: list[Any] = []
+        self.modules: list[Module] = []
         self.signature: Hashable = (
             *(self._scan(arg, index in donated) for index, arg in enumerate(args)),
             *((name, self._scan(value, False)) for name, value in sorted(keywords.items())),
@@ -35,6 +37,7 @@ class Arguments:
     def _scan(self, value: Any, donated: bool) -> Hashable:
         """Return the signature of a value, and collect its data."""
         if isinstance(value, Module):
+            self.modules.append(value)
             return id(value)  # frozen: the same arrays
         if holds_arrays(value):
             return (id(value), *map(id, value.arrays()))

@@ -7,6 +7,7 @@ import functools
 import importlib
 import threading
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -78,13 +79,15 @@ class _Entry:
 
     Attributes:
         num_calls: Number of calls so far.
+        modules: The Modules whose identity is part of the signature.
         is_checked: Whether a replay has returned the same bits as the function.
-        arguments: Arguments of a call. They keep the Modules alive whose identity is part of the signature.
+        arguments: Arguments of the recorded call. They keep the Modules alive.
         idle: Recordings that no thread is using.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[Module]) -> None:
         self.num_calls, self.is_checked = 0, False
+        self.modules = [weakref.ref(module) for module in modules]
         self.arguments: Any = None
         self.idle: list[Recording | GraphRecording] = []
 
@@ -133,7 +136,7 @@ class _Captured:
 
     def _record_or_replay(self, new_recording: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Any:
         arguments = Arguments(args, keywords, self._donated)
-        entry, recording, num_calls = self._find((arguments.signature, available_threads()))
+        entry, recording, num_calls = self._find((arguments.signature, available_threads()), arguments.modules)
         if num_calls <= self._num_eager:
             return self._function(*args, **keywords)
         if recording is None:
@@ -148,10 +151,12 @@ class _Captured:
             entry.idle.append(recording)
         return result
 
-    def _find(self, key: Hashable) -> tuple[_Entry, Any, int]:
+    def _find(self, key: Hashable, modules: Sequence[Module]) -> tuple[_Entry, Any, int]:
         """Return the entry of a signature, a recording or None, and the number of calls, this one included."""
         with self._lock:
-            entry = self._entries.setdefault(key, _Entry())
+            entry = self._entries.get(key)
+            if entry is None or any(module() is None for module in entry.modules):  # whose id another Module may have
+                entry = self._entries[key] = _Entry(modules)
             self._entries.move_to_end(key)
             entry.num_calls += 1
             sizes = [sum(recording.nbytes for recording in entry.idle) for entry in self._entries.values()]
