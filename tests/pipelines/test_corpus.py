@@ -275,6 +275,19 @@ def test_a_full_file_system_stops_the_run(run, tmp_path):
         subprocess.run(["umount", out], check=True)
 
 
+def test_an_executor_that_has_ended_stops_the_run(run):
+    executor = ThreadPoolExecutor(1)
+
+    def function(lines, first_index):
+        if first_index == 20:
+            executor.shutdown(wait=False)
+        return number_lines(lines, first_index)
+
+    with pytest.raises(CorpusError, match=r"the executor accepts no task \(RuntimeError: cannot schedule new futures"):
+        run(function, executor=executor, max_pending=1)
+    assert merged(run()) == EXPECTED
+
+
 def test_a_directory_in_use_is_refused(run, tmp_path):
     (tmp_path / "out").mkdir()
     code = (

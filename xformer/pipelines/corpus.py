@@ -171,14 +171,20 @@ def process_corpus(
         progress = CorpusProgress(chunks.num_lines, num_resumed, num_resumed)
         on_progress(progress)
 
-        def submit(number: int) -> Future[_Outcome]:
-            part = _part(directory.absolute(), number, suffix)
-            return executor.submit(_run, function, chunks[number], part)
+        def submit(*arguments: Any) -> Future[_Outcome]:
+            try:
+                return executor.submit(_run, function, *arguments)
+            except Exception as error:
+                message = f"{type(error).__name__}: {_first_line(str(error))}"
+                raise CorpusError(f"the executor accepts no task ({message}); restart it, and run again") from error
 
-        if missing and (message := _outcome_of(executor.submit(_run, function)).error):
+        def submit_chunk(number: int) -> Future[_Outcome]:
+            return submit(chunks[number], _part(directory.absolute(), number, suffix))
+
+        if missing and (message := _outcome_of(submit()).error):
             raise CorpusError(_first_line(message))
         with (directory / "log.jsonl").open("a", encoding="utf-8") as log:
-            for number, outcome in _run_all(submit, missing, max_pending):
+            for number, outcome in _run_all(submit_chunk, missing, max_pending):
                 error_path = _part(directory, number, ".error")
                 if outcome.error:
                     failures[error_path] = outcome.error
