@@ -1,0 +1,301 @@
+"""Models in the format of CTranslate2, an inference engine for CPUs and GPUs."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from xformer.errors import BackendError, CheckpointError, ConfigError
+from xformer.io import unwritable_parent
+from xformer.models import BaseModel, LanguageModel, Transformer
+from xformer.models.config import GATED
+from xformer.ops.quantized import quantized_dtype
+from xformer.text.extras import require
+
+QUANTIZATIONS = ("float32", "int8", "int16", "float16", "bfloat16")
+# Largest difference of a log-probability from the model's in float32, and mean difference in other types.
+TOLERANCE, MEAN_TOLERANCE = 1e-3, 1.0
+_MAX_LENGTH = 2048  # rows of the table of positions, for models without a maximum of their own
+_ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
+# Values of fields that CTranslate2 computes; it has no counterpart of others.
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "norm": ("layer", "rms"),
+    "norm_position": ("pre", "post"),
+    "parallel_residual": (False,),
+    "qk_norm": (False,),
+    "window": (None,),
+    "attention_softcap": (None,),
+    "logits_softcap": (None,),
+    "rope_scaling": (None,),
+    "scale_positions": (False,),
+    "copy": (False,),
+    "length_encoding": (False,),
+}
+
+
+class CTranslate2Export(NamedTuple):
+    """A model that was exported to CTranslate2.
+
+    Attributes:
+        directory: The directory.
+        difference: Mean difference from the log-probabilities of the model on random tokens.
+    """
+
+    directory: Path
+    difference: float
+
+
+def export_ctranslate2(
+    model: BaseModel,
+    directory: str | os.PathLike[str],
+    *,
+    source_tokens: Sequence[str],
+    target_tokens: Sequence[str] | None = None,
+    quantization: str = "float32",
+) -> CTranslate2Export:
+    """Write an encoder-decoder or a language model for `ctranslate2.Translator` or `ctranslate2.Generator`.
+
+    Outputs begin with `bos_id` of the model, and end with `eos_id`. Sources are tokens as the model gets them: if it
+    was trained on sources with eos, pass eos. Before anything is written, the log-probabilities that CTranslate2
+    computes for random tokens are compared with those of the model.
+
+    Args:
+        model: The model, of any array library.
+        directory: Directory to write; new or empty.
+        source_tokens: Text of each token by id, unique; for language models the only vocabulary.
+        target_tokens: Text of each target token; default: the source tokens.
+        quantization: Type of the stored weights: "float32", "int8", "int16", "float16" or "bfloat16".
+
+    Returns:
+        The directory, and the mean difference from the model.
+
+    Raises:
+        ConfigError: If CTranslate2 has no model that computes the same (the error names the field), a vocabulary is
+            invalid, or the directory is not empty.
+        BackendError: If ctranslate2 is not installed, or computes something else than the model.
+        CheckpointError: If the directory cannot be written.
+    """
+    ctranslate2 = require("ctranslate2")
+    if quantization not in QUANTIZATIONS:
+        raise ConfigError(f"quantization is {quantization!r}; expected one of {', '.join(QUANTIZATIONS)}")
+    _check_supported(model)
+    directory = Path(directory)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigError(f"{directory} is not an empty directory; choose another one")
+    if parent := unwritable_parent(directory):
+        raise CheckpointError(f"cannot write to {parent}")
+    c: Any = model.config
+    sizes = [c.source_vocab_size, c.target_vocab_size] if isinstance(model, Transformer) else [c.vocab_size]
+    vocabularies = [list(source_tokens), list(source_tokens if target_tokens is None else target_tokens)][: len(sizes)]
+    for tokens, size in zip(vocabularies, sizes, strict=True):
+        if len(tokens) != size or len(set(tokens)) != size:
+            raise ConfigError(f"got {len(tokens)} tokens, {len(set(tokens))} of them different; expected {size}")
+    host = model.to("numpy", dtype="float32")
+    spec = _Converter(host).spec(vocabularies)
+    spec.validate()
+    spec.optimize(quantization=None if quantization == "float32" else quantization)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}.") as temporary:
+            spec.save(temporary)
+            difference = _verify(ctranslate2, host, temporary, vocabularies, quantization)
+            directory.mkdir(exist_ok=True)
+            for path in sorted(Path(temporary).iterdir()):
+                shutil.move(path, directory / path.name)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {directory}: {error.strerror or error}") from error
+    return CTranslate2Export(directory, difference)
+
+
+def _check_supported(model: BaseModel) -> None:
+    """Raise ConfigError for models that CTranslate2 does not compute."""
+    if type(model) not in (Transformer, LanguageModel):
+        raise ConfigError(f"the model is a {type(model).__name__}; expected a Transformer or a LanguageModel")
+    if dtype := quantized_dtype(model):
+        raise ConfigError(f"the model is quantized to {dtype}; export the original model with a quantization")
+    config: Any = model.config
+    if isinstance(model, Transformer) and not (model.encoder and model.decoder):
+        raise ConfigError("the model has no encoder or no decoder; expected layers in both")
+    for name, supported in _SUPPORTED.items():
+        if (value := getattr(config, name, supported[0])) not in supported:
+            expected = " or ".join(map(repr, supported))
+            raise ConfigError(f"{name} is {value!r}; CTranslate2 supports {expected}")
+    if config.positions == "alibi" and isinstance(model, Transformer):
+        raise ConfigError("positions is 'alibi'; CTranslate2 supports it in language models")
+    has_pre_norm = config.norm_position == "pre"
+    if config.final_norm not in (None, has_pre_norm):
+        raise ConfigError(
+            f"final_norm is {config.final_norm!r}; CTranslate2 supports {has_pre_norm!r} if norm_position is "
+            f"{config.norm_position!r}"
+        )
+
+
+class _Converter:
+    """Copies the parameters of a NumPy model into a specification of CTranslate2.
+
+    The arrays are copies: CTranslate2 quantizes in place.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._config = model, model.config
+
+    def spec(self, vocabularies: list[list[str]]) -> Any:
+        """Return the specification of the model, with its vocabularies."""
+        specs = require("ctranslate2.specs.transformer_spec")
+        model, c = self._model, self._config
+        if isinstance(model, LanguageModel):
+            decoder = self._stack(specs, model.layers, model.norm, model.input, model.embedding, model.positions)
+            spec = specs.TransformerDecoderModelSpec(decoder)
+            spec.register_vocabulary(vocabularies[0])
+            names = vocabularies[0]
+        else:
+            encoder = self._stack(
+                specs, model.encoder, model.encoder_norm, model.encoder_input, model.source_embedding,
+                model.encoder_positions,
+            )  # fmt: skip
+            target = model.source_embedding if model.target_embedding is None else model.target_embedding
+            decoder = self._stack(
+                specs, model.decoder, model.decoder_norm, model.decoder_input, target, model.decoder_positions
+            )
+            spec = specs.TransformerSpec(encoder, decoder)
+            spec.register_source_vocabulary(vocabularies[0])
+            spec.register_target_vocabulary(vocabularies[1])
+            names = vocabularies[1]
+            spec.config.decoder_start_token = names[c.bos_id]
+        config = spec.config
+        config.bos_token, config.eos_token, config.layer_norm_epsilon = names[c.bos_id], names[c.eos_id], c.norm_epsilon
+        if "<unk>" in names:
+            config.unk_token = "<unk>"
+        return spec
+
+    def _stack(self, specs: Any, layers: Any, norm: Any, inputs: Any, embedding: Any, positions: Any) -> Any:
+        """Return the specification of an encoder or a decoder."""
+        c = self._config
+        is_encoder = isinstance(self._model, Transformer) and layers is self._model.encoder
+        has_cross_attention = isinstance(self._model, Transformer) and not is_encoder
+        common = require("ctranslate2.specs.common_spec")
+        options: dict[str, Any] = {
+            "pre_norm": c.norm_position == "pre",
+            "activation": common.Activation[_ACTIVATIONS[GATED.get(c.activation, c.activation)]],
+            "ffn_glu": c.activation in GATED,
+            "rms_norm": c.norm == "rms",
+            "layernorm_embedding": c.embedding_norm,
+            "relative_attention_bias": c.positions == "relative",
+        }
+        if c.num_key_value_heads not in (None, c.num_heads):
+            options["num_heads_kv"] = c.num_key_value_heads
+        if c.head_dim is not None:
+            options["head_dim"] = c.head_dim
+        if c.positions == "rotary":
+            options |= {"rotary_dim": positions.features, "rotary_interleave": False, "rotary_base": c.rope_theta}
+        if not is_encoder:
+            options |= {"with_encoder_attention": has_cross_attention, "alibi": c.positions == "alibi"}
+        cls = specs.TransformerEncoderSpec if is_encoder else specs.TransformerDecoderSpec
+        spec = cls(len(layers), c.num_heads, **options)
+        embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
+        embeddings.weight = np.array(embedding.weight)
+        spec.scale_embeddings = np.float32(math.sqrt(c.d_model)) if c.scale_embeddings else False
+        if hasattr(spec, "position_encodings"):
+            spec.position_encodings.encodings = self._position_table(inputs)
+        if c.embedding_norm:
+            _set_norm(spec.layernorm_embedding, inputs.norm)
+        if norm is not None:
+            _set_norm(spec.layer_norm, norm)
+        for layer_spec, layer in zip(spec.layer, layers, strict=True):
+            self._set_layer(layer_spec, layer, positions)
+        if not is_encoder:
+            output, bias = self._model.output, self._model.output_bias
+            spec.projection.weight = np.array(embedding.weight if output is None else output.weight.T)
+            if bias is not None:
+                spec.projection.bias = np.array(bias)
+            if c.scale_output:
+                spec.scale_outputs = np.float32(c.d_model**-0.5)
+        return spec
+
+    def _position_table(self, inputs: Any) -> Any:
+        """Return the vectors of absolute positions, zeros if the model has none."""
+        length = self._config.max_positions if self._config.positions == "learned" else _MAX_LENGTH
+        table = inputs.position_embeddings(length, next(iter(self._model.named_parameters()))[1])
+        return np.zeros((length, self._config.d_model), np.float32) if table is None else np.array(table)
+
+    def _set_layer(self, spec: Any, layer: Any, positions: Any) -> None:
+        attention = layer.self_attention
+        _set_linear(spec.self_attention.linear[0], attention.query, attention.key, attention.value)
+        _set_linear(spec.self_attention.linear[1], attention.output)
+        _set_norm(spec.self_attention.layer_norm, layer.self_attention_residual.norm)
+        if self._config.positions == "relative":  # in every layer, as no other layer hands it on
+            spec.self_attention.relative_attention_bias = np.array(positions.weight)
+            spec.self_attention.relative_attention_max_distance = np.int32(self._config.relative_max_distance)
+        if attention.scale is not None:
+            spec.self_attention.queries_scale = np.float32(attention.scale)
+        if hasattr(layer, "cross_attention"):
+            cross = layer.cross_attention
+            _set_linear(spec.attention.linear[0], cross.query)
+            _set_linear(spec.attention.linear[1], cross.key, cross.value)
+            _set_linear(spec.attention.linear[2], cross.output)
+            _set_norm(spec.attention.layer_norm, layer.cross_attention_residual.norm)
+            if cross.scale is not None:
+                spec.attention.queries_scale = np.float32(cross.scale)
+        feed_forward = layer.feed_forward
+        _set_linear(spec.ffn.linear_0, feed_forward.gate if hasattr(feed_forward, "gate") else feed_forward.up)
+        if hasattr(feed_forward, "gate"):
+            _set_linear(spec.ffn.linear_0_noact, feed_forward.up)
+        _set_linear(spec.ffn.linear_1, feed_forward.down)
+        _set_norm(spec.ffn.layer_norm, layer.feed_forward_residual.norm)
+
+
+def _set_linear(spec: Any, *parts: Any) -> None:
+    """Set a linear map of one or several projections; its weight has the shape (out_features, in_features)."""
+    spec.weight = np.ascontiguousarray(np.concatenate([part.weight for part in parts], axis=1).T)
+    if any(part.bias is not None for part in parts):
+        zeros = (np.zeros(part.weight.shape[1], np.float32) for part in parts)
+        biases = [zero if part.bias is None else part.bias for part, zero in zip(parts, zeros, strict=True)]
+        spec.bias = np.concatenate(biases)
+
+
+def _set_norm(spec: Any, norm: Any) -> None:
+    spec.gamma = np.array(norm.weight)
+    if hasattr(spec, "beta"):
+        spec.beta = np.zeros_like(norm.weight) if norm.bias is None else np.array(norm.bias)
+
+
+def _verify(ctranslate2: Any, model: Any, directory: str, vocabularies: list[list[str]], quantization: str) -> float:
+    """Return the mean difference of log-probabilities; raise BackendError if it is too large."""
+    rng, c = np.random.default_rng(0), model.config
+    lengths = 7, 12
+    choices = [[token for token in range(len(names)) if token not in (c.pad_id, c.bos_id)] for names in vocabularies]
+    ids = [rng.choice(choices[-1], length).tolist() for length in lengths]
+    texts = [[vocabularies[-1][token] for token in row] for row in ids]
+    options = {"device": "cpu", "compute_type": "float32" if "float" in quantization else "default"}
+    differences: list[Any] = []
+    if isinstance(model, LanguageModel):
+        scores = ctranslate2.Generator(directory, **options).score_batch(texts)
+        for row, score in zip(ids, scores, strict=True):
+            log_probs = _log_softmax(model(np.asarray([row])))[0]
+            differences.append(log_probs[np.arange(len(row) - 1), row[1:]] - score.log_probs)
+    else:
+        sources = [rng.choice(choices[0], length).tolist() for length in lengths[::-1]]
+        names = [[vocabularies[0][token] for token in source] for source in sources]
+        scores = ctranslate2.Translator(directory, **options).score_batch(names, texts)
+        for source, row, score in zip(sources, ids, scores, strict=True):
+            log_probs = _log_softmax(model(np.asarray([source]), np.asarray([[c.bos_id, *row]])))[0]
+            differences.append(log_probs[np.arange(len(row) + 1), [*row, c.eos_id]] - score.log_probs)
+    errors = np.abs(np.concatenate(differences))
+    if not (errors.max() <= TOLERANCE if quantization == "float32" else errors.mean() <= MEAN_TOLERANCE):
+        raise BackendError(
+            f"CTranslate2 {ctranslate2.__version__} computes log-probabilities that differ by {errors.max():.1e} from "
+            "the model; expected the same"
+        )
+    return float(errors.mean())
+
+
+def _log_softmax(logits: Any) -> Any:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
