@@ -55,7 +55,7 @@ class OutOfMemoryError(XformerError, MemoryError):
 _EXTRAS = {
     **dict.fromkeys(("tokenizers", "jinja2"), "chat"),
     **dict.fromkeys(("matplotlib", "rich", "rouge_score", "sacrebleu", "typer"), "cli"),
-    **{name: name for name in ("cudnn", "gguf", "jax", "numba", "torch")},
+    **{name: name for name in ("ctranslate2", "cudnn", "gguf", "jax", "numba", "torch")},
     **dict.fromkeys(("starlette", "uvicorn"), "serve"),
     "distributed": "dask",
     "cupy": "cuda",

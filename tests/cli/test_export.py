@@ -36,7 +36,7 @@ def test_sources_end_with_eos(exported, trained):
 
 def test_nothing_is_overwritten(refused, trained, exported):
     assert "is not an empty directory" in refused("export", trained, exported, untouched=exported)
-    assert "expected one of huggingface, onnx" in refused(
+    assert "expected one of huggingface, onnx, ctranslate2" in refused(
         "export", trained, exported.parent / "new", "--format", "pickle", untouched=exported
     )
 
@@ -71,3 +71,21 @@ def test_onnx_files_translate_without_xformer(xformer, trained, text, tmp_path):
     actual, expected = output.splitlines(), (tmp_path / "expected").read_text().splitlines()
     assert len(actual) == len(expected) == 10
     assert sum(map(str.__ne__, actual, expected)) <= 1  # rounding may decide between two tokens
+
+
+def test_ctranslate2_translates_without_xformer(xformer, refused, trained, text, tmp_path):
+    pytest.importorskip("ctranslate2")
+    assert "quantization is 'int8'; the format onnx expects none" in refused(
+        "export", trained, tmp_path / "x", "--format", "onnx", "--quantization", "int8", untouched=tmp_path
+    )
+    result = xformer("export", trained, tmp_path / "ct2", "--format", "ctranslate2")
+    assert "differ from those of the model by" in " ".join(result.out.split())
+    options = ("--input", text / "valid.en", "--output", tmp_path / "expected", "--num-beams", 1, "--max-new-tokens", 200)
+    assert xformer("translate", "--model", trained, *options).code == 0
+    example = Path(__file__).parents[2] / "docs" / "examples" / "ctranslate2" / "translate.py"
+    with (text / "valid.en").open() as source:
+        command = [sys.executable, "-W", "error", example, tmp_path / "ct2"]
+        output = subprocess.run(command, stdin=source, capture_output=True, text=True, check=True).stdout
+    actual, expected = output.splitlines(), (tmp_path / "expected").read_text().splitlines()
+    assert len(actual) == len(expected) == 10
+    assert sum(map(str.__ne__, actual, expected)) <= 1

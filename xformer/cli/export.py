@@ -17,6 +17,7 @@ HELP = """Write the best model of a run, and its tokenizer, in the format of ano
   xformer export run checkpoint
   xformer translate --model checkpoint --input test.de
   xformer export run onnx --format onnx
+  xformer export run ct2 --format ctranslate2 --quantization int8
 
 huggingface: a directory for transformers and other programs. Translators and summarizers become Pegasus models, or \
 Marian models with post-norm; language models become Llama or GPT-2 models. If none of them computes the same, the \
@@ -26,6 +27,10 @@ written in the format of that checkpoint.
 onnx: encoder.onnx, decoder.onnx and step.onnx, or model.onnx and step.onnx for language models, for onnxruntime and \
 the browser. RUN may also be a public checkpoint. Needs the extra "onnx". docs/how-to/export-onnx.md has a decoding \
 loop.
+
+ctranslate2: model.bin for ctranslate2.Translator or ctranslate2.Generator, with the weights in float32, int8, int16, \
+float16 or bfloat16. RUN may also be a public checkpoint. Needs the extra "ctranslate2". \
+docs/how-to/export-ctranslate2.md has an example.
 """
 
 
@@ -37,8 +42,12 @@ def export(
     target: Annotated[
         str, typer.Option("--format", metavar="NAME", help=f"Format: {', '.join(FORMATS)}.")
     ] = "huggingface",
+    quantization: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Type of the weights for ctranslate2; default float32.")
+    ] = None,
 ) -> None:
     """Export the model of a run."""
     if target not in FORMATS:
         raise ConfigError(f"--format is {target!r}; expected one of {', '.join(FORMATS)}")
-    make_console().print(f"the model is in {output}, {export_run(directory, output, target)}")
+    result = export_run(directory, output, target, quantization=quantization)
+    make_console().print(f"the model is in {output}, {result}")

@@ -127,8 +127,10 @@ def _check_supported(model: BaseModel) -> None:
         if (value := getattr(config, name, supported[0])) not in supported:
             expected = " or ".join(map(repr, supported))
             raise ConfigError(f"{name} is {value!r}; CTranslate2 supports {expected}")
-    if config.positions == "alibi" and isinstance(model, Transformer):
-        raise ConfigError("positions is 'alibi'; CTranslate2 supports it in language models")
+    # Its language models lose the offset of relative positions after a prompt.
+    refused, others = ("alibi", "language models") if isinstance(model, Transformer) else ("relative", "translators")
+    if config.positions == refused:
+        raise ConfigError(f"positions is {refused!r}; CTranslate2 supports it in {others}")
     has_pre_norm = config.norm_position == "pre"
     if config.final_norm not in (None, has_pre_norm):
         raise ConfigError(

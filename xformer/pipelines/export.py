@@ -5,26 +5,43 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from xformer.errors import ConfigError, how_to_install
-from xformer.export import export_onnx
+from xformer.export import export_ctranslate2, export_onnx
 from xformer.families import load_pretrained, save_pretrained
 from xformer.families.checkpoint import is_public, save_with_config
 from xformer.io import atomic_write, read_json, write_json
 from xformer.models import BaseModel, ImageEncoder, Transformer, load
 from xformer.runs.run_directory import RunDirectory, copy_pretrained
-from xformer.text import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID, load_tokenizer
+from xformer.text import (
+    BOS_ID,
+    EOS_ID,
+    PAD_ID,
+    SPECIAL_TOKENS,
+    UNK_ID,
+    PretrainedTokenizer,
+    Tokenizer,
+    load_tokenizer,
+)
 
 GENERATION_CONFIG = "generation_config.json"
 
 
-def export_run(directory: str | os.PathLike[str], output: str | os.PathLike[str], target: str = "huggingface") -> str:
+def export_run(
+    directory: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    target: str = "huggingface",
+    *,
+    quantization: str | None = None,
+) -> str:
     """Write the best model of a run, and its tokenizer, in the format of another library.
 
     Args:
-        directory: Directory of the run; for "onnx" also a public checkpoint.
+        directory: Directory of the run; for "onnx" and "ctranslate2" also a public checkpoint.
         output: Directory to write; new or empty.
-        target: Name of the format: "huggingface" or "onnx".
+        target: Name of the format: "huggingface", "onnx" or "ctranslate2".
+        quantization: Type of the weights, for "ctranslate2"; see `export_ctranslate2`.
 
     Returns:
         A phrase about the result, e.g. "as a model of type pegasus".
@@ -37,10 +54,13 @@ def export_run(directory: str | os.PathLike[str], output: str | os.PathLike[str]
     """
     if target not in FORMATS:
         raise ConfigError(f"the format is {target!r}; expected one of {', '.join(FORMATS)}")
+    if quantization is not None and target != "ctranslate2":
+        raise ConfigError(f"quantization is {quantization!r}; the format {target} expects none")
     directory, output = Path(directory), Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError(f"{output} is not an empty directory; choose another one")
-    return FORMATS[target](directory, output)
+    options = {} if quantization is None else {"quantization": quantization}
+    return FORMATS[target](directory, output, **options)
 
 
 def _to_hugging_face(directory: Path, output: Path) -> str:
@@ -57,7 +77,16 @@ def _to_hugging_face(directory: Path, output: Path) -> str:
     return f"as a model of type {model_type}"
 
 
-def _to_onnx(directory: Path, output: Path) -> str:
+class _Source(NamedTuple):
+    """A model to export, its tokenizers by side, and a function that writes them to a directory."""
+
+    model: BaseModel
+    tokenizers: dict[str, Tokenizer | PretrainedTokenizer]
+    write_tokenizers: Callable[[BaseModel, Path], None]
+
+
+def _open(directory: Path) -> _Source:
+    """Load the model and the tokenizers of a run or of a public checkpoint."""
     pretrained: Path | None = directory
     model: BaseModel
     if is_public(directory):
@@ -66,29 +95,75 @@ def _to_onnx(directory: Path, output: Path) -> str:
         run = RunDirectory(directory)
         pretrained, write_tokenizers = run.pretrained_files(), _tokenizer_writer(run)
         model = load(run.model)
-    tokenizer = None if pretrained is None or isinstance(model, ImageEncoder) else load_tokenizer(pretrained)
-    exported = export_onnx(model, output)
     if pretrained is None:
-        write_tokenizers(model, output)
-    elif (pretrained / GENERATION_CONFIG).is_file():
-        with atomic_write(output / GENERATION_CONFIG) as file:
-            file.write((pretrained / GENERATION_CONFIG).read_bytes())
-    if tokenizer is not None:
-        tokenizer.save(output)
+        return _Source(model, {**_tokenizers(run)}, write_tokenizers)
+    tokenizer = None if isinstance(model, ImageEncoder) else load_tokenizer(pretrained)
+
+    def write(model: BaseModel, output: Path) -> None:
+        if (pretrained / GENERATION_CONFIG).is_file():
+            with atomic_write(output / GENERATION_CONFIG) as file:
+                file.write((pretrained / GENERATION_CONFIG).read_bytes())
+        if tokenizer is not None:
+            tokenizer.save(output)
+
+    return _Source(model, {} if tokenizer is None else {"joint": tokenizer}, write)
+
+
+def _to_onnx(directory: Path, output: Path) -> str:
+    source = _open(directory)
+    exported = export_onnx(source.model, output)
+    source.write_tokenizers(source.model, output)
     names = ", ".join(path.name for path in exported.files)
     if exported.difference is None:
         return f"as {names}; they were not verified: onnxruntime is not installed, {how_to_install('onnxruntime')}"
     return f"as {names}; onnxruntime computes the same, with a relative difference of at most {exported.difference:.0e}"
 
 
-FORMATS: dict[str, Callable[[Path, Path], str]] = {"huggingface": _to_hugging_face, "onnx": _to_onnx}
+def _to_ctranslate2(directory: Path, output: Path, quantization: str = "float32") -> str:
+    source = _open(directory)
+    c: Any = source.model.config
+    sizes = {side: getattr(c, f"{side}_vocab_size", getattr(c, "vocab_size", 0)) for side in ("source", "target")}
+    tokens = {
+        side: _token_names(source.tokenizers.get(side) or source.tokenizers["joint"], size)
+        for side, size in sizes.items()
+    }
+    exported = export_ctranslate2(
+        source.model,
+        output,
+        source_tokens=tokens["source"],
+        target_tokens=tokens["target"],
+        quantization=quantization,
+    )
+    source.write_tokenizers(source.model, output)
+    return (
+        f"in {quantization}; the log-probabilities of CTranslate2 differ from those of the model by "
+        f"{exported.difference:.0e} on average"
+    )
+
+
+def _token_names(tokenizer: Tokenizer | PretrainedTokenizer, size: int) -> list[str]:
+    """Return the text of each token; a model may have more ids than its tokenizer."""
+    count = min(size, tokenizer.vocab_size)
+    return [*tokenizer.tokens(range(count)), *(f"<unused{index}>" for index in range(count, size))]
+
+
+FORMATS: dict[str, Callable[..., str]] = {
+    "huggingface": _to_hugging_face,
+    "onnx": _to_onnx,
+    "ctranslate2": _to_ctranslate2,
+}
+
+
+def _tokenizers(run: RunDirectory) -> dict[str, Tokenizer]:
+    """Return the tokenizers of a run by side."""
+    names = run.read_config().get("tokenizers", {})
+    sides = [side for side in ("joint", "source", "target") if run.tokenizer(side).name in names]
+    return {side: run.load_tokenizer(side) for side in sides}
 
 
 def _tokenizer_writer(run: RunDirectory) -> Callable[[BaseModel, Path], None]:
     """Check the tokenizers of a run, and return a function that writes them to a directory."""
-    names = run.read_config().get("tokenizers", {})
-    sides = [side for side in ("joint", "source", "target") if run.tokenizer(side).name in names]
-    tokenizers = {side: run.load_tokenizer(side) for side in sides}
+    tokenizers = _tokenizers(run)
 
     def write(model: BaseModel, output: Path) -> None:
         for side, tokenizer in tokenizers.items():
