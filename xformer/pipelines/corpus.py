@@ -108,9 +108,9 @@ class Corpus:
         Raises:
             CheckpointError: If the file cannot be written.
         """
-        arrays = [np.load(part, mmap_mode="r", allow_pickle=False) for part in itertools.islice(self.parts(), 1)]
+        first = np.load(next(self.parts()), mmap_mode="r", allow_pickle=False)
         num_rows = sum(np.load(part, mmap_mode="r", allow_pickle=False).shape[0] for part in self.parts())
-        header = np.lib.format.header_data_from_array_1_0(arrays[0]) | {"shape": (num_rows, *arrays[0].shape[1:])}
+        header = np.lib.format.header_data_from_array_1_0(first) | {"shape": (num_rows, *first.shape[1:])}
         with atomic_write(output) as file:
             np.lib.format.write_array_header_1_0(file, header)
             for part in self.parts():
