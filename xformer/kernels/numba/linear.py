@@ -32,21 +32,19 @@ _PART_DEPTH, _MAX_DEPTH_PARTS, _PART_COLUMNS, _PART_ELEMENTS = 128, 8, 1024, 65_
 _GROUP = 8  # rows of the matrix that are read at a time
 
 
-# Rows of a product from which OpenBLAS was faster on CPUs of AMD, by up to 1.6 times with AVX-512, 1.4 without.
-_MANY_ROWS_AMD_AVX512, _MANY_ROWS_AMD = _FEW_ROWS, 12
+# Rows of a product from which OpenBLAS is faster on CPUs of AMD, by up to 1.4 times. For fewer, as in decoding, its
+# threads, which wait for the next product in a loop, take the time of the compiled kernels between products.
+_MANY_ROWS_AMD = 200
 
 
-def _many_rows(cpu_name: str, has_avx512: bool) -> float:
+def _many_rows(cpu_name: str) -> float:
     """Return the number of rows from which NumPy's BLAS is used, for a CPU by the name that LLVM gives it."""
-    if not cpu_name.startswith(("znver", "bdver", "btver")):
-        return math.inf
-    return _MANY_ROWS_AMD_AVX512 if has_avx512 else _MANY_ROWS_AMD
+    return _MANY_ROWS_AMD if cpu_name.startswith(("znver", "bdver", "btver")) else math.inf
 
 
 @functools.cache
 def _many_rows_here() -> float:
-    kernels = import_kernels("microkernel")
-    return _many_rows(kernels.CPU_NAME, kernels.LANES == 16)
+    return _many_rows(import_kernels("microkernel").CPU_NAME)
 
 
 def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
