@@ -338,6 +338,8 @@ class OnnxNamespace:
         raise BackendError("the namespace of ONNX graphs has no inspection functions")
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         raise BackendError(f"xp.{name} cannot be exported to ONNX; see xformer/export/onnx_namespace.py")
 
     # --- creation

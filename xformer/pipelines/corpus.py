@@ -183,9 +183,9 @@ def process_corpus(
 
         if missing and (message := _outcome_of(submit()).error):
             raise CorpusError(_first_line(message))
-        with (directory / "log.jsonl").open("a", encoding="utf-8") as log:
-            for number, outcome in _run_all(submit_chunk, missing, max_pending):
-                error_path = _part(directory, number, ".error")
+        for number, outcome in _run_all(submit_chunk, missing, max_pending):
+            error_path = _part(directory, number, ".error")
+            try:
                 if outcome.error:
                     failures[error_path] = outcome.error
                     with atomic_write(error_path) as file:
@@ -194,11 +194,14 @@ def process_corpus(
                     error_path.unlink(missing_ok=True)
                     seconds += outcome.seconds
                     event = {"chunk": number, "seconds": round(outcome.seconds, 4), "counts": outcome.counts}
-                    log.write(json.dumps(event) + "\n")
-                    log.flush()
-                num_done = progress.num_done + (0 if outcome.error else chunks[number].num_lines)
-                progress = progress._replace(num_done=num_done, num_failed=len(failures))
-                on_progress(progress)
+                    with (directory / "log.jsonl").open("a", encoding="utf-8") as log:
+                        log.write(json.dumps(event) + "\n")
+            except OSError as error:
+                message = str(error) if isinstance(error, XformerError) else f"cannot write to {directory}: {error}"
+                raise CorpusError(message) from error
+            num_done = progress.num_done + (0 if outcome.error else chunks[number].num_lines)
+            progress = progress._replace(num_done=num_done, num_failed=len(failures))
+            on_progress(progress)
         for temporary in directory.glob(".part-*"):  # of processes that were killed
             temporary.unlink(missing_ok=True)
         counts = _sum_counts(directory / "log.jsonl")
@@ -293,6 +296,8 @@ def _sum_counts(log: Path) -> dict[str, int]:
     """Add up the counts of all runs, with one entry for each chunk."""
     sums: Counter[str] = Counter()
     seen: set[int] = set()
+    if not log.exists():  # all chunks failed
+        return {}
     with log.open(encoding="utf-8") as file:
         for line in file:
             with contextlib.suppress(ValueError):  # of a process that was killed while it wrote
