@@ -88,7 +88,7 @@ class Session:
 
         if self.is_executing or not self.page.startswith("tutorial/"):
             return False
-        defaults = {"exec": "on", "session": self.page, "source": "material-block", "result": "text"}
+        defaults = {"exec": "on", "session": self.page, "source": "block", "result": "text"}
         if inputs.get("source") == "none":  # a drawing, whose code would distract
             inputs["source"] = ""
         return validator(language, defaults | inputs, options, *arguments)

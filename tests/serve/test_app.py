@@ -246,6 +246,10 @@ def test_completions_have_the_widely_used_format(client):
     logprobs = response["choices"][0]["logprobs"]
     assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == 4
     assert [len(each) for each in logprobs["top_logprobs"]] == [2] * 4
+    text, offsets = response["choices"][0]["text"], logprobs["text_offset"]
+    ends = [*offsets[1:], len(text)]
+    assert offsets[0] == len("the")
+    assert [text[start:end] for start, end in zip(offsets, ends, strict=True)] == logprobs["tokens"]
     again = client.post("/v1/completions", **body, seed=1, echo=True)
     assert again["choices"] == response["choices"]
 

@@ -643,12 +643,15 @@ class Completion:
         if self.is_chat:
             content: Json = {"message": {"role": "assistant", "content": output.text}}
         else:
-            prompt = ""
-            if self.parsed.echo:
-                prompt = self.prompts[row.number // self.parsed.n]
-                prompt = prompt if isinstance(prompt, str) else self.model.target_tokenizer.decode(prompt)
-            content = {"text": prompt + output.text}
+            content = {"text": self._echo(row) + output.text}
         return {"index": row.number, **content, "logprobs": self._logprobs(row), "finish_reason": reason}
+
+    def _echo(self, row: Row) -> str:
+        """Return the prompt if the answer begins with it, else an empty text."""
+        if not self.parsed.echo:
+            return ""
+        prompt = self.prompts[row.number // self.parsed.n]
+        return prompt if isinstance(prompt, str) else str(self.model.target_tokenizer.decode(prompt))
 
     def _logprobs(self, row: Row) -> Json | None:
         if self.num_alternatives is None:
@@ -664,7 +667,8 @@ class Completion:
                     for step in row.steps
                 ]
             }
-        names = pieces(tokenizer, [step.token for step in row.steps])
+        tokens = [step.token for step in row.steps]
+        names, start = pieces(tokenizer, tokens), len(self._echo(row))
         return {
             "tokens": names,
             "token_logprobs": [finite(step.log_probability) for step in row.steps],
@@ -672,7 +676,7 @@ class Completion:
                 dict(zip(pieces(tokenizer, [i for i, _ in each]), (finite(p) for _, p in each), strict=True))
                 for each in (step.alternatives for step in row.steps)
             ],
-            "text_offset": [],
+            "text_offset": [start + len(tokenizer.decode(tokens[:index])) for index in range(len(tokens))],
         }
 
     def _events(self, event: Event) -> Iterator[str]:
