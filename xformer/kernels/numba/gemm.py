@@ -152,30 +152,33 @@ def _multiply_few_rows(a, b, bias, out, block, sums, panel):
             out[i, j] = sums[i * step + j]
 
 
-_ROW_TYPES = Tuple((in_array(1), _IN_MATRIX, in_array(1), out_array(2), out_array(2), int64, int64))
-_load_row_args = argument_loader(_ROW_TYPES)
+_ROWS_TYPES = Tuple((in_array(1), _IN_MATRIX, in_array(1), out_array(2), out_array(2), int64, int64))
+_load_rows_args = argument_loader(_ROWS_TYPES)
 
 
-@kernel(POOL_STATE, int64, int64, int64, _ROW_TYPES)
-def multiply_row(pool, num_helpers, num_parts, body, arguments):
-    """Compute out = a b + bias for a single row, in parts of (row_step, column_step) of b.
+@kernel(POOL_STATE, int64, int64, int64, _ROWS_TYPES)
+def multiply_rows(pool, num_helpers, num_parts, body, arguments):
+    """Compute out = a b + bias for a flat a of one or a few rows, in parts of (row_step, column_step) of b.
 
-    sums has a row for each part of the depth. The rows are added in order, so the bits do not depend on the threads.
+    sums has the rows of out for each part of the depth. They are added in order, so the bits do not depend on the
+    threads.
     """
     _, _, bias, out, sums, _, _ = arguments
     run_job(pool, num_helpers, num_parts, body, arguments)
-    for j in range(out.size):
-        total = sums[0, j]
-        for i in range(1, sums.shape[0]):
-            total += sums[i, j]
-        out[0, j] = total + bias[j] if bias.size > 0 else total
+    rows = out.shape[0]
+    for i in range(rows):
+        for j in range(out.shape[1]):
+            total = sums[i, j]
+            for part in range(i + rows, sums.shape[0], rows):
+                total += sums[part, j]
+            out[i, j] = total + bias[j] if bias.size > 0 else total
 
 
 @parallel_body
 def multiply_row_parts(job):
     """Multiply parts of a row by parts of a matrix whose rows are contiguous."""
     state = job_state(job)
-    a, b, _, _, sums, row_step, column_step = _load_row_args(state)
+    a, b, _, _, sums, row_step, column_step = _load_rows_args(state)
     step = b.strides[0] // 4
     part = next_part(state)
     while part >= 0:
@@ -194,20 +197,24 @@ def multiply_row_parts(job):
 
 
 @parallel_body
-def multiply_row_transposed_parts(job):
-    """Multiply a row by parts of a matrix whose columns are contiguous."""
+def multiply_rows_transposed_parts(job):
+    """Multiply rows by parts of a matrix whose columns are contiguous, a few of which are read at a time."""
     state = job_state(job)
-    a, b, _, _, sums, row_step, column_step = _load_row_args(state)
-    step, vectors = b.strides[1] // 4, a.size // LANES
+    a, b, _, out, sums, row_step, column_step = _load_rows_args(state)
+    step, depth, rows = b.strides[1] // 4, b.shape[0], out.shape[0]
+    vectors = depth // LANES
     part = next_part(state)
     while part >= 0:
         _, _, j, j_end = _bounds(part, row_step, column_step, b)
         groups_end = j_end - (j_end - j) % GROUP
         for n in range(j, groups_end, GROUP):
-            dot_rows(a, b, n * step, step, sums[0], n, vectors)
+            for i in range(rows):
+                dot_rows(a, i * depth, b, n * step, step, sums[i], n, vectors)
         for n in range(groups_end, j_end):
-            dot_row(a, b, n * step, step, sums[0], n, vectors)
-        for n in range(j, j_end):
-            for k in range(vectors * LANES, a.size):
-                sums[0, n] += a[k] * b[k, n]
+            for i in range(rows):
+                dot_row(a, i * depth, b, n * step, step, sums[i], n, vectors)
+        for i in range(rows):
+            for n in range(j, j_end):
+                for k in range(vectors * LANES, depth):
+                    sums[i, n] += a[i * depth + k] * b[k, n]
         part = next_part(state)

@@ -21,6 +21,7 @@ from xformer.threads import available_threads
 _MIN_COLUMNS = 32
 _TILE_ROWS, _TILE_COLUMNS = 8, 48  # multiples of the microkernel's tile: parts consist of complete tiles
 _FEW_ROWS = 44  # with fewer, reading the right matrix takes the time, and copying it does not pay off
+_FEW_ROWS_TRANSPOSED = 32  # the same, for a matrix whose columns are contiguous, such as tied embeddings
 _MAX_SUMS = 32_768  # of few rows, which stay in the cache while the right matrix is read
 _MIN_MULTIPLICATIONS = 250_000  # with fewer, the overhead of a call dominates
 _MANY_MULTIPLICATIONS = 64_000_000  # above, parts are half as large, so that no thread waits long for another
@@ -71,10 +72,11 @@ def _affine(a: Any, b: Any, bias: Any) -> Any:
         np.matmul(a, b, out=out)
         return out if bias is None else np.add(out, bias, out=out)
     b, bias = _contiguous(b), EMPTY_1D if bias is None else flatten(bias)
-    if rows == 1:
-        return _multiply_row(flatten(a), b, bias, out)
+    is_transposed = b.strides[1] != b.itemsize
+    if rows == 1 or (is_transposed and rows <= _FEW_ROWS_TRANSPOSED):
+        return _multiply_rows(flatten(a), b, bias, out)
     a = _contiguous(a)
-    few_rows = rows < _FEW_ROWS and b.strides[1] == b.itemsize
+    few_rows = rows < _FEW_ROWS and not is_transposed
     kernels = import_kernels("gemm")
     body = kernels.multiply_few_rows_parts if few_rows else kernels.multiply_parts
     threads = threads_for(num_multiplications)
@@ -86,21 +88,21 @@ def _affine(a: Any, b: Any, bias: Any) -> Any:
     return out
 
 
-def _multiply_row(a: Any, b: Any, bias: Any, out: Any) -> Any:
-    """Compute out = a b + bias for a vector a."""
-    depth, columns = b.shape
+def _multiply_rows(a: Any, b: Any, bias: Any, out: Any) -> Any:
+    """Compute out = a b + bias for a flat a of one row, or of a few if the columns of b are contiguous."""
+    rows, (depth, columns) = out.shape[0], b.shape
     kernels = import_kernels("gemm")
     if b.strides[1] == b.itemsize:
         body = kernels.multiply_row_parts
         part_depth = max(_PART_DEPTH, -(-depth // (_MAX_DEPTH_PARTS * _GROUP)) * _GROUP)
         steps = (part_depth, columns) if columns <= 4 * _PART_COLUMNS else (depth, _PART_COLUMNS)
     else:
-        body = kernels.multiply_row_transposed_parts
+        body = kernels.multiply_rows_transposed_parts
         steps = depth, -(-_PART_ELEMENTS // (depth * _GROUP)) * _GROUP
     num_sums, num_column_parts = (-(-size // step) for size, step in zip((depth, columns), steps, strict=True))
-    sums = out if num_sums == 1 else np.empty((num_sums, columns), np.float32)
+    sums = out if num_sums == 1 else np.empty((num_sums * rows, columns), np.float32)
     num_parts = num_sums * num_column_parts
-    run_parallel(kernels.multiply_row, body, num_parts, available_threads(), a, b, bias, out, sums, *steps)
+    run_parallel(kernels.multiply_rows, body, num_parts, available_threads(), a, b, bias, out, sums, *steps)
     return out
 
 

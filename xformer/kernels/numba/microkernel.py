@@ -176,19 +176,19 @@ def _add_rows(count: int) -> Any:
 def _dot_rows(count: int) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
     def dot_rows(
-        typing: Any, a: Any, b: Any, offset_b: Any, step_b: Any, out: Any, offset_out: Any, vectors: Any
+        typing: Any, a: Any, offset_a: Any, b: Any, offset_b: Any, step_b: Any, out: Any, offset_out: Any, vectors: Any
     ) -> Any:
         """Compute the dot products of `vectors` vectors of a with those of `count` rows of b."""
 
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             row_a, matrix_b, row_out = (
                 _Matrix(context, builder, signature.args[n], values[n], offset, step)
-                for n, offset, step in ((0, _constant(0), 0), (1, values[2], values[3]), (4, values[5], 0))
+                for n, offset, step in ((0, values[1], 0), (2, values[3], values[4]), (5, values[6], 0))
             )
             sums = [cgutils.alloca_once(builder, _VECTOR) for _ in range(count)]
             for total in sums:
                 builder.store(_ZEROS, total)
-            with cgutils.for_range(builder, values[6]) as loop:
+            with cgutils.for_range(builder, values[7]) as loop:
                 column = builder.mul(loop.index, _constant(LANES))
                 a_vector = row_a.load(0, column)
                 for i, total in enumerate(sums):
@@ -203,7 +203,7 @@ def _dot_rows(count: int) -> Any:
                 builder.store(builder.extract_element(vector, ir.Constant(ir.IntType(32), 0)), row_out.pointer(0, i))
             return context.get_dummy_value()
 
-        return void(a, b, offset_b, step_b, out, offset_out, vectors), generate
+        return void(a, offset_a, b, offset_b, step_b, out, offset_out, vectors), generate
 
     return dot_rows
 
