@@ -58,6 +58,7 @@ _EXTRAS = {
     **{name: name for name in ("ctranslate2", "cudnn", "gguf", "jax", "numba", "torch")},
     **dict.fromkeys(("starlette", "uvicorn"), "serve"),
     "distributed": "dask",
+    "mpi4py": "mpi",
     "cupy": "cuda",
     "tensorboardX": "tensorboard",
     **dict.fromkeys(("onnxruntime", "spox"), "onnx"),

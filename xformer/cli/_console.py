@@ -33,11 +33,11 @@ class _Console(Console):
         raise
 
 
-def make_console(*, stderr: bool = False) -> Console:
-    """Return a console on stdout or stderr that prints text as it is, without markup or highlighting."""
+def make_console(*, stderr: bool = False, quiet: bool = False) -> Console:
+    """Return a console on stdout or stderr that prints text as it is, without markup or highlighting, or nothing."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _WIDTH_WITHOUT_TERMINAL
-    return _Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True, width=width)
+    return _Console(stderr=stderr, quiet=quiet, highlight=False, markup=False, soft_wrap=True, width=width)
 
 
 def program() -> str:

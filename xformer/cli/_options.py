@@ -48,6 +48,13 @@ class LoggerName(enum.StrEnum):
     WANDB = "wandb"
 
 
+class CommunicatorName(enum.StrEnum):
+    """Values of `--distributed`."""
+
+    MPI = "mpi"
+    NCCL = "nccl"
+
+
 def check_utf8(value: Any) -> Any:
     """Return the value of an option; raise BadParameter for bytes that are not UTF-8."""
     for text in value if isinstance(value, list) else [value]:
@@ -111,6 +118,15 @@ LoggerOption = Annotated[
         metavar="tensorboard|mlflow|wandb",
         help="Also log scalars, samples and attention to this tool; repeatable. `xformer resume` continues the log.",
         rich_help_panel="Validation and checkpoints",
+    ),
+]
+DistributedOption = Annotated[
+    CommunicatorName | None,
+    typer.Option(
+        "--distributed",
+        metavar="mpi|nccl",
+        help="Train with all processes that mpiexec has started; nccl: with one NVIDIA GPU each.",
+        rich_help_panel=COMPUTING,
     ),
 ]
 InitOption = Annotated[

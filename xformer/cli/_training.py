@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import logging
 import os
 import shlex
 from abc import ABC, abstractmethod
@@ -17,6 +20,7 @@ import xformer
 from xformer.cli._console import TrainingProgress, format_number, make_console, plural, program
 from xformer.cli._options import option_name, parse_recipe_overrides
 from xformer.config import field_names
+from xformer.distributed import Communicator, SingleProcess, abort_on_error, connect
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.models import BaseModel
 from xformer.pipelines import Attention
@@ -27,6 +31,7 @@ from xformer.runs.tasks import TASKS, Task
 from xformer.runs.trainer import Trainer
 from xformer.text.extras import require
 from xformer.training import Callback, Logger, MLflow, TensorBoard, WeightsAndBiases
+from xformer.training.data_parallel import check_shards
 from xformer.training.loggers import Rows
 
 DEFAULT_MINUTES = 30.0
@@ -61,7 +66,7 @@ class TrainingJob(ABC):
         """Read the files and make the job; `run` is the run to be resumed, if any."""
 
     @abstractmethod
-    def task(self) -> Task:
+    def task(self, *, communicator: Communicator | None = None) -> Task:
         """Return the task for a Trainer."""
 
     @abstractmethod
@@ -134,6 +139,7 @@ def start_run(
     task: str | None = None,
     init: Mapping[str, Any] = MappingProxyType({}),
     loggers: Sequence[str] | None = None,
+    distributed: str | None = None,
 ) -> int:
     """Train in a new run directory, after checking everything.
 
@@ -148,27 +154,59 @@ def start_run(
         task: Value of --task.
         init: Fields of `InitConfig` that were given.
         loggers: Values of --logger.
+        distributed: Value of --distributed.
 
     Returns:
         The exit code.
     """
     run, paths = RunDirectory(out), {name: path for name, path in files.items() if path is not None}
-    run.check_is_free()
-    check_loggers(loggers or ())
-    missing = [option_name(name) for name in job_type.required if name not in paths]
-    if missing:
-        required = ", ".join(map(option_name, job_type.required))
-        raise ConfigError(f"{', '.join(missing)} missing; expected {required}")
-    overrides_by_table = parse_recipe_overrides(overrides)
-    given = {name: str(value) for name, value in init.items() if value is not None}
-    if given:
-        overrides_by_table["init"] = {**overrides_by_table.get("init", {}), **given}
-    values = _make_recipe(job_type.tasks, recipe, settings, overrides_by_table, task)
-    job = job_type.prepare(values, backend, paths, None)
-    data = {name: {"path": os.path.abspath(path), "sha256": file_digest(path)} for name, path in paths.items()}
-    run.start({**job.config(data), "loggers": list(loggers or ())}, job.tokenizers())
-    with run.lock():
-        return train_and_report(job, run, loggers=loggers or ())
+    with open_communicator(distributed) as ranks:
+        if ranks.rank == 0:
+            run.check_is_free()
+        check_loggers(loggers or ())
+        missing = [option_name(name) for name in job_type.required if name not in paths]
+        if missing:
+            required = ", ".join(map(option_name, job_type.required))
+            raise ConfigError(f"{', '.join(missing)} missing; expected {required}")
+        overrides_by_table = parse_recipe_overrides(overrides)
+        given = {name: str(value) for name, value in init.items() if value is not None}
+        if given:
+            overrides_by_table["init"] = {**overrides_by_table.get("init", {}), **given}
+        values = _make_recipe(job_type.tasks, recipe, settings, overrides_by_table, task)
+        job = job_type.prepare(values, backend, paths, None)
+        if not values.training.data_parallel:
+            num_shards = ranks.size * job.recipe.training.data_parallel
+            job = dataclasses.replace(job, recipe=job.recipe.with_training(data_parallel=num_shards))
+        check_shards(job.recipe.training.data_parallel, ranks)
+        data = {name: {"path": os.path.abspath(path), "sha256": file_digest(path)} for name, path in paths.items()}
+        config = {**job.config(data), "loggers": list(loggers or ())}
+        check_agreement(ranks, config)
+        if ranks.rank > 0:
+            return train_and_report(job, run, communicator=ranks)
+        run.start(config, job.tokenizers())
+        with run.lock():
+            return train_and_report(job, run, loggers=loggers or (), communicator=ranks)
+
+
+@contextlib.contextmanager
+def open_communicator(name: str | None) -> Iterator[Communicator]:
+    """Connect the ranks; an error on one of them is reported and ends all. Rank 0 alone prints anything else."""
+    communicator = connect(name)
+    if communicator.rank > 0:
+        logging.getLogger("xformer").setLevel(logging.ERROR)
+    with abort_on_error(communicator):
+        yield communicator
+
+
+def check_agreement(communicator: Communicator, config: dict[str, Any]) -> None:
+    """Raise DataError unless all ranks have the same configuration, which names the digests of their data."""
+    first, *others = communicator.all_gather(config)
+    for rank, other in enumerate(others, start=1):
+        names = [name for name in first if first[name] != other[name]]
+        if names:
+            raise DataError(
+                f"{names[0]} on rank {rank} is {other[names[0]]}; expected that of rank 0, {first[names[0]]}"
+            )
 
 
 def _make_recipe(
@@ -214,11 +252,23 @@ def check_loggers(names: Sequence[str]) -> None:
         require("matplotlib")
 
 
-def train_and_report(job: TrainingJob, run: RunDirectory, *, resume: bool = False, loggers: Sequence[str] = ()) -> int:
-    """Train in a run directory that is locked, and print the result; returns the exit code."""
-    console = make_console()
+def train_and_report(
+    job: TrainingJob,
+    run: RunDirectory,
+    *,
+    resume: bool = False,
+    loggers: Sequence[str] = (),
+    communicator: Communicator | None = None,
+) -> int:
+    """Train in a run directory that is locked, and print the result on rank 0; returns the exit code."""
+    ranks = communicator or SingleProcess()
+    console = make_console(quiet=ranks.rank > 0)
     job.describe(console)
-    outcome = train_job(job, run, console, resume=resume, loggers=loggers)
+    if ranks.size > 1:
+        console.print(
+            f"{ranks.size} ranks with {plural(job.recipe.training.data_parallel // ranks.size, 'shard')} each"
+        )
+    outcome = train_job(job, run, console, resume=resume, loggers=loggers, communicator=ranks)
     print_summary(job.recipe.task, outcome, run, console)
     return outcome.exit_code
 
@@ -260,6 +310,7 @@ def train_job(
     task: Task | None = None,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[str] = (),
+    communicator: Communicator | None = None,
 ) -> Outcome:
     """Train and show the progress.
 
@@ -271,12 +322,13 @@ def train_job(
         task: Replaces the task of the job.
         callbacks: More callbacks.
         loggers: Tools to log to.
+        communicator: The ranks; default this process alone.
     """
     config = job.recipe.training
     progress = TrainingProgress(console, config, unit=job.unit)
-    task = task or job.task()
+    task = task or job.task(communicator=communicator)
     callbacks = [progress, *callbacks, *(_make_logger(name, job, task, run) for name in dict.fromkeys(loggers))]
-    trainer = Trainer(job.model, task, config, run, callbacks=callbacks)
+    trainer = Trainer(job.model, task, config, run, callbacks=callbacks, communicator=communicator)
     if resume and not run.last.exists():
         console.print("nothing was saved yet; starting from the first step")
     with progress:

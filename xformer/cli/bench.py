@@ -45,6 +45,7 @@ One size             xformer bench attention --batch 4 --length 1024 \\
                        --causal --backward
 On a GPU             xformer bench attention --backend cupy --dtype bfloat16
 Plot and JSON        xformer bench attention --plot speed.png --out speed.json
+Network of a cluster mpiexec -n 8 xformer bench allreduce
 
 \b
 attention   softmax(QK')V, or the multi-head layer with --layer
@@ -53,6 +54,9 @@ train       a training step of a translator: forward, backward, Adam
 decode      translation: 48 tokens for each sentence of random text
 memory      attention forward and backward, up to 16,384 tokens; memory
             should grow with the length, not with its square
+allreduce   the sum of gradients over the ranks that mpiexec has started,
+            and a prediction for more ranks; with --parameters and
+            --step-seconds, for your model
 
 Each library runs in a process of its own, and the processes take turns, so that other load affects all of them. \
 Times are medians with quartiles. A ratio is the median, over the rounds, of a library's time divided by the time of \
@@ -81,6 +85,8 @@ class BenchOptions(Config):
     rounds: int | None = option(
         "Number of rounds (default: 7; decode 5, memory 1).", default=None, at_least=1, panel="Measurement"
     )
+    parameters: float = option("Parameters of the model (allreduce).", default=6e7, above=0.0)
+    step_seconds: float = option("Seconds of a training step of one rank (allreduce).", default=1.0, above=0.0)
     threads: int | None = option("Threads per library (default: XFORMER_NUM_THREADS).", default=None, at_least=1)
 
 
@@ -108,6 +114,9 @@ def bench(
 ) -> None:
     """Measure speed and memory."""
     backends = backend or ["numpy"]
+    if suite == "allreduce":
+        _bench_all_reduce(settings, backend, quick, out, plot, as_json)
+        return
     rounds, threads = settings.pop("rounds", None), settings.pop("threads", None)
     checked = _check_suite(suite, backends, settings, threads, quick=quick)
     workloads = checked.workloads(dataclasses.replace(checked.sizes, **settings))
@@ -135,6 +144,21 @@ def bench(
         print(json.dumps(run))
     else:
         print(machine_line(run), *format_table(run), sep="\n")
+
+
+def _bench_all_reduce(
+    settings: dict[str, Any], backend: list[str] | None, quick: bool, out: Path | None, plot: Path | None, as_json: bool
+) -> None:
+    from xformer.cli.bench_all_reduce import bench_all_reduce
+
+    given = [option_name(name) for name in settings if name not in ("parameters", "step_seconds")]
+    given += [name for name, value in (("--backend", backend), ("--quick", quick), ("--plot", plot)) if value]
+    if given:
+        raise ConfigError(f"{given[0]} does not apply to allreduce")
+    if out is not None:
+        check_writable(out)
+    options = BenchOptions(**settings)
+    bench_all_reduce(options.parameters, options.step_seconds, out, as_json=as_json)
 
 
 def _check_suite(

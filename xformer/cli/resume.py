@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from xformer.cli._options import LoggerOption, OptionalBackendOption, config_options
-from xformer.cli._training import TrainingJob, check_loggers, file_digest, train_and_report
+from xformer.cli._options import DistributedOption, LoggerOption, OptionalBackendOption, config_options
+from xformer.cli._training import (
+    TrainingJob,
+    check_agreement,
+    check_loggers,
+    file_digest,
+    open_communicator,
+    train_and_report,
+)
 from xformer.cli.train import ParallelTrainingJob
 from xformer.cli.train_lm import LanguageModelTrainingJob
 from xformer.errors import CheckpointError, ConfigError, DataError
@@ -18,6 +26,7 @@ from xformer.runs.config import BaseTrainingConfig
 from xformer.runs.initial_model import InitialModel
 from xformer.runs.recipe import Recipe
 from xformer.runs.run_directory import RunDirectory
+from xformer.training.data_parallel import check_shards
 
 HELP = """Continue a training run that was stopped or interrupted, or train a finished one longer.
 
@@ -37,11 +46,12 @@ def resume(
     settings: dict[str, Any],
     backend: OptionalBackendOption = None,
     logger: LoggerOption = None,
+    distributed: DistributedOption = None,
 ) -> int:
     """Continue a training run."""
     run = RunDirectory(directory)
     run.read_config()
-    with run.lock():
+    with open_communicator(distributed) as ranks, run.lock() if ranks.rank == 0 else contextlib.nullcontext():
         config = run.read_config()
         run.check_resumable()
         job_type, recipe, data = _read(run, config)
@@ -57,9 +67,13 @@ def resume(
         backend = backend or config["backend"]
         job = job_type.prepare(recipe, backend, {name: path for name, (path, _) in data.items()}, run)
         resumed = {**config, "recipe": recipe.to_dict(), "backend": backend, "loggers": list(loggers)}
+        check_shards(recipe.training.data_parallel or 1, ranks)
+        check_agreement(ranks, resumed)
+        if ranks.rank > 0:
+            return train_and_report(job, run, resume=True, communicator=ranks)
         if resumed != config:
             write_json(run.config, resumed)
-        return train_and_report(job, run, resume=True, loggers=loggers)
+        return train_and_report(job, run, resume=True, loggers=loggers, communicator=ranks)
 
 
 def _read(run: RunDirectory, config: dict[str, Any]) -> tuple[type[TrainingJob], Recipe, dict[str, tuple[Path, str]]]:

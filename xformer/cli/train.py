@@ -15,6 +15,7 @@ from xformer.cli._options import (
     DATA,
     RECIPE,
     BackendOption,
+    DistributedOption,
     InitOption,
     LoggerOption,
     OutOption,
@@ -26,6 +27,7 @@ from xformer.cli._options import (
     option_name,
 )
 from xformer.cli._training import TrainingJob, load_initial_model, start_run
+from xformer.distributed import Communicator
 from xformer.errors import ConfigError
 from xformer.models import Transformer
 from xformer.pipelines import Attention, EncodedCorpus, Tokenizers, ValidationScore, show_attention
@@ -70,6 +72,9 @@ A recipe has a task and three tables; options override it:
   \\[tokenizer]  vocab_size, model = "bpe" | "words" | "characters", joint, ...
   \\[training]   batch_tokens, learning_rate_factor, warmup_steps, ...
 
+Train with 8 processes, on one or more hosts:
+  mpiexec -n 8 xformer train RECIPE-AND-FILES --out run --distributed mpi
+
 With --init, training starts from a public checkpoint or a run, with its tokenizer. The learning rate is then 5e-5 \
 unless set, and \\[model] has only dropout, attention_dropout, activation_dropout and rematerialize. \
 `xformer export DIR OUT` writes a tuned checkpoint back in its own format.
@@ -110,6 +115,7 @@ def train(
     ] = None,
     overrides: SetRecipeOption = None,
     logger: LoggerOption = None,
+    distributed: DistributedOption = None,
     *,
     settings: dict[str, Any],
     backend: BackendOption = "numpy",
@@ -117,7 +123,7 @@ def train(
     """Train a model on parallel text."""
     files = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
     options: dict[str, Any] = {"settings": settings, "overrides": overrides, "backend": backend, "task": task}
-    options["loggers"] = logger
+    options |= {"loggers": logger, "distributed": distributed}
     options["init"] = {"path": init, "source_language": source_language, "target_language": target_language}
     return start_run(ParallelTrainingJob, out, files, recipe=recipe, **options)
 
@@ -187,9 +193,11 @@ class ParallelTrainingJob(TrainingJob):
         recipe = recipe.with_training(data_parallel=settings.data_parallel or default_num_workers(model))
         return cls(recipe, model, backend, tokenizers, encoded, encoded_valid)
 
-    def task(self, score: ValidationScore | None = None) -> TranslationTask:
+    def task(self, score: ValidationScore | None = None, communicator: Communicator | None = None) -> TranslationTask:
         """Return the task for a Trainer; the score defaults to that of the task."""
-        score = score or ValidationScore(self.valid, self.tokenizer_pair, self.recipe.task, on_batch=check_stop)
+        score = score or ValidationScore(
+            self.valid, self.tokenizer_pair, self.recipe.task, on_batch=check_stop, communicator=communicator
+        )
         return TranslationTask(
             self.model,
             self.train.pairs,

@@ -12,6 +12,7 @@ import numpy as np
 from xformer.cli._console import plural
 from xformer.cli._options import (
     BackendOption,
+    DistributedOption,
     InitOption,
     LoggerOption,
     OutOption,
@@ -22,6 +23,7 @@ from xformer.cli._options import (
     open_backend,
 )
 from xformer.cli._training import TrainingJob, load_initial_model, start_run
+from xformer.distributed import Communicator
 from xformer.errors import ConfigError
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.pipelines import Attention, TextGenerator, show_attention
@@ -85,6 +87,7 @@ def train_lm(
     recipe: RecipeOption = None,
     overrides: SetRecipeOption = None,
     logger: LoggerOption = None,
+    distributed: DistributedOption = None,
     *,
     settings: dict[str, Any],
     backend: BackendOption = "numpy",
@@ -94,7 +97,7 @@ def train_lm(
         raise ConfigError("--valid-text and --valid-share are both given; expected only one of them")
     files = {"text": text, "valid_text": valid_text}
     options: dict[str, Any] = {"settings": settings, "overrides": overrides, "backend": backend}
-    options["loggers"] = logger
+    options |= {"loggers": logger, "distributed": distributed}
     options["init"] = {"path": init}
     return start_run(LanguageModelTrainingJob, out, files, recipe=recipe, **options)
 
@@ -167,7 +170,7 @@ class LanguageModelTrainingJob(TrainingJob):
         job.task()  # raises an error if the text is too short
         return job
 
-    def task(self) -> LanguageModelTask:
+    def task(self, *, communicator: Communicator | None = None) -> LanguageModelTask:
         """Return the task for a Trainer."""
         settings = self.recipe.training
         return LanguageModelTask(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from xformer.data.pairs import TokenPairs
+from xformer.distributed import Communicator, SingleProcess
 from xformer.models import Transformer
 from xformer.pipelines.seq2seq import Summarizer, Translator
 from xformer.pipelines.tokenizers import CheckpointTokenizers, Tokenizers
@@ -90,6 +92,7 @@ class ValidationScore:
         measure: Function (outputs, references) -> score; higher is better. Default: BLEU of words for translation, the
             mean of ROUGE-1, 2 and L for summarization; case is ignored if the target tokenizer lowercases.
         on_batch: Called after each batch; may raise to stop.
+        communicator: The ranks, which generate the batches in turns; default this process alone.
 
     Attributes:
         name: Name of the metric.
@@ -106,7 +109,9 @@ class ValidationScore:
         task: str = "translation",
         measure: Callable[[list[str], list[str]], float] | None = None,
         on_batch: Callable[[], None] = lambda: None,
+        communicator: Communicator | None = None,
     ) -> None:
+        self._ranks = communicator or SingleProcess()
         self.corpus, self.tokenizers, self.task = corpus, tokenizers, task
         if measure is None:
             require({"translation": "sacrebleu", "summarization": "rouge_score"}[task])
@@ -119,11 +124,14 @@ class ValidationScore:
         pairs = self.corpus.pairs
         pipeline = PIPELINES[self.task](model, self.tokenizers)
         lengths = [max(1, len(ids)) for ids in pairs.target] if model.config.length_encoding else None
-        self.outputs = [""] * len(pairs)
-        for batch in pipeline.batches_of_ids(pairs.source, target_length=lengths):
-            for index, outputs in batch:
-                self.outputs[index] = outputs[0].text
+        texts: list[tuple[int, str]] = []
+        part = (self._ranks.rank, self._ranks.size)
+        for batch in pipeline.batches_of_ids(pairs.source, target_length=lengths, part=part):
+            texts += [(index, outputs[0].text) for index, outputs in batch]
             self.on_batch()
+        self.outputs = [""] * len(pairs)
+        for index, text in itertools.chain.from_iterable(self._ranks.all_gather(texts)):
+            self.outputs[index] = text
         return self.measure(self.outputs, self.corpus.text.target)
 
     def _bleu(self, outputs: list[str], references: list[str]) -> float:

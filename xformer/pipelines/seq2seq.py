@@ -180,6 +180,7 @@ class TextToText(Pipeline):
         stopping_criteria: Sequence[StoppingCriteria] = (),
         beam_history: BeamHistory | None = None,
         first_index: int = 0,
+        part: tuple[int, int] = (0, 1),
         **overrides: Any,
     ) -> Iterator[list[Result]]:
         """Yield results for sources of any length that `encode` returned.
@@ -199,6 +200,7 @@ class TextToText(Pipeline):
             stopping_criteria: Additional stopping criteria, see `generation.generate`.
             beam_history: Receives the candidates of each step of a beam search, see `generation.BeamHistory`.
             first_index: Index of the first text if the texts are part of a longer list; samples depend on it.
+            part: (k, n) runs the batches k, k + n, k + 2n, ..., and leaves the others to other processes.
             **overrides: Fields of `GenerationConfig` that replace those of the config.
 
         Raises:
@@ -242,7 +244,8 @@ class TextToText(Pipeline):
             return [Result(row, each) for row, each in zip(rows, outputs, strict=True)]
 
         rows = sorted((row for row, ids in enumerate(encoded) if len(ids)), key=lambda row: (len(encoded[row]), row))
-        return run_batches(run, fill_batches(rows, [len(ids) + 1 for ids in encoded], batch_tokens), self.model)
+        batches = fill_batches(rows, [len(ids) + 1 for ids in encoded], batch_tokens)
+        return run_batches(run, batches[part[0] :: part[1]], self.model)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of source texts; none for a blank text (invisible characters are blank).

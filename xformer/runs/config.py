@@ -133,6 +133,16 @@ class BaseTrainingConfig(Config):
         at_least=0,
     )
 
+    communication_dtype: str = option(
+        "Data type in which ranks exchange gradients; bfloat16 halves the traffic, and the bits depend on the ranks.",
+        default="float32",
+        choices=("float32", "bfloat16"),
+    )
+    shard_optimizer: bool = option(
+        "Keep the optimizer state of each parameter on one rank only (ZeRO stage 1); the bits stay the same.",
+        default=False,
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_checkpoints()

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
+from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, broadcast
 from xformer.random import Rng
 from xformer.runs.checkpoints import Checkpoints, average_models
 from xformer.runs.config import BaseTrainingConfig
@@ -76,6 +77,7 @@ class Trainer:
         config: The configuration. Without `learning_rate` it requires a model with `config.d_model`.
         directory: The directory; created if necessary.
         callbacks: Receive every event, before the trainer acts on it; see `xformer.training.fit.Callback`.
+        communicator: The ranks that train together; rank 0 alone writes to the directory. Default: this process alone.
 
     Attributes:
         loop: The training loop.
@@ -91,8 +93,14 @@ class Trainer:
         directory: RunDirectory,
         *,
         callbacks: Sequence[Callback] = (),
+        communicator: Communicator | None = None,
     ) -> None:
         self.task, self.config, self.directory = task, config, directory
+        self.communicator = communicator or SingleProcess()
+        self.communicator.communication_dtype = config.communication_dtype
+        optimizer = config.make_optimizer()
+        if config.shard_optimizer:
+            optimizer = ShardedOptimizer(optimizer, self.communicator)
         self.progress = Progress()
         best = config.average == "best"
         self.checkpoints = Checkpoints(directory.checkpoints, config.keep_checkpoints, best=best)
@@ -110,7 +118,7 @@ class Trainer:
             model,
             partial(task.loss, label_smoothing=config.label_smoothing, z_loss=config.z_loss),
             partial(_TaskBatches, task, Rng(config.seed).fold("training", "batches")),
-            optimizer=config.make_optimizer(),
+            optimizer=optimizer,
             learning_rate=config.make_schedule(d_model),
             max_grad_norm=config.max_grad_norm,
             steps=config.max_steps,
@@ -120,6 +128,7 @@ class Trainer:
             grad_accumulation=config.grad_accumulation,
             precision=config.precision,
             data_parallel=config.data_parallel or None,
+            communicator=self.communicator,
             save_every_minutes=config.save_every_minutes,
         )
 
@@ -134,23 +143,16 @@ class Trainer:
 
     def validation_loss(self, model: Any) -> float:
         """Return the mean cross-entropy of the validation set, in nats per token, without smoothing or dropout."""
-        return mean_loss(self.task.loss, model, self.task.validation_batches(), self.loop.num_workers)
+        return mean_loss(
+            self.task.loss, model, self.task.validation_batches(), self.loop.num_workers, communicator=self.communicator
+        )
 
     def __call__(self, event: Event, loop: TrainingLoop) -> None:
         """Keep models: the best one, checkpoints, and at the end their average."""
-        if isinstance(event, Start) and loop.stop_reason() is None:
-            self.directory.restore_best()  # discard the average of an earlier end: the run continues
-            self.progress.averaged_step, self.progress.averaged_score = 0, None
-        elif type(event) is Validation:
-            self._keep_if_best(event)
-            self._keep_checkpoint(self.validator.rank(event)[0])
+        if self.communicator.rank == 0:
+            self._keep_models(event, loop)
+        if type(event) is Validation:
             loop.save()
-        elif isinstance(event, Step) and event.step != self.validator.step:
-            self._keep_checkpoint(None)
-        elif isinstance(event, Checkpoint) and self.config.keep_checkpoints:
-            self.checkpoints.prune(self.progress.checkpoints)
-        elif isinstance(event, End) and event.is_interrupted and self.validator.best is None:
-            save_parameters(loop.model, self.directory.model)
         elif isinstance(event, End) and not event.is_interrupted:
             self._average()
 
@@ -161,11 +163,30 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state; the validator's must have been restored before."""
         self.progress = progress = Progress(**state)
-        progress.checkpoints = [entry for entry in progress.checkpoints if self.checkpoints.path(entry[0]).exists()]
-        if not self.directory.model.exists():  # removed by the user: restore it, or let the next validation write one
-            progress.averaged_step, progress.averaged_score = 0, None
-            if not self.directory.restore_best():
-                self.validator.step, self.validator.best = 0, None
+        if self.communicator.rank == 0:
+            progress.checkpoints = [entry for entry in progress.checkpoints if self.checkpoints.path(entry[0]).exists()]
+            if (
+                not self.directory.model.exists()
+            ):  # removed by the user: restore it, or let the next validation write it
+                progress.averaged_step, progress.averaged_score = 0, None
+                if not self.directory.restore_best():
+                    self.validator.step, self.validator.best = 0, None
+        self.validator.load_state_dict(self.communicator.all_gather(self.validator.state_dict())[0])
+
+    def _keep_models(self, event: Event, loop: TrainingLoop) -> None:
+        """Write the models that an event makes due."""
+        if isinstance(event, Start) and loop.stop_reason() is None:
+            self.directory.restore_best()  # discard the average of an earlier end: the run continues
+            self.progress.averaged_step, self.progress.averaged_score = 0, None
+        elif type(event) is Validation:
+            self._keep_if_best(event)
+            self._keep_checkpoint(self.validator.rank(event)[0])
+        elif isinstance(event, Step) and event.step != self.validator.step:
+            self._keep_checkpoint(None)
+        elif isinstance(event, Checkpoint) and self.config.keep_checkpoints:
+            self.checkpoints.prune(self.progress.checkpoints)
+        elif isinstance(event, End) and event.is_interrupted and self.validator.best is None:
+            save_parameters(loop.model, self.directory.model)
 
     def _keep_if_best(self, event: Validation) -> None:
         if event.best:
@@ -183,13 +204,16 @@ class Trainer:
 
     def _average(self) -> None:
         """Evaluate the average of the kept models, which becomes the model if it is better than the best one."""
-        steps, progress = [step for step, _ in self.progress.checkpoints], self.progress
+        self.progress = progress = Progress(**self.communicator.all_gather(self.state_dict())[0])
+        steps, model, writes = [step for step, _ in progress.checkpoints], self.loop.model, self.communicator.rank == 0
         if self.config.average == "none" or not steps or progress.averaged_step == self.loop.step:
             return
-        model = average_models([self.checkpoints.path(step) for step in steps], like=self.loop.model)
-        save_parameters(model, self.directory.averaged)
+        if writes:
+            model = average_models([self.checkpoints.path(step) for step in steps], like=model)
+            save_parameters(model, self.directory.averaged)
+        model = broadcast(self.communicator, model)
         event = self.validator.evaluate(model, self.loop, partial(Average, steps=steps))
-        if event.best:
+        if event.best and writes:
             self.directory.back_up_best()
             save_parameters(model, self.directory.model)
         progress.averaged_step = self.loop.step

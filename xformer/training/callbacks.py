@@ -21,10 +21,12 @@ from xformer.training.loss import mean_loss
 
 
 def print_every(steps: int) -> Callable[[Event, TrainingLoop], None]:
-    """Return a callback that prints a line every `steps` steps, and one for each validation."""
+    """Return a callback that prints a line every `steps` steps, and one for each validation (on rank 0)."""
     check_count("steps", steps)
 
     def callback(event: Event, loop: TrainingLoop) -> None:
+        if loop.communicator.rank > 0:
+            return
         if isinstance(event, Step) and event.step % steps == 0:
             speed = f"{event.tokens_per_second:,.0f} tokens/s"
             print(f"step {event.step}  loss {event.loss:.4f}  learning rate {event.learning_rate:.2e}  {speed}")  # noqa: T201
@@ -50,7 +52,7 @@ def validate(data: Iterable[Any] | Callable[[Any], float], every: int, *, metric
         return Validator(every, score=data, metric=metric)
 
     def loss(model: Any, loop: TrainingLoop) -> float:
-        return mean_loss(loop.loss_fn, model, data, loop.num_workers, loop.count_tokens)
+        return mean_loss(loop.loss_fn, model, data, loop.num_workers, loop.count_tokens, loop.communicator)
 
     return Validator(every, loss=loss)
 
@@ -104,12 +106,14 @@ class Validator:
             raise loop.diverged(f"the validation loss after step {loop.step} is {loss}")
         if self._score is not None:
             loop.save()  # computing a score takes a while
+        score = None if self._score is None else float(self._score(model))
+        loss, score = loop.communicator.all_gather([loss, score])[0]  # ranks must not differ in what they decide
         validation = event(
             step=loop.step,
             epoch=loop.epoch,
             loss=loss,
             perplexity=None if loss is None else math.exp(min(loss, 700.0)),
-            score=None if self._score is None else float(self._score(model)),
+            score=score,
             metric=None if self._score is None else self.metric,
             best=False,
             minutes=loop.minutes,

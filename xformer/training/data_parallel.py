@@ -1,13 +1,12 @@
-"""Data parallelism on the cores of a CPU: each thread differentiates a shard of the batch.
+"""Data parallelism: each thread of each rank differentiates a shard of the batch.
 
 In NumPy only matrix products use several cores on their own. NumPy releases the GIL inside its loops and products, so
-threads suffice to parallelize the rest.
+threads suffice to parallelize the rest. `xformer.distributed` connects ranks, which are processes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +15,8 @@ import numpy as np
 
 from xformer import autodiff
 from xformer.backends import array_namespace, backend_name
+from xformer.distributed import Communicator, SingleProcess, tree_sum
+from xformer.errors import ConfigError
 from xformer.random import Rng, split_rng
 from xformer.replay.function import capture_if_repeated
 from xformer.threads import blas_threads, num_threads, parallel_map
@@ -23,36 +24,64 @@ from xformer.training.step import ValueAndGrad
 from xformer.tree import flatten, is_array, map_arrays
 
 
-def data_parallel(num_workers: int | None = None, *, capture: bool = False) -> ValueAndGrad:
-    """Return a replacement for `value_and_grad` that computes the shards of a batch on threads.
+def data_parallel(
+    num_workers: int | None = None, *, capture: bool = False, communicator: Communicator | None = None
+) -> ValueAndGrad:
+    """Return a replacement for `value_and_grad` that computes the shards of a batch on threads, and on several ranks.
 
     A batch with a method `split(n)` -> list of at most n batches is split into `num_workers` shards, and the BLAS
     library gets one thread for each. Any other batch is one shard, with all BLAS threads. The loss must be a sum over
-    the batch, so that the shards' losses add up to it. Losses and gradients are summed in the order of the shards, and
-    each shard has its own Rng, so the exact bits depend on `num_workers`, not on timing or the number of cores.
+    the batch, so that the shards' losses add up to it. Losses and gradients are added in the order of `tree_sum`, and
+    each shard has its own Rng, so the exact bits depend on `num_workers`, not on timing or the number of cores. They do
+    not depend on the number of ranks either, as long as each rank has 1, 2, 4, ... shards.
 
     Args:
-        num_workers: Number of shards; default `num_threads()`.
+        num_workers: Number of shards, of all ranks together; default `num_threads()` for each rank.
         capture: Whether to record the work of shards whose shapes repeat, and replay it (see `xformer.capture`).
+        communicator: The ranks, each of which computes neighboring shards; default this process alone.
+
+    Raises:
+        ConfigError: If the shards cannot be divided among the ranks.
     """
+    ranks = communicator or SingleProcess()
     differentiate = capture_if_repeated(_differentiate) if capture else _differentiate
+    count = ranks.size * num_threads() if num_workers is None and ranks.size > 1 else num_workers
+    if count is not None:
+        check_shards(count, ranks)
 
     def value_and_grad(loss_fn: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
         def sharded(model: Any, batch: Any, rng: Rng | None = None, *args: Any) -> tuple[Any, Any]:
             if capture and is_numpy(model):  # numbers such as the weight of the loss are data of a recording
                 args = tuple(np.asarray(arg) if isinstance(arg, float) else arg for arg in args)
-            shards = split_batch(batch, num_workers or num_threads())
+            shards = split_batch(batch, count or num_threads())
             items = list(zip(shards, split_rng(rng, len(shards)), strict=True))
-            with blas_threads(1) if len(items) > 1 else contextlib.nullcontext():
-                results = parallel_map(lambda item: differentiate(loss_fn, model, *item, *args), items)
-            total: tuple[Any, Any] = functools.reduce(
-                lambda total, result: map_arrays(operator.add, total, result), results
-            )
-            return total
+            if ranks.size > 1 and not can_split(batch):
+                raise ConfigError(
+                    f"a batch is a {type(batch).__name__}; several ranks expect one with a method split(n)"
+                )
+            per_rank = (count or 1) // ranks.size if ranks.size > 1 else len(items)
+            own = items[ranks.rank * per_rank : (ranks.rank + 1) * per_rank]
+            with blas_threads(1) if len(items) > 1 or ranks.size > 1 else contextlib.nullcontext():
+                results = parallel_map(lambda item: differentiate(loss_fn, model, *item, *args), own or items[:1])
+            total = tree_sum(results, _add)
+            if not own:  # a small batch has no shard for this rank, so its sum is -0.0, to which x adds as x
+                total = map_arrays(lambda leaf: array_namespace(leaf).full_like(leaf, -0.0), total)
+            leaves, rebuild = flatten(total)
+            return rebuild(ranks.all_reduce(leaves))
 
         return sharded
 
     return value_and_grad
+
+
+def check_shards(count: int, communicator: Communicator) -> None:
+    """Raise ConfigError if the shards of a batch cannot be divided among the ranks."""
+    if count % communicator.size:
+        raise ConfigError(f"data_parallel is {count}; expected a multiple of the {communicator.size} ranks")
+
+
+def _add(left: Any, right: Any) -> Any:
+    return map_arrays(operator.add, left, right)
 
 
 def _differentiate(loss_fn: Callable[..., Any], *args: Any) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 
 from xformer.backends import array_namespace, device, from_host
 from xformer.config import check_count
+from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, abort_on_error, broadcast
 from xformer.errors import CheckpointError, ConfigError, DataError, TrainingError, out_of_memory
 from xformer.ops.quantized import quantized_dtype
 from xformer.random import Rng
@@ -26,7 +27,7 @@ from xformer.training.checkpoint import TrainingFiles, save_parameters
 from xformer.training.data_parallel import can_split, default_num_workers
 from xformer.training.data_parallel import data_parallel as data_parallel_step
 from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step
-from xformer.training.interrupt import Stopped, check_stop, stop_on_signals
+from xformer.training.interrupt import Stopped, stop_on_signals
 from xformer.training.optimizers import Optimizer
 from xformer.training.precision import GradScaler, autocast, check_precision
 from xformer.training.schedules import Schedule
@@ -73,6 +74,7 @@ def fit(
     grad_accumulation: int = 1,
     precision: str = "float32",
     data_parallel: int | None = None,
+    communicator: Communicator | None = None,
     num_tokens: Callable[[Any], int] | None = None,
     capture: bool = True,
     save_every_minutes: float = 5.0,
@@ -99,8 +101,11 @@ def fit(
         seed: Seed of dropout.
         grad_accumulation: Number of batches per step, computed one after the other.
         precision: "float32", or "bfloat16" or "float16" for mixed precision.
-        data_parallel: Number of shards of each batch that are computed on threads (see `data_parallel`); default one
-            for each core on NumPy, 1 on other backends.
+        data_parallel: Number of shards of each batch that are computed on threads (see `data_parallel`), of all ranks
+            together; default one for each core on NumPy, 1 for each rank on other backends.
+        communicator: The ranks that train together, e.g. `xformer.distributed.connect("mpi")`, each of which calls
+            `fit` with the same arguments. Every rank computes a part of each batch and calls its callbacks; rank 0
+            alone writes to `run_dir`. An error on one rank ends all of them. Default: this process alone.
         num_tokens: A function that counts the tokens, or samples, of a batch, by which the sum of losses is divided;
             default `batch.num_tokens`, or 1 for batches without it, whose loss should be a mean.
         capture: Whether to record, on NumPy, the work of batches whose shapes repeat, and to replay it (see
@@ -130,7 +135,8 @@ class TrainingLoop:
     Attributes:
         loss_fn: The loss, as it was passed.
         num_workers: Number of shards of each batch.
-        files: The files in `run_dir`, or None.
+        files: The files in `run_dir`, or None; of several ranks, rank 0 has them.
+        communicator: The ranks that train together.
         step: Number of steps made.
         epoch: Number of completed passes over the data.
         num_tokens: Number of tokens seen.
@@ -155,6 +161,7 @@ class TrainingLoop:
         grad_accumulation: int = 1,
         precision: str = "float32",
         data_parallel: int | None = None,
+        communicator: Communicator | None = None,
         num_tokens: Callable[[Any], int] | None = None,
         capture: bool = True,
         save_every_minutes: float = 5.0,
@@ -170,10 +177,12 @@ class TrainingLoop:
         self.loss_fn, self.optimizer, self.max_grad_norm, self.max_steps = loss_fn, optimizer, max_grad_norm, steps
         self.learning_rate = learning_rate if callable(learning_rate) else lambda step: learning_rate
         self.callbacks = list(callbacks)
-        self.files = None if run_dir is None else TrainingFiles(run_dir)
-        self.num_workers = data_parallel or default_num_workers(model)
+        self.communicator = communicator or SingleProcess()
+        self.files = None if run_dir is None or self.communicator.rank > 0 else TrainingFiles(run_dir)
+        self.num_workers = data_parallel or self.communicator.size * default_num_workers(model)
         self.step, self.epoch, self.num_tokens = 0, 0, 0
         self.history = History()
+        self._signals: list[str] = []
         self.saved_step: int | None = None
         self._model, self._is_shared = model, True  # by the caller: the first step must not overwrite it
         with out_of_memory("the optimizer state", "use a smaller model, or an optimizer with a smaller state"):
@@ -181,7 +190,7 @@ class TrainingLoop:
         self._batches, self._grad_accumulation = batches, grad_accumulation
         self.count_tokens = num_tokens or (lambda batch: getattr(batch, "num_tokens", 1))
         self._autocast_loss = autocast(precision, loss_fn)
-        self._value_and_grad = data_parallel_step(self.num_workers, capture=capture)
+        self._value_and_grad = data_parallel_step(self.num_workers, capture=capture, communicator=self.communicator)
         self._train_step = CapturedStep(self.num_workers) if capture else functools.partial(train_step, donate=True)
         self._scaler = GradScaler.init(precision)
         self._rng = Rng(seed).fold("training", "dropout")
@@ -209,11 +218,17 @@ class TrainingLoop:
         Raises:
             TrainingError: If the loss is not finite; the last state stays on disk.
         """
-        with contextlib.ExitStack() as stack, stop_on_signals(), warnings.catch_warnings():
+        is_alone = self.communicator.size == 1
+        with contextlib.ExitStack() as stack, abort_on_error(self.communicator), warnings.catch_warnings():
+            self._signals = stack.enter_context(stop_on_signals(raises=is_alone))
             if self.files is not None:
                 stack.enter_context(self.files.open())
-                if self.step == 0 and self.files.state.exists():
-                    self.resume()
+            has_state = self.files is not None and self.files.state.exists()
+            if self.step == 0 and self.communicator.all_gather(has_state)[0]:
+                self.resume()
+            elif self.step == 0:
+                self._model = broadcast(self.communicator, self._model)
+            if self.files is not None:
                 self.files.rewind_log(self.step)
             for callback in self.callbacks:
                 if hasattr(callback, "close"):
@@ -240,19 +255,26 @@ class TrainingLoop:
         Raises:
             CheckpointError: If it is damaged, or the state of another model, optimizer or version.
         """
-        if self.files is None:
+        model, state, progress = self._model, self._whole_state(), None
+        if self.files is not None:
+            model, state, progress = self.files.load_state(model, state)
+            progress = {**progress, "updates": state.step, "path": str(self.files.state)}
+        elif self.communicator.rank == 0:
             raise ConfigError("run_dir is None; there is no state to resume from")
-        self._model, self.state, progress = self.files.load_state(self._model, self.state)
-        self._is_shared = False
+        progress = self.communicator.all_gather(progress)[0]
+        self._model, state = broadcast(self.communicator, (model, state._replace(step=progress["updates"])))
+        sharded = self._sharded_optimizer
+        self.state = sharded.shard_state(self._model, state) if sharded else state
+        self._is_shared, path = False, progress["path"]
         try:
             self.step, self.epoch, self.num_tokens = (progress[name] for name in ("step", "epoch", "num_tokens"))
             self._minutes, scaler = progress["minutes"], GradScaler(**progress["grad_scaler"])
             callbacks, optimizer = progress["callbacks"], progress["optimizer"]
         except (KeyError, TypeError) as error:
-            raise CheckpointError(f"{self.files.state} was written by another version of xformer ({error})") from error
-        if optimizer != type(self.optimizer).__name__:
+            raise CheckpointError(f"{path} was written by another version of xformer ({error})") from error
+        if optimizer != self._optimizer_name:
             raise CheckpointError(
-                f"{self.files.state} is the state of {optimizer}; expected {type(self.optimizer).__name__}; "
+                f"{path} is the state of {optimizer}; expected {self._optimizer_name}; "
                 "use the same optimizer, or another directory"
             )
         if (scaler.scale == 1.0) == (self._scaler.scale == 1.0):  # else the precision has changed
@@ -268,12 +290,14 @@ class TrainingLoop:
         Raises:
             TrainingError: If a parameter is not finite; the last state is kept.
         """
+        state = self._whole_state()
+        self._save_time = time.monotonic()
         if self.files is None:
             return
         if name := nonfinite_parameter(self._model):
             raise self.diverged(f"{name} is not finite after step {self.step}")
         progress = {
-            "optimizer": type(self.optimizer).__name__,
+            "optimizer": self._optimizer_name,
             "step": self.step,
             "epoch": self.epoch,
             "num_tokens": self.num_tokens,
@@ -281,8 +305,8 @@ class TrainingLoop:
             "grad_scaler": asdict(self._scaler),
             "callbacks": {name: callback.state_dict() for name, callback in self._stateful_callbacks()},
         }
-        self.files.save_state(self._model, self.state, progress)
-        self.saved_step, self._save_time = self.step, time.monotonic()
+        self.files.save_state(self._model, state, progress)
+        self.saved_step = self.step
         self.emit(Checkpoint(self.step, str(self.files.state)))
 
     def emit(self, event: Event) -> None:
@@ -312,10 +336,12 @@ class TrainingLoop:
         """Make steps until there is a reason to stop; raise Stopped after a signal."""
         batches: Iterator[Any] | None = None
         while True:
-            if reason := self.stop_reason():
+            reason, signal, is_save_due = self._agree()
+            if reason is not None:
                 return reason
-            check_stop()
-            if time.monotonic() - self._save_time >= self._save_interval:
+            if signal is not None:
+                raise Stopped(f"stopped by {signal}")
+            if is_save_due:
                 self.save()
             started = time.monotonic()
             if batches is None:
@@ -332,6 +358,29 @@ class TrainingLoop:
             with out_of_memory(f"step {self.step + 1}", "use smaller batches or a smaller model"):
                 event = self._make_step(accumulated, started)
             self.emit(event)
+
+    def _agree(self) -> tuple[str | None, str | None, bool]:
+        """Return the reason to end, the signal and whether to save that any rank has: all must do the same."""
+        is_save_due = time.monotonic() - self._save_time >= self._save_interval
+        signal = self._signals[-1] if self._signals else None
+        reasons, signals, dues = zip(
+            *self.communicator.all_gather([self.stop_reason(), signal, is_save_due]), strict=True
+        )
+        return next(filter(None, reasons), None), next(filter(None, signals), None), any(dues)
+
+    @property
+    def _sharded_optimizer(self) -> ShardedOptimizer | None:
+        return self.optimizer if isinstance(self.optimizer, ShardedOptimizer) else None
+
+    @property
+    def _optimizer_name(self) -> str:
+        sharded = self._sharded_optimizer
+        return type(sharded.optimizer if sharded else self.optimizer).__name__
+
+    def _whole_state(self) -> Any:
+        """Return the optimizer state of all parameters; all ranks must call it."""
+        sharded = self._sharded_optimizer
+        return sharded.gather_state(self._model, self.state) if sharded else self.state
 
     def _make_step(self, batches: Sequence[Any], started: float) -> Step | Skip:
         step, loss_scale = self.step + 1, self._scaler.scale

@@ -38,11 +38,14 @@ def until_stopped(items: Iterable[Item]) -> Iterator[Item]:
 
 
 @contextlib.contextmanager
-def stop_on_signals() -> Iterator[list[str]]:
+def stop_on_signals(*, raises: bool = True) -> Iterator[list[str]]:
     """Turn the first SIGINT, SIGTERM or SIGHUP inside the block into a request to stop.
 
     A second SIGINT interrupts at once. Ignored signals, as under nohup, stay ignored. Signals can be caught in the main
     thread only; in other threads the list stays empty.
+
+    Args:
+        raises: Whether `check_stop` raises inside the block. Several ranks must stop at the same step instead.
 
     Yields:
         The names of the signals that have arrived.
@@ -64,7 +67,7 @@ def stop_on_signals() -> Iterator[list[str]]:
     for number, handler in previous.items():
         if handler != signal.SIG_IGN:
             signal.signal(number, request_stop)
-    outer = _SIGNALS.set(names)
+    outer = _SIGNALS.set(names if raises else ())
     try:
         yield names
     finally:

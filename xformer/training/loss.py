@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from xformer.backends import Array, array_namespace, device
 from xformer.data.chunks import TextChunks
 from xformer.data.pairs import Batch
+from xformer.distributed import Communicator, SingleProcess
 from xformer.models import LanguageModel, Transformer
 from xformer.ops import cross_entropy
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads, parallel_map
 from xformer.training.interrupt import until_stopped
+
+Item = TypeVar("Item")
+_MISSING: Any = object()
 
 
 def translation_loss(
@@ -63,24 +68,37 @@ def mean_loss(
     batches: Iterable[Any],
     num_workers: int = 1,
     count_tokens: Callable[[Any], int] = lambda batch: batch.num_tokens,
+    communicator: Communicator | None = None,
 ) -> float:
     """Return the mean of a loss over the tokens of all batches, without dropout.
+
+    The losses of the batches are added in order, whatever computes them.
 
     Args:
         loss_fn: (model, batch, rng) -> the sum over the tokens of a batch.
         model: The model.
         batches: The batches.
-        num_workers: Number of batches that are computed in parallel.
+        num_workers: Number of batches that are computed in parallel, by all ranks together.
         count_tokens: Counts the tokens of a batch.
+        communicator: The ranks, which compute the batches in turns; default this process alone.
 
     Raises:
         Stopped: After a signal.
     """
-    batches = list(batches)
+    batches, ranks = list(batches), communicator or SingleProcess()
+    own = batches[ranks.rank :: ranks.size]
+    num_threads_of_rank = max(1, num_workers // ranks.size)
 
-    def total(shard: list[Any]) -> float:
-        return sum((float(loss_fn(model, batch, None)) for batch in until_stopped(shard)), 0.0)
+    def compute(part: list[Any]) -> list[float]:
+        return [float(loss_fn(model, batch, None)) for batch in until_stopped(part)]
 
     with blas_threads(1 if num_workers > 1 else num_threads()):
-        sums = parallel_map(total, [batches[start::num_workers] for start in range(num_workers)])
-    return sum(sums) / max(1, sum(map(count_tokens, batches)))
+        parts = parallel_map(compute, [own[start::num_threads_of_rank] for start in range(num_threads_of_rank)])
+    losses = interleave([interleave(parts) for parts in ranks.all_gather(parts)])
+    return sum(losses) / max(1, sum(map(count_tokens, batches)))
+
+
+def interleave(parts: Sequence[Sequence[Item]]) -> list[Item]:
+    """Return the list whose slices [0::n], [1::n], ... are the n parts."""
+    rows = itertools.zip_longest(*parts, fillvalue=_MISSING)
+    return [item for row in rows for item in row if item is not _MISSING]

@@ -1,0 +1,101 @@
+"""An optimizer whose state is divided among the ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from xformer.backends import Array
+from xformer.distributed.communicator import Communicator
+from xformer.tree import flatten
+
+
+class ShardedOptimizer:
+    """Keep the optimizer state of each parameter on one rank only (stage 1 of ZeRO; Rajbhandari et al., 2020).
+
+    Each rank updates the parameters that it owns, and sends them to the others. The result has the same bits as an
+    update of all parameters on every rank. Adam then needs 8 / size bytes per parameter for its state instead of 8.
+
+    Args:
+        optimizer: The optimizer that updates the parameters of each rank.
+        communicator: The ranks.
+    """
+
+    def __init__(self, optimizer: Any, communicator: Communicator) -> None:
+        self.optimizer, self.communicator = optimizer, communicator
+
+    def init(self, model: Any) -> Any:
+        """Return the state of the parameters that this rank owns: trees like a list of them."""
+        return self.optimizer.init(self._own(flatten(model)[0]))
+
+    def update(
+        self,
+        model: Any,
+        grads: Any,
+        state: Any,
+        learning_rate: float,
+        grad_scale: Array | None = None,
+        *,
+        donate: bool = False,
+    ) -> tuple[Any, Any]:
+        """Make one update; see `Optimizer.update`."""
+        leaves, rebuild = flatten(model)
+        own = self._own(leaves), self._own(flatten(grads)[0])
+        updated, state = self.optimizer.update(*own, state, learning_rate, grad_scale, donate=donate)
+        owners, new = self._owners(leaves), iter(updated)
+        mine = [
+            next(new) if owner == self.communicator.rank else leaf for owner, leaf in zip(owners, leaves, strict=True)
+        ]
+        return rebuild(self.communicator.share(mine, owners)), state
+
+    def gather_state(self, model: Any, state: Any) -> Any:
+        """Return the state of all parameters, as the optimizer alone has it; a checkpoint contains it."""
+        leaves, rebuild = flatten(model)
+        owners = self._owners(leaves)
+        own = iter(zip(*(tree or itertools.repeat(None) for tree in state[1:]), strict=False))
+        rows = [
+            next(own) if owner == self.communicator.rank else self._zeros(leaf)
+            for leaf, owner in zip(leaves, owners, strict=True)
+        ]
+        shared = iter(
+            self.communicator.share(
+                [entry for row in rows for entry in row if entry is not None],
+                [owner for row, owner in zip(rows, owners, strict=True) for entry in row if entry is not None],
+            )
+        )
+        rows = [tuple(None if entry is None else next(shared) for entry in row) for row in rows]
+        columns = zip(*rows, strict=True)
+        trees = [None if tree is None else rebuild(column) for tree, column in zip(state[1:], columns, strict=True)]
+        return type(state)(state[0], *trees)
+
+    def shard_state(self, model: Any, state: Any) -> Any:
+        """Return the part of the state of all parameters that this rank keeps."""
+        leaves, _ = flatten(model)
+        columns = [iter(flatten(tree)[0]) for tree in state[1:]]
+        rows = [
+            tuple(
+                None if zero is None else next(column) for zero, column in zip(self._zeros(leaf), columns, strict=True)
+            )
+            for leaf in leaves
+        ]
+        own = zip(*self._own(rows, leaves), strict=True)
+        trees = [None if tree is None else list(column) for tree, column in zip(state[1:], own, strict=True)]
+        return type(state)(state[0], *trees)
+
+    def _zeros(self, leaf: Array) -> tuple[Array | None, ...]:
+        """Return the statistics that the optimizer keeps for a parameter, before the first update."""
+        return tuple(None if tree is None else tree[0] for tree in self.optimizer.init([leaf])[1:])
+
+    def _owners(self, leaves: Sequence[Array]) -> list[int]:
+        """Return the owner of each parameter: the largest ones first, each to the rank with the fewest elements."""
+        owners, loads = [0] * len(leaves), [0] * self.communicator.size
+        for index in sorted(range(len(leaves)), key=lambda index: -leaves[index].size):
+            owners[index] = min(range(len(loads)), key=loads.__getitem__)
+            loads[owners[index]] += leaves[index].size
+        return owners
+
+    def _own(self, items: Sequence[Any], leaves: Sequence[Array] | None = None) -> list[Any]:
+        """Return the items, one for each parameter, of those that this rank owns."""
+        owners = self._owners(items if leaves is None else leaves)
+        return [item for item, owner in zip(items, owners, strict=True) if owner == self.communicator.rank]
