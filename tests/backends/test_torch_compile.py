@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import xformer as xf
+from xformer.kernels import registry
 from xformer.layers.attention import record_attention
 
 torch = pytest.importorskip("torch", reason="torch.compile")
@@ -30,6 +31,7 @@ class Graphs:
 @pytest.fixture
 def graphs():
     torch._dynamo.reset()
+    registry.load(torch)  # reads the settings again, which conftest.py has cleared
     yield Graphs()
     torch._dynamo.reset()
 
