@@ -139,6 +139,20 @@ def test_threads_that_share_a_model_do_not_share_a_recording(recordings):
     assert actual == expected
 
 
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_recordings_share_no_arrays_that_steps_change(monkeypatch, positions, config):
+    kept = []
+    monkeypatch.setattr(decoding_steps._kept, "keep", lambda model, key, entry, nbytes: kept.append(entry[0]))
+    generate(varied_model(1, positions=positions), padded(SOURCES), config, rng=Rng(0))
+    assert len(kept) > 1  # inputs have left the batch, or the capacity has grown
+    changed = [[cache.index, *(array for layer in cache.layers for each in (layer.self_attention, layer.cross_attention)
+                               for array in (each.key, each.value))] for cache in kept]  # fmt: skip
+    for number, arrays in enumerate(changed):
+        for others in changed[:number]:
+            assert not any(np.shares_memory(x, y) for x in arrays for y in others)
+
+
 def test_a_stream_that_is_stopped_returns_its_recording(recordings):
     model = small_language_model(positions="rotary", seed=3)
     settings = GenerationConfig(max_new_tokens=12, min_new_tokens=12)

@@ -121,7 +121,8 @@ class DecodingSteps:
         self.cache, self._recording = cache.alias(), recording
 
     def _record(self, key: Hashable, tokens: Array) -> Array:
-        """Make a step and record it."""
+        """Make a step and record it, with arrays that no other recording has."""
+        self.cache = self.cache.copy()
         xp = array_namespace(tokens)
         tokens, index = (xp.asarray(array, copy=True) for array in (tokens, self.cache.index))
         try:

@@ -172,6 +172,10 @@ class StaticCache(DecodingCache):
         ]
         return alias
 
+    def copy(self) -> StaticCache:
+        """Return a cache with arrays of its own; former caches of a search share some of this one."""
+        return copy.deepcopy(self, {id(self._like): self._like})
+
     @property
     def mask(self) -> Array:
         """Boolean mask of the tokens up to the new one, (1, max_length)."""
