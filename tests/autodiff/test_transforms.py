@@ -16,7 +16,7 @@ from xformer.autodiff import Implementation, Primitive, grad, remat, stop_gradie
 from xformer.autodiff.tracer import Tracer
 from xformer.backends import Array, array_namespace
 from xformer.errors import BackendError, ShapeError
-from xformer.tree import Module
+from xformer.tree import Module, flatten
 
 
 class Affine(Module):
@@ -709,3 +709,19 @@ def test_a_missing_attribute_names_the_function():
         AttributeError, match=r"^traced arrays have no method 'backward'; use xformer\.value_and_grad\("
     ):
         grad(lambda x: x.backward())(np.ones(3))
+
+
+def test_gradients_are_reported_once_each_when_they_are_complete():
+    model, x, reported = stack(), values(4, 3), {}
+
+    def loss(tree: Any) -> Any:
+        model, _ = tree
+        return array_namespace(x, model.scale).sum(model(x) * model.scale)
+
+    tree = model, values(2)  # the second is not used
+    _, grads = value_and_grad(loss, on_gradient=lambda number, each: reported.setdefault(number, []).append(each))(tree)
+    order = list(reported)
+    assert order.index(4) < order.index(2) < order.index(0)  # from the last layer to the first
+    assert all(len(each) == 1 for each in reported.values())
+    for number, gradient in enumerate(flatten(grads)[0]):
+        assert reported[number][0] is gradient or not gradient.any()

@@ -87,8 +87,13 @@ def alone(files, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("count", "settings"),
-    [(2, []), (4, []), (2, ["--set", "training.shard_optimizer=true"])],
-    ids=["2", "4", "sharded"],
+    [
+        (2, []),
+        (4, []),
+        (2, ["--set", "training.shard_optimizer=true"]),
+        (2, ["--set", "training.overlap_communication=true"]),
+    ],
+    ids=["2", "4", "sharded", "overlapped"],
 )
 def test_the_bits_do_not_depend_on_the_number_of_ranks(alone, files, tmp_path, count, settings):
     code, output = train(count, files, tmp_path / "run", "--max-steps", "30", *settings)

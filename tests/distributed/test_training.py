@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from tests.distributed.ranks import run_ranks
 from xformer import Rng, Transformer, TransformerConfig, value_and_grad
 from xformer.backends import resolve
 from xformer.data.pairs import Batch, TokenPairs
-from xformer.distributed import ShardedOptimizer, SingleProcess
+from xformer.distributed import ShardedOptimizer, SingleProcess, overlapped_sum
 from xformer.errors import ConfigError
 from xformer.training.data_parallel import data_parallel
 from xformer.training.loss import mean_loss, translation_loss
@@ -57,6 +58,29 @@ def test_gradients_have_the_same_bits_for_any_number_of_ranks(model, pairs, coun
         assert float(sharded_value) == pytest.approx(float(value), rel=1e-5)
         for one, other in zip(flatten(sharded)[0], flatten(grads)[0], strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [9, 1])
+def test_sums_during_the_backward_pass_have_the_same_bits(model, pairs, count, monkeypatch):
+    monkeypatch.setattr(overlapped_sum, "_BUCKET_BYTES", 500)
+    batch = make_batch(pairs, count)
+
+    def compute(ranks, overlaps=False):
+        ranks.overlaps = overlaps
+        return data_parallel(4, communicator=ranks)(LOSS)(model, batch, Rng(3))
+
+    overlapped = [run_ranks(size, lambda ranks: compute(ranks, overlaps=True)) for size in (2, 4)]
+    assert_same_bits([compute(SingleProcess()), *overlapped[0], *overlapped[1]])
+
+
+def test_an_error_in_the_backward_pass_ends_the_sum(model, pairs):
+    def compute(ranks):
+        ranks.overlaps = True
+        loss = LOSS if ranks.rank else lambda model, batch, rng: 1 / 0
+        return data_parallel(2, communicator=ranks)(loss)(model, make_batch(pairs, 9), Rng(3))
+
+    with pytest.raises((ZeroDivisionError, threading.BrokenBarrierError)):
+        run_ranks(2, compute)
 
 
 def test_validation_losses_have_the_same_bits(model, pairs):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from xformer.autodiff.base_functions import base_function
@@ -9,18 +11,29 @@ from xformer.autodiff.rule import Record
 from xformer.backends import accumulation_dtype
 
 
-def backward(xp: Any, tape: list[Record], seeds: dict[int, Any], leaves: int) -> list[Any]:
+def backward(
+    xp: Any,
+    tape: list[Record],
+    seeds: dict[int, Any],
+    leaves: int,
+    on_leaf: Callable[[int, Any], object] | None = None,
+) -> list[Any]:
     """Return the cotangents of the first `leaves` records; None if no output depends on one.
 
     The tape is consumed, so memory is freed on the way. `seeds` are the cotangents of the outputs by tape position.
-    Cotangents are summed to the shapes and cast to the dtypes of their primals here, so that rules need not.
+    Cotangents are summed to the shapes and cast to the dtypes of their primals here, so that rules need not. `on_leaf`
+    gets the position and the cotangent of each leaf as soon as it is complete.
     """
+    complete = {} if on_leaf is None else _leaves_by_first_use(tape, leaves)
+    on_leaf = on_leaf or (lambda leaf, cotangent: None)
     cotangents: list[Any] = [None] * len(tape)
     for position, seed in seeds.items():
         cotangents[position] = seed
     add = base_function(xp, "operator_add")
     outputs: list[Any] = []  # cotangents of the outputs of a multi-output record, which precede the record itself
     while len(tape) > leaves:
+        for leaf in complete.get(len(tape), ()):
+            on_leaf(leaf, cotangents[leaf])
         pull, parents, residuals, shape, _ = tape.pop()
         g = cotangents.pop()
         if pull is None:
@@ -41,7 +54,20 @@ def backward(xp: Any, tape: list[Record], seeds: dict[int, Any], leaves: int) ->
             # Rules may hand one array to two inputs, so a sum is always a new array, never an update in place.
             previous = cotangents[parent]
             cotangents[parent] = cotangent if previous is None else add(previous, cotangent)
+    for leaf in complete.get(leaves, ()):
+        on_leaf(leaf, cotangents[leaf])
     return cotangents
+
+
+def _leaves_by_first_use(tape: list[Record], leaves: int) -> dict[int, list[int]]:
+    """Return the leaves by the position of the first record that uses them, or `leaves` if none does."""
+    first = dict.fromkeys(range(leaves), leaves)
+    for position in reversed(range(leaves, len(tape))):
+        first.update((parent, position) for parent in tape[position][1] if 0 <= parent < leaves)
+    positions = defaultdict(list)
+    for leaf, position in first.items():
+        positions[position].append(leaf)
+    return positions
 
 
 def unbroadcast(xp: Any, cotangent: Any, shape: tuple[int, ...], dtype: Any) -> Any:

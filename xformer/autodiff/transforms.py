@@ -14,13 +14,17 @@ from xformer.errors import ShapeError
 from xformer.tree import flatten, is_array, map_arrays
 
 
-def value_and_grad(function: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., Any]:
+def value_and_grad(
+    function: Callable[..., Any], *, has_aux: bool = False, on_gradient: Callable[[int, Any], object] | None = None
+) -> Callable[..., Any]:
     """Return a function that computes the value of `function` and its gradient with respect to the first argument.
 
     Args:
         function: Function whose first argument is a Module, an array, or tuples, lists and dicts of them, of any
             library. It returns a floating-point scalar, or (scalar, auxiliary output) with `has_aux`.
         has_aux: Whether `function` returns auxiliary output.
+        on_gradient: Called in the backward pass with the number of an array of the first argument, in the order of
+            `flatten`, and its gradient, as soon as it is known: for example, to send it to another machine.
 
     Returns:
         A function with the same arguments that returns (value, gradient), or ((value, auxiliary output), gradient). The
@@ -44,7 +48,7 @@ def value_and_grad(function: Callable[..., Any], *, has_aux: bool = False) -> Ca
             value, extra = result if has_aux else (result, None)
             _check_scalar(value)
             unwrapped = map_arrays(trace.unwrap, (value, extra) if has_aux else value)
-        return unwrapped, rebuild(_pull_back(trace, [value], None, traced))
+        return unwrapped, rebuild(_pull_back(trace, [value], None, traced, on_gradient))
 
     return differentiated
 
@@ -158,10 +162,17 @@ def stop_gradient(x: Any) -> Any:
     return x
 
 
-def _pull_back(trace: DiffNamespace, outputs: list[Any], seeds: list[Any] | None, traced: list[Any]) -> list[Any]:
+def _pull_back(
+    trace: DiffNamespace,
+    outputs: list[Any],
+    seeds: list[Any] | None,
+    traced: list[Any],
+    on_gradient: Callable[[int, Any], object] | None = None,
+) -> list[Any]:
     """Pull cotangents of `outputs` back to the inputs of an ended trace; inputs without influence get zeros.
 
-    `seeds` are the cotangents, None for unused outputs; without seeds, they are ones.
+    `seeds` are the cotangents, None for unused outputs; without seeds, they are ones. `on_gradient` gets the number of
+    each input and its cotangent as soon as it is complete.
     """
     xp = trace.base
     for seed in seeds or ():
@@ -176,11 +187,22 @@ def _pull_back(trace: DiffNamespace, outputs: list[Any], seeds: list[Any] | None
         previous = by_position.get(index)
         by_position[index] = cotangent if previous is None else previous + cotangent
     leaves = sum(leaf._index >= 0 for leaf in traced)
-    gradients = backward(xp, trace.tape, by_position, leaves)
-    return [
-        xp.zeros_like(leaf._value) if leaf._index < 0 or gradients[leaf._index] is None else gradients[leaf._index]
-        for leaf in traced
-    ]
+
+    def gradient(leaf: Any, cotangent: Any) -> Any:
+        return xp.zeros_like(leaf._value) if cotangent is None else cotangent
+
+    on_leaf = None
+    if on_gradient is not None:
+        numbers = {leaf._index: number for number, leaf in enumerate(traced) if leaf._index >= 0}
+
+        def on_leaf(position: int, cotangent: Any) -> None:
+            on_gradient(numbers[position], gradient(traced[numbers[position]], cotangent))
+
+        for number, leaf in enumerate(traced):
+            if leaf._index < 0:
+                on_gradient(number, gradient(leaf, None))
+    gradients = backward(xp, trace.tape, by_position, leaves, on_leaf)
+    return [gradient(leaf, None if leaf._index < 0 else gradients[leaf._index]) for leaf in traced]
 
 
 def _belongs(value: Any, trace: DiffNamespace) -> bool:

@@ -49,12 +49,15 @@ class Communicator(ABC):
         on_host: Whether arrays are exchanged as NumPy arrays, whatever their library.
         communication_dtype: "bfloat16" halves the traffic of `all_reduce`: float32 arrays are rounded before they are
             sent, and added in float32. The bits then depend on the number of ranks.
+        overlaps: Whether gradients are added by a thread during the backward pass, as soon as they are known; the bits
+            are the same.
     """
 
     rank: int
     size: int
     on_host = True
     communication_dtype = "float32"
+    overlaps = False
 
     def all_reduce(self, arrays: Sequence[Array]) -> list[Array]:
         """Return the sum over the ranks of each array, with the same bits on all of them.
@@ -69,7 +72,7 @@ class Communicator(ABC):
             return list(arrays)
         sums: list[Any] = [None] * len(arrays)
         local = [to_host(array) if self.on_host else array for array in arrays]
-        for bucket in _buckets(local):
+        for bucket in buckets(local):
             for index, total in zip(bucket, self._sum([local[index] for index in bucket]), strict=True):
                 sums[index] = _like(total, arrays[index]) if self.on_host else total
         return sums
@@ -173,12 +176,12 @@ def _same(array: Any) -> Any:
     return array
 
 
-def _buckets(arrays: Sequence[Any]) -> Iterator[list[int]]:
-    """Yield the indices of neighboring arrays of one dtype, of about _BUCKET_BYTES together."""
+def buckets(arrays: Sequence[Any], max_bytes: int = _BUCKET_BYTES) -> Iterator[list[int]]:
+    """Yield the indices of neighboring arrays of one dtype that have about `max_bytes` bytes together."""
     bucket: list[int] = []
     num_bytes = 0
     for index, array in enumerate(arrays):
-        if bucket and (num_bytes >= _BUCKET_BYTES or array.dtype != arrays[bucket[0]].dtype):
+        if bucket and (num_bytes >= max_bytes or array.dtype != arrays[bucket[0]].dtype):
             yield bucket
             bucket, num_bytes = [], 0
         bucket.append(index)

@@ -138,6 +138,10 @@ class BaseTrainingConfig(Config):
         default="float32",
         choices=("float32", "bfloat16"),
     )
+    overlap_communication: bool = option(
+        "Exchange gradients between ranks during the backward pass; steps are not captured. The bits stay the same.",
+        default=False,
+    )
     shard_optimizer: bool = option(
         "Keep the optimizer state of each parameter on one rank only (ZeRO stage 1); the bits stay the same.",
         default=False,

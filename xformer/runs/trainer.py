@@ -98,6 +98,7 @@ class Trainer:
         self.task, self.config, self.directory = task, config, directory
         self.communicator = communicator or SingleProcess()
         self.communicator.communication_dtype = config.communication_dtype
+        self.communicator.overlaps = config.overlap_communication
         optimizer = config.make_optimizer()
         if config.shard_optimizer:
             optimizer = ShardedOptimizer(optimizer, self.communicator)

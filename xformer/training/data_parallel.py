@@ -16,6 +16,7 @@ import numpy as np
 from xformer import autodiff
 from xformer.backends import array_namespace, backend_name
 from xformer.distributed import Communicator, SingleProcess, tree_sum
+from xformer.distributed.overlapped_sum import OverlappedSum
 from xformer.errors import ConfigError
 from xformer.random import Rng, split_rng
 from xformer.replay.function import capture_if_repeated
@@ -62,11 +63,11 @@ def data_parallel(
             per_rank = (count or 1) // ranks.size if ranks.size > 1 else len(items)
             own = items[ranks.rank * per_rank : (ranks.rank + 1) * per_rank]
             with blas_threads(1) if len(items) > 1 or ranks.size > 1 else contextlib.nullcontext():
+                if ranks.size > 1 and ranks.overlaps:
+                    return _differentiate_and_sum(loss_fn, model, own, items[:1], args, ranks)
                 results = parallel_map(lambda item: differentiate(loss_fn, model, *item, *args), own or items[:1])
             total = tree_sum(results, _add)
-            if not own:  # a small batch has no shard for this rank, so its sum is -0.0, to which x adds as x
-                total = map_arrays(lambda leaf: array_namespace(leaf).full_like(leaf, -0.0), total)
-            leaves, rebuild = flatten(total)
+            leaves, rebuild = flatten(total if own else map_arrays(_nothing, total))
             return rebuild(ranks.all_reduce(leaves))
 
         return sharded
@@ -82,6 +83,31 @@ def check_shards(count: int, communicator: Communicator) -> None:
 
 def _add(left: Any, right: Any) -> Any:
     return map_arrays(operator.add, left, right)
+
+
+def _nothing(array: Any) -> Any:
+    """Return the sum of a rank without shards, which a small batch has: -0.0, to which x adds as x."""
+    return array_namespace(array).full_like(array, -0.0)
+
+
+def _differentiate_and_sum(
+    loss_fn: Callable[..., Any], model: Any, own: Sequence[Any], others: Sequence[Any], args: Any, ranks: Communicator
+) -> tuple[Any, Any]:
+    """Return the loss and the gradient of all ranks; gradients are added while the backward pass computes others."""
+    leaves, rebuild = flatten(model)
+    items = own or others
+    sums = OverlappedSum(ranks, leaves, len(items))
+
+    def loss_of(shard: int) -> Any:
+        def add(number: int, gradient: Any) -> None:
+            sums.add(shard, number, gradient if own else _nothing(gradient))
+
+        return autodiff.value_and_grad(loss_fn, on_gradient=add)(model, *items[shard], *args)[0]
+
+    with sums.running():
+        losses = parallel_map(loss_of, range(len(items)))
+    loss = tree_sum(losses)
+    return ranks.all_reduce([loss if own else _nothing(loss)])[0], rebuild(sums.totals)
 
 
 def _differentiate(loss_fn: Callable[..., Any], *args: Any) -> Any:
