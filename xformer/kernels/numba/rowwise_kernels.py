@@ -162,7 +162,9 @@ def cross_entropy(logits, labels, pad_id, smoothing, z_loss, losses, statistics)
             total += exp(row[j] - largest)
         statistics[0, i], statistics[1, i] = largest, total
         log_z = largest + math.log(total)
-        loss = (ONE - smoothing) * (log_z - row[labels[i]]) + z_loss * log_z * log_z
+        loss = (ONE - smoothing) * (log_z - row[labels[i]])
+        if z_loss > ZERO:  # the square of log_z may overflow
+            loss += z_loss * log_z * log_z
         losses[i] = loss + smoothing * (log_z - sum_logits / _f32(classes)) if smoothing > ZERO else loss
 
 
