@@ -22,6 +22,7 @@ from xformer.io import (
     atomic_write,
     check_no_overwrite,
     load_arrays,
+    lock_directory,
     read_json,
     restorable_dtype,
     restore_like,
@@ -326,3 +327,13 @@ def test_equal_content_is_equal_bytes(tmp_path):
     arrays, found = load_arrays(tmp_path / "a")
     assert found == metadata
     assert arrays["x"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_files_that_a_killed_process_left_are_removed(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    left = [tmp_path / ".last.safetensors.abcdefgh.partial", tmp_path / "checkpoints" / ".step.x.partial"]
+    for path in [*left, tmp_path / ".mine", tmp_path / "data.partial"]:
+        path.touch()
+    with lock_directory(tmp_path):
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".mine", "checkpoints", "data.partial"]
+        assert not list((tmp_path / "checkpoints").iterdir())

@@ -61,6 +61,9 @@ def check_no_overwrite(
                 )
 
 
+_PARTIAL = ".partial"  # end of the names of temporary files
+
+
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Open a binary file that appears at `path` only once everything is written and on disk.
@@ -74,7 +77,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     temporary: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_PARTIAL, dir=path.parent)
         # mkstemp makes the file private; give it the permissions of open().
         umask = os.umask(0)
         os.umask(umask)
@@ -105,6 +108,8 @@ _locked: set[Path] = set()  # by this process
 def lock_directory(directory: Path, activity: str = "training") -> Iterator[None]:
     """Lock a directory for this process; nested locks of one process are allowed.
 
+    Temporary files that a killed process has left are removed.
+
     Args:
         directory: The directory.
         activity: Name of what a process that holds the lock does, for the error.
@@ -128,6 +133,8 @@ def lock_directory(directory: Path, activity: str = "training") -> Iterator[None
         except OSError:  # some network file systems have no locks
             pass
         _locked.add(directory)
+        for path in directory.rglob(f".*{_PARTIAL}"):
+            path.unlink(missing_ok=True)
         yield
     finally:
         _locked.discard(directory)
