@@ -14,6 +14,10 @@ from collections.abc import Collection, Iterator
 class XformerError(Exception):
     """Base class of all errors; the command line prints one line and exits with code 2."""
 
+    def __str__(self) -> str:
+        """Return the message; long values from files and requests are shortened."""
+        return abbreviate(super().__str__())
+
 
 class ShapeError(XformerError, ValueError):
     """An array has an invalid shape or dtype."""
@@ -76,7 +80,7 @@ def how_to_install(package: str) -> str:
     return f"run: pip install {name}" if extra is None else f'run: pip install "xformer[{extra}]"'
 
 
-def abbreviate(text: str, limit: int = 400) -> str:
+def abbreviate(text: str, limit: int = 800) -> str:
     """Return a text with its middle left out if it is longer than the limit.
 
     >>> abbreviate("layer_types is " + str([0] * 99) + "; expected names", 40)

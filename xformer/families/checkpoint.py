@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer.backends import Device, DType, default_float, dtype_name, dtype_named, from_host, resolve, to_host
-from xformer.errors import CheckpointError, ConfigError, ShapeError, abbreviate, nearest_hint
+from xformer.errors import CheckpointError, ConfigError, ShapeError, nearest_hint
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import FAMILIES, Family, family_of
 from xformer.families.feature_order import with_separate_halves
@@ -99,9 +99,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
         model.model_type = reader.model_type
         return Checkpoint(family, model, tensors, config_path)
     except CheckpointError as error:  # may quote a huge value
-        raise CheckpointError(abbreviate(str(error))) from error
+        raise CheckpointError(str(error)) from error
     except ConfigError as error:
-        raise CheckpointError(abbreviate(f"{config_path}: {error}")) from error
+        raise CheckpointError(f"{config_path}: {error}") from error
 
 
 def load_pretrained(

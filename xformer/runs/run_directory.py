@@ -135,9 +135,15 @@ class RunDirectory:
             raise CheckpointError(f"{self.path} is a model in the ONNX format; expected the directory of a run")
         if config.get("format") != FORMAT:
             raise CheckpointError(f"{self.path} was written by xformer 0.1; use that version, or train again")
+        for key in ("recipe", "tokenizers"):
+            if not isinstance(config.get(key, {}), dict):
+                raise CheckpointError(f"{self.config} is damaged: {key!r} is not a table; restore it")
         for key in ("model", "tokenizer", "training"):
             if not isinstance(config.get("recipe", {}).get(key, {}), dict):
                 raise CheckpointError(f"{self.config} is damaged: {key!r} of its recipe is not a table; restore it")
+        task = config.get("task", "translation")
+        if task not in COMMANDS:
+            raise CheckpointError(f"{self.config} has the task {task!r}; expected one of {', '.join(COMMANDS)}")
         return config
 
     def lock(self) -> AbstractContextManager[None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.io import atomic_write, read_json
-from xformer.text.extras import require
+from xformer.text.extras import library_errors, require
 from xformer.text.tokenizer_models import (
     EOS_ID,
     PACKAGE,
@@ -246,13 +246,8 @@ class Tokenizer:
         """
         inner_class = require(PACKAGE).Tokenizer
         content = read_json(path, "tokenizer")
-        try:
+        with library_errors(f"tokenizer {path} is corrupted or of another program; restore it or train again"):
             inner = inner_class.from_str(json.dumps(content))
-        except Exception as error:  # the library raises no narrower class
-            reason = " ".join(str(error).split())
-            raise CheckpointError(
-                f"tokenizer {path} is corrupted or of another program ({reason}); restore the file or train again"
-            ) from error
         incompatibility = find_incompatibility(inner, content)
         if incompatibility:
             raise CheckpointError(
