@@ -117,6 +117,13 @@ def conformance(session: nox.Session) -> None:
 
 
 @nox.session(reuse_venv=True)
+def stress(session: nox.Session) -> None:
+    """Damage files, requests and options, kill processes, compare numerics; `-- --long` runs ten times as much."""
+    session.install("-e", ".[cli,serve]", *group("test"), *EXTRAS["numba"], *EXTRAS["jax"], TORCH)
+    session.run("python", "-m", "pytest", "-q", "-m", "", *with_paths(session, "tests/stress"), env=ONE_THREAD)
+
+
+@nox.session(reuse_venv=True)
 def cudnn_plans(session: nox.Session) -> None:
     """Build cuDNN plans without a GPU; needs a C compiler and downloads 450 MB of wheels."""
     session.install("-e", ".", *group("test"))
