@@ -416,6 +416,15 @@ def test_paths_reach_no_files(client, path):
     assert "import" not in text
 
 
+def test_openapi_has_the_limits_of_the_server(client):
+    schemas = client.get("/openapi.json")["components"]["schemas"]
+    fields = schemas["CompletionRequest"]["properties"]
+    assert fields["max_tokens"]["maximum"] == 50
+    assert fields["num_beams"]["maximum"] == 32
+    assert fields["temperature"]["minimum"] == 0
+    assert "default" not in fields["temperature"]
+
+
 def test_openapi_describes_every_path(client):
     described = client.get("/openapi.json")["paths"]
     served = {route.path for route in client.app.app.routes if hasattr(route, "methods")}

@@ -20,7 +20,7 @@ from xformer.pipelines import pipeline_class
 from xformer.text.extras import require
 
 HELP = """Serve models on this machine: a page in the browser to explore them, and an HTTP API. Needs the extra \
-serve: pip install "xformer[cli,serve]".
+serve: pip install "xformer\\[cli,serve]".
 
 \b
 Explore a run         xformer serve --model run
@@ -29,10 +29,13 @@ Another port          xformer serve --model run --port 9000
 On the local network  xformer serve --model run --host 0.0.0.0 --token SECRET
 
 \b
-Translate             curl localhost:8000/translate -H 'Content-Type: application/json' \
-                        -d '{"text": "Ein Mann schläft .", "num_beams": 4}'
-Answer a chat         curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \
-                        -d '{"messages": [{"role": "user", "content": "Hello"}]}'
+Translate:
+  curl localhost:8000/translate -H 'Content-Type: application/json' \\
+    -d '{"text": "Ein Mann schläft .", "num_beams": 4}'
+Answer a chat:
+  curl localhost:8000/v1/chat/completions \\
+    -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Hello"}]}'
 
 Paths: /translate, /summarize, /v1/completions, /v1/chat/completions, /v1/embeddings, /classify, /explore, /attention, \
 /runs; http://localhost:8000/docs lists their fields. Concurrent requests with the same settings are computed \

@@ -409,7 +409,7 @@ async def index(request: Request) -> Response:
 
 async def show_docs(request: Request) -> Response:
     """Return a page that describes the API."""
-    return HTMLResponse(docs_page())
+    return HTMLResponse(docs_page(request.app.state.server.config.max_tokens))
 
 
 def health(server: Server, request: Request) -> Json:
@@ -460,7 +460,7 @@ def _number(value: Any) -> Any:
 
 def show_openapi(server: Server, request: Request) -> Json:
     """Return the OpenAPI description."""
-    return openapi()
+    return openapi(server.config.max_tokens)
 
 
 # --- Exploration ------------------------------------------------------------------------------------------------------

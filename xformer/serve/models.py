@@ -192,12 +192,15 @@ class ServedModel:
                 "prefix": is_seq2seq,
                 "chat": self.has_chat,
             },
-            "defaults": resolve(pipeline, {}, self.max_tokens).to_dict()  # type: ignore[arg-type]
-            if generates
-            else None,
+            "defaults": self._defaults() if generates else None,
             "has_log": self.log is not None,
             "example": _EXAMPLES[type(pipeline)],
         }
+
+    def _defaults(self) -> Json:
+        """Return the settings of requests that have none."""
+        config = resolve(self.pipeline, {}, self.max_tokens)  # type: ignore[arg-type]
+        return config.to_dict() | {"do_sample": config.method == "sampling"}
 
     @property
     def attention_kinds(self) -> list[str]:

@@ -44,8 +44,12 @@ _TYPES: dict[str, Json] = {
 _BOUNDS = {"at_least": "minimum", "at_most": "maximum", "above": "exclusiveMinimum", "below": "exclusiveMaximum"}
 
 
-def openapi() -> Json:
-    """Return the description in OpenAPI 3.1."""
+def openapi(max_tokens: int) -> Json:
+    """Return the description in OpenAPI 3.1.
+
+    Args:
+        max_tokens: Largest number of new tokens that the server allows.
+    """
     error = {"description": "An error", "content": _json_content({"$ref": "#/components/schemas/Error"})}
     responses = {"200": {"description": "Success", "content": _json_content({"type": "object"})}, "default": error}
     paths: Json = {path: {"get": {"summary": text, "responses": responses}} for path, text in _GET.items()}
@@ -54,7 +58,7 @@ def openapi() -> Json:
     ]
     schemas: Json = {"Error": _ERROR}
     for path, request, generates, text in _POST:
-        schemas[request.__name__] = _schema(request, generates)
+        schemas[request.__name__] = _schema(request, generates, max_tokens)
         body = {"required": True, "content": _json_content({"$ref": f"#/components/schemas/{request.__name__}"})}
         stream = {"text/event-stream": {"schema": {"type": "string"}}} if "stream" in _properties(request) else {}
         success = {"description": "Success", "content": {**_json_content({"type": "object"}), **stream}}
@@ -71,8 +75,8 @@ def openapi() -> Json:
     }
 
 
-def docs_page() -> str:
-    """Return an HTML page that lists paths and fields."""
+def docs_page(max_tokens: int) -> str:
+    """Return an HTML page that lists paths and fields; arguments as of `openapi`."""
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>xformer serve</title><h1>xformer serve</h1>",
         "<p>Bodies are JSON. <a href=/openapi.json>openapi.json</a> has this description in OpenAPI 3.1.</p>",
@@ -81,7 +85,10 @@ def docs_page() -> str:
     for path, request, generates, text in _POST:
         fields = "Fields of the search follow below." if generates else ""
         parts += [f"<h2>POST {path}</h2><p>{html.escape(text)} {fields}</p>{_table(request)}"]
-    parts += [f"<h2>Fields of the search</h2>{_table(GenerationConfig)}</html>"]
+    limits = f"At most {max_tokens} new tokens and {requests.MAX_BEAMS} beams. Temperature 0 is greedy search."
+    defaults = "Defaults are those of the model, see <a href=/v1/models>/v1/models</a>."
+    table = _table(GenerationConfig, has_defaults=False)
+    parts += [f"<h2>Fields of the search</h2><p>{limits} {defaults}</p>{table}</html>"]
     return "".join(parts)
 
 
@@ -105,8 +112,20 @@ def _json_content(schema: Json) -> Json:
     return {"application/json": {"schema": schema}}
 
 
-def _schema(request: type[Config], generates: bool) -> Json:
-    properties = {**(_properties(GenerationConfig) if generates else {}), **_properties(request)}
+def _schema(request: type[Config], generates: bool, max_tokens: int) -> Json:
+    search = _properties(GenerationConfig) if generates else {}
+    for schema in search.values():
+        del schema["default"]
+        schema["description"] += " Default: that of the model, see /v1/models."
+    properties = {**search, **_properties(request)}
+    for name, maximum in _maxima(max_tokens).items():
+        if name in properties:
+            properties[name]["maximum"] = maximum
+    if generates:
+        properties["temperature"] |= {
+            "minimum": 0,
+            "description": search["temperature"]["description"] + " 0: greedy search.",
+        }
     required = [name for name, _, _, field in options_of(request) if _is_required(field)]
     return {
         "type": "object",
@@ -115,6 +134,12 @@ def _schema(request: type[Config], generates: bool) -> Json:
         "additionalProperties": False,
         **({"required": required} if required else {}),
     }
+
+
+def _maxima(max_tokens: int) -> dict[str, int]:
+    """Return the limits of a server, which are lower than those of the library."""
+    tokens = ("max_tokens", "max_completion_tokens", "max_new_tokens", "min_new_tokens")
+    return dict.fromkeys(tokens, max_tokens) | dict.fromkeys(("num_beams", "num_return_sequences"), requests.MAX_BEAMS)
 
 
 def _is_required(field: Any) -> bool:
@@ -137,11 +162,12 @@ def _properties(config: type[Config]) -> Json:
     return properties
 
 
-def _table(config: type[Config]) -> str:
+def _table(config: type[Config], *, has_defaults: bool = True) -> str:
     rows = []
     for name, annotation, _, field in options_of(config):
         values = describe_values(field.metadata)
         default = "required" if _is_required(field) else f"default {field.default}"
-        cells = (name, annotation, default, f"{field.metadata['help']} {values and f'({values})'}")
+        shown = (name, annotation, default) if has_defaults else (name, annotation)
+        cells = (*shown, f"{field.metadata['help']} {values and f'({values})'}")
         rows.append("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells) + "</tr>")
     return f"<table>{''.join(rows)}</table>"
