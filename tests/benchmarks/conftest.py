@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,11 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def no_stray_processes():
+    before = children()
     yield
-    if sys.platform == "linux":
-        children = Path("/proc/self/task").glob("*/children")
-        assert all(not path.read_text().split() for path in children)
+    assert children() <= before
+
+
+def children():
+    """Return the process ids of child processes, on Linux."""
+    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}

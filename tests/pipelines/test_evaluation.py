@@ -127,4 +127,4 @@ def test_a_validation_can_be_stopped_after_the_current_batch():
         with pytest.raises(Stopped):
             score(make_model(tokenizers))
     assert measured == []
-    assert "" in score.outputs
+    assert score.outputs == []  # the others were not generated
