@@ -48,4 +48,9 @@ def run_ranks(size, function):
             raise
 
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(run, range(size)))
+        futures = [pool.submit(run, rank) for rank in range(size)]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):  # which the other ranks raise then
+            raise error
+    return [future.result() for future in futures]

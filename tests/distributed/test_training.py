@@ -83,6 +83,38 @@ def test_an_error_in_the_backward_pass_ends_the_sum(model, pairs):
         run_ranks(2, compute)
 
 
+def test_a_small_batch_is_divided_among_the_ranks(model, pairs):
+    batch, sizes = make_batch(pairs, 8), []
+
+    def loss(model, batch, rng):
+        sizes.append(batch.source.shape[0])
+        return LOSS(model, batch, rng)
+
+    run_ranks(4, lambda ranks: data_parallel(64, communicator=ranks)(loss)(model, batch, Rng(3)))
+    assert len(sizes) == 8
+
+
+def test_different_numbers_of_shards_are_refused(model):
+    with pytest.raises(ConfigError, match=r"^data_parallel is \[2, 4\] on the ranks; expected the same number"):
+        run_ranks(2, lambda ranks: data_parallel(2 + 2 * ranks.rank, communicator=ranks))
+
+
+def test_a_rank_may_own_no_parameter():
+    parameters = [np.ones(3, np.float32)]
+
+    def compute(ranks):
+        optimizer = ShardedOptimizer(Adam(), ranks)
+        state = optimizer.init(parameters)
+        updated, state = optimizer.update(parameters, parameters, state, 0.1)
+        whole = optimizer.gather_state(updated, state)
+        again, _ = optimizer.update(updated, parameters, optimizer.shard_state(updated, whole), 0.1)
+        return again, whole.step
+
+    expected, state = Adam().update(parameters, parameters, Adam().init(parameters), 0.1)
+    expected, _ = Adam().update(expected, parameters, state, 0.1)
+    assert_same_bits([expected, *(result for result, _ in run_ranks(2, compute))])
+
+
 def test_validation_losses_have_the_same_bits(model, pairs):
     batches = [make_batch(pairs, count) for count in (2, 9, 4, 7, 1)]
 

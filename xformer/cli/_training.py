@@ -199,14 +199,21 @@ def open_communicator(name: str | None) -> Iterator[Communicator]:
 
 
 def check_agreement(communicator: Communicator, config: dict[str, Any]) -> None:
-    """Raise DataError unless all ranks have the same configuration, which names the digests of their data."""
-    first, *others = communicator.all_gather(config)
+    """Raise ConfigError unless all ranks have the same configuration, which has the digests of their data."""
+    first, *others = (dict(_items(each)) for each in communicator.all_gather(config))
     for rank, other in enumerate(others, start=1):
-        names = [name for name in first if first[name] != other[name]]
-        if names:
-            raise DataError(
-                f"{names[0]} on rank {rank} is {other[names[0]]}; expected that of rank 0, {first[names[0]]}"
-            )
+        for name, value in first.items():
+            if other.get(name) != value:
+                raise ConfigError(f"{name} is {other.get(name)!r} on rank {rank}; expected {value!r}, as on rank 0")
+
+
+def _items(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested dicts with their names, e.g. ("recipe.training.seed", 1)."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _items(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def _make_recipe(

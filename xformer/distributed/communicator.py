@@ -48,7 +48,7 @@ class Communicator(ABC):
         size: Number of ranks.
         on_host: Whether arrays are exchanged as NumPy arrays, whatever their library.
         communication_dtype: "bfloat16" halves the traffic of `all_reduce`: float32 arrays are rounded before they are
-            sent, and added in float32. The bits then depend on the number of ranks.
+            sent, added in float32, and the sums are rounded again. The bits then depend on the number of ranks.
         overlaps: Whether gradients are added by a thread during the backward pass, as soon as they are known; the bits
             are the same.
     """
@@ -59,7 +59,7 @@ class Communicator(ABC):
     communication_dtype = "float32"
     overlaps = False
 
-    def all_reduce(self, arrays: Sequence[Array]) -> list[Array]:
+    def all_reduce(self, arrays: Sequence[Array], *, exact: bool = False) -> list[Array]:
         """Return the sum over the ranks of each array, with the same bits on all of them.
 
         Each rank adds a part of all elements, in the order of `tree_sum`, and the ranks exchange their parts: as much
@@ -67,17 +67,18 @@ class Communicator(ABC):
 
         Args:
             arrays: Arrays of the same shapes and dtypes on all ranks.
+            exact: Whether to send float32 as it is, whatever `communication_dtype`.
         """
         if self.size == 1:
             return list(arrays)
         sums: list[Any] = [None] * len(arrays)
         local = [to_host(array) if self.on_host else array for array in arrays]
         for bucket in buckets(local):
-            for index, total in zip(bucket, self._sum([local[index] for index in bucket]), strict=True):
+            for index, total in zip(bucket, self._sum([local[index] for index in bucket], exact), strict=True):
                 sums[index] = _like(total, arrays[index]) if self.on_host else total
         return sums
 
-    def _sum(self, arrays: Sequence[Any]) -> Iterator[Any]:
+    def _sum(self, arrays: Sequence[Any], exact: bool) -> Iterator[Any]:
         """Yield the sums of arrays of one dtype."""
         xp = array_namespace(arrays[0])
         flat = [xp.reshape(array, (-1,)) for array in arrays]
@@ -85,7 +86,7 @@ class Communicator(ABC):
         padding = -count % self.size
         if padding:
             flat.append(xp.zeros((padding,), dtype=flat[0].dtype, device=device(flat[0])))
-        is_rounded = self.communication_dtype == "bfloat16" and flat[0].dtype == xp.float32
+        is_rounded = self.communication_dtype == "bfloat16" and flat[0].dtype == xp.float32 and not exact
         pack, unpack = (bfloat16.to_bits, bfloat16.from_bits) if is_rounded else (_same, _same)
         rows = unpack(self._all_to_all(pack(xp.reshape(xp.concat(flat), (self.size, -1)))))
         part = tree_sum([rows[rank, :] for rank in range(self.size)])

@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 from xformer.distributed.communicator import Communicator, SingleProcess
 from xformer.distributed.mpi import MPICommunicator
@@ -18,6 +19,8 @@ _SECONDS_FOR_RANK_0 = 2.0  # to report an error that all ranks have
 
 def connect(name: str | None = "mpi") -> Communicator:
     """Return the communicator of the processes that a launcher has started.
+
+    An error that a program does not catch on one of several ranks then ends all of them.
 
     Args:
         name: "mpi"; "nccl" for CuPy arrays on NVIDIA GPUs, one for each rank, where MPI only starts the processes; or
@@ -34,8 +37,22 @@ def connect(name: str | None = "mpi") -> Communicator:
     if name == "nccl":
         from xformer.distributed.nccl import NCCLCommunicator
 
-        return NCCLCommunicator(MPICommunicator())
-    return MPICommunicator()
+        mpi = MPICommunicator()
+        with abort_on_error(mpi):
+            return _ending_together(NCCLCommunicator(mpi))
+    return _ending_together(MPICommunicator())
+
+
+def _ending_together(communicator: Communicator) -> Communicator:
+    """Let uncaught errors end all ranks."""
+    if communicator.size > 1:
+
+        def end_all(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            sys.__excepthook__(kind, error, trace)
+            communicator.abort()
+
+        sys.excepthook = end_all
+    return communicator
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ class ShardedOptimizer:
     """Keep the optimizer state of each parameter on one rank only (stage 1 of ZeRO; Rajbhandari et al., 2020).
 
     Each rank updates the parameters that it owns, and sends them to the others. The result has the same bits as an
-    update of all parameters on every rank. Adam then needs 8 / size bytes per parameter for its state instead of 8.
+    update of all parameters on every rank. Adam then needs about 8 / size bytes per parameter for its state instead of
+    8; while the state is saved, every rank has all of it.
 
     Args:
         optimizer: The optimizer that updates the parameters of each rank.
@@ -79,7 +80,7 @@ class ShardedOptimizer:
             )
             for leaf in leaves
         ]
-        own = zip(*self._own(rows, leaves), strict=True)
+        own = list(zip(*self._own(rows, leaves), strict=True)) or [()] * len(columns)  # a rank may own nothing
         trees = [None if tree is None else list(column) for tree, column in zip(state[1:], own, strict=True)]
         return type(state)(state[0], *trees)
 

@@ -1,4 +1,4 @@
-"""Data parallelism: each thread of each rank differentiates a shard of the batch.
+"""Data parallelism: the threads of all ranks differentiate shards of a batch.
 
 In NumPy only matrix products use several cores on their own. NumPy releases the GIL inside its loops and products, so
 threads suffice to parallelize the rest. `xformer.distributed` connects ranks, which are processes.
@@ -7,6 +7,7 @@ threads suffice to parallelize the rest. `xformer.distributed` connects ranks, w
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -60,15 +61,16 @@ def data_parallel(
                 raise ConfigError(
                     f"a batch is a {type(batch).__name__}; several ranks expect one with a method split(n)"
                 )
-            per_rank = (count or 1) // ranks.size if ranks.size > 1 else len(items)
+            per_rank = _shards_per_rank(len(items), count or 1, ranks.size) if ranks.size > 1 else len(items)
             own = items[ranks.rank * per_rank : (ranks.rank + 1) * per_rank]
             with blas_threads(1) if len(items) > 1 or ranks.size > 1 else contextlib.nullcontext():
                 if ranks.size > 1 and ranks.overlaps:
                     return _differentiate_and_sum(loss_fn, model, own, items[:1], args, ranks)
                 results = parallel_map(lambda item: differentiate(loss_fn, model, *item, *args), own or items[:1])
             total = tree_sum(results, _add)
-            leaves, rebuild = flatten(total if own else map_arrays(_nothing, total))
-            return rebuild(ranks.all_reduce(leaves))
+            loss, grads = total if own else map_arrays(_nothing, total)
+            leaves, rebuild = flatten(grads)
+            return ranks.all_reduce([loss], exact=True)[0], rebuild(ranks.all_reduce(leaves))
 
         return sharded
 
@@ -76,9 +78,20 @@ def data_parallel(
 
 
 def check_shards(count: int, communicator: Communicator) -> None:
-    """Raise ConfigError if the shards of a batch cannot be divided among the ranks."""
+    """Raise ConfigError if the shards of a batch cannot be divided among the ranks; all ranks must call it."""
     if count % communicator.size:
         raise ConfigError(f"data_parallel is {count}; expected a multiple of the {communicator.size} ranks")
+    counts = communicator.all_gather(count)
+    if len(set(counts)) > 1:  # the default is that of the threads of each rank
+        raise ConfigError(f"data_parallel is {counts} on the ranks; expected the same number, so set it")
+
+
+def _shards_per_rank(available: int, count: int, size: int) -> int:
+    """Return the number of neighboring shards of each rank; a small batch has fewer than `count`.
+
+    These are divided by a power of two, so that each rank computes a subtree of `tree_sum`.
+    """
+    return min(count // size, 2 ** math.ceil(math.log2(-(-available // size))))
 
 
 def _add(left: Any, right: Any) -> Any:
@@ -107,7 +120,7 @@ def _differentiate_and_sum(
     with sums.running():
         losses = parallel_map(loss_of, range(len(items)))
     loss = tree_sum(losses)
-    return ranks.all_reduce([loss if own else _nothing(loss)])[0], rebuild(sums.totals)
+    return ranks.all_reduce([loss if own else _nothing(loss)], exact=True)[0], rebuild(sums.totals)
 
 
 def _differentiate(loss_fn: Callable[..., Any], *args: Any) -> Any:

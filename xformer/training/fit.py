@@ -104,8 +104,9 @@ def fit(
         data_parallel: Number of shards of each batch that are computed on threads (see `data_parallel`), of all ranks
             together; default one for each core on NumPy, 1 for each rank on other backends.
         communicator: The ranks that train together, e.g. `xformer.distributed.connect("mpi")`, each of which calls
-            `fit` with the same arguments. Every rank computes a part of each batch and calls its callbacks; rank 0
-            alone writes to `run_dir`. An error on one rank ends all of them. Default: this process alone.
+            `fit` with the same arguments and the same batches, of which it computes a part. Every rank calls its
+            callbacks; rank 0 alone writes to `run_dir`, and only its callbacks get `Checkpoint` events. An error on one
+            rank is printed and ends all of them; it cannot be caught. Default: this process alone.
         num_tokens: A function that counts the tokens, or samples, of a batch, by which the sum of losses is divided;
             default `batch.num_tokens`, or 1 for batches without it, whose loss should be a mean.
         capture: Whether to record, on NumPy, the work of batches whose shapes repeat, and to replay it (see
@@ -178,6 +179,10 @@ class TrainingLoop:
         self.learning_rate = learning_rate if callable(learning_rate) else lambda step: learning_rate
         self.callbacks = list(callbacks)
         self.communicator = communicator or SingleProcess()
+        if isinstance(optimizer, ShardedOptimizer) and optimizer.communicator is not communicator:
+            raise ConfigError(
+                "optimizer is divided among other ranks than communicator; expected the same communicator"
+            )
         self.files = None if run_dir is None or self.communicator.rank > 0 else TrainingFiles(run_dir)
         self.num_workers = data_parallel or self.communicator.size * default_num_workers(model)
         self.step, self.epoch, self.num_tokens = 0, 0, 0
@@ -285,7 +290,7 @@ class TrainingLoop:
                 callback.load_state_dict(callbacks[name])
 
     def save(self) -> None:
-        """Save the training state, if there is a directory.
+        """Save the training state, if there is a directory; all ranks must call it.
 
         Raises:
             TrainingError: If a parameter is not finite; the last state is kept.

@@ -87,13 +87,13 @@ def mean_loss(
     """
     batches, ranks = list(batches), communicator or SingleProcess()
     own = batches[ranks.rank :: ranks.size]
-    num_threads_of_rank = max(1, num_workers // ranks.size)
+    num_parts = max(1, num_workers // ranks.size)
 
     def compute(part: list[Any]) -> list[float]:
         return [float(loss_fn(model, batch, None)) for batch in until_stopped(part)]
 
     with blas_threads(1 if num_workers > 1 else num_threads()):
-        parts = parallel_map(compute, [own[start::num_threads_of_rank] for start in range(num_threads_of_rank)])
+        parts = parallel_map(compute, [own[start::num_parts] for start in range(num_parts)])
     losses = interleave([interleave(parts) for parts in ranks.all_gather(parts)])
     return sum(losses) / max(1, sum(map(count_tokens, batches)))
 
