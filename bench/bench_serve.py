@@ -82,15 +82,15 @@ def serve_plain(directory: Path, connection: Any) -> None:
 
 def serve_xformer(directory: Path, connection: Any) -> None:
     """Serve a translator with xformer."""
-    import socket
-
     import uvicorn
 
+    from xformer.cli.serve import listen
     from xformer.serve.app import create_app
     from xformer.serve.models import ServedModel
 
     model = ServedModel("model", Translator.from_pretrained(directory))
-    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+    listener = listen("127.0.0.1", 0)
+    listener.listen(256)
     connection.send(listener.getsockname()[1])
     config = uvicorn.Config(create_app([model]), log_level="error", access_log=False, ws="none")
     uvicorn.Server(config).run(sockets=[listener])

@@ -7,11 +7,12 @@ import http.client
 import json
 import re
 import signal
+import socket
 
 import pytest
 
 from tests.cli.conftest import events, read_log
-from xformer.cli.serve import _names
+from xformer.cli.serve import _names, listen
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -35,6 +36,12 @@ def test_invalid_options_are_refused(xformer, trained, options, message):
 
 def test_models_of_one_name_are_numbered(tmp_path):
     assert _names([tmp_path / "a" / "run", tmp_path / "b" / "run", tmp_path / "m.gguf"]) == ["run", "run-2", "m"]
+
+
+def test_answers_are_not_delayed():
+    # asyncio turns off Nagle's algorithm only for sockets with an explicit protocol.
+    with listen("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
 
 
 def test_a_server_translates_shows_its_curves_and_stops(start_process, trained):
