@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nox
 from nox.command import CommandFailed
+from packaging.requirements import Requirement
 
 nox.needs_version = ">=2025.2.9"
 nox.options.sessions = ["lint", "types", "tests"]
@@ -65,6 +66,26 @@ def tests(session: nox.Session) -> None:
         doctests += ["--ignore", f"xformer/backends/{name}.py"]
     arguments = with_paths(session, "xformer", "tests")
     session.run("python", "-m", "pytest", "-q", *parallel, *doctests, *arguments, env=ONE_THREAD)
+
+
+@nox.session(reuse_venv=True, python="3.11")
+def lowest(session: nox.Session) -> None:
+    """Run the tests with the lowest versions that pyproject.toml allows; `-- PATH` runs some of them."""
+    extras = ["cli", "serve", "numba", "chat"]
+    requirements = [*PYPROJECT["project"]["dependencies"], *(each for extra in extras for each in EXTRAS[extra])]
+    lowest = [
+        f"{each.name}=={bound.version}"
+        for each in map(Requirement, requirements)
+        for bound in each.specifier
+        if bound.operator == ">="
+    ]
+    constraints = Path(session.create_tmp()) / "lowest.txt"
+    constraints.write_text("\n".join(lowest))
+    packages = ["array-api-strict", "hypothesis", "jsonschema", "ml_dtypes", "pytest", "pytest-xdist"]
+    session.install("-e", f".[{','.join(extras)}]", *packages, "--constraint", str(constraints))
+    # Old releases use what newer ones of other packages deprecate.
+    arguments = ["--numprocesses", "auto", "--dist", "loadfile", "-W", "ignore::DeprecationWarning"]
+    session.run("python", "-m", "pytest", "-q", *arguments, *with_paths(session, "tests"), env=ONE_THREAD)
 
 
 @nox.session(reuse_venv=True)

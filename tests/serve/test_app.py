@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -31,6 +32,7 @@ pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
 from xformer.serve.app import ServeConfig, create_app  # noqa: E402
 from xformer.serve.models import ServedModel  # noqa: E402
+from xformer.serve.responses import ERROR, RESPONSES, schema  # noqa: E402
 
 TASK = numbers_task(num_train=200, num_valid=1, num_test=64, largest=9999)
 TEXTS = [line for line in TASK.test.source if line]
@@ -112,7 +114,9 @@ class Client:
     def post(self, path, status=200, **body):
         received, _, text = self.send("POST", path, body)
         assert received == status, text
-        return json.loads(text)
+        answer = json.loads(text)
+        jsonschema.validate(answer, schema(RESPONSES[path] if status == 200 else ERROR))
+        return answer
 
     def events(self, path, **body):
         """Return the events of a stream as (name, data)."""
@@ -416,6 +420,12 @@ def test_paths_reach_no_files(client, path):
     assert "import" not in text
 
 
+def test_a_limit_is_named_as_in_the_request(client):
+    body = {"model": "generator", "prompt": "the", "max_tokens": 51}
+    error = client.post("/v1/completions", status=400, **body)["error"]
+    assert error["message"] == "max_tokens is 51; expected at most 50, the limit of this server"
+
+
 def test_openapi_has_the_limits_of_the_server(client):
     schemas = client.get("/openapi.json")["components"]["schemas"]
     fields = schemas["CompletionRequest"]["properties"]
@@ -430,6 +440,12 @@ def test_openapi_describes_every_path(client):
     served = {route.path for route in client.app.app.routes if hasattr(route, "methods")}
     assert set(described) == served - {"/", "/docs", "/openapi.json"}
     assert client.send("GET", "/docs")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/runs"])
+def test_answers_have_their_schema(client, path):
+    schemas = client.get("/openapi.json")["paths"][path]["get"]["responses"]["200"]["content"]
+    jsonschema.validate(client.get(path), schemas["application/json"]["schema"])
 
 
 def test_a_client_that_disconnects_stops_its_generation(caplog):

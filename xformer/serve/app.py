@@ -560,6 +560,7 @@ async def completions(server: Server, request: Request, body: Json) -> Any:
     completion.num_alternatives = parsed.logprobs
     completion.prompts = prompts
     if "max_new_tokens" not in settings:
+        requests.check_limit("max_tokens", parsed.max_tokens, model.max_tokens)
         settings["max_new_tokens"] = parsed.max_tokens
     return await completion.respond(server, request, model.encode(prompts), settings)
 
@@ -572,9 +573,10 @@ async def chat_completions(server: Server, request: Request, body: Json) -> Any:
         raise DataError(f"model {model.name!r} has no chat template; expected /v1/completions")
     completion = Completion(model, parsed, is_chat=True)
     completion.num_alternatives = parsed.top_logprobs if parsed.logprobs else None
-    limit = parsed.max_completion_tokens or parsed.max_tokens
-    if limit is not None:
-        settings["max_new_tokens"] = limit
+    for name in ("max_tokens", "max_completion_tokens"):
+        if (limit := getattr(parsed, name)) is not None:
+            requests.check_limit(name, limit, model.max_tokens)
+            settings["max_new_tokens"] = limit
     messages = [_plain_message(message) for message in parsed.messages]
     return await completion.respond(server, request, model.encode([messages]), settings)
 

@@ -10,6 +10,8 @@ import xformer
 from xformer.config import Config, describe_values, options_of
 from xformer.generation import GenerationConfig
 from xformer.serve import requests
+from xformer.serve.responses import ERROR, EVENTS, RESPONSES, notation
+from xformer.serve.responses import schema as response_schema
 from xformer.serve.tokens import Json
 
 # Path, request, whether it has the fields of GenerationConfig, summary.
@@ -51,18 +53,22 @@ def openapi(max_tokens: int) -> Json:
         max_tokens: Largest number of new tokens that the server allows.
     """
     error = {"description": "An error", "content": _json_content({"$ref": "#/components/schemas/Error"})}
-    responses = {"200": {"description": "Success", "content": _json_content({"type": "object"})}, "default": error}
-    paths: Json = {path: {"get": {"summary": text, "responses": responses}} for path, text in _GET.items()}
+    paths: Json = {}
+    for path, text in _GET.items():
+        success = {"description": "Success", "content": _json_content(response_schema(RESPONSES[path]))}
+        paths[path] = {"get": {"summary": text, "responses": {"200": success, "default": error}}}
     paths["/runs/{model}"]["get"]["parameters"] = [
         {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
     ]
-    schemas: Json = {"Error": _ERROR}
+    schemas: Json = {"Error": response_schema(ERROR)}
     for path, request, generates, text in _POST:
         schemas[request.__name__] = _schema(request, generates, max_tokens)
         body = {"required": True, "content": _json_content({"$ref": f"#/components/schemas/{request.__name__}"})}
-        stream = {"text/event-stream": {"schema": {"type": "string"}}} if "stream" in _properties(request) else {}
-        success = {"description": "Success", "content": {**_json_content({"type": "object"}), **stream}}
-        paths[path] = {"post": {"summary": text, "requestBody": body, "responses": {**responses, "200": success}}}
+        content = _json_content(response_schema(RESPONSES[path]))
+        if path in EVENTS:
+            content["text/event-stream"] = {"schema": {"type": "string", "description": EVENTS[path]}}
+        success = {"description": "Success", "content": content}
+        paths[path] = {"post": {"summary": text, "requestBody": body, "responses": {"200": success, "default": error}}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "xformer serve", "version": xformer.__version__},
@@ -81,10 +87,12 @@ def docs_page(max_tokens: int) -> str:
         "<!doctype html><html lang=en><meta charset=utf-8><title>xformer serve</title><h1>xformer serve</h1>",
         "<p>Bodies are JSON. <a href=/openapi.json>openapi.json</a> has this description in OpenAPI 3.1.</p>",
     ]
-    parts += [f"<h2>GET {html.escape(path)}</h2><p>{html.escape(text)}</p>" for path, text in _GET.items()]
+    parts += [
+        f"<h2>GET {html.escape(path)}</h2><p>{html.escape(text)}</p>{_answer(path)}" for path, text in _GET.items()
+    ]
     for path, request, generates, text in _POST:
         fields = "Fields of the search follow below." if generates else ""
-        parts += [f"<h2>POST {path}</h2><p>{html.escape(text)} {fields}</p>{_table(request)}"]
+        parts += [f"<h2>POST {path}</h2><p>{html.escape(text)} {fields}</p>{_table(request)}{_answer(path)}"]
     limits = f"At most {max_tokens} new tokens and {requests.MAX_BEAMS} beams. Temperature 0 is greedy search."
     defaults = "Defaults are those of the model, see <a href=/v1/models>/v1/models</a>."
     table = _table(GenerationConfig, has_defaults=False)
@@ -92,20 +100,9 @@ def docs_page(max_tokens: int) -> str:
     return "".join(parts)
 
 
-_ERROR: Json = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
+def _answer(path: str) -> str:
+    stream = f"<p>Stream: {html.escape(EVENTS[path])}</p>" if path in EVENTS else ""
+    return f"<p>Answer: <code>{html.escape(notation(RESPONSES[path]))}</code></p>{stream}"
 
 
 def _json_content(schema: Json) -> Json:
@@ -126,6 +123,8 @@ def _schema(request: type[Config], generates: bool, max_tokens: int) -> Json:
             "minimum": 0,
             "description": search["temperature"]["description"] + " 0: greedy search.",
         }
+    for name, accepted in requests.neutral_fields(request).items():
+        properties[name] = {"enum": list(accepted), "description": "Accepted without effect."}
     required = [name for name, _, _, field in options_of(request) if _is_required(field)]
     return {
         "type": "object",
@@ -170,4 +169,6 @@ def _table(config: type[Config], *, has_defaults: bool = True) -> str:
         shown = (name, annotation, default) if has_defaults else (name, annotation)
         cells = (*shown, f"{field.metadata['help']} {values and f'({values})'}")
         rows.append("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells) + "</tr>")
-    return f"<table>{''.join(rows)}</table>"
+    neutral = ", ".join(requests.neutral_fields(config))
+    note = f"<p>Accepted only with values that have no effect: {neutral}.</p>" if neutral else ""
+    return f"<table>{''.join(rows)}</table>{note}"

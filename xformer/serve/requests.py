@@ -121,6 +121,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": (None, {"type": "text"}),
     "tools": (None, []),
 }
+
+
+def neutral_fields(request: type[Config]) -> dict[str, tuple[Any, ...]]:
+    """Return the further fields that a request accepts, with the values that have no effect."""
+    return _NEUTRAL if request in (CompletionRequest, ChatRequest) else {}
+
+
 _TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),
@@ -149,7 +156,7 @@ def parse(body: Any, request: type[Config], *, generates: bool = True) -> tuple[
         raise ConfigError(f"the body is a {type(body).__name__}; expected a JSON object")
     own = field_names(request)
     generation = [name for name in field_names(GenerationConfig) if generates and name not in own]
-    for name, accepted in _NEUTRAL.items() if request in (CompletionRequest, ChatRequest) else ():
+    for name, accepted in neutral_fields(request).items():
         if name in body and body.pop(name) not in accepted:
             raise ConfigError(f"{name} is not supported; omit it")
     check_keys(body, [*own, *generation], "the request")
@@ -218,11 +225,16 @@ def resolve(pipeline: TextToText | TextGenerator, settings: Settings, max_tokens
         ("max_new_tokens", settings.get("max_new_tokens") or 0, max_tokens),
         ("min_new_tokens", config.min_new_tokens, max_tokens),
     ):
-        if value > limit:
-            raise ConfigError(f"{name} is {value}; expected at most {limit}, the limit of this server")
+        check_limit(name, value, limit)
     if config.max_new_tokens is not None and config.max_new_tokens > max_tokens:  # the default of the model
         config = dataclasses.replace(config, max_new_tokens=max_tokens)
     return config
+
+
+def check_limit(name: str, value: int, limit: int) -> None:
+    """Raise ConfigError for a value above a limit of the server."""
+    if value > limit:
+        raise ConfigError(f"{name} is {value}; expected at most {limit}, the limit of this server")
 
 
 def check_unsupported(request: Any, names: Collection[str], reason: str) -> None:
