@@ -132,7 +132,7 @@ def test_a_validation_without_bleu():
 @pytest.mark.parametrize(
     ("limits", "left"),
     [
-        ({"max_steps": 100, "max_minutes": 10.0}, "1:30 left"),  # 10 steps in 10 seconds: 90 to go
+        ({"max_steps": 100, "max_minutes": 10.0}, "1:30 left"),  # 9 steps in 9 seconds: 90 to go
         ({"max_steps": 10_000, "max_minutes": 1.0}, "0:30 left"),
         ({"max_minutes": 1.0}, "0:30 left"),
         ({}, "tokens/s\n"),
@@ -140,13 +140,23 @@ def test_a_validation_without_bleu():
 )
 def test_the_first_limit_decides_the_time_left(monkeypatch, limits, left):
     clock = Clock(monkeypatch)
-    assert left in print_events(TrainingConfig(**limits), [make_step(10)], clock=clock, seconds=10.0)
+    events = [make_step(step) for step in range(1, 11)]
+    assert left in print_events(TrainingConfig(**limits), events, clock=clock, seconds=1.0)
 
 
 def test_a_resumed_run_counts_its_own_steps(monkeypatch):
     clock = Clock(monkeypatch)
-    line = print_events(TrainingConfig(max_steps=120), [make_step(110)], clock=clock, seconds=10.0, first_step=100)
+    events = [make_step(step) for step in range(101, 111)]
+    line = print_events(TrainingConfig(max_steps=120), events, clock=clock, seconds=1.0, first_step=100)
     assert "0:10 left" in line
+
+
+def test_the_first_step_does_not_count_for_the_time_left(monkeypatch):
+    clock = Clock(monkeypatch)
+    clock.now += 100.0  # compilation
+    events = [make_step(step) for step in range(1, 8)]
+    lines = print_events(TrainingConfig(max_steps=17), events, clock=clock, seconds=2.0).splitlines()
+    assert lines == ["step 5  loss 2.000  1,000 target tokens/s  0:24 left"]
 
 
 def test_numbers_are_smoothed(monkeypatch):

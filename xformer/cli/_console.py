@@ -142,7 +142,7 @@ class TrainingProgress:
 
     def __init__(self, console: Console, config: BaseTrainingConfig, *, unit: str = "target tokens") -> None:
         self.console, self.config, self.unit = console, config, unit
-        self._first_step = 0
+        self._first_step: int | None = None
         self._start_time = time.monotonic()
         self._loss = self._speed = 0.0
         self._num_smoothed = 0
@@ -174,7 +174,6 @@ class TrainingProgress:
         self.is_used |= isinstance(event, Step | Validation)
         with contextlib.suppress(OSError):
             if isinstance(event, Start) and event.step:
-                self._first_step = event.step
                 self.console.print(f"resuming after step {event.step:,}")
             elif isinstance(event, Validation):
                 self._validation = _summarize_validation(event)
@@ -202,9 +201,12 @@ class TrainingProgress:
         """Return the completed fraction of the run and the seconds left, by the limit that is reached first."""
         max_steps, max_minutes = self.config.max_steps, self.config.max_minutes
         fraction, seconds_left = 0.0, None
+        if self._first_step is None:  # kernels are compiled in the first step, which does not count
+            self._first_step, self._start_time = step.step, time.monotonic()
         if max_steps is not None:
-            seconds_per_step = (time.monotonic() - self._start_time) / max(1, step.step - self._first_step)
-            fraction, seconds_left = step.step / max_steps, seconds_per_step * (max_steps - step.step)
+            fraction = step.step / max_steps
+            if (num_steps := step.step - self._first_step) > 0:
+                seconds_left = (time.monotonic() - self._start_time) / num_steps * (max_steps - step.step)
         if max_minutes is not None:
             fraction = max(fraction, step.minutes / max_minutes)
             by_clock = max(0.0, 60.0 * (max_minutes - step.minutes))
