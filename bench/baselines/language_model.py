@@ -6,7 +6,6 @@ start with cold caches.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 import time
@@ -14,50 +13,42 @@ from collections.abc import Iterator
 from typing import Any
 
 from xformer.benchmarks import Computation
-from xformer.threads import blas_threads, num_threads
+from xformer.threads import num_threads
 
 _WARM_UP = 3
 
 
 def build_xformer(settings: dict[str, Any]) -> Computation:
     """Build steps as in `xformer train-lm`."""
-    import functools
-
     import numpy as np
 
     import xformer as xf
     from xformer.runs.tasks import LanguageModelTask
-    from xformer.training import AdamW, data_parallel, train_step
+    from xformer.training import AdamW
+    from xformer.training.fit import TrainingLoop
 
     training, shards = settings["training"], settings["shards"]
     model = xf.LanguageModel(xf.LanguageModelConfig(**settings["model"]), xp=np, seed=0)
     text, sizes = np.asarray(settings["text"]), {name: training[name] for name in ("context_length", "batch_size")}
     task = LanguageModelTask(model, text, text, **sizes)
-    batches = task.batches(xf.Rng(0), skip=0)
-    optimizer = AdamW(**{name: training[name] for name in ("beta1", "beta2", "epsilon", "weight_decay")})
-    state = optimizer.init(model)
+    loop = TrainingLoop(
+        model,
+        task.loss,
+        lambda number: (batch for _, batch in task.batches(xf.Rng(0), skip=number)),
+        optimizer=AdamW(**{name: training[name] for name in ("beta1", "beta2", "epsilon", "weight_decay")}),
+        learning_rate=training["learning_rate"],
+        max_grad_norm=training["max_grad_norm"],
+        steps=_WARM_UP,
+        data_parallel=shards,
+    )
+    loop.run()
 
     def step(index: int) -> float:
-        nonlocal model, state
-        for number in range(settings["steps"]):
-            result = train_step(
-                model,
-                state,
-                [next(batches)[1]],
-                xf.Rng(index).fold(number),
-                loss_fn=task.loss,
-                optimizer=optimizer,
-                learning_rate=training["learning_rate"],
-                max_grad_norm=training["max_grad_norm"],
-                value_and_grad=data_parallel(shards),
-                donate=True,
-            )
-            model, state = result.model, result.state
-        return float(result.loss)
+        loop.max_steps += settings["steps"]
+        loop.run()
+        return float(loop.history[-1].loss)
 
-    # A batch that is not split into shards needs all threads of the BLAS.
-    context = functools.partial(blas_threads, 1) if shards > 1 else contextlib.nullcontext
-    return Computation(step, metadata={"parameters": model.parameter_count()}, context=context)
+    return Computation(step, metadata={"parameters": model.parameter_count()})
 
 
 def build_torch(settings: dict[str, Any]) -> Computation:
