@@ -118,9 +118,9 @@ def positions_of(ids: Array, pad_id: int | None) -> Array | None:
     if pad_id is None:
         return None
     xp = array_namespace(ids)
-    started = xp.cumulative_sum(xp.astype(ids != pad_id, ids.dtype), axis=1) > 0
-    padding = xp.sum(xp.astype(xp.logical_not(started), ids.dtype), axis=1, keepdims=True)
-    return xp.clip(xp.arange(ids.shape[1], dtype=ids.dtype, device=device(ids)) - padding, min=0)
+    num_tokens = xp.cumulative_sum(xp.astype(ids != pad_id, ids.dtype), axis=1)
+    has_started = xp.astype(num_tokens > 0, ids.dtype)
+    return xp.cumulative_sum(has_started, axis=1) - has_started
 
 
 def ids_of(tokens: Array) -> Array:
