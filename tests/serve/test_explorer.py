@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 import xformer
+from tests.pipelines.test_checkpoints import checkpoint
 from xformer.cli.main import exit_code
 from xformer.text import numbers_task
 
@@ -81,7 +82,7 @@ def test_the_page_has_no_inline_code_and_loads_only_its_own_files() -> None:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Runs of a translator and a language model that have learned little."""
+    """Runs of a translator and a language model that have learned little, and a random classifier."""
     directory = tmp_path_factory.mktemp("explorer")
     task = numbers_task(num_train=400, num_valid=10, num_test=1, largest=9999)
     for name, corpus in (("train", task.train), ("valid", task.valid)):
@@ -97,7 +98,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for command, data, name in (("train", files, "translator"), ("train-lm", texts, "lm")):
         recipe = str(directory / f"{name}.toml")
         assert exit_code([command, *data, "--recipe", recipe, "--out", str(directory / name)]) == 0
-    return [directory / "translator", directory / "lm"]
+    special = {"<pad>": 0, "<cls>": 1, "<sep>": 2, "<unk>": 3}
+    tokens = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<cls>", "sep_token": "<sep>"}
+    classifier = checkpoint(directory, "bert_classifier", "<cls> $A <sep>", special, tokenizer_config=tokens)
+    return [directory / "translator", directory / "lm", classifier]
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +213,18 @@ def test_a_second_run_replaces_one_that_has_not_ended(open_page: Any) -> None:
     page.wait_for_function("() => document.querySelector('.status').textContent.includes(' s')")
     assert tokens_of(page) == expected
     assert "stopped" not in page.inner_text(".status")
+
+
+@pytest.mark.slow
+def test_a_classifier_shows_its_classes_first(open_page: Any) -> None:
+    page = open_page({"text": "a man sleeps", "a": "bert_classifier"})
+    page.wait_for_selector("[data-tab=result][aria-selected=true]")
+    assert tokens_of(page) == ["<cls>", "a", "man", "sleeps", "<sep>"]
+    labels = page.locator(".bars [role=listitem]")
+    assert labels.count() == 3
+    assert "LABEL_" in labels.first.get_attribute("aria-label")
+    page.click("[data-tab=attention]")
+    page.wait_for_selector("[data-export=svg]")
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import { heatMap } from "./heatmap.js";
 import { barChart } from "./bars.js";
 import { TokenRow } from "./tokens.js";
 
-const TABS = { tokens: "Alternatives", attention: "Attention", alignment: "Alignment", beam: "Beam", result: "Result", training: "Training" };
+const TABS = { tokens: "Alternatives", result: "Result", attention: "Attention", alignment: "Alignment", beam: "Beam", training: "Training" };
 
 const joined = (tokens) => tokens.map(({ plain }) => plain).join("").trim();
 
@@ -158,7 +158,7 @@ export class Column {
       attention: !result || this.tokens.length,
       alignment: result ? output?.alignment : model.isEncoderDecoder,
       beam: result?.beam,
-      result: result?.summary,
+      result: result ? result.summary : !model.generates,
       training: model.hasTraining,
     })[tab]);
   }
@@ -192,7 +192,7 @@ export class Column {
       if (this.running) return show(html("p", { class: "empty" }, "Running …"));
       return show(html("p", { class: "empty" }, this.model.generates
         ? "Enter a text and press Generate. Select a token to see its alternatives and its attention."
-        : "Enter a text and press Run to see its attention."));
+        : "Enter a text and press Run to see the result and its attention."));
     }
     try {
       await this[`draw_${this.tab}`](show);

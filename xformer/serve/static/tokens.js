@@ -40,7 +40,7 @@ export class TokenRow {
   set(tokens) {
     const focused = this.elements.indexOf(document.activeElement);
     this.elements = tokens.map((token, index) => tokenElement(token, index, this.onselect));
-    this.list.replaceChildren(...this.elements);
+    this.list.replaceChildren(...(tokens.length ? this.elements : [html("span", { class: "empty" }, "(empty)")]));
     if (this.onselect) roving(this.elements);
     this.elements[focused]?.focus();
   }
