@@ -144,18 +144,18 @@ def test_a_single_row_is_compiled():
     assert "linear on numpy: numba.linear" in kernels.explain("linear", single(1, 8), single(8, 8), None)
 
 
-def test_blas_multiplies_many_rows_on_amd(monkeypatch):
+def test_blas_multiplies_large_matrices_of_many_rows_on_amd(monkeypatch):
     assert compiled._many_rows("skylake-avx512") == math.inf
     many = compiled._many_rows("znver3")
     monkeypatch.setattr(compiled, "_many_rows_here", lambda: many)
-    weight, bias = single(64, 48), single(48)
-    for rows in (1, many - 1, many, 3 * many):
-        x = single(1, rows, 64)
+    for rows, depth in ((1, 512), (many - 1, 512), (many, 512), (3 * many, 512), (3 * many, 64)):
+        x, weight, bias = single(1, rows, depth), single(depth, 96), single(96)
+        is_large = rows >= many and depth == 512
         for operation, static in (("linear", {}), ("project_heads", {"heads": (4,)})):
             lines = kernels.explain(operation, x, weight, bias, **static).splitlines()
-            assert lines[0] == f"{operation} on numpy: {'numba' if rows < many else 'numpy'}.{operation}"
+            assert lines[0] == f"{operation} on numpy: {'numpy' if is_large else 'numba'}.{operation}"
             reason = f"  not numba.{operation}: {rows} rows, for which NumPy's BLAS is faster on AMD"
-            assert (reason in lines) == (rows >= many)
+            assert (reason in lines) == is_large
         assert_same(monkeypatch, linear, x, weight, bias)
         captured = xf.capture(linear)
         for number in range(3):

@@ -33,9 +33,11 @@ _PART_DEPTH, _MAX_DEPTH_PARTS, _PART_COLUMNS, _PART_ELEMENTS = 128, 8, 1024, 65_
 _GROUP = 8  # rows of the matrix that are read at a time
 
 
-# Rows of a product from which OpenBLAS is faster on CPUs of AMD, by up to 1.4 times. For fewer, as in decoding, its
-# threads, which wait for the next product in a loop, take the time of the compiled kernels between products.
+# OpenBLAS is up to 1.4 times faster on CPUs of AMD for products of this many rows and multiplications. For smaller ones,
+# as in decoding, its threads, which wait for the next product in a loop, take the time of the compiled kernels between
+# products.
 _MANY_ROWS_AMD = 200
+_MIN_BLAS_MULTIPLICATIONS = 8_000_000
 
 
 def _many_rows(cpu_name: str) -> float:
@@ -54,7 +56,14 @@ def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
     if (reason := numba_arrays.supports(arrays, static)) is not None:
         return reason
     rows = math.prod(arrays[0].shape[:-1])
-    return f"{rows} rows, for which NumPy's BLAS is faster on AMD" if rows >= _many_rows_here() else None
+    num_multiplications = rows * sum(array.size for array in arrays[1:] if array is not None and array.ndim == 2)
+    if _is_for_blas(rows, num_multiplications):
+        return f"{rows} rows, for which NumPy's BLAS is faster on AMD"
+    return None
+
+
+def _is_for_blas(rows: int, num_multiplications: int) -> bool:
+    return rows >= _many_rows_here() and num_multiplications >= _MIN_BLAS_MULTIPLICATIONS
 
 
 def _contiguous(x: Any) -> Any:
@@ -68,7 +77,7 @@ def _affine(a: Any, b: Any, bias: Any) -> Any:
     num_multiplications = rows * depth * columns
     min_multiplications = _MIN_ROW_MULTIPLICATIONS if rows == 1 else _MIN_MULTIPLICATIONS
     is_small = num_multiplications < min_multiplications or min(depth, columns) < _MIN_COLUMNS
-    if is_small or rows >= _many_rows_here():  # many rows: the gradient of the weight
+    if is_small or _is_for_blas(rows, num_multiplications):  # the latter: the gradient of the weight
         np.matmul(a, b, out=out)
         return out if bias is None else np.add(out, bias, out=out)
     b, bias = _contiguous(b), EMPTY_1D if bias is None else flatten(bias)
