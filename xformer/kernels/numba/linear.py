@@ -33,9 +33,9 @@ _PART_DEPTH, _MAX_DEPTH_PARTS, _PART_COLUMNS, _PART_ELEMENTS = 128, 8, 1024, 65_
 _GROUP = 8  # rows of the matrix that are read at a time
 
 
-# OpenBLAS is up to 1.4 times faster on CPUs of AMD for products of this many rows and multiplications. For smaller ones,
-# as in decoding, its threads, which wait for the next product in a loop, take the time of the compiled kernels between
-# products.
+# OpenBLAS is up to 1.4 times faster on CPUs of AMD for products of this many rows and multiplications. For smaller
+# ones, as in decoding, its threads, which wait for the next product in a loop, take the time of the compiled kernels
+# between products.
 _MANY_ROWS_AMD = 200
 _MIN_BLAS_MULTIPLICATIONS = 8_000_000
 
