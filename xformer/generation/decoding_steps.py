@@ -44,7 +44,7 @@ class DecodingSteps:
         self.cache, self._model, self._max_length = cache, model, max_length
         self._length, self._num_repeats = 0, 0
         self._recording: Recording | None = None
-        self._used: list[tuple[Hashable, StaticCache, Recording]] = []
+        self._used: tuple[Hashable, StaticCache, Recording] | None = None  # the last recording, with its arrays
         config = model.config
         self._max_capacity = config.max_positions if config.positions == "learned" else math.inf
         self._is_static = config.window is None and hasattr(model, "to_static") and max_length >= _MIN_LENGTH
@@ -68,12 +68,13 @@ class DecodingSteps:
         self.cache.reorder(rows, inputs)
 
     def close(self) -> None:
-        """Keep the recordings for other searches."""
-        for key, cache, recording in self._used:
+        """Keep the last recording for other searches."""
+        if self._used is not None:
+            key, cache, recording = self._used
             arrays: Any = (array for array in cache.arrays() if array is not None)
             size = sum(array.nbytes for array in arrays)
             _kept.keep(self._model, key, (cache, recording), recording.nbytes + size)
-        self._used = []
+        self._used = None
 
     @property
     def _num_rows(self) -> int | None:
@@ -117,8 +118,9 @@ class DecodingSteps:
         for target, source in zip(cache.arrays(), self.cache.arrays(), strict=True):
             if target is not None and source is not None:
                 assign(target, source)
-        self._used.append((key, cache, recording))
         self.cache, self._recording = cache.alias(), recording
+        self.close()  # nothing uses the arrays of the last recording any more
+        self._used = key, cache, recording
 
     def _record(self, key: Hashable, tokens: Array) -> Array:
         """Make a step and record it, with arrays that no other recording has."""
@@ -132,6 +134,7 @@ class DecodingSteps:
             assign(self.cache.index, index)  # part of the step was made
             return self._model.decode_step(tokens, self.cache)
         logits, recording.result = recording.result, None
-        self._used.append((key, self.cache.alias(), recording))
+        self.close()
+        self._used = key, self.cache.alias(), recording
         self._recording = recording
         return logits
