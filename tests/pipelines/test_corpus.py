@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import resource
 import signal
@@ -12,6 +14,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from xformer.errors import CheckpointError, ConfigError, CorpusError, DataError
@@ -50,6 +53,12 @@ def run(source, tmp_path):
 def merged(corpus):
     corpus.merge_lines(corpus.directory / "output")
     return (corpus.directory / "output").read_bytes()
+
+
+def make_array(lines, first_index):
+    file = io.BytesIO()
+    np.save(file, np.full((len(lines), 2), first_index))
+    return ChunkOutput(file.getvalue(), {"lines": len(lines)})
 
 
 class InlineExecutor(Executor):
@@ -156,6 +165,35 @@ def test_invalid_sources_and_counts_are_refused(run, source):
     source.write_bytes(b"")
     with pytest.raises(DataError, match="is empty"):
         run()
+
+
+def test_merge_arrays(run, tmp_path):
+    run(make_array, suffix=".npy").merge_arrays(tmp_path / "all.npy")
+    assert np.load(tmp_path / "all.npy")[:, 1].tolist() == [number // 10 * 10 for number in range(len(LINES))]
+
+
+@pytest.mark.parametrize("part", [b"", b"\x93NUMPY\x01\x00v\x00{'descr'", np.zeros((10, 3)), np.zeros(())])
+def test_merge_arrays_refuses_a_damaged_part(run, tmp_path, part):
+    corpus = run(make_array, suffix=".npy")
+    path = tmp_path / "out" / "part-00000003.npy"
+    if isinstance(part, bytes):
+        path.write_bytes(part)
+    else:
+        np.save(path, part)
+    with pytest.raises(CorpusError, match=r"part-00000003.npy.*; remove it, and run again"):
+        corpus.merge_arrays(tmp_path / "all.npy")
+    assert not (tmp_path / "all.npy").exists()
+    path.unlink()
+    run(make_array, suffix=".npy").merge_arrays(tmp_path / "all.npy")
+    assert len(np.load(tmp_path / "all.npy")) == len(LINES)
+
+
+def test_damaged_lines_of_the_log_are_ignored(run, tmp_path):
+    run()
+    log = tmp_path / "out" / "log.jsonl"
+    damaged = [b"\xff", b"[]", b"{}", b'{"chunk": 0, "counts": 1}', json.dumps({"chunk": "a", "counts": {}}).encode()]
+    log.write_bytes(b"\n".join([*damaged, log.read_bytes()]))
+    assert run().counts["lines"] == len(LINES)
 
 
 def test_a_function_that_fails_without_lines_stops_before_any_chunk(run, tmp_path):

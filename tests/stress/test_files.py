@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +25,7 @@ from xformer.cli.main import exit_code
 from xformer.data.audio import read_wav
 from xformer.families.gguf_tokenizer import read_tokenizer
 from xformer.io import load_arrays, save_arrays
+from xformer.pipelines import ChunkOutput, process_corpus
 from xformer.pipelines.loading import pipeline_class
 from xformer.runs.recipe import read_tables
 from xformer.text import load_tokenizer, numbers_task
@@ -126,6 +130,25 @@ def make_gguf_tokenizer(directory: Path) -> None:
     writer.close()
 
 
+def embed(lines: list[str], first_index: int) -> ChunkOutput:
+    """Return an array of a row per line, which `process_corpus` writes as a part."""
+    file = io.BytesIO()
+    np.save(file, np.full((len(lines), 3), first_index, np.float32))
+    return ChunkOutput(file.getvalue(), {"lines": len(lines)})
+
+
+def read_corpus(directory: Path) -> None:
+    """Continue a run that is complete, and merge its parts elsewhere."""
+    with ThreadPoolExecutor(1) as executor, tempfile.TemporaryDirectory() as merged:
+        arguments = {"executor": executor, "settings": {"dim": 3}, "chunk_lines": 2, "suffix": ".npy"}
+        process_corpus(embed, directory / "text", directory / "parts", **arguments).merge_arrays(f"{merged}/out.npy")
+
+
+def make_corpus(directory: Path) -> None:
+    (directory / "text").write_text("one\ntwo\nthree\nfour\nfive\n")
+    read_corpus(directory)
+
+
 def checkpoint(name: str) -> Format:
     return Format(copy_of(CHECKPOINTS / name, "config.json", "model.safetensors"), xf.load_pretrained)
 
@@ -153,6 +176,9 @@ FORMATS = {
     "log": Format(make_run, lambda path: TrainingFiles(path / "run").read_log(), ("run/log.jsonl",)),
     "recipe": Format(
         lambda path: (path / "recipe.toml").write_text(RECIPE), lambda path: read_tables(path / "recipe.toml")
+    ),
+    "corpus": Format(
+        make_corpus, read_corpus, ("parts/manifest.json", "parts/log.jsonl", "parts/part-00000001.npy", "text")
     ),
     "lines": Format(make_pair, lambda path: read_lines(path / "a")),
     "text": Format(make_pair, lambda path: read_text(path / "a")),

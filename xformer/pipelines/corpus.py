@@ -107,14 +107,23 @@ class Corpus:
 
         Raises:
             CheckpointError: If the file cannot be written.
+            CorpusError: If a part is damaged.
         """
-        first = np.load(next(self.parts()), mmap_mode="r", allow_pickle=False)
-        num_rows = sum(np.load(part, mmap_mode="r", allow_pickle=False).shape[0] for part in self.parts())
+        first = _read_array(next(self.parts()))
+        num_rows = 0
+        for part in self.parts():
+            array = _read_array(part)
+            if array.dtype != first.dtype or array.ndim == 0 or array.shape[1:] != first.shape[1:]:
+                raise CorpusError(
+                    f"{part} has shape {array.shape} and dtype {array.dtype}, the first part {first.shape} and "
+                    f"{first.dtype}; remove it, and run again"
+                )
+            num_rows += array.shape[0]
         header = np.lib.format.header_data_from_array_1_0(first) | {"shape": (num_rows, *first.shape[1:])}
         with atomic_write(output) as file:
             np.lib.format.write_array_header_1_0(file, header)
             for part in self.parts():
-                file.write(np.load(part, allow_pickle=False).tobytes())
+                file.write(_read_array(part).tobytes())
 
 
 def process_corpus(
@@ -292,18 +301,28 @@ def _part(directory: Path, number: int, suffix: str) -> Path:
     return directory / f"part-{number:08}{suffix}"
 
 
+def _read_array(part: Path) -> np.ndarray:
+    """Map a part into memory; raise CorpusError if it is damaged."""
+    try:
+        return np.lib.format.open_memmap(part, mode="r")
+    except Exception as error:  # damaged headers raise many types
+        message = f"cannot read {part} as an array ({_first_line(str(error))}); remove it, and run again"
+        raise CorpusError(message) from error
+
+
 def _sum_counts(log: Path) -> dict[str, int]:
     """Add up the counts of all runs, with one entry for each chunk."""
     sums: Counter[str] = Counter()
     seen: set[int] = set()
     if not log.exists():  # all chunks failed
         return {}
-    with log.open(encoding="utf-8") as file:
-        for line in file:
-            with contextlib.suppress(ValueError):  # of a process that was killed while it wrote
-                event = json.loads(line)
-                sums.update({} if event["chunk"] in seen else event["counts"])
-                seen.add(event["chunk"])
+    for line in log.read_bytes().splitlines():
+        # Ignore damaged lines, e.g. of a process that was killed while it wrote.
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            event = json.loads(line)
+            number, counts = int(event["chunk"]), {name: int(count) for name, count in event["counts"].items()}
+            sums.update({} if number in seen else counts)
+            seen.add(number)
     return dict(sums)
 
 
