@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import itertools
 import json
 import os
 import random
@@ -26,8 +28,14 @@ TRAIN = (
     "train --source {0}/train.source --target {0}/train.target --valid-source {0}/valid.source --valid-target "
     "{0}/valid.target --recipe {0}/recipe.toml --max-steps 40 --seed 3 --out"
 )
+AVERAGE = "--set training.keep_checkpoints=3 --set training.checkpoint_every=5 --set training.average=last"
 TRANSLATE = "translate --model {0}/run --input {0}/train.source --max-new-tokens 30 --output"
+CORPUS = (
+    "translate --model {0}/run --input {0}/train.source --max-new-tokens 30 --chunk-lines 6 --workers 2 --corpus-out"
+)
 EXPORT = "export {0}/run"
+SERVE = "serve --model {0}/run --port"
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")  # of Debian's package faketime
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +45,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(*arguments: object) -> subprocess.Popen[bytes]:
+def start(*arguments: object, **variables: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "XFORMER_KERNELS": "no-jit"}
+    environment |= variables
     command = [sys.executable, "-m", "xformer", *map(str, arguments)]
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, env=environment, **pipes)
@@ -92,11 +101,12 @@ def durations(arguments: list[object], seed: int, number: int) -> Iterator[float
     return (draw.uniform(0.3, 1.05) * length for _ in range(number))
 
 
-def test_training_that_is_killed_resumes_to_the_same_bits(inputs, scale, tmp_path):
-    train = TRAIN.format(inputs).split()
+@pytest.mark.parametrize("options", ["", AVERAGE], ids=["plain", "average"])
+def test_training_that_is_killed_resumes_to_the_same_bits(options, inputs, scale, tmp_path):
+    train = TRAIN.format(inputs).replace("--seed", f"{options} --seed").split()
     expected = tmp_path / "expected"
     num_killed = 0
-    moments = durations([*train, expected], 0, 8 * scale)
+    moments = durations([*train, expected], 0, 4 * scale)
     for number, moment in enumerate(moments):
         run = tmp_path / str(number)
         arguments: list[object] = [*train, run]
@@ -128,6 +138,72 @@ def test_output_of_a_killed_command_is_whole_or_absent(command, inputs, scale, t
             assert contents(output) == contents(expected)
         for path in tmp_path.glob(f"*{number}*"):  # temporary files too
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def test_corpus_run_that_is_killed_loses_and_doubles_no_chunk(inputs, scale, tmp_path):
+    corpus = CORPUS.format(inputs).split()
+    expected = tmp_path / "expected"
+    num_killed = 0
+    moments = durations([*corpus, expected], 2, 4 * scale)
+    whole = contents(expected)
+    for number, moment in enumerate(moments):
+        run = tmp_path / str(number)
+        while kill(moment, *corpus, run):
+            num_killed += 1
+            for name, content in contents(run).items() if run.exists() else ():
+                assert name.startswith(("log", ".")) or content == whole[name]
+            moment *= 1.1
+        result = contents(run)
+        chunks = [json.loads(line)["chunk"] for line in result.pop("log.jsonl").splitlines()]
+        assert len(chunks) == len(set(chunks))
+        assert result == {name: content for name, content in whole.items() if name != "log.jsonl"}
+    assert num_killed
+
+
+def test_server_that_is_killed_changes_no_file_and_starts_again_at_the_same_port(inputs, scale):
+    pytest.importorskip("starlette")
+    before = contents(inputs)
+    draw = random.Random(3)
+    port = "0"
+    for _ in range(2 * scale):
+        server = start(*SERVE.format(inputs).split(), port)
+        line = next(line for line in server.stderr if b"http://" in line).decode()
+        port = line.split("http://127.0.0.1:")[1].split("/")[0].split()[0]
+        connections = []
+        for _ in range(8):  # some of them are answered, others not
+            connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=30)
+            body = json.dumps({"text": ["one two three"], "max_new_tokens": 30})
+            connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
+            connections.append(connection)
+        assert json.loads(connections[0].getresponse().read())["outputs"]
+        time.sleep(draw.uniform(0, 0.1))
+        server.kill()
+        server.communicate()
+        for connection in connections:
+            connection.close()
+        assert contents(inputs) == before
+
+
+@pytest.mark.skipif(not FAKETIME.exists(), reason="needs Debian's package faketime")
+def test_clock_that_jumps_changes_nothing(inputs, tmp_path):
+    train = TRAIN.format(inputs).split()
+    finish(*train, tmp_path / "expected")
+    clock = tmp_path / "clock"
+    clock.write_text("+0")
+    jumping = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}
+    jumping["FAKETIME_DONT_FAKE_MONOTONIC"] = "1"  # which never jumps
+    process = start(*train, tmp_path / "run", "--max-minutes", "20", **jumping)
+    for jump in itertools.cycle(("+400d", "-30d", "+1h", "-400d")):
+        clock.write_text(jump)
+        try:
+            _, errors = process.communicate(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            continue
+        break
+    assert process.returncode == 0, errors
+    expected = final_files(tmp_path / "expected")
+    # The limit is part of the configuration.
+    assert {**final_files(tmp_path / "run"), "config.json": expected["config.json"]} == expected
 
 
 @pytest.fixture
