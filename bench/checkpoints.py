@@ -1,10 +1,12 @@
-"""Compare a public language model in xformer and in transformers on torch: loading, prompt processing and decoding.
+"""Compare a public language model in xformer and in a peer: loading, prompt processing and decoding.
 
     python bench/checkpoints.py DIR [--threads 2] [--python PYTHON] [--json FILE]
+    python bench/checkpoints.py MODEL.gguf --peer llama.cpp [--python PYTHON]
 
-DIR has the model in the Hugging Face format, e.g. SmolLM2-135M. PYTHON is an interpreter with torch and transformers;
-default: the one that runs the script. Each library runs in its own process, in float32; measurements alternate. The
-table shows the medians and the median of the ratios.
+DIR has the model in the Hugging Face format, e.g. SmolLM2-135M; the peer is transformers on torch, in float32. A GGUF
+file is read by llama.cpp, which stores the weights in Q8_0, while xformer stores them in int8. PYTHON is an interpreter
+with the peer (torch and transformers, or llama-cpp-python); default: the one that runs the script. Each library runs in
+its own process; measurements alternate. The table shows the medians and the median of the ratios.
 """
 
 from __future__ import annotations
@@ -23,14 +25,17 @@ from pathlib import Path
 import numpy as np
 
 PROMPT, NEW_TOKENS = 32, 64
+Cases = dict[str, tuple[int, int]]
 # {case: (number of rounds, batch size, or 0 for the forward pass of a prompt)}
-CASES = {"decode, batch 1": (5, 1), "decode, batch 8": (4, 8), "prompt of 512 tokens": (5, 0)}
+CASES: Cases = {"decode, batch 1": (5, 1), "decode, batch 8": (4, 8), "prompt of 512 tokens": (5, 0)}
 
 
-def xformer_functions(directory: str):
+def xformer_functions(path: str):
     import xformer as xf
 
-    model = xf.load_pretrained(directory)
+    model = xf.load_pretrained(path)
+    if path.endswith(".gguf"):
+        model = model.quantize("int8")
 
     def decode(prompts):
         xf.generate(model, prompts.tolist(), max_new_tokens=NEW_TOKENS, special_tokens=False)
@@ -54,10 +59,43 @@ def transformers_functions(directory: str):
     return lambda ids: model(torch.tensor(ids)), decode
 
 
-def worker(library: str, directory: str) -> None:
+def llama_functions(path: str):
+    import ctypes
+    import itertools
+    import tempfile
+
+    import llama_cpp
+
+    threads = int(os.environ["OMP_NUM_THREADS"])
+    with tempfile.TemporaryDirectory() as directory:
+        quantized = f"{directory}/q8_0.gguf"
+        parameters = llama_cpp.llama_model_quantize_default_params()
+        parameters.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0
+        parameters.allow_requantize = True
+        if llama_cpp.llama_model_quantize(path.encode(), quantized.encode(), ctypes.byref(parameters)):
+            raise RuntimeError(f"llama.cpp cannot quantize {path}")
+        options = {"n_ctx": 1024, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
+        model = llama_cpp.Llama(quantized, **options)
+
+    def forward(ids):
+        model.reset()
+        model.eval(ids[0].tolist())
+
+    def decode(prompts):
+        model.reset()
+        for _ in itertools.islice(model.generate(prompts[0].tolist(), temp=0.0), NEW_TOKENS):
+            pass
+
+    return forward, decode
+
+
+FUNCTIONS = {"xformer": xformer_functions, "transformers": transformers_functions, "llama.cpp": llama_functions}
+
+
+def worker(library: str, path: str, cases: Cases) -> None:
     """Load the model; then, for each batch size read from standard input (0: a prompt), print tokens per second."""
     start = time.perf_counter()
-    forward, decode = (xformer_functions if library == "xformer" else transformers_functions)(directory)
+    forward, decode = FUNCTIONS[library](path)
     loading = time.perf_counter() - start
     tokens = np.random.default_rng(0).integers(100, 20_000, (8, 512))
 
@@ -69,7 +107,7 @@ def worker(library: str, directory: str) -> None:
             forward(tokens[:1])
         return (batch * NEW_TOKENS or tokens.shape[1]) / (time.perf_counter() - start)
 
-    for _, batch in CASES.values():
+    for _, batch in cases.values():
         measure(batch)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # MiB, after use: loaded files may be mapped
     print(json.dumps({"loading": loading, "peak": peak}), flush=True)
@@ -79,34 +117,38 @@ def worker(library: str, directory: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path)
+    parser.add_argument("path", type=Path, metavar="DIR")
+    parser.add_argument("--peer", choices=[name for name in FUNCTIONS if name != "xformer"], default="transformers")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    cases = CASES
+    if arguments.peer == "llama.cpp":  # its Python interface decodes a single sequence
+        cases = {name: case for name, case in CASES.items() if case[1] <= 1}
     if arguments.worker:
-        worker(arguments.worker, str(arguments.directory))
+        worker(arguments.worker, str(arguments.path), cases)
         return
     threads = str(arguments.threads)
     environment = os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
     processes, startup = {}, {}
-    for library, python in (("xformer", sys.executable), ("transformers", arguments.python)):
+    for library, python in (("xformer", sys.executable), (arguments.peer, arguments.python)):
         processes[library] = subprocess.Popen(
-            [python, __file__, str(arguments.directory), "--worker", library],
+            [python, __file__, str(arguments.path), "--peer", arguments.peer, "--worker", library],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
         )
         startup[library] = json.loads(processes[library].stdout.readline())
-    print(f"{platform.processor() or platform.machine()}, {arguments.threads} threads, {arguments.directory.name}\n")
-    print(f"{'':24}{'xformer':>14}{'transformers':>14}{'ratio':>8}")
+    print(f"{platform.processor() or platform.machine()}, {arguments.threads} threads, {arguments.path.name}\n")
+    print(f"{'':24}{'xformer':>14}{arguments.peer:>14}{'ratio':>8}")
     for name, unit in (("loading", "s"), ("peak", "MiB")):
         ours, theirs = (startup[library][name] for library in processes)
         print(f"{name:24}{f'{ours:.1f} {unit}':>14}{f'{theirs:.1f} {unit}':>14}{theirs / ours:8.2f}")
     results: dict[str, object] = {"startup": startup}
-    for case, (rounds, batch) in CASES.items():
+    for case, (rounds, batch) in cases.items():
         speeds: dict[str, list[float]] = {library: [] for library in processes}
         for _ in range(rounds):
             for library, process in processes.items():
