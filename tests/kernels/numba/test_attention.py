@@ -79,10 +79,14 @@ def test_strided_arrays_and_an_empty_batch(monkeypatch):
     assert_same(monkeypatch, lambda q, k, v: attention(q, k, v, scale=1.0, causal=True), 5.0 * query, key, value)
 
 
-def test_a_single_query_with_a_preallocated_cache(monkeypatch):
+def test_few_queries_with_a_preallocated_cache(monkeypatch):
     cache = [single(3, 2, 50, 8, seed=seed)[:, :, :41] for seed in (1, 2)]
     query, mask = single(3, 2, 1, 8), np.random.default_rng(3).random((3, 1, 1, 41)) < 0.6
     mask[1] = False
+    few = single(3, 2, 4, 8, seed=3)
+    assert_served(few, *cache, mask, None, None, **PLAIN)
+    assert_same(monkeypatch, functools.partial(attention, mask=mask), few, *cache)
+    assert_same(monkeypatch, functools.partial(attention, causal=True), few, *cache)
     for arrays in ((query, *cache), (query[..., ::-1], *(x[..., ::-1] for x in cache))):
         assert_served(*arrays, mask, None, None, **PLAIN)
         assert_same(monkeypatch, functools.partial(attention, causal=True, mask=mask), *arrays)

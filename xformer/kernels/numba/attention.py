@@ -2,7 +2,7 @@
 
 As in flash attention (Dao et al., 2022), the running maximum and sum of exponentials of each query make the tiles of
 keys independent, and the derivative recomputes the weights from the logarithm of that sum. One kernel takes short and
-long sequences with masks, biases and dropout; another takes a single query, as in decoding, and copies nothing. Both
+long sequences with masks, biases and dropout; another takes few queries, as in decoding, and copies nothing. Both
 release the GIL and distribute heads over threads.
 """
 
@@ -21,6 +21,7 @@ from xformer.kernels.registry import Kernel, register
 
 _SWAP_LENGTH_AND_HEADS = (0, 2, 1, 3)  # (batch, heads, length, features) <-> (batch, length, heads, features)
 _MIN_QUERIES = 16  # reading a key takes as long as multiplying it by this number of queries
+_FEW_QUERIES = 5
 _MAX_FEATURES = 256  # of a head: the depth of a block in microkernel
 
 
@@ -68,8 +69,9 @@ def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, 
     attn_bias = _attn_bias(mask, bias, key.shape[2], query.dtype)
     out = empty((batch, queries, heads, value.shape[-1]), query.dtype)
     query, key, value = map(_contiguous_features, (query, key, value))
-    if queries == 1 and dropout_mask is None and not save:  # decoding
-        _run("attention_forward", "forward_single_query", query, key, value, attn_bias, scale, out)
+    sees_all = queries == 1 or not causal
+    if queries <= _FEW_QUERIES and sees_all and dropout_mask is None and not save:  # decoding
+        _run("attention_forward", "forward_few_queries", query, key, value, attn_bias, scale, out)
         return out.transpose(_SWAP_LENGTH_AND_HEADS), None
     dropout_mask = EMPTY_MASK if dropout_mask is None else contiguous(dropout_mask, bool)
     logsumexp = empty((batch, heads, queries), query.dtype)

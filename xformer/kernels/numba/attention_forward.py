@@ -131,9 +131,9 @@ _HEADS = Array(float32, 4, "A", readonly=True)  # (batch, heads, length, feature
 # query, key, value, attn_bias, dropout_mask, causal, scale, dropout_scale
 COMMON_TYPES = _HEADS, _HEADS, _HEADS, in_array(4), in_array(4, boolean), boolean, float32, float32
 _TYPES = *COMMON_TYPES, out_array(4), out_array(3)
-_SINGLE_QUERY_TYPES = _HEADS, _HEADS, _HEADS, in_array(4), float32, out_array(4)
+_FEW_QUERIES_TYPES = _HEADS, _HEADS, _HEADS, in_array(4), float32, out_array(4)
 forward, _load_args = parallel_kernel(*_TYPES)
-forward_single_query, _load_single_query_args = parallel_kernel(*_SINGLE_QUERY_TYPES)
+forward_few_queries, _load_few_queries_args = parallel_kernel(*_FEW_QUERIES_TYPES)
 
 
 @parallel_body
@@ -194,33 +194,36 @@ def _add_scaled(sums, weight, x, byte_offset):
 
 
 @parallel_body
-def forward_single_query_parts(job):
-    """Compute attention of a single query without packing keys and values; a part is a head.
+def forward_few_queries_parts(job):
+    """Compute attention of few queries, each to all keys, without packing keys and values; a part is a head.
 
-    out: (batch, 1, heads, value_dim). The features of keys and of values are contiguous.
+    out: (batch, queries, heads, value_dim). The features of keys and of values are contiguous.
     """
     state = job_state(job)
-    query, key, value, attn_bias, scale, out = _load_single_query_args(state)
-    (_, heads, keys, features), value_dim = key.shape, value.shape[3]
+    query, key, value, attn_bias, scale, out = _load_few_queries_args(state)
+    (_, heads, keys, features), queries, value_dim = key.shape, query.shape[2], value.shape[3]
     all_keys, all_values, width = memory(key), memory(value), padded_width(keys)
-    q, tile, sums = aligned(features), aligned(width).reshape((1, width)), aligned(value_dim)
-    top, total, factor = aligned(1), aligned(1), aligned(1)
+    q_block, tile = aligned(queries * features).reshape((queries, features)), aligned(queries * width)
+    tile, sums = tile.reshape((queries, width)), aligned(queries * value_dim).reshape((queries, value_dim))
+    top, total, factor = aligned(queries), aligned(queries), aligned(queries)
     head = next_part(state)
     while head >= 0:
         b, h = head // heads, head % heads
-        for j in range(features):
-            q[j] = query[b, h, 0, j] * scale
+        copy_scaled(query[b, h], scale, q_block)
         for k in range(keys):
-            tile[0, k] = _dot(q, all_keys, b * key.strides[0] + h * key.strides[1] + k * key.strides[2])
+            for i in range(queries):
+                tile[i, k] = _dot(q_block[i], all_keys, b * key.strides[0] + h * key.strides[1] + k * key.strides[2])
         if attn_bias.size > 0:
-            add_bias(tile, bias_tile(attn_bias, b, h, 0, 0, 1, keys), 1)
-        mask_out(tile, keys, keys, 1)
-        top[0], total[0], sums[:] = _MIN_SCORE, ZERO, ZERO
-        _online_softmax(tile, width, top, total, factor, 1)
-        inverse = ONE / total[0] if total[0] > ZERO else ZERO
+            add_bias(tile, bias_tile(attn_bias, b, h, 0, 0, queries, keys), queries)
+        mask_out(tile, keys, keys, queries)
+        top[:], total[:], sums[:] = _MIN_SCORE, ZERO, ZERO
+        _online_softmax(tile, width, top, total, factor, queries)
         for k in range(keys):
-            weight = tile[0, k] * inverse
-            _add_scaled(sums, weight, all_values, b * value.strides[0] + h * value.strides[1] + k * value.strides[2])
-        for j in range(value_dim):
-            out[b, 0, h, j] = sums[j]
+            for i in range(queries):
+                row = b * value.strides[0] + h * value.strides[1] + k * value.strides[2]
+                _add_scaled(sums[i], tile[i, k], all_values, row)
+        for i in range(queries):
+            inverse = ONE / total[i] if total[i] > ZERO else ZERO
+            for j in range(value_dim):
+                out[b, i, h, j] = sums[i, j] * inverse
         head = next_part(state)
