@@ -351,6 +351,8 @@ row("gelu_tanh", lambda xp, x: ops.gelu_tanh(x), (3, 4))
 for _name in ("relu", "gelu", "gelu_tanh", "silu"):
     row("activation", lambda xp, x, f=_name: ops.activation(f)(x), (3, 4))
 row("dropout", lambda xp, x: ops.dropout(x * x, xp.asarray(KEPT), 0.8), (3, 3))
+ANGLES = np.arange(8.0).reshape(4, 2)
+row("rotate", lambda xp, x: ops.rotate(x, xp.asarray(np.cos(ANGLES)), xp.asarray(np.sin(ANGLES))) ** 2, (1, 2, 4, 5))
 TOKENS = np.asarray([[3, 1, 3], [0, 3, 1]])
 row("embedding", lambda xp, w: ops.embedding(w, xp.asarray(TOKENS)) ** 2, (5, 2))
 row("embedding", lambda xp, w: ops.embedding(w, xp.asarray(TOKENS[0]), scale=1.7) ** 2, (5, 2))

@@ -29,6 +29,7 @@ from xformer.ops import (
     project_heads,
     relu,
     rms_norm,
+    rotate,
     silu,
     softmax,
 )  # fmt: skip
@@ -131,6 +132,17 @@ def make_dropout(draw, rng):
     return [x, rng.random(x.shape) < 0.8]
 
 
+def make_rotation(draw, rng):
+    heads, length, half, rest = size(draw, 4), size(draw), size(draw), size(draw, 8)
+    x = rng.normal(size=(1, heads, length, 2 * half + rest - 1))
+    return [x, *rng.integers(-127, 128, (2, length, half))]
+
+
+def rotate_by_fractions(x: Any, *numerators: Any) -> Any:
+    xp = array_namespace(x)
+    return rotate(x, *(xp.astype(each, x.dtype) / 128 for each in numerators))  # exact in every dtype
+
+
 CASES = {
     "relu": Case(relu, lambda draw, rng: [rows(draw, rng)]),
     "gelu": Case(gelu, lambda draw, rng: [rows(draw, rng)], (-38, 37), one, float),
@@ -150,6 +162,7 @@ CASES = {
     ),
     "cross_entropy": Case(cross_entropy, make_cross_entropy, (-45, 37), one, one),
     "embedding": Case(embedding, make_embedding),
+    "rotate": Case(rotate_by_fractions, make_rotation, (-37, 37)),
     "dropout": Case(lambda x, mask: dropout(x, mask, 0.8), make_dropout, (-37, 37)),
 }
 

@@ -29,6 +29,7 @@ from xformer.errors import ConfigError, ShapeError
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import as_dtype_of
 from xformer.ops.embedding import embedding
+from xformer.ops.rotate import rotate
 from xformer.tree import Module
 
 _MIN_TABLE_ROWS = 64
@@ -228,12 +229,7 @@ class Rotation(NamedTuple):
         Returns:
             Array of the same shape.
         """
-        half = self.cosine.shape[-1]
-        first, second = x[..., :half], x[..., half : 2 * half]
-        rotated = [first * self.cosine - second * self.sine, second * self.cosine + first * self.sine]
-        return array_namespace(x).concat(
-            rotated if x.shape[-1] == 2 * half else [*rotated, x[..., 2 * half :]], axis=-1
-        )
+        return rotate(x, self.cosine, self.sine)
 
 
 class PositionTerms(NamedTuple):

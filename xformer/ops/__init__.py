@@ -12,6 +12,7 @@ from xformer.ops.linear import linear
 from xformer.ops.norms import layer_norm, rms_norm
 from xformer.ops.project_heads import project_heads
 from xformer.ops.quantized import QuantizedWeight
+from xformer.ops.rotate import rotate
 from xformer.ops.sgd import sgd
 from xformer.ops.softmax import softmax
 from xformer.ops.squared_norm import squared_norm
@@ -34,6 +35,7 @@ __all__ = [
     "project_heads",
     "relu",
     "rms_norm",
+    "rotate",
     "sgd",
     "silu",
     "softmax",

@@ -13,7 +13,19 @@ from tests.kernels.numpy.test_gelu import definition
 from xformer import kernels, vjp
 from xformer.kernels import registry
 from xformer.kernels.numba import linear as compiled_linear
-from xformer.ops import attention, cross_entropy, dropout, gelu, gelu_tanh, layer_norm, linear, relu, rms_norm, silu
+from xformer.ops import (
+    attention,
+    cross_entropy,
+    dropout,
+    gelu,
+    gelu_tanh,
+    layer_norm,
+    linear,
+    relu,
+    rms_norm,
+    rotate,
+    silu,
+)
 from xformer.ops.adam import adam
 from xformer.ops.project_heads import project_heads
 
@@ -36,6 +48,15 @@ def assert_selected(operation, *arrays, **static):
 
 
 # --- elementwise and norms ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("half", [2, 3])  # of 7 features
+@pytest.mark.parametrize("length", [0, 1, 5])
+def test_rotate(monkeypatch, half, length):
+    angles = single(length, 2 * half)[:, ::2]
+    for x in (single(2, 3, length, 7), single(2, length, 3, 14, seed=1).transpose((0, 2, 1, 3))[..., ::2]):
+        assert_selected("rotate", x, np.cos(angles), np.sin(angles))
+        assert_same(monkeypatch, lambda x: rotate(x, np.cos(angles), np.sin(angles)), x)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -182,6 +203,7 @@ UNSUPPORTED = {
         "the dropout mask is broadcast",
     ),
     "broadcast dropout": ("dropout", (FOUR, FOUR[0] > 0), "the mask is broadcast"),
+    "rotate with broadcast angles": ("rotate", (FOUR, FOUR[0, 0, :1], FOUR[0, 0, :1]), "angles of shape (1, "),
     "adam of strided arrays": ("adam", (None, *(FOUR[..., ::2],) * 4), "arrays are not contiguous"),
     "attention of 3D arrays": ("attention", (FOUR[0],) * 3 + (None,) * 3, "not (batch, heads, length, features)"),
 }
@@ -204,6 +226,7 @@ def test_the_check_of_the_registry_passes(monkeypatch):
         call(x)
     rms_norm(x, x[0])
     cross_entropy(x, labels, label_smoothing=0.1)
+    rotate(query, query[0, 0, :, :2], query[0, 1, :, :2])
     attention(query, query, query)
     adam([(x, x, x.copy(), x * x)], learning_rate=0.1, step=1, beta1=0.9, beta2=0.98, epsilon=1e-9)
     linear(single(96, 8), x.T)
@@ -215,6 +238,7 @@ def test_the_check_of_the_registry_passes(monkeypatch):
         "silu",
         "relu",
         "dropout",
+        "rotate",
         "cross_entropy",
         "attention",
         "adam",

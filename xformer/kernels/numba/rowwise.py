@@ -73,6 +73,25 @@ def _dropout_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | 
     return numba_arrays.supports(arrays, static) if x.shape == mask.shape else "the mask is broadcast"
 
 
+def _rotate_forward(x: Any, cosine: Any, sine: Any, *, save: bool) -> tuple[Any, Any]:
+    y = empty(x.shape, x.dtype)
+    shape = (x.shape[0] * x.shape[1], *x.shape[2:])
+    _kernels().rotate(contiguous(x).reshape(shape), contiguous(cosine), contiguous(sine), y.reshape(shape))
+    return y, (cosine, sine)
+
+
+def _rotate_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
+    cosine, sine = residuals
+    return _rotate_forward(g, cosine, -sine, save=False)[0], None, None
+
+
+def _rotate_supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
+    x, cosine, sine = arrays
+    if x.ndim != 4 or not x.shape[2:3] + sine.shape[1:] == cosine.shape == sine.shape:
+        return f"angles of shape {cosine.shape} for an array of shape {x.shape}"
+    return numba_arrays.supports(arrays, static)
+
+
 # --- norms ----------------------------------------------------------------------------------------------------------
 
 
@@ -158,6 +177,7 @@ for _operation, _supports, _forward, _vjp in (
     ("silu", numba_arrays.supports, partial(_logistic_unit_forward, scale=1.0, cubic=0.0), numpy_gelu.vjp),
     ("relu", numba_arrays.supports, _relu_forward, _relu_vjp),
     ("dropout", _dropout_supports, _dropout_forward, _dropout_vjp),
+    ("rotate", _rotate_supports, _rotate_forward, _rotate_vjp),
     ("layer_norm", _norm_supports, partial(_norm, centered=True), partial(_norm_vjp, centered=True)),
     ("rms_norm", _norm_supports, partial(_norm, centered=False), partial(_norm_vjp, centered=False)),
     ("cross_entropy", numba_arrays.supports, _cross_entropy_forward, _cross_entropy_vjp),

@@ -79,6 +79,21 @@ def dropout(x, mask, scale, y):
         y[i] = x[i] * scale if mask[i] else ZERO
 
 
+@kernel(in_array(3), in_array(2), in_array(2), out_array(3))
+def rotate(x, cosine, sine, y):
+    """Rotate features j and j + half of x, (heads, length, features); copy features beyond 2 half."""
+    half = cosine.shape[1]
+    for i in range(x.shape[0]):
+        for t in range(x.shape[1]):
+            row, cos, sin, out = x[i, t], cosine[t], sine[t], y[i, t]
+            first, second, out_first, out_second = row[:half], row[half:], out[:half], out[half:]
+            for j in range(half):
+                out_first[j] = first[j] * cos[j] - second[j] * sin[j]
+                out_second[j] = second[j] * cos[j] + first[j] * sin[j]
+            for j in range(2 * half, row.size):
+                out[j] = row[j]
+
+
 @kernel(out_array(1), in_array(1), out_array(1), out_array(1), *[float64] * 7)
 def adam(p, g, m, v, step_size, beta1, beta2, bias_correction2, epsilon, decay, grad_scale):
     """Update parameter p and its moments m and v in place, with the gradient grad_scale g."""
