@@ -215,11 +215,21 @@ def notebook(session: nox.Session) -> None:
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Build wheel and sdist into dist/, check their metadata, and import the wheel with the core requirements only."""
+    """Build wheel, sdist and software bill of materials into dist/, and import the wheel with its requirements only."""
     shutil.rmtree("dist", ignore_errors=True)
-    session.install("build", "twine")
+    session.install("build", "twine", "cyclonedx-bom>=7")
     session.run("python", "-m", "build", "--outdir", "dist")
     session.run("python", "-m", "twine", "check", "--strict", *map(str, Path("dist").iterdir()))
-    session.install(*map(str, Path("dist").glob("*.whl")))
+    (wheel,) = Path("dist").glob("*.whl")
+    environment = Path(session.create_tmp()) / "wheel"
+    session.run("python", "-m", "venv", "--clear", str(environment))
+    python = str(environment / "bin" / "python")
+    session.run(python, "-m", "pip", "install", "--quiet", str(wheel), external=True)
     # -I keeps the checkout off the path, so that this imports the wheel.
-    session.run("python", "-I", "-c", "import xformer; print('imported xformer', xformer.__version__)")
+    program = "import xformer; print('imported xformer', xformer.__version__)"
+    session.run(python, "-I", "-c", program, external=True)
+    session.run(python, "-m", "pip", "check", external=True)
+    session.run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "pip", "setuptools", external=True)
+    name = "-".join(wheel.name.split("-")[:2])
+    bill = ["--pyproject", "pyproject.toml", "--output-reproducible", "--output-file", f"dist/{name}.cdx.json"]
+    session.run("cyclonedx-py", "environment", *bill, python)
