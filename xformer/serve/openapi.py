@@ -81,10 +81,19 @@ def openapi(max_tokens: int) -> Json:
     }
 
 
+_HEAD = (
+    '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>xformer serve</title>'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    '<meta name="color-scheme" content="light dark">'
+    '<link rel="icon" href="static/icon.svg" type="image/svg+xml">'
+    '<link rel="stylesheet" href="static/style.css"></head>'
+)
+
+
 def docs_page(max_tokens: int) -> str:
     """Return an HTML page that lists paths and fields; arguments as of `openapi`."""
     parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><title>xformer serve</title><h1>xformer serve</h1>",
+        f'{_HEAD}<body class="docs"><h1>xformer serve</h1>',
         "<p>Bodies are JSON. <a href=/openapi.json>openapi.json</a> has this description in OpenAPI 3.1.</p>",
     ]
     parts += [
@@ -96,7 +105,7 @@ def docs_page(max_tokens: int) -> str:
     limits = f"At most {max_tokens} new tokens and {requests.MAX_BEAMS} beams. Temperature 0 is greedy search."
     defaults = "Defaults are those of the model, see <a href=/v1/models>/v1/models</a>."
     table = _table(GenerationConfig, has_defaults=False)
-    parts += [f"<h2>Fields of the search</h2><p>{limits} {defaults}</p>{table}</html>"]
+    parts += [f"<h2>Fields of the search</h2><p>{limits} {defaults}</p>{table}</body></html>"]
     return "".join(parts)
 
 
@@ -163,7 +172,7 @@ def _properties(config: type[Config]) -> Json:
 
 def _table(config: type[Config], *, has_defaults: bool = True) -> str:
     rows = []
-    for name, annotation, _, field in options_of(config):
+    for name, annotation, _, field in sorted(options_of(config), key=lambda option: not _is_required(option[3])):
         values = describe_values(field.metadata)
         default = "required" if _is_required(field) else f"default {field.default}"
         shown = (name, annotation, default) if has_defaults else (name, annotation)
