@@ -81,8 +81,7 @@ def lowest(session: nox.Session) -> None:
     ]
     constraints = Path(session.create_tmp()) / "lowest.txt"
     constraints.write_text("\n".join(lowest))
-    packages = ["array-api-strict", "hypothesis", "jsonschema", "ml_dtypes", "pytest", "pytest-xdist"]
-    session.install("-e", f".[{','.join(extras)}]", *packages, "--constraint", str(constraints))
+    session.install("-e", f".[{','.join(extras)}]", *group("test"), "--constraint", str(constraints))
     # Old releases use what newer ones of other packages deprecate.
     arguments = ["--numprocesses", "auto", "--dist", "loadfile", "-W", "ignore::DeprecationWarning"]
     session.run("python", "-m", "pytest", "-q", *arguments, *with_paths(session, "tests"), env=ONE_THREAD)

@@ -62,6 +62,8 @@ def public_names(package: str) -> tuple[set[str], set[str]]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_all_lists_the_public_names_of_a_package(package):
+    if package == "xformer.kernels.torch":
+        pytest.importorskip("torch")
     exported = getattr(importlib.import_module(package), "__all__", [])
     names, submodules = public_names(package)
     assert len(exported) == len(set(exported))
