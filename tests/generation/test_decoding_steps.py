@@ -36,10 +36,10 @@ def both(monkeypatch, call):
         return call(), replayed, len(replays)
 
 
-def assert_equal_outputs(expected, actual):
+def assert_equal_outputs(expected, actual, rel=1e-9):
     assert [[each.tokens for each in row] for row in actual] == [[each.tokens for each in row] for row in expected]
     for first, second in zip(expected, actual, strict=True):
-        assert [each.score for each in first] == pytest.approx([each.score for each in second], rel=1e-9)
+        assert [each.score for each in first] == pytest.approx([each.score for each in second], rel=rel)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -69,7 +69,7 @@ def test_a_quantized_model_is_replayed(monkeypatch):
     model = varied_model(1).quantize()
     expected, actual, replays = both(monkeypatch, lambda: generate(model, padded(SOURCES), CONFIGS["beam"]))
     assert replays > 3
-    assert_equal_outputs(expected, actual)
+    assert_equal_outputs(expected, actual, rel=1e-6)  # float32, unlike the other models
 
 
 def test_a_model_that_reads_values_is_called(monkeypatch):
