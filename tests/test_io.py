@@ -19,6 +19,7 @@ from tests.reference import normal, raises_line
 from xformer.backends import from_host
 from xformer.errors import BackendError, CheckpointError, ConfigError
 from xformer.io import (
+    atomic_directory,
     atomic_write,
     check_no_overwrite,
     load_arrays,
@@ -104,6 +105,61 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path):
         interrupted()
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file.bin"]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_directory_appears_with_all_files_or_not_at_all(tmp_path, exists):
+    path = tmp_path / "new" / "directory"
+    if exists:
+        path.mkdir(parents=True)
+
+    def interrupted():
+        with atomic_directory(path) as directory:
+            (directory / "half").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert os.listdir(path.parent) == (["directory"] if exists else [])
+    assert not exists or os.listdir(path) == []
+    with atomic_directory(path) as directory:
+        write(directory / "file", b"content")
+        write_json(directory / "folder" / "other.json", {})
+        assert not (path / "file").exists()
+    assert os.listdir(path.parent) == ["directory"]
+    assert sorted(os.listdir(path)) == ["file", "folder"]
+    assert (path / "file").read_bytes() == b"content"
+    ordinary = tmp_path / "ordinary"
+    ordinary.mkdir()
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(ordinary.stat().st_mode)
+
+
+def test_a_directory_replaces_what_a_killed_process_left(tmp_path):
+    (tmp_path / ".directory.partial").mkdir()
+    (tmp_path / ".directory.partial" / "old").touch()
+    with atomic_directory(tmp_path / "directory") as directory:
+        write(directory / "file", b"content")
+    assert os.listdir(tmp_path) == ["directory"]
+    assert os.listdir(tmp_path / "directory") == ["file"]
+
+
+def test_errors_of_a_directory_name_its_final_path(tmp_path):
+    def full():
+        with atomic_directory(tmp_path / "directory") as directory:
+            raise CheckpointError(f"cannot write {directory}/file: No space left on device")
+
+    with raises_line(CheckpointError, r"cannot write .*/directory/file: No space left on device"):
+        full()
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file"):
+        with raises_line(ConfigError, "is not an empty directory; choose another one"), atomic_directory(path):
+            pass
+    with (
+        raises_line(CheckpointError, r"cannot write .*/file/directory: "),
+        atomic_directory(tmp_path / "file" / "directory"),
+    ):
+        pass
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_unwritable_paths_are_refused(tmp_path):

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import json
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -99,6 +100,39 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Create a temporary directory that becomes the new directory `path` once everything is written.
+
+    If `path` is an empty directory, e.g. a mounted volume, it is kept, and the files are moved into it one by one.
+    A temporary directory that a killed process has left is removed.
+
+    Raises:
+        ConfigError: If `path` is neither new nor an empty directory.
+        CheckpointError: If the disk is full or the directory is not writable. Nothing is left behind.
+    """
+    path = Path(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{path} is not an empty directory; choose another one")
+    exists = path.exists()
+    temporary = (path if exists else path.parent) / f".{path.name}{_PARTIAL}"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        yield temporary
+        if exists:
+            for file in temporary.iterdir():
+                file.rename(path / file.name)
+        else:
+            temporary.rename(path)
+    except CheckpointError as error:
+        raise CheckpointError(str(error).replace(str(temporary), str(path))) from error
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 _locked: set[Path] = set()  # by this process

@@ -34,6 +34,8 @@ ATTEMPTS = 12
 
 # Tests that fail on the differentiating namespace alone, each with its reason.
 EXPECTED: dict[str, str] = {
+    # Fails with 1,000 examples; fewer may not include copy=False.
+    "test_creation_functions.test_asarray_arrays": "x[i] = y changes x alone, also after asarray(x, copy=False)",
     "test_dlpack.test_dunder_dlpack": "a tracked array refuses to leave its trace: it would lose its gradient silently",
 }
 
@@ -173,7 +175,7 @@ def main() -> int:
     print(f"{BASE}: {base}")
     print(f"differentiating namespace over it: {ours}, {vjps} VJPs executed")
     for name, reason in EXPECTED.items():
-        print(f"expected failure: {name}: {reason}" if name in ours.failed else f"no failure any more: {name}")
+        print(f"{'expected failure' if name in ours.failed else 'did not fail'}: {name}: {reason}")
     for name in shared:
         print(f"fails on the base too, by chance: {name}")
     new = [name for name in new if name not in shared]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.errors import BackendError, CheckpointError, ConfigError
-from xformer.io import unwritable_parent
+from xformer.errors import BackendError, ConfigError
+from xformer.io import atomic_directory
 from xformer.models import BaseModel, LanguageModel, Transformer
 from xformer.models.config import GATED
 from xformer.ops.quantized import quantized_dtype
@@ -86,32 +84,20 @@ def export_ctranslate2(
     if quantization not in QUANTIZATIONS:
         raise ConfigError(f"quantization is {quantization!r}; expected one of {', '.join(QUANTIZATIONS)}")
     _check_supported(model)
-    directory = Path(directory)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigError(f"{directory} is not an empty directory; choose another one")
-    if parent := unwritable_parent(directory):
-        raise CheckpointError(f"cannot write to {parent}")
     c: Any = model.config
     sizes = [c.source_vocab_size, c.target_vocab_size] if isinstance(model, Transformer) else [c.vocab_size]
     vocabularies = [list(source_tokens), list(source_tokens if target_tokens is None else target_tokens)][: len(sizes)]
     for tokens, size in zip(vocabularies, sizes, strict=True):
         if len(tokens) != size or len(set(tokens)) != size:
             raise ConfigError(f"got {len(tokens)} tokens, {len(set(tokens))} of them different; expected {size}")
-    host = model.to("numpy", dtype="float32")
-    spec = _Converter(host).spec(vocabularies)
-    spec.validate()
-    spec.optimize(quantization=None if quantization == "float32" else quantization)
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}.") as temporary:
-            spec.save(temporary)
-            difference = _verify(ctranslate2, host, temporary, vocabularies, quantization)
-            directory.mkdir(exist_ok=True)
-            for path in sorted(Path(temporary).iterdir()):
-                shutil.move(path, directory / path.name)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {directory}: {error.strerror or error}") from error
-    return CTranslate2Export(directory, difference)
+    with atomic_directory(directory) as temporary:
+        host = model.to("numpy", dtype="float32")
+        spec = _Converter(host).spec(vocabularies)
+        spec.validate()
+        spec.optimize(quantization=None if quantization == "float32" else quantization)
+        spec.save(str(temporary))
+        difference = _verify(ctranslate2, host, str(temporary), vocabularies, quantization)
+    return CTranslate2Export(Path(directory), difference)
 
 
 def _check_supported(model: BaseModel) -> None:

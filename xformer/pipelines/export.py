@@ -11,7 +11,7 @@ from xformer.errors import ConfigError, how_to_install
 from xformer.export import export_ctranslate2, export_onnx
 from xformer.families import load_pretrained, save_pretrained
 from xformer.families.checkpoint import is_public, save_with_config
-from xformer.io import atomic_write, read_json, write_json
+from xformer.io import atomic_directory, atomic_write, read_json, write_json
 from xformer.models import BaseModel, ImageEncoder, Transformer, load
 from xformer.runs.run_directory import RunDirectory, copy_pretrained
 from xformer.text import (
@@ -56,11 +56,9 @@ def export_run(
         raise ConfigError(f"the format is {target!r}; expected one of {', '.join(FORMATS)}")
     if quantization is not None and target != "ctranslate2":
         raise ConfigError(f"quantization is {quantization!r}; the format {target} expects none")
-    directory, output = Path(directory), Path(output)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigError(f"{output} is not an empty directory; choose another one")
     options = {} if quantization is None else {"quantization": quantization}
-    return FORMATS[target](directory, output, **options)
+    with atomic_directory(output) as temporary:
+        return FORMATS[target](Path(directory), temporary, **options)
 
 
 def _to_hugging_face(directory: Path, output: Path) -> str:
