@@ -50,7 +50,8 @@ class _Kernel:
         compiled, tape = self._compiled or self._compile(), current_tape()
         if tape is not None:
             arguments = plain(arguments)
-            tape.append(compiled, arguments)
+            (overload,) = compiled.overloads.values()
+            tape.append(overload.entry_point, arguments)  # replays need not check the types again
         compiled(*arguments)
 
     def _compile(self) -> Any:
