@@ -16,7 +16,7 @@ from xformer.distributed import ShardedOptimizer, SingleProcess, overlapped_sum
 from xformer.errors import ConfigError
 from xformer.training.data_parallel import data_parallel
 from xformer.training.loss import mean_loss, translation_loss
-from xformer.training.optimizers import SGD, Adafactor, Adam, AdamW
+from xformer.training.optimizers import SGD, Adafactor, Adam, AdamW, Muon
 from xformer.tree import flatten
 
 CONFIG = TransformerConfig(source_vocab_size=11, target_vocab_size=13, d_model=8, num_heads=2, d_ff=16,
@@ -140,7 +140,7 @@ def test_shards_that_cannot_be_divided_are_refused(model, pairs):
 
 @pytest.mark.parametrize(
     "optimizer",
-    [Adam(), AdamW(weight_decay=0.1), SGD(momentum=0.0), SGD(), Adafactor()],
+    [Adam(), AdamW(weight_decay=0.1), Muon(), SGD(momentum=0.0), SGD(), Adafactor()],
     ids=lambda o: type(o).__name__,
 )
 def test_sharded_optimizer_states_make_the_same_updates(model, pairs, optimizer):

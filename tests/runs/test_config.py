@@ -3,7 +3,7 @@ import pytest
 from tests.reference import raises_line
 from xformer.errors import ConfigError
 from xformer.runs.config import TrainingConfig
-from xformer.training import SGD, Adafactor, Adam, AdamW
+from xformer.training import SGD, Adafactor, Adam, AdamW, Muon
 
 PAPER_PEAK = 2.0 * 64**-0.5 * 10**-0.5
 ADAM = {"beta1": 0.8, "beta2": 0.9, "epsilon": 0.1}
@@ -44,7 +44,7 @@ def test_a_schedule_without_learning_rate_requires_the_size_of_the_model():
         ({"schedule": "step"}, "schedule is 'step'; expected one of 'inverse_square_root', 'cosine', "),
         ({"schedule": "linear"}, "schedule 'linear' needs max_steps"),
         ({"min_learning_rate": 0.1}, "min_learning_rate is 0.1; schedule 'inverse_square_root' has none"),
-        ({"optimizer": "lion"}, "optimizer is 'lion'; expected one of 'adam', 'adamw', 'adafactor', 'sgd'"),
+        ({"optimizer": "lion"}, "optimizer is 'lion'; expected one of 'adam', 'adamw', 'muon', 'adafactor', "),
         ({"optimizer": "sgd", "weight_decay": 0.1}, "weight_decay is 0.1; optimizer 'sgd' has none; choose 'adamw'"),
         ({"optimizer": "adam", "weight_decay": 0.1}, "weight_decay is 0.1; optimizer 'adam' has none"),
     ],
@@ -61,6 +61,7 @@ def test_impossible_settings_raise(settings, message):
         ({**ADAM, "weight_decay": 0.0}, Adam(**ADAM)),
         ({**ADAM, "optimizer": "adamw"}, AdamW(**ADAM)),
         ({**ADAM, "optimizer": "adamw", "weight_decay": 0.3}, AdamW(**ADAM, weight_decay=0.3)),
+        ({**ADAM, "optimizer": "muon", "weight_decay": 0.3}, Muon(**ADAM, weight_decay=0.3)),
         ({"optimizer": "adafactor", "weight_decay": 0.3}, Adafactor(weight_decay=0.3)),
         ({"optimizer": "sgd", "momentum": 0.7}, SGD(momentum=0.7)),
     ],

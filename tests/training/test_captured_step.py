@@ -12,7 +12,7 @@ from xformer import Linear, Transformer, TransformerConfig, fit, schedules
 from xformer.backends import array_namespace
 from xformer.errors import TrainingError
 from xformer.ops import cross_entropy
-from xformer.training import SGD, Adafactor, Adam, AdamW
+from xformer.training import SGD, Adafactor, Adam, AdamW, Muon
 from xformer.tree import flatten
 
 CONFIG = TransformerConfig(source_vocab_size=13, target_vocab_size=11, d_model=8, num_heads=2, d_ff=12,
@@ -58,7 +58,11 @@ def test_one_recording_serves_all_steps(monkeypatch, optimizer, mode):
     assert num_calls == len(updates) == 3  # called, recorded, compared
 
 
-@pytest.mark.parametrize("options", [{"optimizer": Adafactor()}, {"optimizer": Mine()}], ids=["adafactor", "mine"])
+@pytest.mark.parametrize(
+    "options",
+    [{"optimizer": Adafactor()}, {"optimizer": Muon()}, {"optimizer": Mine()}],
+    ids=["adafactor", "muon", "mine"],
+)
 def test_the_update_of_other_optimizers_is_called(options):
     assert train(True, **options)[0] == train(False, **options)[0]
 

@@ -10,7 +10,7 @@ import pytest
 from xformer.errors import CheckpointError
 from xformer.io import save_arrays
 from xformer.models import Transformer, TransformerConfig
-from xformer.training import SGD, Adafactor, Adam, AdamW, load_parameters, save_parameters
+from xformer.training import SGD, Adafactor, Adam, AdamW, Muon, load_parameters, save_parameters
 from xformer.training.checkpoint import TrainingFiles
 from xformer.tree import flatten, map_arrays
 
@@ -45,7 +45,7 @@ def trained(model, optimizer=Adam()):  # noqa: B008 - it is frozen
 
 @pytest.mark.parametrize(
     "optimizer",
-    [Adam(), AdamW(), Adafactor(), SGD(), SGD(momentum=0.0)],
+    [Adam(), AdamW(), Muon(), Adafactor(), SGD(), SGD(momentum=0.0)],
     ids=lambda optimizer: type(optimizer).__name__,
 )
 def test_a_state_comes_back_to_the_bit(files, optimizer):

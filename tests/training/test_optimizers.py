@@ -13,7 +13,8 @@ from xformer import value_and_grad
 from xformer.backends import array_namespace, dtype_name, from_host, is_floating, to_host
 from xformer.errors import ConfigError
 from xformer.ops.adam import adam
-from xformer.training import SGD, Adafactor, Adam, AdamW
+from xformer.ops.muon import orthogonalize
+from xformer.training import SGD, Adafactor, Adam, AdamW, Muon
 from xformer.tree import flatten, map_arrays
 
 STEPS = 20
@@ -140,6 +141,60 @@ def test_adafactor_keeps_a_row_and_a_column_of_each_matrix():
     assert [state.row["b"], state.column["b"], state.variance["b"].shape] == [None, None, (3,)]
 
 
+def test_muon_equals_torch():
+    library_or_skip("torch")
+    import torch
+
+    optimizer = Muon(weight_decay=0.1)
+    tree, gradients = start(), [gradient_of(start(), step) for step in range(1, 6)]
+    weights, others = ("a", "c"), ("b", "d")  # matrices, and all the rest
+    parameters = {key: torch.nn.Parameter(torch.from_numpy(tree[key].copy())) for key in tree}
+    theirs = [
+        torch.optim.Muon([parameters[key] for key in weights], 0.01, 0.1, 0.95, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([{"params": [parameters["b"]], "weight_decay": 0.0}, {"params": [parameters["d"]]}], 0.01),
+    ]
+    theirs[1].param_groups[1]["weight_decay"] = 0.1
+    for group in theirs[1].param_groups:
+        group.update(betas=(0.9, 0.98), eps=1e-9)
+    state = optimizer.init(tree)
+    assert [state.exp_avg_sq[key] is None for key in "abcd"] == [True, False, True, False]
+    for gradient in gradients:
+        tree, state = optimizer.update(tree, gradient, state, 0.01)
+        for key, parameter in parameters.items():
+            parameter.grad = torch.from_numpy(np.ascontiguousarray(gradient[key]))
+        for other in theirs:
+            other.step()
+    for key in others:
+        np.testing.assert_allclose(tree[key], parameters[key].detach().numpy(), rtol=0.0, atol=1e-12)
+    for key in weights:  # torch makes the momentum orthogonal in bfloat16
+        difference = np.abs(tree[key] - parameters[key].detach().numpy())
+        assert np.mean(difference) < 0.02 * np.mean(np.abs(tree[key] - start()[key]))
+        moment = theirs[0].state[parameters[key]]["momentum_buffer"]
+        np.testing.assert_allclose(state.exp_avg[key], moment, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (4, 6), (1, 3)])
+@pytest.mark.parametrize("num_iterations", [1, 5])
+def test_orthogonalize_maps_the_singular_values_by_the_polynomial(shape, num_iterations):
+    matrix = np.random.default_rng(0).normal(size=shape)
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    values /= np.linalg.norm(matrix)
+    for _ in range(num_iterations):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    assert_close(orthogonalize(matrix, num_iterations), left * values @ right, tolerance=1e-12)
+    assert np.all(orthogonalize(np.zeros(shape)) == 0.0)
+
+
+def test_muon_takes_long_matrices_for_embeddings():
+    tree = {"embedding": np.ones((17, 2)), "weight": np.ones((16, 2)), "empty": np.ones((0, 2))}
+    state = Muon().init(tree)
+    assert [state.exp_avg_sq[key] is None for key in tree] == [False, True, False]
+    assert Muon(max_aspect_ratio=9.0).init(tree).exp_avg_sq["embedding"] is None
+    only_weights, state = Muon().update([tree["weight"]], [tree["weight"]], Muon().init([tree["weight"]]), 0.1)
+    assert state.step == 1
+    assert np.all(only_weights[0] < 1.0)
+
+
 def test_a_schedule_may_drive_adafactor_alone():
     """Without its own limit and scale, the first update is the learning rate times the sign of the gradient."""
     optimizer = Adafactor(scale_parameter=False, relative_step=False)
@@ -154,16 +209,16 @@ def state_of(optimizer, size):
 
 
 def test_parameters_without_elements_stay_so():
-    for optimizer in (Adam(), AdamW(), SGD(), Adafactor()):
+    for optimizer in (Adam(), AdamW(), Muon(), SGD(), Adafactor()):
         tree = [np.zeros((0, 3)), np.zeros(0)]
         updated, _ = optimizer.update(tree, [leaf.copy() for leaf in tree], optimizer.init(tree), 0.1)
         assert [leaf.shape for leaf in updated] == [(0, 3), (0,)]
 
 
-OPTIMIZERS = [Adam(), AdamW(weight_decay=0.5), SGD(nesterov=True), SGD(momentum=0.0), Adafactor()]
+OPTIMIZERS = [Adam(), AdamW(weight_decay=0.5), Muon(), SGD(nesterov=True), SGD(momentum=0.0), Adafactor()]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adam", "adamw", "nesterov", "sgd", "adafactor"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adam", "adamw", "muon", "nesterov", "sgd", "adafactor"])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_every_library_makes_the_same_updates(xp, optimizer, dtype):
     if not hasattr(xp, dtype):

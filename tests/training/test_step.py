@@ -16,6 +16,7 @@ from xformer.training import (
     Adafactor,
     Adam,
     Batch,
+    Muon,
     TokenPairs,
     clip_by_global_norm,
     data_parallel,
@@ -143,7 +144,7 @@ NONFINITE = [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, math.inf)]
 
 
 @pytest.mark.parametrize(("loss", "element"), NONFINITE)
-@pytest.mark.parametrize("optimizer", [Adam(), SGD(), Adafactor()], ids=["adam", "sgd", "adafactor"])
+@pytest.mark.parametrize("optimizer", [Adam(), Muon(), SGD(), Adafactor()], ids=["adam", "muon", "sgd", "adafactor"])
 @pytest.mark.parametrize("donate", [True, False])
 def test_a_nonfinite_loss_or_gradient_changes_nothing(xp, optimizer, loss, element, donate):
     tree = [xp.asarray([[1.0, 2.0]]), xp.asarray([3.0])]

@@ -9,6 +9,7 @@ from xformer.ops.cross_entropy import cross_entropy
 from xformer.ops.dropout import dropout
 from xformer.ops.embedding import embedding
 from xformer.ops.linear import linear
+from xformer.ops.muon import muon
 from xformer.ops.norms import layer_norm, rms_norm
 from xformer.ops.project_heads import project_heads
 from xformer.ops.quantized import QuantizedWeight
@@ -32,6 +33,7 @@ __all__ = [
     "gelu_tanh",
     "layer_norm",
     "linear",
+    "muon",
     "project_heads",
     "relu",
     "rms_norm",

@@ -7,7 +7,7 @@ from typing import Any
 
 from xformer.config import Config, option
 from xformer.errors import ConfigError
-from xformer.training.optimizers import SGD, Adafactor, Adam, AdamW, Optimizer
+from xformer.training.optimizers import SGD, Adafactor, Adam, AdamW, Muon, Optimizer
 from xformer.training.precision import PRECISIONS
 from xformer.training.schedules import Schedule, constant, cosine, inverse_square_root, linear
 
@@ -74,20 +74,23 @@ class BaseTrainingConfig(Config):
     )
     warmup_steps: int = option("Steps of the linear warm-up.", default=600, at_least=1)
     optimizer: str = option(
-        "Optimizer; adafactor's learning rate is relative (0.01 is usual).",
+        "Optimizer; muon needs fewer steps than adam; adafactor's learning rate is relative (0.01 is usual).",
         default="adam",
-        choices=("adam", "adamw", "adafactor", "sgd"),
+        choices=("adam", "adamw", "muon", "adafactor", "sgd"),
     )
     beta1: float = option(
-        "Decay rate of the mean of the gradients (adam, adamw).", default=0.9, at_least=0.0, below=1.0
+        "Decay rate of the mean of the gradients (adam, adamw, and muon except for weights).",
+        default=0.9,
+        at_least=0.0,
+        below=1.0,
     )
     beta2: float = option(
-        "Decay rate of the mean of the squared gradients (adam, adamw).", default=0.98, at_least=0.0, below=1.0
+        "Decay rate of the mean of the squared gradients (as beta1).", default=0.98, at_least=0.0, below=1.0
     )
-    epsilon: float = option("Added to the denominator (adam, adamw).", default=1e-9, above=0.0)
+    epsilon: float = option("Added to the denominator (as beta1).", default=1e-9, above=0.0)
     momentum: float = option("Decay rate of the velocity (sgd).", default=0.9, at_least=0.0, below=1.0)
     weight_decay: float | None = option(
-        "Weight decay of weights and embeddings (adamw, default 0.01; adafactor, default 0).",
+        "Weight decay of weights and embeddings (adamw and muon, default 0.01; adafactor, default 0).",
         default=None,
         at_least=0.0,
     )
@@ -179,8 +182,8 @@ class BaseTrainingConfig(Config):
             ("learning_rate_factor", self.learning_rate is not None, "learning_rate gives the peak"),
             ("momentum", self.optimizer != "sgd", f"optimizer is {self.optimizer!r}"),
         ]
-        is_adam = self.optimizer.startswith("adam")
-        unused += [(name, not is_adam, f"optimizer is {self.optimizer!r}") for name in ("beta1", "beta2", "epsilon")]
+        uses_adam = self.optimizer in ("adam", "adamw", "muon")
+        unused += [(name, not uses_adam, f"optimizer is {self.optimizer!r}") for name in ("beta1", "beta2", "epsilon")]
         for name, is_unused, reason in unused:
             if is_unused and getattr(self, name) != getattr(BaseTrainingConfig, name):
                 raise ConfigError(f"{name} is {getattr(self, name)!r} and {reason}, so it has no effect; leave it out")
@@ -197,18 +200,21 @@ class BaseTrainingConfig(Config):
             ConfigError: For weight decay with an optimizer that has none.
         """
         decay: dict[str, Any] = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
+        adam: dict[str, Any] = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
         if self.optimizer == "adamw":
-            return AdamW(beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon, **decay)
+            return AdamW(**adam, **decay)
+        if self.optimizer == "muon":
+            return Muon(**adam, **decay)
         if self.optimizer == "adafactor":
             return Adafactor(**decay)
         if self.weight_decay:
             raise ConfigError(
-                f"weight_decay is {self.weight_decay}; optimizer {self.optimizer!r} has none; choose 'adamw' or "
-                "'adafactor'"
+                f"weight_decay is {self.weight_decay}; optimizer {self.optimizer!r} has none; choose 'adamw', 'muon' "
+                "or 'adafactor'"
             )
         if self.optimizer == "sgd":
             return SGD(momentum=self.momentum)
-        return Adam(beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
+        return Adam(**adam)
 
     def make_schedule(self, d_model: int | None) -> Schedule:
         """Return the learning rate schedule.

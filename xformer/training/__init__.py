@@ -10,7 +10,7 @@ from xformer.training.events import Checkpoint, End, Event, History, Skip, Start
 from xformer.training.fit import Callback, TrainingLoop, fit
 from xformer.training.loggers import Logger, MLflow, TensorBoard, WeightsAndBiases, mlflow, tensorboard, wandb
 from xformer.training.loss import language_model_loss, mean_loss, translation_loss
-from xformer.training.optimizers import SGD, Adafactor, Adam, AdamW, Optimizer
+from xformer.training.optimizers import SGD, Adafactor, Adam, AdamW, Muon, Optimizer
 from xformer.training.step import StepResult, clip_by_global_norm, train_step
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "History",
     "Logger",
     "MLflow",
+    "Muon",
     "Optimizer",
     "Skip",
     "Start",

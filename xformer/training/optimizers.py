@@ -14,7 +14,10 @@ from xformer.backends import Array
 from xformer.config import Config, option
 from xformer.ops.adafactor import adafactor, zero_factors
 from xformer.ops.adam import adam, zero_moment
+from xformer.ops.muon import muon
 from xformer.ops.sgd import sgd
+from xformer.threads import blas_threads, parallel_map
+from xformer.training.data_parallel import is_numpy
 from xformer.tree import flatten, is_array, map_arrays
 
 
@@ -122,6 +125,72 @@ class AdamW(Adam):
     def decay(self, parameter: Array) -> float:
         """Return the weight decay of a parameter."""
         return _decay(parameter, self.weight_decay, self.decay_all)
+
+
+class Muon(AdamW):
+    """Muon (Jordan et al., 2024) for weights, AdamW for all other parameters.
+
+    An update of a weight is its momentum with all singular values near 1, so rare directions change as much as frequent
+    ones. Muon usually needs far fewer updates than Adam; each takes longer. Updates are as large as those of AdamW (Liu
+    et al., 2025, section 2.2), so the learning rate and the weight decay of AdamW fit.
+
+    Weights are the matrices of which one side is at most `max_aspect_ratio` times the other. The embeddings and output
+    layers of usual vocabularies are longer.
+    """
+
+    momentum: float = option("Decay rate of the momentum of weights.", default=0.95, at_least=0.0, below=1.0)
+    num_iterations: int = option("Newton-Schulz iterations of an update.", default=5, at_least=1)
+    max_aspect_ratio: float = option("Largest ratio of the sides of a weight.", default=8.0, at_least=1.0)
+
+    def init(self, model: Any) -> AdamState:
+        """Return the state before the first update: zero moments; weights have no second one."""
+        exp_avg_sq = map_arrays(lambda leaf: None if self._is_weight(leaf) else zero_moment(leaf), model)
+        return AdamState(0, map_arrays(zero_moment, model), exp_avg_sq)
+
+    def update(
+        self,
+        model: Any,
+        grads: Any,
+        state: AdamState,
+        learning_rate: float,
+        grad_scale: Array | None = None,
+        *,
+        donate: bool = False,
+    ) -> tuple[Any, AdamState]:
+        """Make one update; see `Optimizer.update`."""
+        leaves, rebuild = flatten(model)
+        exp_avg, with_exp_avg = flatten(state.exp_avg)
+        exp_avg_sq, with_exp_avg_sq = flatten(state.exp_avg_sq)
+        slots = list(zip(leaves, flatten(grads)[0], exp_avg, strict=True))
+        weights = [slot for slot in slots if self._is_weight(slot[0])]
+        others, other_grads, means = _columns([slot for slot in slots if not self._is_weight(slot[0])], 3)
+        adam_state = AdamState(state.step, means, exp_avg_sq)
+        others, adam_state = super().update(others, other_grads, adam_state, learning_rate, grad_scale, donate=donate)
+
+        def update_weight(slot: tuple[Any, Any, Any]) -> tuple[Any, Any]:
+            return muon(
+                *slot,
+                grad_scale,
+                learning_rate=learning_rate,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay,
+                num_iterations=self.num_iterations,
+            )
+
+        if is_numpy(leaves):
+            with blas_threads(1):
+                updated_weights = iter(parallel_map(update_weight, weights))
+        else:
+            updated_weights = iter([update_weight(slot) for slot in weights])
+        updated_others = zip(others, adam_state.exp_avg, strict=True)
+        updated = [next(updated_weights if self._is_weight(leaf) else updated_others) for leaf in leaves]
+        parameters, exp_avg = _columns(updated, 2)
+        state = AdamState(adam_state.step, with_exp_avg(exp_avg), with_exp_avg_sq(adam_state.exp_avg_sq))
+        return rebuild(parameters), state
+
+    def _is_weight(self, parameter: Array) -> bool:
+        shape = parameter.shape
+        return len(shape) == 2 and 0 < max(shape) <= self.max_aspect_ratio * min(shape)
 
 
 class SGDState(NamedTuple):
