@@ -5,6 +5,7 @@ import dataclasses
 import pickle
 import re
 
+import numpy as np
 import pytest
 
 from tests.reference import raises_line
@@ -22,6 +23,19 @@ class Base(Config):
 
 class Derived(Base):
     depth: int = option("Number of layers.", at_least=1)
+
+
+def test_numpy_numbers_become_those_of_python():
+    config = Base(size=np.int64(20), rate=np.float32(0.5), flag=np.bool_(True), mode=np.str_("b"), limit=np.uint8(2))
+    assert config == Base(size=20, rate=0.5, flag=True, mode="b", limit=2)
+    assert [type(value) for value in config.to_dict().values()] == [int, float, str, int, bool]
+    assert type(Base(rate=np.float64(0.5)).rate) is float
+    with raises_line(ConfigError, "size is 0; expected at least 1"):
+        Base(size=np.int64(0))
+    with raises_line(ConfigError, "size is 2.0; expected an integer of at least 1"):
+        Base(size=np.float64(2.0))
+    with raises_line(ConfigError, "flag is 1; expected true or false"):
+        Base(flag=np.int64(1))
 
 
 def test_values_are_kept():

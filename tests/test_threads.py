@@ -571,7 +571,7 @@ def loss(arrays):
     return xformer.array_namespace(out).sum(out * out)
 def attend():
     return xformer.grad(loss)((query, key, value))
-assert ": numpy.flash_attention" in xformer.kernels.explain(
+assert ": numpy.flash_attention" in xformer.ops.explain(
     "attention", query, key, value, None, None, None, causal=False, scale=1.0, keep_probability=1.0)
 expected = attend()
 def same(number=0):
@@ -597,7 +597,7 @@ assert same() and blas() == {2}
 COMPILED = BUSY.replace('"no-jit"', '"auto"').replace("numpy.flash_attention", "numba.attention")
 COMPILED = COMPILED.replace(
     "expected = attend",
-    "from xformer.kernels.numba import thread_pool\nthread_pool._MIN_MULTIPLICATIONS = 1\nexpected = attend",
+    "from xformer.ops._numba import thread_pool\nthread_pool._MIN_MULTIPLICATIONS = 1\nexpected = attend",
     1,
 )
 PROGRAMS = {"pool": POOL, "limits": LIMITS, "lock": LOCK, "busy": BUSY}

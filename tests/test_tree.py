@@ -16,10 +16,21 @@ import pytest
 from tests.conftest import assert_close, library_or_skip
 from tests.reference import raises_line, small_model, without_jax
 from xformer import Initializer
-from xformer.backends import Array, array_namespace, backend_name, dtype_name, from_host
+from xformer.backends import Array, array_namespace, backend_name, dtype_name, from_host, to_host
 from xformer.errors import BackendError, ConfigError, ShapeError
 from xformer.layers import Linear
-from xformer.tree import _TORCH_METHODS, Module, flatten, map_arrays, replace
+from xformer.tree import (
+    _TORCH_METHODS,
+    FrozenDict,
+    Module,
+    flatten,
+    flatten_parameters,
+    map_arrays,
+    map_modules,
+    map_parameters,
+    replace,
+    with_fields,
+)
 
 
 class Norm(Module):
@@ -165,6 +176,115 @@ def test_map_arrays_over_trees_of_one_structure():
         map_arrays(lambda a, b: a, stack(), norm(1))
 
 
+class Routed(Module):
+    weight: Array
+    table: Array
+    part: Any
+
+
+def routed():
+    return Routed(np.ones(2), np.asarray([3, 4]), {"used": np.asarray(True), "scale": np.ones(3, dtype=np.float32)})
+
+
+def test_parameters_are_the_floating_arrays():
+    module = routed()
+    assert [name for name, _ in module.named_arrays()] == ["weight", "table", "part.scale", "part.used"]
+    assert [name for name, _ in module.named_parameters()] == ["weight", "part.scale"]
+    assert module.parameter_count() == 5
+    leaves, rebuild = flatten_parameters(module)
+    assert [leaf.shape for leaf in leaves] == [(2,), (3,)]
+    assert rebuild(leaves) is module
+    changed = rebuild([2.0 * leaf for leaf in leaves])
+    assert changed.weight.tolist() == [2.0, 2.0]
+    assert changed.table is module.table
+    assert changed.part["used"] is module.part["used"]
+    doubled = map_parameters(lambda leaf: 2.0 * leaf, module)
+    assert doubled.table is None
+    assert doubled.part["used"] is None
+    assert [leaf.tolist() for leaf in flatten(doubled)[0]] == [[2.0, 2.0], [2.0, 2.0, 2.0]]
+    assert [leaf.tolist() for leaf in flatten_parameters(doubled)[0]] == [[2.0, 2.0], [2.0, 2.0, 2.0]]
+
+
+def test_other_arrays_are_replaced_and_moved_too(xp):
+    module = routed().to(xp)
+    assert {name: dtype_name(array.dtype) for name, array in module.named_arrays()} == {
+        "weight": "float64",
+        "table": "int64",
+        "part.scale": "float32",
+        "part.used": "bool",
+    }
+    changed = replace(module, {name: xp.zeros_like(array) for name, array in module.named_arrays()})
+    assert not any(to_host(array).any() for _, array in changed.named_arrays())
+
+
+def test_containers_are_frozen_when_they_are_assigned():
+    layers, named = [norm(1)], {"b": [norm(2)], "a": {"inner": norm(3)}}
+    module = Stack(norm(0), (), layers, named, (), "s")
+    assert flatten(module)[0][0] == [0.0]
+    layers.append(norm(8))
+    named["b"].append(norm(8))
+    named["c"] = norm(8)
+    assert [float(array[0]) for _, array in module.named_parameters()] == [0.0, 1.0, 3.0, 2.0]
+    assert type(module.more) is tuple
+    assert type(module.named["b"]) is tuple
+    change = "a dict in a module is frozen; use tree.with_fields"
+    for mutate in (
+        lambda x: x.update(c=1),
+        lambda x: x.__setitem__("c", 1),
+        lambda x: x.__delitem__("a"),
+        lambda x: x.__ior__({}),
+        lambda x: x.setdefault("c", 1),
+        lambda x: x.pop("a"),
+        lambda x: x.popitem(),
+        lambda x: x.clear(),
+    ):
+        for frozen in (module.named, module.named["a"]):
+            with raises_line(TypeError, change):
+                mutate(frozen)
+    assert module.named | {"c": 1} == {**module.named, "c": 1}
+
+
+def test_frozen_containers_can_be_copied_pickled_and_rebuilt():
+    module = stack()
+    others = [copy.copy(module), copy.deepcopy(module), pickle.loads(pickle.dumps(module))]
+    others += [map_arrays(np.copy, module), map_modules(lambda part: part, module), with_fields(module, label="s")]
+    others.append(with_fields(module, named=dict(module.named), more=list(module.more)))
+    for other in others:
+        assert repr(other) == repr(module)
+        assert type(other.named) is FrozenDict
+        assert type(other.more) is tuple
+        assert [float(array[0]) for _, array in other.named_parameters()] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+
+
+def test_static_dicts_are_frozen_and_keep_their_order():
+    class Scaled(Module):
+        options: dict
+        weight: Array
+
+    module = Scaled({"b": [1, 2], "a": {3: 4}}, np.ones(1))
+    assert list(module.options) == ["b", "a"]
+    assert module.options == {"b": (1, 2), "a": {3: 4}}
+    with raises_line(TypeError, "frozen"):
+        module.options["a"][3] = 5
+
+
+def test_keys_that_name_no_array_are_refused():
+    for key in (1, "a.b"):
+        with raises_line(ConfigError, f"named has the key {key!r}; expected strings without '.' as names of arrays"):
+            Stack(norm(1), (), (), {key: norm(2)}, (), "s")
+    with raises_line(ConfigError, "a dict of arrays has keys of types int, str; expected strings"):
+        flatten({1: np.ones(1), "1": np.ones(1)})
+
+
+def test_a_dtype_is_no_array():
+    class Typed(Module):
+        weight: Array
+        dtype: Any
+
+    assert [name for name, _ in Typed(np.ones(1), np.float32).named_arrays()] == ["weight"]
+    assert len(flatten({"dtype": np.float32, "weight": np.ones(1)})[0]) == 1
+
+
 def test_replace_exchanges_all_arrays_by_name():
     module = norm(1, 2)
     changed = replace(module, {"bias": np.asarray([4.0]), "weight": np.asarray([3.0])})
@@ -189,7 +309,7 @@ def test_repr_is_indented_and_collapses_repeated_layers():
         "    (0-2): 3 x Norm(weight=float64[1], bias=float64[1], epsilon=1e-05),",
         "    (3): Norm(weight=float64[1], bias=None, epsilon=1e-05),",
         "  ),",
-        "  more=[],",
+        "  more=(),",
         "  named={'a': Norm(weight=float64[1], bias=None, epsilon=Pair(left=1, right=2))},",
         "  tables=((0): float64[2]),",
         "  label=str(...),",
@@ -234,6 +354,8 @@ def test_a_module_is_a_pytree_of_jax():
     assert [float(leaf[0]) for leaf in flatten(gradient)[0]] == [0.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     path, _ = jax.tree_util.tree_leaves_with_path(tree)[1]
     assert jax.tree_util.keystr(path) == ".layers[0].weight"
+    assert type(doubled.named) is FrozenDict
+    assert len(jax.tree.leaves(tree.named)) == 2
 
 
 def vars_of(module):
@@ -247,6 +369,7 @@ def test_a_module_is_a_pytree_of_torch():
     leaves, structure = pytree.tree_flatten(tree)
     assert sorted(float(leaf[0]) for leaf in leaves) == sorted(float(leaf[0]) for leaf in flatten(tree)[0])
     assert repr(pytree.tree_unflatten(leaves, structure)) == repr(tree)
+    assert len(pytree.tree_leaves(tree.named)) == 2
     gradient = importlib.import_module("torch").func.grad(lambda tree: (tree.first.weight**2).sum())(tree)
     assert float(gradient.first.weight[0]) == 2.0
 

@@ -9,18 +9,23 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import operator
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Self, dataclass_transform
 
-from xformer.errors import ConfigError, nearest_hint
+import numpy as np
+
+from xformer.errors import ConfigError, DataError, nearest_hint
 
 _TYPES: dict[str, tuple[Any, str]] = {
     "int": (int, "an integer"),
     "float": ((int, float), "a number"),
     "bool": (bool, "true or false"),
     "str": (str, "a string"),
+    "tuple[str, ...]": ((tuple, list), "a list of strings"),
+    "dict[str, Any]": (dict, "a table"),
 }
 _BOUNDS = {
     "at_least": "at least {}",
@@ -74,6 +79,8 @@ class _ConfigType(type):
 class Config(metaclass=_ConfigType):
     """Base class of configurations: subclasses become frozen, keyword-only dataclasses whose values are checked.
 
+    NumPy numbers and booleans are converted to those of Python, and lists to tuples.
+
     Raises:
         ConfigError: For an unknown field (with the nearest known one) or an invalid value, naming the field.
     """
@@ -87,7 +94,14 @@ class Config(metaclass=_ConfigType):
 
     def __post_init__(self) -> None:
         for field in _fields(type(self)):
-            check_value(field, getattr(self, field.name))
+            value = getattr(self, field.name)
+            if isinstance(value, np.generic):  # as Python values they can be written to JSON
+                value = value.item()
+                object.__setattr__(self, field.name, value)
+            if isinstance(value, list) and _type_name(field).startswith("tuple"):
+                value = tuple(value)
+                object.__setattr__(self, field.name, value)
+            check_value(field, value)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a JSON-serializable dictionary."""
@@ -140,6 +154,14 @@ def check_count(name: str, value: Any) -> None:
         raise ConfigError(f"{name} is {value!r}; expected an integer of at least 1")
 
 
+def integers(name: str, values: Any) -> list[int]:
+    """Return integers, such as token ids, as a list; raise DataError for anything else."""
+    try:
+        return [operator.index(value) for value in values]
+    except TypeError as error:
+        raise DataError(f"{name} is {values!r}; expected a list of integers") from error
+
+
 def _check_names(config: Any, values: dict[str, Any], name: str) -> None:
     check_keys(values, field_names(config), name)
     missing = [f.name for f in _fields(config) if f.default is dataclasses.MISSING and f.name not in values]
@@ -160,7 +182,10 @@ def check_value(field: dataclasses.Field[Any], value: Any, name: str = "") -> No
         return
     cls, description = _TYPES.get(annotation.removesuffix(" | None"), (object, ""))
     expected = describe_values(metadata) or description
+    if isinstance(value, int) and abs(value) >> 63:
+        raise ConfigError(f"{name or field.name} is {value}; expected a number below 2^63")
     has_type = isinstance(value, cls) and (not isinstance(value, bool) or cls in (bool, object))
+    has_type = has_type and (cls != (tuple, list) or all(isinstance(each, str) for each in value))
     if not has_type and expected.startswith("at "):
         expected = f"{description} of {expected}"
     if not has_type or not _is_valid(value, metadata):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from xformer.errors import ConfigError
 
 # Every operation reads some, and os.environ takes a microsecond. A dict, since torch.compile traces functools.cache.
 _VALUES: dict[str, str | None] = {}
+_ON_CLEAR: list[Callable[[], None]] = []
 
 
 def env_value(name: str, default: str = "") -> str:
@@ -21,6 +23,13 @@ def env_value(name: str, default: str = "") -> str:
 def clear_cache() -> None:
     """Read the variables again at the next call."""
     _VALUES.clear()
+    for call in _ON_CLEAR:
+        call()
+
+
+def on_clear(call: Callable[[], None]) -> None:
+    """Call a function whenever variables are read again, to forget what was derived from them."""
+    _ON_CLEAR.append(call)
 
 
 def env_flag(name: str, default: bool = False) -> bool:

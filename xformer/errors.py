@@ -39,6 +39,10 @@ class CheckpointError(XformerError, OSError):
     """A model, tokenizer or training state cannot be read or written; earlier files are intact."""
 
 
+class DifferentiationError(XformerError, NotImplementedError):
+    """A function cannot be differentiated: a derivative is unknown, or a traced array is used outside its trace."""
+
+
 class CaptureError(XformerError, RuntimeError):
     """A function cannot be captured: it reads values on the host, or its shapes depend on values."""
 
@@ -73,11 +77,11 @@ def how_to_install(package: str) -> str:
     """Return the command that installs an optional package, given its import name.
 
     >>> how_to_install("rouge_score.rouge_scorer")
-    'run: pip install "xformer[cli]"'
+    'run: pip install "array-transformers[cli]"'
     """
     name = package.split(".")[0]
     extra = _EXTRAS.get(name)
-    return f"run: pip install {name}" if extra is None else f'run: pip install "xformer[{extra}]"'
+    return f"run: pip install {name}" if extra is None else f'run: pip install "array-transformers[{extra}]"'
 
 
 def abbreviate(text: str, limit: int = 800) -> str:

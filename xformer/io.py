@@ -223,7 +223,13 @@ _CODES = {
     "bfloat16": "BF16",
     "int64": "I64",
     "int32": "I32",
+    "int16": "I16",
     "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
 }
 _NAMES = {code: name for name, code in _CODES.items()}
 _METADATA = "__metadata__"
@@ -235,7 +241,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: dict[str, Array], metadata
 
     Args:
         path: Path of the file.
-        arrays: Arrays by name; dtypes float64, float32, float16, bfloat16, int64, int32 and int8.
+        arrays: Arrays by name; real floating, integer and boolean dtypes.
         metadata: Strings by name.
 
     Raises:

@@ -9,7 +9,10 @@ from typing import Any
 
 from xformer.backends import Array, Device, array_namespace, dtype_name, is_integer, resolve
 from xformer.errors import ShapeError
-from xformer.ops.attention import causal_mask, check_boolean
+from xformer.ops.attention.definition import causal_mask
+from xformer.ops.operation import Signature
+
+_MASK = Signature("mask: (...) bool", {})
 
 
 def padding(tokens: Array, pad_id: int) -> Array:
@@ -52,9 +55,15 @@ def causal(queries: int, keys: int | None = None, *, xp: Any = "numpy", device: 
 
 
 def sliding_window(
-    queries: int, keys: int | None = None, *, size: int, xp: Any = "numpy", device: Device = None
+    queries: int,
+    keys: int | None = None,
+    *,
+    size: int,
+    start: int | Array | None = None,
+    xp: Any = "numpy",
+    device: Device = None,
 ) -> Array:
-    """Mask distant keys: query i attends to keys less than `size` positions from its own, i + keys - queries.
+    """Mask distant keys: query i attends to keys less than `size` positions from its own, start + i.
 
     With causal=True those are the last `size` keys (Beltagy et al., 2020; Jiang et al., 2023).
 
@@ -62,6 +71,7 @@ def sliding_window(
         queries: Number of queries.
         keys: Number of keys; default `queries`.
         size: Size of the window, at least 1.
+        start: Position of the first query, an integer or an array of shape (1,); default keys - queries.
         xp: Array library, as a module or by name.
         device: Device of the mask.
 
@@ -74,7 +84,7 @@ def sliding_window(
     if size < 1:
         raise ShapeError(f"size is {size}; expected a window of at least 1 token")
     xp, keys = resolve(xp), queries if keys is None else keys
-    query = xp.reshape(xp.arange(keys - queries, keys, device=device), (queries, 1))
+    query = xp.reshape(xp.arange(queries, device=device), (queries, 1)) + (keys - queries if start is None else start)
     key = xp.reshape(xp.arange(keys, device=device), (1, keys))
     return xp.abs(query - key) < size
 
@@ -89,13 +99,18 @@ def combine(*masks: Array | None) -> Array | None:
         The combined mask, or None if all masks are None.
 
     Raises:
-        ShapeError: If a mask is not boolean.
+        ShapeError: If a mask is not boolean, or their shapes do not broadcast.
     """
-    result = None
+    result: Any = None
     for mask in masks:
-        if mask is not None:
-            check_boolean(mask)
+        if mask is None:
+            continue
+        _MASK.check("masks.combine", (mask,))
+        try:
             result = mask if result is None else array_namespace(result, mask).logical_and(result, mask)
+        except (ValueError, TypeError, RuntimeError) as error:  # each library has its own class
+            shapes = f"{tuple(result.shape)} and {tuple(mask.shape)}"
+            raise ShapeError(f"masks.combine got masks of shapes {shapes}; expected shapes that broadcast") from error
     return result
 
 

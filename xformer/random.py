@@ -1,8 +1,8 @@
 """Random numbers from explicit keys: the same `Rng` always draws the same values.
 
-An `Rng` is immutable, like a JAX key. `split` and `fold` derive independent streams, so a value depends on the seed and
-the labels of its stream, never on earlier draws. So training resumes to the bit (fold in the step number), and
-rematerialization draws the same dropout masks again.
+An `Rng` is immutable, like a JAX key. `split` and `fold_in` derive independent streams, so a value depends on the seed
+and the labels of its stream, never on earlier draws. A resumed run, which folds in the step number, is bit-identical,
+and rematerialization draws the same dropout masks again.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Rng:
 
     Attributes:
         key: Non-negative integer.
-        counter: Scalar array that also selects what `bernoulli` draws (see `counted`), or None.
+        counter: Scalar array that also selects what `bernoulli` draws (see `with_counter`), or None.
 
-    >>> Rng(0).fold("dropout", 7) == Rng(0).fold("dropout", 7)
+    >>> Rng(0).fold_in("dropout", 7) == Rng(0).fold_in("dropout", 7)
     True
     """
 
@@ -40,18 +40,28 @@ class Rng:
             raise ConfigError(f"seed is {self.key!r}; expected a non-negative integer")
         object.__setattr__(self, "key", int(self.key))
 
-    def fold(self, *labels: int | str) -> Rng:
-        """Return the stream with some labels, independent of this one and of streams with other labels."""
-        # Quotes and escapes keep ("a", "b") apart from "a/b", and 1 from "1".
-        texts = (repr(label) if isinstance(label, str) else str(int(label)) for label in labels)
-        text = f"{self.key:x}/{'/'.join(texts)}".encode()
-        return Rng(int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "little"), self.counter)
+    def fold_in(self, *labels: int | str) -> Rng:
+        """Return the stream with some labels, independent of this one and of streams with other labels.
+
+        Raises:
+            ConfigError: If a label is neither an integer nor a string.
+        """
+        texts = []
+        for label in labels:
+            if not isinstance(label, Integral | str) or isinstance(label, bool):
+                raise ConfigError(f"a label is {label!r}; expected an integer or a string")
+            # Quotes and escapes keep ("a", "b") apart from "a/b", and 1 from "1".
+            texts.append(repr(str(label)) if isinstance(label, str) else str(int(label)))
+        return Rng(_hash(f"{self.key:x}/{'/'.join(texts)}"), self.counter)
 
     def split(self, count: int) -> tuple[Rng, ...]:
-        """Return `count` independent streams."""
-        return tuple(self.fold(index) for index in range(count))
+        """Return `count` independent streams; stream i is the same for every count, and differs from `fold_in(i)`."""
+        streams = []
+        for index in range(count):
+            streams.append(Rng(_hash(f"{self.key:x}/{index}", b"split"), self.counter))
+        return tuple(streams)
 
-    def counted(self, counter: Array) -> Rng:
+    def with_counter(self, counter: Array) -> Rng:
         """Return a stream whose `bernoulli` draws other values for each value of an int64 scalar array.
 
         CuPy reads the counter on the device, so a step that is captured as a graph draws anew in each replay.
@@ -95,8 +105,20 @@ class Rng:
         if self.counter is None:
             mask = backend.bernoulli(base, self.key, threshold, shape, device)
         else:
-            mask = backend.counted_bernoulli(base, self.key, self.counter, threshold, shape, device)
+            key = _hash(f"{self.key:x}", b"counter")  # so that a count is no other seed
+            mask = backend.counted_bernoulli(base, key, self.counter, threshold, shape, device)
         return mask, threshold / 2**RANDOM_BITS
+
+
+def _hash(text: str, derivation: bytes = b"") -> int:
+    """Return the key of a derived stream; those of different derivations differ."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16, person=derivation).digest(), "little")
+
+
+def check_rng(rng: Any) -> None:
+    """Raise ConfigError if a source of random numbers is neither an Rng nor None."""
+    if rng is not None and not isinstance(rng, Rng):
+        raise ConfigError(f"rng is {rng!r}; expected an Rng, e.g. xformer.Rng(0), or None")
 
 
 def split_rng(rng: Rng | None, count: int) -> Sequence[Rng | None]:
@@ -105,8 +127,5 @@ def split_rng(rng: Rng | None, count: int) -> Sequence[Rng | None]:
     Raises:
         ConfigError: If rng is neither an Rng nor None.
     """
-    if rng is None:
-        return (None,) * count
-    if not isinstance(rng, Rng):
-        raise ConfigError(f"rng is {rng!r}; expected an Rng, e.g. xformer.Rng(0), or None")
-    return rng.split(count)
+    check_rng(rng)
+    return (None,) * count if rng is None else rng.split(count)

@@ -194,23 +194,23 @@ class Collector(Generic[Item]):
 
     def __init__(self, name: str) -> None:
         self._items: ContextVar[list[Item] | None] = ContextVar(name, default=None)
-        self._blocks: list[None] = []  # one for each block of any thread
+        self.blocks: list[None] = []  # one for each block of any thread
 
     @contextlib.contextmanager
     def collect(self) -> Iterator[list[Item]]:
         """Yield the list that `items()` returns inside the block."""
         items: list[Item] = []
         token = self._items.set(items)
-        self._blocks.append(None)
+        self.blocks.append(None)
         try:
             yield items
         finally:
-            self._blocks.pop()
+            self.blocks.pop()
             self._items.reset(token)
 
     def items(self) -> list[Item] | None:
         """Return the list of the innermost block, or None outside of blocks."""
-        return self._items.get() if self._blocks else None  # torch.compile traces no context variables
+        return self._items.get() if self.blocks else None  # torch.compile cannot trace context variables
 
 
 _MAX_WORKERS = 256

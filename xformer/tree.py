@@ -1,9 +1,10 @@
 """Modules are frozen trees of named arrays.
 
-A `Module` is immutable. Fields that hold arrays are its leaves, fields that hold modules (or tuples, lists and dicts of
-modules) are its branches, and every other field is static configuration. Training makes a new model,
-`replace(model, arrays)`; gradients come back as a tree of the same structure. Tuples, lists and dicts of trees are
-trees too, so batches and optimizer states need no wrapper.
+A `Module` is immutable. Fields that hold arrays are its leaves, fields that hold modules (or tuples and dicts of
+modules) are its branches, and every other field is static configuration. Its floating arrays are its parameters:
+training makes a new model from others, and gradients come back as a tree of the same structure. Integer and boolean
+arrays stay as they are; their gradient is None. Tuples, lists and dicts of trees are trees too, so batches and
+optimizer states need no wrapper.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import textwrap
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self, dataclass_transform
+from typing import Any, NamedTuple, Self, dataclass_transform
 
 import numpy as np
 
@@ -42,7 +43,7 @@ from xformer.backends.namespaces import load_imported_backends
 from xformer.errors import BackendError, ConfigError, ShapeError, nearest_hint
 from xformer.html import Markup, details, tag
 
-_BRANCHES = (tuple, list, dict)
+_SEQUENCES = (tuple, list)
 _ARRAY_TYPE = re.compile(r"\b(Array|ndarray|NDArray|Tensor)\b")
 _LAYOUT = "_layout"  # where a module caches the names of its leaves and branches: a training step needs them often
 _CLASSES: weakref.WeakSet[type[Module]] = weakref.WeakSet()
@@ -59,16 +60,17 @@ class Module:
             bias: Array | None     # a leaf, or absent
             features: int          # static configuration
 
-    A field that holds an array is a leaf, however it is annotated. Modules are pytrees of JAX and torch: `jax.jit`,
-    `jax.grad` and `torch.utils._pytree` take them as arguments.
+    Any field that holds an array is a leaf, whatever its annotation. Lists that are assigned become tuples, and dicts
+    become read-only. With `init=False` a subclass inherits the constructor. Modules are pytrees of JAX and torch:
+    `jax.jit`, `jax.grad` and `torch.utils._pytree` take them as arguments.
     """
 
     __array_fields__: frozenset[str] = frozenset()
     __fields__: tuple[str, ...] = ()
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
+    def __init_subclass__(cls, *, init: bool = True, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        generate_init, inherited_fields = "__init__" not in cls.__dict__, cls.__fields__
+        generate_init, inherited_fields = init and "__init__" not in cls.__dict__, cls.__fields__
         # Modules compare and hash by identity: comparing arrays is neither cheap nor a yes-or-no question.
         dataclasses.dataclass(init=generate_init, repr=False, eq=False)(cls)
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
@@ -89,8 +91,8 @@ class Module:
             raise AttributeError(f"{type(self).__name__}.{name} is frozen; use replace() to make a changed copy")
         if not self.__dict__:
             load_imported_backends()  # so that the module is a pytree of JAX or torch before any operation runs
-        self.__dict__.pop(_LAYOUT, None)
-        object.__setattr__(self, name, value)
+        self.__dict__.pop(_LAYOUT, None)  # of a module that was looked at while it is made
+        object.__setattr__(self, name, _freeze(name, value))
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"{type(self).__name__} is frozen")
@@ -105,12 +107,16 @@ class Module:
         """Return the tree for notebooks: a block for each module, which a click opens."""
         return _format_html("", self, is_open=True)
 
-    def named_parameters(self) -> Iterator[tuple[str, Array]]:
+    def named_arrays(self) -> Iterator[tuple[str, Array]]:
         """Yield (dotted name, array) in a fixed order: fields as declared, tuples by position, dicts by sorted key."""
         return _named(self, "")
 
+    def named_parameters(self) -> Iterator[tuple[str, Array]]:
+        """Yield the floating arrays of `named_arrays`: training changes them, and no others."""
+        return ((name, array) for name, array in self.named_arrays() if is_floating(array.dtype))
+
     def parameter_count(self) -> int:
-        """Return the number of elements in all arrays of the tree."""
+        """Return the number of elements in all parameters of the tree."""
         return sum(math.prod(array.shape) for _, array in self.named_parameters())
 
     def to(self, xp: Any = None, *, dtype: DType | str | None = None, device: Device = None) -> Self:
@@ -141,7 +147,7 @@ _TORCH_METHODS = {
     "load_state_dict": "use xformer.tree.replace(model, arrays)",
     "parameters": "use model.named_parameters()",
     "save_pretrained": "use xformer.save_pretrained(model, directory)",
-    "state_dict": "use dict(model.named_parameters())",
+    "state_dict": "use dict(model.named_arrays())",
     "train": "dropout is on if the call gets rng=xformer.Rng(seed); to train, see xformer.fit",
     "zero_grad": "value_and_grad returns new gradients",
 }
@@ -181,27 +187,98 @@ def _move(array: Array, xp: Namespace | None, dtype: DType | str | None, target:
 
 # --- Flattening ---------------------------------------------------------------------------------------------------
 
+# What a node of a tree is: an array, a Module (with its layout), a dict, a tuple or list, or a value of the structure.
+_LEAF, _MODULE, _DICT, _SEQUENCE, _VALUE, _CONSTANT = range(6)  # a constant is an array that is not a parameter
+_IS_FLOATING: dict[Any, bool] = {}
 
-def flatten(tree: Any) -> tuple[list[Array], Callable[[Sequence[Any]], Any]]:
+
+def flatten(tree: Any, *, parameters_only: bool = False) -> tuple[list[Array], Callable[..., Any]]:
     """Split a tree into its arrays and its structure.
 
     Args:
         tree: A Module, an array, or tuples, lists and dicts of them. Other values belong to the structure.
+        parameters_only: Return the floating arrays only. Integer and boolean arrays then belong to the structure.
 
     Returns:
-        The arrays in a fixed order, and a function that builds the same tree from other arrays.
-    """
-    leaves: list[Array] = []
-    _collect(tree, leaves)
+        The arrays in a fixed order, and a function that builds the same tree from other arrays. With
+        `rebuild(arrays, keep=False)` the arrays that are not parameters become None, as in gradients.
 
-    def rebuild(arrays: Sequence[Any]) -> Any:
+    Raises:
+        ConfigError: If the keys of a dict cannot be sorted.
+    """
+    # Loops instead of recursion and small functions: a training step flattens and rebuilds several trees.
+    leaves: list[Array] = []
+    nodes: list[tuple[int, Any]] = []  # parents before children
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, Module):
+            layout = node.__dict__.get(_LAYOUT) or _layout(node)
+            nodes.append((_MODULE, layout))
+            for name in reversed(layout.names):
+                pending.append(getattr(node, name))
+        elif isinstance(node, dict):
+            nodes.append((_DICT, node))
+            for key in reversed(_sorted_keys(node)):
+                pending.append(node[key])
+        elif isinstance(node, _SEQUENCES):
+            nodes.append((_SEQUENCE, node))
+            pending.extend(reversed(node))
+        elif hasattr(node, "shape") and hasattr(node, "dtype") and not isinstance(node, type):
+            if parameters_only:
+                dtype = node.dtype
+                is_parameter = _IS_FLOATING.get((type(dtype), dtype))
+                if is_parameter is None:
+                    is_parameter = _IS_FLOATING[type(dtype), dtype] = is_floating(dtype)
+                if not is_parameter:
+                    nodes.append((_CONSTANT, node))
+                    continue
+            leaves.append(node)
+            nodes.append((_LEAF, None))
+        else:
+            nodes.append((_VALUE, node))
+
+    def rebuild(arrays: Sequence[Any], *, keep: bool = True) -> Any:
         if len(arrays) != len(leaves):
             raise ShapeError(f"got {len(arrays)} arrays for a tree of {len(leaves)}; expected one for each leaf")
-        if isinstance(tree, Module) and all(map(operator.is_, arrays, leaves)):
+        if keep and isinstance(tree, Module) and all(map(operator.is_, arrays, leaves)):
             return tree  # it is frozen, so no copy is needed; optimizers that write in place give the same arrays
-        return _rebuild(tree, iter(arrays))
+        remaining = list(arrays)
+        built: list[Any] = []
+        for kind, value in reversed(nodes):
+            if kind == _LEAF:
+                value = remaining.pop()
+            elif kind == _MODULE:
+                layout, value = value, object.__new__(value.cls)
+                fields = value.__dict__  # __setattr__ would double the time
+                fields.update(layout.fields)
+                fields[_LAYOUT] = layout
+                for name in layout.names:
+                    child = fields[name] = built.pop()
+                    if isinstance(child, np.generic):  # NumPy makes them of arrays without axes
+                        fields[name] = np.asarray(child)
+                    elif child is None:
+                        fields.pop(_LAYOUT, None)  # one leaf less
+            elif kind == _DICT:
+                items = {key: built.pop() for key in _sorted_keys(value)}
+                items = {key: items[key] for key in value}
+                value = FrozenDict(items) if isinstance(value, FrozenDict) else items
+            elif kind == _SEQUENCE:
+                cls, count = type(value), len(value)
+                children = built[: -count - 1 : -1] if count else []
+                del built[len(built) - count :]
+                value = cls(*children) if hasattr(cls, "_fields") else cls(children)
+            elif kind == _CONSTANT and not keep:
+                value = None
+            built.append(value)
+        return built[0]
 
     return leaves, rebuild
+
+
+def flatten_parameters(tree: Any) -> tuple[list[Array], Callable[..., Any]]:
+    """Split a tree into its parameters, which are its floating arrays, and the rest; see `flatten`."""
+    return flatten(tree, parameters_only=True)
 
 
 def map_arrays(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
@@ -216,35 +293,48 @@ def map_arrays(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
         ShapeError: If the trees differ in their number of arrays.
     """
     leaves, rebuild = flatten(tree)
-    columns = [flatten(other)[0] for other in rest]
+    columns = [leaves]
+    for other in rest:
+        columns.append(flatten(other)[0])
+    check_same_count(*columns)
+    return rebuild(list(map(function, *columns)))
+
+
+def map_parameters(function: Callable[[Array], Any], tree: Any) -> Any:
+    """Apply `function` to the floating arrays of a tree; integer and boolean arrays become None."""
+    leaves, rebuild = flatten_parameters(tree)
+    return rebuild(list(map(function, leaves)), keep=False)
+
+
+def check_same_count(leaves: Sequence[Any], *columns: Sequence[Any]) -> None:
+    """Raise ShapeError unless several trees have the same number of arrays."""
     for column in columns:
         if len(column) != len(leaves):
             raise ShapeError(f"trees differ: {len(leaves)} and {len(column)} arrays; expected the same structure")
-    return rebuild([function(*row) for row in zip(leaves, *columns, strict=True)])
 
 
 def map_modules(function: Callable[[Any], Any], tree: Any) -> Any:
     """Apply `function` to all modules of a tree, and return the tree of the results.
 
     Args:
-        function: Takes a module and returns a module; that of a field is replaced before the one it belongs to.
+        function: Takes a module and returns a module. Children are visited before parents.
         tree: A Module, or tuples, lists and dicts of them.
     """
     if isinstance(tree, Module):
-        fields = {name: getattr(tree, name) for name in tree.__fields__}
-        branches = {name: map_modules(function, value) for name, value in fields.items() if _is_branch(value)}
-        return function(with_fields(tree, **branches))
+        children = {name: getattr(tree, name) for name in _layout(tree).names}
+        return function(
+            with_fields(tree, **{name: map_modules(function, x) for name, x in children.items() if not is_array(x)})
+        )
     if isinstance(tree, dict):
         return {key: map_modules(function, item) for key, item in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_modules(function, item) for item in tree))
-    if isinstance(tree, tuple | list):
-        return type(tree)(map_modules(function, item) for item in tree)
+    if isinstance(tree, _SEQUENCES):
+        items = [map_modules(function, item) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     return tree
 
 
 def with_fields(module: Any, **fields: Any) -> Any:
-    """Return a copy of a module with other values of some fields, whatever its constructor takes.
+    """Return a copy of a module with some fields replaced, bypassing the constructor.
 
     Args:
         module: A Module.
@@ -257,24 +347,78 @@ def with_fields(module: Any, **fields: Any) -> Any:
         name = min(unknown)
         raise ConfigError(f"{type(module).__name__} has no field {name!r}; {nearest_hint(name, module.__fields__)}")
     copy = object.__new__(type(module))
-    copy.__dict__.update(module.__dict__ | fields)
+    copy.__dict__.update(module.__dict__ | {name: _freeze(name, value) for name, value in fields.items()})
     copy.__dict__.pop(_LAYOUT, None)
     return copy
 
 
 def is_array(value: Any) -> bool:
     """Return whether a value is an array of any library, traced or not."""
-    return not isinstance(value, Module) and hasattr(value, "shape") and hasattr(value, "dtype")
+    return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, Module | type)
 
 
-def _layout(node: Module) -> tuple[tuple[str, bool], ...]:
-    """Return the names of the leaves (True) and branches (False) of one module, in field order."""
-    layout = node.__dict__.get(_LAYOUT)
+class FrozenDict(dict[Any, Any]):
+    """A read-only dict: every dict that is assigned to a field of a module becomes one."""
+
+    def _refuse(self, *args: Any, **keywords: Any) -> Any:
+        raise TypeError("a dict in a module is frozen; use tree.with_fields(module, name=new_dict) to make a copy")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenDict, (dict(self),)
+
+
+def _freeze(name: str, value: Any) -> Any:
+    """Return the value of a field with tuples in place of lists, and read-only dicts."""
+    if isinstance(value, dict):
+        keys = list(value)
+        if _is_branch(value):
+            if wrong := [key for key in keys if not isinstance(key, str) or "." in key]:
+                raise ConfigError(f"{name} has the key {wrong[0]!r}; expected strings without '.' as names of arrays")
+            keys.sort()  # as named_arrays() does
+        return FrozenDict({key: _freeze(name, value[key]) for key in keys})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_freeze(name, item) for item in value))
+    if type(value) in _SEQUENCES:
+        return tuple(_freeze(name, item) for item in value)
+    return value
+
+
+def _sorted_keys(node: dict[Any, Any]) -> list[Any]:
+    try:
+        return sorted(node)
+    except TypeError as error:
+        types = ", ".join(sorted({type(key).__name__ for key in node}))
+        raise ConfigError(f"a dict of arrays has keys of types {types}; expected strings") from error
+
+
+class _Layout:
+    """The names of a module's children, which are arrays and branches, and its static part.
+
+    Equal layouts let functions jitted by JAX be reused.
+    """
+
+    def __init__(self, node: Module) -> None:
+        fields = {name: getattr(node, name) for name in node.__fields__}
+        self.cls = type(node)
+        self.names = tuple(name for name, x in fields.items() if _is_leaf(node, name, x) or _is_branch(x))
+        self.fields = {name: x for name, x in node.__dict__.items() if name not in (*self.names, _LAYOUT)}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Layout) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((self.names, tuple(self.fields)))  # not of the values: a dict has no hash
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.fields.items())
+
+
+def _layout(node: Module) -> _Layout:
+    layout: _Layout | None = node.__dict__.get(_LAYOUT)
     if layout is None:
-        fields = ((name, getattr(node, name)) for name in node.__fields__)
-        roles = ((name, _is_leaf(node, name, value), _is_branch(value)) for name, value in fields)
-        layout = tuple((name, is_leaf) for name, is_leaf, is_branch in roles if is_leaf or is_branch)
-        node.__dict__[_LAYOUT] = layout
+        layout = node.__dict__[_LAYOUT] = _Layout(node)
     return layout
 
 
@@ -285,63 +429,25 @@ def _is_leaf(node: Module, name: str, value: Any) -> bool:
 
 def _is_branch(value: Any) -> bool:
     """Return whether a value is a module, or a container with arrays or modules in it."""
-    if isinstance(value, _BRANCHES):
+    if isinstance(value, dict | tuple | list):
         items = value.values() if isinstance(value, dict) else value
         return any(is_array(item) or _is_branch(item) for item in items)
     return isinstance(value, Module)
 
 
-def _collect(node: Any, leaves: list[Array]) -> None:
-    if isinstance(node, Module):
-        for name, is_leaf in _layout(node):
-            if is_leaf:
-                leaves.append(getattr(node, name))
-            else:
-                _collect(getattr(node, name), leaves)
-    elif isinstance(node, dict):
-        for key in sorted(node):
-            _collect(node[key], leaves)
-    elif isinstance(node, tuple | list):
-        for item in node:
-            _collect(item, leaves)
-    elif is_array(node):
-        leaves.append(node)
-
-
-def _rebuild(node: Any, arrays: Iterator[Any]) -> Any:
-    if isinstance(node, Module):
-        copy = object.__new__(type(node))
-        fields = copy.__dict__  # a training step rebuilds several trees: __setattr__ would double the time
-        fields.update(node.__dict__)
-        for name, is_leaf in _layout(node):
-            fields[name] = next(arrays) if is_leaf else _rebuild(getattr(node, name), arrays)
-            if fields[name] is None:
-                fields.pop(_LAYOUT, None)  # one leaf less
-        return copy
-    if isinstance(node, dict):
-        rebuilt = {key: _rebuild(node[key], arrays) for key in sorted(node)}
-        return {key: rebuilt[key] for key in node}
-    if isinstance(node, tuple) and hasattr(node, "_fields"):
-        return type(node)(*(_rebuild(item, arrays) for item in node))
-    if isinstance(node, tuple | list):
-        return type(node)(_rebuild(item, arrays) for item in node)
-    return next(arrays) if is_array(node) else node
-
-
 def _named(node: Any, prefix: str) -> Iterator[tuple[str, Array]]:
+    items: Any = ()
     if isinstance(node, Module):
-        for name, is_leaf in _layout(node):
-            if is_leaf:
-                yield f"{prefix}{name}", getattr(node, name)
-            else:
-                yield from _named(getattr(node, name), f"{prefix}{name}.")
-    elif isinstance(node, _BRANCHES):
-        items = [(key, node[key]) for key in sorted(node)] if isinstance(node, dict) else enumerate(node)
-        for key, item in items:
-            if is_array(item):
-                yield f"{prefix}{key}", item
-            else:
-                yield from _named(item, f"{prefix}{key}.")
+        items = [(name, getattr(node, name)) for name in _layout(node).names]
+    elif isinstance(node, dict):
+        items = [(key, node[key]) for key in _sorted_keys(node)]
+    elif isinstance(node, _SEQUENCES):
+        items = enumerate(node)
+    for key, item in items:
+        if is_array(item):
+            yield f"{prefix}{key}", item
+        else:
+            yield from _named(item, f"{prefix}{key}.")
 
 
 def replace(module: Any, arrays: dict[str, Array]) -> Any:
@@ -349,18 +455,18 @@ def replace(module: Any, arrays: dict[str, Array]) -> Any:
 
     Args:
         module: A Module.
-        arrays: All arrays by their names in `named_parameters()`.
+        arrays: All arrays by their names in `named_arrays()`.
 
     Raises:
         ConfigError: If a name is unknown or missing.
         ShapeError: If a shape differs.
     """
-    current = dict(module.named_parameters())
+    current = dict(module.named_arrays())
     unknown, missing = arrays.keys() - current.keys(), current.keys() - arrays.keys()
     if unknown or missing:
         raise ConfigError(
-            f"parameter names differ: unknown {sorted(unknown)[:3]}, missing {sorted(missing)[:3]}; "
-            f"expected the {len(current)} names of named_parameters()"
+            f"array names differ: unknown {sorted(unknown)[:3]}, missing {sorted(missing)[:3]}; "
+            f"expected the {len(current)} names of named_arrays()"
         )
     for name, array in current.items():
         if tuple(arrays[name].shape) != tuple(array.shape):
@@ -371,41 +477,36 @@ def replace(module: Any, arrays: dict[str, Array]) -> Any:
 # --- Pytrees of other libraries -----------------------------------------------------------------------------------
 
 
-class _Static:
-    """The static part of a module: its class, layout and configuration. Equal parts let jitted functions be reused."""
+class _Keys(NamedTuple):
+    """The static part of a `FrozenDict`."""
 
-    def __init__(self, node: Module) -> None:
-        self.layout = _layout(node)
-        self.names = [name for name, _ in self.layout]  # of the children
-        self.fields = {name: value for name, value in node.__dict__.items() if name not in (*self.names, _LAYOUT)}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Static) and self.layout == other.layout and self.fields == other.fields
-
-    def __hash__(self) -> int:
-        return hash((self.layout, tuple(self.fields)))  # not of the values: a list or a dict has no hash
-
-    def __repr__(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in self.fields.items())
+    names: tuple[str, ...]
 
 
 def _register_pytree(backend: Backend, cls: type[Module]) -> None:
-    def unflatten(static: _Static, children: Any) -> Module:
+    def unflatten(layout: _Layout, children: Any) -> Module:
         node = object.__new__(cls)
-        node.__dict__.update(static.fields, **dict(zip(static.names, children, strict=True)))
+        node.__dict__.update(layout.fields, **dict(zip(layout.names, children, strict=True)))
         if all(child is not None for child in children):
-            node.__dict__[_LAYOUT] = static.layout
+            node.__dict__[_LAYOUT] = layout
         return node
 
     backend.register_pytree(cls, _flatten_once, unflatten)
 
 
-def _flatten_once(node: Module) -> tuple[tuple[Any, ...], _Static]:
-    static = _Static(node)
-    return tuple(getattr(node, name) for name in static.names), static
+def _flatten_once(node: Module) -> tuple[tuple[Any, ...], _Layout]:
+    layout = _layout(node)
+    return tuple(getattr(node, name) for name in layout.names), layout
 
 
 def _register_all(backend: Backend) -> None:
+    def flatten_dict(node: FrozenDict) -> tuple[tuple[Any, ...], _Keys]:
+        keys = _Keys(tuple(_sorted_keys(node)))
+        return tuple(node[key] for key in keys.names), keys
+
+    backend.register_pytree(
+        FrozenDict, flatten_dict, lambda keys, children: FrozenDict(zip(keys.names, children, strict=True))
+    )
     for cls in _CLASSES:
         _register_pytree(backend, cls)
 
@@ -428,19 +529,21 @@ def _format(value: Any, depth: int) -> str:
     if is_array(value) and not isinstance(value, np.generic):
         return f"{dtype_name(value.dtype)}{list(value.shape)}"
     if isinstance(value, tuple | list) and _is_branch(value):
-        runs = [(text, len(list(run))) for text, run in itertools.groupby(_format(item, depth) for item in value)]
-        return _enclose("(", list(_numbered(runs)), ")")
+        runs = _runs(value, lambda item: _format(item, depth))
+        parts = [f"({i}): {text}" if n == 1 else f"({i}-{i + n - 1}): {n} x {text}" for i, n, text in runs]
+        return _enclose("(", parts, ")")
     if isinstance(value, dict) and _is_branch(value):
         return _enclose("{", [f"{key!r}: {_format(item, depth)}" for key, item in value.items()], "}")
     text = repr(value)
     return text if len(text) <= _LINE // 2 else f"{type(value).__name__}(...)"
 
 
-def _numbered(runs: list[tuple[str, int]]) -> Iterator[str]:
-    """Label runs of equal texts as "(0-5): 6 x text"."""
+def _runs(items: Sequence[Any], function: Callable[[Any], str]) -> Iterator[tuple[int, int, str]]:
+    """Yield the first index, the length and the text of each run of items of which a function has the same text."""
     first = 0
-    for text, count in runs:
-        yield f"({first}): {text}" if count == 1 else f"({first}-{first + count - 1}): {count} x {text}"
+    for text, run in itertools.groupby(map(function, items)):
+        count = len(list(run))
+        yield first, count, text
         first += count
 
 
@@ -461,12 +564,8 @@ def _format_html(label: str, node: Any, *, is_open: bool = False) -> Markup:
     name = type(node).__name__ if isinstance(node, Module) else f"{len(node)} items"
     contents: list[Markup] = []
     if isinstance(node, tuple | list):
-        first = 0
-        for _, run in itertools.groupby(node, key=lambda item: _format_html("", item)):
-            items = list(run)
-            last = first + len(items) - 1
-            contents.append(_format_html(f"{first}" if last == first else f"{first} to {last}, each", items[0]))
-            first = last + 1
+        for i, count, _ in _runs(node, lambda item: _format_html("", item)):
+            contents.append(_format_html(f"{i}" if count == 1 else f"{i} to {i + count - 1}, each", node[i]))
     else:
         fields = node if isinstance(node, dict) else {field: getattr(node, field) for field in node.__fields__}
         for field, value in fields.items():

@@ -59,9 +59,9 @@ def test_unknown_libraries():
 @pytest.mark.parametrize(
     ("name", "how"),
     [
-        ("cupy", r"pip install \"xformer\[cuda\]\""),
-        ("torch", r"pip install \"xformer\[torch\]\""),
-        ("jax", r"pip install \"xformer\[jax\]\""),
+        ("cupy", r"pip install \"array-transformers\[cuda\]\""),
+        ("torch", r"pip install \"array-transformers\[torch\]\""),
+        ("jax", r"pip install \"array-transformers\[jax\]\""),
         ("array_api_strict", "pip install array_api_strict"),
     ],
 )

@@ -27,8 +27,8 @@ from xformer.backends import (
 )
 from xformer.backends.cupy import CupyBackend
 from xformer.backends.numpy import NumpyBackend
-from xformer.kernels.cupy import elementwise as cupy_elementwise
 from xformer.ops import attention, attention_weights, dropout, gelu, linear, relu
+from xformer.ops._cupy import elementwise as cupy_elementwise
 from xformer.ops.operation import Operation
 
 SOURCE = Path(backends.__file__).with_name("cupy_namespace.py")
@@ -222,10 +222,10 @@ def test_a_model_with_a_copy_head_is_bfloat16_throughout(xp, activation, monkeyp
 
     mixed, select = [], Operation.select
 
-    def recording_select(self, xp, arrays, static, *, save):
+    def recording_select(self, xp, arrays, *rest, save):
         actual = {dtype_name(array.dtype) for array in arrays if array is not None and is_floating(array.dtype)}
         mixed.extend([(self.name, actual)] if len(actual) > 1 else [])
-        return select(self, xp, arrays, static, save=save)
+        return select(self, xp, arrays, *rest, save=save)
 
     monkeypatch.setattr(Operation, "select", recording_select)
 

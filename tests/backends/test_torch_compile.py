@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import xformer as xf
-from xformer.kernels import registry
+from xformer.backends import backend_of, resolve
 from xformer.layers.attention import record_attention
+from xformer.ops import operation
 
 torch = pytest.importorskip("torch", reason="torch.compile")
 # array_api_compat caches by functools.lru_cache, which torch.compile ignores.
@@ -31,7 +32,9 @@ class Graphs:
 @pytest.fixture
 def graphs():
     torch._dynamo.reset()
-    registry.load(torch)  # reads the settings again, which conftest.py has cleared
+    operation._load_with_backend(
+        backend_of(resolve("torch"))
+    )  # reads the settings again, which conftest.py has cleared
     yield Graphs()
     torch._dynamo.reset()
 
@@ -82,7 +85,7 @@ def test_kernels_are_explained_and_attention_is_recorded_in_a_compiled_function(
     x = torch.ones((1, 3, 8))
     compiled(x)
     assert graphs.count == 1
-    assert "attention on torch: torch.attention" in xf.kernels.explain(lambda: compiled(x))
+    assert "attention on torch: torch.attention" in xf.ops.explain(lambda: compiled(x))
     with record_attention() as recorded:
         compiled(x)
     np.testing.assert_allclose(recorded[0].weights, attention.weights(x), rtol=1e-6)

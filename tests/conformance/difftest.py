@@ -78,7 +78,7 @@ class TrackingNamespace(DiffNamespace):
             for item in value:
                 self.track(item)
         elif type(value) is Tracer and value._index < 0 and is_floating(value.dtype):
-            value._index = self.leaf(value._value)._index
+            value._index = self.leaves([value._value])[0]._index
         return value
 
     def record(self, output: Any, pull: Any, parents: Any, saved: Any) -> Tracer:
@@ -93,6 +93,11 @@ class TrackingNamespace(DiffNamespace):
 
 
 xp = TrackingNamespace(resolve("numpy"))
+
+
+def allow_reading() -> None:
+    """Let `float(x)` and the like read traced arrays in this process: the suite reads the numbers that it checks."""
+    setattr(Tracer, "_constant", lambda self, name: self._value)  # noqa: B010
 
 
 @atexit.register

@@ -7,10 +7,10 @@ import pytest
 
 from tests.conftest import assert_close
 from tests.reference import attention_arrays, gradients, normal, raises_line, randomize, values, weighted_sum
-from xformer import Initializer, masks, value_and_grad
+from xformer import Initializer, Rng, masks, value_and_grad
 from xformer.backends import array_namespace, backend_name, to_host
 from xformer.errors import BackendError, ConfigError, ShapeError
-from xformer.layers import KVCache, MultiHeadAttention
+from xformer.layers import KVCache, LayerNorm, MultiHeadAttention, Rotary
 from xformer.tree import map_arrays, replace
 
 D_MODEL, NUM_HEADS, BATCH, QUERIES, KEYS = 12, 3, 2, 4, 6
@@ -97,23 +97,29 @@ def test_d_model_must_be_divisible_by_num_heads():
 
 def test_shapes_that_do_not_fit_are_refused(layer):
     x = normal(0, BATCH, QUERIES, D_MODEL)
-    with raises_line(ShapeError, r"x has shape \(4, 12\); expected \(batch, length, d_model\)"):
+    with raises_line(ShapeError, r"x of shape \(4, 12\); expected \(batch, length, in_features\)"):
         layer(x[0])
-    with raises_line(ShapeError, r"x has shape \(2, 4, 11\); expected \(\.\.\., 12\) for a weight"):
+    with raises_line(
+        ShapeError, r"x of shape \(2, 4, 11\) and weight\[0\] of shape \(12, 12\).* with one value of in_features"
+    ):
         layer(x[..., 1:])
-    with raises_line(ShapeError, r"shapes \(2, 3, 4, 4\), \(3, 3, 4, 4\), \(3, 3, 4, 4\); expected"):
+    with raises_line(
+        ShapeError, r"query of shape \(2, 3, 4, 4\) and key of shape \(3, 3, 4, 4\) .* with one value of batch"
+    ):
         layer(x, normal(0, 3, QUERIES, D_MODEL))
 
 
 def test_masks_that_do_not_fit_are_refused(layer):
     x = normal(0, BATCH, QUERIES, D_MODEL)
-    with raises_line(ShapeError, r"mask has shape \(2, 5\); expected a shape broadcastable to \(2, 3, 4, 4\)"):
+    with raises_line(
+        ShapeError, r"mask of shape \(2, 5\); expected a shape that broadcasts to .*, here \(2, 3, 4, 4\)"
+    ):
         layer(x, mask=np.ones((2, 5), dtype=bool))
-    with raises_line(ShapeError, r"mask has shape \(1, 2, 3, 4, 4\)"):
+    with raises_line(ShapeError, r"mask of shape \(1, 2, 3, 4, 4\)"):
         layer(x, mask=np.ones((1, 2, 3, 4, 4), dtype=bool))
-    with raises_line(ShapeError, "mask has dtype int64; expected bool, True = may attend"):
+    with raises_line(ShapeError, "mask of dtype int64; expected bool, True = keep"):
         layer(x, mask=np.ones((4, 4), dtype="int64"))
-    with raises_line(ShapeError, "mask has dtype float64"):
+    with raises_line(ShapeError, "mask of dtype float64"):
         layer.weights(x, mask=np.zeros((4, 4)))
     with raises_line(BackendError, "got a builtins.list; expected an array of numpy"):
         layer(x, mask=[[True]])
@@ -178,7 +184,39 @@ def test_a_window_is_a_mask(xp):
         expected = plain(x, mask=xp.asarray(near), causal=causal)
         assert_close(windowed(x, causal=causal), expected)
     memory = xp.asarray(normal(1, 2, 9, 8))
-    assert_close(windowed(x, memory), plain(x, memory))  # the memory is seen everywhere
+    near = np.abs(np.arange(3, 9)[:, None] - np.arange(9)) < 2  # the last query is at the position of the last key
+    assert_close(windowed(x, memory), plain(x, memory, mask=xp.asarray(near)))
+
+
+@pytest.mark.parametrize("settings", [{}, {"window": 2}, {"norm": LayerNorm}, {"num_key_value_heads": 1, "window": 3}])
+@pytest.mark.parametrize("options", ["none", "causal", "mask", "bias", "rotation", "dropout", "cache"])
+def test_queries_are_the_default_of_keys_and_values(xp, settings, options):
+    layer = MultiHeadAttention(16, 2, dropout=0.5, init=Initializer(xp, dtype="float64"), **settings)
+    x = xp.asarray(normal(0, 2, 5, 16))
+    earlier = layer.keys_and_values(xp.asarray(normal(1, 2, 3, 16)))
+    keywords = {
+        "none": {},
+        "causal": {"causal": True},
+        "mask": {"mask": masks.padding(xp.asarray([[1, 2, 3, 0, 0], [1, 2, 3, 4, 5]]), 0)},
+        "bias": {"bias": xp.asarray(normal(2, 2, 5, 5))},
+        "rotation": {"rotation": Rotary(8).rotation(5, like=x)},
+        "dropout": {"rng": Rng(0)},
+        "cache": {},
+    }[options]
+
+    def call(*args):
+        cache = {"cache": KVCache(*earlier)} if options == "cache" else {}
+        return layer(*args, **keywords, **cache)
+
+    expected = call(x)
+    assert_close(call(x, x), expected, tolerance=0.0)
+    assert_close(call(x, x, x), expected, tolerance=0.0)
+    copy = xp.asarray(x, copy=True)
+    assert_close(call(x, copy), expected)
+    assert_close(call(x, copy, copy), expected)
+    assert_close(call(x, x, copy), expected)
+    if options in ("none", "causal", "mask", "bias", "rotation"):
+        assert_close(layer.weights(x, x, **keywords), layer.weights(x, **keywords), tolerance=0.0)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 6), (3, 4, 6), (1, 3, 1, 6)])
@@ -201,7 +239,9 @@ def test_a_bias_is_added_to_the_scores_and_has_a_gradient(layer, shape):
 
 
 def test_a_bias_that_does_not_fit_is_refused(layer):
-    with raises_line(ShapeError, r"bias has shape \(2, 4, 4\); expected a shape broadcastable to \(2, 3, 4, 4\)"):
+    with raises_line(
+        ShapeError, r"bias of shape \(2, 4, 4\); expected a shape that broadcasts to .*, here \(2, 3, 4, 4\)"
+    ):
         layer(normal(0, BATCH, QUERIES, D_MODEL), bias=normal(1, 2, 4, 4))
 
 
@@ -259,11 +299,17 @@ def test_rows_sharing_a_memory_equal_rows_with_their_own(xp):
     assert_close(shared, layer(x, xp.repeat(memory, 3, axis=0), mask=xp.repeat(mask, 3, axis=0)))
     with raises_line(ShapeError, "the cache is empty"):
         layer.attend(x, KVCache())
+    cache = KVCache(*layer.keys_and_values(memory))
+    message = r"query has shape \({}\); expected \(rows, queries, d_model\) with a multiple of the 2 rows of the cache"
+    with raises_line(ShapeError, message.format("5, 2, 8")):
+        layer.attend(x[:5, :, :], cache)
+    with raises_line(ShapeError, message.format("2, 8")):
+        layer.attend(x[0, :, :], cache)
 
 
 def test_a_cache_rejects_other_shapes():
     store = KVCache(*(np.zeros((3, 2, 5, 4), "float32") for _ in range(2)))
-    with pytest.raises(ValueError, match="must match"):
+    with pytest.raises(ShapeError, match=r"shape \(1, 2, 1, 4\); expected \(3, 2, new tokens, 4\)"):
         store.append(*(np.zeros((1, 2, 1, 4), "float32") for _ in range(2)))
     key, _ = store.append(*(np.ones((3, 2, 1, 4), "float64") for _ in range(2)))
     assert key.dtype == "float64"

@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import assert_close
 from tests.reference import decoder_layer_arrays, gradients, normal, randomize, small_parts, values, weighted_sum
 from xformer import masks, value_and_grad
+from xformer.layers import record_attention
 from xformer.ops import attention, attention_weights
 from xformer.tree import replace
 
@@ -75,8 +76,9 @@ def test_cross_attention_weights_are_those_that_the_layer_uses(norm_position, mo
     monkeypatch.setattr(module, "attention", watched)
     layer = small_parts(norm_position=norm_position).decoder_layer()
     inputs = {"mask": TARGET, "memory_mask": MEMORY}
-    layer(normal(0, 2, 4, 8), normal(1, 2, 5, 8), **inputs)
-    weights = layer.cross_attention_weights(normal(0, 2, 4, 8), normal(1, 2, 5, 8), **inputs)
+    with record_attention() as recorded:
+        layer(normal(0, 2, 4, 8), normal(1, 2, 5, 8), **inputs)
+    weights = recorded[1].weights
     assert_close(weights, used[1])
     np.testing.assert_allclose(weights.sum(axis=-1), 1.0)
     assert (weights[1, :, :, 3:] == 0.0).all()

@@ -53,3 +53,9 @@ def test_a_rate_close_to_one_keeps_a_few():
 def test_rates_outside_zero_to_one_are_refused(rate):
     with raises_line(ConfigError, r"dropout is .*; expected a probability in \[0, 1\)"):
         Dropout(rate)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_a_seed_is_no_source_of_masks(rate):
+    with raises_line(ConfigError, r"rng is 3; expected an Rng, e.g. xformer.Rng\(0\), or None"):
+        Dropout(rate)(np.ones(3), 3)

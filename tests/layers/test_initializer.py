@@ -56,7 +56,7 @@ def test_embeddings_start_at_unit_variance_once_scaled():
 
 def test_an_rng_can_replace_the_seed():
     arrays = [
-        Initializer("numpy", seed=Rng(4).fold("parameters")).normal((2, 2), 1.0),
+        Initializer("numpy", seed=Rng(4).fold_in("parameters")).normal((2, 2), 1.0),
         Initializer("numpy", seed=4).normal((2, 2), 1.0),
     ]
     assert_close(*arrays, tolerance=0.0)

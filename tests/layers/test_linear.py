@@ -116,3 +116,9 @@ def test_value_defaults_to_key_and_key_to_query(xp):
     assert_close(layer(query, key, value), layer.attend(query, KVCache(keys, values)))
     with raises_line(ShapeError, "value is given without key; expected both, or neither for self-attention"):
         layer(query, value=value)
+
+
+def test_a_number_has_no_features(xp):
+    layer = Linear(3, 2, init=Initializer(xp))
+    with raises_line(ShapeError, r"linear got x of shape \(\); expected \(..., in_features\)"):
+        layer(xp.asarray(1.0))

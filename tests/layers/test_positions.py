@@ -87,8 +87,11 @@ def test_rotary_follows_the_formula(xp):
 
 
 def test_rotary_expects_an_even_head_dim():
-    with raises_line(ConfigError, "head_dim is 5; rotary positions expect an even number"):
+    with raises_line(ConfigError, "head_dim is 5; expected an even number of at most head_dim, 5"):
         Rotary(5)
+    for features in (3, 10):
+        with raises_line(ConfigError, f"features is {features}; expected an even number of at most head_dim, 8"):
+            Rotary(8, features=features)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,20 @@ def test_a_configuration_survives_json():
         ),
         (
             {"positions": "rotary", "d_model": 9, "num_heads": 3},
-            "head_dim is 3; positions 'rotary' expects an even number",
+            "d_model / num_heads is 3; positions 'rotary' expects an even number",
+        ),
+        ({"positions": "rotary", "head_dim": 3}, "head_dim is 3; positions 'rotary' expects an even number"),
+        (
+            {"positions": "rotary", "head_dim": 10, "rotary_fraction": 0.5},
+            "rotary_fraction is 0.5 and rotates 5 of 10 features; expected an even number",
+        ),
+        (
+            {"layer_types": ("full_attention",), "num_encoder_layers": 2, "num_decoder_layers": 3},
+            "layer_types has 1 entries; expected 3, one for each layer",
+        ),
+        (
+            {"layer_types": ["full_attention"] * 4, "num_encoder_layers": 2, "num_decoder_layers": 3},
+            "layer_types has 4 entries; expected 3, one for each layer",
         ),
         ({"num_key_value_heads": 3}, "num_heads 8 is not divisible by num_key_value_heads 3"),
         ({"window": 0}, "window is 0; expected at least 1"),

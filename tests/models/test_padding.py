@@ -56,10 +56,10 @@ def test_an_end_token_that_is_also_padding_is_not_hidden(positions):
 
 
 def test_source_masks_of_other_shapes_and_dtypes_are_refused():
-    message = r"source_mask has shape \(2, 4\) and dtype bool; expected booleans of shape \(2, 1, 1, 4\); see masks"
+    message = r"source_mask is bool of shape \(2, 4\); expected bool of shape \(2, 1, 1, 4\); see masks"
     with raises_line(ShapeError, message):
         small_model()(SOURCE, TARGET, source_mask=SOURCE != 0)
-    with raises_line(ShapeError, r"source_mask has shape \(2, 1, 1, 4\) and dtype int64; expected booleans"):
+    with raises_line(ShapeError, r"source_mask is int64 of shape \(2, 1, 1, 4\); expected bool"):
         small_model().prefill(SOURCE, source_mask=SOURCE[:, None, None, :])
 
 

@@ -4,13 +4,25 @@ import numpy as np
 import pytest
 
 from tests.conftest import library_or_skip
+from tests.ops.replace_kernels import replace_kernels
 from tests.reference import weighted_sum
-from xformer import kernels
+from xformer import ops
 from xformer.autodiff import grad, vjp
 from xformer.backends import dtype_named
-from xformer.kernels import registry
-from xformer.ops import attention, dropout, gelu, gelu_tanh, linear, project_heads, relu, silu, softmax
-from xformer.ops.activations import _gelu
+from xformer.ops import (
+    Kernel,
+    attention,
+    dropout,
+    gelu,
+    gelu_tanh,
+    kernel_check,
+    linear,
+    project_heads,
+    relu,
+    silu,
+    softmax,
+)
+from xformer.ops.activations.definition import _gelu
 
 SPACING = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # of the numbers from 1 to 2
 ATTENTION = {"causal": False, "scale": 1.0, "keep_probability": 1.0}
@@ -75,7 +87,7 @@ def test_explain_names_the_kernel_of_upcast_arrays(dtype):
         ("attention", (*three, None, None, None), ATTENTION),
         ("gelu", (three[0],), {}),
     ):
-        lines = kernels.explain(operation, *arrays, **static).splitlines()
+        lines = ops.explain(operation, *arrays, **static).splitlines()
         assert f"{operation} on numpy: in float32, rounded to {dtype.name}" in lines
         assert any(line.startswith(f"{operation} on numpy: numpy.{operation}") for line in lines)
 
@@ -119,18 +131,18 @@ def test_the_check_compares_with_the_rounded_definition(dtype, monkeypatch):
 
     def forward(x, *, save):
         calls.append(save)
-        return _gelu.portable.forward(x.astype("float64"), save=save)[0].astype(dtype), x
+        return _gelu.definition.forward(x.astype("float64"), save=save)[0].astype(dtype), x
 
     def pull(g, x, needs):
-        return _gelu.portable.vjp(g.astype("float64"), x.astype("float64"), needs)
+        return _gelu.definition.vjp(g.astype("float64"), x.astype("float64"), needs)
 
-    kernel = registry.Kernel("test.gelu", "gelu", "numpy", lambda arrays, static: None, forward, pull, tolerance=1e-6)
-    monkeypatch.setattr(registry, "_KERNELS", {("gelu", "numpy"): [kernel]})
-    monkeypatch.setattr(registry, "_CHECKED", set())
+    kernel = Kernel("test.gelu", "gelu", "numpy", forward, pull, tolerance=1e-6)
+    replace_kernels(monkeypatch, "numpy", {"gelu": [kernel]})
+    monkeypatch.setattr(kernel_check, "_CHECKED", set())
     assert gelu(x).dtype == dtype
     assert calls == [False, True, False]
 
 
 def test_other_dtypes_are_not_upcast():
     for x in (np.ones(3), np.ones(3, dtype="float32")):
-        assert "rounded" not in kernels.explain("gelu", x)
+        assert "rounded" not in ops.explain("gelu", x)

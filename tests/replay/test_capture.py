@@ -152,7 +152,7 @@ def test_a_training_step(monkeypatch, mode):
         state = Adam().init(model)._replace(step=np.asarray(0.0))
         losses = []
         for number, batch in enumerate(batches(6)):
-            rng = xf.Rng(0).counted(np.asarray(number))
+            rng = xf.Rng(0).with_counter(np.asarray(number))
             model, state, value, _ = function(model, state, batch, rng, np.asarray(0.01 / (number + 1)))
             losses.append(float(value))
         results.append((losses, [model, state]))
@@ -189,13 +189,96 @@ READS = {
     "to_host": lambda x: x + xf.backends.to_host(x)[0],
     "tolist": lambda x: x + x.tolist()[0],
     "tobytes": lambda x: x + np.frombuffer(x.tobytes())[0],
+    "asarray": lambda x: x + np.asarray(x)[0],
+    "array": lambda x: x + np.array(x)[0],
+    "ascontiguousarray": lambda x: x + np.ascontiguousarray(x)[0],
+    "flat": lambda x: x + x.flat[1],
+    "item": lambda x: x + x.item(0),
+    "vectorize": lambda x: np.vectorize(lambda number: number + 1.0)(x),
+    "int": lambda x: x + int(x[0]),
+    "print": lambda x: print(x) or x,
+    "repr": lambda x: np.array_repr(x) and x,
+    "buffer": lambda x: filled(x),
+    "fill": lambda x: x + (lambda buffer: buffer.fill(x[0]) or buffer)(np.zeros(2)),
+    "index": lambda x: np.ones(2)[array_namespace(x).astype(x, np.int64)],
+    "method": lambda x: np.ones(2).dot(x),
+    "concatenate": lambda x: np.asarray([x[0], x[1]]),
 }
+
+
+def filled(x):
+    buffer = np.zeros(2)
+    for i in range(2):
+        buffer[i] = x[i] * 2
+    return x + buffer
 
 
 @pytest.mark.parametrize("function", READS.values(), ids=READS)
 def test_reading_values_is_an_error(function):
     with raises_line(CaptureError, "reads values of an array on the host"):
         xf.capture(function)(np.ones(2))
+
+
+VIEWED = {
+    "view": lambda x: x.view(np.ndarray) * 2.0,
+    "xp.asarray": lambda x: array_namespace(x).asarray(x) * 2.0,
+    "list": lambda x: array_namespace(x).stack([x[1], x[0]]),
+    "iteration": lambda x: sum(row * 2.0 for row in x),
+}
+
+
+@pytest.mark.parametrize("function", VIEWED.values(), ids=VIEWED)
+def test_views_of_arguments_are_recorded(function):
+    captured = xf.capture(function)
+    for value in (1.0, 1.0, 2.0, 3.0):
+        np.testing.assert_array_equal(captured(np.full(2, value)), function(np.full(2, value)))
+
+
+PLAIN_TARGETS = {
+    "out": lambda x: np.multiply(x, 2.0, out=np.zeros(2)) + 1.0,
+    "in place": lambda x: (lambda buffer: buffer.__iadd__(x))(np.zeros(2)),
+    "at": lambda x: (lambda buffer: np.add.at(buffer, [0, 0], x) or buffer)(np.zeros(2)),
+    "copyto": lambda x: (lambda buffer: np.copyto(buffer, x) or buffer)(np.zeros(2)),
+    "take": lambda x: np.take(x, [1, 0], out=np.zeros(2)),
+}
+
+
+@pytest.mark.parametrize("function", PLAIN_TARGETS.values(), ids=PLAIN_TARGETS)
+def test_writing_into_a_plain_array_is_an_error(function):
+    with raises_line(CaptureError, "writes values of an argument into a plain array"):
+        xf.capture(function)(np.ones(2))
+
+
+def test_arrays_of_objects_are_an_error():
+    for function in (lambda x: (x * 3.0).astype(object).astype(float), lambda x: np.frompyfunc(abs, 1, 1)(x)):
+        with raises_line(CaptureError, "arrays of dtype object"):
+            xf.capture(function)(np.arange(2000.0))
+        optional = capture_if_repeated(function)
+        for _ in range(4):
+            np.testing.assert_array_equal(optional(np.arange(3.0)), function(np.arange(3.0)))
+
+
+@pytest.mark.parametrize("function", [*READS.values(), *PLAIN_TARGETS.values()], ids=[*READS, *PLAIN_TARGETS])
+def test_a_function_that_cannot_be_recorded_is_called_if_that_is_allowed(function):
+    optional = capture_if_repeated(function)
+    for value in (1, 1, 1, 0):
+        np.testing.assert_array_equal(optional(np.full(2, float(value))), function(np.full(2, float(value))))
+
+
+@pytest.mark.parametrize(("count", "most"), [(60, 60), (70, 64 + 3 * 70 // 16 + 1)])
+def test_ever_new_signatures_are_not_recorded_again_and_again(monkeypatch, count, most):
+    recordings = []
+
+    def record(*args):
+        recordings.append(1)
+        return Recording(*args)
+
+    monkeypatch.setattr("xformer.replay.function.recorder", lambda xp: record)
+    captured = xf.capture(lambda x: x + 1.0)
+    for _ in range(3):
+        for size in range(1, count + 1):
+            assert captured(np.zeros(size)).tolist() == [1.0] * size
+    assert len(recordings) <= most
 
 
 def test_shapes_that_depend_on_values_are_an_error():
@@ -210,6 +293,28 @@ def test_shapes_that_depend_on_values_are_an_error():
     for _ in range(4):
         optional(np.asarray([1.0, 0.0, 3.0]))
     assert optional(np.asarray([0.0, 0.0, 3.0])).tolist() == [4]
+
+
+REDUCTIONS = {
+    "mean": lambda x: np.mean(x, axis=0, keepdims=True),
+    "mean of some": lambda x: np.mean(x, axis=-1, where=np.asarray([True, False, True])),
+    "mean of integers": lambda x: np.mean(np.astype(x, np.int64)),
+    "mean in 16 bits": lambda x: np.mean(np.astype(x, np.float16), axis=(0, 1)),
+    "sum": lambda x: np.sum(x) + x.sum(axis=1) + x.sum(0, keepdims=True)[:, :2].reshape(2),
+    "dtype": lambda x: np.sum(np.astype(x, np.float16), axis=0, dtype=np.float64),
+    "max": lambda x: np.max(x, axis=0, initial=1.0) + x.min(axis=0),
+    "number": lambda x: np.linalg.norm(x) + np.vdot(x, x),
+    "where": lambda x: np.where(x > 0.0)[0] + np.where(x > -10.0, x, 0.0)[0, 0],
+}
+
+
+@pytest.mark.parametrize("function", REDUCTIONS.values(), ids=REDUCTIONS)
+def test_reductions(function):
+    captured = xf.capture(function)
+    for value in range(4):
+        x = np.asarray([[1.1, 2.3, 3.7], [4.9, 6.1, 7.3]]) + value
+        actual, expected = captured(x), function(x)
+        assert (actual.dtype, actual.tolist()) == (expected.dtype, expected.tolist())
 
 
 def test_functions_with_several_results():
@@ -334,8 +439,8 @@ def test_jax_draws_anew_for_each_counter():
     rng = Rng(2**70 + 5)
     captured = xf.capture(lambda x, rng: array_namespace(x).where(rng.bernoulli(0.5, x.shape, jnp)[0], x, 0.0))
     for counter in range(3):
-        mask, _ = Rng(rng.key ^ counter).bernoulli(0.5, (64,), jnp)
-        assert captured(jnp.ones(64), rng.counted(jnp.asarray(counter))).tolist() == mask.astype(float).tolist()
+        mask, _ = rng.with_counter(jnp.asarray(counter)).bernoulli(0.5, (64,), jnp)
+        assert captured(jnp.ones(64), rng.with_counter(jnp.asarray(counter))).tolist() == mask.astype(float).tolist()
     with raises_line(CaptureError, "has type set"):
         captured(jnp.ones(64), {"a"})
 
@@ -437,6 +542,7 @@ def test_recorded_arrays_do_not_leave_the_function():
     assert type(captured(np.ones(2))) is np.ndarray
     assert type(kept[0]) is RecordedArray
     assert type(kept[0] + 1.0) is np.ndarray
+    assert repr(kept[0]) == "RecordedArray((2,), float64)"
 
 
 def test_parallel_map_is_recorded(monkeypatch):

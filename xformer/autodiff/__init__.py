@@ -1,13 +1,10 @@
 """Differentiation as an Array API namespace; start with README.md in this folder."""
 
 from xformer.autodiff import rules as rules
-from xformer.autodiff.primitive import Implementation, Primitive
 from xformer.autodiff.rule import decomposition, defvjp, defvjp_sequence, not_differentiable
 from xformer.autodiff.transforms import grad, remat, stop_gradient, value_and_grad, vjp
 
 __all__ = [
-    "Implementation",
-    "Primitive",
     "decomposition",
     "defvjp",
     "defvjp_sequence",

@@ -15,8 +15,9 @@ from typing import Any
 from xformer.autodiff.base_functions import base_function
 from xformer.autodiff.record import bind_rule, bind_sequence, bind_unstack, bind_without_rule
 from xformer.autodiff.rule import RULES, SEQUENCE_RULES, Pull, Record
-from xformer.autodiff.tracer import InnerArray, Tracer
+from xformer.autodiff.tracer import CALLER, InnerArray, Tracer
 from xformer.backends import array_namespace, backend_name, dtype_name, is_floating, trace_level
+from xformer.errors import DifferentiationError
 
 _ACTIVE: ContextVar[DiffNamespace | None] = ContextVar("active_trace", default=None)
 
@@ -60,7 +61,7 @@ class DiffNamespace:
         if name.startswith("__") and name != "__array_namespace_info__":
             return getattr(self.base, name)
         if self.is_closed:
-            raise RuntimeError(
+            raise DifferentiationError(
                 f"a traced array was used (by {name!r}) after its value_and_grad/vjp call had ended; "
                 "return it from the function instead of storing it elsewhere"
             )
@@ -83,9 +84,12 @@ class DiffNamespace:
 
     # --- wrapping and unwrapping ------------------------------------------------------------------------------------
 
-    def leaf(self, value: Any) -> Tracer:
-        """Return an array as a differentiable input of the trace; integers and booleans become constants."""
-        return self.record(self.unwrap(value), None, (), None)
+    def leaves(self, values: Sequence[Any]) -> list[Tracer]:
+        """Return arrays as differentiable inputs of the trace; integers and booleans become constants."""
+        leaves = [self.record(value, None, (), None) for value in self.unwrap(list(values))]
+        for leaf in leaves:
+            leaf._family = CALLER
+        return leaves
 
     def wrap(self, value: Any) -> Any:
         """Wrap arrays, also inside tuples and lists, as constants of the trace; return everything else as it is."""
@@ -128,6 +132,16 @@ class DiffNamespace:
             return self.position(value) >= 0
         return isinstance(value, (tuple, list)) and any(map(self.depends, value))
 
+    def stacked(self, value: Any) -> Any:
+        """Return a nested list or tuple with an item that depends on the inputs as one array, anything else as it is.
+
+        The items are arrays and numbers, as for `asarray`.
+        """
+        if not isinstance(value, (tuple, list)) or not self.depends(value):
+            return value
+        items = map(self.stacked, value)
+        return self.stack([item if _is_array(item) else self.asarray(item) for item in items])
+
     # --- recording -----------------------------------------------------------------------------------------------
 
     def record(self, output: Any, pull: Pull | None, parents: Sequence[int], residuals: Any) -> Tracer:
@@ -135,7 +149,7 @@ class DiffNamespace:
         dtype = output.dtype
         if dtype not in self.floating:
             if dtype_name(dtype).startswith("complex"):
-                raise NotImplementedError("derivatives of complex results are not supported; keep arrays real")
+                raise DifferentiationError("derivatives of complex results are not supported; keep arrays real")
             if not is_floating(dtype):
                 return Tracer(output, self, -1)
             self.floating.add(dtype)

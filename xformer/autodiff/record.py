@@ -12,15 +12,23 @@ from collections.abc import Callable
 from typing import Any
 
 from xformer.autodiff.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, Pull, Rule
-from xformer.autodiff.tracer import InnerArray, Tracer
+from xformer.autodiff.tracer import CALLER, InnerArray, Tracer, join_family
+from xformer.errors import DifferentiationError
+from xformer.tree import is_array
 
 Function = Callable[..., Any]
 _NO_KEYWORDS: dict[str, Any] = {}
+# Functions whose results may share memory with their first argument; broadcast_arrays decomposes into such calls.
+_VIEWS = {
+    *("asarray", "astype", "broadcast_arrays", "broadcast_to", "conj", "expand_dims", "flip", "from_dlpack", "getitem"),
+    *("matrix_transpose", "moveaxis", "operator_pos", "permute_dims", "positive", "real", "reshape", "squeeze"),
+    "to_device",
+}
 
 
 def bind_rule(trace: Any, name: str, function: Function, rule: Rule) -> Function:
     """Return the traced version of a function with a rule."""
-    general = innermost(name, _any_arrays(trace, name, function, rule))
+    general = innermost(trace, name, _any_arrays(trace, name, function, rule))
     if trace.trace_level > 1:
         return _named(function, general)
     if rule.positions == (0,):
@@ -37,19 +45,21 @@ def _named(function: Function, call: Function) -> Function:
 def _one_array(trace: Any, name: str, function: Function, rule: Rule, general: Function) -> Function:
     """Return the fast path for f(x) and f(x, axis=0), where x is a tracked array of this trace."""
     tape, floating, ((select, pull),) = trace.tape, trace.floating, rule.steps
+    is_view = name in _VIEWS
 
     def with_static(x: Tracer, static: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         try:
-            static, keywords = trace.unwrap(static), _unwrap_keywords(trace, name, keywords)
+            static, keywords = _unwrap_static(trace, name, static), _unwrap_static(trace, name, keywords)
         except InnerArray as error:
             return getattr(error.trace, name)(x, *static, **keywords)
         output = function(x._value, *static, **keywords)
-        return trace.record(output, pull, (x._index,), (select((x._value, output)) + static, keywords))
+        result = trace.record(output, pull, (x._index,), (select((x._value, output)) + static, keywords))
+        return _share(x, result) if is_view and not keywords.get("copy") else result
 
     def call(x: Any, /, *static: Any, **keywords: Any) -> Any:
         if type(x) is not Tracer or x._namespace is not trace or x._index < 0:
             return general(x, *static, **keywords)
-        if static or keywords:
+        if static or keywords or is_view:
             return with_static(x, static, keywords)
         value = x._value
         output = function(value)
@@ -71,8 +81,12 @@ def _two_arrays(trace: Any, function: Function, rule: Rule, general: Function) -
         x, y = a, b
         if type(a) is Tracer and a._namespace is trace:
             x, i = a._value, a._index
+        elif type(a) in (list, tuple):
+            return general(a, b, *static, **keywords)
         if type(b) is Tracer and b._namespace is trace:
             y, j = b._value, b._index
+        elif type(b) in (list, tuple):
+            return general(a, b, *static, **keywords)
         if type(x) is Tracer or type(y) is Tracer or static or keywords:
             return general(a, b, *static, **keywords)
         output = function(x, y)
@@ -96,11 +110,31 @@ def _two_arrays(trace: Any, function: Function, rule: Rule, general: Function) -
     return call
 
 
-def _unwrap_keywords(trace: Any, name: str, keywords: dict[str, Any]) -> dict[str, Any]:
-    for value in keywords.values():
-        if trace.depends(value):
-            raise NotImplementedError(f"{name} got a traced array by keyword; pass arrays by position")
-    return {key: trace.unwrap(value) for key, value in keywords.items()} if keywords else _NO_KEYWORDS
+def _unwrap_static(trace: Any, name: str, arguments: Any) -> Any:
+    """Unwrap positional or keyword arguments that have no derivative."""
+    if not arguments:
+        return arguments
+    if trace.depends(tuple(arguments.values()) if isinstance(arguments, dict) else arguments):
+        hint = "by keyword; pass arrays by position" if isinstance(arguments, dict) else "as an argument without a rule"
+        raise DifferentiationError(f"{name} got a traced array {hint}, or use stop_gradient(x)")
+    if isinstance(arguments, dict):
+        return {key: trace.unwrap(value) for key, value in arguments.items()}
+    return trace.unwrap(arguments)
+
+
+def _share(source: Any, result: Any) -> Any:
+    """Put a result into the family of the array whose memory it may share."""
+    x, y = source, result._value
+    while type(y) is Tracer:
+        x, y = x._value if type(x) is Tracer else x, y._value
+    x = x._value if type(x) is Tracer else x
+    if y is not x and getattr(y, "base", y) is None:
+        return result  # NumPy says that it owns its memory
+    if type(source) is Tracer:
+        join_family(source, result)
+    elif is_array(source):
+        result._family = CALLER
+    return result
 
 
 def _any_arrays(trace: Any, name: str, function: Function, rule: Rule) -> Function:
@@ -108,15 +142,17 @@ def _any_arrays(trace: Any, name: str, function: Function, rule: Rule) -> Functi
     positions, unwrap = rule.positions, trace.unwrap
 
     def call(*args: Any, **keywords: Any) -> Any:
-        keywords = _unwrap_keywords(trace, name, keywords)
+        keywords = _unwrap_static(trace, name, keywords)
+        static = _unwrap_static(trace, name, tuple(args[i] for i in range(len(args)) if i not in positions))
         values = [unwrap(argument) for argument in args]
         output = function(*values, **keywords)
         parents = [trace.position(args[i]) for i in positions if i < len(args)]
         if max(parents, default=-1) < 0:
-            return trace.wrap(output)
-        static = tuple(value for i, value in enumerate(values) if i not in positions)
-        pool = (*(values[i] for i in positions), output)
-        return trace.record(output, *rule.plan(parents, pool, static, keywords))
+            result = trace.wrap(output)
+        else:
+            pool = (*(values[i] for i in positions), output)
+            result = trace.record(output, *rule.plan(parents, pool, static, keywords))
+        return _share(args[0], result) if name in _VIEWS and not keywords.get("copy") else result
 
     return call
 
@@ -129,6 +165,7 @@ def bind_sequence(trace: Any, name: str, function: Function, formula: Function) 
         return formula(xp, g, shapes, **keywords)
 
     def call(arrays: Any, /, **keywords: Any) -> Any:
+        arrays = [x if is_array(x) else trace.asarray(x) for x in map(trace.stacked, arrays)]
         values = [trace.unwrap(array) for array in arrays]
         output = function(values, **keywords)
         parents = [trace.position(array) for array in arrays]
@@ -136,7 +173,7 @@ def bind_sequence(trace: Any, name: str, function: Function, formula: Function) 
             return trace.wrap(output)
         return trace.record(output, pull, parents, ([tuple(value.shape) for value in values], keywords))
 
-    return _named(function, innermost(name, call))
+    return _named(function, innermost(trace, name, call, has_list=True))
 
 
 def bind_unstack(trace: Any, function: Function) -> Function:
@@ -149,10 +186,12 @@ def bind_unstack(trace: Any, function: Function) -> Function:
     def call(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
         outputs = function(trace.unwrap(x), axis=axis)
         if not outputs or trace.position(x) < 0:
-            return tuple(map(trace.wrap, outputs))
-        return trace.record_outputs(outputs, pull, (trace.position(x),), axis)
+            results = map(trace.wrap, outputs)
+        else:
+            results = trace.record_outputs(outputs, pull, (trace.position(x),), axis)
+        return tuple([_share(x, result) for result in results])
 
-    return _named(function, innermost("unstack", call))
+    return _named(function, innermost(trace, "unstack", call))
 
 
 def bind_without_rule(trace: Any, name: str, function: Function) -> Function:
@@ -160,24 +199,27 @@ def bind_without_rule(trace: Any, name: str, function: Function) -> Function:
     is_constant = name in NOT_DIFFERENTIABLE
 
     def call(*args: Any, **keywords: Any) -> Any:
-        if not is_constant and any(map(trace.depends, (*args, *keywords.values()))):
+        if not is_constant and (name in _VIEWS or any(map(trace.depends, (*args, *keywords.values())))):
             if name in DECOMPOSITIONS:
                 return DECOMPOSITIONS[name](trace, *args, **keywords)
-            raise NotImplementedError(
+            raise DifferentiationError(
                 f"{name} has no derivative rule; add one in xformer/autodiff/rules/, or use stop_gradient(x)"
             )
         unwrapped = {key: trace.unwrap(value) for key, value in keywords.items()}
         return trace.wrap(function(*map(trace.unwrap, args), **unwrapped))
 
-    return _named(function, innermost(name, call))
+    return _named(function, innermost(trace, name, call))
 
 
-def innermost(name: str, call: Function) -> Function:
-    """Let an inner trace record the call if one of its arrays is among the arguments."""
+def innermost(trace: Any, name: str, call: Function, *, has_list: bool = False) -> Function:
+    """Stack lists of traced arrays, and let an inner trace record the call if one of its arrays is an argument.
+
+    The first argument of concat and stack is a list of arrays, which is not stacked.
+    """
 
     def dispatch(*args: Any, **keywords: Any) -> Any:
         try:
-            return call(*args, **keywords)
+            return call(*(args if has_list else map(trace.stacked, args)), **keywords)
         except InnerArray as error:
             return getattr(error.trace, name)(*args, **keywords)
 

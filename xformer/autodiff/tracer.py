@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import math
+import operator
+import weakref
 from typing import Any
 
 from xformer.backends import base_namespace
+from xformer.errors import DifferentiationError, ShapeError
 
 # Methods of torch.Tensor that no namespace has, and what to use here.
 _TORCH_METHODS = {
     "backward": "use xformer.value_and_grad(loss)(model), or xformer.vjp(function, *arrays) for other outputs",
     "detach": "use xformer.stop_gradient(x)",
-    "item": "use float(x)",
+    "item": "use float(xformer.stop_gradient(x))",
 }
+CALLER: Any = []  # the family of arrays whose memory belongs to the caller
+
+
+def join_family(x: Tracer, other: Tracer) -> None:
+    """Note that the values of two arrays may share memory."""
+    if x._family is None:
+        x._family = [weakref.ref(x)]
+    x._family.append(weakref.ref(other))
+    other._family = x._family
+
+
+def _is_any(x: Any, *others: Any) -> bool:
+    return any(x is other for other in others)
 
 
 class InnerArray(Exception):
@@ -22,14 +38,26 @@ class InnerArray(Exception):
         self.trace = trace
 
 
+class _Overwritten:
+    """The namespace of a view of an array that was written."""
+
+    is_closed = True
+
+    def __getattr__(self, name: str) -> Any:
+        raise DifferentiationError(
+            f"a view was used (by {name!r}) after it was written into its array; copy it: xp.asarray(view, copy=True)"
+        )
+
+
 class Tracer:
     """An Array API array that belongs to a trace (a `DiffNamespace`).
 
     `_index` is the position on the tape of the record that made it, or -1 for a constant (every integer and boolean
-    array is one). `_value` is the array of the library below, or a tracer of the enclosing trace.
+    array is one). `_value` is the array of the library below, or a tracer of the enclosing trace. `_family` is
+    a list of all arrays whose values may share memory, or None.
     """
 
-    __slots__ = ("__weakref__", "_index", "_namespace", "_value")
+    __slots__ = ("__weakref__", "_family", "_index", "_namespace", "_value")
 
     __array_ufunc__ = None  # makes `ndarray + tracer` call Tracer.__radd__ instead of looping over elements
 
@@ -37,6 +65,7 @@ class Tracer:
         self._value = value
         self._namespace = namespace
         self._index = index
+        self._family: list[weakref.ref[Tracer]] | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name in _TORCH_METHODS:
@@ -51,9 +80,9 @@ class Tracer:
         return self._namespace
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(
-            "a traced array was handed to another library, which would lose its gradient; "
-            "use the functions of array_namespace(x), or hand values out with has_aux=True"
+        raise DifferentiationError(
+            "a traced array was passed to a function of another library, which would lose its gradient; "
+            "use the functions of array_namespace(x), or return values with has_aux=True"
         )
 
     def __dlpack__(
@@ -65,17 +94,10 @@ class Tracer:
 
     # --- attributes of the value -----------------------------------------------------------------------------------
 
-    @property
-    def shape(self) -> Any:
-        return self._value.shape
-
-    @property
-    def dtype(self) -> Any:
-        return self._value.dtype
-
-    @property
-    def ndim(self) -> int:
-        return self._value.ndim
+    shape = property(operator.attrgetter("_value.shape"))
+    dtype = property(operator.attrgetter("_value.dtype"))
+    ndim = property(operator.attrgetter("_value.ndim"))
+    device = property(operator.attrgetter("_value.device"))
 
     @property
     def size(self) -> Any:
@@ -83,13 +105,9 @@ class Tracer:
         return math.prod(self._value.shape) if callable(size) else size  # a method in torch, a number in the standard
 
     @property
-    def device(self) -> Any:
-        return self._value.device
-
-    @property
     def T(self) -> Any:
         if self._value.ndim != 2:
-            raise ValueError(f"x.T needs a matrix, x has shape {tuple(self.shape)}; use xp.permute_dims(x, axes)")
+            raise ShapeError(f"x.T needs a matrix, x has shape {tuple(self.shape)}; use xp.permute_dims(x, axes)")
         return self._namespace.matrix_transpose(self)
 
     @property
@@ -112,22 +130,30 @@ class Tracer:
     def __hash__(self) -> int:
         return id(self)
 
-    # --- values that leave the trace: Python control flow may look at them ------------------------------------------
+    # --- values outside the trace: for branches, and of arrays without a derivative -----------------------------------
 
     def __bool__(self) -> bool:
         return bool(self._value)
 
+    def _constant(self, name: str) -> Any:
+        if self._index >= 0:
+            raise DifferentiationError(
+                f"{name}(x) of a traced array, or its assignment to an element of a plain array, would lose its "
+                f"gradient; use functions of array_namespace(x), such as xp.stack, or {name}(xformer.stop_gradient(x))"
+            )
+        return self._value
+
     def __int__(self) -> int:
-        return int(self._value)
+        return int(self._constant("int"))
 
     def __float__(self) -> float:
-        return float(self._value)
+        return float(self._constant("float"))
 
     def __complex__(self) -> complex:
-        return complex(self._value)
+        return complex(self._constant("complex"))
 
     def __index__(self) -> int:
-        return self._value.__index__()
+        return operator.index(self._constant("operator.index"))
 
     # --- indexing -------------------------------------------------------------------------------------------------
 
@@ -136,8 +162,17 @@ class Tracer:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         # The array is not written: a copy with the change replaces it in this tracer. Layers do not use this.
+        family = self._family
+        is_view = family is not None and type(value) is Tracer and value is not self and value._family is family
+        if family is CALLER or any(not _is_any(each(), None, self, value) for each in family or ()):
+            raise DifferentiationError(
+                "x[...] = value in a differentiated function, where x shares memory with an argument or with a view "
+                "of an array; write into a copy: x = xp.asarray(x, copy=True)"
+            )
         updated = self._namespace.setitem(self, value, key)
         self._value, self._index = updated._value, updated._index
+        if is_view:  # as in x[0] = x[1]; it lacks the new values
+            value._namespace = _Overwritten()
 
     def __iter__(self) -> Any:
         return iter(self._namespace.unstack(self, axis=0))

@@ -8,9 +8,9 @@ from typing import Any
 
 from xformer.autodiff.backward import backward, unbroadcast
 from xformer.autodiff.namespace import DiffNamespace, active, base_for, tracing
-from xformer.autodiff.tracer import Tracer
+from xformer.autodiff.tracer import Tracer, join_family
 from xformer.backends import array_namespace, dtype_name, is_floating, trace_level
-from xformer.errors import ShapeError
+from xformer.errors import DifferentiationError, ShapeError
 from xformer.tree import flatten, is_array, map_arrays
 
 
@@ -23,16 +23,18 @@ def value_and_grad(
         function: Function whose first argument is a Module, an array, or tuples, lists and dicts of them, of any
             library. It returns a floating-point scalar, or (scalar, auxiliary output) with `has_aux`.
         has_aux: Whether `function` returns auxiliary output.
-        on_gradient: Called in the backward pass with the number of an array of the first argument, in the order of
-            `flatten`, and its gradient, as soon as it is known: for example, to send it to another machine.
+        on_gradient: Called in the backward pass with the number of a floating array of the first argument, in the order
+            of `flatten_parameters`, and its gradient, as soon as it is known: for example, to send it to another
+            machine.
 
     Returns:
         A function with the same arguments that returns (value, gradient), or ((value, auxiliary output), gradient). The
-        gradient has the structure, shapes and dtypes of the first argument. Its arrays may share memory, so do not
-        write into them.
+        gradient has the structure, shapes and dtypes of the first argument, with None for integer and boolean arrays.
+        Its arrays may share memory, so do not write into them.
 
     Raises:
-        ShapeError: When called, if the value is not a floating-point scalar.
+        ShapeError: When called, if the value is not a floating-point scalar, or if the first argument has no floating
+            array.
 
     >>> import numpy as np
     >>> value_and_grad(lambda x: (x * x)[0])(np.asarray([3.0]))
@@ -43,11 +45,11 @@ def value_and_grad(
     def differentiated(tree: Any, *args: Any, **keywords: Any) -> Any:
         leaves, rebuild = flatten(tree)
         with tracing(base_for(leaves)) as trace:
-            traced = [trace.leaf(leaf) for leaf in leaves]
+            traced = _leaves_of(trace, leaves)
             result = function(rebuild(traced), *args, **keywords)
             value, extra = result if has_aux else (result, None)
             _check_scalar(value)
-            unwrapped = map_arrays(trace.unwrap, (value, extra) if has_aux else value)
+            unwrapped = map_arrays(trace.unwrap, (value, extra)) if has_aux else trace.unwrap(value)
         return unwrapped, rebuild(_pull_back(trace, [value], None, traced, on_gradient))
 
     return differentiated
@@ -77,19 +79,22 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
 
     Returns:
         The output, and a function that takes a cotangent (a tree like the output) and returns a tuple with one
-        cotangent for each primal. The pullback consumes the trace, so it can be called once. It raises ShapeError if
-        the cotangent does not have the shapes of the output.
+        cotangent for each primal, in which integer and boolean arrays have None. The pullback consumes the trace, so it
+        can be called once. It raises ShapeError if the cotangent does not have the shapes of the output.
+
+    Raises:
+        ShapeError: If the primals have no floating array.
     """
     leaves, rebuild = flatten(primals)
     with tracing(base_for(leaves)) as trace:
-        traced = [trace.leaf(leaf) for leaf in leaves]
+        traced = _leaves_of(trace, leaves)
         result = function(*rebuild(traced))
         unwrapped = map_arrays(trace.unwrap, result)
     pending = [(flatten(result)[0], traced)]
 
     def pullback(cotangent: Any) -> tuple[Any, ...]:
         if not pending:
-            raise RuntimeError("this pullback was called before; call vjp again for another cotangent")
+            raise DifferentiationError("this pullback was called before; call vjp again for another cotangent")
         outputs, inputs = pending[0]
         seeds = flatten(cotangent)[0]
         shapes, expected = ([tuple(array.shape) for array in arrays] for arrays in (seeds, outputs))
@@ -111,7 +116,7 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
         function: Function whose differentiable inputs are all arguments; a Module may be one.
 
     Raises:
-        RuntimeError: When called, if `function` closes over an array of the trace.
+        DifferentiationError: When called, if `function` closes over an array of the trace.
     """
 
     @functools.wraps(function)
@@ -130,7 +135,7 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
             result = run(values)
         outputs, rebuild_result = flatten(result)
         if any(_belongs(output, trace) for output in outputs):
-            raise RuntimeError("remat(f) closes over a traced array; pass it to f as an argument")
+            raise DifferentiationError("remat(f) closes over a traced array; pass it to f as an argument")
         parents = [trace.position(leaf) for leaf in leaves]
         if max(parents) < 0:
             return map_arrays(trace.wrap, result)
@@ -144,7 +149,7 @@ def _recompute(xp: Any, cotangents: Any, saved: Any) -> Any:
     run, values, parents = saved
     with tracing(xp) as trace:
         traced = [
-            trace.wrap(value) if parent < 0 else trace.leaf(value)
+            trace.wrap(value) if parent < 0 else trace.leaves([value])[0]
             for value, parent in zip(values, parents, strict=True)
         ]
         outputs = flatten(run(traced))[0]
@@ -158,7 +163,9 @@ def stop_gradient(x: Any) -> Any:
         x: An array, traced or not.
     """
     if type(x) is Tracer:
-        return Tracer(stop_gradient(x._value), x._namespace, -1)
+        constant = Tracer(stop_gradient(x._value), x._namespace, -1)
+        join_family(x, constant)
+        return constant
     return x
 
 
@@ -172,7 +179,7 @@ def _pull_back(
     """Pull cotangents of `outputs` back to the inputs of an ended trace; inputs without influence get zeros.
 
     `seeds` are the cotangents, None for unused outputs; without seeds, they are ones. `on_gradient` gets the number of
-    each input and its cotangent as soon as it is complete.
+    each input and its cotangent as soon as it is complete. The result has None for inputs that are constants.
     """
     xp = trace.base
     for seed in seeds or ():
@@ -186,23 +193,31 @@ def _pull_back(
         cotangent = xp.ones_like(output._value) if seed is None else unbroadcast(xp, seed, *trace.tape[index][3:])
         previous = by_position.get(index)
         by_position[index] = cotangent if previous is None else previous + cotangent
-    leaves = sum(leaf._index >= 0 for leaf in traced)
 
-    def gradient(leaf: Any, cotangent: Any) -> Any:
-        return xp.zeros_like(leaf._value) if cotangent is None else cotangent
+    def gradient(position: int, cotangent: Any) -> Any:
+        return xp.zeros_like(trace_leaves[position]._value) if cotangent is None else cotangent
 
+    trace_leaves = [leaf for leaf in traced if leaf._index >= 0]  # by position on the tape
     on_leaf = None
     if on_gradient is not None:
-        numbers = {leaf._index: number for number, leaf in enumerate(traced) if leaf._index >= 0}
 
         def on_leaf(position: int, cotangent: Any) -> None:
-            on_gradient(numbers[position], gradient(traced[numbers[position]], cotangent))
+            on_gradient(position, gradient(position, cotangent))
 
-        for number, leaf in enumerate(traced):
-            if leaf._index < 0:
-                on_gradient(number, gradient(leaf, None))
-    gradients = backward(xp, trace.tape, by_position, leaves, on_leaf)
-    return [gradient(leaf, None if leaf._index < 0 else gradients[leaf._index]) for leaf in traced]
+    gradients = backward(xp, trace.tape, by_position, len(trace_leaves), on_leaf)
+    for position, cotangent in enumerate(gradients):
+        if cotangent is None:
+            gradients[position] = gradient(position, None)
+    return [None if leaf._index < 0 else gradients[leaf._index] for leaf in traced]
+
+
+def _leaves_of(trace: DiffNamespace, arrays: list[Any]) -> list[Any]:
+    """Return the arrays as inputs of a trace; integers and booleans become constants."""
+    traced = trace.leaves(arrays)
+    if not trace.tape:
+        dtypes = ", ".join(sorted({dtype_name(array.dtype) for array in arrays}))
+        raise ShapeError(f"there are only arrays of {dtypes} to differentiate; expected at least one floating array")
+    return traced
 
 
 def _belongs(value: Any, trace: DiffNamespace) -> bool:

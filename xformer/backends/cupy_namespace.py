@@ -22,7 +22,7 @@ def _is_bfloat16(x: Any) -> bool:
 def add(x1: Any, x2: Any, /) -> Any:
     """Add arrays; large ones by a kernel whose threads move 16 bytes at a time, where those of CuPy move an element."""
     if getattr(x1, "size", 0) >= _MIN_LARGE and x1.shape == getattr(x2, "shape", None):
-        total = importlib.import_module("xformer.kernels.cupy.elementwise").add(x1, x2)
+        total = importlib.import_module("xformer.ops._cupy.elementwise").add(x1, x2)
         if total is not None:
             return total
     return _standard.add(x1, x2)

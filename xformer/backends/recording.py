@@ -2,10 +2,11 @@
 
 While a thread records, arrays are `RecordedArray`s. NumPy passes each call on such an array to the class, which makes
 the call and appends it to the tape together with the array that received the result. Repeating the calls in the same
-memory computes the function for the present values of its inputs. Views need no call.
+memory computes the function for the present values of its inputs. Views need no call. Reading the memory
+of such an array in any other way, as `np.asarray(x)` does, raises CaptureError.
 
-NumPy bypasses a subclass in a few functions, which `RecordingNamespace` handles: layers use the functions of
-`array_namespace(x)`. Kernels that are written for NumPy use `empty`, `zeros` and `contiguous` of this module.
+Layers use the functions of `array_namespace(x)`, here those of `RecordingNamespace`. Kernels that are written for NumPy
+use `empty`, `zeros` and `contiguous` of this module.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -53,7 +55,7 @@ class Tape:
         while isinstance(root.base, np.ndarray):
             root = root.base
         self.temporaries[id(root)] = root
-        return array.view(RecordedArray)
+        return RecordedArray(array)
 
     def append_result(self, result: Any, function: Callable[..., Any], args: Any, keywords: Any) -> Any:
         """Append a call that returned `result`, unless this is a view of an argument; return it recorded."""
@@ -66,7 +68,7 @@ class Tape:
         if not isinstance(result, np.ndarray | np.generic):
             return result
         if any(isinstance(x, np.ndarray) and np.may_share_memory(x, result) for x in _flat((args, keywords))):
-            return result.view(RecordedArray)
+            return RecordedArray(result)
         result = np.asarray(result)
         _appender(function)(self, result, function, args, keywords)
         return self.own(result)
@@ -109,8 +111,36 @@ def paused() -> Iterator[None]:
         _tapes[thread] = tape
 
 
-class RecordedArray(np.ndarray):
-    """An array of the thread that records. Without a tape it behaves as a plain one and returns plain results."""
+class RecordedArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array of the thread that records. Without a tape it behaves as a plain one and returns plain results.
+
+    It is not an ndarray, so everything in NumPy that would read its memory without a call of this class raises.
+    """
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Any) -> None:
+        if array.dtype.hasobject:
+            raise CaptureError("the captured function computes arrays of dtype object; convert them outside")
+        self.array = array
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _ATTRIBUTES:
+            return getattr(self.array, name)
+        if name in _VIEWS:
+            return RecordedArray(getattr(self.array, name))
+        if name in {"max", "mean", "min", "sum"}:
+            return functools.partial(getattr(np, name), self)
+        if name in _METHODS:
+            return functools.partial(self._call, getattr(np.ndarray, name))
+        if name.startswith("__") or not hasattr(np.ndarray, name):
+            raise AttributeError(f"arrays have no attribute {name!r}", name=name, obj=self)
+        return self._read()
+
+    def _call(self, method: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+        args, keywords = (self.array, *plain(args)), plain(keywords)
+        tape, result = current_tape(), method(*args, **keywords)
+        return result if tape is None else tape.append_result(result, method, args, keywords)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         """Return the namespace that records."""
@@ -119,6 +149,8 @@ class RecordedArray(np.ndarray):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **keywords: Any) -> Any:
         """Call a ufunc, or its methods reduce, accumulate, reduceat and at."""
         tape = current_tape()
+        if tape is not None:
+            _check_recorded(inputs[:1] if method == "at" else out or ())
         inputs, keywords, out = plain(inputs), plain(keywords), plain(out)
         function = ufunc if method == "__call__" else getattr(ufunc, method)
         if tape is None:
@@ -133,7 +165,7 @@ class RecordedArray(np.ndarray):
             recorded_results = tuple(map(tape.own, results))
         else:
             function(*inputs, out=out, **keywords)
-            results, recorded_results = out, tuple(each.view(RecordedArray) for each in out)
+            results, recorded_results = out, tuple(map(RecordedArray, out))
         keywords = {name: value for name, value in keywords.items() if value is not np._NoValue}
         if method == "__call__" and ufunc not in (np.maximum, np.minimum):  # their output is keyword-only
             tape.append(function, (*inputs, *results), **keywords)
@@ -142,21 +174,29 @@ class RecordedArray(np.ndarray):
         return recorded_results[0] if len(recorded_results) == 1 else recorded_results
 
     def __array_function__(self, function: Any, types: Any, args: Any, keywords: Any) -> Any:
-        """Call a function of NumPy and record it: its elementary calls if it is written in Python, else one call."""
+        """Call a function of NumPy and record it as one call."""
         tape = current_tape()
         if tape is None:
             return function(*plain(args), **plain(keywords))
-        if function in _READING_FUNCTIONS:
-            self._read()
-        if function in _PYTHON_FUNCTIONS:
-            return super().__array_function__(function, types, args, keywords)
+        if function in _REDUCTIONS and len(args) == 1 and all(keywords.get(name) is None for name in _NOT_REDUCED):
+            total = self.__array_ufunc__(_REDUCTIONS[function], "reduce", *args, **{"axis": None} | keywords)
+            if function is not np.mean:  # the elementary calls replay without Python code of NumPy
+                return total
+            if total.dtype.kind == "f" and total.itemsize > 2:
+                return np.true_divide(total, args[0].size / max(total.size, 1), out=total)
+        written = keywords.get("out")
+        _check_recorded(args[:1] if function in _WRITES else () if written is None else (written,))
         args, keywords = plain(args), plain(keywords)
         if function in _FILLS:
             result = function(*args, **keywords)
             if _FILLS[function] is not None:
                 tape.append(np.ndarray.fill, (result, _FILLS[function]))
             return tape.own(result)
-        return tape.append_result(function(*args, **keywords), function, args, keywords)
+        result = function(*args, **keywords)
+        is_number = isinstance(result, bool | int | float | complex) and not isinstance(result, np.generic)
+        if (is_number or isinstance(result, str | list)) and function not in _METADATA:
+            return self._read()
+        return tape.append_result(result, function, args, keywords)
 
     def __getitem__(self, key: Any) -> Any:
         tape = current_tape()
@@ -165,7 +205,7 @@ class RecordedArray(np.ndarray):
                 "the captured function indexes with a boolean array, which returns an array whose size depends on "
                 "values; use xp.where(mask, x, 0) of xp = array_namespace(x)"
             )
-        x, key = plain(self), plain(key)
+        x, key = self.array, plain(key)
         result = x[key]
         if tape is None:
             return result
@@ -175,68 +215,57 @@ class RecordedArray(np.ndarray):
         return tape.append_result(result, np.ndarray.__getitem__, (x, key), {})
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        x, key, value = plain(self), plain(key), plain(value)
+        x, key, value = self.array, plain(key), plain(value)
         x[key] = value
         tape = current_tape()
-        if tape is None:
-            return
-        parts = key if isinstance(key, tuple) else (key,)
-        if any(isinstance(part, np.ndarray | list) for part in parts):
-            tape.append(np.ndarray.__setitem__, (x, key, value))
-        else:
-            view = x[key] if ... in parts else x[(*parts, ...)]
-            tape.append(np.copyto, (view, value, "unsafe"))
+        if tape is not None:
+            tape.append(operator.setitem, (x, key, value))
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self.array)))
 
     def _read(self, *args: Any, **keywords: Any) -> Any:
         if current_tape() is None:
             raise TypeError("a RecordedArray was used after the recording; return arrays from the captured function")
         raise CaptureError(
-            "the captured function reads values of an array on the host (by float(x), bool(x), print(x), x.tolist() or "
-            "similar), which may differ in a replay; use functions of array_namespace(x), or pass the number as an "
-            "argument"
+            "the captured function reads values of an array on the host (by float(x), bool(x), np.asarray(x), "
+            "print(x), x.tolist(), an assignment to a plain array or similar), which may differ in a replay; use "
+            "functions of array_namespace(x), or pass the number as an argument"
         )
 
-    __bool__ = __int__ = __float__ = __complex__ = __index__ = tolist = tobytes = item = nonzero = _read
-    __format__ = _read
+    __bool__ = __int__ = __float__ = __complex__ = __index__ = __array__ = __format__ = __str__ = _read
+
+    def __repr__(self) -> str:
+        return f"RecordedArray({self.shape}, {self.dtype})"
 
 
-def _method(name: str) -> Callable[..., Any]:
-    function = getattr(np.ndarray, name)
-
-    def method(self: RecordedArray, *args: Any, **keywords: Any) -> Any:
-        args, keywords = (plain(self), *plain(args)), plain(keywords)
-        tape, result = current_tape(), function(*args, **keywords)
-        return result if tape is None else tape.append_result(result, function, args, keywords)
-
-    return method
-
-
-def _method_in_place(name: str) -> Callable[..., Any]:
-    function = getattr(np.ndarray, name)
-
-    def method(self: RecordedArray, *args: Any) -> None:
-        args = (plain(self), *plain(args))
-        function(*args)
-        tape = current_tape()
-        if tape is not None:
-            tape.append(function, args)
-
-    return method
+def _check_recorded(targets: Any) -> None:
+    """Raise CaptureError if a recorded value is written into a plain array, whose later uses are not recorded."""
+    for target in targets:
+        if isinstance(target, np.ndarray):
+            raise CaptureError(
+                "the captured function writes values of an argument into a plain array; make it by xp.zeros or "
+                "xp.zeros_like of xp = array_namespace(x)"
+            )
 
 
-for _name in (
-    *("argmax", "argmin", "argpartition", "argsort", "astype", "choose", "compress", "copy", "cumprod", "cumsum"),
-    *("diagonal", "dot", "flatten", "ravel", "repeat", "reshape", "round", "searchsorted", "squeeze", "swapaxes"),
-    *("take", "trace", "transpose"),
-):
-    setattr(RecordedArray, _name, _method(_name))
-for _name in ("fill", "partition", "put", "sort"):
-    setattr(RecordedArray, _name, _method_in_place(_name))
-
-# Written in Python with ufuncs and methods, which are recorded one by one.
-_PYTHON_FUNCTIONS = {np.mean, np.sum, np.max, np.min, np.clip, np.take_along_axis, np.stack, np.var}
-# They return a Python bool that depends on values.
-_READING_FUNCTIONS = {np.allclose, np.array_equal, np.array_equiv}
+_ATTRIBUTES = {"base", "ctypes", "device", "dtype", "flags", "itemsize", "nbytes", "ndim", "shape", "size", "strides"}
+_VIEWS = {"T", "mT"}
+_METHODS = {
+    *("all", "any", "argmax", "argmin", "argpartition", "argsort", "astype", "choose", "clip", "compress", "copy"),
+    *("cumprod", "cumsum", "diagonal", "dot", "fill", "flatten", "partition", "prod", "put"),
+    *("ravel", "repeat", "reshape", "round", "searchsorted", "sort", "squeeze", "std", "sum", "swapaxes", "take"),
+    *("trace", "transpose", "var", "view"),
+}
+_REDUCTIONS = {np.sum: np.add, np.mean: np.add, np.max: np.maximum, np.min: np.minimum}
+_NOT_REDUCED = ("dtype", "out", "where")
+_WRITES = {np.copyto, np.fill_diagonal, np.place, np.put, np.put_along_axis, np.putmask}
+# Their results, numbers or lists, do not depend on values.
+_METADATA = {np.shape, np.ndim, np.size, np.may_share_memory, np.shares_memory, np.iscomplexobj, np.isrealobj}
+_METADATA |= {np.can_cast, np.broadcast_arrays, np.split, np.array_split, np.hsplit, np.vsplit, np.dsplit}
 _FILLS: dict[Any, Any] = {np.empty_like: None, np.zeros_like: 0, np.ones_like: 1}
 
 
@@ -289,26 +318,20 @@ def _append_cast(tape: Tape, result: Any, function: Any, args: Any, keywords: An
     tape.append(np.copyto, (result, args[0], "unsafe"))
 
 
-def _append_reshape(tape: Tape, result: Any, function: Any, args: Any, keywords: Any) -> None:
-    if keywords.get("order", "C") == "C":
-        tape.append(np.copyto, (result.reshape(args[0].shape), args[0]))
-    else:
-        _append_copy(tape, result, function, args, keywords)
-
-
 def _append_where(tape: Tape, result: Any, function: Any, args: Any, keywords: Any) -> None:
     if len(args) != 3:
-        raise CaptureError("np.where with one argument returns arrays whose size depends on values; pass three")
-    tape.append(np.copyto, (result, args[2]))
-    tape.append(np.copyto, (result, args[1], "same_kind", args[0]))
+        _append_copy(tape, result, function, args, keywords)
+    else:
+        tape.append(np.copyto, (result, args[2]))
+        tape.append(np.copyto, (result, args[1], "same_kind", args[0]))
 
 
 _APPENDERS = {
-    **dict.fromkeys(("take",), _append_take),
-    **dict.fromkeys(("argmax", "argmin", "concatenate", "cumsum"), _append_out),
-    **dict.fromkeys(("astype", "copy"), _append_cast),
-    "reshape": _append_reshape,
     "where": _append_where,
+    **dict.fromkeys(("take",), _append_take),
+    **dict.fromkeys(("all", "any", "argmax", "argmin", "clip", "concatenate", "cumsum", "max", "min"), _append_out),
+    **dict.fromkeys(("prod", "stack", "sum"), _append_out),
+    **dict.fromkeys(("astype", "copy"), _append_cast),
 }
 
 
@@ -320,31 +343,23 @@ def _appender(function: Any) -> Callable[..., None]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value with plain arrays instead of RecordedArrays, also in tuples, lists, dicts and slices."""
-    cls = type(value)
-    if cls is RecordedArray:
-        return value.view(np.ndarray)
-    if cls is tuple or cls is list:
-        return cls(map(plain, value))
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return cls(*map(plain, value))
-    if cls is dict:
-        return {name: plain(item) for name, item in value.items()}
-    return value
+    """Return a value with plain arrays instead of RecordedArrays, also in tuples, lists and dicts."""
+    return value.array if type(value) is RecordedArray else _map(plain, value)
 
 
 def recorded(value: Any) -> Any:
     """Return a value with RecordedArrays instead of plain arrays, also in tuples, lists and dicts."""
+    return RecordedArray(value) if type(value) is np.ndarray else _map(recorded, value)
+
+
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to the items of a tuple, list or dict; return other values as they are."""
     cls = type(value)
-    if cls is np.ndarray:
-        return value.view(RecordedArray)
     if cls is tuple or cls is list:
-        return cls(map(recorded, value))
+        return cls(map(function, value))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return cls(*map(recorded, value))
-    if cls is dict:
-        return {name: recorded(item) for name, item in value.items()}
-    return value
+        return cls(*map(function, value))
+    return {name: function(item) for name, item in value.items()} if cls is dict else value
 
 
 def _flat(value: Any) -> Iterator[Any]:
@@ -368,8 +383,8 @@ def has_recorded(value: Any) -> bool:
 
 def empty(shape: Any, dtype: Any) -> Any:
     """Allocate an array, as `np.empty`."""
-    tape, array = current_tape(), np.empty(shape, dtype)
-    return array if tape is None else tape.own(array)
+    array, tape = np.empty(shape, dtype), _tapes and current_tape()
+    return tape.own(array) if tape else array
 
 
 def zeros(shape: Any, dtype: Any) -> Any:
@@ -383,8 +398,8 @@ def zeros(shape: Any, dtype: Any) -> Any:
 
 def contiguous(x: Any, dtype: Any = None) -> Any:
     """Return `x` in C order, as `np.ascontiguousarray`; no copy if it is."""
-    tape = current_tape()
-    if tape is None:
+    tape = _tapes and current_tape()
+    if not tape:
         return np.ascontiguousarray(x, dtype)
     x = plain(x)
     return tape.append_result(np.ascontiguousarray(x, dtype), np.ascontiguousarray, (x, dtype), {})
@@ -451,12 +466,13 @@ def _bind(function: Callable[..., Any]) -> Callable[..., Any]:
         if not has_recorded((args, keywords)):
             return function(*args, **keywords)
         num_calls = len(tape.calls)
-        result = function(*recorded(args), **recorded(keywords))
-        if type(result) is not np.ndarray:
-            return result
-        # The function has left the subclass on its way, so its calls on plain arrays are missing.
-        del tape.calls[num_calls:]
-        return tape.append_result(result, function, plain(args), plain(keywords))
+        try:
+            return function(*recorded(args), **recorded(keywords))
+        except (AttributeError, CaptureError, TypeError):  # it needs an ndarray: record it as one call
+            del tape.calls[num_calls:]
+            with paused():
+                result = function(*plain(args), **plain(keywords))
+            return tape.append_result(result, function, plain(args), plain(keywords))
 
     return call
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xformer import masks
 from xformer.backends import Array, array_namespace, device
@@ -16,8 +16,7 @@ from xformer.layers.linear import Linear, as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import Rotation
 from xformer.ops import attention, attention_weights, project_heads
-from xformer.ops.attention import check_mask
-from xformer.ops.project_heads import Projection, merge_heads
+from xformer.ops.linear.definition import Projection, merge_heads
 from xformer.random import Rng
 from xformer.threads import Collector
 from xformer.tree import Module
@@ -73,7 +72,7 @@ class MultiHeadAttention(Module):
         scale: Scale of the scores; default 1 / sqrt(head_dim).
         softcap: Limit c of the scores, c tanh(score / c).
         dropout: Dropout rate on the attention weights.
-        window: Distance that self-attention can see, in tokens (see `masks.sliding_window`); None: no limit.
+        window: Distance that queries can see, in tokens (see `masks.sliding_window`); None: no limit.
         init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
 
     Raises:
@@ -156,14 +155,14 @@ class MultiHeadAttention(Module):
 
         Args:
             query: Array of shape (batch, queries, d_model).
-            key: Array of shape (batch, keys, d_model); None for self-attention.
+            key: Array of shape (batch, keys, d_model); default `query`, for self-attention.
             value: Array of shape (batch, keys, d_model); default `key`.
             mask: Boolean, True = may attend; broadcastable to (batch, heads, queries, keys).
             bias: Added to the scores; floating, broadcastable to (batch, heads, queries, keys).
             rotation: Rotary positions of queries and keys (see `Rotary`).
             causal: Attend to keys up to the position of the query only; the last query is aligned with the last key.
             rng: Draws dropout on the attention weights; None switches it off.
-            cache: Keys and values of earlier tokens; those of this call are appended (self-attention only).
+            cache: Keys and values of earlier tokens; those of this call are appended.
 
         Returns:
             Array of shape (batch, queries, d_model).
@@ -172,25 +171,15 @@ class MultiHeadAttention(Module):
             ShapeError: If shapes do not match, or `value` is given without `key`.
         """
         q, k, v, mask = self._project(query, key, value, mask, rotation, cache)
-        dropout_mask, keep_probability = self.dropout.draw((*q.shape[:-1], k.shape[-2]), q, rng)
+        dropout_mask, keep_probability = None, 1.0
+        if rng is not None:
+            dropout_mask, keep_probability = self.dropout.draw((*q.shape[:-1], k.shape[-2]), q, rng)
         bias = None if bias is None else as_dtype_of(bias, q)
-        recorded = _RECORDED.items()
-        if recorded is not None:
-            weights = attention_weights(q, k, mask, bias, causal=causal, scale=self.scale, softcap=self.softcap)
-            recorded.append(RecordedAttention(self, weights))
-        heads = attention(
-            q,
-            k,
-            v,
-            mask,
-            bias,
-            causal=causal,
-            scale=self.scale,
-            softcap=self.softcap,
-            dropout_mask=dropout_mask,
-            keep_probability=keep_probability,
-        )  # (batch, heads, queries, head_dim)
-        return self.output(merge_heads(heads))
+        options: dict[str, Any] = {"causal": causal, "scale": self.scale, "softcap": self.softcap}
+        if _RECORDED.blocks and (recorded := _RECORDED.items()) is not None:
+            recorded.append(RecordedAttention(self, attention_weights(q, k, mask, bias, **options)))
+        options |= {"dropout_mask": dropout_mask, "keep_probability": keep_probability}
+        return self.output(merge_heads(attention(q, k, v, mask, bias, **options)))
 
     def attend(self, query: Array, cache: KVCache, *, mask: Array | None = None) -> Array:
         """Attend to keys and values that were projected before, e.g. those of the memory during decoding.
@@ -205,14 +194,20 @@ class MultiHeadAttention(Module):
             Array of shape (rows, queries, d_model).
 
         Raises:
-            ShapeError: If the cache is empty.
+            ShapeError: If the cache is empty, or `query` does not have a multiple of its rows.
         """
-        (rows, queries, d_model), key = query.shape, cache.key
+        key = cache.key
         if key is None or cache.value is None:
             raise ShapeError("the cache is empty; expected the keys and values of keys_and_values(memory)")
-        xp = array_namespace(query)
+        xp, sentences = array_namespace(query), key.shape[0]
+        if len(query.shape) != 3 or query.shape[0] != query.shape[0] // max(1, sentences) * sentences:
+            raise ShapeError(
+                f"query has shape {tuple(query.shape)}; expected (rows, queries, d_model) with a multiple of the "
+                f"{sentences} rows of the cache"
+            )
+        rows, queries, d_model = query.shape
         # To attention, the queries of neighboring rows are simply more queries of one sentence.
-        grouped = xp.reshape(query, (key.shape[0], rows // max(1, key.shape[0]) * queries, d_model))
+        grouped = xp.reshape(query, (sentences, rows // max(1, sentences) * queries, d_model))
         heads = attention(self._queries(grouped), key, cache.value, mask, scale=self.scale, softcap=self.softcap)
         merged = merge_heads(heads)
         return self.output(xp.reshape(merged, (rows, queries, merged.shape[-1])))
@@ -245,24 +240,21 @@ class MultiHeadAttention(Module):
         Returns:
             Keys and values, each (batch, num_key_value_heads, keys, head_dim).
         """
-        if value is None:
-            keys, values = project_heads(as_dtype_of(key, self.key.weight), *self._key_and_value)
+        _, *projections = self._projections()
+        if value is None or value is key:
+            keys, values = project_heads(as_dtype_of(key, self.key.weight), *projections)
         else:
             inputs = (as_dtype_of(x, self.key.weight) for x in (key, value))
-            (keys,), (values,) = (project_heads(x, p) for x, p in zip(inputs, self._key_and_value, strict=True))
+            (keys,), (values,) = (project_heads(x, p) for x, p in zip(inputs, projections, strict=True))
         return keys if self.key_norm is None else self.key_norm(keys), values
 
-    @property
-    def _query(self) -> Projection:
-        return self.query.weight, self.query.bias, self.num_heads
-
-    @property
-    def _key_and_value(self) -> tuple[Projection, Projection]:
-        heads = self.num_key_value_heads
-        return (self.key.weight, self.key.bias, heads), (self.value.weight, self.value.bias, heads)
+    def _projections(self) -> tuple[Projection, Projection, Projection]:
+        key, value, heads = self.key, self.value, self.num_key_value_heads
+        query = self.query.weight, self.query.bias, self.num_heads
+        return query, (key.weight, key.bias, heads), (value.weight, value.bias, heads)
 
     def _queries(self, query: Array) -> Array:
-        (queries,) = project_heads(as_dtype_of(query, self.query.weight), self._query)
+        (queries,) = project_heads(as_dtype_of(query, self.query.weight), self._projections()[0])
         return queries if self.query_norm is None else self.query_norm(queries)
 
     def _project(
@@ -275,12 +267,12 @@ class MultiHeadAttention(Module):
         cache: KVCache | None = None,
     ) -> tuple[Array, Array, Array, Array | None]:
         """Return queries, keys and values in heads, and the mask combined with the window."""
-        if key is not None:
-            q, (k, v) = self._queries(query), self.keys_and_values(key, value)
-        elif value is not None:
+        if key is None and value is not None:
             raise ShapeError("value is given without key; expected both, or neither for self-attention")
+        if key is not None and (key is not query or (value is not None and value is not query)):
+            q, (k, v) = self._queries(query), self.keys_and_values(key, value)
         else:
-            q, k, v = project_heads(as_dtype_of(query, self.query.weight), self._query, *self._key_and_value)
+            q, k, v = project_heads(as_dtype_of(query, self.query.weight), *self._projections())
             if self.query_norm is not None and self.key_norm is not None:
                 q, k = self.query_norm(q), self.key_norm(k)
         if rotation is not None:
@@ -288,18 +280,18 @@ class MultiHeadAttention(Module):
             q, k = rotation(q), rotation(k)
         if cache is not None:
             k, v = cache.append(k, v)
-        if self.window is not None and key is None:
-            lengths = (q.shape[2], k.shape[2])
-            check_mask(mask, (*q.shape[:-1], k.shape[2]))  # before the window changes its shape
-            near = masks.sliding_window(*lengths, size=self.window, xp=array_namespace(q), device=device(q))
-            mask = masks.combine(mask, near)
+        if self.window is not None:
+            start = None if cache is None else cache.index
+            lengths, options = (q.shape[2], k.shape[2]), {"xp": array_namespace(q), "device": device(q)}
+            mask = masks.combine(mask, masks.sliding_window(*lengths, size=self.window, start=start, **options))
         return q, k, v, mask
 
 
 def check_heads(d_model: int, num_heads: int, num_key_value_heads: int, head_dim: int | None = None) -> None:
     """Raise ConfigError unless num_heads divides d_model (without a head_dim) and num_key_value_heads num_heads."""
-    if num_heads < 1:
-        raise ConfigError(f"num_heads is {num_heads}; expected at least 1")
+    for name, value in (("d_model", d_model), ("num_heads", num_heads), ("head_dim", head_dim)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}; expected at least 1")
     if head_dim is None and d_model % num_heads:
         raise ConfigError(
             f"d_model {d_model} is not divisible by num_heads {num_heads}; "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 from xformer.backends import Array, array_namespace, device
 from xformer.errors import ShapeError
 from xformer.layers.initializer import Init, initializer
@@ -98,9 +96,9 @@ class AudioEmbedding(Module):
     activation: str
 
     def __init__(self, num_features: int, d_model: int, *, activation: str = "gelu", init: Init = None):
-        make = functools.partial(Conv1d, init=initializer(init))
-        self.conv1 = make(num_features, d_model)
-        self.conv2 = make(d_model, d_model, stride=2)
+        init = initializer(init)
+        self.conv1 = Conv1d(num_features, d_model, init=init)
+        self.conv2 = Conv1d(d_model, d_model, stride=2, init=init)
         self.activation = activation
 
     @property

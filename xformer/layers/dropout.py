@@ -5,7 +5,7 @@ from __future__ import annotations
 from xformer.backends import Array, array_namespace, device
 from xformer.errors import ConfigError
 from xformer.ops.dropout import dropout
-from xformer.random import Rng
+from xformer.random import Rng, check_rng
 from xformer.tree import Module
 
 
@@ -38,6 +38,8 @@ class Dropout(Module):
         Returns:
             Array of the shape and dtype of `x`.
         """
+        if rng is None:
+            return x
         mask, keep_probability = self.draw(tuple(x.shape), x, rng)
         return x if mask is None else dropout(x, mask, keep_probability)
 
@@ -52,7 +54,12 @@ class Dropout(Module):
         Returns:
             The boolean mask, True for elements to keep, and the probability of keeping one; (None, 1.0) without
             dropout.
+
+        Raises:
+            ConfigError: If rng is neither an Rng nor None.
         """
+        if not isinstance(rng, Rng):
+            check_rng(rng)
         if rng is None or self.rate == 0.0:
             return None, 1.0
         return rng.bernoulli(1.0 - self.rate, shape, array_namespace(like), device(like))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from xformer.backends import Array
 from xformer.layers.attention import MultiHeadAttention
 from xformer.layers.feed_forward import FeedForward
-from xformer.layers.kv_cache import KVCache
-from xformer.layers.positions import Rotation
 from xformer.layers.residual import Residual
 from xformer.random import Rng, split_rng
 from xformer.tree import Module
@@ -29,38 +29,20 @@ class EncoderLayer(Module):
     self_attention_residual: Residual
     feed_forward_residual: Residual
 
-    def __call__(
-        self,
-        x: Array,
-        *,
-        mask: Array | None = None,
-        bias: Array | None = None,
-        rotation: Rotation | None = None,
-        causal: bool = False,
-        rng: Rng | None = None,
-        cache: KVCache | None = None,
-    ) -> Array:
+    def __call__(self, x: Array, *, rng: Rng | None = None, **options: Any) -> Array:
         """Apply the layer.
 
         Args:
             x: Array of shape (batch, length, d_model).
-            mask: Boolean mask of the self-attention, as for `MultiHeadAttention`.
-            bias: Attention bias, as for `MultiHeadAttention`.
-            rotation: Rotary positions, as for `MultiHeadAttention`.
-            causal: Attend to earlier tokens only.
             rng: Draws dropout; None switches it off.
-            cache: Keys and values of earlier tokens; those of `x` are appended.
+            **options: `mask`, `bias`, `rotation`, `causal` and `cache`, as for `MultiHeadAttention`.
 
         Returns:
             Array of the shape of `x`.
         """
         attention_rng, attention_out_rng, feed_rng, feed_out_rng = split_rng(rng, 4)
         x = self.self_attention_residual(
-            x,
-            lambda y: self.self_attention(
-                y, mask=mask, bias=bias, rotation=rotation, causal=causal, rng=attention_rng, cache=cache
-            ),
-            attention_out_rng,
+            x, lambda y: self.self_attention(y, rng=attention_rng, **options), attention_out_rng
         )
         return self.feed_forward_residual(x, lambda y: self.feed_forward(y, feed_rng), feed_out_rng)
 
@@ -72,28 +54,10 @@ class ParallelEncoderLayer(EncoderLayer):
     residual connections.
     """
 
-    def __call__(
-        self,
-        x: Array,
-        *,
-        mask: Array | None = None,
-        bias: Array | None = None,
-        rotation: Rotation | None = None,
-        causal: bool = False,
-        rng: Rng | None = None,
-        cache: KVCache | None = None,
-    ) -> Array:
+    def __call__(self, x: Array, *, rng: Rng | None = None, **options: Any) -> Array:
         """Apply the layer; see `EncoderLayer`."""
         attention_rng, attention_out_rng, feed_rng, feed_out_rng = split_rng(rng, 4)
         before_attention, before_feed = self.self_attention_residual, self.feed_forward_residual
-        attended = self.self_attention(
-            before_attention.norm(x),
-            mask=mask,
-            bias=bias,
-            rotation=rotation,
-            causal=causal,
-            rng=attention_rng,
-            cache=cache,
-        )
+        attended = self.self_attention(before_attention.norm(x), rng=attention_rng, **options)
         fed = self.feed_forward(before_feed.norm(x), feed_rng)
         return x + before_attention.dropout(attended, attention_out_rng) + before_feed.dropout(fed, feed_out_rng)

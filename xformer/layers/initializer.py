@@ -38,7 +38,7 @@ class Initializer:
         self.xp = resolve(xp)
         self.dtype = default_float(self.xp, dtype)
         self.device = device
-        self._rng = seed if seed is None or isinstance(seed, Rng) else Rng(seed).fold("parameters")
+        self._rng = seed if seed is None or isinstance(seed, Rng) else Rng(seed).fold_in("parameters")
         self._num_draws = 0
 
     def xavier_uniform(self, shape: tuple[int, int]) -> Array:
@@ -66,7 +66,7 @@ class Initializer:
 
     def _draw(self, shape: tuple[int, ...], draw: Callable[[Rng], Any]) -> Array:
         self._num_draws += 1
-        return self._fill(shape, 0.0) if self._rng is None else self._array(draw(self._rng.fold(self._num_draws)))
+        return self._fill(shape, 0.0) if self._rng is None else self._array(draw(self._rng.fold_in(self._num_draws)))
 
     def _fill(self, shape: tuple[int, ...], value: float) -> Array:
         if self._rng is None:

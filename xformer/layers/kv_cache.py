@@ -22,8 +22,11 @@ class KVCache:
         value: Values to start with.
 
     Attributes:
-        is_own: True if nobody else refers to the arrays, so that they can be written in place.
+        is_own: True if the cache alone references its arrays, so that they can be written in place.
+        index: Position of the next token, if it is an array, as in a `StaticKVCache`.
     """
+
+    index: Array | None = None
 
     def __init__(self, key: Array | None = None, value: Array | None = None) -> None:
         self._key, self._value = key, value
@@ -78,8 +81,13 @@ class KVCache:
 def _concat_in_place(old: Array, length: int, new: Array) -> Array:
     """Write new tokens after the first `length` ones of `old`, if possible in place."""
     xp, end = array_namespace(old, new), length + new.shape[2]
-    fits = old.dtype == new.dtype and old[:, :, :0, :].shape == new[:, :, :0, :].shape  # else concat raises
-    if not (is_writable(old) and fits):
+    if old[:, :, :0, :].shape != new[:, :, :0, :].shape:
+        rows, heads, _, features = old.shape
+        raise ShapeError(
+            f"new keys or values have shape {tuple(new.shape)}; expected ({rows}, {heads}, new tokens, {features}), as "
+            "the cache has"
+        )
+    if not (is_writable(old) and old.dtype == new.dtype):
         return xp.concat([old[:, :, :length, :], new], axis=2)
     if end > old.shape[2]:
         rows, heads, _, features = old.shape

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from xformer.backends import Array, array_namespace
+from xformer.backends import Array, array_namespace, dtype_name
+from xformer.errors import ShapeError
 from xformer.layers.initializer import Init, initializer
 from xformer.ops.linear import linear
 from xformer.ops.quantized import QuantizedWeight
-from xformer.tree import Module
+from xformer.tree import Module, is_array
 
 
 class Linear(Module):
@@ -51,8 +52,11 @@ class Linear(Module):
 
 
 def as_dtype_of(x: Array, parameter: Array | QuantizedWeight) -> Array:
-    """Cast an input to the dtype of a layer's parameters."""
+    """Cast an input to the dtype of a layer's parameters; raise ShapeError unless it is an array of real numbers."""
     if getattr(x, "dtype", None) == parameter.dtype:
         return x
     parameter = parameter.scales if isinstance(parameter, QuantizedWeight) else parameter
-    return array_namespace(x, parameter).astype(x, parameter.dtype)
+    xp, name = array_namespace(x, parameter), dtype_name(x.dtype) if is_array(x) else f"a {type(x).__name__}"
+    if not name.startswith(("float", "bfloat", "int", "uint", "bool")):
+        raise ShapeError(f"the input is {name}; expected an array of floating numbers")
+    return xp.astype(x, parameter.dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -43,13 +44,22 @@ _MIN_TABLE_ROWS = 64
 SINUSOIDAL_LAYOUTS = ("interleaved", "halves", "fairseq")
 
 
-def _sinusoidal_table(*arguments: Any) -> Array:
-    """Return a table from the cache; torch.compile takes this function as a constant, but no cached function."""
-    return _cached_sinusoidal_table(*arguments)
+def _cached(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep the read-only tables that a function returns; torch.compile takes no function of functools as a constant."""
+    tables: dict[Any, Any] = {}  # few: see `_table_rows`
+
+    @functools.wraps(compute)
+    def table(*arguments: Any) -> Any:
+        if arguments not in tables:
+            tables[arguments] = compute(*arguments)
+            tables[arguments].flags.writeable = False  # callers get views of it
+        return tables[arguments]
+
+    return table
 
 
-@functools.cache  # few: see `sinusoidal`
-def _cached_sinusoidal_table(length: int, d_model: int, dtype: str, layout: str) -> Array:
+@_cached
+def _sinusoidal_table(length: int, d_model: int, dtype: str, layout: str) -> Array:
     """Compute the table on the host in float64 and round it once."""
     position = np.arange(length, dtype=np.float64)[:, None]
     exponent = np.arange(0, d_model, 2, dtype=np.float64) / d_model
@@ -63,7 +73,7 @@ def _cached_sinusoidal_table(length: int, d_model: int, dtype: str, layout: str)
     else:
         table[:, : sine.shape[1]] = sine
         table[:, sine.shape[1] : 2 * sine.shape[1]] = cosine[:, : d_model - sine.shape[1]]
-    return _read_only(table.astype(dtype))
+    return table.astype(dtype)
 
 
 def sinusoidal(
@@ -107,12 +117,6 @@ def _table_rows(length: int) -> int:
     while rows < length:  # torch.compile traces it for any length
         rows *= 2
     return rows
-
-
-def _read_only(table: Any) -> Any:
-    """Forbid writing to a cached table: callers get views of it."""
-    table.flags.writeable = False
-    return table
 
 
 class Sinusoidal(Module):
@@ -277,7 +281,7 @@ class Rotary(Module):
             "llama3", "yarn" or "longrope"; the other keys are those of the type (see `rope_frequencies`).
 
     Raises:
-        ConfigError: If a number of features is odd, or for an unknown or incomplete scaling.
+        ConfigError: If the number of features is odd or above head_dim, or for an unknown or incomplete scaling.
     """
 
     head_dim: int
@@ -297,8 +301,9 @@ class Rotary(Module):
         self.base = base
         self.features = head_dim if features is None else features
         self.scaling = scaling
-        if self.features % 2:
-            raise ConfigError(f"head_dim is {self.features}; rotary positions expect an even number")
+        if self.features % 2 or self.features > head_dim:
+            name = "head_dim" if features is None else "features"
+            raise ConfigError(f"{name} is {self.features}; expected an even number of at most head_dim, {head_dim}")
         _check_scaling(scaling or {})
         try:
             frequencies, _ = rope_frequencies(self.features, base, scaling, 1)
@@ -340,13 +345,8 @@ class Rotary(Module):
         return Rotation(cosine, sine)
 
 
-def _rotary_table(*arguments: Any) -> Array:
-    """Return a table from the cache; see `_sinusoidal_table`."""
-    return _cached_rotary_table(*arguments)
-
-
-@functools.cache
-def _cached_rotary_table(
+@_cached
+def _rotary_table(
     function: str,
     rows: int,
     features: int,
@@ -358,7 +358,7 @@ def _cached_rotary_table(
     """Compute cosines or sines of rotary positions on the host in float64 and round them once."""
     frequencies, magnitude = rope_frequencies(features, base, dict(scaling) or None, num_positions)
     angle = np.arange(rows, dtype=np.float64)[:, None] * frequencies
-    return _read_only((magnitude * getattr(np, function)(angle)).astype(dtype))
+    return (magnitude * getattr(np, function)(angle)).astype(dtype)
 
 
 def rope_frequencies(features: int, base: float, scaling: dict[str, Any] | None, length: int) -> tuple[Any, float]:
@@ -492,16 +492,11 @@ class ALiBi(Module):
         return PositionTerms(bias=xp.reshape(xp.take(table, distances, axis=1), (self.num_heads, queries, keys)))
 
 
-def _alibi_table(*arguments: Any) -> Array:
-    """Return a table from the cache; see `_sinusoidal_table`."""
-    return _cached_alibi_table(*arguments)
-
-
-@functools.cache
-def _cached_alibi_table(rows: int, slopes: tuple[float, ...], dtype: str) -> Array:
+@_cached
+def _alibi_table(rows: int, slopes: tuple[float, ...], dtype: str) -> Array:
     """Compute the bias of each head and distance, (heads, rows), in float64 and round it once."""
     bias = -np.asarray(slopes)[:, None] * np.arange(rows)
-    return _read_only(bias.astype("float64" if dtype in ("float16", "bfloat16") else dtype))
+    return bias.astype("float64" if dtype in ("float16", "bfloat16") else dtype)
 
 
 class RelativeBias(Module):
@@ -515,6 +510,9 @@ class RelativeBias(Module):
         num_buckets: Number of buckets.
         max_distance: Distance from which all keys share a bucket.
         init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
+
+    Raises:
+        ConfigError: If there are too few buckets, or max_distance is not above the distances with their own bucket.
     """
 
     weight: Array
@@ -530,6 +528,12 @@ class RelativeBias(Module):
         max_distance: int = 128,
         init: Init = None,
     ):
+        exact = num_buckets // (4 if bidirectional else 2)
+        if not 0 < exact < max_distance:
+            raise ConfigError(
+                f"{num_buckets} buckets of relative positions and a max_distance of {max_distance}; expected at least "
+                f"{4 if bidirectional else 2} buckets and a max_distance above {exact}"
+            )
         self.weight = initializer(init).normal((num_buckets, num_heads), num_heads**-0.5)
         self.bidirectional = bidirectional
         self.max_distance = max_distance
@@ -551,20 +555,11 @@ def _distances(xp: Namespace, queries: int, keys: int, device: Device) -> Array:
     return xp.reshape(xp.arange(keys, device=device), (1, keys)) - query
 
 
-def _bucket_table(*arguments: Any) -> Array:
-    """Return a table from the cache; see `_sinusoidal_table`."""
-    return _cached_bucket_table(*arguments)
-
-
-@functools.cache
-def _cached_bucket_table(rows: int, num_buckets: int, max_distance: int, bidirectional: bool) -> Array:
-    """Return the buckets of the distances 1 - rows, ..., rows - 1."""
-    return _read_only(_buckets(np.arange(1 - rows, rows), num_buckets, max_distance, bidirectional))
-
-
-def _buckets(distance: Any, num_buckets: int, max_distance: int, bidirectional: bool) -> Any:
-    """Return T5's bucket of each distance, integers on the host."""
-    first = np.zeros_like(distance)
+@_cached
+def _bucket_table(rows: int, num_buckets: int, max_distance: int, bidirectional: bool) -> Array:
+    """Return T5's buckets of the distances 1 - rows, ..., rows - 1."""
+    distance: Any = np.arange(1 - rows, rows)
+    first: Any = np.zeros_like(distance)
     if bidirectional:
         num_buckets //= 2
         first = np.where(distance > 0, num_buckets, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
@@ -12,11 +13,13 @@ from xformer.autodiff import remat
 from xformer.backends import Array, Device, DType, dtype_name
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.io import load_arrays, restorable_dtype, restore_like, save_arrays
+from xformer.layers import Initializer
 from xformer.layers.quantization import quantize
+from xformer.models.builder import LayerFactory
 from xformer.models.config import ModelConfig
 from xformer.ops.quantized import quantized_dtype
 from xformer.random import Rng
-from xformer.tree import Module, replace
+from xformer.tree import Module, flatten, replace
 
 _MODELS: dict[str, type[BaseModel]] = {}
 
@@ -24,7 +27,14 @@ _MODELS: dict[str, type[BaseModel]] = {}
 class BaseModel(Module):
     """Base class of models: built from one configuration, and saved and loaded with it.
 
-    A subclass sets `config_class`, has a field `config` and takes (config, *, xp, seed, dtype, device).
+    A subclass sets `config_class` and defines `_build`, which makes the layers.
+
+    Args:
+        config: Configuration.
+        xp: Array library, as a module or by name.
+        seed: Seed of the parameters; the same seed gives the same parameters in every library.
+        dtype: Floating dtype of the parameters; default float32.
+        device: Device of the parameters, as the library names it.
 
     Attributes:
         config: Configuration.
@@ -40,31 +50,35 @@ class BaseModel(Module):
         config: Any,
         *,
         xp: Any = "numpy",
-        seed: Any = 0,
+        seed: int | Rng | None = 0,
         dtype: DType | str | None = None,
         device: Device = None,
     ):
+        self.config = config
+        self._build(LayerFactory(config, Initializer(xp, seed=seed, dtype=dtype, device=device)))
+        flatten(self)  # caches layouts now: torch.compile traces a model again whose parts get new attributes
+
+    def _build(self, make: LayerFactory) -> None:
+        """Set the fields of the model."""
         raise NotImplementedError("BaseModel is abstract; use a subclass, e.g. Transformer")
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        _MODELS[cls.__name__] = cls
+        if hasattr(cls, "config_class"):  # others are bases of models
+            _MODELS[cls.__name__] = cls
 
     @property
     def _parameter(self) -> Array:
         """A parameter of the library, floating dtype and device of the model."""
         return next(array for _, array in self.named_parameters())
 
+    def parameter_count(self) -> int:
+        """Return the number of elements in all parameters, also in those that `quantize` rounded to integers."""
+        arrays = self.named_parameters() if quantized_dtype(self) is None else self.named_arrays()
+        return sum(math.prod(array.shape) for _, array in arrays)
+
     def quantize(self, dtype: str = "int8") -> Self:
-        """Return the model for inference with weights in 8 or 16 bits; see `layers.quantize`.
-
-        Args:
-            dtype: "int8" or "bfloat16".
-
-        Raises:
-            ConfigError: For another dtype, or if the model is quantized to another one.
-            BackendError: If the library has no bfloat16.
-        """
+        """Return the model for inference with weights in 8 or 16 bits; dtype and errors as for `layers.quantize`."""
         return quantize(self, dtype)
 
     def _apply_layers(
@@ -94,7 +108,7 @@ class BaseModel(Module):
         """
         changed = type(self)(dataclasses.replace(self.config, **changes), seed=None)
         changed.model_type = self.model_type
-        model: Self = replace(changed, dict(self.named_parameters()))
+        model: Self = replace(changed, dict(self.named_arrays()))
         return model
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -111,7 +125,7 @@ class BaseModel(Module):
         }
         if quantized := quantized_dtype(self):
             metadata["quantized"] = quantized
-        save_arrays(path, dict(self.named_parameters()), metadata)
+        save_arrays(path, dict(self.named_arrays()), metadata)
 
     @classmethod
     def load(
@@ -155,10 +169,10 @@ class BaseModel(Module):
                 dtype = restorable_dtype(xp, metadata.get("dtype", "float32"))
             if quantized := metadata.get("quantized"):
                 model: Any = _MODELS[name](config, seed=None).quantize(quantized)
-                model = replace(model, restore_like(arrays, dict(model.named_parameters())))
+                model = replace(model, restore_like(arrays, dict(model.named_arrays())))
                 return model.to(xp, device=device)
             model = _MODELS[name](config, xp=xp, dtype=dtype, device=device)
-            return replace(model, restore_like(arrays, dict(model.named_parameters())))
+            return replace(model, restore_like(arrays, dict(model.named_arrays())))
         except (ConfigError, ShapeError, ValueError) as error:
             raise CheckpointError(f"{path} does not contain the model of its configuration: {error}") from error
 

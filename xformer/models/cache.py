@@ -72,9 +72,11 @@ class DecodingCache:
         """Apply an `InputEmbedding` to the vectors of new tokens, (rows, new tokens, d_model)."""
         return layer(x, start=self.length)
 
-    def position_terms(self, positions: RelativePositions | None, num_tokens: int, like: Array) -> PositionTerms:
-        """Return the terms of relative positions for new tokens."""
-        return position_terms(positions, num_tokens, self.length + num_tokens, like)
+    def position_terms(
+        self, positions: Sequence[RelativePositions | None], num_tokens: int, like: Array
+    ) -> list[PositionTerms]:
+        """Return the terms of each of the model's relative positions for new tokens."""
+        return [position_terms(each, num_tokens, self.length + num_tokens, like) for each in positions]
 
     def positions(self, num_tokens: int, like: Array) -> Array:
         """Return the positions of new tokens, (num_tokens,), in the integer dtype of `like`."""
@@ -124,7 +126,7 @@ class StaticCache(DecodingCache):
         cache: Cache to start from, with at least one token; another StaticCache is extended.
         max_length: Capacity in tokens.
         layer: Input embedding of the decoder.
-        positions: Relative positions of the decoder.
+        positions: Relative positions of the decoder's layers.
 
     Attributes:
         index: Position of the next token, integers of shape (1,).
@@ -132,7 +134,11 @@ class StaticCache(DecodingCache):
     """
 
     def __init__(
-        self, cache: DecodingCache, max_length: int, layer: InputEmbedding, positions: RelativePositions | None
+        self,
+        cache: DecodingCache,
+        max_length: int,
+        layer: InputEmbedding,
+        positions: Sequence[RelativePositions | None],
     ) -> None:
         like = cache._like
         xp, like_device = array_namespace(like), device(like)
@@ -146,20 +152,22 @@ class StaticCache(DecodingCache):
         ]
         self._position_embeddings = layer.position_embeddings(max_length, like)
         # Rotations from the first position on do not depend on the length; biases that did would be quadratic.
-        self.start = cache.length if positions is not None and not isinstance(positions, Rotary) else 0
-        rotation, bias = position_terms(positions, max_length - self.start, max_length, like)
-        if rotation is not None:  # rows of a table that other caches use
-            rotation = Rotation(*(xp.asarray(angle, copy=True) for angle in rotation))
-        self._position_terms = PositionTerms(rotation, bias)
+        self.start = 0 if all(each is None or isinstance(each, Rotary) for each in positions) else cache.length
+        self._position_terms = []
+        for each in positions:
+            rotation, bias = position_terms(each, max_length - self.start, max_length, like)
+            if rotation is not None:  # rows of a table that other caches use
+                rotation = Rotation(*(xp.asarray(angle, copy=True) for angle in rotation))
+            self._position_terms.append(PositionTerms(rotation, bias))
         self._range = xp.arange(max_length, dtype=xp.int64, device=like_device)
 
     def arrays(self) -> list[Array | None]:
         """Return the arrays that a step reads or writes; another cache of these shapes can be copied into them."""
         memory = () if self.memory is None else vars(self.memory).values()
-        rotation, bias = self._position_terms
+        terms = (x for rotation, bias in self._position_terms for x in (*(rotation or (None, None)), bias))
         caches = (cache for layer in self.layers for cache in (layer.self_attention, layer.cross_attention))
         keys_and_values = (x for cache in caches for x in (cache.key, cache.value))
-        return [self.index, *memory, *keys_and_values, self._position_embeddings, *(rotation or (None, None)), bias]
+        return [self.index, *memory, *keys_and_values, self._position_embeddings, *terms]
 
     def alias(self) -> StaticCache:
         """Return a cache with the same arrays, which `reorder` may replace without changing this cache."""
@@ -186,13 +194,17 @@ class StaticCache(DecodingCache):
         embeddings = self._position_embeddings
         return layer(x, position_embeddings=None if embeddings is None else self._at_index(embeddings, 0))
 
-    def position_terms(self, positions: RelativePositions | None, num_tokens: int, like: Array) -> PositionTerms:
-        """Return the terms of relative positions for one new token."""
-        rotation, bias = self._position_terms
-        return PositionTerms(
-            None if rotation is None else Rotation(*(self._at_index(angle, 0, self.start) for angle in rotation)),
-            None if bias is None else self._at_index(bias, 1, self.start),
-        )
+    def position_terms(
+        self, positions: Sequence[RelativePositions | None], num_tokens: int, like: Array
+    ) -> list[PositionTerms]:
+        """Return the terms of each of the model's relative positions for one new token."""
+        return [
+            PositionTerms(
+                None if rotation is None else Rotation(*(self._at_index(angle, 0, self.start) for angle in rotation)),
+                None if bias is None else self._at_index(bias, 1, self.start),
+            )
+            for rotation, bias in self._position_terms
+        ]
 
     def positions(self, num_tokens: int, like: Array) -> Array:
         """Return the position of one new token, (1,), in the integer dtype of `like`."""

@@ -117,23 +117,31 @@ class ModelConfig(Config):
         default=0,
         at_least=0,
     )
-    bos_id: int = option("Id that starts an output.", default=1, at_least=0)
-    eos_id: int = option("Id that ends an output.", default=2, at_least=0)
+    bos_id: int | None = option("Id that starts an output; None for no such token.", default=1, at_least=0)
+    eos_id: int | None = option("Id that ends an output; None for no such token.", default=2, at_least=0)
     suppress_special: bool = option("Never generate pad_id and bos_id, unless they are also eos_id.", default=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.layer_types is not None:
-            object.__setattr__(self, "layer_types", tuple(self.layer_types))
             if unknown := set(self.layer_types) - set(LAYER_TYPES):
                 raise ConfigError(f"layer_types has {min(unknown)!r}; expected 'sliding_attention' or 'full_attention'")
+            names, length = ("num_layers", "num_encoder_layers", "num_decoder_layers"), len(self.layer_types)
+            if length != (expected := max(getattr(self, name, 0) for name in names)):
+                raise ConfigError(f"layer_types has {length} entries; expected {expected}, one for each layer")
         if self.parallel_residual and self.norm_position != "pre":
             raise ConfigError(f"parallel_residual is true and norm_position {self.norm_position!r}; expected 'pre'")
         check_heads(self.d_model, self.num_heads, self.num_key_value_heads or self.num_heads, self.head_dim)
-        features = self.features_per_head
+        features, rotated = self.features_per_head, int(self.features_per_head * self.rotary_fraction)
         if self.positions == "rotary" and (features % 2 or features > _MAX_ROTARY):
+            name = "d_model / num_heads" if self.head_dim is None else "head_dim"
             raise ConfigError(
-                f"head_dim is {features}; positions 'rotary' expects an even number of at most {_MAX_ROTARY}"
+                f"{name} is {features}; positions 'rotary' expects an even number of at most {_MAX_ROTARY}"
+            )
+        if self.positions == "rotary" and rotated % 2:
+            raise ConfigError(
+                f"rotary_fraction is {self.rotary_fraction} and rotates {rotated} of {features} features; "
+                "expected an even number"
             )
 
     def window_of(self, layer: int) -> int | None:
@@ -155,16 +163,14 @@ class ModelConfig(Config):
         """Ids that no output contains: pad_id and bos_id, unless they are also eos_id."""
         if not self.suppress_special:
             return frozenset()
-        return frozenset({self.bos_id, self.bos_id if self.pad_id is None else self.pad_id} - {self.eos_id})
+        return frozenset(each for each in (self.bos_id, self.pad_id) if each is not None and each != self.eos_id)
 
 
 class TransformerConfig(ModelConfig):
-    """Configuration of an encoder-decoder Transformer (Vaswani et al., 2017).
+    """Configuration of an encoder-decoder Transformer (Vaswani et al., 2017)."""
 
-    Raises:
-        ConfigError: For unknown fields and invalid values, naming the field.
-    """
-
+    bos_id: int = option("Id that starts an output.", default=1, at_least=0)
+    eos_id: int = option("Id that ends an output.", default=2, at_least=0)
     source_vocab_size: int = option("Number of source tokens.", at_least=1)
     target_vocab_size: int = option("Number of target tokens.", at_least=1)
     num_encoder_layers: int = option("Layers of the encoder.", default=6, at_least=0, at_most=_MAX_LAYERS)
@@ -211,9 +217,6 @@ class SpeechTransformerConfig(TransformerConfig):
     """Configuration of an encoder-decoder Transformer whose source is audio (Radford et al., 2023).
 
     The features of a frame take the place of the source vocabulary.
-
-    Raises:
-        ConfigError: For unknown fields and invalid values, naming the field.
     """
 
     source_vocab_size: int = option("Features of a source frame, e.g. mel bands.", default=80, at_least=1)
@@ -234,41 +237,39 @@ class SpeechTransformerConfig(TransformerConfig):
 
 
 class LanguageModelConfig(ModelConfig):
-    """Configuration of a decoder-only Transformer (Radford et al., 2018): each token attends to earlier ones.
-
-    Raises:
-        ConfigError: For unknown fields and invalid values, naming the field.
-    """
+    """Configuration of a decoder-only Transformer (Radford et al., 2018): each token attends to earlier ones."""
 
     vocab_size: int = option("Number of tokens.", at_least=1)
     num_layers: int = option("Number of layers.", default=6, at_least=0, at_most=_MAX_LAYERS)
 
 
-class EncoderConfig(ModelConfig):
-    """Configuration of an encoder-only Transformer (Devlin et al., 2019): each token attends to all.
+class _EncoderConfig(ModelConfig):
+    """Fields of all encoders."""
 
-    Raises:
-        ConfigError: For unknown fields and invalid values, naming the field.
-    """
-
-    vocab_size: int = option("Number of tokens.", at_least=1)
     num_layers: int = option("Number of layers.", default=6, at_least=0, at_most=_MAX_LAYERS)
-    num_token_types: int = option(
-        "Types of tokens, e.g. of the two texts of a pair; 0 for none.", default=0, at_least=0
-    )
     pooler: str = option(
-        "Activation of the layer that summarizes a text by its first token.",
+        "Activation of the layer that summarizes the input by the first vector.",
         default="none",
         choices=("none", "tanh", "relu"),
     )
     num_labels: int = option("Classes of the classifier; 0 for none.", default=0, at_least=0)
     labels: tuple[str, ...] | None = option("Names of the classes.", default=None)
-    masked_lm: bool = option("Add the head of masked language modeling.", default=False)
-    masked_lm_activation: str = option("Activation of that head.", default="gelu", choices=tuple(ACTIVATIONS))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_labels(self)
+        if self.labels is not None and len(self.labels) != self.num_labels:
+            raise ConfigError(f"labels has {len(self.labels)} names; expected num_labels, {self.num_labels}")
+
+
+class EncoderConfig(_EncoderConfig):
+    """Configuration of an encoder-only Transformer (Devlin et al., 2019): each token attends to all."""
+
+    vocab_size: int = option("Number of tokens.", at_least=1)
+    num_token_types: int = option(
+        "Types of tokens, e.g. of the two texts of a pair; 0 for none.", default=0, at_least=0
+    )
+    masked_lm: bool = option("Add the head of masked language modeling.", default=False)
+    masked_lm_activation: str = option("Activation of that head.", default="gelu", choices=tuple(ACTIVATIONS))
 
     @property
     def padding_id(self) -> int | None:
@@ -276,44 +277,23 @@ class EncoderConfig(ModelConfig):
         return self.pad_id
 
 
-class ImageEncoderConfig(ModelConfig):
-    """Configuration of a Vision Transformer (Dosovitskiy et al., 2021). It has no tokens: their ids have no effect.
-
-    Raises:
-        ConfigError: For unknown fields and invalid values, naming the field.
-    """
+class ImageEncoderConfig(_EncoderConfig):
+    """Configuration of a Vision Transformer (Dosovitskiy et al., 2021). It has no tokens: their ids have no effect."""
 
     image_size: int = option("Height and width of an image, in pixels.", default=224, at_least=1)
     patch_size: int = option("Height and width of a patch; must divide image_size.", default=16, at_least=1)
     num_channels: int = option("Channels of a pixel.", default=3, at_least=1)
-    num_layers: int = option("Number of layers.", default=6, at_least=0, at_most=_MAX_LAYERS)
     activation: str = option("Activation of the feed-forward network.", default="gelu", choices=(*ACTIVATIONS, *GATED))
     positions: str = option(
         "Positional encoding of the class token and the patches.", default="learned", choices=POSITIONS
     )
-    pooler: str = option(
-        "Activation of the layer that summarizes an image by its class token.",
-        default="none",
-        choices=("none", "tanh", "relu"),
-    )
-    num_labels: int = option("Classes of the classifier; 0 for none.", default=0, at_least=0)
-    labels: tuple[str, ...] | None = option("Names of the classes.", default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.image_size % self.patch_size:
             raise ConfigError(f"patch_size is {self.patch_size}; expected a divisor of image_size {self.image_size}")
-        _check_labels(self)
 
     @property
     def num_patches(self) -> int:
         """Number of patches of an image."""
         return (self.image_size // self.patch_size) ** 2
-
-
-def _check_labels(config: EncoderConfig | ImageEncoderConfig) -> None:
-    if config.labels is None:
-        return
-    object.__setattr__(config, "labels", tuple(config.labels))
-    if len(config.labels) != config.num_labels:
-        raise ConfigError(f"labels has {len(config.labels)} names; expected num_labels, {config.num_labels}")

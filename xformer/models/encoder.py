@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from xformer.backends import Array, Device, DType, array_namespace, device, index_dtype
+from xformer.backends import Array, array_namespace, device, index_dtype
 from xformer.errors import ConfigError, ShapeError
-from xformer.layers import Embedding, EncoderLayer, Initializer, InputEmbedding, Linear
+from xformer.layers import Embedding, EncoderLayer, InputEmbedding, Linear
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, position_terms
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
-from xformer.models.config import EncoderConfig
+from xformer.models.config import EncoderConfig, ImageEncoderConfig
 from xformer.models.token_ids import as_token_ids, ids_of, padding_mask, positions_of
 from xformer.ops import activation
 from xformer.random import Rng, split_rng
@@ -55,15 +56,50 @@ class MaskedLMHead(Module):
         return embedding.unembed(self.norm(self.linear(states, self.activation))) + self.bias
 
 
-class Encoder(BaseModel):
+class EncoderBase(BaseModel, init=False):
+    """Fields of all encoders, and their classifier."""
+
+    embedding: Module
+    layers: tuple[EncoderLayer, ...]
+    norm: Norm | None
+    input: InputEmbedding
+    positions: RelativePositions | None
+    pooler: Pooler | None
+    classifier: Linear | None
+    config: EncoderConfig | ImageEncoderConfig
+
+    def _build_layers(self, make: LayerFactory, max_positions: int | None = None) -> None:
+        c = self.config
+        self.layers = tuple(make.encoder_layer(i) for i in range(c.num_layers))
+        self.norm = make.final_norm()
+        self.input = make.input_embedding(max_positions)
+        self.positions = make.relative_positions(bidirectional=True)
+        self.pooler = None if c.pooler == "none" else Pooler(Linear(c.d_model, c.d_model, init=make.init), c.pooler)
+
+    def _encode(self, x: Array, mask: Array | None, rngs: Sequence[Rng | None]) -> Array:
+        """Apply the layers and the final norm to the output of `input`."""
+        terms = position_terms(self.positions, x.shape[1], x.shape[1], x)._asdict()
+        x = self._apply_layers(self.layers, x, options={"mask": mask, **terms}, rngs=rngs)
+        return x if self.norm is None else self.norm(x)
+
+    def class_logits(self, states: Array) -> Array:
+        """Compute the logits of the classes of each text or image, (batch, num_labels).
+
+        Args:
+            states: Result of a call, (batch, length, d_model).
+
+        Raises:
+            ConfigError: If the model has no classifier.
+        """
+        if self.classifier is None:
+            raise ConfigError("this model has no classifier (num_labels is 0)")
+        return self.classifier(states[:, 0, :] if self.pooler is None else self.pooler(states))
+
+
+class Encoder(EncoderBase, init=False):
     """Encoder-only Transformer: compute a vector for each token that depends on all tokens (Devlin et al., 2019).
 
-    Args:
-        config: Configuration.
-        xp: Array library, as a module or by name.
-        seed: Seed of the parameters; the same seed gives the same parameters in every library.
-        dtype: Floating dtype of the parameters; default float32.
-        device: Device of the parameters, as the library names it.
+    Arguments are those of `BaseModel`.
 
     Example:
         >>> config = EncoderConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=1)
@@ -76,36 +112,16 @@ class Encoder(BaseModel):
 
     embedding: Embedding
     token_types: Embedding | None
-    layers: tuple[EncoderLayer, ...]
-    norm: Norm | None
-    input: InputEmbedding
-    positions: RelativePositions | None
-    pooler: Pooler | None
     masked_lm: MaskedLMHead | None
-    classifier: Linear | None
     config: EncoderConfig
 
-    def __init__(
-        self,
-        config: EncoderConfig,
-        *,
-        xp: Any = "numpy",
-        seed: int | Rng | None = 0,
-        dtype: DType | str | None = None,
-        device: Device = None,
-    ):
-        init = Initializer(xp, seed=seed, dtype=dtype, device=device)
-        make, c = LayerFactory(config, init), config
+    def _build(self, make: LayerFactory) -> None:
+        c = self.config
         self.embedding = make.embedding(c.vocab_size)
         self.token_types = make.embedding(c.num_token_types) if c.num_token_types else None
-        self.layers = tuple(make.encoder_layer(i) for i in range(c.num_layers))
-        self.norm = make.final_norm()
-        self.input = make.input_embedding()
-        self.positions = make.relative_positions(bidirectional=True)
-        self.pooler = None if c.pooler == "none" else Pooler(Linear(c.d_model, c.d_model, init=init), c.pooler)
+        self._build_layers(make)
         self.masked_lm = _masked_lm_head(make, c) if c.masked_lm else None
-        self.classifier = Linear(c.d_model, c.num_labels, init=init) if c.num_labels else None
-        self.config = config
+        self.classifier = Linear(c.d_model, c.num_labels, init=make.init) if c.num_labels else None
 
     @property
     def vocab_size(self) -> int:
@@ -137,10 +153,7 @@ class Encoder(BaseModel):
         ids, pad_id = ids_of(tokens), self.config.padding_id if mask is None else None
         x = self._add_token_types(self.embedding(tokens), token_types)
         x = self.input(x, positions_of(ids, pad_id), rng=input_rng)
-        mask = padding_mask(ids, pad_id) if mask is None else mask
-        terms = position_terms(self.positions, ids.shape[1], ids.shape[1], x)._asdict()
-        x = self._apply_layers(self.layers, x, options={"mask": mask, **terms}, rngs=layer_rngs)
-        return x if self.norm is None else self.norm(x)
+        return self._encode(x, padding_mask(ids, pad_id) if mask is None else mask, layer_rngs)
 
     def masked_lm_logits(self, states: Array) -> Array:
         """Compute the logits of the token at each position, (batch, length, vocab_size).
@@ -154,19 +167,6 @@ class Encoder(BaseModel):
         if self.masked_lm is None:
             raise ConfigError("this model has no masked language modeling head (masked_lm is false)")
         return self.masked_lm(states, self.embedding)
-
-    def class_logits(self, states: Array) -> Array:
-        """Compute the logits of the classes of each text, (batch, num_labels).
-
-        Args:
-            states: Result of a call, (batch, length, d_model).
-
-        Raises:
-            ConfigError: If the model has no classifier.
-        """
-        if self.classifier is None:
-            raise ConfigError("this model has no classifier (num_labels is 0)")
-        return self.classifier(states[:, 0, :] if self.pooler is None else self.pooler(states))
 
     def _add_token_types(self, x: Array, token_types: Any) -> Array:
         if self.token_types is None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.backends import Array, Device, DType, array_namespace, device, extra
+from xformer.backends import Array, array_namespace, device, extra
 from xformer.errors import ConfigError
-from xformer.layers import Embedding, EncoderLayer, Initializer, InputEmbedding, Linear
+from xformer.layers import Embedding, EncoderLayer, InputEmbedding, Linear
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, position_terms
 from xformer.models.base import BaseModel
@@ -17,15 +17,10 @@ from xformer.models.token_ids import as_token_ids, ids_of, padding_mask, positio
 from xformer.random import Rng, split_rng
 
 
-class LanguageModel(BaseModel):
+class LanguageModel(BaseModel, init=False):
     """Decoder-only Transformer: predict each token from those before it (Radford et al., 2018).
 
-    Args:
-        config: Configuration.
-        xp: Array library, as a module or by name.
-        seed: Seed of the parameters; the same seed gives the same parameters in every library.
-        dtype: Floating dtype of the parameters; default float32.
-        device: Device of the parameters, as the library names it.
+    Arguments are those of `BaseModel`.
 
     Example:
         >>> config = LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=1)
@@ -46,17 +41,8 @@ class LanguageModel(BaseModel):
     local_positions: RelativePositions | None
     config: LanguageModelConfig
 
-    def __init__(
-        self,
-        config: LanguageModelConfig,
-        *,
-        xp: Any = "numpy",
-        seed: int | Rng | None = 0,
-        dtype: DType | str | None = None,
-        device: Device = None,
-    ):
-        init = Initializer(xp, seed=seed, dtype=dtype, device=device)
-        make = LayerFactory(config, init)
+    def _build(self, make: LayerFactory) -> None:
+        config, init = self.config, make.init
         self.embedding = make.embedding(config.vocab_size)
         self.layers = tuple(make.encoder_layer(i) for i in range(config.num_layers))
         self.norm = make.final_norm()
@@ -65,7 +51,6 @@ class LanguageModel(BaseModel):
         self.input = make.input_embedding()
         self.positions = make.relative_positions(bidirectional=False)
         self.local_positions = make.local_positions()
-        self.config = config
 
     @property
     def vocab_size(self) -> int:
@@ -129,7 +114,7 @@ class LanguageModel(BaseModel):
         """
         num_tokens = tokens.shape[1]
         x = cache.embed(self.input, self.embedding(tokens))
-        terms = [cache.position_terms(p, num_tokens, x)._asdict() for p in self._all_positions]
+        terms = [each._asdict() for each in cache.position_terms(self._all_positions, num_tokens, x)]
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
             options = self._terms_of(layer, terms)
             x = layer(x, mask=cache.mask, causal=True, **options, cache=layer_cache.self_attention)
@@ -138,7 +123,7 @@ class LanguageModel(BaseModel):
 
     def to_static(self, cache: DecodingCache, max_length: int) -> StaticCache:
         """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes."""
-        return StaticCache(cache, max_length, self.input, self.positions)
+        return StaticCache(cache, max_length, self.input, self._all_positions)
 
     def token_ids(self, data: Any) -> Array:
         """Check ids and convert them to the model's library; arguments and errors are those of a call."""

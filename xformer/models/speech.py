@@ -18,7 +18,7 @@ from xformer.random import Rng
 from xformer.tree import is_array
 
 
-class SpeechTransformer(Transformer):
+class SpeechTransformer(Transformer, init=False):
     """Encoder-decoder Transformer whose source is a spectrogram (Radford et al., 2023).
 
     Two convolutions halve the number of frames. Everything else is a `Transformer`, and calls, `encode`, `decode` and
@@ -27,12 +27,7 @@ class SpeechTransformer(Transformer):
     - `source`: floating frames (batch, frames, source_vocab_size), e.g. of `xformer.data.audio.log_mel_spectrogram`.
     - `source_mask`: boolean (batch, 1, 1, (frames + 1) // 2), True = audio, False = padding. Default: all is audio.
 
-    Args:
-        config: Configuration.
-        xp: Array library, as a module or by name.
-        seed: Seed of the parameters; the same seed gives the same parameters in every library.
-        dtype: Floating dtype of the parameters; default float32.
-        device: Device of the parameters, as the library names it.
+    Arguments are those of `BaseModel`.
 
     Example:
         >>> import numpy as np

@@ -22,6 +22,7 @@ from xformer.backends import (
     is_floating,
     is_integer,
 )
+from xformer.config import integers
 from xformer.errors import BackendError, DataError, ShapeError
 from xformer.tree import is_array
 
@@ -46,19 +47,9 @@ def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
         ShapeError: For other ranks or dtypes, and rows without a token.
         BackendError: For an array of a third library or on another device.
     """
-    model_xp = base_namespace(array_namespace(like))
-    data = data if is_array(data) else from_host(np, data)
-    library = backend_name(array_namespace(data))
-    is_same_library = library == backend_name(model_xp)
-    if is_same_library:
-        check_same_device((like, data))
-    elif library != "numpy":
-        raise BackendError(
-            f"{name} is an array of {library} and the model one of {backend_name(model_xp)}; expected an array of that "
-            "library, a NumPy array or nested lists"
-        )
+    data, is_same_library = as_array(data, f"{name} is", like)
     dtype = None
-    if is_floating(data.dtype) and tuple(data.shape[2:]) == (vocab_size,):
+    if is_floating(data.dtype) and tuple(data.shape[2:]) == (vocab_size,) and data.shape[1]:
         dtype = like.dtype
         if is_same_library:  # traced rows stay traced
             return array_namespace(data).astype(data, dtype, copy=False)
@@ -66,7 +57,33 @@ def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
         _check_ids(data, name)
         data = _signed(data)
         check_values(data, lambda ids: _check_range(ids, name, vocab_size))
-    return data if is_same_library else from_host(model_xp, data, dtype=dtype, device=device(like))
+    if is_same_library:
+        return data
+    return from_host(base_namespace(array_namespace(like)), data, dtype=dtype, device=device(like))
+
+
+def as_array(data: Any, subject: str, like: Array) -> tuple[Array, bool]:
+    """Return data as an array, and whether it is one of the library of `like`: if not, it is one of NumPy.
+
+    Args:
+        data: An array or nested lists.
+        subject: Start of the error, e.g. "images are".
+        like: A parameter of the model.
+
+    Raises:
+        DataError: For ragged rows.
+        BackendError: For an array of a third library or on another device.
+    """
+    data = data if is_array(data) else from_host(np, data)
+    library, expected = backend_name(array_namespace(data)), backend_name(array_namespace(like))
+    if library == expected:
+        check_same_device((like, data))
+    elif library != "numpy":
+        raise BackendError(
+            f"{subject} an array of {library} and the model one of {expected}; expected an array of that library, "
+            "a NumPy array or nested lists"
+        )
+    return data, library == expected
 
 
 def as_lengths(lengths: Any, batch: int, like: Array) -> Array:
@@ -94,14 +111,28 @@ def check_batch(source: Array, target: Array) -> None:
         raise ShapeError(f"source has {source.shape[0]} rows and target {target.shape[0]}; expected equal batch sizes")
 
 
+def check_one_each(name: str, values: Any, num_inputs: int) -> None:
+    """Raise DataError unless an argument has one value for each input."""
+    if not hasattr(values, "__len__") or len(values) != num_inputs:
+        received = f"{len(values)} entries" if hasattr(values, "__len__") else f"type {type(values).__name__}"
+        raise DataError(f"{name} has {received} for {num_inputs} inputs; expected one each")
+
+
+def check_tokens(name: str, tokens: Any, vocab_size: int) -> list[int]:
+    """Return token ids as a list; raise DataError for ids outside the vocabulary."""
+    ids = integers(name, tokens)
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise DataError(f"{name} has token id {token}; expected 0 to {vocab_size - 1}")
+    return ids
+
+
 def check_padding_mask(mask: Array, ids: Array, name: str) -> Array:
     """Return a padding mask; raise ShapeError unless it is boolean of shape (batch, 1, 1, length)."""
     expected = (ids.shape[0], 1, 1, ids.shape[1])
-    if tuple(mask.shape) != expected or dtype_name(mask.dtype) != "bool":
-        raise ShapeError(
-            f"{name} has shape {tuple(mask.shape)} and dtype {dtype_name(mask.dtype)}; "
-            f"expected booleans of shape {expected}; see masks.padding(tokens, pad_id)"
-        )
+    if not is_array(mask) or tuple(mask.shape) != expected or dtype_name(mask.dtype) != "bool":
+        received = f"{dtype_name(mask.dtype)} of shape {tuple(mask.shape)}" if is_array(mask) else type(mask).__name__
+        raise ShapeError(f"{name} is {received}; expected bool of shape {expected}; see masks.padding(tokens, pad_id)")
     return mask
 
 

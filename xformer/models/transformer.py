@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from xformer.backends import Array, Device, DType, array_namespace, extra
+from xformer.backends import Array, array_namespace, extra
 from xformer.errors import ConfigError, ShapeError
-from xformer.layers import CopyHead, DecoderLayer, Embedding, EncoderLayer, Initializer, InputEmbedding, Linear
+from xformer.layers import (
+    CopyHead,
+    DecoderLayer,
+    Embedding,
+    EncoderLayer,
+    InputEmbedding,
+    Linear,
+    record_attention,
+)
 from xformer.layers.linear import as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, position_terms, remaining_length
@@ -27,18 +35,13 @@ from xformer.models.token_ids import (
 from xformer.random import Rng, split_rng
 
 
-class Transformer(BaseModel):
+class Transformer(BaseModel, init=False):
     """Encoder-decoder Transformer: encode a source into a memory and decode a target from it (Vaswani et al., 2017).
 
     Padding is inferred from pad_id, on either side. If pad_id is None or eos_id (in targets also bos_id), no token
     counts as padding: pass `source_mask`; targets padded on the right need no mask, as the decoder is causal.
 
-    Args:
-        config: Configuration.
-        xp: Array library, as a module or by name.
-        seed: Seed of the parameters; the same seed gives the same parameters in every library.
-        dtype: Floating dtype of the parameters; default float32.
-        device: Device of the parameters, as the library names it.
+    Arguments are those of `BaseModel`.
 
     Example:
         >>> config = TransformerConfig(
@@ -72,18 +75,8 @@ class Transformer(BaseModel):
     copy_head: CopyHead | None
     config: TransformerConfig
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        *,
-        xp: Any = "numpy",
-        seed: int | Rng | None = 0,
-        dtype: DType | str | None = None,
-        device: Device = None,
-    ):
-        self.config = config
-        init = Initializer(xp, seed=seed, dtype=dtype, device=device)
-        make, c = LayerFactory(config, init), config
+    def _build(self, make: LayerFactory) -> None:
+        c, init = self.config, make.init
         has_decoder = c.num_decoder_layers > 0
         self.source_embedding = self._make_source_embedding(make)
         has_table = has_decoder and not c.share_embeddings
@@ -212,11 +205,10 @@ class Transformer(BaseModel):
         memory = self._encode(source, source_mask)
         memory.lengths = self._lengths(lengths, target.shape[0])
         x, options = self._decoder_inputs(target, memory)
-        weights: list[Array] = []
-        for layer in self.decoder:
-            weights.append(layer.cross_attention_weights(x, memory.states, **options))
-            x = layer(x, memory.states, **options)
-        return weights
+        with record_attention() as recorded:
+            for layer in self.decoder:
+                x = layer(x, memory.states, **options)
+        return [call.weights for call in recorded[1::2]]  # each layer also records its self-attention
 
     def _encode(self, source: Array, mask: Array | None, rng: Rng | None = None) -> Memory:
         ids = ids_of(source)
@@ -307,7 +299,7 @@ class Transformer(BaseModel):
         options: dict[str, Any] = {
             "mask": cache.mask,
             "memory_mask": memory.mask,
-            **cache.position_terms(self.decoder_positions, num_tokens, x)._asdict(),
+            **cache.position_terms([self.decoder_positions], num_tokens, x)[0]._asdict(),
         }
         for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
             x = layer.decode_step(x, layer_cache, **options)
@@ -316,7 +308,7 @@ class Transformer(BaseModel):
 
     def to_static(self, cache: DecodingCache, max_length: int) -> StaticCache:
         """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes."""
-        return StaticCache(cache, max_length, self.decoder_input, self.decoder_positions)
+        return StaticCache(cache, max_length, self.decoder_input, [self.decoder_positions])
 
     # --- Inputs and outputs -------------------------------------------------------------------------------------------
 

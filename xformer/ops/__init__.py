@@ -1,4 +1,7 @@
-"""The operations of layers: portable definitions with their VJPs, which kernels may replace."""
+"""The operations of layers: portable definitions with their VJPs, which kernels may replace.
+
+`explain(lambda: model(x))` lists which kernel runs each operation, and why others do not.
+"""
 
 from xformer.ops.activations import activation, gelu, gelu_tanh, relu, silu
 from xformer.ops.adafactor import adafactor
@@ -8,10 +11,10 @@ from xformer.ops.cast import cast
 from xformer.ops.cross_entropy import cross_entropy
 from xformer.ops.dropout import dropout
 from xformer.ops.embedding import embedding
-from xformer.ops.linear import linear
+from xformer.ops.linear import linear, project_heads
 from xformer.ops.muon import muon
 from xformer.ops.norms import layer_norm, rms_norm
-from xformer.ops.project_heads import project_heads
+from xformer.ops.operation import Kernel, Operation, explain, register
 from xformer.ops.quantized import QuantizedWeight
 from xformer.ops.rotate import rotate
 from xformer.ops.sgd import sgd
@@ -19,6 +22,8 @@ from xformer.ops.softmax import softmax
 from xformer.ops.squared_norm import squared_norm
 
 __all__ = [
+    "Kernel",
+    "Operation",
     "QuantizedWeight",
     "activation",
     "adafactor",
@@ -29,12 +34,14 @@ __all__ = [
     "cross_entropy",
     "dropout",
     "embedding",
+    "explain",
     "gelu",
     "gelu_tanh",
     "layer_norm",
     "linear",
     "muon",
     "project_heads",
+    "register",
     "relu",
     "rms_norm",
     "rotate",

@@ -1,78 +1,652 @@
-"""Operations: portable definitions with a VJP, which kernels may replace."""
+"""Operations: a signature, a portable definition with its VJP, and the kernels that may replace it.
+
+A folder of this package has one operation, or a few that belong together. `definition.py` states each in Array API
+functions; a module named after a library or a compiler holds kernels. `README.md` describes all steps of a call.
+
+Three environment variables, read once, when the kernels are loaded:
+
+- `XFORMER_KERNELS`: `auto` (default), `portable` (no kernels), `no-jit` (no numba), `no-cudnn`, or `no-jit,no-cudnn`.
+- `XFORMER_BOUNDSCHECK=1`: compile kernels of numba that check their indices.
+- `XFORMER_CHECK_KERNELS=1`: compare the first call of every kernel, and its derivative, with the definition, and raise
+  BackendError if they differ.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
+import importlib
+import importlib.util
+import inspect
+import logging
+import pkgutil
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from xformer.autodiff import Implementation, Primitive
-from xformer.backends import array_namespace, trace_level
-from xformer.backends.recording import NAMESPACE
-from xformer.kernels import registry
-from xformer.kernels.recording import recorded_kernel
+import numpy as np
+
+from xformer.autodiff.tracer import Tracer
+from xformer.backends import (
+    Backend,
+    Namespace,
+    array_namespace,
+    backend_name,
+    backend_of,
+    base_namespace,
+    check_same_device,
+    check_values,
+    dtype_name,
+    index_dtype,
+    is_half_precision,
+    resolve,
+    trace_level,
+)
+from xformer.backends.backend import on_load
+from xformer.backends.recording import NAMESPACE as RECORDING
+from xformer.environment import clear_cache, env_flag, env_value, on_clear
+from xformer.errors import ConfigError, DataError, DifferentiationError, ShapeError, nearest_hint
+from xformer.ops.kernel_check import checked
+from xformer.ops.recording import recorded_kernel
+from xformer.threads import Collector, apply_thread_limits, fork_safe_lock
+
+# --- signatures -------------------------------------------------------------------------------------------------------
+
+_KINDS = {
+    "float": "a floating dtype in native byte order",
+    "int": "integers",
+    "bool": "bool, True = keep",
+    "real": "a real dtype",
+}
+_BOOL_HINT = "; compare numbers (mask != 0), or use masks.from_blocked(mask) if 1 means blocked"
+_ARGUMENT = re.compile(r"(\w+)(\??): (~?)\(([^)]*)\) (float|int|bool|real)(?:\[0, (\w+)\))?")
+_DTYPES: dict[tuple[type, Any], tuple[str, str]] = {}
 
 
-class Operation(Primitive):
-    """A primitive whose calls run a kernel, if one supports them (see README.md in this folder)."""
+class Argument(NamedTuple):
+    """One array of a signature.
+
+    Attributes:
+        name: Name of the argument.
+        sizes: Names of its last axes.
+        more: Name of the leading axes, of any number: "...", or "...[i]" in a repetition; "" if none.
+        kind: "float", "int", "bool" or "real".
+        is_optional: Whether it may be None.
+        is_broadcast: Whether it only has to broadcast to its sizes ("~").
+        bound: Name of the size that its values stay below, or "".
+    """
+
+    name: str
+    sizes: tuple[str, ...]
+    more: str
+    kind: str
+    is_optional: bool
+    is_broadcast: bool
+    bound: str
+
+    def expected(self) -> str:
+        """Return the shape in words, such as "(..., in_features)"."""
+        return f"({', '.join([*(['...'] if self.more else []), *self.sizes])})"
+
+
+class Signature:
+    """Shapes and kinds of the arrays of an operation.
+
+        x: (..., i) float, weight: (i, o) float, bias?: (o) float -> (..., o)
+
+    A size has one value in all arrays, and "..." stands for the same axes in all of them. "?" marks an array that may
+    be None, "~" one that broadcasts to its shape, and "int[0, n)" integers below the size n. The arguments in braces,
+    `{...}*`, are repeated; a size that occurs only there may differ from repetition to repetition.
+
+    Args:
+        text: The signature.
+        conditions: Predicates of the sizes, keyed by a description for the error message.
+    """
+
+    def __init__(self, text: str, conditions: Mapping[str, Callable[[dict[str, int]], bool]]) -> None:
+        self.text, self.conditions = text, conditions
+        inputs, _, _ = text.partition(" -> ")
+        fixed, _, repeated = inputs.partition("{")
+        self._fixed, self._repeated = _parse(fixed), _parse(repeated)
+        self._by_count: dict[int, tuple[Argument, ...]] = {}
+        for count in range(4):  # of repetitions; torch.compile traces a call again if it fills a dictionary
+            self._arguments("", len(self._fixed) + count * len(self._repeated))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the arguments; those that are repeated have a star."""
+        return [each.name for each in self._fixed] + [f"*{each.name}" for each in self._repeated]
+
+    def check(self, operation: str, arrays: tuple[Any, ...]) -> str:
+        """Raise an error unless the arrays match.
+
+        Args:
+            operation: Name of the operation, for the message.
+            arrays: The arrays, none of which belongs to the trace of a derivative; absent ones are None.
+
+        Returns:
+            The name of the dtype that all floating arrays share, or "" if their dtypes differ.
+
+        Raises:
+            ShapeError: If a shape or a dtype is not the expected one.
+            DataError: If an integer is out of its range; checked where reading values is cheap.
+        """
+        arguments = self._by_count.get(len(arrays)) or self._arguments(operation, len(arrays))
+        sizes: dict[str, Any] = {}
+        common = None
+        for argument, array in zip(arguments, arrays, strict=True):
+            name, names, more, kind, is_optional, is_broadcast, bound = argument
+            if array is None and is_optional:
+                continue
+            try:
+                shape, dtype = array.shape, array.dtype
+                own_kind, dtype = _DTYPES.get((type(dtype), dtype)) or _kind_and_name(dtype)
+            except AttributeError:
+                received = "None" if array is None else f"a {type(array).__name__}"
+                raise ShapeError(
+                    f"{operation} got {received} as {name}; expected an array of shape {argument.expected()}"
+                ) from None
+            if own_kind != kind and not (kind == "real" and own_kind in ("float", "int")):
+                hint = _BOOL_HINT if kind == "bool" else ""
+                raise ShapeError(f"{operation} got {name} of dtype {dtype}; expected {_KINDS[kind]}{hint}")
+            if kind == "float":
+                common = dtype if common is None or common == dtype else ""
+            if is_broadcast:
+                target = (*(sizes[more] if more else ()), *map(sizes.__getitem__, names))
+                if tuple(shape) != target and not _broadcasts(shape, target):
+                    raise ShapeError(
+                        f"{operation} got {name} of shape {tuple(shape)}; expected a shape that broadcasts to "
+                        f"{argument.expected()}, here {target}"
+                    )
+                continue
+            extra = len(shape) - len(names)
+            if extra < 0 or (extra and not more):
+                raise ShapeError(f"{operation} got {name} of shape {tuple(shape)}; expected {argument.expected()}")
+            if more and sizes.setdefault(more, shape[:extra]) != shape[:extra]:
+                self._raise_mismatch(operation, more, arguments, arrays)
+            for size_name, size in zip(names, shape[extra:], strict=True):
+                if sizes.setdefault(size_name, size) != size:
+                    self._raise_mismatch(operation, size_name, arguments, arrays)
+            if bound:
+                _check_range(operation, name, array, bound, sizes[bound])
+        for condition, holds in self.conditions.items():
+            if not holds(sizes):
+                shapes = (
+                    f"{each.name} {tuple(x.shape)}" for each, x in zip(arguments, arrays, strict=True) if x is not None
+                )
+                raise ShapeError(f"{operation} got {', '.join(shapes)}; expected {condition} in {self.text}")
+        if type(arrays[0]) is not np.ndarray:
+            check_same_device(arrays)
+        return common or ""
+
+    def _arguments(self, operation: str, count: int) -> tuple[Argument, ...]:
+        """Return the arguments of a call with `count` arrays."""
+        repetitions, rest = divmod(count - len(self._fixed), len(self._repeated) or 1)
+        if repetitions < 0 or rest or (repetitions and not self._repeated):
+            raise ShapeError(f"{operation} got {count} arrays; expected {', '.join(self.names)}")
+        shared = {size for each in self._fixed for size in (each.more, *each.sizes)}
+        arguments = list(self._fixed)
+        for number in range(repetitions):
+            for each in self._repeated:
+                sizes = tuple(size if size in shared else f"{size}[{number}]" for size in each.sizes)
+                more = each.more if each.more in shared or not each.more else f"...[{number}]"
+                arguments.append(each._replace(name=f"{each.name}[{number}]", sizes=sizes, more=more))
+        self._by_count[count] = tuple(arguments)
+        return self._by_count[count]
+
+    def _raise_mismatch(
+        self, operation: str, size: str, arguments: tuple[Argument, ...], arrays: tuple[Any, ...]
+    ) -> None:
+        """Raise ShapeError with all arrays that have a size."""
+        having = [
+            (argument, tuple(array.shape))
+            for argument, array in zip(arguments, arrays, strict=True)
+            if hasattr(array, "shape") and (size in (argument.more, *argument.sizes))
+        ]
+        shapes = " and ".join(f"{argument.name} of shape {shape}" for argument, shape in having)
+        expected = ", ".join(f"{argument.name} {argument.expected()}" for argument, _ in having)
+        raise ShapeError(f"{operation} got {shapes}; expected {expected} with one value of {size}")
+
+
+def _parse(text: str) -> tuple[Argument, ...]:
+    arguments = []
+    for name, optional, broadcast, shape, kind, bound in _ARGUMENT.findall(text):
+        sizes = [size for size in shape.replace(" ", "").split(",") if size]
+        more = "..." if sizes[:1] == ["..."] else ""
+        sizes = sizes[1:] if more else sizes
+        arguments.append(Argument(name, tuple(sizes), more, kind, bool(optional), bool(broadcast), bound))
+    if len(arguments) != text.count(": "):
+        raise ConfigError(f"signature {text!r} cannot be read; expected arguments such as 'x: (..., n) float'")
+    return tuple(arguments)
+
+
+def _kind_and_name(dtype: Any) -> tuple[str, str]:
+    """Return the kind of a dtype, and its name; swapped bytes have no kind."""
+    name = dtype_name(dtype)
+    kind = re.sub(r"^u?int\d+|^bfloat16|^float\d+", lambda match: "int" if "int" in match[0] else "float", name)
+    if not getattr(dtype, "isnative", True):
+        kind = name = dtype.str
+    _DTYPES[type(dtype), dtype] = kind, name
+    return kind, name
+
+
+def _broadcasts(shape: Any, target: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(size in (1, full) for size, full in pairs)
+
+
+def _check_range(operation: str, name: str, array: Any, bound: str, size: int) -> None:
+    """Raise DataError if an integer is not in [0, size)."""
+    while type(array) is Tracer:
+        array = array._value
+    check_values(array, partial(_check_host_range, operation, name, bound, size))
+
+
+def _check_host_range(operation: str, name: str, bound: str, size: int, array: Any) -> None:
+    if 0 in array.shape:
+        return
+    xp = array_namespace(array)
+    array = xp.astype(array, index_dtype(xp), copy=False)  # torch has no minimum of most unsigned integers
+    lowest, highest = int(xp.min(array)), int(xp.max(array))
+    if lowest < 0 or highest >= size:
+        raise DataError(
+            f"{operation} got {name} from {lowest} to {highest}; expected 0 to {size - 1}, as {bound} is {size}"
+        )
+
+
+# --- operations and kernels -------------------------------------------------------------------------------------------
+
+# The modules of an operation's folder with kernels for a backend, each with the package it requires. Their lists
+# KERNELS are registered in this order, and of several kernels that can run a call, the one registered last does.
+_MODULES = {
+    "numpy": {"numpy": "numpy", "numpy_flash": "numpy", "numba": "numba"},
+    "cupy": {"cupy": "cupy", "cudnn": "cupy"},
+    "torch": {"torch": "torch"},
+}
+OPERATIONS: dict[str, Operation] = {}  # by name; each adds itself when it is created
+_IMPORTED: set[str] = set()  # names of modules with kernels
+_LOADED: set[tuple[str, str]] = set()  # backends and values of XFORMER_KERNELS
+_LOCK = fork_safe_lock()
+_LOG = logging.getLogger(__name__)  # the command line prints it
+
+
+class Kernel(NamedTuple):
+    """An implementation of one operation for one array library.
+
+    Attributes:
+        name: Unique name, "module.operation", as in "numba.layer_norm".
+        operation: Name of the operation.
+        backend: Name of the array library, as in "numpy".
+        forward: `forward(*arrays, save, **options)` returns (output, residuals). `save` is True if `vjp` needs the
+            residuals. An operation with several outputs returns a tuple of them.
+        vjp: `vjp(g, residuals, needs, **options)` returns one cotangent for each array, which may be None if `needs` is
+            False for it. For several outputs g is the list of their cotangents, None for unused ones. None: the kernel
+            has no derivative.
+        dtypes: Names of the floating dtypes that it takes, one for all floating arrays of a call. None: any, also
+            mixed.
+        why_not: `why_not(*arrays, save, **options)` returns None if the kernel can run a call, else the reason in
+            words. It need not check what the signature of the operation, or `dtypes`, rules out.
+        disabled_by: Value of XFORMER_KERNELS that switches the kernel off, "no-jit" or "no-cudnn". "portable" switches
+            off every kernel.
+        tolerance: Largest relative difference from the definition that XFORMER_CHECK_KERNELS accepts for float32 and
+            float64; infinity: it is not compared.
+        is_recordable: Whether `xformer.capture` records the calls that the kernel makes, so that a replay runs none of
+            its Python code. Such a kernel allocates by the functions of `backends.recording`, reads no values on the
+            host and has no shapes that depend on values. Each replay calls the other kernels again.
+    """
+
+    name: str
+    operation: str
+    backend: str
+    forward: Callable[..., tuple[Any, Any]]
+    vjp: Callable[..., Any] | None
+    dtypes: Sequence[str] | None = None
+    why_not: Callable[..., str | None] | None = None
+    disabled_by: str = ""
+    tolerance: float = 1e-4
+    is_recordable: bool = False
+
+    def refusal(self, arrays: tuple[Any, ...], options: dict[str, Any], dtype: str, *, save: bool) -> str | None:
+        """Return None if the kernel can run a call, else the reason; `dtype` is that of all floating arrays, or ""."""
+        if self.dtypes is not None and dtype not in self.dtypes:
+            return f"{f'dtype {dtype}' if dtype else 'mixed dtypes'} (the kernel takes {' or '.join(self.dtypes)})"
+        return None if self.why_not is None else self.why_not(*arrays, save=save, **options)
+
+
+class Operation:
+    """A function of arrays with a signature and a hand-written VJP, which kernels may replace.
+
+    Args:
+        name: Unique name.
+        signature: Names, shapes and kinds of the arrays (see `Signature`).
+        forward: Portable definition in Array API functions, with the interface of `Kernel.forward`.
+        vjp: Its derivative, with the interface of `Kernel.vjp`, or None.
+        compute_in_float32: Whether float16 and bfloat16 arrays that no kernel takes are computed in float32, and the
+            output rounded once, on libraries that would otherwise change the dtype midway.
+        conditions: Predicates of the sizes, keyed by a description for the error message.
+    """
 
     def __init__(
         self,
         name: str,
+        signature: str,
         forward: Callable[..., tuple[Any, Any]],
-        vjp: Callable[..., tuple[Any, ...]] | None,
+        vjp: Callable[..., Any] | None,
         *,
         compute_in_float32: bool = False,
+        conditions: Mapping[str, Callable[..., bool]] | None = None,
     ) -> None:
-        """Register the operation.
-
-        Args:
-            name: Unique name.
-            forward: Portable definition in the Array API (see `Implementation`).
-            vjp: Its derivative, or None.
-            compute_in_float32: Whether float16 and bfloat16 arrays that no kernel takes are computed in float32, and
-                the output rounded once, on libraries that would otherwise change the dtype midway.
-        """
-        super().__init__(Implementation(name, forward, vjp))
+        self.name = name
+        self.signature = Signature(signature, conditions or {})
+        self.definition = Kernel("portable definition", name, "", forward, vjp)
         self.compute_in_float32 = compute_in_float32
-        registry.OPERATIONS[name] = self
+        self.kernels: dict[str, list[Kernel]] = {}  # by backend, in the order in which they are tried
+        self._enabled: dict[str, list[Kernel]] = {}  # by namespace
+        on_clear(lambda: self._enabled.clear())
+        OPERATIONS[name] = self
 
-    def select(self, xp: Any, arrays: tuple[Any, ...], static: dict[str, Any], *, save: bool) -> Implementation:
-        """Return the kernel with the highest priority that supports the call, else the portable definition.
+    def __call__(self, *arrays: Any, **options: Any) -> Any:
+        """Check the arrays and compute the operation; in a trace, append one record for the whole operation."""
+        xp = array_namespace(*arrays)
+        if trace_level(xp) == 0:
+            dtype = self.signature.check(self.name, arrays)
+            return self.select(xp, arrays, options, dtype, save=False).forward(*arrays, save=False, **options)[0]
+        values: list[Any] = []
+        parents: list[int] = []
+        for array in arrays:
+            is_own = type(array) is Tracer and array._namespace is xp and not xp.is_closed
+            values.append(array._value if is_own else xp.unwrap(array))
+            parents.append(array._index if is_own else -1)
+        if max(parents) < 0:
+            return xp.wrap(self(*values, **options))
+        dtype = self.signature.check(self.name, tuple(values))
+        kernel = self.select(xp.base, values, options, dtype, save=True)
+        if kernel.vjp is None:  # raise before computing, since such operations may work in place
+            raise DifferentiationError(f"{self.name} has no derivative; call it outside the differentiated function")
+        output, residuals = kernel.forward(*values, save=True, **options)
+        needs = tuple([parent >= 0 for parent in parents])
+        record = xp.record_outputs if isinstance(output, tuple) else xp.record
+        return record(output, _pull, parents, (kernel.vjp, residuals, needs, options))
 
-        Arrays of an outer trace always get the portable definition, which can be differentiated again.
+    def reference(self, xp: Namespace, arrays: Any) -> Kernel:
+        """Return the definition without any kernel, for arrays of `xp`."""
+        return self._portable(xp, arrays, lambda *_, save: self.definition)
+
+    def select(self, xp: Namespace, arrays: Any, options: dict[str, Any], dtype: str, *, save: bool) -> Kernel:
+        """Return the first kernel that can run a call on arrays of `xp`, else the definition.
+
+        Arrays of an outer trace always get the definition, which can be differentiated again.
         """
-        kernel = None if trace_level(xp) else registry.select(self.name, xp, arrays, static, save=save)
-        if kernel is None:
-            return self._portable(xp, arrays, self.select)
-        if xp is NAMESPACE:
-            return recorded_kernel(kernel)
-        if registry.should_check(kernel):
-            reference = self._portable(xp, arrays, lambda *_, save: self.portable)
-            registry.check(kernel, reference, arrays, static)
-        return Implementation(kernel.name, kernel.forward, kernel.vjp)
+        kernels = self._enabled.get(_key(xp))
+        if kernels is None:
+            if trace_level(xp):
+                return self._portable(xp, arrays, self.select)
+            kernels = self.enable_kernels(xp)
+        if _SELECTIONS.blocks and (selections := _SELECTIONS.items()) is not None:
+            selections.append(self._selection(xp, arrays, options, dtype, save))
+        for kernel in kernels:
+            if kernel.refusal(arrays, options, dtype, save=save) is None:
+                return kernel
+        return self._portable(xp, arrays, self.select)
 
-    def _portable(self, xp: Any, arrays: tuple[Any, ...], select: Callable[..., Implementation]) -> Implementation:
-        """Return the definition, or, for half precision, what `select` returns for upcast arrays and a rounding."""
-        dtype = registry.result_dtype(self.name, xp, arrays)
-        if dtype is None:
-            return self.portable
-        return Implementation(self.name, functools.partial(_upcast_forward, _dtype=dtype, _select=select), _upcast_vjp)
+    def enable_kernels(self, xp: Namespace) -> list[Kernel]:
+        """Return the kernels that XFORMER_KERNELS does not switch off, as they run on arrays of `xp`, and keep them."""
+        mode = _mode()
+        kernels = [kernel for kernel in kernels_of(self.name, backend_name(xp)) if _is_enabled(kernel, mode)]
+        if xp is RECORDING:
+            kernels = [kernel._replace(**recorded_kernel(kernel)) for kernel in kernels]
+        elif env_flag("XFORMER_CHECK_KERNELS"):
+            kernels = [kernel._replace(forward=checked(kernel, self)) for kernel in kernels]
+        self._enabled[_key(xp)] = kernels
+        return kernels
+
+    def has_kernels(self, *arrays: Any) -> bool:
+        """Return whether kernels for the library of some arrays are switched on, regardless of the call."""
+        xp = base_namespace(array_namespace(*arrays))
+        kernels = self._enabled.get(_key(xp))
+        return bool(self.enable_kernels(xp) if kernels is None else kernels)
+
+    def _portable(self, xp: Namespace, arrays: Any, select: Callable[..., Kernel]) -> Kernel:
+        """Return the definition; for half precision, one that upcasts, selects again and rounds the output."""
+        if not self._is_upcast(xp, arrays):
+            return self.definition
+        forward = partial(_upcast_forward, _dtype=arrays[0].dtype, _select=select, _check=self.signature.check)
+        return self.definition._replace(forward=forward, vjp=_upcast_vjp)
+
+    def _is_upcast(self, xp: Namespace, arrays: Any) -> bool:
+        return self.compute_in_float32 and backend_of(xp).needs_upcast and any(map(_is_half_precision, arrays))
+
+    def _selection(self, xp: Namespace, arrays: Any, options: dict[str, Any], dtype: str, save: bool) -> Selection:
+        chosen, rejected, mode = "", [], _mode()
+        for kernel in kernels_of(self.name, backend_name(xp)):
+            if _is_enabled(kernel, mode):
+                reason = kernel.refusal(arrays, options, dtype, save=save)
+            else:
+                reason = f"XFORMER_KERNELS={mode}"
+            if reason is None and not chosen:
+                chosen = kernel.name
+            else:
+                rejected.append((kernel.name, reason or f"{chosen} comes first"))
+        if not chosen:
+            upcast = self._is_upcast(xp, arrays)
+            chosen = f"in float32, rounded to {dtype_name(arrays[0].dtype)}" if upcast else self.definition.name
+        return Selection(self.name, backend_name(xp), chosen, tuple(rejected))
 
 
-def _upcast_forward(*arrays: Any, save: bool, _dtype: Any, _select: Any, **static: Any) -> tuple[Any, Any]:
+def _key(xp: Namespace) -> str:
+    """Return the key of a namespace; torch.compile cannot trace a module as a key."""
+    return "recording" if xp is RECORDING else xp.__name__
+
+
+def _pull(xp: Any, g: Any, saved: Any) -> Any:
+    vjp, residuals, needs, options = saved
+    return vjp(g, residuals, needs, **options)
+
+
+# --- half precision ---------------------------------------------------------------------------------------------------
+
+
+def _is_half_precision(array: Any) -> bool:
+    return array is not None and is_half_precision(array.dtype)
+
+
+def _upcast(xp: Namespace, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """Cast float16 and bfloat16 arrays to float32; other arrays and None stay as they are."""
+    return tuple(xp.astype(array, xp.float32) if _is_half_precision(array) else array for array in arrays)
+
+
+def _upcast_forward(
+    *arrays: Any, save: bool, _dtype: Any, _select: Any, _check: Any, **options: Any
+) -> tuple[Any, Any]:
     xp = array_namespace(*arrays)
-    arrays = registry.upcast(xp, arrays)
-    selected = _select(xp, arrays, static, save=save)
-    output, residuals = selected.forward(*arrays, save=save, **static)
+    arrays = _upcast(xp, arrays)
+    kernel = _select(xp, arrays, options, _check("", arrays), save=save)
+    output, residuals = kernel.forward(*arrays, save=save, **options)
     if isinstance(output, tuple):
-        return tuple(xp.astype(y, _dtype) for y in output), (selected, residuals)
-    return xp.astype(output, _dtype), (selected, residuals)
+        return tuple(xp.astype(y, _dtype) for y in output), (kernel.vjp, residuals)
+    return xp.astype(output, _dtype), (kernel.vjp, residuals)
 
 
-def _upcast_vjp(g: Any, residuals: Any, needs: Any, **static: Any) -> tuple[Any, ...]:
-    selected, residuals = residuals
+def _upcast_vjp(g: Any, residuals: Any, needs: Any, **options: Any) -> Any:
+    vjp, residuals = residuals
     cotangents = g if isinstance(g, list | tuple) else (g,)
-    upcast = registry.upcast(array_namespace(*cotangents), cotangents)
-    g = list(upcast) if cotangents is g else upcast[0]
-    return selected.vjp(g, residuals, needs, **static)
+    upcast = _upcast(array_namespace(*cotangents), cotangents)
+    return vjp(list(upcast) if cotangents is g else upcast[0], residuals, needs, **options)
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def register(kernel: Kernel) -> None:
+    """Register a kernel ahead of earlier ones; a kernel of the same name is replaced.
+
+    Args:
+        kernel: The kernel.
+
+    Raises:
+        ConfigError: If the operation is unknown.
+    """
+    operation = _operation(kernel.operation)
+    load_kernels(kernel.backend)  # first, so that this kernel is tried before those of the package
+    _add(operation, kernel)
+
+
+def _add(operation: Operation, kernel: Kernel) -> None:
+    kernels = operation.kernels.setdefault(kernel.backend, [])
+    names = [other.name for other in kernels]
+    if kernel.name in names:
+        kernels[names.index(kernel.name)] = kernel
+    else:
+        kernels.insert(0, kernel)
+    operation._enabled.clear()
+
+
+def kernels_of(operation: str, backend: str) -> Sequence[Kernel]:
+    """Return the kernels of an operation for a backend, in the order in which they are tried."""
+    if (backend, _mode()) not in _LOADED:
+        load_kernels(backend)
+    return OPERATIONS[operation].kernels.get(backend, ())
+
+
+def load_kernels(xp: Namespace | str) -> None:
+    """Import the kernels of a backend.
+
+    Args:
+        xp: An array namespace, or the name of a backend.
+
+    Raises:
+        ConfigError: If XFORMER_KERNELS or XFORMER_CHECK_KERNELS has an invalid value.
+    """
+    mode = _mode()
+    env_flag("XFORMER_CHECK_KERNELS")
+    backend = xp if isinstance(xp, str) else backend_name(base_namespace(xp))
+    # Other threads wait until all kernels are loaded: a call that ran the definition would give different bits.
+    with _LOCK:
+        for module, requirement in _MODULES.get(backend, {}).items():
+            is_off = module == "numba" and ("no-jit" in mode or mode == "portable")  # do not import numba then
+            if module not in _IMPORTED and not is_off and importlib.util.find_spec(requirement) is not None:
+                _IMPORTED.add(module)
+                _load_modules(module)
+        if (backend, mode) not in _LOADED:
+            apply_thread_limits()
+            _LOADED.add((backend, mode))
+
+
+def _load_modules(module: str) -> None:
+    """Register the kernels of all modules of this name, unless the package they need cannot be imported."""
+    try:
+        kernels = [
+            kernel
+            for folder in _folders_with(module)
+            for kernel in importlib.import_module(f"xformer.ops.{folder}.{module}").KERNELS
+        ]
+    except ImportError as error:  # a version of numba accepts only some versions of NumPy
+        _LOG.warning("the kernels in xformer/ops/*/%s.py are switched off: %s", module, error)
+        return
+    for kernel in kernels:
+        _add(OPERATIONS[kernel.operation], kernel)
+
+
+def _folders_with(module: str) -> list[str]:
+    """Return the folders of operations that have a module."""
+    root = Path(__file__).parent
+    folders = [info.name for info in pkgutil.iter_modules([str(root)]) if info.ispkg]
+    return [name for name in folders if (root / name / f"{module}.py").exists()]
+
+
+def _load_with_backend(backend: Backend) -> None:
+    """Load the kernels for torch before the first operation, because torch.compile cannot trace imports."""
+    if backend.name == "torch":
+        load_kernels("torch")
+        xp = resolve("torch")
+        for name in ("float32", "float64", "float16", "bfloat16", "int32", "int64", "bool"):
+            _kind_and_name(getattr(xp, name))
+        for operation in OPERATIONS.values():
+            operation.enable_kernels(xp)
+
+
+on_load(_load_with_backend)
+
+
+def _mode() -> str:
+    mode = env_value("XFORMER_KERNELS", "auto")
+    if mode not in ("auto", "portable") and not {*mode.split(",")} <= {"no-jit", "no-cudnn"}:
+        clear_cache()  # so that a corrected value is read
+        raise ConfigError(
+            f"XFORMER_KERNELS is {mode!r}; expected 'auto', 'portable', 'no-jit', 'no-cudnn' or 'no-jit,no-cudnn'"
+        )
+    return mode
+
+
+def _is_enabled(kernel: Kernel, mode: str) -> bool:
+    return mode != "portable" and kernel.disabled_by not in mode.split(",")
+
+
+def _operation(name: Any) -> Operation:
+    if name not in OPERATIONS:
+        raise ConfigError(f"unknown operation {name!r}; {nearest_hint(str(name), OPERATIONS)}")
+    return OPERATIONS[name]
+
+
+# --- explain ----------------------------------------------------------------------------------------------------------
+
+
+class Selection(NamedTuple):
+    """The outcome of one selection: what runs, and why the other kernels do not."""
+
+    operation: str
+    backend: str
+    chosen: str
+    rejected: tuple[tuple[str, str], ...]  # names of kernels, and reasons
+
+    def describe(self, count: int = 1) -> str:
+        """Return one line, and an indented one for each kernel that does not run."""
+        calls = f" ({count} calls)" if count > 1 else ""
+        lines = (f"  not {name}: {reason}" for name, reason in self.rejected)
+        return "\n".join([f"{self.operation} on {self.backend}: {self.chosen}{calls}", *lines])
+
+
+_SELECTIONS: Collector[Selection] = Collector("kernel_selections")  # of the call that `explain` follows
+
+
+def explain(call: str | Callable[[], Any], *arrays: Any, save: bool = False, **options: Any) -> str:
+    """Describe which implementation runs an operation, and why the other kernels do not.
+
+        explain(lambda: model(x))
+        explain("softmax", x, mask)
+        explain("softmax", x, mask, save=True)  # if xformer differentiates it
+
+    Args:
+        call: A function without arguments, which is called once and whose operations are listed; or the name of an
+            operation, which is not run.
+        *arrays: Arrays of the operation, None for absent ones.
+        save: Whether xformer differentiates the operation.
+        **options: Keyword arguments of the operation.
+
+    Returns:
+        For each operation, a line with what runs, and an indented line with a reason for each other kernel.
+
+    Raises:
+        ConfigError: If the operation or an option is unknown.
+        ShapeError: If the arrays do not match the signature of the operation.
+    """
+    if callable(call):
+        with _SELECTIONS.collect() as selections:
+            call()
+        return "\n".join(selection.describe(count) for selection, count in Counter(selections).items())
+    operation = _operation(call)
+    xp, dtype = base_namespace(array_namespace(*arrays)), operation.signature.check(call, arrays)
+    parameters = inspect.signature(operation.definition.forward).parameters.values()
+    known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "save"]
+    try:
+        if not {*options} <= {*known}:
+            raise TypeError("an unknown option")
+        lines = [operation._selection(xp, arrays, options, dtype, save).describe()]
+    except TypeError as error:
+        raise ConfigError(
+            f"explain({call!r}) got the options {', '.join(options) or 'none'}; expected {', '.join(known) or 'none'}"
+        ) from error
+    if "in float32" in lines[0].splitlines()[0]:
+        lines.append(explain(call, *_upcast(xp, arrays), save=save, **options))
+    return "\n".join(lines)

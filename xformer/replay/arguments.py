@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
-from xformer.backends import array_namespace, dtype_name
+import numpy as np
+
+from xformer.backends import array_namespace, backend_name, dtype_name
 from xformer.errors import CaptureError
 from xformer.random import Rng
 from xformer.tree import Module, flatten, is_array
@@ -64,7 +66,7 @@ class Arguments:
 
         def visit(value: Any, donated: bool) -> Any:
             if isinstance(value, Rng):
-                return value if value.counter is None else value.counted(visit(value.counter, donated))
+                return value if value.counter is None else value.with_counter(visit(value.counter, donated))
             if isinstance(value, dict):
                 return {key: visit(item, donated) for key, item in value.items()}
             if isinstance(value, tuple | list):
@@ -111,14 +113,16 @@ def arrays_of(value: Any) -> Iterator[Any]:
         yield from flatten(value)[0]
 
 
-def first_array(value: Any) -> Any:
-    """Return one array of arguments, or None."""
-    return next(arrays_of(value), None)
-
-
 def namespace_of(value: Any) -> Any:
-    """Return the namespace of arguments, that of a trace if one is traced; None without arrays."""
+    """Return the namespace of arguments, that of a trace if one is traced; None without arrays that can be captured.
+
+    NumPy arrays beside those of another library are moved by the function; only JAX compiles that.
+    """
     arrays = [array for item in value if not isinstance(item, Module) for array in arrays_of(item)]
-    modules = [first_array(item) for item in value if isinstance(item, Module)]
-    arrays += [array for array in modules if array is not None]
-    return array_namespace(*arrays) if arrays else None
+    arrays += [array for item in value if isinstance(item, Module) for array in flatten(item)[0][:1]]
+    others = [array for array in arrays if not isinstance(array, np.ndarray | np.generic)]
+    if not arrays:
+        return None
+    xp = array_namespace(*(others or arrays))
+    is_mixed = 0 < len(others) < len(arrays) and backend_name(xp) not in ("numpy", "jax")
+    return None if is_mixed else xp

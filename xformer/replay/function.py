@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import numpy as np
+
 from xformer.backends import backend_name, trace_level
 from xformer.backends.recording import NAMESPACE, current_tape
 from xformer.errors import CaptureError
@@ -21,7 +23,8 @@ from xformer.replay.recording import GraphRecording, Recording, array_copy, reco
 from xformer.threads import available_threads
 from xformer.tree import Module, flatten, is_array
 
-_MAX_SIGNATURES, _MAX_BYTES = 8, 2**30  # of one function; each has memory of its own
+_MAX_SIGNATURES, _MAX_BYTES = 64, 2**30  # of one function
+_CALLS_PER_RECORDING = 16  # recording takes as long as a few calls, so the other calls must make up for it
 
 
 def capture(function: Callable[..., Any], *, donate_argnums: Sequence[int] = ()) -> Callable[..., Any]:
@@ -30,21 +33,27 @@ def capture(function: Callable[..., Any], *, donate_argnums: Sequence[int] = ())
         forward = xf.capture(model)
         logits = forward(source, target)
 
+    As for `jax.jit`, the function must be pure: its result depends on its arguments only, not on Python variables that
+    change, and it has no effects. Reading array values outside the recording raises CaptureError.
+
     The first call of a signature calls the function and records it. The second also compares a replay with the function
     bit for bit, and later ones only replay. If the comparison fails, a warning is issued and the function is called
-    from then on. On NumPy a replay makes the recorded calls in memory of its own. On CuPy it launches a CUDA graph.
-    With JAX the function is compiled by `jax.jit`. With other libraries, and in a trace, the function is called.
+    from then on. On NumPy a replay repeats the recorded calls in preallocated buffers. On CuPy it launches a CUDA
+    graph. With JAX the function is compiled by `jax.jit`. With other libraries, and in a trace, the function is called.
+    After 64 recordings at most every 16th call is recorded, so a function whose signatures never repeat mostly runs
+    uncaptured.
 
     The signature consists of the shapes and dtypes of arrays, of the identity of Modules, and of all other arguments,
     which must be hashable. A replay reads the parameters of a Module where they are, so it sees what an optimizer
     changes in place; other arrays are copied. Arrays that the function does not get as arguments are constants, and so
-    are random numbers, unless they are drawn from an argument made by `Rng.counted`. Pass numbers that change in each
-    call, such as token ids, as arrays: every other list of numbers is another signature.
+    are random numbers, unless they are drawn from an argument made by `Rng.with_counter`. Pass numbers that change in
+    each call, such as token ids, as arrays: every other list of numbers is another signature.
 
     Args:
         function: Function of Modules, arrays and other values, and of tuples, lists and dicts of them. It uses the
-            functions of `array_namespace(x)`. It must not read values of arrays on the host, as `float(x)` and
-            `np.asarray(x)` do, compute shapes from values, as `x[x > 0]` does, or change arguments except donated ones.
+            functions of `array_namespace(x)`. It must not read values of arrays on the host (`float(x)`,
+            `np.asarray(x)`, `buffer[i] = x`), compute shapes from values (`x[x > 0]`), or change arguments except
+            donated ones.
         donate_argnums: Positions of arguments whose arrays the function may overwrite, such as the model and the state
             of an optimizer, or a `StaticCache`. Other arrays at these positions are another signature.
 
@@ -53,25 +62,16 @@ def capture(function: Callable[..., Any], *, donate_argnums: Sequence[int] = ())
         arguments. Other values in a result are those of the recording.
 
     Raises:
-        CaptureError: When called, if the function reads values on the host or computes shapes from values, or an
-            argument is not hashable.
+        CaptureError: When called, if the function reads values on the host, computes shapes from values or arrays of
+            dtype object, or an argument is not hashable.
     """
-    return _wrap(function, _Captured(function, tuple(donate_argnums)))
+    return functools.update_wrapper(_Captured(function, tuple(donate_argnums)), function, updated=())
 
 
 def capture_if_repeated(function: Callable[..., Any], *, donate_argnums: Sequence[int] = ()) -> Callable[..., Any]:
-    """Return a function that is recorded at the second call of a signature, if it can be; see `capture`.
-
-    Recordings that together take more than a gigabyte are dropped, the least recently used first.
-    """
-    return _wrap(function, _Captured(function, tuple(donate_argnums), num_eager=1, is_optional=True))
-
-
-def _wrap(function: Callable[..., Any], captured: _Captured) -> Callable[..., Any]:
-    def call(*args: Any, **keywords: Any) -> Any:
-        return captured.call(*args, **keywords)
-
-    return functools.update_wrapper(call, function, updated=())
+    """Return a function that is recorded at the second call of a signature, if it can be; see `capture`."""
+    captured = _Captured(function, tuple(donate_argnums), num_eager=1, is_optional=True)
+    return functools.update_wrapper(captured, function, updated=())
 
 
 class _Entry:
@@ -116,8 +116,9 @@ class _Captured:
         self._jitted: dict[Hashable, Callable[..., Any]] = {}
         self._lock = threading.Lock()
         self._is_eager = False  # after a replay that differed
+        self._num_calls = self._num_recordings = 0
 
-    def call(self, *args: Any, **keywords: Any) -> Any:
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
         args = (*self._leading, *args)
         xp = namespace_of((*args, *keywords.values()))
         if self._is_eager or xp is None or xp is NAMESPACE or current_tape() is not None or trace_level(xp):
@@ -128,16 +129,16 @@ class _Captured:
                 return self._jit(args, keywords)
             if new_recording is not None:
                 return self._record_or_replay(new_recording, args, keywords)
-        except CaptureError:
-            if not self._is_optional:
-                raise
+        except (AttributeError, CaptureError, TypeError, ValueError) as error:
+            if not self._is_optional:  # NumPy may have replaced a CaptureError by a ValueError
+                raise error.__cause__ if isinstance(error.__cause__, CaptureError) else error from None
             self._is_eager = True
         return self._function(*args, **keywords)
 
     def _record_or_replay(self, new_recording: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Any:
         arguments = Arguments(args, keywords, self._donated)
-        entry, recording, num_calls = self._find((arguments.signature, available_threads()), arguments.modules)
-        if num_calls <= self._num_eager:
+        entry, recording, may_record = self._find((arguments.signature, available_threads()), arguments.modules)
+        if recording is None and not may_record:
             return self._function(*args, **keywords)
         if recording is None:
             recording = new_recording(self._function, *arguments.replace_data(array_copy))
@@ -151,18 +152,24 @@ class _Captured:
             entry.idle.append(recording)
         return result
 
-    def _find(self, key: Hashable, modules: Sequence[Module]) -> tuple[_Entry, Any, int]:
-        """Return the entry of a signature, a recording or None, and the number of calls, this one included."""
+    def _find(self, key: Hashable, modules: Sequence[Module]) -> tuple[_Entry, Any, bool]:
+        """Return the entry of a signature, a recording or None, and whether to record this call."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None or any(module() is None for module in entry.modules):  # whose id another Module may have
                 entry = self._entries[key] = _Entry(modules)
             self._entries.move_to_end(key)
             entry.num_calls += 1
+            self._num_calls += 1
+            if entry.idle:
+                return entry, entry.idle.pop(), False
+            allowed = _MAX_SIGNATURES + self._num_calls // _CALLS_PER_RECORDING
+            may_record = entry.num_calls > self._num_eager and self._num_recordings < allowed
+            self._num_recordings += may_record
             sizes = [sum(recording.nbytes for recording in entry.idle) for entry in self._entries.values()]
             if len(sizes) > _MAX_SIGNATURES or (len(sizes) > 1 and sum(sizes) > _MAX_BYTES):
                 self._entries.popitem(last=False)
-            return entry, entry.idle.pop() if entry.idle else None, entry.num_calls
+            return entry, None, may_record
 
     def _compare(self, recording: Recording, arguments: Arguments) -> Any:
         """Replay, and compare with the function, which is called with copies of donated arguments."""
@@ -176,8 +183,8 @@ class _Captured:
         name = getattr(self._function, "__name__", type(self._function).__name__)
         warnings.warn(
             f"a replay of {name} differs from the function, which is called from now on; does it change its arguments, "
-            "or use arrays that are not arguments, or random numbers without Rng.counted?",
-            stacklevel=5,
+            "or use arrays that are not arguments, or random numbers without Rng.with_counter?",
+            stacklevel=4,
         )
         for target, source in zip(flatten(donated)[0], flatten(copies)[0], strict=True):
             target[...] = source
@@ -188,7 +195,7 @@ class _Captured:
         jax: Any = importlib.import_module("jax")
         leaves, structure = jax.tree.flatten((args, keywords))
         counters = [leaf.counter if isinstance(leaf, Rng) else leaf for leaf in leaves]
-        is_array = tuple(isinstance(leaf, jax.Array) for leaf in counters)
+        is_array = tuple(isinstance(leaf, jax.Array | np.ndarray) for leaf in counters)
         static = tuple(
             None if array and not isinstance(leaf, Rng) else leaf for leaf, array in zip(leaves, is_array, strict=True)
         )
@@ -200,14 +207,17 @@ class _Captured:
             def function(arrays: list[Any]) -> Any:
                 remaining = iter(arrays)
                 merged = [
-                    leaf if not array else leaf.counted(next(remaining)) if leaf is not None else next(remaining)
+                    leaf if not array else leaf.with_counter(next(remaining)) if leaf is not None else next(remaining)
                     for leaf, array in zip(static, is_array, strict=True)
                 ]
                 args, keywords = jax.tree.unflatten(structure, merged)
                 return self._function(*args, **keywords)
 
             self._jitted[key] = jax.jit(function)
-        return self._jitted[key]([leaf for leaf, array in zip(counters, is_array, strict=True) if array])
+        try:
+            return self._jitted[key]([leaf for leaf, array in zip(counters, is_array, strict=True) if array])
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+            raise CaptureError(f"JAX cannot compile the captured function: {str(error).splitlines()[0]}") from error
 
 
 def _is_same(actual: Any, expected: Any) -> bool:

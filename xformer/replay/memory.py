@@ -1,4 +1,4 @@
-"""Memory of a recording: temporaries that are not needed at the same time share it.
+"""Memory of a recording: temporaries with disjoint lifetimes share it.
 
 A temporary is alive from the first call that has it among its arguments to the last. All of them become views of one
 array, at offsets that a first pass over the calls assigns.
@@ -6,7 +6,7 @@ array, at offsets that a first pass over the calls assigns.
 
 from __future__ import annotations
 
-import bisect
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -69,42 +69,22 @@ def _lifetimes(calls: Sequence[Call], roots: dict[int, Any]) -> dict[int, list[i
 
 
 def _assign_offsets(lifetimes: dict[int, list[int]], sizes: dict[int, int]) -> tuple[dict[int, int], int]:
-    """Assign each temporary the smallest gap that is large enough; return the offsets and the total size."""
-    ends: dict[int, list[int]] = {}
-    gaps: list[tuple[int, int]] = []  # (offset, size) in order
-    offsets: dict[int, int] = {}
-    total = 0
+    """Give each temporary the smallest idle slot that is large enough, or the largest, which grows, or a new one.
+
+    Returns:
+        The offset of each temporary, and the total size.
+    """
+    slots: list[list[int]] = []  # [last call of its temporary, size]
+    slot_of: dict[int, int] = {}
     for key, (first, last) in sorted(lifetimes.items(), key=lambda item: item[1][0]):
-        for end in sorted(end for end in ends if end < first):
-            for old in ends.pop(end):
-                _free(gaps, offsets[old], _padded(sizes[old]))
-        size = _padded(sizes[key])
-        index = min((i for i, gap in enumerate(gaps) if gap[1] >= size), key=lambda i: gaps[i][1], default=None)
-        if index is None:
-            offsets[key] = total
-            total += size
-        else:
-            offset, length = gaps.pop(index)
-            offsets[key] = offset
-            if length > size:
-                gaps.insert(index, (offset + size, length - size))
-        ends.setdefault(last, []).append(key)
-    return offsets, total
-
-
-def _padded(size: int) -> int:
-    return -(-max(size, 1) // _ALIGNMENT) * _ALIGNMENT
-
-
-def _free(gaps: list[tuple[int, int]], offset: int, size: int) -> None:
-    """Add a gap, and merge it with its neighbors."""
-    index = bisect.bisect(gaps, (offset, size))
-    if index < len(gaps) and offset + size == gaps[index][0]:
-        size += gaps.pop(index)[1]
-    if index and gaps[index - 1][0] + gaps[index - 1][1] == offset:
-        index -= 1
-        offset, size = gaps[index][0], size + gaps.pop(index)[1]
-    gaps.insert(index, (offset, size))
+        size = -(-max(sizes[key], 1) // _ALIGNMENT) * _ALIGNMENT
+        idle = [index for index, slot in enumerate(slots) if slot[0] < first]
+        slot_of[key] = min(idle, key=lambda i: (slots[i][1] < size, abs(slots[i][1] - size)), default=len(slots))
+        if slot_of[key] == len(slots):
+            slots.append([last, size])
+        slots[slot_of[key]] = [last, max(size, slots[slot_of[key]][1])]
+    offsets = list(itertools.accumulate((size for _, size in slots), initial=0))
+    return {key: offsets[index] for key, index in slot_of.items()}, offsets[-1]
 
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:

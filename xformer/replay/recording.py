@@ -155,7 +155,7 @@ def _memory(array: Any) -> Any:
 def _map_arrays(function: Callable[[Any], Any], value: Any, copies: dict[int, Any]) -> Any:
     """Apply a function to the arrays of a tree and of the objects in it, which are copied with what they share."""
     if is_array(value):
-        return function(value) if isinstance(value, np.ndarray) else value
+        return function(value)
     if isinstance(value, Module):
         leaves, rebuild = flatten(value)
         return rebuild([function(leaf) for leaf in leaves])

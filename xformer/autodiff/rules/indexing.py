@@ -8,11 +8,14 @@ from typing import Any
 from xformer.autodiff.base_functions import set_item
 from xformer.autodiff.rule import decomposition, defvjp
 from xformer.backends import device, extra, is_integer
+from xformer.errors import DifferentiationError
 from xformer.tree import is_array
 
 
 def _take(xp: Any, g: Any, x_shape: Any, indices: Any, *, axis: int | None = None) -> Any:
     """Add each cotangent to the row that was read; rows that were read twice get both."""
+    if not x_shape:
+        return xp.sum(g)
     axis = 0 if axis is None else axis % len(x_shape)
     g = xp.moveaxis(g, axis, 0)
     rest = tuple(x_shape[:axis]) + tuple(x_shape[axis + 1 :])
@@ -45,7 +48,7 @@ def _get_item(xp: Any, g: Any, x_shape: Any, key: Any) -> Any:
     if len(positions) == len(keys) and any(map(is_array, keys)):
         return _get_items(xp, g, x_shape, keys)
     if any(is_array(position) and position.ndim for position in positions):
-        raise NotImplementedError("indexing that mixes integer arrays with slices has no derivative rule; use take")
+        raise DifferentiationError("indexing that mixes integer arrays with slices has no derivative rule; use take")
     zeros = xp.zeros(x_shape, dtype=g.dtype, device=device(g))
     if any(item is None for item in keys):  # write to where the new axes were put, not through them
         keys = tuple(item for item in keys if item is not None)
@@ -69,6 +72,16 @@ def _get_items(xp: Any, g: Any, x_shape: Any, keys: tuple[Any, ...]) -> Any:
     return xp.reshape(extra.scatter_add(zeros, xp.reshape(position, (-1,)), updates), x_shape)
 
 
+def _set_new(xp: Any, g: Any, key: Any) -> Any:
+    """Return the cotangents of the written values; of values written to the same element, one remains."""
+    g_new = g[key]
+    if any(isinstance(item, list) or _is_position(item) for item in (key if isinstance(key, tuple) else (key,))):
+        numbers = xp.reshape(xp.arange(math.prod(g_new.shape), device=device(g)), tuple(g_new.shape))
+        written = set_item(xp, xp.zeros(g.shape, dtype=numbers.dtype, device=device(g)), numbers, key)
+        g_new = xp.where(written[key] == numbers, g_new, 0.0)
+    return g_new
+
+
 def _set_old(xp: Any, g: Any, key: Any) -> Any:
     """Set the cotangent of overwritten elements to zero."""
     return set_item(xp, g, 0.0, key)
@@ -77,7 +90,7 @@ def _set_old(xp: Any, g: Any, key: Any) -> Any:
 defvjp("take", _take)
 defvjp("take_along_axis", _take_along_axis)
 defvjp("getitem", _get_item)
-defvjp("setitem", _set_old, lambda g, key: g[key])
+defvjp("setitem", _set_old, _set_new)
 # scatter_add(target, indices, updates)
 defvjp("scatter_add", lambda g, indices: g, lambda xp, g, indices: xp.take(g, indices, axis=0), positions=(0, 2))
 

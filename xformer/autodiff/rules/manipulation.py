@@ -7,6 +7,7 @@ from typing import Any
 
 from xformer.autodiff.rule import decomposition, defvjp, defvjp_sequence
 from xformer.backends import device as device_of
+from xformer.errors import DifferentiationError
 
 # A pure change of shape is undone by the reverse change.
 defvjp("reshape", lambda xp, g, x_shape, shape=None, *, copy=None: xp.reshape(g, x_shape))
@@ -47,8 +48,8 @@ def _tile(xp: Any, g: Any, x_shape: Any, repetitions: Any = ()) -> Any:
 
 def _repeat(xp: Any, g: Any, x_shape: Any, repeats: Any = 1, *, axis: Any = None) -> Any:
     if not isinstance(repeats, int):
-        raise NotImplementedError("repeat with an array of counts has no derivative rule; use take(x, indices)")
-    if axis is None:
+        raise DifferentiationError("repeat with an array of counts has no derivative rule; use take(x, indices)")
+    if axis is None or not x_shape:
         return xp.reshape(xp.sum(xp.reshape(g, (math.prod(x_shape), repeats)), axis=1, dtype=g.dtype), x_shape)
     axis = axis % len(x_shape)
     split = (*x_shape[: axis + 1], repeats, *x_shape[axis + 1 :])

@@ -11,7 +11,7 @@ from xformer.backends import device
 
 def _axes(shape: tuple[int, ...], axis: Any) -> tuple[int, ...]:
     """Normalize an axis argument to a tuple of non-negative axes."""
-    if axis is None:
+    if axis is None or not shape:
         return tuple(range(len(shape)))
     return tuple(a % len(shape) for a in (axis if isinstance(axis, tuple) else (axis,)))
 

@@ -1,0 +1,295 @@
+"""Properties of all CuPy kernels: they are selected, never wait for the GPU, and do not write to their inputs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from tests.conftest import library_or_skip
+from tests.ops._cupy.cuda_cases import normal
+from tests.ops.replace_kernels import kernels_by_operation, replace_kernels
+from tests.reference import small_model, translation_loss
+from xformer import Rng, ops, training, value_and_grad
+from xformer.backends import backend_of, dtype_named, namespaces, to_host
+from xformer.backends import cupy as cupy_backend
+from xformer.backends.cupy import CupyBackend
+from xformer.backends.numpy import NumpyBackend
+from xformer.ops import gelu, kernel_check, layer_norm, linear
+from xformer.ops._cupy import launch as cuda_launch
+from xformer.ops.adam.definition import Settings
+from xformer.ops.operation import kernels_of
+from xformer.training import Adam, AdamW, Batch, TokenPairs
+from xformer.training.precision import autocast
+from xformer.training.step import clip_scale, global_norm, train_step
+from xformer.tree import flatten, map_arrays
+
+ROWS, FEATURES, CLASSES = (3, 4), 8, 11
+X, MATRIX, VECTOR = normal(*ROWS, FEATURES), normal(FEATURES, FEATURES, seed=1), normal(FEATURES, seed=2)
+IDS, KEEP = np.arange(12).reshape(ROWS) % CLASSES, X > 0
+CASES = {
+    "layer_norm": ((X, VECTOR, VECTOR), {"epsilon": 1e-5}),
+    "rms_norm": ((X, VECTOR), {"epsilon": 1e-5}),
+    "relu": ((X,), {}),
+    "gelu": ((X,), {}),
+    "dropout": ((X, KEEP), {"keep_probability": 0.5}),
+    "embedding": ((normal(CLASSES, FEATURES), IDS), {"scale": 2.5}),
+    "softmax": ((X, KEEP[:, :1]), {}),
+    "cross_entropy": ((normal(*ROWS, CLASSES), IDS), {"pad_id": 0, "label_smoothing": 0.1, "z_loss": 0.1}),
+    "linear": ((X, MATRIX, VECTOR), {}),
+    "linear_relu": ((X, MATRIX, VECTOR), {}),
+    "project_heads": ((X, MATRIX, VECTOR, MATRIX, VECTOR), {"heads": (2, 4)}),
+    "squared_norm": ((X, VECTOR), {}),
+    "cast": ((X, VECTOR), {"dtype": "float32"}),
+    "adam": (
+        (np.asarray(0.5), VECTOR, VECTOR, VECTOR, VECTOR**2),
+        {"settings": Settings(0.1, 0.9, 0.9, 1.0, 1e-9, 0.1), "weight_decay": (0.9,), "donate": True},
+    ),
+}
+
+
+class Watched(np.ndarray):
+    """An array that would have to wait for a GPU if it were read."""
+
+    def _read(self, *_, **__):
+        raise AssertionError("a value is read on the host")
+
+    __float__ = __int__ = __index__ = __bool__ = __iter__ = __contains__ = __array_function__ = _read
+    item = tolist = tobytes = _read
+
+
+class Namespace:
+    """NumPy's functions for arrays that are watched."""
+
+    def __init__(self, xp):
+        self._xp = xp
+
+    def __getattr__(self, name):
+        found = getattr(self._xp, name)
+        if isinstance(found, type) or not callable(found):
+            return found
+        return lambda *arguments, **settings: found(*map(plain, arguments), **settings).view(Watched)
+
+
+def plain(x):
+    return x.view(np.ndarray) if isinstance(x, Watched) else x
+
+
+def device_array(host, dtype):
+    """A watched array that must not be written."""
+    array = (host.astype(dtype) if host.dtype.kind == "f" else host.copy()).view(Watched)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.fixture
+def watching(cuda_host, monkeypatch):
+    monkeypatch.setitem(namespaces._NAMESPACE_OF_TYPE, Watched, Namespace(cuda_host.xp))
+    return cuda_host
+
+
+def test_there_is_a_case_for_every_kernel(cuda_host):
+    assert set(kernels_by_operation("numpy")) == set(CASES)
+
+
+def test_watched_arrays_cannot_be_read_on_the_host(watching):
+    for read in (float, int, bool, list, np.sum, Watched.item, Watched.tolist):
+        with pytest.raises(AssertionError, match="a value is read on the host"):
+            read(device_array(np.ones(1), "float32"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("operation", CASES)
+def test_kernels_do_not_read_on_the_host_or_write_to_their_inputs(watching, operation, dtype):
+    hosts, static = CASES[operation]
+    arrays = [device_array(host, dtype_named(watching.xp, dtype)) for host in hosts]
+    if operation == "adam":  # which works in place
+        arrays = [
+            array.astype(dtype_named(watching.xp, dtype if place in (1, 2) else "float32"))
+            for place, array in enumerate(arrays)
+        ]
+    (kernel,) = kernels_of(operation, "numpy")
+    assert kernel.refusal(tuple(arrays), static, dtype, save=True) is None
+    output, residuals = kernel.forward(*arrays, save=True, **static)
+    if kernel.vjp is not None:
+        several = isinstance(output, tuple)
+        g = [device_array(np.ones(each.shape), each.dtype) for each in (output if several else (output,))]
+        needs = tuple(array.dtype.kind != "b" and array.dtype != IDS.dtype for array in arrays)
+        cotangents = kernel.vjp(g if several else g[0], residuals, needs, **static)
+        assert [cotangent is not None for cotangent in cotangents] == list(needs)
+    assert watching.launcher.launched or operation in ("linear", "project_heads")  # which may call cuBLAS alone
+
+
+@pytest.mark.parametrize("operation", CASES)
+def test_explain_names_our_kernel(cuda, operation):
+    importlib.import_module("xformer.training")  # an operation is known once it is imported
+    hosts, static = CASES[operation]
+    name = "numpy" if cuda.launcher else "cupy"
+    said = ops.explain(operation, *(cuda.array(host, "float64") for host in hosts), **static)
+    assert f"{operation} on {name}: cupy.{operation}" in said.splitlines()
+
+
+@pytest.mark.parametrize("operation", CASES)
+def test_arrays_on_another_device_are_not_supported(cuda_host, monkeypatch, operation):
+    monkeypatch.setattr(cuda_launch, "is_current_device", lambda array: False)
+    (kernel,) = kernels_of(operation, "numpy")
+    hosts, static = CASES[operation]
+    assert kernel.refusal(hosts, static, "float64", save=False) == "arrays are on cpu, which is not the current device"
+
+
+def test_the_check_of_kernels_passes(cuda, monkeypatch):
+    """Also at the narrow dtypes, whose rounding is far larger than float32's."""
+    monkeypatch.setenv("XFORMER_CHECK_KERNELS", "1")
+    monkeypatch.setattr(kernel_check, "_CHECKED", set())
+    for dtype in ("float32", "float64", "float16"):
+        kernel_check._CHECKED.clear()
+        x, weight, bias = (cuda.array(host, dtype) for host in (X, MATRIX, VECTOR))
+        for output in (layer_norm(x, bias, bias), gelu(x), linear(x, weight, bias)):
+            assert output.shape == x.shape
+        assert {"cupy.layer_norm", "cupy.gelu", "cupy.linear"} <= kernel_check._CHECKED
+
+
+@pytest.mark.parametrize("settings", [{"activation": "relu"}, {"activation": "gelu", "norm": "rms"}])
+def test_three_training_steps_equal_those_of_the_portable_definitions(cuda_host, monkeypatch, settings):
+    """Dropout, tied embeddings, smoothed labels and clipping included; attention is the portable one."""
+
+    def updates():
+        # A small epsilon would make as much of rounding as of gradients: some biases have the derivative zero.
+        model, optimizer, losses = small_model(dropout=0.1, **settings), AdamW(epsilon=1e-3), []
+        state = optimizer.init(model)
+        for step in range(3):
+            loss, gradients = value_and_grad(translation_loss)(model, rng=Rng(step))
+            norm = global_norm(gradients)
+            scale = clip_scale(loss, norm, 0.5)
+            model, state = optimizer.update(model, gradients, state, 0.01, scale, donate=True)
+            losses += [float(loss), float(norm)]
+        return losses, flatten(model)[0]
+
+    losses, arrays = updates()
+    launched = {name.split("<")[0] for name in cuda_host.launcher.launched}
+    replace_kernels(monkeypatch, "numpy", {})
+    expected, expected_arrays = updates()
+    np.testing.assert_allclose(losses, expected, rtol=1e-12)
+    for array, correct in zip(arrays, expected_arrays, strict=True):
+        np.testing.assert_allclose(array, correct, rtol=0, atol=1e-10)
+    assert launched >= {"norms.normalize_parameters_vjp", "optimizer.adam", "softmax.cross_entropy_vjp"}
+    assert launched >= {
+        f"elementwise.{settings['activation']}_vjp",
+        "elementwise.dropout",
+        "embedding.scatter_segments",
+    }
+
+
+ROWS_OF_IDS = [[5, 4, 7, 2], [3, 10, 2]]
+
+
+def test_a_training_step_copies_nothing_from_the_host(cuda_host, monkeypatch):
+    """Such a copy could not be captured in a graph; the first step may make tables that are kept."""
+    cuda = types.SimpleNamespace(
+        runtime=types.SimpleNamespace(getDevice=lambda: 0),
+        get_current_stream=lambda: types.SimpleNamespace(synchronize=lambda: None),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(cupy_backend, "_TABLES", {})
+    for name in ("bernoulli", "_bernoulli"):
+        monkeypatch.setattr(NumpyBackend, name, getattr(CupyBackend, name), raising=False)
+    monkeypatch.setattr(
+        NumpyBackend, "rows_of_table", lambda *arguments: CupyBackend.rows_of_table(*arguments[:-1], device=None)
+    )
+    copies, from_host = [], NumpyBackend.from_host
+    monkeypatch.setattr(
+        NumpyBackend, "from_host", lambda self, xp, data, *rest: copies.append(data) or from_host(self, xp, data, *rest)
+    )
+    model, optimizer = small_model(positions="sinusoidal", dropout=0.1, dtype="float32"), Adam()
+    batch = Batch.make(TokenPairs(ROWS_OF_IDS, ROWS_OF_IDS), [0, 1], xp=np)
+    state = optimizer.init(model)
+    for number in range(2):
+        del copies[:]
+        options = {"loss_fn": training.translation_loss, "optimizer": optimizer, "learning_rate": 0.01}
+        model, state, *_ = train_step(model, state, [batch], Rng(number), **options)
+    assert not copies
+
+
+@pytest.mark.parametrize("library", ["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
+def test_a_captured_training_step_can_be_replayed_with_other_numbers(library):
+    """On NumPy the step runs as it is. Learning rate, step, loss scale and random counter are scalar arrays."""
+    xp = library_or_skip(library)
+    capture = backend_of(xp).graph_capture() or (lambda step: step)
+    optimizer = AdamW(weight_decay=0.1)
+    batch = Batch.make(TokenPairs(ROWS_OF_IDS, ROWS_OF_IDS), [0, 1], xp=xp)
+    options = {"loss_fn": training.translation_loss, "optimizer": optimizer, "max_grad_norm": 0.5, "donate": True}
+    numbers = [(0.01, 1.0), (0.02, 4.0), (0.03, 2.0), (0.01, 2.0), (0.02, 8.0)]  # learning rates and loss scales
+    start = small_model(xp, dropout=0.1)
+    model, expected = map_arrays(lambda x: xp.asarray(x, copy=True), start), []
+    state = optimizer.init(model)
+    for number, (rate, scale) in enumerate(numbers):
+        rng = Rng(5).with_counter(xp.asarray(number))
+        model, state, loss, norm = train_step(
+            model, state, [batch], rng, learning_rate=rate, loss_scale=scale, **options
+        )
+        expected.append([float(loss), float(norm)])
+    rate, scale, step, loss, norm = (xp.zeros((), dtype=xp.float64) for _ in range(5))
+    counter, captured, captured_state = xp.asarray(0), start, optimizer.init(start)
+
+    def work():
+        result = train_step(
+            captured,
+            captured_state._replace(step=step),
+            [batch],
+            Rng(5).with_counter(counter),
+            learning_rate=rate,
+            loss_scale=scale,
+            **options,
+        )
+        loss[...], norm[...] = result.loss, result.grad_norm
+        assert result.model is captured  # updated in place, as is the step
+        counter[...] = counter + 1
+
+    replay = capture(work)
+    for (new_rate, new_scale), values in zip(numbers, expected, strict=True):
+        rate[...], scale[...] = new_rate, new_scale
+        replay()
+        np.testing.assert_allclose([float(loss), float(norm)], values, rtol=1e-9)
+    for array, correct in zip(flatten(captured)[0], flatten(model)[0], strict=True):
+        np.testing.assert_allclose(to_host(array), to_host(correct), rtol=0, atol=1e-9)
+
+
+SPIN = """
+extern "C" __global__ void spin(long long cycles)
+{
+    const long long start = clock64();
+    while (clock64() - start < cycles) {}
+}
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_does_not_wait_for_the_gpu(dtype):
+    """Forward, backward, clipping and update are all launched while the GPU still does something else."""
+    cupy = library_or_skip("cupy")
+    spin, busy, waited = cupy.RawModule(code=SPIN).get_function("spin"), cupy.cuda.Event(), []
+
+    class Watched(AdamW):
+        def update(self, *args, **options):
+            updated = super().update(*args, **options)
+            waited.append(busy.done)
+            return updated
+
+    model = small_model(cupy, dtype="float32", d_model=64, num_heads=1, dropout=0.1)
+    rows = [[5, 4, 7, 2], [3, 10, 2]]
+    batch = Batch.make(TokenPairs(rows, rows), [0, 1], xp=cupy)
+    loss, optimizer = autocast(dtype, training.translation_loss), Watched()
+    state = optimizer.init(model)
+    for number in range(6):  # compiles, and asks for memory, which fits better from step to step
+        if number == 5:
+            cupy.cuda.Device().synchronize()
+            spin((1,), (1,), (5_000_000_000,))  # some seconds
+        busy.record()
+        options = {"loss_fn": loss, "optimizer": optimizer, "learning_rate": 0.01, "max_grad_norm": 0.01}
+        result = train_step(model, state, [batch], Rng(number), **options, donate=True)
+        model, state = result.model, result.state
+    assert not waited[5]

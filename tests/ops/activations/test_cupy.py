@@ -1,0 +1,51 @@
+"""Activations on CuPy equal the portable definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.ops._cupy.cuda_cases import DTYPES, LAYOUTS, normal
+from xformer import vjp
+from xformer.backends import dtype_named, to_host
+from xformer.ops import gelu, relu
+
+SHAPES = [(3, 5, 7), (1,), (), (0, 4), (2, 3000), (64,)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+class TestShapes:
+    def test_relu(self, cuda, dtype, shape):
+        assert cuda.served("relu", cuda.array(normal(*shape), dtype))
+        cuda.agree(relu, normal(*shape), dtype=dtype)
+
+    def test_gelu(self, cuda, dtype, shape):
+        assert cuda.served("gelu", cuda.array(normal(*shape), dtype))
+        cuda.agree(gelu, 3.0 * normal(*shape), dtype=dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("function", [relu, gelu])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layouts(cuda, layout, function, dtype):
+    cuda.agree(function, normal(6, 16), dtype=dtype, layout=LAYOUTS[layout])
+
+
+def test_more_than_2_to_the_31_elements(cuda):
+    """On a GPU; on the host a few."""
+    x = -cuda.xp.ones(100 if cuda.launcher else 2**31 + 100, dtype=dtype_named(cuda.xp, "bfloat16"))
+    x[-3] = 2.0
+    y, pull = vjp(relu, x)
+    for got, expected in ((y, [0.0, 2.0, 0.0, 0.0]), (pull(x)[0], [0.0, 2.0, 0.0, 0.0])):
+        np.testing.assert_array_equal(to_host(got[-4:]), expected)
+        assert not bool(cuda.xp.any(got[:-4] != 0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_infinities_and_nan(cuda, dtype):
+    x = cuda.array([1.0, -2.0, np.nan, np.inf, -np.inf, -0.0], dtype)
+    np.testing.assert_array_equal(to_host(relu(x)), [1.0, 0.0, np.nan, np.inf, 0.0, 0.0])
+    np.testing.assert_array_equal(to_host(gelu(x))[2:], [np.nan, np.inf, 0.0, 0.0])
+    (slope,) = vjp(gelu, x)[1](cuda.xp.ones_like(x))
+    np.testing.assert_array_equal(to_host(slope)[2:], [np.nan, 1.0, 0.0, 0.5])

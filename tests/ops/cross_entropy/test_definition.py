@@ -1,0 +1,127 @@
+"""Cross-entropy: equal to torch's, and strict about its labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.conftest import assert_close
+from tests.reference import normal, raises_line, weighted_sum, without_jax
+from xformer import cross_entropy, value_and_grad, vjp
+from xformer.backends import backend_name, from_host, to_host
+from xformer.errors import ConfigError, DataError, ShapeError
+
+LOGITS = 3.0 * normal(0, 2, 4, 7)
+LABELS = np.asarray([[3, 0, 6, 1], [0, 0, 5, 2]])
+
+
+@pytest.mark.parametrize("pad_id", [0, 5, -100])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_losses_and_gradients_equal_those_of_torch(pad_id, label_smoothing):
+    torch = pytest.importorskip("torch", reason="torch is what it is compared with")
+    labels, g = np.where(LABELS == 0, pad_id, LABELS), normal(1, 2, 4)
+    logits = torch.tensor(LOGITS, requires_grad=True)
+    expected = torch.nn.functional.cross_entropy(
+        logits.movedim(-1, 1),
+        torch.tensor(labels),
+        ignore_index=pad_id,
+        label_smoothing=label_smoothing,
+        reduction="none",
+    )
+    (expected * torch.tensor(g)).sum().backward()
+    settings = {"pad_id": pad_id, "label_smoothing": label_smoothing}
+    assert_close(cross_entropy(LOGITS, labels, **settings), expected.detach().numpy())
+    _, gradient = value_and_grad(lambda logits: weighted_sum(cross_entropy(logits, labels, **settings), g))(LOGITS)
+    assert_close(gradient, logits.grad.numpy())
+
+
+@pytest.mark.parametrize("mode", ["auto", "portable"])
+def test_without_a_pad_id_every_class_counts(monkeypatch, mode):
+    torch = pytest.importorskip("torch", reason="torch is what it is compared with")
+    monkeypatch.setenv("XFORMER_KERNELS", mode)
+    logits, labels = torch.tensor(LOGITS.reshape(8, 7)), torch.tensor(LABELS.reshape(8))
+    expected = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    assert_close(cross_entropy(LOGITS, LABELS), expected.numpy().reshape(2, 4))
+
+
+@pytest.mark.parametrize("mode", ["auto", "portable"])
+@pytest.mark.parametrize("pad_id", [0, -100])
+def test_z_loss_adds_the_squared_log_partition(monkeypatch, mode, pad_id):
+    torch = pytest.importorskip("torch", reason="torch is what it is compared with")
+    monkeypatch.setenv("XFORMER_KERNELS", mode)
+    labels, g = np.where(LABELS == 0, pad_id, LABELS), normal(1, 2, 4)
+    logits = torch.tensor(LOGITS, requires_grad=True)
+    smoothed = torch.nn.functional.cross_entropy(
+        logits.movedim(-1, 1), torch.tensor(labels), ignore_index=pad_id, label_smoothing=0.1, reduction="none"
+    )
+    counted = torch.tensor(labels != pad_id).double()
+    expected = smoothed + counted * 0.3 * torch.logsumexp(logits, dim=-1) ** 2
+    (expected * torch.tensor(g)).sum().backward()
+    settings = {"pad_id": pad_id, "label_smoothing": 0.1, "z_loss": 0.3}
+    assert_close(cross_entropy(LOGITS, labels, **settings), expected.detach().numpy())
+    _, gradient = value_and_grad(lambda logits: weighted_sum(cross_entropy(logits, labels, **settings), g))(LOGITS)
+    assert_close(gradient, logits.grad.numpy())
+
+
+@without_jax
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
+def test_uint8_labels_of_a_large_vocabulary(xp, dtype):
+    logits, labels = normal(0, 3, 500), np.asarray([0, 100, 7])
+    expected = value_and_grad(lambda logits: weighted_sum(cross_entropy(logits, labels), 1.0))(logits)
+    narrow = from_host(xp, labels, dtype=dtype)
+    loss, gradient = value_and_grad(lambda logits: weighted_sum(cross_entropy(logits, narrow), 1.0))(
+        from_host(xp, logits)
+    )
+    assert_close(xp.asarray(loss), expected[0], xp=xp)
+    assert_close(gradient, expected[1], xp=xp)
+
+
+def test_half_precision_is_summed_in_float32():
+    torch = pytest.importorskip("torch", reason="NumPy has no bfloat16")
+    logits = torch.tensor(LOGITS).to(torch.bfloat16)
+    losses = cross_entropy(logits, torch.tensor(LABELS))
+    assert losses.dtype == torch.float32
+    assert_close(losses, cross_entropy(logits.float(), torch.tensor(LABELS)))
+
+
+def test_logits_far_apart_give_finite_losses(xp):
+    losses = cross_entropy(from_host(xp, np.asarray([[1e4, -1e4, 0.0]])), from_host(xp, np.asarray([1])))
+    assert_close(losses, np.asarray([2e4]), xp=xp)
+
+
+@pytest.mark.parametrize("bad", [-1, 7])
+def test_labels_out_of_range_are_refused(xp, bad):
+    labels = np.where(LABELS == 3, bad, LABELS)
+    if backend_name(xp) == "cupy":  # reading them would wait for the GPU
+        losses = to_host(cross_entropy(from_host(xp, LOGITS), from_host(xp, labels)))
+        np.testing.assert_array_equal(np.isnan(losses), labels == bad)
+        return
+    with raises_line(
+        DataError,
+        rf"^cross_entropy got labels from .*{bad}.*; expected 0 to 6, as classes is 7, or pad_id, which is None$",
+    ):
+        cross_entropy(from_host(xp, LOGITS), from_host(xp, labels))
+
+
+def test_invalid_labels_and_settings_are_refused():
+    with raises_line(
+        ShapeError, r"logits of shape \(2, 4, 7\) and labels of shape \(4,\); expected logits \(\.\.\., classes\)"
+    ):
+        cross_entropy(LOGITS, LABELS[0])
+    with raises_line(ShapeError, "labels of dtype float64; expected integers"):
+        cross_entropy(LOGITS, LABELS.astype("float64"))
+    with raises_line(ConfigError, r"label_smoothing is 1\.0; expected a number in \[0, 1\)"):
+        cross_entropy(LOGITS, LABELS, label_smoothing=1.0)
+    for z_loss in (-1.0, float("nan"), float("inf")):
+        with raises_line(ConfigError, rf"z_loss is {z_loss}; expected a number of at least 0"):
+            cross_entropy(LOGITS, LABELS, z_loss=z_loss)
+    with raises_line(DataError, "rows differ in length"):
+        cross_entropy(LOGITS, [[1, 2], [3]])
+
+
+def test_labels_are_moved_to_the_logits(xp):
+    logits, expected = from_host(xp, LOGITS), cross_entropy(LOGITS, LABELS)
+    for labels in (LABELS, LABELS.astype("int16"), LABELS.tolist()):
+        np.testing.assert_allclose(to_host(cross_entropy(logits, labels)), expected, rtol=1e-5)
+        total = vjp(lambda logits, labels=labels: cross_entropy(logits, labels), logits)[0]
+        np.testing.assert_allclose(to_host(total), expected, rtol=1e-5)

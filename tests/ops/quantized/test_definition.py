@@ -1,0 +1,70 @@
+"""Quantized weights: rounding, products on every library, and the refusal to differentiate them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.conftest import assert_close
+from tests.ops.numpy_cases import normal
+from tests.reference import raises_line
+from xformer import ops, value_and_grad
+from xformer.backends import from_host, to_host
+from xformer.errors import ConfigError
+from xformer.ops.embedding import embedding
+from xformer.ops.quantized import QuantizedWeight
+
+
+def dequantized(weight):
+    """Return the matrix in float64."""
+    matrix = to_host(weight.values).astype("float64") * to_host(weight.scales).astype("float64")[:, None]
+    return matrix.T if weight.is_transposed else matrix
+
+
+def test_each_row_is_rounded_to_multiples_of_its_own_scale():
+    weight = np.asarray([[254.0, -254.0, 3.0], [0.0, 0.0, 0.0], [0.5, 0.1, -1.27]], dtype="float32")
+    quantized = QuantizedWeight.quantize(weight, "int8")
+    assert quantized.values.tolist() == [[127, -127, 2], [0, 0, 0], [50, 10, -127]]
+    np.testing.assert_allclose(quantized.scales, [2.0, 1.0, 0.01], rtol=1e-6)
+    assert quantized.shape == (3, 3) == quantized.T.shape
+
+
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_linear_is_the_product_with_the_dequantized_weight(xp, activation):
+    x, table, bias = (normal(*shape).astype("float32") for shape in [(2, 3, 20), (7, 20), (7,)])
+    weight = QuantizedWeight.quantize(from_host(xp, table), "int8").T
+    y = ops.linear(from_host(xp, x), weight, from_host(xp, bias), activation=activation)
+    expected = x.astype("float64") @ dequantized(weight) + bias
+    assert_close(y, expected if activation is None else np.maximum(expected, 0.0), xp=xp, dtype="float32")
+    (heads,) = ops.project_heads(from_host(xp, x), (weight, None, 7))
+    assert_close(heads, (expected - bias).reshape(2, 3, 7, 1).transpose(0, 2, 1, 3), xp=xp, dtype="float32")
+
+
+def test_embedding_looks_up_dequantized_rows(xp):
+    weight = QuantizedWeight.quantize(from_host(xp, normal(7, 20).astype("float32")), "int8")
+    ids = np.asarray([[6, 0, 1], [1, 1, 5]])
+    y = embedding(weight, from_host(xp, ids), scale=3.0)
+    assert_close(y, 3.0 * dequantized(weight)[ids], xp=xp, dtype="float32")
+    columns = embedding(weight.T, from_host(xp, np.asarray([19, 0])))
+    assert_close(columns, dequantized(weight).T[[19, 0]], xp=xp, dtype="float32")
+    one_hot = from_host(xp, np.eye(7, dtype="float32"))
+    assert_close(ops.linear(one_hot, weight), dequantized(weight), xp=xp, dtype="float32")
+
+
+def test_bfloat16_is_storage_and_sums_are_float32():
+    pytest.importorskip("ml_dtypes")
+    x, table = normal(3, 20).astype("float32"), normal(7, 20).astype("float32")
+    weight = QuantizedWeight.quantize(table, "bfloat16")
+    assert weight.values.dtype.name == "bfloat16"
+    y = ops.linear(x, weight.T)
+    assert y.dtype == np.float32
+    np.testing.assert_allclose(y, x.astype("float64") @ dequantized(weight).T, atol=1e-5)
+    np.testing.assert_allclose(dequantized(weight), table, rtol=2**-8)
+
+
+def test_errors_are_one_line():
+    weight = QuantizedWeight.quantize(normal(7, 20).astype("float32"), "int8")
+    with raises_line(ConfigError, "dtype is 'int4'; expected 'int8' or 'bfloat16'"):
+        QuantizedWeight.quantize(normal(7, 20), "int4")
+    with pytest.raises(NotImplementedError, match="quantized_linear has no derivative"):
+        value_and_grad(lambda x: ops.linear(x, weight.T).sum())(normal(3, 20).astype("float32"))

@@ -1,0 +1,117 @@
+"""Softmax on CuPy equals the portable definition."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from tests.ops._cupy.cuda_cases import DTYPES, LAYOUTS, normal
+from tests.reference import raises_line
+from xformer import ops, vjp
+from xformer.backends import to_host
+from xformer.errors import ShapeError
+from xformer.ops import softmax
+from xformer.ops._cupy.grid import grid_for_short_rows
+
+MASKS = {
+    "none": None,
+    "keys of a sentence": (2, 1, 1, 11),
+    "queries and keys": (5, 11),
+    "queries": (1, 1, 5, 1),
+    "full": (2, 3, 5, 11),
+    "heads": (3, 1, 11),
+    "one": (1,),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mask", MASKS)
+def test_softmax(cuda, dtype, mask):
+    shape = MASKS[mask]
+    allowed = None if shape is None else np.random.default_rng(5).random(shape) < 0.6
+    scores = normal(2, 3, 5, 11)
+    assert cuda.served("softmax", cuda.array(scores, dtype), None if shape is None else cuda.array(allowed))
+    cuda.agree(softmax, *([scores] if shape is None else [scores, allowed]), dtype=dtype)
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 1), (4, 700), (0, 5), (2, 2, 2, 2, 2, 3)], ids=str)
+def test_softmax_of_rows_of_any_length(cuda, shape):
+    cuda.agree(softmax, 30.0 * normal(*shape), dtype="float32")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 4, 31, 32, 33, 64, 65, 512])
+def test_short_rows_share_blocks(cuda, dtype, n):
+    """Blocks have more rows than are left; a row with NaN does not change its neighbors."""
+    scores, mask = normal(37, n), np.random.default_rng(5).random((37, n)) < 0.8
+    cuda.agree(softmax, scores, mask, dtype=dtype)
+    scores[5, 0], scores[7] = np.nan, -np.inf
+    y = to_host(softmax(cuda.array(scores, dtype))).astype("float64")
+    np.testing.assert_array_equal(np.isnan(y).any(axis=-1), np.arange(37) == 5)
+    assert not y[7].any()
+    _, pull = vjp(softmax, cuda.array(scores, dtype))
+    (dx,) = pull(cuda.array(np.ones((37, n)), dtype))
+    np.testing.assert_array_equal(np.isnan(to_host(dx).astype("float64")).any(axis=-1), np.arange(37) == 5)
+
+
+def test_grids_of_short_rows():
+    for n, expected in {
+        1: (3, 128, 1),
+        4: (3, 128, 1),
+        5: (5, 128, 2),
+        32: (19, 128, 8),
+        33: (38, 128, 16),
+        100: (75, 128, 32),
+        512: (75, 128, 32),
+        513: (300, 160, 160),
+        70000: (300, 512, 512),
+    }.items():
+        assert grid_for_short_rows(300, np.empty((300, n), np.float32)) == expected
+
+
+def test_a_mask_with_more_strided_axes_than_the_kernel_takes(cuda):
+    x, mask = normal(2, 2, 2, 2, 2, 3), np.random.default_rng(6).random((2, 1, 2, 1, 2, 1)) < 0.5
+    got = to_host(softmax(cuda.array(x), cuda.array(mask)))
+    np.testing.assert_allclose(got, softmax_by_hand(x, mask), rtol=1e-12)
+    swapped = np.random.default_rng(6).random((3, 2)) < 0.5
+    got = to_host(softmax(cuda.array(x), cuda.array(swapped).T))
+    np.testing.assert_allclose(got, softmax_by_hand(x, swapped.T), rtol=1e-12)
+
+
+def softmax_by_hand(x, mask):
+    powers = np.where(mask, np.exp(x), 0.0)
+    total = powers.sum(axis=-1, keepdims=True)
+    return np.divide(powers, total, out=np.zeros_like(powers), where=total > 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fully_masked_rows_give_zeros_and_zero_gradients(cuda, dtype):
+    x, mask = normal(4, 9), np.ones((4, 9), bool)
+    mask[1] = False
+    x[2] = -np.inf
+    y, pull = vjp(lambda x: softmax(x, cuda.array(mask)), cuda.array(x, dtype))
+    (dx,) = pull(cuda.array(normal(4, 9, seed=1), dtype))
+    np.testing.assert_array_equal(to_host(y).any(axis=-1), [True, False, False, True])
+    np.testing.assert_array_equal(to_host(dx).any(axis=-1), [True, False, False, True])
+
+
+def test_unsupported_masks(cuda):
+    x, mask = cuda.array(normal(1, 3)), cuda.array(np.ones((4, 3), bool))
+    for wrong, match in [
+        (
+            mask,
+            r"softmax got mask of shape \(4, 3\); expected a shape that broadcasts to .* \(1, 3\)",
+        ),
+        (cuda.array(np.ones((1, 3), np.int64)), "softmax got mask of dtype int64; expected bool"),
+    ]:
+        for call in (softmax, functools.partial(ops.explain, "softmax")):
+            with raises_line(ShapeError, match):
+                call(x, wrong)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layouts(cuda, layout, dtype):
+    cuda.agree(softmax, normal(5, 16), dtype=dtype, layout=LAYOUTS[layout])

@@ -1,0 +1,1 @@
+"""Helpers shared by the numba kernels: compilation, threads, products, and vectorized mathematics."""

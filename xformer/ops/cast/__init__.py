@@ -1,0 +1,5 @@
+"""Casts of many arrays."""
+
+from xformer.ops.cast.definition import cast
+
+__all__ = ["cast"]

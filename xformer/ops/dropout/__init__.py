@@ -1,0 +1,5 @@
+"""Dropout."""
+
+from xformer.ops.dropout.definition import dropout
+
+__all__ = ["dropout"]

@@ -1,0 +1,5 @@
+"""Embedding."""
+
+from xformer.ops.embedding.definition import embedding
+
+__all__ = ["embedding"]

@@ -1,0 +1,60 @@
+"""Embedding: rows of a weight by token id."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from xformer.backends import Array, array_namespace, extra
+from xformer.ops.operation import Operation
+from xformer.ops.quantized.definition import QuantizedWeight, quantized_rows
+
+
+def _times(x: Array, scale: float) -> Array:
+    return x if scale == 1.0 else extra.cast_like(x * scale, x)
+
+
+def _forward(weight: Array, ids: Array, *, scale: float, save: bool) -> tuple[Array, Any]:
+    xp = array_namespace(weight, ids)
+    rows = xp.take(weight, xp.reshape(ids, (math.prod(ids.shape),)), axis=0)  # the standard's take accepts 1D indices
+    return _times(xp.reshape(rows, (*ids.shape, weight.shape[1])), scale), (ids, weight)
+
+
+def _vjp(g: Array, residuals: Any, needs: Any, *, scale: float) -> tuple[Any, ...]:
+    ids, weight = residuals
+    xp = array_namespace(g, weight)
+    count = math.prod(ids.shape)
+    rows = xp.reshape(_times(g, scale), (count, weight.shape[1]))
+    zeros = xp.zeros_like(weight)
+    return extra.scatter_add(zeros, xp.reshape(ids, (count,)), rows), None
+
+
+_operation = Operation(
+    "embedding",
+    "weight: (vocabulary, features) float, ids: (...) int[0, vocabulary) -> (..., features)",
+    _forward,
+    _vjp,
+)
+
+
+def embedding(weight: Array | QuantizedWeight, ids: Array, *, scale: float = 1.0) -> Array:
+    """Look up rows of a weight, and multiply them by a number.
+
+    Args:
+        weight: Array or QuantizedWeight of shape (vocabulary, features).
+        ids: Integers of any shape (...), in [0, vocabulary).
+        scale: Factor of the rows.
+
+    Returns:
+        Array of shape (..., features).
+
+    Raises:
+        ShapeError: If shapes or dtypes do not match.
+        DataError: If an id is out of range; checked where reading values is cheap, which it is not on a GPU.
+    """
+    if isinstance(weight, QuantizedWeight):
+        xp = array_namespace(weight.values, ids)
+        _operation.signature.check("embedding", (weight, ids))
+        rows = quantized_rows(weight, xp.reshape(ids, (math.prod(ids.shape),)))
+        return _times(xp.reshape(rows, (*ids.shape, weight.shape[1])), scale)
+    return _operation(weight, ids, scale=scale)

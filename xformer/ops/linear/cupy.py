@@ -1,0 +1,108 @@
+"""Linear maps on CuPy, as products of 2D matrices: CuPy upcasts or rejects stacks of float16 and bfloat16 matrices.
+
+cuBLASLt adds a bias, applies ReLU and sums the gradient of a bias if it supports the product; otherwise each of these
+is a pass over memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.ops._cupy import cublaslt
+from xformer.ops._cupy import launch as cuda_launch
+from xformer.ops._cupy.arrays import FLOATS, contiguous, dtype_names, why_not
+from xformer.ops._cupy.columns import column_sums
+from xformer.ops._cupy.cublas import batched_product
+from xformer.ops._cupy.grid import grid_for_elements
+from xformer.ops.activations.cupy import relu_forward, relu_vjp
+from xformer.ops.linear.definition import as_rows, merge_heads, split_heads
+from xformer.ops.operation import Kernel
+
+
+def _affine(rows: Any, weight: Any, bias: Any, *, relu: bool = False) -> Any:
+    y = None if bias is None else cublaslt.affine(rows, weight, bias, relu=relu)
+    if y is not None:
+        return y
+    y = batched_product(rows, weight)
+    if bias is not None:
+        cuda_launch.launch(
+            "columns.add_bias", dtype_names(y), *grid_for_elements(y), y, contiguous(bias), y.size, len(bias)
+        )
+    return relu_forward(y, save=False)[0] if relu else y
+
+
+def _parameter_cotangents(rows: Any, g_rows: Any, weight: Any, needs: Any) -> tuple[Any, Any]:
+    """Return the cotangents of weight and bias that are needed, the first in the weight's memory order.
+
+    The tied output layer needs this order.
+    """
+    transposed = weight.flags.f_contiguous and not weight.flags.c_contiguous
+    if all(needs) and not transposed:
+        both = cublaslt.gradients(rows, g_rows)
+        if both is not None:
+            return both
+    dweight = dbias = None
+    if needs[0]:
+        dweight = batched_product(g_rows.T, rows).T if transposed else batched_product(rows.T, g_rows)
+    if needs[1]:
+        dbias = column_sums(g_rows, weight.dtype)
+    return dweight, dbias
+
+
+# --- linear ----------------------------------------------------------------------------------------------------------
+
+
+def _forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
+    y = _affine(as_rows(x), weight, bias)
+    return y.reshape(*x.shape[:-1], weight.shape[1]), (x, weight)
+
+
+def _vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
+    x, weight = residuals
+    g_rows = as_rows(g)
+    dx = batched_product(g_rows, weight.T).reshape(x.shape) if needs[0] else None
+    return dx, *_parameter_cotangents(as_rows(x), g_rows, weight, needs[1:])
+
+
+def _relu_forward(x: Any, weight: Any, bias: Any, *, save: bool) -> tuple[Any, Any]:
+    y = _affine(as_rows(x), weight, bias, relu=True).reshape(*x.shape[:-1], weight.shape[1])
+    return y, (x, weight, y)
+
+
+def _relu_vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
+    x, weight, y = residuals
+    return _vjp(relu_vjp(g, y, needs)[0], (x, weight), needs)
+
+
+# --- project_heads ---------------------------------------------------------------------------------------------------
+
+
+def _heads_forward(x: Any, *maps: Any, heads: Any, save: bool) -> tuple[Any, Any]:
+    weights, biases, rows = maps[::2], maps[1::2], as_rows(x)
+    outputs = []
+    for weight, bias, count in zip(weights, biases, heads, strict=True):
+        outputs.append(split_heads(_affine(rows, weight, bias), x.shape, count))
+    return tuple(outputs), (x, weights)
+
+
+def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any) -> tuple[Any, ...]:
+    """Sum the cotangents of x over the maps; an output without a cotangent (None) contributes nothing."""
+    x, weights = residuals
+    rows, dx = as_rows(x), None
+    dmaps: list[Any] = [None] * (2 * len(heads))
+    for index, (g_heads, weight) in enumerate(zip(g, weights, strict=True)):
+        if g_heads is None:
+            continue
+        g_rows = contiguous(as_rows(merge_heads(g_heads)))
+        if needs[0]:
+            dx = batched_product(g_rows, weight.T, addend=dx)
+        own = slice(2 * index, 2 * index + 2)
+        dmaps[own] = _parameter_cotangents(rows, g_rows, weight, needs[1:][own])
+    return None if dx is None else dx.reshape(x.shape), *dmaps
+
+
+KERNELS = [
+    Kernel("cupy.linear", "linear", "cupy", _forward, _vjp, dtypes=FLOATS, why_not=why_not),
+    Kernel("cupy.linear_relu", "linear_relu", "cupy", _relu_forward, _relu_vjp, dtypes=FLOATS, why_not=why_not),
+    Kernel("cupy.project_heads", "project_heads", "cupy", _heads_forward, _heads_vjp, dtypes=FLOATS, why_not=why_not),
+]

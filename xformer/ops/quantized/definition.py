@@ -1,0 +1,134 @@
+"""Weights in 8 or 16 bits, and linear maps with them, for inference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xformer.backends import Array, array_namespace, dtype_name, dtype_named
+from xformer.errors import ConfigError
+from xformer.ops.operation import Operation, Signature
+from xformer.tree import Module
+
+QUANTIZED_DTYPES = ("int8", "bfloat16")
+_MATRIX = Signature("weight: (rows, columns) float", {"at least one column": lambda sizes: sizes["columns"] > 0})
+_LARGEST = 127  # of int8; -128 is not used, so that values are symmetric
+
+
+class QuantizedWeight(Module):
+    """A matrix in 8 or 16 bits with one scale for each row, which linear maps and embeddings take as their weight.
+
+    Element (i, j) is `values[i, j] * scales[i]`. The rows are the output features of a linear map and the tokens of an
+    embedding. Use `QuantizedWeight.quantize` to make one.
+
+    Attributes:
+        scales: Array of shape (rows,), float32.
+        values: Array of shape (rows, columns), int8 or bfloat16.
+        is_transposed: The matrix is the transpose, (columns, rows).
+    """
+
+    # The scales come first: the first parameter of a model determines its floating dtype.
+    scales: Array
+    values: Array
+    is_transposed: bool
+
+    @classmethod
+    def quantize(cls, weight: Array, dtype: str) -> QuantizedWeight:
+        """Round each row of a matrix to the nearest multiples of its scale.
+
+        Args:
+            weight: Floating array of shape (rows, columns).
+            dtype: "int8", with the largest magnitude of a row divided by 127 as its scale; or "bfloat16", with
+                scales of 1.
+
+        Raises:
+            ConfigError: For another dtype.
+            ShapeError: If the weight is not a floating matrix with columns.
+            BackendError: If the library has no such dtype.
+        """
+        if dtype not in QUANTIZED_DTYPES:
+            raise ConfigError(f"dtype is {dtype!r}; expected 'int8' or 'bfloat16'")
+        xp = array_namespace(weight)
+        _MATRIX.check("quantize", (weight,))
+        # Reshaping lays out the rows of a transposed matrix one after the other in memory, as kernels expect them.
+        weight = xp.reshape(xp.reshape(xp.astype(weight, xp.float32, copy=False), (-1,)), weight.shape)
+        if dtype == "bfloat16":
+            return cls(xp.ones_like(weight[:, 0]), xp.astype(weight, dtype_named(xp, dtype)), False)
+        scales = xp.max(xp.abs(weight), axis=1) / _LARGEST
+        scales = xp.where(scales > 0.0, scales, xp.ones_like(scales))  # rows of zeros
+        return cls(scales, xp.astype(xp.round(weight / scales[:, None]), xp.int8), False)
+
+    @property
+    def T(self) -> QuantizedWeight:
+        """Transpose of the matrix; shares its arrays."""
+        return QuantizedWeight(self.scales, self.values, not self.is_transposed)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the matrix."""
+        rows, columns = self.values.shape
+        return (columns, rows) if self.is_transposed else (rows, columns)
+
+    @property
+    def dtype(self) -> Any:
+        """Floating dtype of the matrix, in which results are computed."""
+        return self.scales.dtype
+
+    def dequantize(self) -> Array:
+        """Return the matrix as a floating array."""
+        matrix = _dequantize(self.scales, self.values)
+        return array_namespace(matrix).matrix_transpose(matrix) if self.is_transposed else matrix
+
+
+def _dequantize(scales: Array, values: Array) -> Any:
+    return array_namespace(values).astype(values, scales.dtype) * scales[:, None]
+
+
+def _forward(x: Array, scales: Array, values: Array, bias: Array | None, *, save: bool) -> tuple[Array, Any]:
+    y = x @ array_namespace(values).matrix_transpose(_dequantize(scales, values))
+    return y if bias is None else y + bias, None
+
+
+# Without a derivative: training changes weights by less than the rounding.
+_operation = Operation(
+    "quantized_linear",
+    "x: (rows, in_features) float, scales: (out_features) float, values: (out_features, in_features) real, "
+    "bias?: (out_features) float -> (rows, out_features)",
+    _forward,
+    None,
+)
+
+
+def quantized_linear(rows: Array, weight: QuantizedWeight, bias: Array | None) -> Array:
+    """Compute rows @ weight + bias.
+
+    Args:
+        rows: Array of shape (rows, in_features).
+        weight: Matrix of shape (in_features, out_features), usually with a scale for each output feature.
+        bias: Array of shape (out_features,), or None.
+
+    Returns:
+        Array of shape (rows, out_features).
+    """
+    if weight.is_transposed:
+        return _operation(rows, weight.scales, weight.values, bias)
+    y = rows @ weight.dequantize()
+    return y if bias is None else y + bias
+
+
+def quantized_rows(weight: QuantizedWeight, indices: Array) -> Array:
+    """Return rows of a matrix: (n, columns) for indices (n,)."""
+    xp = array_namespace(weight.values)
+    if weight.is_transposed:
+        return xp.take(weight.dequantize(), indices, axis=0)
+    return _dequantize(xp.take(weight.scales, indices, axis=0), xp.take(weight.values, indices, axis=0))
+
+
+def quantized_dtype(tree: Any) -> str | None:
+    """Return the dtype of the quantized weights of a module, "int8" or "bfloat16", or None without any."""
+    if isinstance(tree, QuantizedWeight):
+        return dtype_name(tree.values.dtype)
+    if isinstance(tree, Module):
+        children: Any = (getattr(tree, name) for name in tree.__fields__)
+    else:
+        children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple | list) else ()
+    return next((dtype for dtype in map(quantized_dtype, children) if dtype is not None), None)
