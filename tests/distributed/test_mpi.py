@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(MPIEXEC is None, reason="mpie
 # Without compiled kernels, as each process would load them.
 ENVIRONMENT = {**os.environ, "XFORMER_NUM_THREADS": "1", "XFORMER_KERNELS": "no-jit", "PYTHONUNBUFFERED": "1"}
 SETTINGS = ["data_parallel=4", "batch_tokens=150", "validate_every=10", "warmup_steps=10", "keep_checkpoints=2"]
-SETTINGS += ["checkpoint_every=10", "average=last"]
+SETTINGS += ["checkpoint_every=10", "average=last", "metric_for_best=loss"]  # the loss falls at every validation
 MODEL = ["d_model=16", "d_ff=32", "num_heads=2", "num_encoder_layers=1", "num_decoder_layers=1"]
 WORDS = {"ein": "a", "rot": "red", "hund": "dog", "haus": "house", "gross": "big", "und": "and", "das": "the"}
 
@@ -102,6 +102,15 @@ def test_the_bits_do_not_depend_on_the_number_of_ranks(alone, files, tmp_path, c
     assert output.count("ended after step 30") == 1
     assert digests(tmp_path / "run") == digests(alone)
     assert state(tmp_path / "run") == state(alone)
+
+
+def test_the_bits_are_the_same_by_default(files, tmp_path):
+    options = [option for option in files if option != "training.data_parallel=4"]
+    options.remove("--set")
+    for count in (1, 2, 4):
+        code, output = train(count, options, tmp_path / str(count), "--max-steps", "10")
+        assert (code, "8 shards" in output) == (0, True), output
+    assert len({digest(tmp_path / str(count) / "model.safetensors") for count in (1, 2, 4)}) == 1
 
 
 def test_a_run_resumes_with_another_number_of_ranks(alone, files, tmp_path):
@@ -209,7 +218,7 @@ def test_an_error_on_one_rank_ends_all(tmp_path):
 
 
 def test_the_network_is_measured(tmp_path):
-    code, output = run(2, "-m", "xformer", "bench", "allreduce", "--out", tmp_path / "network.json")
+    code, output = run(2, "bench/all_reduce.py", "--out", tmp_path / "network.json")
     assert code == 0, output
     assert "all-reduce over 2 ranks" in output
     results = json.loads((tmp_path / "network.json").read_text())
@@ -217,5 +226,5 @@ def test_the_network_is_measured(tmp_path):
     assert results["measured"][-1]["bytes"] == 2**26
     efficiencies = [row["float32"]["efficiency"] for row in results["predicted"]]
     assert efficiencies == sorted(efficiencies, reverse=True)
-    code, output = run(1, "-m", "xformer", "bench", "allreduce")
+    code, output = run(1, "bench/all_reduce.py")
     assert "error: there is 1 rank; expected at least 2" in output

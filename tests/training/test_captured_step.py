@@ -91,6 +91,20 @@ def test_a_loss_that_is_not_finite_ends_training():
         train(True, scale=np.nan)
 
 
+def test_a_loss_with_a_state_is_called_in_each_step_by_default():
+    calls = []
+
+    def loss_fn(model, batch, rng):
+        calls.append(1)
+        total = array_namespace(model.weight).sum(model(batch))
+        return total * 0.0 + 1.0 + 2.0 * (len(calls) > 5)
+
+    history = fit(Linear(3, 2, init=0), loss_fn, [np.ones((4, 3), np.float32)], optimizer=Adam(), learning_rate=0.1,
+                  steps=8)[1]  # fmt: skip
+    assert [event.loss for event in history] == [1.0] * 5 + [3.0] * 3
+    assert len(calls) == 8
+
+
 class Splittable(tuple):
     """A batch of the user that is split into shards."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -99,3 +100,6 @@ def test_sharding_is_for_numpy(xp, monkeypatch):
     model = Transformer(CONFIG, xp=xp, seed=0)
     monkeypatch.setattr(sys.modules[default_num_workers.__module__], "num_threads", lambda: 4)
     assert default_num_workers(model) == (4 if xp is NUMPY else 1)
+    for size, expected in ((1, 8), (2, 8), (4, 8), (8, 8), (3, 9), (16, 16)):
+        ranks = types.SimpleNamespace(size=size)
+        assert default_num_workers(model, ranks) == (expected if xp is NUMPY else size)

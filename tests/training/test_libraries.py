@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from tests.conftest import library_or_skip
-from xformer.backends import to_host
-from xformer.models import Transformer, TransformerConfig
-from xformer.training import Adam, Batch, TokenPairs, train_step, translation_loss
+from xformer.backends import array_namespace, to_host
+from xformer.models import LanguageModel, LanguageModelConfig, Transformer, TransformerConfig
+from xformer.ops import cross_entropy
+from xformer.training import Adam, Batch, TextChunks, TokenPairs, fit, language_model_loss, train_step, translation_loss
 
 RNG = np.random.default_rng(0)
 SOURCES = [RNG.integers(3, 24, int(length)).tolist() for length in RNG.integers(3, 8, 16)]
@@ -49,3 +50,39 @@ def test_a_training_step_is_that_of_numpy(name, dtype, tolerance):
     parameters = dict(expected.model.named_parameters())
     for key, array in result.model.named_parameters():
         np.testing.assert_allclose(to_host(array), parameters[key], rtol=0.0, atol=tolerance)
+
+
+@pytest.mark.parametrize("capture", [False, True])
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "array_api_strict"])
+def test_batches_of_numpy_arrays_and_lists(name, capture):
+    config = LanguageModelConfig(vocab_size=11, d_model=8, num_heads=2, d_ff=12, num_layers=1, dropout=0.0)
+    tokens, losses = RNG.integers(3, 11, (2, 5)), []
+    for convert in (np.asarray, np.ndarray.tolist):
+
+        def loss_fn(model, tokens, rng, convert=convert):
+            logits = model(convert(tokens[:, :-1]), rng=rng)
+            return array_namespace(logits).sum(cross_entropy(logits, convert(tokens[:, 1:])))
+
+        model = LanguageModel(config, xp=library_or_skip(name), seed=0)
+        options = {"optimizer": Adam(), "learning_rate": 0.1, "steps": 4, "num_tokens": lambda tokens: 8}
+        losses.append([event.loss for event in fit(model, loss_fn, [tokens], capture=capture, **options)[1]])
+    assert losses[0] == losses[-1]
+    assert losses[0][-1] < 0.8 * losses[0][0]
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_losses_of_batches_in_numpy(name):
+    xp, numpy_batch = library_or_skip(name), Batch.make(PAIRS, [0, 1], xp=np)
+    losses = [
+        float(translation_loss(Transformer(CONFIG, xp=library, seed=0), batch))
+        for library, batch in ((xp, numpy_batch), (xp, Batch.make(PAIRS, [0, 1], xp=xp)))
+    ]
+    assert losses[0] == losses[1]
+    config = LanguageModelConfig(vocab_size=24, d_model=8, num_heads=2, d_ff=12, num_layers=1, dropout=0.0)
+    losses = [
+        float(
+            language_model_loss(LanguageModel(config, xp=xp, seed=0), TextChunks.make(SOURCES[0], [0], 2, xp=library))
+        )
+        for library in (np, xp)
+    ]
+    assert losses[0] == losses[1]

@@ -176,7 +176,7 @@ def test_the_score_has_its_name():
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
-    with pytest.raises(BackendError, match=r'run: pip install "xformer\[tensorboard\]"'):
+    with pytest.raises(BackendError, match=r'run: pip install "array-transformers\[tensorboard\]"'):
         tensorboard(tmp_path / "logs")
     assert not (tmp_path / "logs").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,12 +11,12 @@ import pytest
 from tests.conftest import assert_close, library_or_skip
 from tests.reference import raises_line, small_model
 from xformer import value_and_grad
-from xformer.backends import array_namespace, dtype_name, from_host, is_floating, to_host
-from xformer.errors import ConfigError
+from xformer.backends import Array, array_namespace, dtype_name, from_host, is_floating, to_host
+from xformer.errors import ConfigError, ShapeError
 from xformer.ops.adam import adam
 from xformer.ops.muon import orthogonalize
-from xformer.training import SGD, Adafactor, Adam, AdamW, Muon
-from xformer.tree import flatten, map_arrays
+from xformer.training import SGD, Adafactor, Adam, AdamW, Muon, load_parameters, save_parameters, train_step
+from xformer.tree import Module, flatten, map_arrays
 
 STEPS = 20
 
@@ -345,3 +346,53 @@ def test_initial_moments_are_zero_and_apart():
 def test_invalid_settings_are_refused(kind, settings, message):
     with raises_line(ConfigError, f"^{message}"):
         kind(**settings)
+
+
+class Routed(Module):
+    weight: Array
+    table: Array
+    is_used: Array
+
+    def __call__(self, x):
+        xp = array_namespace(self.table)  # a constant of the trace
+        return xp.sum(xp.matmul(x, self.weight) ** 2)
+
+
+OPTIMIZERS = [SGD(), SGD(momentum=0.0), Adam(), AdamW(decay_all=True), Muon(decay_all=True)]
+OPTIMIZERS += [Adafactor(weight_decay=0.1, decay_all=True)]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+def test_other_than_floating_arrays_are_no_parameters(xp, optimizer, tmp_path):
+    weight = from_host(xp, np.arange(6, dtype=np.float32).reshape(2, 3) / 10.0)
+    table, is_used = from_host(xp, np.full((2, 3), 3), dtype="int32"), from_host(xp, np.asarray([True, False]))
+    model = Routed(weight, table, is_used)
+    start, state = model, optimizer.init(model)
+    step = partial(train_step, loss_fn=lambda model, batch, rng: model(batch), optimizer=optimizer, num_tokens=1)
+    for _ in range(2):
+        x = from_host(xp, np.ones((1, 2), dtype=np.float32))
+        model, state, _, grad_norm = step(model, state, [x], None, learning_rate=0.1, max_grad_norm=1.0)
+        assert model.table is table
+        assert model.is_used is is_used
+        assert bool(xp.all(model.weight != start.weight))
+        assert math.isfinite(float(grad_norm))
+    for tree in state[1:]:
+        assert tree is None or {name for name, _ in tree.named_arrays()} <= {"weight"}
+    save_parameters(model, tmp_path / "model")
+    loaded = load_parameters(start, tmp_path / "model")
+    assert {name: dtype_name(array.dtype) for name, array in loaded.named_arrays()} == {
+        "weight": "float32",
+        "table": "int32",
+        "is_used": "bool",
+    }
+    for (_, array), (_, expected) in zip(loaded.named_arrays(), model.named_arrays(), strict=True):
+        assert bool(xp.all(array == expected))
+
+
+def test_gradients_of_another_tree_are_refused():
+    optimizer, tree = Adam(), start()
+    state = optimizer.init(tree)
+    with raises_line(ShapeError, "trees differ: 4 and 1 arrays; expected the same structure"):
+        optimizer.update(tree, {"a": tree["a"]}, state, 0.1)
+    with raises_line(ShapeError, "trees differ: 4 and 1 arrays; expected the same structure"):
+        optimizer.update(tree, tree, optimizer.init({"a": tree["a"]}), 0.1)

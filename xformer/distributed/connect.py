@@ -57,7 +57,7 @@ def _ending_together(communicator: Communicator) -> Communicator:
 
 @contextlib.contextmanager
 def abort_on_error(communicator: Communicator) -> Iterator[None]:
-    """End all ranks if the block raises on one of them: the others would wait for it without end.
+    """End all ranks if the block raises on one of them: the others would wait forever.
 
     The error is printed on stderr; once if all ranks have the same one. A program that is alone just raises it.
     """

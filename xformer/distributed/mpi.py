@@ -17,14 +17,11 @@ class MPICommunicator(Communicator):
     Arrays of other libraries than NumPy pass through the memory of the host. All sums are computed here: MPI only
     moves bytes, so its version and its choice of algorithms do not change a bit.
 
-    Args:
-        comm: Communicator of mpi4py; default a copy of COMM_WORLD.
-
     Raises:
         BackendError: If mpi4py or an MPI library is missing.
     """
 
-    def __init__(self, comm: Any = None) -> None:
+    def __init__(self) -> None:
         try:
             self._mpi = importlib.import_module("mpi4py.MPI")
         except (ImportError, RuntimeError) as error:  # mpi4py raises a RuntimeError if it finds no MPI library
@@ -32,7 +29,7 @@ class MPICommunicator(Communicator):
             raise BackendError(
                 f"mpi4py cannot be loaded ({error}); {hint}, and an MPI library: pip install mpich"
             ) from error
-        self._comm = self._mpi.COMM_WORLD.Dup() if comm is None else comm
+        self._comm = self._mpi.COMM_WORLD.Dup()
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
 
     def _all_to_all(self, rows: Any) -> Any:

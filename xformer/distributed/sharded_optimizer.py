@@ -8,7 +8,7 @@ from typing import Any
 
 from xformer.backends import Array
 from xformer.distributed.communicator import Communicator
-from xformer.tree import flatten
+from xformer.tree import flatten, flatten_parameters
 
 
 class ShardedOptimizer:
@@ -28,22 +28,13 @@ class ShardedOptimizer:
 
     def init(self, model: Any) -> Any:
         """Return the state of the parameters that this rank owns: trees like a list of them."""
-        return self.optimizer.init(self._own(flatten(model)[0]))
+        return self.optimizer.init(self._own(flatten_parameters(model)[0]))
 
-    def update(
-        self,
-        model: Any,
-        grads: Any,
-        state: Any,
-        learning_rate: float,
-        grad_scale: Array | None = None,
-        *,
-        donate: bool = False,
-    ) -> tuple[Any, Any]:
+    def update(self, model: Any, grads: Any, state: Any, *args: Any, **options: Any) -> tuple[Any, Any]:
         """Make one update; see `Optimizer.update`."""
-        leaves, rebuild = flatten(model)
-        own = self._own(leaves), self._own(flatten(grads)[0])
-        updated, state = self.optimizer.update(*own, state, learning_rate, grad_scale, donate=donate)
+        leaves, rebuild = flatten_parameters(model)
+        own = self._own(leaves), self._own(flatten_parameters(grads)[0])
+        updated, state = self.optimizer.update(*own, state, *args, **options)
         owners, new = self._owners(leaves), iter(updated)
         mine = [
             next(new) if owner == self.communicator.rank else leaf for owner, leaf in zip(owners, leaves, strict=True)
@@ -52,7 +43,7 @@ class ShardedOptimizer:
 
     def gather_state(self, model: Any, state: Any) -> Any:
         """Return the state of all parameters, as the optimizer alone has it; a checkpoint contains it."""
-        leaves, rebuild = flatten(model)
+        leaves, rebuild = flatten_parameters(model)
         owners = self._owners(leaves)
         own = iter(zip(*(tree or itertools.repeat(None) for tree in state[1:]), strict=False))
         rows = [
@@ -67,12 +58,15 @@ class ShardedOptimizer:
         )
         rows = [tuple(None if entry is None else next(shared) for entry in row) for row in rows]
         columns = zip(*rows, strict=True)
-        trees = [None if tree is None else rebuild(column) for tree, column in zip(state[1:], columns, strict=True)]
+        trees = [
+            None if tree is None else rebuild(column, keep=False)
+            for tree, column in zip(state[1:], columns, strict=True)
+        ]
         return type(state)(state[0], *trees)
 
     def shard_state(self, model: Any, state: Any) -> Any:
         """Return the part of the state of all parameters that this rank keeps."""
-        leaves, _ = flatten(model)
+        leaves, _ = flatten_parameters(model)
         columns = [iter(flatten(tree)[0]) for tree in state[1:]]
         rows = [
             tuple(

@@ -164,7 +164,7 @@ class EarlyStopping:
 
 
 def time_limit(minutes: float) -> Callable[[Event, TrainingLoop], str | None]:
-    """Return a callback that ends training after this wall time, earlier sessions of a resumed run included.
+    """Return a callback that ends training after this wall time, including those before it was resumed.
 
     Args:
         minutes: Wall time in minutes, at least 0.

@@ -9,7 +9,7 @@ import numpy as np
 
 from xformer.random import Rng
 from xformer.replay.function import capture_if_repeated
-from xformer.training.data_parallel import can_split, is_numpy
+from xformer.training.data_parallel import can_split, data_parallel, is_numpy
 from xformer.training.optimizers import SGD, Adam, AdamW
 from xformer.training.step import StepResult, train_step
 from xformer.tree import flatten
@@ -30,7 +30,7 @@ class CapturedStep:
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
+        self._num_workers, self._value_and_grad = num_workers, data_parallel(1)
         self._step = capture_if_repeated(_step_in_place, donate_argnums=(0, 1))
 
     def __call__(
@@ -52,6 +52,7 @@ class CapturedStep:
             return train_step(
                 model, state, batches, rng, learning_rate=learning_rate, num_tokens=num_tokens, donate=True, **options
             )
+        options["value_and_grad"] = self._value_and_grad
         numbers = (np.asarray(float(number)) for number in (state.step, learning_rate, num_tokens))
         loss, grad_norm = self._step(model, state._replace(step=None), batches, rng, *numbers, **options)
         return StepResult(model, state._replace(step=state.step + 1), loss, grad_norm)

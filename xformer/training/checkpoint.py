@@ -11,7 +11,7 @@ from typing import Any
 
 from xformer.errors import CheckpointError
 from xformer.io import atomic_write, load_arrays, lock_directory, restore_like, save_arrays
-from xformer.tree import flatten, replace
+from xformer.tree import replace
 
 
 class TrainingFiles:
@@ -40,9 +40,9 @@ class TrainingFiles:
 
     def save_state(self, model: Any, state: Any, progress: dict[str, Any]) -> None:
         """Write the model, the optimizer state and the progress to one file, atomically."""
-        arrays = dict(model.named_parameters())
+        arrays = dict(model.named_arrays())
         for name, tree in _trees(state).items():
-            arrays |= {f"{name}:{key}": leaf for key, leaf in tree.named_parameters()}
+            arrays |= {f"{name}:{key}": leaf for key, leaf in tree.named_arrays()}
         metadata = {"format": "xformer-training-state", "progress": json.dumps(progress), "step": str(state.step)}
         save_arrays(self.state, arrays, metadata)
 
@@ -100,7 +100,7 @@ def save_parameters(model: Any, path: str | os.PathLike[str]) -> None:
     if hasattr(model, "save"):
         model.save(path)
     else:
-        save_arrays(path, dict(model.named_parameters()), {"format": "xformer", "model": type(model).__name__})
+        save_arrays(path, dict(model.named_arrays()), {"format": "xformer", "model": type(model).__name__})
 
 
 def load_parameters(model: Any, path: str | os.PathLike[str]) -> Any:
@@ -115,7 +115,7 @@ def load_parameters(model: Any, path: str | os.PathLike[str]) -> Any:
         ConfigError: If the names of the parameters differ.
         ShapeError: If their shapes differ.
     """
-    return replace(model, restore_like(load_arrays(path)[0], dict(model.named_parameters())))
+    return replace(model, restore_like(load_arrays(path)[0], dict(model.named_arrays())))
 
 
 def _trees(state: Any) -> dict[str, Any]:
@@ -124,11 +124,6 @@ def _trees(state: Any) -> dict[str, Any]:
 
 
 def _restore(tree: Any, arrays: Mapping[str, Any], prefix: str) -> Any:
-    """Return the tree with the arrays of these names; raise KeyError or ValueError if they do not fit."""
-    parameters = dict(tree.named_parameters())
-    loaded = {name: arrays[prefix + name] for name in parameters}
-    for name, array in loaded.items():
-        if tuple(array.shape) != tuple(parameters[name].shape):
-            raise ValueError(f"{prefix}{name} has shape {array.shape}")
-    restored = restore_like(loaded, parameters)
-    return flatten(tree)[1]([restored[name] for name in parameters])
+    """Return the tree with the arrays of these names; raise KeyError or ShapeError if they do not fit."""
+    current = dict(tree.named_arrays())
+    return replace(tree, restore_like({name: arrays[prefix + name] for name in current}, current))

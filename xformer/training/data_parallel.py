@@ -6,7 +6,6 @@ threads suffice to parallelize the rest. `xformer.distributed` connects ranks, w
 
 from __future__ import annotations
 
-import contextlib
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from xformer.random import Rng, split_rng
 from xformer.replay.function import capture_if_repeated
 from xformer.threads import blas_threads, num_threads, parallel_map
 from xformer.training.step import ValueAndGrad
-from xformer.tree import flatten, is_array, map_arrays
+from xformer.tree import flatten, flatten_parameters, is_array, map_arrays
 
 
 def data_parallel(
@@ -38,7 +37,7 @@ def data_parallel(
     not depend on the number of ranks either, as long as each rank has 1, 2, 4, ... shards.
 
     Args:
-        num_workers: Number of shards, of all ranks together; default `num_threads()` for each rank.
+        num_workers: Number of shards, of all ranks together; default `default_num_workers(model, communicator)`.
         capture: Whether to record the work of shards whose shapes repeat, and replay it (see `xformer.capture`).
         communicator: The ranks, each of which computes neighboring shards; default this process alone.
 
@@ -47,23 +46,25 @@ def data_parallel(
     """
     ranks = communicator or SingleProcess()
     differentiate = capture_if_repeated(_differentiate) if capture else _differentiate
-    count = ranks.size * num_threads() if num_workers is None and ranks.size > 1 else num_workers
-    if count is not None:
-        check_shards(count, ranks)
+    if num_workers is not None:
+        check_shards(num_workers, ranks)
 
     def value_and_grad(loss_fn: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
         def sharded(model: Any, batch: Any, rng: Rng | None = None, *args: Any) -> tuple[Any, Any]:
             if capture and is_numpy(model):  # numbers such as the weight of the loss are data of a recording
                 args = tuple(np.asarray(arg) if isinstance(arg, float) else arg for arg in args)
-            shards = split_batch(batch, count or num_threads())
+            count = num_workers or default_num_workers(model, communicator)
+            shards = split_batch(batch, count)
+            if ranks.size == 1 and len(shards) == 1:
+                return differentiate(loss_fn, model, shards[0], split_rng(rng, 1)[0], *args)
             items = list(zip(shards, split_rng(rng, len(shards)), strict=True))
             if ranks.size > 1 and not can_split(batch):
                 raise ConfigError(
                     f"a batch is a {type(batch).__name__}; several ranks expect one with a method split(n)"
                 )
-            per_rank = _shards_per_rank(len(items), count or 1, ranks.size) if ranks.size > 1 else len(items)
+            per_rank = _shards_per_rank(len(items), count, ranks.size) if ranks.size > 1 else len(items)
             own = items[ranks.rank * per_rank : (ranks.rank + 1) * per_rank]
-            with blas_threads(1) if len(items) > 1 or ranks.size > 1 else contextlib.nullcontext():
+            with blas_threads(1):
                 if ranks.size > 1 and ranks.overlaps:
                     return _differentiate_and_sum(loss_fn, model, own, items[:1], args, ranks)
                 results = parallel_map(lambda item: differentiate(loss_fn, model, *item, *args), own or items[:1])
@@ -107,7 +108,7 @@ def _differentiate_and_sum(
     loss_fn: Callable[..., Any], model: Any, own: Sequence[Any], others: Sequence[Any], args: Any, ranks: Communicator
 ) -> tuple[Any, Any]:
     """Return the loss and the gradient of all ranks; gradients are added while the backward pass computes others."""
-    leaves, rebuild = flatten(model)
+    leaves, rebuild = flatten_parameters(model)
     items = own or others
     sums = OverlappedSum(ranks, leaves, len(items))
 
@@ -120,7 +121,7 @@ def _differentiate_and_sum(
     with sums.running():
         losses = parallel_map(loss_of, range(len(items)))
     loss = tree_sum(losses)
-    return ranks.all_reduce([loss if own else _nothing(loss)], exact=True)[0], rebuild(sums.totals)
+    return ranks.all_reduce([loss if own else _nothing(loss)], exact=True)[0], rebuild(sums.totals, keep=False)
 
 
 def _differentiate(loss_fn: Callable[..., Any], *args: Any) -> Any:
@@ -139,9 +140,19 @@ def can_split(batch: Any) -> bool:
     return hasattr(batch, "split") and not is_array(batch)
 
 
-def default_num_workers(model: Any) -> int:
-    """Return the default number of shards of a batch: one for each thread on NumPy, else 1."""
-    return num_threads() if is_numpy(model) else 1
+def default_num_workers(model: Any, communicator: Communicator | None = None) -> int:
+    """Return the default number of shards of a batch: one for each thread on NumPy, else one for each rank.
+
+    With a communicator on NumPy, 8 for every number of ranks that divides 8, so that the bits are the same; otherwise
+    the next multiple of the number of ranks.
+    """
+    if not is_numpy(model):
+        return 1 if communicator is None else communicator.size
+    return num_threads() if communicator is None else _shards_of_ranks(communicator)
+
+
+def _shards_of_ranks(communicator: Communicator) -> int:
+    return math.ceil(8 / communicator.size) * communicator.size
 
 
 def is_numpy(model: Any) -> bool:

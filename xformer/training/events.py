@@ -44,7 +44,7 @@ class Step(Event):
         learning_rate: Learning rate of the step.
         num_tokens: Number of tokens of the step.
         tokens_per_second: Speed of this step.
-        minutes: Wall time so far, in minutes, earlier sessions of a resumed run included.
+        minutes: Wall time so far, in minutes, including those before it was resumed.
         loss_scale: Scale of the loss (float16 only).
     """
 
@@ -117,7 +117,7 @@ class Validation(Event):
         score: A score such as BLEU, larger being better; None if only the loss was computed.
         metric: Name of the score.
         best: Whether this model is the best so far.
-        minutes: Wall time so far, in minutes, earlier sessions of a resumed run included.
+        minutes: Wall time so far, in minutes, including those before it was resumed.
     """
 
     name: ClassVar[str] = "validation"

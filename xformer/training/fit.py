@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import inspect
 import itertools
 import logging
 import math
@@ -11,6 +11,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,8 +26,7 @@ from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
 from xformer.training.captured_step import CapturedStep
 from xformer.training.checkpoint import TrainingFiles, save_parameters
-from xformer.training.data_parallel import can_split, default_num_workers
-from xformer.training.data_parallel import data_parallel as data_parallel_step
+from xformer.training.data_parallel import can_split, data_parallel, default_num_workers
 from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step
 from xformer.training.interrupt import Stopped, stop_on_signals
 from xformer.training.optimizers import Optimizer
@@ -76,7 +77,7 @@ def fit(
     data_parallel: int | None = None,
     communicator: Communicator | None = None,
     num_tokens: Callable[[Any], int] | None = None,
-    capture: bool = True,
+    capture: bool = False,
     save_every_minutes: float = 5.0,
 ) -> tuple[Any, History]:
     """Train a model.
@@ -93,7 +94,7 @@ def fit(
         optimizer: For example `AdamW(weight_decay=0.1)`.
         learning_rate: A number, or a function of the step, counted from 1; see `xformer.training.schedules`.
         max_grad_norm: Largest norm of the gradient (clipping by global norm); math.inf is no clipping.
-        steps: Number of steps, earlier sessions of a resumed run included; None trains until a callback or a signal
+        steps: Number of steps, including those before it was resumed; None trains until a callback or a signal
             ends training.
         callbacks: Called with every event in this order; each may end training (see `Callback`).
         run_dir: Directory for the training state, the log and the model; created if necessary. If it holds the state
@@ -102,15 +103,15 @@ def fit(
         grad_accumulation: Number of batches per step, computed one after the other.
         precision: "float32", or "bfloat16" or "float16" for mixed precision.
         data_parallel: Number of shards of each batch that are computed on threads (see `data_parallel`), of all ranks
-            together; default one for each core on NumPy, 1 for each rank on other backends.
+            together; default one for each core on NumPy, or 8 with a communicator; one for each rank on other backends.
         communicator: The ranks that train together, e.g. `xformer.distributed.connect("mpi")`, each of which calls
             `fit` with the same arguments and the same batches, of which it computes a part. Every rank calls its
             callbacks; rank 0 alone writes to `run_dir`, and only its callbacks get `Checkpoint` events. An error on one
             rank is printed and ends all of them; it cannot be caught. Default: this process alone.
         num_tokens: A function that counts the tokens, or samples, of a batch, by which the sum of losses is divided;
             default `batch.num_tokens`, or 1 for batches without it, whose loss should be a mean.
-        capture: Whether to record, on NumPy, the work of batches whose shapes repeat, and to replay it (see
-            `xformer.capture`). A replay runs no Python code of `loss_fn`: switch it off if the loss prints or counts.
+        capture: Whether to record, on NumPy, the work of batches whose shapes repeat, and to replay it, which makes
+            small models faster. `loss_fn` must then be pure (see `xformer.capture`): a replay runs none of its code.
         save_every_minutes: Minutes between saves of the state.
 
     Returns:
@@ -121,7 +122,7 @@ def fit(
         OutOfMemoryError: If memory runs out.
         CheckpointError: If `run_dir` cannot be written, or holds the state of another model or optimizer.
     """
-    loop = TrainingLoop(**locals())  # the arguments of this function
+    loop = TrainingLoop(**locals())
     reason = loop.run()
     if loop.files is not None:
         save_parameters(loop.model, loop.files.directory / "model.safetensors")
@@ -130,8 +131,15 @@ def fit(
     return loop.model, loop.history
 
 
+_SIGNATURE = inspect.signature(fit)
+
+
 class TrainingLoop:
-    """The loop behind `fit`, with the same arguments.
+    """The loop behind `fit`.
+
+    Args:
+        *args: Positional arguments of `fit`.
+        **keywords: Its keyword arguments.
 
     Attributes:
         loss_fn: The loss, as it was passed.
@@ -146,61 +154,35 @@ class TrainingLoop:
         is_incomplete: A signal, or the end of the batches, ended training before its last step.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        loss_fn: Loss,
-        batches: Batches,
-        *,
-        optimizer: Optimizer,
-        learning_rate: float | Schedule,
-        max_grad_norm: float = 1.0,
-        steps: int | None = None,
-        callbacks: Sequence[Callback] = (),
-        run_dir: Any = None,
-        seed: int = 0,
-        grad_accumulation: int = 1,
-        precision: str = "float32",
-        data_parallel: int | None = None,
-        communicator: Communicator | None = None,
-        num_tokens: Callable[[Any], int] | None = None,
-        capture: bool = True,
-        save_every_minutes: float = 5.0,
-    ) -> None:
-        _check_arguments(model, optimizer, learning_rate, callbacks, num_tokens)
-        for name, count in {"steps": steps, "data_parallel": data_parallel}.items():
-            if count is not None:
-                check_count(name, count)
-        check_count("grad_accumulation", grad_accumulation)
-        check_precision(precision, model)
-        if run_dir is not None and not isinstance(model, Module):
-            raise ConfigError(f"model is a {type(model).__name__}; run_dir requires a Module")
-        self.loss_fn, self.optimizer, self.max_grad_norm, self.max_steps = loss_fn, optimizer, max_grad_norm, steps
-        self.learning_rate = learning_rate if callable(learning_rate) else lambda step: learning_rate
-        self.callbacks = list(callbacks)
-        self.communicator = communicator or SingleProcess()
-        if isinstance(optimizer, ShardedOptimizer) and optimizer.communicator is not communicator:
-            raise ConfigError(
-                "optimizer is divided among other ranks than communicator; expected the same communicator"
-            )
-        self.files = None if run_dir is None or self.communicator.rank > 0 else TrainingFiles(run_dir)
-        self.num_workers = data_parallel or self.communicator.size * default_num_workers(model)
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        bound = _SIGNATURE.bind(*args, **keywords)
+        bound.apply_defaults()
+        options = SimpleNamespace(**bound.arguments)
+        _check_arguments(options)
+        model, rate = options.model, options.learning_rate
+        self.loss_fn, self.optimizer, self.max_grad_norm = options.loss_fn, options.optimizer, options.max_grad_norm
+        self.learning_rate = rate if callable(rate) else lambda step: rate
+        self.max_steps, self.callbacks = options.steps, list(options.callbacks)
+        self.communicator = options.communicator or SingleProcess()
+        has_files = options.run_dir is not None and self.communicator.rank == 0
+        self.files = TrainingFiles(options.run_dir) if has_files else None
+        self.num_workers = options.data_parallel or default_num_workers(model, options.communicator)
         self.step, self.epoch, self.num_tokens = 0, 0, 0
         self.history = History()
         self._signals: list[str] = []
         self.saved_step: int | None = None
         self._model, self._is_shared = model, True  # by the caller: the first step must not overwrite it
         with out_of_memory("the optimizer state", "use a smaller model, or an optimizer with a smaller state"):
-            self.state = optimizer.init(model)
-        self._batches, self._grad_accumulation = batches, grad_accumulation
-        self.count_tokens = num_tokens or (lambda batch: getattr(batch, "num_tokens", 1))
-        self._autocast_loss = autocast(precision, loss_fn)
-        self._value_and_grad = data_parallel_step(self.num_workers, capture=capture, communicator=self.communicator)
-        self._train_step = CapturedStep(self.num_workers) if capture else functools.partial(train_step, donate=True)
-        self._scaler = GradScaler.init(precision)
-        self._rng = Rng(seed).fold("training", "dropout")
+            self.state = self.optimizer.init(model)
+        self._batches, self._grad_accumulation = options.batches, options.grad_accumulation
+        self.count_tokens = options.num_tokens or (lambda batch: getattr(batch, "num_tokens", 1))
+        self._autocast_loss = autocast(options.precision, self.loss_fn)
+        self._value_and_grad = data_parallel(self.num_workers, capture=options.capture, communicator=self.communicator)
+        self._train_step = CapturedStep(self.num_workers) if options.capture else partial(train_step, donate=True)
+        self._scaler = GradScaler.init(options.precision)
+        self._rng = Rng(options.seed).fold_in("training", "dropout")
         self._minutes, self._start_time = 0.0, time.monotonic()
-        self._save_interval, self._save_time = 60.0 * save_every_minutes, time.monotonic()
+        self._save_interval, self._save_time = 60.0 * options.save_every_minutes, time.monotonic()
         self._stop_reason: str | None = None
         self.is_incomplete = False
 
@@ -212,7 +194,7 @@ class TrainingLoop:
 
     @property
     def minutes(self) -> float:
-        """Wall time of training so far, in minutes, earlier sessions of a resumed run included."""
+        """Wall time of training so far, in minutes, including those before it was resumed."""
         return (time.monotonic() - self._start_time) / 60.0
 
     def run(self) -> str:
@@ -401,7 +383,7 @@ class TrainingLoop:
             map_arrays(_copy, self._model) if self._is_shared else self._model,
             self.state,
             batches,
-            self._rng.counted(from_host(xp, np.asarray(step), device=device(like))),
+            self._rng.with_counter(from_host(xp, np.asarray(step), device=device(like))),
             loss_fn=self._autocast_loss,
             optimizer=self.optimizer,
             learning_rate=learning_rate,
@@ -479,7 +461,10 @@ def nonfinite_parameter(model: Any) -> str | None:
     return None
 
 
-def _check_arguments(model: Any, optimizer: Any, learning_rate: Any, callbacks: Any, num_tokens: Any) -> None:
+def _check_arguments(options: Any) -> None:
+    model, optimizer, learning_rate, callbacks = (
+        options.model, options.optimizer, options.learning_rate, options.callbacks
+    )  # fmt: skip
     if isinstance(model, type) or not flatten(model)[0]:
         raise ConfigError(f"model is {model!r}; expected an instance of a Module with at least one array")
     if dtype := quantized_dtype(model):
@@ -490,8 +475,16 @@ def _check_arguments(model: Any, optimizer: Any, learning_rate: Any, callbacks: 
         raise ConfigError(f"learning_rate is {learning_rate!r}; expected a number or a schedule")
     if callable(callbacks) or not all(map(callable, callbacks)):
         raise ConfigError("callbacks is not a list of functions (event, loop); put a single callback in brackets")
-    if num_tokens is not None and not callable(num_tokens):
-        raise ConfigError(f"num_tokens is {num_tokens!r}; expected a function of the batch")
+    if options.num_tokens is not None and not callable(options.num_tokens):
+        raise ConfigError(f"num_tokens is {options.num_tokens!r}; expected a function of the batch")
+    for name in ("steps", "data_parallel", "grad_accumulation"):
+        if getattr(options, name) is not None or name == "grad_accumulation":
+            check_count(name, getattr(options, name))
+    check_precision(options.precision, model)
+    if options.run_dir is not None and not isinstance(model, Module):
+        raise ConfigError(f"model is a {type(model).__name__}; run_dir requires a Module")
+    if isinstance(optimizer, ShardedOptimizer) and optimizer.communicator is not options.communicator:
+        raise ConfigError("optimizer is divided among other ranks than communicator; expected the same communicator")
 
 
 def _copy(array: Any) -> Any:

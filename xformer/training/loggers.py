@@ -115,7 +115,17 @@ class Logger(ABC):
 
 
 class TensorBoard(Logger):
-    """The callback that `tensorboard` returns."""
+    """A callback that writes event files of TensorBoard; watch them with `tensorboard --logdir DIRECTORY`.
+
+    A new run in the same directory replaces an earlier one.
+
+    Args:
+        directory: Directory of the event files; created if necessary.
+        **options: `samples`, `figures` and `every`, as for `Logger`.
+
+    Raises:
+        BackendError: If tensorboardX is not installed.
+    """
 
     package = "tensorboardX"
 
@@ -154,11 +164,38 @@ class TensorBoard(Logger):
         self._writer.close()
 
 
-class MLflow(Logger):
-    """The callback that `mlflow` returns.
+class _RunLogger(Logger):
+    """A logger of a tool whose runs have ids.
 
     Attributes:
         run_id: Id of the run, which a resumed run continues; None before the start.
+    """
+
+    run_id: str | None = None
+
+    def flush(self) -> None:
+        """Do nothing: the tool buffers nothing in this process."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that a resumed run needs."""
+        return {"run_id": self.run_id}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state."""
+        self.run_id = state["run_id"]
+
+
+class MLflow(_RunLogger):
+    """A callback that writes a run to MLflow: scalars as metrics, samples and figures as artifacts.
+
+    Args:
+        experiment: Name of the experiment; created if necessary.
+        run_name: Name of the run. Default: MLflow chooses one.
+        tracking_uri: Server, directory or database. Default: that of MLflow, MLFLOW_TRACKING_URI.
+        **options: `samples`, `figures` and `every`, as for `Logger`.
+
+    Raises:
+        BackendError: If mlflow is not installed.
     """
 
     package = "mlflow"
@@ -172,7 +209,7 @@ class MLflow(Logger):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.experiment, self.run_name, self.run_id = experiment, run_name, None
+        self.experiment, self.run_name = experiment, run_name
         self._client: Any = self._module.MlflowClient(tracking_uri)
         self._last_steps: dict[str, int] = {}
 
@@ -207,28 +244,24 @@ class MLflow(Logger):
         """Write a figure as a PNG artifact."""
         self._client.log_figure(self.run_id, figure, f"{name}/{step}.png")
 
-    def flush(self) -> None:
-        """Do nothing: every call writes."""
-
     def end(self, event: End | None) -> None:
         """End the run as FINISHED, KILLED or FAILED."""
         status = "FAILED" if event is None else "KILLED" if event.is_interrupted else "FINISHED"
         self._client.set_terminated(self.run_id, status)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs."""
-        return {"run_id": self.run_id}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state."""
-        self.run_id = state["run_id"]
+class WeightsAndBiases(_RunLogger):
+    """A callback that writes a run to Weights & Biases.
 
+    Args:
+        project: Name of the project.
+        run_name: Name of the run. Default: the service chooses one.
+        directory: Directory of local files. Default: that of wandb.
+        mode: "online", "offline" or "disabled". Default: that of wandb, WANDB_MODE.
+        **options: `samples`, `figures` and `every`, as for `Logger`.
 
-class WeightsAndBiases(Logger):
-    """The callback that `wandb` returns.
-
-    Attributes:
-        run_id: Id of the run, which a resumed run continues; None before the start.
+    Raises:
+        BackendError: If wandb is not installed.
     """
 
     package = "wandb"
@@ -243,7 +276,7 @@ class WeightsAndBiases(Logger):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.project, self.run_name, self.mode, self.run_id = project, run_name, mode, None
+        self.project, self.run_name, self.mode = project, run_name, mode
         self.directory = None if directory is None else os.fspath(directory)
         self._last_step = 0
         self._run: Any = None
@@ -261,118 +294,42 @@ class WeightsAndBiases(Logger):
         self.run_id = self._run.id
         self._last_step = max(self._last_step, step, self._run.step - 1)
 
-    def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write scalars by name."""
-        self._log(step, values)
+    def write_scalars(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write values by name, except those of steps that the run has."""
+        if step > self._last_step:
+            self._run.log(dict(values), step=step)
 
     def write_table(self, step: int, name: str, rows: Rows) -> None:
         """Write a table."""
         columns = list(rows[0])
         data = [[row[column] for column in columns] for row in rows]
-        self._log(step, {name: self._module.Table(columns=columns, data=data)})
+        self.write_scalars(step, {name: self._module.Table(columns=columns, data=data)})
 
     def write_figure(self, step: int, name: str, figure: Any) -> None:
         """Write a figure as an image."""
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png")
         image = require("PIL.Image").open(buffer)  # Image(figure) needs pyplot
-        self._log(step, {name: self._module.Image(image)})
-
-    def flush(self) -> None:
-        """Do nothing: another process writes."""
+        self.write_scalars(step, {name: self._module.Image(image)})
 
     def end(self, event: End | None) -> None:
         """End the session of the run."""
         self._run.finish(exit_code=1 if event is None or event.is_interrupted else 0)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs."""
-        return {"run_id": self.run_id}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state."""
-        self.run_id = state["run_id"]
-
-    def _log(self, step: int, values: Mapping[str, Any]) -> None:
-        if step > self._last_step:
-            self._run.log(dict(values), step=step)
+def tensorboard(*args: Any, **options: Any) -> TensorBoard:
+    """Return a callback that writes event files of TensorBoard; arguments and errors are those of `TensorBoard`."""
+    return TensorBoard(*args, **options)
 
 
-def tensorboard(
-    directory: str | os.PathLike[str],
-    *,
-    samples: Callable[[Any], Rows] | None = None,
-    figures: Callable[[Any], Mapping[str, Any]] | None = None,
-    every: int = LOG_EVERY,
-) -> TensorBoard:
-    """Return a callback that writes event files of TensorBoard; watch them with `tensorboard --logdir DIRECTORY`.
-
-    A new run in the same directory replaces an earlier one.
-
-    Args:
-        directory: Directory of the event files; created if necessary.
-        samples: As for `Logger`.
-        figures: As for `Logger`.
-        every: As for `Logger`.
-
-    Raises:
-        BackendError: If tensorboardX is not installed.
-    """
-    return TensorBoard(directory, samples=samples, figures=figures, every=every)
+def mlflow(*args: Any, **options: Any) -> MLflow:
+    """Return a callback that writes a run to MLflow; arguments and errors are those of `MLflow`."""
+    return MLflow(*args, **options)
 
 
-def mlflow(
-    experiment: str = "xformer",
-    *,
-    run_name: str | None = None,
-    tracking_uri: str | None = None,
-    samples: Callable[[Any], Rows] | None = None,
-    figures: Callable[[Any], Mapping[str, Any]] | None = None,
-    every: int = LOG_EVERY,
-) -> MLflow:
-    """Return a callback that writes a run to MLflow: scalars as metrics, samples and figures as artifacts.
-
-    Args:
-        experiment: Name of the experiment; created if necessary.
-        run_name: Name of the run. Default: MLflow chooses one.
-        tracking_uri: Server, directory or database. Default: that of MLflow, MLFLOW_TRACKING_URI.
-        samples: As for `Logger`.
-        figures: As for `Logger`.
-        every: As for `Logger`.
-
-    Raises:
-        BackendError: If mlflow is not installed.
-    """
-    options: dict[str, Any] = {"samples": samples, "figures": figures, "every": every}
-    return MLflow(experiment, run_name=run_name, tracking_uri=tracking_uri, **options)
-
-
-def wandb(
-    project: str = "xformer",
-    *,
-    run_name: str | None = None,
-    directory: str | os.PathLike[str] | None = None,
-    mode: str | None = None,
-    samples: Callable[[Any], Rows] | None = None,
-    figures: Callable[[Any], Mapping[str, Any]] | None = None,
-    every: int = LOG_EVERY,
-) -> WeightsAndBiases:
-    """Return a callback that writes a run to Weights & Biases.
-
-    Args:
-        project: Name of the project.
-        run_name: Name of the run. Default: the service chooses one.
-        directory: Directory of local files. Default: that of wandb.
-        mode: "online", "offline" or "disabled". Default: that of wandb, WANDB_MODE.
-        samples: As for `Logger`.
-        figures: As for `Logger`.
-        every: As for `Logger`.
-
-    Raises:
-        BackendError: If wandb is not installed.
-    """
-    options: dict[str, Any] = {"samples": samples, "figures": figures, "every": every}
-    return WeightsAndBiases(project, run_name=run_name, directory=directory, mode=mode, **options)
+def wandb(*args: Any, **options: Any) -> WeightsAndBiases:
+    """Return a callback that writes a run to Weights & Biases; arguments and errors are those of `WeightsAndBiases`."""
+    return WeightsAndBiases(*args, **options)
 
 
 def _cell(text: str) -> str:

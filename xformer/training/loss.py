@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from xformer.backends import Array, array_namespace, device
+from xformer.backends import Array, array_namespace, base_namespace, device
 from xformer.data.chunks import TextChunks
 from xformer.data.pairs import Batch
 from xformer.distributed import Communicator, SingleProcess
@@ -55,8 +55,9 @@ def language_model_loss(
         label_smoothing: As in `translation_loss`.
         z_loss: As in `translation_loss`.
     """
-    xp = array_namespace(batch.tokens)
-    everything = xp.ones((1, 1, 1, 1), dtype=xp.bool, device=device(batch.tokens))
+    like = next(iter(model.named_parameters()))[1]
+    xp = base_namespace(array_namespace(like))
+    everything = xp.ones((1, 1, 1, 1), dtype=xp.bool, device=device(like))
     logits = model(batch.tokens, mask=everything, rng=rng)
     losses = cross_entropy(logits, batch.labels, label_smoothing=label_smoothing, z_loss=z_loss)
     return array_namespace(losses).sum(losses)

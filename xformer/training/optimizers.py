@@ -1,13 +1,14 @@
 """Optimizers: `state = optimizer.init(model)`, then `model, state = optimizer.update(...)` in each step.
 
-A state is a NamedTuple of the number of updates and of trees like the model, in which a leaf is None where the
-optimizer keeps no statistic for that parameter. Checkpoints rely on nothing else.
+Parameters are the floating arrays of a model; all other arrays stay as they are. A state is a NamedTuple of the number
+of updates and of trees like the model, in which a leaf is None where the optimizer keeps no statistic. Checkpoints rely
+on nothing else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from xformer.backends import Array
@@ -18,7 +19,7 @@ from xformer.ops.muon import muon
 from xformer.ops.sgd import sgd
 from xformer.threads import blas_threads, parallel_map
 from xformer.training.data_parallel import is_numpy
-from xformer.tree import flatten, is_array, map_arrays
+from xformer.tree import check_same_count, flatten, flatten_parameters, is_array, map_parameters
 
 
 class Optimizer(Protocol):
@@ -41,7 +42,7 @@ class Optimizer(Protocol):
 
         Args:
             model: The model, or any tree of arrays.
-            grads: A tree of the same structure.
+            grads: A tree of the same structure; arrays that are no parameters are ignored, and may be None.
             state: What `init` or the last update returned.
             learning_rate: Step size.
             grad_scale: A scalar array that multiplies the gradients; NaN leaves every array as it is and only counts
@@ -53,10 +54,39 @@ class Optimizer(Protocol):
         """
 
 
-class _Hyperparameters(Config):
-    """The hyperparameters of an optimizer; the learning rate is an argument of each update."""
+class _Optimizer(Config):
+    """Base class: the hyperparameters, and what all updates have in common."""
 
     _usage = "pass the learning rate to fit or train_step"
+
+    def update(
+        self,
+        model: Any,
+        grads: Any,
+        state: Any,
+        learning_rate: float,
+        grad_scale: Array | None = None,
+        *,
+        donate: bool = False,
+    ) -> tuple[Any, Any]:
+        """Make one update; see `Optimizer.update`."""
+        leaves, rebuild = flatten_parameters(model)
+        gradients = flatten_parameters(grads)[0]
+        check_same_count(leaves, gradients)
+        step = state.step
+        if donate and is_array(step):
+            step += 1  # in place, so that a captured step finds it
+        else:
+            step = step + 1
+        slots = list(zip(leaves, gradients, strict=True))
+        parameters, state = self._update(slots, state._replace(step=step), learning_rate, grad_scale, donate)
+        return rebuild(parameters), state
+
+    def _update(
+        self, slots: list[tuple[Any, Any]], state: Any, learning_rate: float, grad_scale: Array | None, donate: bool
+    ) -> tuple[Sequence[Array], Any]:
+        """Return the new parameters and state; a slot is a parameter and its gradient, and the step is counted."""
+        raise NotImplementedError
 
 
 class AdamState(NamedTuple):
@@ -67,7 +97,7 @@ class AdamState(NamedTuple):
     exp_avg_sq: Any
 
 
-class Adam(_Hyperparameters):
+class Adam(_Optimizer):
     """Adam (Kingma and Ba, 2015), with the constants of the Transformer (Vaswani et al., 2017, section 5.3)."""
 
     beta1: float = option("Decay rate of the mean of the gradients.", default=0.9, at_least=0.0, below=1.0)
@@ -76,39 +106,30 @@ class Adam(_Hyperparameters):
 
     def init(self, model: Any) -> AdamState:
         """Return the state before the first update: zero moments."""
-        return AdamState(0, map_arrays(zero_moment, model), map_arrays(zero_moment, model))
+        return AdamState(0, map_parameters(zero_moment, model), map_parameters(zero_moment, model))
 
-    def update(
-        self,
-        model: Any,
-        grads: Any,
-        state: AdamState,
-        learning_rate: float,
-        grad_scale: Array | None = None,
-        *,
-        donate: bool = False,
-    ) -> tuple[Any, AdamState]:
-        """Make one update; see `Optimizer.update`."""
-        leaves, rebuild = flatten(model)
-        step = _next_step(state.step, donate)
+    def _update(
+        self, slots: list[tuple[Any, Any]], state: Any, learning_rate: float, grad_scale: Array | None, donate: bool
+    ) -> tuple[Sequence[Array], Any]:
         (exp_avg, with_exp_avg), (exp_avg_sq, with_exp_avg_sq) = flatten(state.exp_avg), flatten(state.exp_avg_sq)
+        check_same_count(slots, exp_avg, exp_avg_sq)
+        leaves, gradients = _columns(slots, 2)
         updated = adam(
-            list(zip(leaves, flatten(grads)[0], exp_avg, exp_avg_sq, strict=True)),
+            list(zip(leaves, gradients, exp_avg, exp_avg_sq, strict=True)),
             learning_rate=learning_rate,
-            step=step,
+            step=state.step,
             beta1=self.beta1,
             beta2=self.beta2,
             epsilon=self.epsilon,
-            weight_decay=[self.decay(leaf) for leaf in leaves],
+            weight_decay=self._weight_decays(leaves),
             grad_scale=grad_scale,
             donate=donate,
         )
         parameters, exp_avg, exp_avg_sq = _columns(updated, 3)
-        return rebuild(parameters), AdamState(step, with_exp_avg(exp_avg), with_exp_avg_sq(exp_avg_sq))
+        return parameters, AdamState(state.step, with_exp_avg(exp_avg), with_exp_avg_sq(exp_avg_sq))
 
-    def decay(self, parameter: Array) -> float:
-        """Return the weight decay of a parameter: 0."""
-        return 0.0
+    def _weight_decays(self, parameters: Sequence[Array]) -> list[float]:
+        return [0.0] * len(parameters)
 
 
 class AdamW(Adam):
@@ -122,9 +143,8 @@ class AdamW(Adam):
         "Decay every parameter; by default those of two or more axes: weights and embeddings, no biases.", default=False
     )
 
-    def decay(self, parameter: Array) -> float:
-        """Return the weight decay of a parameter."""
-        return _decay(parameter, self.weight_decay, self.decay_all)
+    def _weight_decays(self, parameters: Sequence[Array]) -> list[float]:
+        return _weight_decays(parameters, self.weight_decay, self.decay_all)
 
 
 class Muon(AdamW):
@@ -144,32 +164,25 @@ class Muon(AdamW):
 
     def init(self, model: Any) -> AdamState:
         """Return the state before the first update: zero moments; weights have no second one."""
-        exp_avg_sq = map_arrays(lambda leaf: None if self._is_weight(leaf) else zero_moment(leaf), model)
-        return AdamState(0, map_arrays(zero_moment, model), exp_avg_sq)
+        exp_avg_sq = map_parameters(lambda leaf: None if self._is_weight(leaf) else zero_moment(leaf), model)
+        return AdamState(0, map_parameters(zero_moment, model), exp_avg_sq)
 
-    def update(
-        self,
-        model: Any,
-        grads: Any,
-        state: AdamState,
-        learning_rate: float,
-        grad_scale: Array | None = None,
-        *,
-        donate: bool = False,
-    ) -> tuple[Any, AdamState]:
-        """Make one update; see `Optimizer.update`."""
-        leaves, rebuild = flatten(model)
+    def _update(
+        self, slots: list[tuple[Any, Any]], state: Any, learning_rate: float, grad_scale: Array | None, donate: bool
+    ) -> tuple[Sequence[Array], Any]:
         exp_avg, with_exp_avg = flatten(state.exp_avg)
-        exp_avg_sq, with_exp_avg_sq = flatten(state.exp_avg_sq)
-        slots = list(zip(leaves, flatten(grads)[0], exp_avg, strict=True))
-        weights = [slot for slot in slots if self._is_weight(slot[0])]
-        others, other_grads, means = _columns([slot for slot in slots if not self._is_weight(slot[0])], 3)
-        adam_state = AdamState(state.step, means, exp_avg_sq)
-        others, adam_state = super().update(others, other_grads, adam_state, learning_rate, grad_scale, donate=donate)
+        check_same_count(slots, exp_avg)
+        is_weight = [self._is_weight(leaf) for leaf, _ in slots]
+        weights = [index for index, each in enumerate(is_weight) if each]
+        others = [slot for slot, each in zip(slots, is_weight, strict=True) if not each]
+        means = [mean for mean, each in zip(exp_avg, is_weight, strict=True) if not each]
+        adam_state = state._replace(exp_avg=means)
+        updated, adam_state = super()._update(others, adam_state, learning_rate, grad_scale, donate)
 
-        def update_weight(slot: tuple[Any, Any, Any]) -> tuple[Any, Any]:
+        def update_weight(index: int) -> tuple[Any, Any]:
             return muon(
-                *slot,
+                *slots[index],
+                exp_avg[index],
                 grad_scale,
                 learning_rate=learning_rate,
                 momentum=self.momentum,
@@ -177,16 +190,14 @@ class Muon(AdamW):
                 num_iterations=self.num_iterations,
             )
 
-        if is_numpy(leaves):
+        if slots and is_numpy(slots):
             with blas_threads(1):
                 updated_weights = iter(parallel_map(update_weight, weights))
         else:
-            updated_weights = iter([update_weight(slot) for slot in weights])
-        updated_others = zip(others, adam_state.exp_avg, strict=True)
-        updated = [next(updated_weights if self._is_weight(leaf) else updated_others) for leaf in leaves]
-        parameters, exp_avg = _columns(updated, 2)
-        state = AdamState(adam_state.step, with_exp_avg(exp_avg), with_exp_avg_sq(adam_state.exp_avg_sq))
-        return rebuild(parameters), state
+            updated_weights = iter([update_weight(index) for index in weights])
+        updated_others = zip(updated, adam_state.exp_avg, strict=True)
+        parameters, exp_avg = _columns([next(updated_weights if each else updated_others) for each in is_weight], 2)
+        return parameters, adam_state._replace(exp_avg=with_exp_avg(exp_avg))
 
     def _is_weight(self, parameter: Array) -> bool:
         shape = parameter.shape
@@ -200,7 +211,7 @@ class SGDState(NamedTuple):
     velocity: Any
 
 
-class SGD(_Hyperparameters):
+class SGD(_Optimizer):
     """Stochastic gradient descent with momentum, as torch.optim.SGD (without dampening and weight decay)."""
 
     momentum: float = option(
@@ -210,26 +221,18 @@ class SGD(_Hyperparameters):
 
     def init(self, model: Any) -> SGDState:
         """Return the state before the first update: zero velocities."""
-        return SGDState(0, map_arrays(zero_moment, model) if self.momentum else None)
+        return SGDState(0, map_parameters(zero_moment, model) if self.momentum else None)
 
-    def update(
-        self,
-        model: Any,
-        grads: Any,
-        state: SGDState,
-        learning_rate: float,
-        grad_scale: Array | None = None,
-        *,
-        donate: bool = False,
-    ) -> tuple[Any, SGDState]:
-        """Make one update; see `Optimizer.update`."""
-        leaves, rebuild = flatten(model)
-        velocities = [None] * len(leaves) if state.velocity is None else flatten(state.velocity)[0]
+    def _update(
+        self, slots: list[tuple[Any, Any]], state: Any, learning_rate: float, grad_scale: Array | None, donate: bool
+    ) -> tuple[Sequence[Array], Any]:
+        old, with_velocity = flatten(state.velocity)
+        velocities = [None] * len(slots) if state.velocity is None else old
+        check_same_count(slots, velocities)
         options: Any = {"learning_rate": learning_rate, "momentum": self.momentum, "nesterov": self.nesterov}
-        slots = zip(leaves, flatten(grads)[0], velocities, strict=True)
-        parameters, velocity = _columns([sgd(*slot, grad_scale, **options) for slot in slots], 2)
-        step = _next_step(state.step, donate)
-        return rebuild(parameters), SGDState(step, None if state.velocity is None else rebuild(velocity))
+        pairs = zip(slots, velocities, strict=True)
+        parameters, new = _columns([sgd(*slot, velocity, grad_scale, **options) for slot, velocity in pairs], 2)
+        return parameters, SGDState(state.step, None if state.velocity is None else with_velocity(new))
 
 
 class AdafactorState(NamedTuple):
@@ -245,7 +248,7 @@ class AdafactorState(NamedTuple):
     variance: Any
 
 
-class Adafactor(_Hyperparameters):
+class Adafactor(_Optimizer):
     """Adafactor (Shazeer and Stern, 2018), as torch.optim.Adafactor.
 
     The second moment of a matrix is kept as one mean for each row and each column, so the state is far smaller than
@@ -269,22 +272,20 @@ class Adafactor(_Hyperparameters):
 
     def init(self, model: Any) -> AdafactorState:
         """Return the state before the first update: zero means."""
-        leaves, rebuild = flatten(model)
-        return AdafactorState(0, *map(rebuild, _columns([zero_factors(leaf) for leaf in leaves], 3)))
+        leaves, rebuild = flatten_parameters(model)
+        columns = _columns([zero_factors(leaf) for leaf in leaves], 3)
+        return AdafactorState(0, *(rebuild(column, keep=False) for column in columns))
 
-    def update(
-        self,
-        model: Any,
-        grads: Any,
-        state: AdafactorState,
-        learning_rate: float,
-        grad_scale: Array | None = None,
-        *,
-        donate: bool = False,
-    ) -> tuple[Any, AdafactorState]:
-        """Make one update; see `Optimizer.update`."""
-        leaves, rebuild = flatten(model)
-        step = _next_step(state.step, donate)
+    def _update(
+        self, slots: list[tuple[Any, Any]], state: Any, learning_rate: float, grad_scale: Array | None, donate: bool
+    ) -> tuple[Sequence[Array], Any]:
+        step, leaves = state.step, [leaf for leaf, _ in slots]
+        trees = [flatten(tree) for tree in state[1:]]
+        rows, cols, others = (iter(means) for means, _ in trees)
+        factors = [
+            (None, None, next(others)) if len(leaf.shape) < 2 else (next(rows), next(cols), None) for leaf in leaves
+        ]
+        decays = _weight_decays(leaves, self.weight_decay, self.decay_all)
         options: Any = {
             "step_size": min(learning_rate, 1.0 / math.sqrt(step)) if self.relative_step else learning_rate,
             "beta2": 1.0 - math.pow(step, self.beta2_decay),
@@ -293,39 +294,19 @@ class Adafactor(_Hyperparameters):
             "clip_threshold": self.clip_threshold,
         }
         updated = [
-            adafactor(
-                leaf,
-                grad,
-                *factors,
-                grad_scale,
-                **options,
-                decay=1.0 - learning_rate * _decay(leaf, self.weight_decay, self.decay_all),
-            )
-            for leaf, grad, factors in zip(leaves, flatten(grads)[0], _factors(leaves, state), strict=True)
+            adafactor(leaf, grad, row, column, variance, grad_scale, **options, decay=1.0 - learning_rate * decay)
+            for (leaf, grad), (row, column, variance), decay in zip(slots, factors, decays, strict=True)
         ]
-        parameters, *moments = _columns(updated, 4)
-        return rebuild(parameters), AdafactorState(step, *map(rebuild, moments))
+        parameters, *columns = _columns(updated, 4)
+        kept = ([mean for mean in column if mean is not None] for column in columns)
+        new = (rebuild(means) for (_, rebuild), means in zip(trees, kept, strict=True))
+        return parameters, AdafactorState(step, *new)
 
 
-def _factors(leaves: Sequence[Array], state: AdafactorState) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield the state of each parameter; flattening a tree leaves out leaves that are None."""
-    row, column, variance = (iter(flatten(tree)[0]) for tree in (state.row, state.column, state.variance))
-    for leaf in leaves:
-        yield (None, None, next(variance)) if len(leaf.shape) < 2 else (next(row), next(column), None)
+def _weight_decays(parameters: Sequence[Array], weight_decay: float, decay_all: bool) -> list[float]:
+    return [weight_decay if decay_all or len(parameter.shape) > 1 else 0.0 for parameter in parameters]
 
 
-def _next_step(step: Any, donate: bool) -> Any:
-    """Return the number of this update; a donated array is counted up in place, so that a captured step finds it."""
-    if donate and is_array(step):
-        step += 1
-        return step
-    return step + 1
-
-
-def _decay(parameter: Array, weight_decay: float, decay_all: bool) -> float:
-    return weight_decay if decay_all or len(parameter.shape) > 1 else 0.0
-
-
-def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
+def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[Any]:
     """Transpose rows of `count` items; `rows` may be empty."""
-    return [[row[index] for row in rows] for index in range(count)]
+    return list(zip(*rows, strict=True)) or [()] * count

@@ -7,15 +7,14 @@ small gradients from underflowing.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from xformer.backends import Array, array_namespace, backend_name, device, dtype_name, dtype_named, is_floating
+from xformer.backends import Array, array_namespace, backend_name, device, dtype_name, dtype_named
 from xformer.errors import BackendError, ConfigError
 from xformer.ops.cast import cast
-from xformer.tree import flatten
+from xformer.tree import flatten_parameters
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 _INITIAL_SCALE, _MAX_SCALE = 2.0**16, 2.0**24
@@ -57,11 +56,8 @@ def autocast(precision: str, loss_fn: Callable[..., Array]) -> Callable[..., Arr
         return loss_fn
 
     def rounded(model: Any, batch: Any, rng: Any = None) -> Array:
-        leaves, rebuild = flatten(model)
-        floating = [is_floating(leaf.dtype) for leaf in leaves]
-        casts = iter(cast(*itertools.compress(leaves, floating), dtype=precision))
-        pairs = zip(leaves, floating, strict=True)
-        return loss_fn(rebuild([next(casts) if is_float else leaf for leaf, is_float in pairs]), batch, rng)
+        leaves, rebuild = flatten_parameters(model)
+        return loss_fn(rebuild(cast(*leaves, dtype=precision)), batch, rng)
 
     return rounded
 
@@ -81,7 +77,7 @@ def check_precision(precision: str, model: Any) -> None:
         raise ConfigError(f"precision is {precision!r}; expected one of {', '.join(map(repr, PRECISIONS))}")
     if precision == "float32":
         return
-    leaves = flatten(model)[0]
+    leaves = flatten_parameters(model)[0]
     dtypes = {dtype_name(leaf.dtype) for leaf in leaves} - {"float32"}
     if dtypes:
         raise ConfigError(

@@ -54,11 +54,7 @@ def linear(peak: float, *, warmup_steps: int = 0, total_steps: int, floor: float
 def cosine(peak: float, *, warmup_steps: int = 0, total_steps: int, floor: float = 0.0) -> Schedule:
     """Rise linearly to the peak, then fall to the floor along half a cosine (Loshchilov and Hutter, 2017).
 
-    Args:
-        peak: Largest learning rate.
-        warmup_steps: Number of steps until the peak.
-        total_steps: Number of steps until the floor.
-        floor: Learning rate from then on.
+    Arguments are those of `linear`.
     """
     return _falling(lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)), peak, warmup_steps, total_steps, floor)
 

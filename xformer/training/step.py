@@ -14,7 +14,7 @@ from xformer.errors import ConfigError
 from xformer.ops.grad_scale import cast_number
 from xformer.ops.squared_norm import squared_norm
 from xformer.random import Rng, split_rng
-from xformer.tree import flatten, is_array, map_arrays
+from xformer.tree import flatten_parameters, is_array, map_arrays
 
 Loss = Callable[[Any, Any, Rng | None], Array]  # (model, batch, rng) -> summed loss
 ValueAndGrad = Callable[[Callable[..., Array]], Callable[..., tuple[Array, Any]]]
@@ -62,7 +62,7 @@ def train_step(
 
     Nothing waits for a GPU: the loss and the norm are arrays, and a NaN among them skips the update on the device. With
     Adam the step can be captured as a graph and replayed: numbers that change are then scalar arrays, which are read on
-    the device: learning_rate, loss_scale, the step in the state (floating), and the counter of the rng (`Rng.counted`).
+    the device: learning_rate, loss_scale, the step in the state (floating), and the counter of `Rng.with_counter`.
 
     Args:
         model: A Module, or any tree of arrays.
@@ -114,8 +114,8 @@ def accumulate(
 
 
 def global_norm(grads: Any) -> Array:
-    """Return the square root of the sum of the squares of all elements of a tree, a scalar."""
-    squares = squared_norm(*flatten(grads)[0])
+    """Return the square root of the sum of the squares of all floating elements of a tree, a scalar."""
+    squares = squared_norm(*flatten_parameters(grads)[0])
     return array_namespace(squares).sqrt(squares)
 
 
@@ -165,4 +165,5 @@ def clip_by_global_norm(grads: Any, max_grad_norm: float) -> tuple[Any, Array]:
     """
     norm = global_norm(grads)
     scale = clip_scale(norm, norm, max_grad_norm)
-    return map_arrays(lambda leaf: array_namespace(leaf).astype(scale, leaf.dtype) * leaf, grads), norm
+    leaves, rebuild = flatten_parameters(grads)
+    return rebuild([array_namespace(leaf).astype(scale, leaf.dtype) * leaf for leaf in leaves]), norm
