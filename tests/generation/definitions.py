@@ -51,11 +51,12 @@ def log_softmax(logits):
 
 
 def next_log_probabilities(model, source, tokens, *, minimum=0, ngram=0, penalty=1.0):
-    """Return the log-probability of each next token; all tokens so far go through the model again."""
+    """Return the processed log-probability of each next token; all tokens so far go through the model again."""
     logits = np.array(model([source], [[BOS, *tokens]])[0, -1])
+    logits[[PAD, BOS]] = -math.inf
+    logits = log_softmax(logits)
     for token in set(tokens):
         logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
-    logits[[PAD, BOS]] = -math.inf
     if len(tokens) < minimum:
         logits[EOS] = -math.inf
     if ngram and len(tokens) >= ngram - 1:
@@ -63,7 +64,7 @@ def next_log_probabilities(model, source, tokens, *, minimum=0, ngram=0, penalty
         for token in range(len(logits)):
             if (*tokens[len(tokens) - ngram + 1 :], token) in ngrams:
                 logits[token] = -math.inf
-    return log_softmax(logits)
+    return logits
 
 
 def rescored(model, source, tokens, *, finished=True):

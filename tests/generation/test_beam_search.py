@@ -1,4 +1,3 @@
-import importlib
 import math
 
 import numpy as np
@@ -13,7 +12,6 @@ from tests.reference import without_jax
 from xformer.backends import from_host
 from xformer.generation import GenerationConfig, generate
 from xformer.generation.beam_group import BeamGroup
-from xformer.generation.beam_search import beam_search
 from xformer.generation.decoding_steps import DecodingSteps
 from xformer.generation.hypothesis import Hypothesis
 from xformer.tree import replace
@@ -118,7 +116,7 @@ def test_a_beam_of_one_is_greedy_search(models, seed, rows, alpha, limit):
     model, options = models[seed], GenerationConfig(max_new_tokens=limit, length_penalty=alpha)
     expected = generate(model, padded(rows), options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("xformer.generation.generate"), "greedy_or_sample", beam_search)
+        patch.setattr(GenerationConfig, "method", property(lambda self: "beam"))
         found = generate(model, padded(rows), options)
     assert [pairs(one) for one in found] == [pairs(one) for one in expected]
     np.testing.assert_allclose([one[0].score for one in found], [one[0].score for one in expected], atol=1e-9)

@@ -7,12 +7,12 @@ from tests.reference import normal
 from xformer.backends import from_host
 from xformer.generation.candidates import Candidate, rank_candidates, top_tokens
 
-LOGITS = normal(0, 3, 7)
+LOG_PROBS = log_softmax(normal(0, 3, 7))
 
 
 def test_top_tokens_are_the_best_of_each_row(xp):
-    top = top_tokens(from_host(xp, LOGITS), 3, 2)
-    expected = log_softmax(LOGITS)
+    top = top_tokens(from_host(xp, LOG_PROBS), 3, 2)
+    expected = LOG_PROBS
     order = np.argsort(-expected, axis=-1)[:, :3]
     np.testing.assert_array_equal(top.tokens, order)
     np.testing.assert_allclose(top.log_probs, np.take_along_axis(expected, order, axis=-1), atol=1e-12)
@@ -22,14 +22,14 @@ def test_top_tokens_are_the_best_of_each_row(xp):
 
 
 def test_without_eos_and_with_a_small_vocabulary():
-    top = top_tokens(LOGITS, 100, None)
+    top = top_tokens(LOG_PROBS, 100, None)
     assert top.eos_log_probs is None
     assert top.tokens.shape == (3, 7)
 
 
 def test_candidates_are_ranked_within_groups_of_any_size():
-    top = top_tokens(LOGITS, 7, None)
-    totals = log_softmax(LOGITS)
+    top = top_tokens(LOG_PROBS, 7, None)
+    totals = LOG_PROBS
     first, second = rank_candidates(top, [[-1.0, -0.5], [0.0]], [[2, 0], [1]], 5)
     every = sorted(
         [Candidate(-1.0 + totals[2, token], 0, token) for token in range(7)]

@@ -15,9 +15,19 @@ from xformer.generation import GenerationConfig
         ({"num_beams": 4}, "beam"),
         ({"temperature": 1.0}, "sampling"),
         ({"top_k": 3, "num_return_sequences": 5}, "sampling"),
-        ({"top_p": 1.0}, "sampling"),
+        ({"top_p": 0.9}, "sampling"),
         ({"min_p": 0.1}, "sampling"),
         ({"do_sample": True}, "sampling"),
+        ({"do_sample": False, "temperature": 0.7, "top_p": 0.9}, "greedy"),
+        ({"do_sample": False, "temperature": 0.7, "num_beams": 2}, "beam"),
+        ({"do_sample": True, "temperature": 0}, "greedy"),
+        ({"temperature": 0, "top_k": 5}, "greedy"),
+        ({"temperature": 0.0, "num_beams": 2}, "beam"),
+        ({"top_k": 0}, "greedy"),
+        ({"top_p": 1.0}, "greedy"),
+        ({"top_p": 0}, "greedy"),
+        ({"min_p": 0.0}, "greedy"),
+        ({"do_sample": True, "top_k": 0, "top_p": 0, "min_p": 0}, "sampling"),
     ],
 )
 def test_settings_determine_the_method(settings, method):
@@ -67,9 +77,9 @@ def test_contradictory_settings_raise(settings, message):
         ({"length_penalty": math.nan}, "length_penalty is nan"),
         ({"coverage_penalty": "0.2"}, "coverage_penalty is '0.2'"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; expected a number in \\[0.001, 1000\\]"),
-        ({"temperature": 0.0}, "temperature is 0.0; expected a number in"),
-        ({"top_k": 0}, "top_k is 0"),
-        ({"top_p": 0.0}, "top_p is 0.0; expected a number in"),
+        ({"temperature": -0.1}, "temperature is -0.1; expected a number in \\[0, 1000\\]"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_p": -0.1}, "top_p is -0.1; expected a number in"),
         ({"top_p": 1.5}, "top_p is 1.5; expected a number in"),
         ({"min_p": -0.5}, "min_p is -0.5"),
         ({"max_length_ratio": 0.0}, "max_length_ratio is 0.0"),
@@ -94,6 +104,38 @@ def test_fields_can_be_overridden():
         GenerationConfig.resolve(config, {"num_beam": 2})
     with raises_line(ConfigError, "config is 4; expected a GenerationConfig"):
         GenerationConfig.resolve(4, {})
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "method", "kept"),
+    [
+        (
+            {"temperature": 0.6, "top_k": 20, "top_p": 0.9},
+            {"temperature": 0.7},
+            "sampling",
+            {"top_k": 20, "top_p": 0.9},
+        ),
+        ({"do_sample": True, "top_k": 20}, {"top_k": 0}, "sampling", {}),
+        ({"do_sample": True, "top_k": 20}, {"num_beams": 2}, "beam", {"top_k": 20}),
+        ({"do_sample": False, "top_k": 20}, {"temperature": 2.0}, "sampling", {"top_k": 20}),
+        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0}, {"top_k": 5}, "sampling", {"num_beams": 1}),
+        (
+            {"num_beams": 4, "top_k": 5, "do_sample": False},
+            {"do_sample": True},
+            "sampling",
+            {"num_beams": 1, "top_k": 5},
+        ),
+        ({"num_beams": 4}, {"temperature": 0}, "beam", {"num_beams": 4}),
+        ({"num_beams": 4}, {"top_p": 1.0}, "beam", {"num_beams": 4}),
+        ({"temperature": 0.6, "top_k": 5}, {"temperature": 0}, "greedy", {"top_k": 5}),
+        ({"temperature": 0.6}, {"do_sample": False}, "greedy", {"temperature": 0.6}),
+    ],
+)
+def test_an_override_leaves_other_fields_unless_it_selects_another_search(config, overrides, method, kept):
+    found = GenerationConfig.resolve(GenerationConfig(**config), overrides)
+    assert found.method == method
+    for name, value in {**kept, **overrides}.items():
+        assert getattr(found, name) == value, name
 
 
 def test_every_field_has_help_and_a_panel():

@@ -180,3 +180,13 @@ def test_the_number_and_size_of_recordings_are_limited_and_they_end_with_the_mod
     del model
     gc.collect()
     assert released() is None
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_windows_do_not_change_what_is_replayed(monkeypatch, name):
+    model = varied_model(1, window=3)
+    expected, actual, num_replays = both(
+        monkeypatch, lambda: generate(model, padded(SOURCES[:3]), CONFIGS[name], rng=Rng(0))
+    )
+    assert_equal_outputs(expected, actual)
+    assert num_replays

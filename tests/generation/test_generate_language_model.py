@@ -4,7 +4,7 @@ import pytest
 from tests.generation.definitions import log_softmax
 from tests.reference import normal, raises_line
 from xformer.errors import ConfigError, DataError, ShapeError
-from xformer.generation import GenerationConfig, generate
+from xformer.generation import GenerationConfig, generate, stream
 from xformer.generation.decoding_steps import DecodingSteps
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.random import Rng
@@ -109,18 +109,36 @@ def test_invalid_arguments_raise(model):
     assert generate(model, []) == []
 
 
-def test_learned_positions_bound_prompt_and_continuation():
-    config = LanguageModelConfig(
-        vocab_size=13, d_model=8, num_heads=2, d_ff=12, num_layers=1, positions="learned", max_positions=6
-    )
-    model = LanguageModel(config, xp="numpy", seed=1, dtype="float64")
-    found = generate(
-        model, PROMPTS[:2], GenerationConfig(max_new_tokens=9, temperature=1.0), rng=Rng(0), special_tokens=False
-    )
-    assert [len(one[0].tokens) for one in found] == [2, 3]
-    for settings in ({}, {"temperature": 1.0}, {"num_beams": 2, "length_penalty": 1.0}):
-        with raises_line(ConfigError, "prompt included; this model has learned positions for 5"):
-            generate(model, [PROMPTS[0], [1] * 6], GenerationConfig(**settings), rng=Rng(0))
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "rng": Rng(0)}, {"num_beams": 2, "length_penalty": 1.0}])
+@pytest.mark.parametrize("special_tokens", [True, False])
+def test_learned_positions_bound_prompt_and_continuation(settings, special_tokens):
+    """What fits is generated; the output is not finished."""
+    sizes = {"vocab_size": 13, "d_model": 8, "num_heads": 2, "d_ff": 12, "num_layers": 1}
+    model = LanguageModel(LanguageModelConfig(**sizes, positions="learned", max_positions=8), dtype="float64")
+    options = {"special_tokens": special_tokens, "suppress_tokens": [2], **settings}
+    found = generate(model, [[5] * 7, [5] * 3], max_new_tokens=9, **options)
+    assert [(len(one[0].tokens), one[0].finished) for one in found] == [(1, False), (5, False)]
+    assert [len(one[0].tokens) for one in generate(model, [[5] * 7], **options)] == [1]
+    with raises_line(ConfigError, "prompt 2 has 8 tokens; expected at most 7: .* learned positions for 8"):
+        generate(model, [[5], [5] * 8], **options)
+    with raises_line(ConfigError, "the output needs 9 tokens, prompt included; this model has learned positions for 8"):
+        generate(model, [[5] * 7], min_new_tokens=2, **options)
+
+
+def test_padded_arrays_need_a_mask(model):
+    prompts = [[5, 6, 7], [8, 9]]
+    expected = generate(model, prompts, max_new_tokens=4)
+    for padded in ([[5, 6, 7], [0, 8, 9]], [[5, 6, 7], [8, 9, 0]]):
+        array = np.asarray(padded)
+        with raises_line(
+            DataError, "inputs is an array with pad_id 0 at the start or end of a row; expected lists of ids"
+        ):
+            generate(model, array, max_new_tokens=4)
+        assert generate(model, array, max_new_tokens=4, attention_mask=(array > 0) * 1) == expected
+        assert generate(model, padded, max_new_tokens=4, attention_mask=(array > 0).tolist()) == expected
+    assert generate(model, np.asarray([[5, 6], [8, 9]]), max_new_tokens=4)[1] == expected[1]
+    with raises_line(ShapeError, r"attention_mask has shape \(1, 3\); expected that of ids .*\(2, 3\)"):
+        generate(model, array, attention_mask=[[1, 1, 1]])
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "rng": Rng(0)}, {"num_beams": 2}])
@@ -161,17 +179,40 @@ def test_wrong_inputs_and_results_of_functions_are_named(inputs, options, error,
         generate(LanguageModel(config), inputs, max_new_tokens=3, **options)
 
 
+@pytest.mark.parametrize("special_tokens", [True, False])
 @pytest.mark.parametrize("method", ["greedy", "beam", "sampling"])
-def test_further_tokens_end_an_output(model, method):
-    config = OPTIONS[method]
-    (full,), *_ = generate(model, PROMPTS, config, rng=Rng(3))
-    assert len(full.tokens) > 2
+def test_further_tokens_end_an_output(model, method, special_tokens):
+    """The output until the first of them, which a beam may reach by another way."""
+    config, options = OPTIONS[method], {"rng": Rng(3), "special_tokens": special_tokens}
+    (full,), *_ = generate(model, PROMPTS, config, num_beams=1, **options)
     stop = full.tokens[2]
     first = full.tokens.index(stop)
-    (ended,), *_ = generate(model, PROMPTS, config, rng=Rng(3), stop_token_ids=[stop])
-    if method == "greedy":
-        assert (ended.tokens, ended.finished) == (full.tokens[:first], True)
+    (ended,), *_ = generate(model, PROMPTS, config, stop_token_ids=[stop], **options)
+    assert ended.finished
     assert stop not in ended.tokens
+    if method == "beam":  # by its score: the end counts, with the log-probability of the token
+        logits = model([[*PROMPTS[0], *ended.tokens]])[0, len(PROMPTS[0]) - 1 :]
+        logits = np.where(np.isin(range(13), list(model.config.suppressed_ids) * special_tokens), -np.inf, logits)
+        log_probs = log_softmax(logits)
+        ends = max(log_probs[-1, [stop, *[2] * special_tokens]])
+        total = log_probs[range(len(ended.tokens)), ended.tokens].sum() + ends
+        assert ended.log_probability == pytest.approx(total, abs=1e-9)
+    else:
+        assert ended.tokens == full.tokens[:first]
+        steps = stream(model, PROMPTS[:1], config, stop_token_ids=[stop], **options)
+        assert [token for (new,) in steps for token in new] == ended.tokens
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_a_prompt_may_contain_tokens_that_end_outputs(model, method):
+    """In a batch, too, in which the tokens of longer prompts are forced."""
+    prompts = [[1, 5, 2, 6, 11, 7], [1, 7]]
+    options = {"rng": Rng(0), "stop_token_ids": [11]}
+    together = generate(model, prompts, OPTIONS[method], **options)
+    for number, prompt in enumerate(prompts):
+        (single,) = generate(model, [prompt], OPTIONS[method], indices=[number], **options)
+        assert [h.tokens for h in together[number]] == [h.tokens for h in single]
+        assert together[number][0].score == pytest.approx(single[0].score, abs=1e-9)
 
 
 def test_tokens_can_be_suppressed_at_the_beginning_only(model):

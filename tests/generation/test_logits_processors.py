@@ -46,7 +46,7 @@ def test_tokens_are_masked_in_all_rows_or_in_some(xp):
 
 def test_eos_is_masked_below_the_minimum_length(xp):
     lengths = LengthLimits([LengthRange(0, 9), LengthRange(2, 9)])
-    masked = to_host(MinLength(lengths, 2)(rows([4], [4]), from_host(xp, LOGITS)))
+    masked = to_host(MinLength(lengths, [2])(rows([4], [4]), from_host(xp, LOGITS)))
     np.testing.assert_array_equal(masked, [LOGITS[0], [0.0, 4.0, -INFINITY, 2.0]])
 
 
@@ -55,6 +55,8 @@ def test_repetition_penalty_is_the_formula(xp):
     found = penalize(rows([0, 1, 1], [3]), from_host(xp, LOGITS))
     assert_close(found, [[0.5, -4.0, 0.5, 3.0], [0.0, 4.0, -1.0, 1.0]], xp=xp)
     assert_close(penalize(rows([], []), from_host(xp, LOGITS)), LOGITS, xp=xp)
+    start = RepetitionPenalty(2.0, [3])
+    assert_close(start(rows([], [2]), from_host(xp, LOGITS)), [[1.0, -2.0, 0.5, 1.5], [0.0, 4.0, -2.0, 1.0]], xp=xp)
 
 
 def test_sequence_bias_belongs_to_the_input_of_a_row(xp):
@@ -116,7 +118,9 @@ def process(
         GenerationConfig(**config),
         vocab_size=logits.shape[-1],
         eos_id=2,
-        suppress_tokens=frozenset((0, 1)),
+        end_ids=frozenset({2, *config.get("stop_token_ids", ())}),
+        suppressed=frozenset((0, 1)),
+        start=[1],
         lengths=LengthLimits([LengthRange(*limits) for limits in ranges]),
         prefixes=prefixes,
         sequence_bias=sequence_bias,
@@ -141,18 +145,47 @@ def test_rows_follow_the_settings_of_their_inputs():
     assert allowed(found) == [{3, 4, 5}, {2, 3, 4, 5}, {5}]
 
 
-def test_processors_apply_in_order():
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_processors_apply_in_order(num_beams):
+    """In beam search to log-probabilities of the distribution with the favored phrases and without bos and pad."""
     logits = normal(0, 1, 6)
     expected = logits.copy()
-    expected[0, 3] *= 1.5 if logits[0, 3] < 0 else 1 / 1.5
     expected[0, 4] += 2.0
     expected[0, :2] = -INFINITY
+    expected = log_softmax(expected) if num_beams > 1 else expected
+    expected[0, 3] *= 1.5 if expected[0, 3] < 0 else 1 / 1.5
     seen = []
-    found = process(logits, [[3]], repetition_penalty=1.5, sequence_bias=[[[[4]]]],
+    found = process(logits, [[3]], repetition_penalty=1.5, sequence_bias=[[[[4]]]], num_beams=num_beams,
                     user=[lambda histories, logits: seen.append(logits) or logits - 1.0])  # fmt: skip
     assert_close(found[:, 2:], expected[:, 2:] - 1.0)
     assert_close(seen[0][:, 2:], expected[:, 2:])
     assert allowed(found) == [{2, 3, 4, 5}]
+
+
+def test_scores_of_beams_never_increase():
+    logits = normal(0, 2, 6)
+    found = process(
+        logits, [[3], [4]], num_beams=2, user=[lambda histories, logits: logits + np.asarray([[9.0], [-9.0]])]
+    )
+    suppressed = np.where([True, True, *[False] * 4], -INFINITY, logits)
+    log_probs = log_softmax(suppressed)
+    np.testing.assert_allclose(found[0], log_probs[0] - log_probs[0].max())
+    np.testing.assert_allclose(found[1], log_probs[1] - 9.0)
+
+
+def test_the_end_token_of_a_beam_has_the_largest_log_probability_of_all_end_tokens():
+    logits = np.asarray([[0.0, 0.0, 1.0, 3.0, 2.0, 0.5], [0.0, 0.0, 2.0, 1.0, 0.5, 3.0]])
+    log_probs = log_softmax(np.where([True, True, *[False] * 4], -INFINITY, logits))
+    settings = {"stop_token_ids": [3, 4], "num_beams": 2}
+    found = process(logits, [[5], [5]], **settings)
+    expected = [[log_probs[0, 3], -INFINITY, -INFINITY, log_probs[0, 5]],
+                [log_probs[1, 2], -INFINITY, -INFINITY, log_probs[1, 5]]]  # fmt: skip
+    assert_close(found[:, 2:], np.asarray(expected))
+    # A masked end token does not count, and the minimum length is that of all of them.
+    assert_close(process(logits, [[5], [5]], **settings, suppress_tokens=[3])[:, 2], log_probs[[0, 1], [4, 2]])
+    assert allowed(process(logits, [[5], [5]], **settings, ranges=[(2, 9)])) == [{5}, {5}]
+    # Without beams each of them ends an output.
+    assert allowed(process(logits, [[5], [5]], stop_token_ids=[3, 4])) == [{2, 3, 4, 5}] * 2
 
 
 def test_ngrams_may_repeat_if_no_other_token_is_left():

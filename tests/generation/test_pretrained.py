@@ -32,17 +32,22 @@ def test_a_language_model_that_samples(tmp_path):
     assert read(tmp_path, {"do_sample": True, "top_k": 0}).options == {"do_sample": True}
 
 
-def test_sampling_settings_do_not_apply_to_greedy_search(tmp_path):
-    settings = read(tmp_path, {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05})
-    assert settings.options == {"repetition_penalty": 1.05}
-    assert GenerationConfig(**settings.options).method == "greedy"
+def test_sampling_settings_apply_to_calls_that_sample(tmp_path):
+    settings = read(tmp_path, {"temperature": 0.7, "top_k": 20, "typical_p": 0.8, "repetition_penalty": 1.05})
+    config = GenerationConfig(**settings.options)
+    assert config == GenerationConfig(do_sample=False, temperature=0.7, top_k=20, repetition_penalty=1.05)
+    assert (config.method, settings.ignored) == ("greedy", {})
+    sampling = GenerationConfig.resolve(config, {"temperature": 0.5})
+    assert (sampling.method, sampling.temperature, sampling.top_k) == ("sampling", 0.5, 20)
 
 
 def test_contradictory_settings(tmp_path):
     settings = read(tmp_path, {"do_sample": True, "num_beams": 4, "temperature": 0.5})
     assert settings.options == {"do_sample": True, "top_k": 50, "temperature": 0.5}
     assert settings.ignored == {"num_beams": 4}
-    assert read(tmp_path, {"do_sample": True, "temperature": 0.0}).options == {}
+    greedy = GenerationConfig(**read(tmp_path, {"do_sample": True, "temperature": 0.0}).options)
+    assert greedy.method == "greedy"
+    assert GenerationConfig.resolve(greedy, {"temperature": 0.7}).method == "sampling"
 
 
 def test_an_encoder_decoder_with_beams(tmp_path):
@@ -72,7 +77,7 @@ def test_an_encoder_decoder_with_beams(tmp_path):
         "min_new_tokens": 55,
         "begin_suppress_tokens": (220, 50257),
     }
-    assert (settings.start_id, settings.eos_ids, settings.forced_bos_id) == (58100, (0,), 7)
+    assert (settings.eos_ids, settings.forced_bos_id) == ((0,), 7)
     assert settings.ignored == {"bad_words_ids": [[5, 6]]}
     assert GenerationConfig(**settings.options).method == "beam"
 
@@ -91,8 +96,7 @@ def test_one_warning_names_the_settings_that_are_ignored(tmp_path, caplog):
     settings.config(TransformerConfig(source_vocab_size=9, target_vocab_size=9))
     path = tmp_path / "generation_config.json"
     assert caplog.messages == [
-        f"{path}: settings that are not supported are ignored: guidance_scale 1.5, stop_strings ['END'], "
-        "decoder_start_token_id 7"
+        f"{path}: settings that are invalid or not supported are ignored: guidance_scale 1.5, stop_strings ['END']"
     ]
     caplog.clear()
     read(tmp_path, {"num_beams": 2}, encoder_decoder=True).config(LanguageModelConfig(vocab_size=9))
@@ -109,21 +113,37 @@ def test_old_checkpoints_have_their_settings_in_the_model_configuration(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("values", "options"),
     [
-        ({"eos_token_id": "x"}, "eos_token_id 'x'; expected a token id"),
-        ({"eos_token_id": [1, -5]}, "expected a token id"),
-        ({"num_beams": 1.5}, "expected an integer"),
-        ({"num_beams": True}, "expected an integer"),
-        ({"temperature": "hot"}, "expected a number"),
-        ({"temperature": float("nan")}, "expected a number"),
-        ({"do_sample": "yes"}, "expected true or false"),
-        ({"bad_words_ids": 5}, "list of lists"),
-        ({"repetition_penalty": -1}, "repetition_penalty is -1.0; expected a number in"),
-        ({"num_beams": 3, "num_beam_groups": 2}, "num_beam_groups 2 does not divide num_beams 3"),
+        ({"eos_token_id": "x"}, {}),
+        ({"eos_token_id": [1, -5]}, {}),
+        ({"num_beams": 1.5}, {}),
+        ({"num_beams": True}, {}),
+        ({"do_sample": True, "temperature": "hot"}, {"do_sample": True, "top_k": 50}),
+        ({"do_sample": True, "temperature": float("nan")}, {"do_sample": True, "top_k": 50}),
+        ({"do_sample": True, "temperature": 2000.0}, {"do_sample": True, "top_k": 50}),
+        ({"do_sample": True, "top_k": -1}, {"do_sample": True, "top_k": 50}),
+        ({"do_sample": True, "top_p": 1.5}, {"do_sample": True, "top_k": 50}),
+        ({"do_sample": "yes"}, {}),
+        ({"bad_words_ids": 5}, {}),
+        ({"repetition_penalty": -1.0}, {}),
+        ({"length_penalty": -1.0}, {}),
+        ({"num_return_sequences": 2}, {}),
+        ({"max_new_tokens": 0}, {}),
+        ({"num_beams": 3, "num_beam_groups": 2}, {"num_beams": 3, "length_penalty": 1.0}),
     ],
 )
-def test_invalid_values(tmp_path, values, message):
-    with pytest.raises(CheckpointError, match=message) as error:
-        read(tmp_path, values)
-    assert "generation_config.json" in str(error.value)
+def test_invalid_defaults_are_ignored_with_a_warning(tmp_path, caplog, values, options):
+    settings = read(tmp_path, values)
+    assert settings.options == options
+    settings.config(LanguageModelConfig(vocab_size=9))
+    key, value = list(values.items())[-1]
+    assert caplog.messages == [
+        f"{tmp_path / 'generation_config.json'}: settings that are invalid or not supported are ignored: {key} {value}"
+    ]
+
+
+def test_damaged_files_raise(tmp_path):
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"generation_config\.json"):
+        read_generation(tmp_path, encoder_decoder=False)

@@ -159,7 +159,7 @@ def test_steps_are_captured_once_for_inputs_of_the_same_shapes(monkeypatch, sett
         ({"no_repeat_ngram_size": 2}, False),
         ({"sequence_bias": [[[[5]]], [], []]}, False),
         ({"prefix": [[5], [5, 6], [5]]}, False),
-        ({"window": 3}, False),
+        ({"window": 3}, True),
         ({"logits_processors": [lambda histories, logits: logits]}, False),
         ({"stopping_criteria": [lambda histories: [False] * len(histories)]}, False),
     ],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
-from xformer.generation import TokenRecord, generate
+from xformer.generation import TokenRecord, generate, stream
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.random import Rng
 
@@ -38,3 +40,37 @@ def test_steps_have_the_probabilities_of_the_model(model, settings):
                 best = np.argsort(-row)[:4]
                 assert [token for token, _ in step.alternatives] == best.tolist()
                 np.testing.assert_allclose([value for _, value in step.alternatives], row[best])
+
+
+def test_the_memory_of_a_record_is_linear_in_the_length(model):
+    """Neither each token nor each step keeps all tokens before it."""
+
+    def size(length):
+        record = TokenRecord(1)
+        hooks = {"logits_processors": [record], "stopping_criteria": [record.observe]}
+        generate(model, PROMPTS[:1], max_new_tokens=length, special_tokens=False, **hooks)
+        return len(pickle.dumps(record))
+
+    assert size(120) < 2.4 * size(60)
+
+
+def test_scores_of_beams_are_sums_of_recorded_log_probabilities(model):
+    record = TokenRecord(1)
+    hooks = {"logits_processors": [record], "stopping_criteria": [record.observe], "max_new_tokens": 5}
+    outputs = generate(model, PROMPTS, num_beams=3, repetition_penalty=1.5, special_tokens=False, **hooks)
+    for index, (prompt, (output, *_)) in enumerate(zip(PROMPTS, outputs, strict=True)):
+        steps = record.steps(index, prompt, output.tokens)
+        assert sum(step.log_probability for step in steps) == pytest.approx(output.score)
+
+
+def test_one_record_serves_several_batches_at_once(model):
+    """As threads do: the steps of two batches alternate."""
+    record = TokenRecord(1)
+    hooks = {"logits_processors": [record], "stopping_criteria": [record.observe], "special_tokens": False}
+    searches = [
+        stream(model, [[*prompt]], max_new_tokens=5, indices=[row], **hooks) for row, prompt in enumerate(PROMPTS)
+    ]
+    steps = list(zip(*searches, strict=True))
+    for row, prompt in enumerate(PROMPTS):
+        tokens = [token for step in steps for token in step[row][0]]
+        assert [each.token for each in record.steps(row, prompt, tokens)] == tokens

@@ -142,6 +142,60 @@ def test_pooling_follows_the_files_of_sentence_transformers(bert):
         xf.Embedder.from_pretrained(bert)
 
 
+@pytest.mark.slow  # imports torch and transformers
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("include_prompt", [True, False])
+@pytest.mark.parametrize("pooling", [{"pooling_mode_mean_tokens": True}, {"pooling_mode": "cls"}])
+def test_vectors_are_those_of_sentence_transformers(bert, pooling, include_prompt):
+    library = pytest.importorskip("sentence_transformers")
+    names = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    files = {
+        "modules.json": [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+            for i, (name, path) in enumerate(names.items())
+        ],
+        "1_Pooling/config.json": {"word_embedding_dimension": 24, **pooling, "include_prompt": include_prompt},
+        "sentence_bert_config.json": {"max_seq_length": 9, "do_lower_case": True},
+        "config_sentence_transformers.json": {
+            "prompts": {"query": "The dog : ", "document": ""},
+            "default_prompt_name": "query",
+        },
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "cls_token": "[CLS]",
+            "sep_token": "[SEP]",
+            "pad_token": "[PAD]",
+            "unk_token": "<unk>",
+        },
+    }
+    (bert / "1_Pooling").mkdir()
+    (bert / "2_Normalize").mkdir()
+    for name, values in files.items():
+        (bert / name).write_text(json.dumps(values))
+    theirs = library.SentenceTransformer(str(bert), device="cpu")
+    ours = xf.Embedder.from_pretrained(bert)
+    texts = ["A MAN Sleeps", "dog [SEP] bench", "the dog runs on a bench on a bench on a bench", ""]
+    for options in ({}, {"prompt": "a man : "}, {"prompt": ""}, {"prompt_name": "document"}, {"prompt_name": "query"}):
+        np.testing.assert_allclose(ours(texts, **options), theirs.encode(texts, **options), atol=2e-6)
+    np.testing.assert_array_equal(ours(["A CAT"]), ours(["a cat"]))
+    assert np.abs(ours(["dog"]) - ours(["dog"], prompt="")).max() > 0.01
+
+
+def test_prompts_are_checked(bert):
+    embedder = xf.Embedder.from_pretrained(bert)
+    with pytest.raises(ConfigError, match="prompt_name is 'query'; the model has no prompts"):
+        embedder(["dog"], prompt_name="query")
+    embedder = xf.Embedder(embedder.model, embedder.tokenizer, prompts={"query": "a "}, include_prompt=False)
+    with pytest.raises(ConfigError, match="prompt_name is 'qery'; did you mean 'query'"):
+        embedder(["dog"], prompt_name="qery")
+    with pytest.raises(ConfigError, match=r"the prompt has \d+ tokens; expected fewer than max_length"):
+        embedder(["dog"], prompt="a " * 99)
+    for values in ({"prompts": ["a"]}, {"prompts": {"a": 1}}, {"prompts": {"a": "b"}, "default_prompt_name": "c"}):
+        (bert / "config_sentence_transformers.json").write_text(json.dumps(values))
+        with pytest.raises(CheckpointError, match=r"has prompts .*; expected a text by name"):
+            xf.Embedder.from_pretrained(bert)
+
+
 def test_classes_have_names_and_probabilities(tmp_path):
     special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "<unk>": 3}
     directory = checkpoint(tmp_path, "bert_classifier", "[CLS] $A [SEP]", special)

@@ -128,6 +128,17 @@ def test_only_missing_parts_are_computed_again(run, tmp_path):
     run(lambda lines, first_index: pytest.fail("nothing is missing"))
 
 
+def test_a_truncated_part_is_computed_again(run, tmp_path):
+    run()
+    path = tmp_path / "out" / "part-00000003.txt"
+    path.write_bytes(path.read_bytes()[:-20])
+    corpus = run()
+    assert merged(corpus) == EXPECTED
+    path.write_bytes(b"x")
+    with pytest.raises(CorpusError, match=r"part-00000003.txt has 0 lines, not the 10 that were written; run the same"):
+        merged(corpus)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -4,7 +4,8 @@ import signal
 import numpy as np
 import pytest
 
-from xformer.errors import DataError
+from tests.text.test_metrics import CHINESE
+from xformer.errors import ConfigError, DataError
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import EncodedCorpus, Tokenizers, ValidationScore
 from xformer.pipelines.seq2seq import Output, Result, TextToText
@@ -102,6 +103,18 @@ def test_validation_scores_the_outputs_of_the_model(lowercase, monkeypatch):
     assert score.name == "ROUGE"
     score = ValidationScore(encoded, tokenizers, measure=lambda outputs, references: float(len(outputs[0])))
     assert score(make_model(tokenizers)) == len(text)
+
+
+def test_validation_has_the_tokenizer_of_the_language(monkeypatch):
+    (output, _), (reference, _) = CHINESE
+    corpus = ParallelCorpus(["a"], [reference])
+    tokenizers = Tokenizers.train(corpus, vocab_size=60, model="characters")
+    encoded = EncodedCorpus.encode(corpus, tokenizers, max_length=50)
+    write_always(monkeypatch, output)
+    score = ValidationScore(encoded, tokenizers, bleu_tokenize="zh")
+    assert score(make_model(tokenizers)) == bleu([output], [reference], tokenize="zh").value > 50
+    with pytest.raises(ConfigError, match="tokenize is 'moses'"):
+        ValidationScore(encoded, tokenizers, bleu_tokenize="moses")
 
 
 def test_validation_takes_texts_of_any_length():

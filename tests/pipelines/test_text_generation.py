@@ -102,10 +102,47 @@ def test_beam_search_finds_more_probable_text(generator):
     ((greedy,),) = generator.outputs(["the"], max_new_tokens=6, top_k=1)
     (beams,) = generator.outputs(["the"], max_new_tokens=6, num_beams=4, num_return_sequences=2)
     assert len(beams) == 2
-    assert beams[0].log_probability >= greedy.log_probability - 1e-9
+    prompt = generator.encode(["the"])[0]
+    logits = generator.model([[*prompt, *greedy.tokens]])[0, len(prompt) - 1 : -1]
+    log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    assert beams[0].log_probability >= log_probs[range(6), greedy.tokens].sum() - 1e-9
     assert beams[0].log_probability >= beams[1].log_probability
     with raises_line(ConfigError, r"prompt 2 has 8 tokens and max_new_tokens is 6; beam search expects at most"):
         generator(["the", "the cat "], max_new_tokens=6, num_beams=4)
+
+
+def ending(context_length=12):
+    """A generator with the defaults of a public checkpoint, whose model ends outputs of various lengths."""
+    generator = make()
+    return TextGenerator(
+        generator.model, generator.tokenizer, context_length=context_length, defaults=GenerationConfig()
+    )
+
+
+@pytest.mark.parametrize("settings", [{"length_penalty": 3.0, "length_penalty_base": "length"}, {}])
+def test_hypotheses_have_the_order_and_scores_of_the_search(settings):
+    generator, settings = ending(), {"max_new_tokens": 6, "num_beams": 4, "stop_token_ids": [10], **settings}
+    prompts = ["the", "on", "c", "cat", "mat"]
+    outputs = generator.outputs(prompts, num_return_sequences=4, **settings)
+    found = search(generator.model, generator.encode(prompts), num_return_sequences=4, **settings)
+    for row, hypotheses in zip(outputs, found, strict=True):
+        assert [output.tokens for output in row] == [hypothesis.tokens for hypothesis in hypotheses]
+        for output, hypothesis in zip(row, hypotheses, strict=True):
+            assert output[2:4] == pytest.approx(hypothesis[1:3], abs=1e-9)
+            assert output.finished == hypothesis.finished
+    best = generator.outputs(prompts, **settings)
+    assert [row[0].tokens for row in outputs] == [row[0].tokens for row in best]
+    if "length_penalty" in settings:
+        assert any(row[0].log_probability < row[-1].log_probability for row in outputs)
+
+
+def test_scores_of_long_texts_have_the_length_penalty():
+    settings = {"do_sample": True, "length_penalty": 2.0, "length_penalty_base": "length", "num_return_sequences": 3}
+    (outputs,) = ending().outputs(["the"], max_new_tokens=30, suppress_tokens=[2], **settings)
+    for output in outputs:
+        assert len(output.tokens) == 30
+        assert output.score == pytest.approx(output.log_probability / 30**2)
+    assert [output.score for output in outputs] == sorted((output.score for output in outputs), reverse=True)
 
 
 def test_biased_phrases_are_more_frequent(generator):
@@ -128,7 +165,7 @@ def test_invalid_arguments_raise(generator):
         generator.outputs(["the", "é"], first_index=6)
     with raises_line(DataError, r"prompt 1 is empty and the tokenizer has no line end"):
         make("no line ends here")([""])
-    with raises_line(DataError, r"prompts is a single text; expected a list of texts"):
+    with raises_line(DataError, r"prompts is 'the'; expected a list of texts"):
         generator("the")
     with raises_line(ConfigError, r"unknown key 'target_length' in GenerationConfig"):
         generator(["the"], target_length=3)
@@ -136,8 +173,8 @@ def test_invalid_arguments_raise(generator):
         generator(["the"], num_beams=2, length_penalty=1.0)
     with raises_line(ConfigError, r"num_beams is 2 and sampling is requested"):
         generator(["the"], num_beams=2, temperature=1.0)
-    with raises_line(ConfigError, r"the context has 2 tokens; expected at least 3"):
-        make(positions="learned", max_positions=2, context_length=2)
+    with raises_line(ConfigError, r"the context has 1 tokens; expected at least 2"):
+        make(positions="learned", max_positions=1, context_length=2)
     with raises_line(CheckpointError, r"the tokenizer has \d+ tokens, the model \d+; expected both from the same run"):
         TextGenerator(generator.model, Tokenizer.train(["abc"], 60, model="characters"))
 
@@ -145,9 +182,15 @@ def test_invalid_arguments_raise(generator):
 def test_the_default_is_sampling_as_documented(generator):
     config = generator.resolve_config()
     assert (config.method, config.temperature, config.top_k, config.max_new_tokens) == ("sampling", 0.8, 200, 500)
-    assert generator.resolve_config(top_p=0.9, temperature=None).temperature is None
+    config = generator.resolve_config(top_p=0.9, temperature=None)
+    assert (config.method, config.temperature, config.top_k, config.top_p) == ("sampling", None, 200, 0.9)
     assert generator.resolve_config(num_beams=3).method == "beam"
-    assert generator.resolve_config(do_sample=False).method == "greedy"
+    for greedy in ({"do_sample": False}, {"temperature": 0}):
+        assert generator.resolve_config(**greedy).method == "greedy"
+        assert generator(["the"], max_new_tokens=9, **greedy) == generator(["the"], max_new_tokens=9, top_k=1)
+    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    plain = GenerationConfig(do_sample=True, max_new_tokens=9)
+    assert generator(["the"], max_new_tokens=9, **off) == generator(["the"], plain)
     assert generator.resolve_config(GenerationConfig(max_new_tokens=7)) == GenerationConfig(max_new_tokens=7)
     assert generator.resolve_config(GenerationConfig(), top_k=2) == GenerationConfig(top_k=2, max_new_tokens=500)
 
@@ -204,3 +247,35 @@ def test_a_stopping_criterion_ends_text_and_stream(generator):
 def test_beams_cannot_be_streamed(generator):
     with raises_line(ConfigError, "num_beams and num_return_sequences above 1 cannot be streamed"):
         generator.stream("the", num_beams=2)
+
+
+@pytest.mark.parametrize("text", ["é", "€", "😀"])
+def test_a_character_that_the_prompt_splits_is_streamed_as_a_whole(generator, monkeypatch, text):
+    """As with a tokenizer of bytes."""
+    data = f"a{text}b".encode()
+    tokens = {4 + number: byte for number, byte in enumerate(dict.fromkeys(data))}
+    ids = [next(token for token, value in tokens.items() if value == byte) for byte in data]
+    decode = lambda row: bytes(tokens.get(token, 65) for token in row).decode(errors="replace")  # noqa: E731
+    monkeypatch.setattr(generator.tokenizer, "decode", decode)
+    monkeypatch.setattr(generator.tokenizer, "decode_batch", lambda rows: [*map(decode, rows)])
+
+    def force(histories, logits):
+        return np.where(
+            [[token == ids[len(row)] for token in range(logits.shape[1])] for row in histories], 0.0, -np.inf
+        )
+
+    for split in range(2, len(ids) - 1):
+        settings = {"max_new_tokens": len(ids) - split, "do_sample": False, "logits_processors": [force]}
+        (output,) = generator([ids[:split]], **settings)
+        assert output == text + "b"
+        assert "".join(generator.stream(ids[:split], **settings)) == output
+
+
+def test_stop_tokens_end_texts_of_models_without_eos(generator):
+    stop = generator.encode(["t"])[0][0]
+    settings = {"max_new_tokens": 60, "temperature": 5.0, "stop_token_ids": [stop]}
+    for prompt in PROMPTS:
+        ((output,),) = generator.outputs([prompt], **settings)
+        assert output.finished == (len(output.tokens) < 60)
+        assert "t" not in output.text
+        assert "".join(generator.stream(prompt, **settings)) == output.text

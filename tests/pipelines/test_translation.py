@@ -1,14 +1,14 @@
-import contextlib
 import json
 from array import array
 
 import numpy as np
 import pytest
 
+from tests.test_threads import blas_pools, three_blas_threads  # noqa: F401 - a fixture
 from xformer.errors import CheckpointError, ConfigError, DataError
-from xformer.generation import Hypothesis
 from xformer.models import Transformer, TransformerConfig
 from xformer.pipelines import Tokenizers, Translator, check_source_lengths
+from xformer.pipelines.batching import run_batches
 from xformer.runs.run_directory import RunDirectory
 from xformer.text import Tokenizer, numbers_task
 
@@ -71,12 +71,19 @@ def test_batches_are_sorted_by_length_and_complete(translator):
         assert len(batch) == 1 or longest * len(batch) <= 30
 
 
-@pytest.mark.parametrize("finished", [True, False])
-def test_truncated_outputs_are_marked(translator, monkeypatch, finished):
-    found = Hypothesis([7, 8], -1.5, -0.5, finished)
-    monkeypatch.setattr("xformer.pipelines.seq2seq.generate", lambda *a, **k: [[found]])
-    ((output,),) = translator.outputs(LINES[:1])
-    assert output == (translator.tokenizers.target.decode([7, 8]), [7, 8], -1.5, -0.5, finished, None)
+def test_truncated_outputs_are_marked(translator):
+    """Each output ends at a further end token, unless it has the maximum length before."""
+    outputs = [output for (output,) in translator.outputs(LINES, max_new_tokens=30)]
+    stop = outputs[0].tokens[2]
+    first = outputs[0].tokens.index(stop)
+    ((ended,),) = translator.outputs(LINES[:1], max_new_tokens=30, stop_token_ids=[stop])
+    assert (ended.tokens, ended.finished) == (outputs[0].tokens[:first], True)
+    assert ended.text == translator.tokenizers.target.decode(ended.tokens)
+    for row, limit in ((0, 1), (0, 2), (1, 1)):
+        ((cut,),) = translator.outputs(LINES[row : row + 1], max_new_tokens=limit)
+        assert (cut.tokens, cut.finished) == (outputs[row].tokens[:limit], len(outputs[row].tokens) <= limit)
+        assert cut.text == translator.tokenizers.target.decode(cut.tokens)
+        assert cut.score == pytest.approx(cut.log_probability)
 
 
 def test_cores_share_the_batches(translator, monkeypatch):
@@ -86,15 +93,19 @@ def test_cores_share_the_batches(translator, monkeypatch):
         assert translator(LINES, batch_tokens=20, max_new_tokens=10) == expected
 
 
-def test_products_have_one_thread_each(translator, monkeypatch):
-    held = []
-    monkeypatch.setattr(
-        "xformer.pipelines.batching.blas_threads", lambda count: held.append(count) or contextlib.nullcontext()
-    )
-    for threads in ("1", "3"):
-        monkeypatch.setenv("XFORMER_NUM_THREADS", threads)
-        translator(LINES[:2], max_new_tokens=2)
-    assert held == [1, 1]
+@pytest.mark.parametrize(("backend", "count"), [("numpy", 1), ("torch", 3)])
+def test_products_have_the_threads_that_batches_leave(translator, monkeypatch, three_blas_threads, backend, count):  # noqa: F811
+    if backend == "torch":
+        pytest.importorskip("torch")
+    monkeypatch.setenv("XFORMER_NUM_THREADS", "3")
+    model = translator.model.to(backend)
+    held = list(run_batches(lambda batch: set(blas_pools()), range(4), model))
+    assert all(count in pools and max(pools) <= 3 for pools in held)
+    if backend == "numpy":
+        assert held[:3] == [{1}] * 3
+    monkeypatch.setenv("XFORMER_NUM_THREADS", "1")
+    assert list(run_batches(lambda batch: set(blas_pools()), range(2), model)) == [{1}] * 2
+    assert 3 in blas_pools()
 
 
 def test_long_sentences_are_refused_before_anything_is_translated(translator, monkeypatch):

@@ -157,8 +157,11 @@ class _Converter:
             spec.register_target_vocabulary(vocabularies[1])
             names = vocabularies[1]
             spec.config.decoder_start_token = names[c.bos_id]
+        if c.eos_id is None:
+            raise ConfigError("eos_id is None; CTranslate2 expects the id of a token that ends outputs")
         config = spec.config
-        config.bos_token, config.eos_token, config.layer_norm_epsilon = names[c.bos_id], names[c.eos_id], c.norm_epsilon
+        config.bos_token = names[c.eos_id if c.bos_id is None else c.bos_id]
+        config.eos_token, config.layer_norm_epsilon = names[c.eos_id], c.norm_epsilon
         if "<unk>" in names:
             config.unk_token = "<unk>"
         return spec

@@ -269,7 +269,7 @@ def _trace(model: BaseModel, graph: _Graph, limits: dict[str, int]) -> bytes:
     silent = _future.type_warning_level(_future.TypeWarningLevel.NONE)  # without values, spox infers few shapes
     with silent, _future.value_prop_backend(_future.ValuePropBackend.NONE):
         arrays = {name: inputs.add(name, x.dtype, x.shape) for name, x in graph.inputs.items()}
-        parameters = dict(model.named_parameters())
+        parameters = dict(model.named_arrays())
         traced = replace(model, {name: inputs.add(name, x.dtype, x.shape) for name, x in parameters.items()})
         return onnx_namespace.build(inputs, graph.function(traced, **arrays), parameters)
 

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import spox.opset.ai.onnx.v20 as op
 from spox import Var
 
 from xformer.export.onnx_namespace import NAMESPACE, OnnxArray
-from xformer.kernels.registry import Kernel, register
-
-
-def _supports(arrays: tuple[Any, ...], static: dict[str, Any]) -> str | None:
-    return None
+from xformer.ops import Kernel, register
 
 
 def _forward(function: Callable[..., OnnxArray]) -> Callable[..., tuple[OnnxArray, None]]:
@@ -54,5 +49,5 @@ def register_kernels() -> None:
     """Let the operations of a traced model be single nodes."""
     for operation, function in _KERNELS.items():
         # Values are compared when the file is verified.
-        kernel = Kernel(f"onnx.{operation}", operation, "onnx", _supports, _forward(function), None, tolerance=math.inf)
+        kernel = Kernel(f"onnx.{operation}", operation, "onnx", _forward(function), None, tolerance=math.inf)
         register(kernel)

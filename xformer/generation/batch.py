@@ -24,6 +24,7 @@ from xformer.generation.decoding_steps import DecodingSteps
 from xformer.generation.lengths import LengthLimits
 from xformer.generation.logits_processors import Histories, LogitsProcessor
 from xformer.generation.stopping_criteria import StoppingCriteria
+from xformer.models.token_ids import check_one_each, check_tokens
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class GenerationBatch:
         prefixes: Tokens that each output (of a language model: prompt and output) begins with.
         lengths: Length limits of each output.
         indices: Index of each input in a longer list; errors count from 1.
-        eos_id: Token that ends an output; None: outputs end at their maximum length.
+        eos_id: Token that ends a beam; None: outputs end at their maximum length.
+        end_ids: All tokens that end an output. In beam search eos_id stands for all of them.
         suppress_tokens: Tokens that are never generated.
         logits_processors: Applied in this order at each step.
         stopping_criteria: Checked after each step.
@@ -55,6 +57,7 @@ class GenerationBatch:
     lengths: LengthLimits
     indices: Sequence[int]
     eos_id: int | None
+    end_ids: frozenset[int]
     suppress_tokens: frozenset[int]
     logits_processors: Sequence[LogitsProcessor] = ()
     stopping_criteria: Sequence[StoppingCriteria] = ()
@@ -127,8 +130,13 @@ class GenerationBatch:
             for tokens, index, column in zip(rows, input_indices, zip(*flags, strict=True), strict=True)
         ]
 
+    def may_end(self, index: int, tokens: Sequence[int]) -> bool:
+        """Return whether a token may end output `index` here: not within a prefix that is forced token by token."""
+        return len(tokens) >= len(self.prefixes[index])
+
     def _histories(self, histories: Sequence[list[int]], input_indices: Sequence[int]) -> Histories:
-        return Histories(histories, input_indices, [self.indices[index] for index in input_indices])
+        indices = [self.indices[index] for index in input_indices]
+        return Histories(histories, input_indices, indices, normalized=self.config.method == "beam")
 
     def no_token_error(self, index: int, tokens: Sequence[int]) -> DataError:
         """Return the error for a row of input `index` whose next token has no finite score."""
@@ -163,8 +171,7 @@ def check_prefixes(
     """
     if prefixes is None:
         return [[] for _ in lengths.ranges]
-    if len(prefixes) != len(lengths.ranges):
-        raise DataError(f"prefix has {len(prefixes)} entries for {len(lengths.ranges)} inputs; expected one list each")
+    check_one_each("prefix", prefixes, len(lengths.ranges))
     config = model.config
     special = {config.pad_id: "pad_id", config.bos_id: "bos_id", config.eos_id: "eos_id"}
     special = special if config.suppress_special else {}  # public checkpoints begin outputs with special tokens
@@ -175,16 +182,8 @@ def check_prefixes(
         for token in checked[-1]:
             if token in special:
                 raise DataError(f"prefix {number} has {special[token]} {token}; expected ordinary tokens only")
-        lengths.check_prefix(index, prefix, number)
+        lengths.check_prefix(index, checked[-1], number)
     return checked
-
-
-def check_tokens(name: str, tokens: Sequence[int], vocab_size: int) -> list[int]:
-    """Return token ids as a list; raise DataError for ids outside the vocabulary."""
-    for token in tokens:
-        if not 0 <= token < vocab_size:
-            raise DataError(f"{name} has token id {token}; expected 0 to {vocab_size - 1}")
-    return [int(token) for token in tokens]
 
 
 def _name(function: Any) -> str:

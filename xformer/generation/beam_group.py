@@ -81,11 +81,11 @@ class BeamGroup:
         This holds without beams, or if enough hypotheses have finished and no beam can still exceed the worst of them:
 
         Let X be a beam with log-probability l <= 0, and Y any finished hypothesis that begins with X. Each further
-        token has a log-probability of at most zero, so log P(Y) <= l. Since alpha >= 0, 0 < lp(Y) <= m, where m is
-        max_length_penalty. A number that is at most zero grows when divided by more: log P(Y) / lp(Y) <= l / lp(Y) <=
-        l / m. The coverage penalty cp(Y) is at most zero, so score(Y) <= l / m. If that is not above the worst score
-        kept, Y will not be kept: of equal scores the earlier one stays. Rounding preserves the order, as addition and
-        division do.
+        token has a log-probability of at most zero (see `LogitsProcessor`), so log P(Y) <= l. Since alpha >= 0,
+        0 < lp(Y) <= m, where m is max_length_penalty. A number that is at most zero grows when divided by more:
+        log P(Y) / lp(Y) <= l / lp(Y) <= l / m. The coverage penalty cp(Y) is at most zero, so score(Y) <= l / m. If
+        that is not above the worst score kept, Y will not be kept: of equal scores the earlier one stays. Rounding
+        preserves the order, as addition and division do.
 
         Groups after the first depend on the choices of earlier ones, so a group runs as long as any of its input does.
         """
@@ -97,8 +97,8 @@ class BeamGroup:
     def advance(self, candidates: Sequence[Candidate], eos_id: int | None, greedy: Candidate | None) -> list[Beam]:
         """Extend the beams by one token and return the hypotheses that ended, without eos.
 
-        A hypothesis ends if eos is among the `size` best candidates; a group of one is greedy search and done then. At
-        the maximum length no beam continues.
+        A hypothesis ends if eos is among the `size` best candidates; with one beam this is greedy search, which then
+        ends. At the maximum length no beam continues.
 
         Args:
             candidates: Best first, enough for `size` beams to continue: at least 2 * size, since each beam has one eos

@@ -80,13 +80,14 @@ class InputBeams:
             if num_chosen:
                 ranked = sorted(ranked, key=lambda c: penalty * num_chosen[c.token] - c.log_probability)
             parents = group.beams
-            ends = group.advance(ranked, self.batch.eos_id, _greedy_candidate(parents, top))
+            eos_id = self.batch.eos_id if self.batch.may_end(self.index, parents[0].tokens) else None
+            ends = group.advance(ranked, eos_id, _greedy_candidate(parents, top))
             num_chosen.update(beam.tokens[-1] for beam in group.beams)
-            if self.batch.lengths.near_targets:
+            if self.batch.lengths.near_targets and eos_id is not None:
                 ends = _end_all(parents, top)
             ended += [(group, self._hypothesis(beam, finished=True, has_eos=True)) for beam in ends]
             if self.batch.beam_history is not None:
-                steps.append(self._group_step(group, parents, ranked, ends))
+                steps.append(self._group_step(group, parents, ranked, ends, eos_id))
         if self.batch.beam_history is not None:
             self.batch.beam_history.add(self.batch.indices[self.index], steps)
         return ended
@@ -138,13 +139,13 @@ class InputBeams:
         return [by_row[row] if row in by_row else spare.pop() for row in range(count)]
 
     def _group_step(
-        self, group: BeamGroup, parents: list[Beam], ranked: list[Candidate], ended: list[Beam]
+        self, group: BeamGroup, parents: list[Beam], ranked: list[Candidate], ended: list[Beam], eos_id: int | None
     ) -> GroupStep:
         config = self.batch.config
         length = self.batch.lengths.output_length(self.index, len(parents[0].tokens)) + 1
         penalty = length_penalty(length, config.length_penalty, config.length_penalty_base)
         number = next(number for number, each in enumerate(self.groups) if each is group)
-        return GroupStep(number, parents, ranked[: 2 * group.size], group.beams, ended, self.batch.eos_id, penalty)
+        return GroupStep(number, parents, ranked[: 2 * group.size], group.beams, ended, eos_id, penalty)
 
     def _hypothesis(self, beam: Beam, *, finished: bool, has_eos: bool) -> UnscoredHypothesis:
         return UnscoredHypothesis(self.index, beam.tokens, beam.log_probability, finished, has_eos)
@@ -163,7 +164,7 @@ def beam_search(batch: GenerationBatch) -> list[list[Hypothesis]]:
         while True:
             logits = batch.process(logits, [beam.tokens for beam, _ in rows], [index for _, index in rows])
             top = top_tokens(logits, num_tokens, batch.eos_id)
-            for row in np.flatnonzero(np.isnan(top.log_probs[:, 0]))[:1]:
+            for row in np.flatnonzero(~np.isfinite(top.log_probs[:, 0]))[:1]:
                 beam, index = rows[row]
                 raise batch.no_token_error(index, beam.tokens)
             _keep_best(batch, _advance(active, top, num_candidates))

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer.backends import Array, array_namespace, extra, to_host
-from xformer.generation.logits_processors import log_sum_exp
 
 
 class Candidate(NamedTuple):
@@ -34,17 +33,13 @@ class TopTokens(NamedTuple):
     eos_log_probs: Any
 
 
-@np.errstate(invalid="ignore")  # beam_search reports a row without a finite score
-def top_tokens(logits: Array, count: int, eos_id: int | None) -> TopTokens:
-    """Return the `count` best tokens of each row of logits (rows, vocabulary)."""
-    xp = array_namespace(logits)
-    values, tokens = extra.top_k(logits, min(count, int(logits.shape[-1])))
-    normalizer = log_sum_exp(logits)
-    log_probs = values - normalizer
+def top_tokens(log_probs: Array, count: int, eos_id: int | None) -> TopTokens:
+    """Return the `count` best tokens of each row of log-probabilities (rows, vocabulary)."""
+    values, tokens = extra.top_k(log_probs, min(count, int(log_probs.shape[-1])))
     if eos_id is not None:
-        log_probs = xp.concat([log_probs, logits[:, eos_id : eos_id + 1] - normalizer], axis=-1)
+        values = array_namespace(values).concat([values, log_probs[:, eos_id : eos_id + 1]], axis=-1)
     # The first copy waits for the step; the second one is then immediate.
-    host_tokens, host_log_probs = to_host(tokens), to_host(log_probs).astype("float64")
+    host_tokens, host_log_probs = to_host(tokens), to_host(values).astype("float64")
     if eos_id is None:
         return TopTokens(host_tokens, host_log_probs, None)
     return TopTokens(host_tokens, host_log_probs[:, :-1], host_log_probs[:, -1])

@@ -21,7 +21,8 @@ _HUGGING_FACE = {
     "logits_processor": "use logits_processors",
     "generation_config": "use config",
 }
-_CONFLICTS = " If the limits of an input conflict, the maximum applies."
+_SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p")
+_CONFLICTS = " If minimum > maximum for an input, the maximum takes precedence."
 
 
 class GenerationConfig(Config):
@@ -98,14 +99,14 @@ class GenerationConfig(Config):
     )
 
     no_repeat_ngram_size: int = option(
-        "Size of the n-grams that may occur only once (Paulus et al., 2018); 0 allows all repetitions.",
+        "No n-gram of this size may repeat (Paulus et al., 2018); 0 is off.",
         default=0,
         at_least=0,
         at_most=10_000,
         panel="Steering",
     )
     repetition_penalty: float = option(
-        "Factor that lowers the logits of earlier tokens if above 1 (Keskar et al., 2019).",
+        "Penalty of tokens that have occurred (Keskar et al., 2019); 1 is off, larger values penalize.",
         default=1.0,
         at_least=1e-3,
         at_most=1000.0,
@@ -117,24 +118,31 @@ class GenerationConfig(Config):
         at_most=1000.0,
     )
     suppress_tokens: tuple[int, ...] = option("Ids of tokens that are never generated.", default=())
-    begin_suppress_tokens: tuple[int, ...] = option("Ids of tokens that no output begins with.", default=())
+    begin_suppress_tokens: tuple[int, ...] = option("Ids not allowed as the first new token.", default=())
     stop_token_ids: tuple[int, ...] = option("Ids of tokens that end an output, in addition to eos_id.", default=())
 
-    do_sample: bool = option("Sample; implied by temperature, top_k, top_p and min_p.", default=False, panel="Sampling")
-    temperature: float | None = option(
-        "Divisor of the logits before sampling.", default=None, at_least=1e-6, at_most=1000.0
-    )
-    top_k: int | None = option("Sample from the k most probable tokens.", default=None, at_least=1, at_most=10_000_000)
-    top_p: float | None = option(
-        "Sample from the smallest set of tokens with at least this probability (Holtzman et al., 2020).",
+    do_sample: bool | None = option(
+        "Sample; false is greedy or beam search. Default: sample if temperature, top_k, top_p or min_p is set.",
         default=None,
-        at_least=1e-9,
+        panel="Sampling",
+    )
+    temperature: float | None = option(
+        "Sampling temperature; 0 is greedy search.", default=None, at_least=0.0, at_most=1000.0
+    )
+    top_k: int | None = option(
+        "Sample from the k most probable tokens; 0 is off.", default=None, at_least=0, at_most=10_000_000
+    )
+    top_p: float | None = option(
+        "Sample from the smallest set of tokens with at least this probability (Holtzman et al., 2020); 0 and 1 are "
+        "off.",
+        default=None,
+        at_least=0.0,
         at_most=1.0,
     )
     min_p: float | None = option(
-        "Sample from tokens with at least this fraction of the highest probability (Nguyen et al., 2024).",
+        "Sample from tokens with at least this fraction of the highest probability (Nguyen et al., 2024); 0 is off.",
         default=None,
-        at_least=1e-6,
+        at_least=0.0,
         at_most=1.0,
     )
 
@@ -147,7 +155,9 @@ class GenerationConfig(Config):
 
     @classmethod
     def resolve(cls, config: GenerationConfig | None, overrides: dict[str, Any]) -> GenerationConfig:
-        """Return the configuration with some fields replaced.
+        """Return the configuration with some fields replaced; the others keep their values.
+
+        Overrides that ask for sampling turn off the beams of the config, and num_beams above 1 its sampling.
 
         Args:
             config: Default: `GenerationConfig()`.
@@ -162,12 +172,25 @@ class GenerationConfig(Config):
             return cls(**overrides)
         if not isinstance(config, GenerationConfig):
             raise ConfigError(f"config is {config!r}; expected a GenerationConfig")
+        if cls(**{name: overrides[name] for name in _SAMPLING if name in overrides}).method == "sampling":
+            overrides = {
+                "do_sample": None,
+                "num_beams": 1,
+                "num_beam_groups": 1,
+                "diversity_penalty": None,
+                **overrides,
+            }
+        elif overrides.get("num_beams", 1) != 1 and config.method == "sampling":
+            overrides = {"do_sample": False, **overrides}
         return cls(**{**config.to_dict(), **overrides})
 
     @property
     def method(self) -> str:
         """Search method: "greedy", "sampling" or "beam"."""
-        if self.do_sample or any(value is not None for value in (self.temperature, self.top_k, self.top_p, self.min_p)):
+        do_sample = self.do_sample
+        if do_sample is None:
+            do_sample = any((self.temperature, self.top_k, self.top_p not in (None, 0, 1), self.min_p))
+        if do_sample and self.temperature != 0:
             return "sampling"
         return "greedy" if self.num_beams == 1 else "beam"
 
@@ -181,7 +204,7 @@ class GenerationConfig(Config):
             if self.num_beams > 1:
                 raise ConfigError(
                     f"num_beams is {self.num_beams} and sampling is requested; expected one or the other: omit "
-                    "num_beams, or do_sample, temperature, top_k, top_p and min_p"
+                    "num_beams, or set do_sample=False"
                 )
         elif self.num_return_sequences > self.num_beams:
             raise ConfigError(

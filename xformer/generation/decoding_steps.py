@@ -47,7 +47,7 @@ class DecodingSteps:
         self._used: tuple[Hashable, StaticCache, Recording] | None = None  # the last recording, with its arrays
         config = model.config
         self._max_capacity = config.max_positions if config.positions == "learned" else math.inf
-        self._is_static = config.window is None and hasattr(model, "to_static") and max_length >= _MIN_LENGTH
+        self._is_static = hasattr(model, "to_static") and max_length >= _MIN_LENGTH
         self._can_record = True
 
     def step(self, tokens: Array) -> Array:

@@ -6,9 +6,12 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from xformer.backends import Array, array_namespace, device, from_host, is_host_accessible, to_host
-from xformer.errors import ConfigError, DataError
-from xformer.generation.batch import GenerationBatch, check_prefixes, check_tokens
+from xformer.config import integers
+from xformer.errors import ConfigError, DataError, ShapeError
+from xformer.generation.batch import GenerationBatch, check_prefixes
 from xformer.generation.beam_history import BeamHistory
 from xformer.generation.beam_search import beam_search
 from xformer.generation.config import GenerationConfig
@@ -22,7 +25,7 @@ from xformer.generation.sequence_bias import Phrase, check_sequence_bias
 from xformer.generation.static_greedy import is_supported, static_greedy
 from xformer.generation.stopping_criteria import StoppingCriteria
 from xformer.models import LanguageModel, SpeechTransformer, Transformer
-from xformer.models.token_ids import ids_of, pad
+from xformer.models.token_ids import check_one_each, check_tokens, ids_of, pad
 from xformer.random import Rng
 from xformer.replay.recording import recorder
 
@@ -41,6 +44,7 @@ def generate(
     length_fn: Callable[[Sequence[int]], int] | None = None,
     length_condition: Sequence[int] | None = None,
     special_tokens: bool = True,
+    attention_mask: Any = None,
     indices: Sequence[int] | None = None,
     beam_history: BeamHistory | None = None,
     **overrides: Any,
@@ -53,7 +57,7 @@ def generate(
         model: Encoder-decoder or language model.
         inputs: Encoder-decoder: source ids, an array (inputs, source length) padded with pad_id on either side, or
             lists of any lengths; for a `SpeechTransformer` frames (inputs, frames, features). Language model: prompts,
-            lists of ids of any lengths, at least one token each.
+            lists of ids of any lengths, at least one token each, or an array with its attention_mask.
         config: Settings. Default: greedy search.
         logits_processors: Additional processors: functions (histories, logits) -> logits, see `LogitsProcessor`. They
             run after those of the config.
@@ -72,6 +76,7 @@ def generate(
             tokens, eos excluded. Default: target_lengths.
         special_tokens: Language model: False if pad_id, bos_id and eos_id are ordinary tokens, as in a plain character
             model. Every output then has the maximum length.
+        attention_mask: 1 for tokens and 0 for padding on either side, the shape of inputs, as in Hugging Face.
         indices: Index of each input in a longer list, which selects its random stream and numbers it in errors.
             Default: 0, 1, ...
         beam_history: Receives the candidates of each step of a beam search, see `BeamHistory`.
@@ -98,6 +103,7 @@ def generate(
         length_fn=length_fn,
         length_condition=length_condition,
         special_tokens=special_tokens,
+        attention_mask=attention_mask,
         indices=indices,
         beam_history=beam_history,
         **overrides,
@@ -168,6 +174,7 @@ def _make_batch(
     length_fn: Callable[[Sequence[int]], int] | None = None,
     length_condition: Sequence[int] | None = None,
     special_tokens: bool = True,
+    attention_mask: Any = None,
     indices: Sequence[int] | None = None,
     beam_history: BeamHistory | None = None,
     **overrides: Any,
@@ -175,11 +182,13 @@ def _make_batch(
     """Check the arguments of `generate` and return them as a batch."""
     config = GenerationConfig.resolve(config, overrides)
     model_config = model.config
+    if attention_mask is not None:
+        inputs = _without_padding(inputs, attention_mask)
     coverage_penalties = None
     if isinstance(model, Transformer):
         source, source_mask = _source_ids(model, inputs)
         indices = _check_indices(indices, source.shape[0])
-        lengths = _source_limits(model, source, config, target_lengths, length_fn)
+        lengths = _source_limits(model, source, source_mask.get("source_mask"), config, target_lengths, length_fn)
         conditions = _length_conditions(model, target_lengths if length_condition is None else length_condition)
         prefixes = check_prefixes(prefix, lengths, model, indices)
         start, eos_id, suppressed = [model_config.bos_id], model_config.eos_id, model_config.suppressed_ids
@@ -195,6 +204,16 @@ def _make_batch(
             raise ConfigError(f"{name} applies to encoder-decoders only; omit it for a language model")
         if config.coverage_penalty:
             raise ConfigError("coverage_penalty applies to encoder-decoders only; omit it for a language model")
+        shape: tuple[int, ...] = getattr(inputs, "shape", ())
+        if not hasattr(inputs, "__len__") or isinstance(inputs, str):
+            raise DataError(f"inputs is {inputs!r}; expected a list of prompts, each a list of token ids")
+        if special_tokens and len(shape) == 2 and shape[0] > 1 and model_config.pad_id is not None:
+            ends = to_host(inputs)[:, [0, -1]] if shape[1] else ()
+            if model_config.pad_id in ends:
+                raise DataError(
+                    f"inputs is an array with pad_id {model_config.pad_id} at the start or end of a row; expected "
+                    "lists of ids without padding, or the array and its attention_mask"
+                )
         prefixes = [_check_prompt(prompt, number, model.vocab_size) for number, prompt in enumerate(inputs, start=1)]
         indices = _check_indices(indices, len(prefixes))
         lengths = _prompt_limits(model, [len(prompt) for prompt in prefixes], config)
@@ -204,8 +223,13 @@ def _make_batch(
         def init_cache() -> Any:
             return model.init_cache(len(prefixes))
 
+    end_ids = frozenset(config.stop_token_ids).union([] if eos_id is None else [eos_id])
+    eos_id = min(end_ids, default=None) if eos_id is None else eos_id
     suppress_tokens = suppressed.union(config.suppress_tokens)
-    _check_suppressed(suppress_tokens, model.vocab_size)
+    if suppress_tokens and max(suppress_tokens) >= model.vocab_size:
+        raise DataError(f"suppress_tokens has token id {max(suppress_tokens)}; expected 0 to {model.vocab_size - 1}")
+    if len(suppress_tokens) >= model.vocab_size:
+        raise ConfigError(f"suppress_tokens excludes all {model.vocab_size} tokens; expected at least one other token")
     if extra := [each for each in (*config.begin_suppress_tokens, *config.stop_token_ids) if each >= model.vocab_size]:
         raise DataError(f"token id {extra[0]} is suppressed or ends outputs; expected 0 to {model.vocab_size - 1}")
     return GenerationBatch(
@@ -217,12 +241,15 @@ def _make_batch(
         lengths=lengths,
         indices=indices,
         eos_id=eos_id,
+        end_ids=end_ids,
         suppress_tokens=suppress_tokens,
         logits_processors=build_logits_processors(
             config,
             vocab_size=model.vocab_size,
             eos_id=eos_id,
-            suppress_tokens=suppress_tokens,
+            end_ids=end_ids,
+            suppressed=suppressed,
+            start=start,
             lengths=lengths,
             prefixes=prefixes,
             sequence_bias=check_sequence_bias(sequence_bias, len(prefixes), model.vocab_size),
@@ -248,18 +275,29 @@ def _source_ids(model: Transformer, inputs: Any) -> tuple[Array, dict[str, Array
     return source, {"source_mask": mask[:, None, None, :]}
 
 
+def _without_padding(inputs: Any, attention_mask: Any) -> list[list[int]]:
+    """Return the rows of an array of ids without padding."""
+    rows, kept = (np.asarray(to_host(x) if hasattr(x, "shape") else from_host(np, x)) for x in (inputs, attention_mask))
+    if rows.ndim != 2 or rows.shape != kept.shape:
+        raise ShapeError(f"attention_mask has shape {kept.shape}; expected that of ids (inputs, length), {rows.shape}")
+    return [row[mask != 0].tolist() for row, mask in zip(rows, kept, strict=True)]
+
+
 def _source_limits(
     model: Transformer,
     source: Array,
+    source_mask: Array | None,
     config: GenerationConfig,
     target_lengths: Sequence[int] | None,
     length_fn: Callable[[Sequence[int]], int] | None,
 ) -> LengthLimits:
-    special = (model.config.pad_id, model.config.eos_id)
     if len(source.shape) == 3:  # frames of audio
         source_lengths = [source.shape[1]] * source.shape[0]
     else:
-        source_lengths = [sum(token not in special for token in row) for row in to_host(source).tolist()]
+        special = [each for each in (model.config.pad_id, model.config.eos_id) if each is not None]
+        is_token = ~np.isin(to_host(source), special)
+        is_token &= True if source_mask is None else to_host(source_mask)[:, 0, 0, :]
+        source_lengths = is_token.sum(axis=1).tolist()
     if target_lengths is None:
         limits = LengthLimits(length_ranges(config, source_lengths))
     else:
@@ -275,7 +313,7 @@ def _prompt_limits(model: LanguageModel, sizes: list[int], config: GenerationCon
         LengthRange(size + minimum, size + maximum)
         for size, (minimum, maximum) in zip(sizes, length_ranges(config, sizes), strict=True)
     ]
-    return LengthLimits(_within_positions(model, ranges), prompt_lengths=sizes)
+    return LengthLimits(_within_positions(model, ranges, sizes), prompt_lengths=sizes)
 
 
 def _length_conditions(model: Transformer, lengths: Sequence[int] | None) -> list[int] | None:
@@ -301,23 +339,23 @@ def _uniforms(
 def _check_indices(indices: Sequence[int] | None, num_inputs: int) -> Sequence[int]:
     if indices is None:
         return range(num_inputs)
-    if len(indices) != num_inputs:
-        raise ConfigError(f"indices has {len(indices)} entries for {num_inputs} inputs; expected one each")
-    return indices
+    check_one_each("indices", indices, num_inputs)
+    return integers("indices", indices)
 
 
-def _check_suppressed(tokens: frozenset[int], vocab_size: int) -> None:
-    if tokens and max(tokens) >= vocab_size:
-        raise DataError(f"suppress_tokens has token id {max(tokens)}; expected 0 to {vocab_size - 1}")
-    if len(tokens) >= vocab_size:
-        raise ConfigError(f"suppress_tokens excludes all {vocab_size} tokens; expected at least one other token")
-
-
-def _within_positions(model: Transformer | LanguageModel, ranges: list[LengthRange]) -> list[LengthRange]:
-    """Limit ranges to the positions that the model has learned; raise ConfigError if a minimum exceeds them."""
+def _within_positions(
+    model: Transformer | LanguageModel, ranges: list[LengthRange], prompt_lengths: Sequence[int] = ()
+) -> list[LengthRange]:
+    """Limit ranges to the learned positions; raise ConfigError if a minimum exceeds them or a prompt fills them."""
     if model.config.positions != "learned":
         return ranges
-    maximum = model.config.max_positions - 1
+    maximum = model.config.max_positions - int(isinstance(model, Transformer))  # the start takes one
+    for number, size in enumerate(prompt_lengths, start=1):
+        if size >= maximum:
+            raise ConfigError(
+                f"prompt {number} has {size} tokens; expected at most {maximum - 1}: this model has learned positions "
+                f"for {maximum}"
+            )
     longest = max((limits.minimum for limits in ranges), default=0)
     if longest > maximum:
         raise ConfigError(
@@ -330,6 +368,7 @@ def _within_positions(model: Transformer | LanguageModel, ranges: list[LengthRan
 def _check_prompt(prompt: Sequence[int], number: int, vocab_size: int) -> list[int]:
     if isinstance(prompt, str) or not hasattr(prompt, "__len__"):
         raise DataError(f"prompt {number} is {prompt!r}; expected a list of token ids: inputs are a list of prompts")
-    if not len(prompt):
+    tokens = check_tokens(f"prompt {number}", prompt, vocab_size)
+    if not tokens:
         raise DataError(f"prompt {number} is empty; expected at least one token, e.g. bos_id")
-    return check_tokens(f"prompt {number}", prompt, vocab_size)
+    return tokens

@@ -36,21 +36,21 @@ class Sample:
     status: str = "running"
 
     def append(self, token: int, log_probability: float, batch: GenerationBatch) -> None:
-        """Append a token, or end the output; at the maximum length only eos counts."""
+        """Append a token, or end the output; at the maximum length only a token that ends it counts."""
         if self.status != "running":
             return
         if math.isnan(log_probability):
             raise batch.no_token_error(self.index, self.tokens)
         maximum = batch.lengths.ranges[self.index].maximum
-        if token == batch.eos_id:
+        if token in batch.end_ids and batch.may_end(self.index, self.tokens):
             self.status = "eos"
         elif len(self.tokens) == maximum or batch.is_too_long(self.index, [*self.tokens, token]):
             self.status = "truncated"
             return
         else:
             self.tokens.append(token)
-            if batch.eos_id is None and len(self.tokens) == maximum:
-                self.status = "truncated"  # the next token cannot be eos
+            if not batch.end_ids and len(self.tokens) == maximum:
+                self.status = "truncated"  # the next token cannot end it
         self.log_probability += log_probability
 
     @property

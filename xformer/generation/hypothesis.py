@@ -10,9 +10,10 @@ class Hypothesis(NamedTuple):
 
     Attributes:
         tokens: Token ids without bos and eos; includes a forced prefix, excludes the prompt of a language model.
-        log_probability: Log-probability of the tokens, and of eos if the output ended, in nats, under the distribution
-            after all logits processors and before temperature, top_k, top_p and min_p. A forced token has
-            probability 1.
+        log_probability: Log-probability of the tokens, and of eos if the output ended, in nats. Beam search adds up the
+            log-probabilities that the logits processors return, which are not normalized again; greedy search and
+            sampling normalize after the processors, and before temperature, top_k, top_p and min_p. A forced token
+            has probability 1.
         score: Score that outputs are ranked by: log_probability / lp + cp, see `GenerationConfig`.
         finished: Whether the output ended by eos or a stopping criterion; False if it was truncated at the maximum
             length.

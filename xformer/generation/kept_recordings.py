@@ -15,8 +15,8 @@ Entry = TypeVar("Entry")
 class KeptRecordings(Generic[Entry]):
     """Recordings by model and shapes, and the arrays that they read and write.
 
-    An entry is taken while a search uses it, so that no two threads share one. The least recently used entries of a
-    model are dropped first, and all of them with the model.
+    An entry is checked out while in use, so that no two threads share one. The least recently used entries of a model
+    are dropped first; all are freed with the model.
 
     Args:
         max_entries: Maximum number of entries of a model.

@@ -1,8 +1,9 @@
 """Logits processors: functions that change the logits before a token is chosen.
 
-A processor takes the token histories of all rows and their logits, and returns new logits. Log-probabilities and scores
-are those of the changed distribution. Histories are on the host, so the processors here never wait for a GPU: they
-build masks on the host and move them to the device once.
+A processor takes the token histories of all rows and their logits, and returns new logits. As in Hugging Face, greedy
+search and sampling normalize the logits after the processors; beam search normalizes them before, so the processors get
+log-probabilities and their results are added up. Histories are on the host, so the processors here never wait for a
+GPU: they build masks on the host and move them to the device once.
 """
 
 from __future__ import annotations
@@ -27,21 +28,30 @@ class Histories(list[list[int]]):
     Attributes:
         input_indices: Index of the input that each row belongs to; rows of finished inputs leave the batch.
         indices: Index of that input in the list that the pipeline received, or `indices` of `generate`.
+        normalized: Whether the logits of these rows are log-probabilities, as in beam search.
     """
 
     def __init__(
-        self, tokens: Iterable[list[int]], input_indices: Sequence[int], indices: Sequence[int] | None = None
+        self,
+        tokens: Iterable[list[int]],
+        input_indices: Sequence[int],
+        indices: Sequence[int] | None = None,
+        *,
+        normalized: bool = False,
     ) -> None:
         super().__init__(tokens)
         self.input_indices = list(input_indices)
         self.indices = self.input_indices if indices is None else list(indices)
+        self.normalized = normalized
 
 
 LogitsProcessor = Callable[[Histories, Array], Array]
 """Function of the token histories of all rows and their logits (rows, vocabulary) that returns logits of that shape.
 
 Logits have at least float32 precision. -inf masks a token; at least one token of each row must stay finite. A processor
-may be any callable: `lambda histories, logits: logits / 2`. Rows are batched: samples or beams of all inputs.
+may be any callable: `lambda histories, logits: logits / 2`. Rows are batched: samples or beams of all inputs. In beam
+search the logits are log-probabilities. If a processor raises one above zero, the row is shifted so that its largest is
+zero: scores never increase.
 """
 
 
@@ -50,33 +60,46 @@ def build_logits_processors(
     *,
     vocab_size: int,
     eos_id: int | None,
-    suppress_tokens: frozenset[int],
+    end_ids: frozenset[int],
+    suppressed: frozenset[int],
+    start: Tokens,
     lengths: LengthLimits,
     prefixes: Sequence[Tokens],
     sequence_bias: Sequence[Sequence[Phrase]] | None = None,
     user_processors: Iterable[LogitsProcessor] = (),
 ) -> list[LogitsProcessor]:
-    """Return the logits processors of a batch, in the order in which they apply."""
+    """Return the logits processors of a batch, in the order in which they apply.
+
+    Phrases that are favored, and tokens that the model cannot generate, change the distribution of the model: beam
+    search normalizes after them.
+    """
     processors: list[LogitsProcessor] = []
-    if config.repetition_penalty != 1.0:
-        processors.append(RepetitionPenalty(config.repetition_penalty))
+    user_processors, is_beam_search = list(user_processors), config.method == "beam"
     if sequence_bias is not None and config.sequence_bias_strength:
         processors.append(SequenceBias(sequence_bias, config.sequence_bias_strength))
-    if suppress_tokens:
-        processors.append(SuppressTokens(suppress_tokens))
+    if suppressed:
+        processors.append(SuppressTokens(suppressed))
+    if is_beam_search:
+        processors.append(normalize)
+    if config.repetition_penalty != 1.0:
+        processors.append(RepetitionPenalty(config.repetition_penalty, start))
+    if config.suppress_tokens:
+        processors.append(SuppressTokens(config.suppress_tokens))
     if config.begin_suppress_tokens:
         processors.append(SuppressAtBegin(config.begin_suppress_tokens, prefixes))
-    if eos_id is not None and (stop_ids := set(config.stop_token_ids) - {eos_id}):
-        processors.append(StopTokens(stop_ids, eos_id))
     has_minimum = lengths.unit_ranges is not None or any(
         limits.minimum > len(prefix) for limits, prefix in zip(lengths.ranges, prefixes, strict=True)
     )
-    # If every other token is suppressed, eos must stay.
-    if eos_id is not None and has_minimum and len(suppress_tokens | {eos_id}) < vocab_size:
-        processors.append(MinLength(lengths, eos_id))
+    # If every other token is suppressed, outputs may end.
+    if has_minimum and len(end_ids.union(suppressed, config.suppress_tokens)) < vocab_size:
+        processors.append(MinLength(lengths, end_ids))
     if config.no_repeat_ngram_size:
         processors.append(NoRepeatNGram(config.no_repeat_ngram_size))
     processors += user_processors
+    if is_beam_search and eos_id is not None and len(end_ids) > 1:
+        processors.append(StopTokens(end_ids - {eos_id}, eos_id))
+    if is_beam_search and user_processors:
+        processors.append(limit_to_zero)
     if len(set(map(len, prefixes))) > 1:  # the first shared_length tokens enter the model in one step
         processors.append(ForcedPrefix(prefixes))
     return processors
@@ -86,15 +109,15 @@ class RepetitionPenalty:
     """Lower the logits of tokens in the history (Keskar et al., 2019, section 4.1).
 
     Positive logits are divided by the penalty. Negative ones are multiplied, since dividing would raise them; the paper
-    leaves that case open.
+    leaves that case open. The start tokens of an encoder-decoder count as earlier tokens, as in Hugging Face.
     """
 
-    def __init__(self, penalty: float) -> None:
-        self.penalty = penalty
+    def __init__(self, penalty: float, start: Tokens = ()) -> None:
+        self.penalty, self.start = penalty, start
 
     def __call__(self, histories: Histories, logits: Array) -> Array:
         """Return the changed logits."""
-        seen = _token_mask(histories, logits)
+        seen = _token_mask([[*self.start, *history] for history in histories], logits)
         if seen is None:
             return logits
         xp = array_namespace(logits)
@@ -151,7 +174,7 @@ class SuppressAtBegin:
 
 
 class StopTokens:
-    """Let further tokens end an output: eos gets the largest of their logits, and they are masked."""
+    """Let further tokens end a beam: eos gets the largest of their log-probabilities, and they are masked."""
 
     def __init__(self, tokens: Iterable[int], eos_id: int) -> None:
         self.tokens, self.eos_id = sorted(tokens), eos_id
@@ -167,16 +190,16 @@ class StopTokens:
 
 
 class MinLength:
-    """Mask eos in rows that are shorter than their minimum length."""
+    """Mask the tokens that end an output in rows that are shorter than their minimum length."""
 
-    def __init__(self, lengths: LengthLimits, eos_id: int) -> None:
-        self.lengths, self.eos_id = lengths, eos_id
+    def __init__(self, lengths: LengthLimits, end_ids: Iterable[int]) -> None:
+        self.lengths, self.end_ids = lengths, sorted(end_ids)
 
     def __call__(self, histories: Histories, logits: Array) -> Array:
         """Return the changed logits."""
         rows = zip(histories, histories.input_indices, strict=True)
         return mask_tokens(
-            logits, [() if self.lengths.may_end(index, history) else (self.eos_id,) for history, index in rows]
+            logits, [() if self.lengths.may_end(index, history) else self.end_ids for history, index in rows]
         )
 
 
@@ -219,6 +242,18 @@ class ForcedPrefix:
         """Return the token that has to follow, or -1."""
         prefix = self.prefixes[index]
         return prefix[len(history)] if len(history) < len(prefix) else -1
+
+
+def normalize(histories: Histories, logits: Array) -> Array:
+    """Return log-probabilities."""
+    return logits - log_sum_exp(logits)
+
+
+def limit_to_zero(histories: Histories, log_probs: Array) -> Array:
+    """Shift rows with a log-probability above zero so that their largest is zero."""
+    xp = array_namespace(log_probs)
+    top = xp.max(log_probs, axis=-1, keepdims=True)
+    return log_probs - xp.where(top > 0.0, top, 0.0)
 
 
 def mask_tokens(logits: Array, tokens: Sequence[Iterable[int]]) -> Array:

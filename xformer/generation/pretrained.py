@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xformer.errors import CheckpointError, ConfigError
+from xformer.errors import ConfigError
 from xformer.generation.config import GenerationConfig
 from xformer.io import read_json
 from xformer.models import ModelConfig
@@ -26,28 +26,23 @@ class PretrainedGeneration:
     Attributes:
         options: Fields of `GenerationConfig`: num_beams, length_penalty, max_new_tokens, suppress_tokens, ...
         eos_ids: Tokens that end an output.
-        start_id: First input of the decoder.
         forced_bos_id: First token of each output.
-        ignored: Settings that change the outputs of transformers and that xformer does not have.
+        ignored: Settings that change the outputs of transformers and that xformer does not have, and invalid ones.
         path: The file with the settings; None if the checkpoint has no such file.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
     eos_ids: tuple[int, ...] = ()
-    start_id: int | None = None
     forced_bos_id: int | None = None
     ignored: dict[str, Any] = field(default_factory=dict)
     path: Path | None = None
 
     def config(self, model: ModelConfig) -> GenerationConfig:
         """Return the settings as a `GenerationConfig` for a model, and log a warning that names ignored settings."""
-        ignored = dict(self.ignored)
-        if self.start_id not in (None, model.bos_id):
-            ignored["decoder_start_token_id"] = self.start_id
-        if ignored:
-            settings = ", ".join(f"{key} {str(value)[:40]}" for key, value in ignored.items())
+        if self.ignored:
+            settings = ", ".join(f"{key} {str(value)[:40]}" for key, value in self.ignored.items())
             logging.getLogger("xformer").warning(
-                f"{self.path}: settings that are not supported are ignored: {settings}"
+                f"{self.path}: settings that are invalid or not supported are ignored: {settings}"
             )
         return GenerationConfig(
             **self.options,
@@ -64,7 +59,7 @@ def read_generation(directory: str | os.PathLike[str], *, encoder_decoder: bool)
         encoder_decoder: The model has an encoder, so that max_length counts the decoder's tokens only.
 
     Raises:
-        CheckpointError: If a file is damaged, a value is invalid, or settings contradict each other.
+        CheckpointError: If a file is damaged.
     """
     path = Path(directory) / GENERATION_FILE
     if path.exists():
@@ -82,9 +77,6 @@ def parse_generation(values: Mapping[str, Any], path: Path, *, encoder_decoder: 
         values: Contents of the file.
         path: Path of the file, for errors.
         encoder_decoder: See `read_generation`.
-
-    Raises:
-        CheckpointError: If a value is invalid, or settings contradict each other.
     """
     read: dict[str, Any] = {}
     ignored: dict[str, Any] = {}
@@ -98,10 +90,10 @@ def parse_generation(values: Mapping[str, Any], path: Path, *, encoder_decoder: 
             continue
         try:
             read[key] = _READERS[key](value)
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(f"{path} has {key} {str(value)[:60]!r}; expected {error}") from error
+        except (TypeError, ValueError):
+            ignored[key] = value
     options = {key: read[key] for key in _OPTIONS if key in read and read[key] != _NEUTRAL.get(key)}
-    if options.pop("do_sample", False) and read.get("temperature") != 0:
+    if read.get("do_sample"):
         # transformers draws from the 50 most probable tokens unless the file states another number.
         options = {"do_sample": True, "top_k": 50, **options}
         if read.get("top_k") == 0:
@@ -109,9 +101,9 @@ def parse_generation(values: Mapping[str, Any], path: Path, *, encoder_decoder: 
         if options.pop("num_beams", 1) > 1:  # sampling with beams
             ignored["num_beams"] = read["num_beams"]
     else:
-        for key in _SAMPLING:
-            options.pop(key, None)
-            ignored.pop(key, None)
+        ignored = {key: value for key, value in ignored.items() if key not in _SAMPLING}
+        if options.keys() & _SAMPLING:  # for calls that ask for sampling
+            options = {"do_sample": False, **options}
     if "num_beams" in options:
         options.setdefault("length_penalty", 1.0)  # the default of transformers
     single = [ids[0] for ids in read.get("bad_words_ids", ()) if len(ids) == 1]
@@ -121,14 +113,16 @@ def parse_generation(values: Mapping[str, Any], path: Path, *, encoder_decoder: 
     if suppressed:
         options["suppress_tokens"] = tuple(suppressed)
     _read_lengths(read, options, ignored, encoder_decoder=encoder_decoder)
-    try:
-        GenerationConfig(**options)
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    valid: dict[str, Any] = {}
+    for key, value in options.items():
+        try:
+            GenerationConfig(**valid, **{key: value})
+            valid[key] = value
+        except ConfigError:
+            ignored[key] = value
     return PretrainedGeneration(
-        options=options,
+        options=valid,
         eos_ids=read.get("eos_token_id", ()),
-        start_id=read.get("decoder_start_token_id"),
         forced_bos_id=read.get("forced_bos_token_id"),
         ignored=ignored,
         path=path,

@@ -10,6 +10,8 @@ from xformer.generation.config import GenerationConfig
 from xformer.ops import softmax
 from xformer.random import Rng
 
+_MIN_TEMPERATURE = 1e-6  # smaller ones would make logits infinite
+
 
 def truncate(logits: Array, config: GenerationConfig) -> Array:
     """Divide logits (rows, vocabulary) by the temperature, then apply top_k, top_p and min_p, in this order.
@@ -17,12 +19,12 @@ def truncate(logits: Array, config: GenerationConfig) -> Array:
     Other tokens get -inf. The most probable token always stays.
     """
     if config.temperature is not None:
-        logits = logits / config.temperature
-    if config.top_k is not None:
+        logits = logits / max(config.temperature, _MIN_TEMPERATURE)
+    if config.top_k:
         logits = keep_top_k(logits, config.top_k)
-    if config.top_p is not None:
+    if config.top_p:
         logits = keep_top_p(logits, config.top_p)
-    return logits if config.min_p is None else keep_min_p(logits, config.min_p)
+    return keep_min_p(logits, config.min_p) if config.min_p else logits
 
 
 def keep_top_k(logits: Array, k: int) -> Array:
@@ -82,6 +84,6 @@ def uniform_streams(rng: Rng, indices: Sequence[int], samples: int, lengths: Seq
         lengths: Numbers needed for each input.
     """
     return [
-        [rng.fold("input", index, "sample", sample).uniform((length,)).tolist() for sample in range(samples)]
+        [rng.fold_in("input", index, "sample", sample).uniform((length,)).tolist() for sample in range(samples)]
         for index, length in zip(indices, lengths, strict=True)
     ]

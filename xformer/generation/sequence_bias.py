@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from xformer.errors import DataError
+from xformer.models.token_ids import check_one_each, check_tokens
 
 Tokens = Sequence[int]
 Phrase = Sequence[Tokens]
@@ -20,17 +21,16 @@ def check_sequence_bias(
     """Return the phrases of each input, or None; raise DataError for empty ones and for ids outside the vocabulary."""
     if sequence_bias is None:
         return None
-    if len(sequence_bias) != num_inputs:
-        raise DataError(
-            f"sequence_bias has {len(sequence_bias)} entries for {num_inputs} inputs; expected one list each"
-        )
-    for phrase in itertools.chain.from_iterable(sequence_bias):
+    check_one_each("sequence_bias", sequence_bias, num_inputs)
+    try:
+        rows = [[list(phrase) for phrase in phrases] for phrases in sequence_bias]
+    except TypeError as error:
+        raise DataError(f"sequence_bias is {sequence_bias!r}; expected a list of phrases for each input") from error
+    for phrase in itertools.chain.from_iterable(rows):
+        phrase[:] = [check_tokens("sequence_bias", tokens, vocab_size) for tokens in phrase]
         if not phrase or not all(phrase):
-            raise DataError(f"sequence_bias has the phrase {list(phrase)!r}; expected at least one token id")
-        for token in itertools.chain.from_iterable(phrase):
-            if not 0 <= token < vocab_size:
-                raise DataError(f"sequence_bias has token id {token}; expected 0 to {vocab_size - 1}")
-    return [[[tuple(tokens) for tokens in phrase] for phrase in phrases] for phrases in sequence_bias]
+            raise DataError(f"sequence_bias has the phrase {phrase!r}; expected at least one token id")
+    return [[[tuple(tokens) for tokens in phrase] for phrase in phrases] for phrases in rows]
 
 
 def phrase_weights(phrases: Sequence[Phrase], history: Tokens) -> dict[int, float]:

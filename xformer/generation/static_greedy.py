@@ -39,8 +39,7 @@ def is_supported(batch: GenerationBatch) -> bool:
         and all(isinstance(each, SuppressTokens | MinLength) for each in batch.logits_processors)
         and not batch.stopping_criteria
         and batch.lengths.unit_ranges is None
-        and batch.model.config.window is None
-        and len(batch.suppress_tokens | {batch.eos_id}) < batch.model.vocab_size
+        and len(batch.suppress_tokens | batch.end_ids) < batch.model.vocab_size
     )
 
 
@@ -55,7 +54,7 @@ def static_greedy(batch: GenerationBatch, record: Callable[..., Any]) -> list[li
     steps, logits = batch.prefill()
     cache = steps.cache
     # If outputs can end, the token after the last allowed one shows whether they do.
-    limits = [limits.maximum - batch.shared_length + int(batch.eos_id is not None) for limits in batch.lengths.ranges]
+    limits = [limits.maximum - batch.shared_length + int(bool(batch.end_ids)) for limits in batch.lengths.ranges]
     num_steps = max(1, *limits)
     state = _State(batch, batch.model.to_static(cache, cache.length + num_steps - 1), limits)
     key, recording = state.key(), None
@@ -95,7 +94,7 @@ class _State:
     """
 
     def __init__(self, batch: GenerationBatch, cache: Any, limits: list[int]) -> None:
-        self.cache, self._eos_id, xp = cache, batch.eos_id, batch.xp
+        self.cache, xp = cache, batch.xp
         integers, steps, to_device = index_dtype(xp), max(1, *limits), batch.to_device
         self.token = to_device([[0]] * batch.num_inputs, integers)
         self.ended = to_device([False] * batch.num_inputs)
@@ -108,18 +107,18 @@ class _State:
         self._min_steps = to_device(minimums, integers)
         self._last_step = to_device([limit - 1 for limit in limits], integers)
         vocabulary = range(batch.model.vocab_size)
-        self._is_eos = to_device([token == batch.eos_id for token in vocabulary])
+        self._is_end = to_device([token in batch.end_ids for token in vocabulary])
         self._is_suppressed = to_device([token in batch.suppress_tokens for token in vocabulary])
 
     def arrays(self) -> list[Any]:
         """Return the arrays, None for those that are absent."""
-        own = (value for name, value in vars(self).items() if name not in ("cache", "_eos_id"))
+        own = (value for name, value in vars(self).items() if name != "cache")
         return [*own, *self.cache.arrays()]
 
     def key(self) -> Hashable:
         """Return a key that states with the same steps share."""
         arrays = (None if array is None else (tuple(array.shape), dtype_name(array.dtype)) for array in self.arrays())
-        return self._eos_id, self.cache.length, *arrays
+        return self.cache.length, *arrays
 
     @property
     def nbytes(self) -> int:
@@ -137,7 +136,7 @@ class _State:
         xp = array_namespace(logits)
         logits = xp.astype(logits, accumulation_dtype(xp, logits.dtype), copy=False)
         early = xp.expand_dims(self._step < self._min_steps, axis=1)
-        masked = xp.logical_or(self._is_suppressed, xp.logical_and(early, self._is_eos))
+        masked = xp.logical_or(self._is_suppressed, xp.logical_and(early, self._is_end))
         logits = xp.where(masked, -math.inf, logits)
         chosen = xp.argmax(logits, axis=-1, keepdims=True)
         chosen_log_probs = xp.take_along_axis(logits, chosen, axis=-1) - log_sum_exp(logits)
@@ -145,9 +144,7 @@ class _State:
         self.tokens = assign(self.tokens, xp.where(is_now, chosen, self.tokens))
         self.log_probs = assign(self.log_probs, xp.where(is_now, chosen_log_probs, self.log_probs))
         ended = xp.logical_or(self.ended, self._step >= self._last_step)
-        if self._eos_id is not None:
-            ended = xp.logical_or(ended, chosen[:, 0] == self._eos_id)
-        self.ended = assign(self.ended, ended)
+        self.ended = assign(self.ended, xp.logical_or(ended, xp.take(self._is_end, chosen[:, 0])))
         self.token = assign(self.token, xp.astype(chosen, self.token.dtype, copy=False))
         self._step = assign(self._step, self._step + 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from xformer.backends import Array, to_host
@@ -46,30 +47,34 @@ class TokenRecord:
 
     def __init__(self, num_alternatives: int = 10) -> None:
         self.num_alternatives = num_alternatives
-        self._alternatives: dict[tuple[int, tuple[int, ...]], list[tuple[int, float]]] = {}
-        self._log_probs: dict[tuple[int, tuple[int, ...]], float] = {}
-        self._latest: dict[int, dict[tuple[int, ...], Array]] = {}  # log-probabilities of the last step by history
+        self._roots: dict[int, _Node] = {}
+        # Of each input, by history: the node that it ends at, and the log-probabilities of the next token.
+        self._latest: dict[int, dict[tuple[int, ...], tuple[_Node, Array]]] = {}
 
     def __call__(self, histories: Histories, logits: Array) -> Array:
         """Record the alternatives of a step; a logits processor."""
-        log_probs = logits - log_sum_exp(logits)
-        top = top_tokens(logits, max(1, self.num_alternatives), None)
-        self._latest.update({index: {} for index in histories.indices})
+        log_probs = logits if histories.normalized else logits - log_sum_exp(logits)
+        top = top_tokens(log_probs, max(1, self.num_alternatives), None)
+        before = {index: self._latest.get(index, {}) for index in histories.indices}
+        self._latest.update({index: {} for index in before})  # threads may run batches of other inputs
         rows = zip(histories.indices, histories, top.tokens.tolist(), top.log_probs.tolist(), strict=True)
         for row, (index, tokens, best, values) in enumerate(rows):
             history = tuple(tokens)
+            known = before[index].get(history)
+            node = self._roots.setdefault(index, _Node(len(tokens))) if known is None else known[0]
             # The row of a sample that has ended stays in the batch while others of its input continue.
-            alternatives = list(zip(best, values, strict=True))[: self.num_alternatives]
-            self._alternatives.setdefault((index, history), alternatives)
-            self._latest[index][history] = log_probs[row]
+            node.alternatives = node.alternatives or list(zip(best, values, strict=True))[: self.num_alternatives]
+            self._latest[index][history] = node, log_probs[row]
         return logits
 
     def observe(self, histories: Histories) -> list[bool]:
         """Record the tokens that a step chose; a stopping criterion that never ends a row."""
-        for index, tokens in zip(histories.indices, histories, strict=True):
-            log_probs = self._latest.get(index, {}).get(tuple(tokens[:-1]))
-            if log_probs is not None:
-                self._log_probs[index, tuple(tokens)] = float(to_host(log_probs[tokens[-1]]))
+        for index, (*parent, token) in zip(histories.indices, histories, strict=True):
+            latest = self._latest.get(index, {})
+            if tuple(parent) in latest:
+                node, log_probs = latest[tuple(parent)]
+                child = node.children.setdefault(token, _Node(node.length + 1, float(to_host(log_probs[token]))))
+                latest[*parent, token] = child, log_probs
         return [False] * len(histories)
 
     def steps(self, index: int, prompt: Sequence[int], tokens: Sequence[int]) -> list[TokenAlternatives]:
@@ -80,9 +85,21 @@ class TokenRecord:
             prompt: Prompt of a language model; empty for an encoder-decoder.
             tokens: Tokens of the output. Those of a forced prefix are left out if they entered the model in one step.
         """
-        recorded, history = [], (*prompt, *tokens)
-        for end in range(len(prompt), len(history)):
-            key, parent = (index, history[: end + 1]), (index, history[:end])
-            if key in self._log_probs:
-                recorded.append(TokenAlternatives(history[end], self._log_probs[key], self._alternatives[parent]))
+        recorded, history, node = [], [*prompt, *tokens], self._roots.get(index, _Node(0))
+        for position, token in enumerate(history[node.length :], start=node.length):
+            if token not in node.children:
+                break
+            parent, node = node, node.children[token]
+            if position >= len(prompt):
+                recorded.append(TokenAlternatives(token, node.log_probability, parent.alternatives))
         return recorded
+
+
+@dataclass
+class _Node:
+    """A token in the tree of the histories of an input, or the tokens that entered the model in one step."""
+
+    length: int
+    log_probability: float = 0.0
+    alternatives: list[tuple[int, float]] = field(default_factory=list)
+    children: dict[int, _Node] = field(default_factory=dict)

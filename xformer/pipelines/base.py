@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 from xformer.backends import array_namespace, backend_of, dtype_name
-from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
+from xformer.errors import CheckpointError, ConfigError, nearest_hint
 from xformer.families import load_pretrained
 from xformer.families.checkpoint import Progress, is_public
 from xformer.generation import GenerationConfig
 from xformer.html import Markup, table, tag
 from xformer.models import BaseModel, Encoder, ImageEncoder, LanguageModel, SpeechTransformer, Transformer
 from xformer.runs.run_directory import RunDirectory
-from xformer.text import PretrainedTokenizer, Tokenizer
+from xformer.text import PretrainedTokenizer, Tokenizer, load_tokenizer
 
 # Description and pipelines of each class of models.
 _MODELS: dict[type[BaseModel], tuple[str, str]] = {
@@ -78,14 +78,63 @@ class Described:
         }
 
 
-class Pipeline(Described):
-    """A model with its tokenizers.
+class CheckpointPipeline(Described):
+    """A model of a public checkpoint with its tokenizer. A subclass sets `model_class`."""
+
+    model_class: ClassVar[type[BaseModel]]
+
+    def __init__(self, model: Any, tokenizer: PretrainedTokenizer, **settings: Any) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        directory: str | os.PathLike[str],
+        xp: Any = "numpy",
+        *,
+        dtype: Any = None,
+        quantize: str | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Load the model, the tokenizer and the settings of a checkpoint directory; nothing is downloaded.
+
+        Args:
+            directory: Directory of the checkpoint.
+            xp: Array library of the model, as a module or by name.
+            dtype: dtype of the parameters. Default: that of the files.
+            quantize: "int8" or "bfloat16" to quantize the weights after loading, see `layers.quantize`.
+            progress: As for `load_pretrained`.
+
+        Raises:
+            CheckpointError: If the checkpoint is damaged, or its model is of another class.
+        """
+        model = cls._load_model(directory, quantize, xp=xp, dtype=dtype, progress=progress)
+        return cls(model, load_tokenizer(directory), **cls._settings(Path(directory), model.config))
+
+    @classmethod
+    def _settings(cls, directory: Path, config: Any) -> dict[str, Any]:
+        """Return the arguments of the constructor that the files of a checkpoint determine."""
+        return {}
+
+    @classmethod
+    def _load_model(cls, directory: str | os.PathLike[str], quantize: str | None, **options: Any) -> Any:
+        """Load a public model; raise CheckpointError if it is of another class."""
+        model = load_pretrained(directory, **options)
+        if type(model) is not cls.model_class:
+            name, pipelines = _MODELS[type(model)]
+            raise CheckpointError(
+                f"{directory} has {name}; {cls.__name__} expects {_MODELS[cls.model_class][0]}; use {pipelines}"
+            )
+        return model if quantize is None else model.quantize(quantize)
+
+
+class Pipeline(CheckpointPipeline):
+    """A model, of a public checkpoint or a training run, with its tokenizers.
 
     A subclass sets `task` and `model_class`, and defines `outputs`, `_from_run` and `_from_checkpoint`.
     """
 
     task: ClassVar[str]
-    model_class: ClassVar[type[BaseModel]]
 
     @classmethod
     def from_pretrained(
@@ -98,15 +147,9 @@ class Pipeline(Described):
         progress: Progress | None = None,
         **options: Any,
     ) -> Self:
-        """Load a public checkpoint, or the best model of a training run.
+        """Load a public checkpoint, or the best model of a training run; arguments are those of `CheckpointPipeline`.
 
-        Args:
-            directory: Directory of a checkpoint in the Hugging Face format, or of a run. Nothing is downloaded.
-            xp: Array library of the model, as a module or by name.
-            dtype: dtype of the parameters. Default: as saved.
-            quantize: "int8" or "bfloat16" to quantize the weights after loading, see `layers.quantize`.
-            progress: As for `load_pretrained`.
-            **options: For public translation checkpoints `source_language` and `target_language`.
+        The options are `source_language` and `target_language`, for public translation checkpoints.
 
         Raises:
             CheckpointError: If a file is missing, damaged or from another run, or the model is of another kind.
@@ -118,9 +161,7 @@ class Pipeline(Described):
                 f"unknown argument {name!r}; {nearest_hint(name, [*known, 'xp', 'dtype', 'quantize', 'progress'])}"
             )
         if is_public(directory):
-            model = load_model(
-                cls, cls.model_class, directory, xp=xp, dtype=dtype, quantize=quantize, progress=progress
-            )
+            model = cls._load_model(directory, quantize, xp=xp, dtype=dtype, progress=progress)
             return cls._from_checkpoint(model, Path(directory), **options)
         run = RunDirectory(Path(directory))
         config = run.read_config_for(cls.task)
@@ -155,7 +196,8 @@ class Pipeline(Described):
         """Generate text for each text: `translator(["Ein Mann schläft ."], num_beams=5)`.
 
         Args:
-            texts: Source texts or prompts. A blank source gets an empty output; an empty prompt starts a line.
+            texts: Source texts or prompts. A blank source gets an empty output; an empty prompt is treated as a line
+                break.
             config: Settings. Default: greedy search, or the default of the pipeline.
             **options: Arguments of `outputs`, and fields of `GenerationConfig`.
 
@@ -170,43 +212,6 @@ class Pipeline(Described):
         results = [[output.text for output in each] or [""] for each in outputs]
         count = options.get("num_return_sequences", 1 if config is None else config.num_return_sequences)
         return results if count > 1 else [each[0] for each in results]
-
-
-def check_texts(texts: Any) -> None:
-    """Raise DataError for anything but a list or another sequence of known length."""
-    if isinstance(texts, str):
-        raise DataError("texts is a single text; expected a list of texts")
-    if not hasattr(texts, "__len__"):
-        raise DataError(f"texts has type {type(texts).__name__}; expected a list of texts")
-
-
-def load_model(
-    pipeline: type,
-    model_class: type[BaseModel],
-    directory: str | os.PathLike[str],
-    *,
-    quantize: str | None = None,
-    **options: Any,
-) -> Any:
-    """Load the model of a pipeline.
-
-    Args:
-        pipeline: The pipeline, for the error.
-        model_class: Class of the model.
-        directory: Directory of a checkpoint or run.
-        quantize: As for `Pipeline.from_pretrained`.
-        **options: Arguments of `load_pretrained`.
-
-    Raises:
-        CheckpointError: If the checkpoint is damaged, or its model is of another class.
-    """
-    model = load_pretrained(directory, **options)
-    if type(model) is not model_class:
-        name, pipelines = _MODELS[type(model)]
-        raise CheckpointError(
-            f"{directory} has {name}; {pipeline.__name__} expects {_MODELS[model_class][0]}; use {pipelines}"
-        )
-    return model if quantize is None else model.quantize(quantize)
 
 
 def check_vocabulary(name: str, tokenizer: Tokenizer | PretrainedTokenizer, vocab_size: int) -> None:

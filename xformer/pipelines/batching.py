@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from xformer.backends import array_namespace, backend_name
 from xformer.errors import DataError
+from xformer.text.tokenizer_models import check_texts
 from xformer.threads import blas_threads, num_threads, parallel_map
 
 Batch = TypeVar("Batch")
@@ -30,8 +31,9 @@ def run_batches(function: Callable[[Batch], Result], batches: Iterable[Batch], m
 
 def one_per_text(name: str, values: Sequence[Any], count: int) -> list[Any]:
     """Return the values as a list; raise DataError for a wrong number of them."""
-    if len(values) != count:
-        raise DataError(f"{name} has {len(values)} entries for {count} texts; expected one for each, or one for all")
+    if not hasattr(values, "__len__") or len(values) != count:
+        received = f"{len(values)} entries" if hasattr(values, "__len__") else f"type {type(values).__name__}"
+        raise DataError(f"{name} has {received} for {count} texts; expected one for each, or one for all")
     return list(values)
 
 
@@ -43,7 +45,9 @@ def encode_phrases(
         raise DataError(f"sequence_bias is the text {sequence_bias!r}; expected a list of words or phrases")
     if not sequence_bias:
         return None
-    if all(isinstance(phrase, str) for phrase in sequence_bias):
+    if isinstance(sequence_bias, Iterable) and all(isinstance(phrase, str) for phrase in sequence_bias):
         return [[tokenizer.phrase_ids(phrase) for phrase in sequence_bias]] * count
     rows = one_per_text("sequence_bias", sequence_bias, count)
+    for phrases in rows:
+        check_texts(phrases, "sequence_bias")
     return [[tokenizer.phrase_ids(phrase) for phrase in phrases] for phrases in rows]

@@ -1,7 +1,7 @@
 """Processing of large files: chunks of lines that any executor computes, kept on disk until all are complete.
 
-The directory of a corpus is its ledger: a chunk is complete if its part exists. A part appears by renaming and depends
-on nothing but the chunk, so a task that runs twice, or in a process that should have ended, does no harm.
+A chunk is complete if its part has the size that log.jsonl states. A part appears by renaming and depends on nothing
+but the chunk, so a task that runs twice, or in a process that should have ended, does no harm.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import queue
-import shutil
 import time
 import traceback
 from collections import Counter
@@ -77,6 +76,7 @@ class Corpus:
         num_chunks: Number of chunks.
         failures: Error of each chunk that failed, by the path of its .error file.
         counts: Sums of `ChunkOutput.counts` over all runs.
+        part_lines: Number of lines of each part.
         task_seconds: Time in the tasks of this run, added over all workers.
     """
 
@@ -85,6 +85,7 @@ class Corpus:
     num_chunks: int
     failures: dict[Path, str]
     counts: dict[str, int]
+    part_lines: dict[int, int]
     task_seconds: float
 
     def parts(self) -> Iterator[Path]:
@@ -96,11 +97,17 @@ class Corpus:
 
         Raises:
             CheckpointError: If the file cannot be written.
+            CorpusError: If a part has another number of lines than when it was written.
         """
         with atomic_write(output) as file:
-            for part in self.parts():
-                with part.open("rb") as content:
-                    shutil.copyfileobj(content, file, 1 << 20)
+            for number, part in enumerate(self.parts()):
+                data = part.read_bytes()
+                if (num_lines := data.count(b"\n")) != self.part_lines[number]:
+                    raise CorpusError(
+                        f"{part} has {num_lines} lines, not the {self.part_lines[number]} that were written; run the "
+                        "same command again"
+                    )
+                file.write(data)
 
     def merge_arrays(self, output: str | os.PathLike[str]) -> None:
         """Write the rows of the parts, which are .npy files, as one array to a .npy file.
@@ -173,7 +180,13 @@ def process_corpus(
     seconds = 0.0
     with lock_directory(directory, "processing a corpus"):
         _check_manifest(directory, chunks, settings)
-        missing = [number for number in range(len(chunks)) if not _part(directory, number, suffix).exists()]
+        log = directory / "log.jsonl"
+        events = _read_log(log)
+        missing = [
+            number
+            for number in range(len(chunks))
+            if number not in events or _size(_part(directory, number, suffix)) != events[number]["bytes"]
+        ]
         # Those that failed before come last, so that they do not stop the run again.
         missing.sort(key=lambda number: _part(directory, number, ".error").exists())
         num_resumed = chunks.num_lines - sum(chunks[number].num_lines for number in missing)
@@ -202,9 +215,9 @@ def process_corpus(
                 else:
                     error_path.unlink(missing_ok=True)
                     seconds += outcome.seconds
-                    event = {"chunk": number, "seconds": round(outcome.seconds, 4), "counts": outcome.counts}
-                    with (directory / "log.jsonl").open("a", encoding="utf-8") as log:
-                        log.write(json.dumps(event) + "\n")
+                    event = {"chunk": number, "seconds": round(outcome.seconds, 4), **(outcome.sizes or {})}
+                    with log.open("a", encoding="utf-8") as lines:
+                        lines.write(json.dumps({**event, "counts": outcome.counts}) + "\n")
             except OSError as error:
                 message = str(error) if isinstance(error, XformerError) else f"cannot write to {directory}: {error}"
                 raise CorpusError(message) from error
@@ -213,19 +226,20 @@ def process_corpus(
             on_progress(progress)
         for temporary in directory.glob(".part-*"):  # of processes that were killed
             temporary.unlink(missing_ok=True)
-        counts = _sum_counts(directory / "log.jsonl")
-        return Corpus(directory, suffix, len(chunks), failures, counts, seconds)
+        events = _read_log(log)
+        counts: Counter[str] = Counter()
+        for logged in events.values():
+            counts.update(logged["counts"])
+        part_lines = {number: logged["lines"] for number, logged in events.items()}
+        return Corpus(directory, suffix, len(chunks), failures, dict(counts), part_lines, seconds)
 
 
 class _Outcome(NamedTuple):
-    seconds: float
-    counts: dict[str, int]
-    error: str
-    is_fatal: bool
-
-
-def _failure(error: str, is_fatal: bool = False) -> _Outcome:
-    return _Outcome(0.0, {}, error, is_fatal)
+    error: str = ""
+    seconds: float = 0.0
+    sizes: Mapping[str, int] | None = None  # bytes and lines of the part
+    counts: Mapping[str, int] | None = None
+    is_fatal: bool = False
 
 
 def _run_all(
@@ -279,8 +293,9 @@ def _run(function: ChunkFunction, chunk: LineChunk | None = None, part: Path | N
         is_known = isinstance(error, XformerError)
         message = str(error) if is_known else f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         # A file that cannot be read or written concerns all chunks.
-        return _failure(message, is_fatal=isinstance(error, OSError) and not is_out_of_memory(error))
-    return _Outcome(time.perf_counter() - start, dict(output.counts), "", False)
+        return _Outcome(message, is_fatal=isinstance(error, OSError) and not is_out_of_memory(error))
+    sizes = {"bytes": len(output.data), "lines": output.data.count(b"\n")}
+    return _Outcome("", time.perf_counter() - start, sizes, dict(output.counts))
 
 
 def _outcome_of(future: Future[_Outcome]) -> _Outcome:
@@ -288,9 +303,9 @@ def _outcome_of(future: Future[_Outcome]) -> _Outcome:
     try:
         return future.result()
     except CancelledError:
-        return _failure("the executor canceled a task; its scheduler may have ended", is_fatal=True)
+        return _Outcome("the executor canceled a task; its scheduler may have ended", is_fatal=True)
     except Exception as error:  # noqa: BLE001 - each executor has its own
-        return _failure(f"{type(error).__name__}: {error}")
+        return _Outcome(f"{type(error).__name__}: {error}")
 
 
 def _first_line(error: str) -> str:
@@ -310,20 +325,20 @@ def _read_array(part: Path) -> np.ndarray:
         raise CorpusError(message) from error
 
 
-def _sum_counts(log: Path) -> dict[str, int]:
-    """Add up the counts of all runs, with one entry for each chunk."""
-    sums: Counter[str] = Counter()
-    seen: set[int] = set()
-    if not log.exists():  # all chunks failed
-        return {}
-    for line in log.read_bytes().splitlines():
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else -1
+
+
+def _read_log(log: Path) -> dict[int, dict[str, Any]]:
+    """Return the last event of each chunk."""
+    events: dict[int, dict[str, Any]] = {}
+    for line in log.read_bytes().splitlines() if log.exists() else ():
         # Ignore damaged lines, e.g. of a process that was killed while it wrote.
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
             event = json.loads(line)
-            number, counts = int(event["chunk"]), {name: int(count) for name, count in event["counts"].items()}
-            sums.update({} if number in seen else counts)
-            seen.add(number)
-    return dict(sums)
+            counts = {name: int(count) for name, count in event["counts"].items()}
+            events[int(event["chunk"])] = {"bytes": event["bytes"], "lines": event["lines"], "counts": counts}
+    return events
 
 
 def _check_manifest(directory: Path, chunks: LineChunks, settings: Mapping[str, Any]) -> None:

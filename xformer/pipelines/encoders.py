@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from xformer.backends import Array, array_namespace, from_host, to_host
 from xformer.config import check_count
 from xformer.data.bucketing import fill_batches
-from xformer.errors import CheckpointError, ConfigError
-from xformer.families.checkpoint import Progress
+from xformer.errors import CheckpointError, ConfigError, nearest_hint
 from xformer.io import read_json
 from xformer.models import Encoder, EncoderConfig
 from xformer.models.token_ids import pad
-from xformer.pipelines.base import Described, check_texts, load_model
+from xformer.pipelines.base import CheckpointPipeline
 from xformer.pipelines.batching import run_batches
-from xformer.text import PretrainedTokenizer, load_tokenizer
+from xformer.text import PretrainedTokenizer
+from xformer.text.tokenizer_models import check_texts
 
 _MIN_LENGTH = 3  # two special tokens and one of the text
 
 
-class EncoderPipeline(Described):
+class EncoderPipeline(CheckpointPipeline):
     """An encoder with its tokenizer: base class of `Embedder` and `Classifier`.
 
     Args:
@@ -38,6 +37,8 @@ class EncoderPipeline(Described):
         ConfigError: If max_length exceeds the positions of the model.
     """
 
+    model_class = Encoder
+
     def __init__(self, model: Encoder, tokenizer: PretrainedTokenizer, *, max_length: int | None = None) -> None:
         limit = model.config.max_positions
         self.max_length = min(tokenizer.model_max_length or limit, limit) if max_length is None else max_length
@@ -46,36 +47,6 @@ class EncoderPipeline(Described):
                 f"max_length is {self.max_length}; expected {_MIN_LENGTH} to {limit}, the positions of the model"
             )
         self.model, self.tokenizer = model, tokenizer
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        directory: str | os.PathLike[str],
-        xp: Any = "numpy",
-        *,
-        dtype: Any = None,
-        quantize: str | None = None,
-        progress: Progress | None = None,
-    ) -> Self:
-        """Load the model and the tokenizer of a checkpoint directory; nothing is downloaded.
-
-        Args:
-            directory: Directory of the checkpoint.
-            xp: Array library of the model, as a module or by name.
-            dtype: dtype of the parameters. Default: that of the files.
-            quantize: "int8" or "bfloat16" to quantize the weights after loading, see `layers.quantize`.
-            progress: As for `load_pretrained`.
-
-        Raises:
-            CheckpointError: If the checkpoint is damaged, or its model is not an encoder.
-        """
-        model = load_model(cls, Encoder, directory, xp=xp, dtype=dtype, quantize=quantize, progress=progress)
-        return cls(model, load_tokenizer(directory), **cls._settings(Path(directory), model.config))
-
-    @classmethod
-    def _settings(cls, directory: Path, config: EncoderConfig) -> dict[str, Any]:
-        """Return the arguments of the constructor that the files of a checkpoint determine."""
-        return {}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of texts, special tokens included, truncated to max_length.
@@ -122,6 +93,13 @@ class Embedder(EncoderPipeline):
         pooling: "mean" of the states of all tokens, or the state of the first token, "cls".
         normalize: Divide vectors by their length, so that dot products are cosine similarities.
         max_length: As for `EncoderPipeline`.
+        lower_case: Lowercase texts before tokenizing.
+        prompts: Texts to put before each text, by name, e.g. {"query": "query: "}.
+        default_prompt_name: Name of the prompt of calls that choose none.
+        include_prompt: Pool the states of the prompt too.
+
+    Raises:
+        ConfigError: For an unknown pooling or default prompt, and a max_length above the positions of the model.
     """
 
     def __init__(
@@ -132,55 +110,118 @@ class Embedder(EncoderPipeline):
         pooling: str = "mean",
         normalize: bool = True,
         max_length: int | None = None,
+        lower_case: bool = False,
+        prompts: Mapping[str, str] | None = None,
+        default_prompt_name: str | None = None,
+        include_prompt: bool = True,
     ) -> None:
-        super().__init__(model, tokenizer, max_length=max_length)
+        super().__init__(model, tokenizer.lower_cased() if lower_case else tokenizer, max_length=max_length)
         if pooling not in ("mean", "cls"):
             raise ConfigError(f"pooling is {pooling!r}; expected 'mean' or 'cls'")
-        self.pooling, self.normalize = pooling, normalize
+        self.pooling, self.normalize, self.include_prompt = pooling, normalize, include_prompt
+        self.prompts, self.default_prompt_name = dict(prompts or {}), default_prompt_name
+        self._prompt(None, default_prompt_name)
 
     @classmethod
     def _settings(cls, directory: Path, config: EncoderConfig) -> dict[str, Any]:
         """Read the files of sentence-transformers; without them, vectors are means and normalized."""
         settings: dict[str, Any] = {}
         if (path := directory / "sentence_bert_config.json").exists():
-            length = read_json(path, "configuration").get("max_seq_length")
+            values = read_json(path, "configuration")
+            length = values.get("max_seq_length")
             if length is not None and (type(length) is not int or length < _MIN_LENGTH):
                 raise CheckpointError(f"{path} has max_seq_length {length!r}; expected at least {_MIN_LENGTH}")
             settings["max_length"] = None if length is None else min(length, config.max_positions)
+            settings["lower_case"] = bool(values.get("do_lower_case"))
+        if (path := directory / "config_sentence_transformers.json").exists():
+            values = read_json(path, "configuration")
+            prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
+            known = [text for text in prompts.values() if isinstance(text, str)] if isinstance(prompts, dict) else None
+            if known is None or len(known) < len(prompts) or default not in (None, *prompts):
+                raise CheckpointError(
+                    f"{path} has prompts {prompts!r:.80} and default_prompt_name {default!r:.40}; "
+                    "expected a text by name, and one of the names or null"
+                )
+            settings |= {"prompts": prompts, "default_prompt_name": default}
         if not (directory / "modules.json").exists():
             return settings
         modules = [str(module.get("type", "")) for module in _read_modules(directory / "modules.json")]
         unknown = [each for each in modules if not each.endswith((".Transformer", ".Pooling", ".Normalize"))]
         if unknown:
             raise CheckpointError(f"{directory}/modules.json has the module {unknown[0]}, which xformer does not have")
-        pooling = read_json(directory / "1_Pooling" / "config.json", "configuration of pooling")
-        modes = [key for key, value in pooling.items() if key.startswith("pooling_mode_") and value is True]
-        names = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
-        if len(modes) != 1 or modes[0] not in names:
-            raise CheckpointError(f"{directory}/1_Pooling/config.json has {modes}; expected one of {sorted(names)}")
-        return {**settings, "pooling": names[modes[0]], "normalize": any(m.endswith(".Normalize") for m in modules)}
+        values = read_json(directory / "1_Pooling" / "config.json", "configuration of pooling")
+        # From version 6 on, one key holds the mode, or a list of modes.
+        modes = [
+            key.removeprefix("pooling_mode_") for key in values if key[:13] == "pooling_mode_" and values[key] is True
+        ]
+        mode = values.get("pooling_mode", modes)
+        mode = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
+        pooling = {"mean_tokens": "mean", "cls_token": "cls", "mean": "mean", "cls": "cls"}.get(str(mode))
+        if pooling is None:
+            raise CheckpointError(
+                f"{directory}/1_Pooling/config.json has the pooling {mode!r:.80}; expected mean or cls"
+            )
+        return {
+            **settings,
+            "pooling": pooling,
+            "normalize": any(each.endswith(".Normalize") for each in modules),
+            "include_prompt": values.get("include_prompt") is not False,
+        }
 
-    def __call__(self, texts: Sequence[str], *, batch_tokens: int = 4096) -> Any:
+    def __call__(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        batch_tokens: int = 4096,
+    ) -> Any:
         """Return the vectors of texts, a NumPy array (texts, d_model).
 
         Args:
             texts: Texts.
+            prompt: Text to put before each text. Default: that of prompt_name, or of the default prompt.
+            prompt_name: Name of one of the prompts.
             batch_tokens: Maximum tokens of a batch, padding included. On NumPy each core runs one batch.
 
         Raises:
             DataError: For a single text, or an iterator, instead of a list.
+            ConfigError: For an unknown name of a prompt, or a prompt that leaves no space for a text.
         """
         check_texts(texts)
+        prompt, num_skipped = self._prompt(prompt, prompt_name), 0
+        if prompt and not self.include_prompt:
+            (ids,) = self.tokenizer.encode_batch([prompt])
+            num_skipped = len(ids) - (ids[-1] in self.tokenizer.special_ids)
+            if num_skipped >= self.max_length:
+                raise ConfigError(
+                    f"the prompt has {num_skipped} tokens; expected fewer than max_length {self.max_length}"
+                )
         if not len(texts):
             return np.zeros((0, self.model.config.d_model), np.float32)
-        return self._run(texts, self._pool, batch_tokens)
+        rows = [prompt + text for text in texts] if prompt else texts
+        return self._run(rows, lambda *arrays: self._pool(*(x[:, num_skipped:, ...] for x in arrays)), batch_tokens)
+
+    def _prompt(self, prompt: str | None, name: str | None) -> str:
+        """Return the prompt of a call."""
+        if prompt is not None:
+            return prompt
+        name = self.default_prompt_name if name is None else name
+        if name is not None and name not in self.prompts:
+            hint = (
+                nearest_hint(name, self.prompts)
+                if self.prompts
+                else "the model has no prompts: omit it, or pass prompt"
+            )
+            raise ConfigError(f"prompt_name is {name!r}; {hint}")
+        return "" if name is None else self.prompts[name]
 
     def _pool(self, states: Array, is_token: Array) -> Array:
         xp = array_namespace(states)
         if self.pooling == "cls":
             vectors = states[:, 0, :]
         else:
-            count = xp.sum(is_token, axis=1, keepdims=True)
+            count = xp.clip(xp.sum(is_token, axis=1, keepdims=True), min=1)
             vectors = xp.sum(states * xp.expand_dims(is_token, axis=2), axis=1) / count
         if not self.normalize:
             return vectors

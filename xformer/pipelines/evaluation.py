@@ -15,6 +15,7 @@ from xformer.pipelines.seq2seq import Summarizer, Translator
 from xformer.pipelines.tokenizers import CheckpointTokenizers, Tokenizers
 from xformer.text import ParallelCorpus, Tokenizer, bleu, fit_lengths, rouge
 from xformer.text.extras import require
+from xformer.text.metrics import make_bleu
 
 # Metric of validation, by task.
 METRICS = {"translation": "BLEU", "summarization": "ROUGE"}
@@ -47,18 +48,7 @@ class EncodedCorpus:
         truncation: str = "error",
         names: Sequence[Any] = ("source", "target"),
     ) -> EncodedCorpus:
-        """Encode a corpus.
-
-        Args:
-            corpus: Pairs of texts.
-            tokenizers: Tokenizers of source and target.
-            max_length: Maximum tokens of a text.
-            truncation: Treatment of longer texts: "error", "drop" the pair, or "cut" the source.
-            names: Names of source and target in errors.
-
-        Raises:
-            DataError: For texts that are too long, and if no pair is left.
-        """
+        """Encode texts of at most `max_length` tokens; arguments and errors are those of `fit_lengths`."""
         pairs = tokenizers.encode(corpus)
         fitted = fit_lengths(
             [list(ids) for ids in pairs.source],
@@ -91,6 +81,7 @@ class ValidationScore:
         task: "translation" or "summarization".
         measure: Function (outputs, references) -> score; higher is better. Default: BLEU of words for translation, the
             mean of ROUGE-1, 2 and L for summarization; case is ignored if the target tokenizer lowercases.
+        bleu_tokenize: Tokenizer of BLEU, as in `bleu`.
         on_batch: Called after each batch; may raise to stop.
         communicator: The ranks, which generate the batches in turns; default this process alone.
 
@@ -99,7 +90,8 @@ class ValidationScore:
         outputs: Latest outputs.
 
     Raises:
-        BackendError: If the package that computes the metric is not installed.
+        ConfigError: If sacreBLEU has no such tokenizer.
+        BackendError: If a package that the metric needs is not installed.
     """
 
     def __init__(
@@ -110,12 +102,18 @@ class ValidationScore:
         measure: Callable[[list[str], list[str]], float] | None = None,
         on_batch: Callable[[], None] = lambda: None,
         communicator: Communicator | None = None,
+        bleu_tokenize: str = "13a",
     ) -> None:
         self._ranks = communicator or SingleProcess()
         self.corpus, self.tokenizers, self.task = corpus, tokenizers, task
-        if measure is None:
-            require({"translation": "sacrebleu", "summarization": "rouge_score"}[task])
-        self.measure = measure or {"translation": self._bleu, "summarization": _rouge}[task]
+        if measure is None and task == "translation":
+            lowercase = isinstance(tokenizers.target, Tokenizer) and tokenizers.target.lowercase
+            make_bleu(lowercase, bleu_tokenize)  # refuses a tokenizer before training
+            measure = lambda *lines: bleu(*lines, lowercase=lowercase, tokenize=bleu_tokenize).value  # noqa: E731
+        elif measure is None:
+            require("rouge_score")
+            measure = _rouge
+        self.measure = measure
         self.name, self.on_batch = METRICS[task], on_batch
         self.outputs: list[str] = []
 
@@ -133,10 +131,6 @@ class ValidationScore:
         for index, text in itertools.chain.from_iterable(self._ranks.all_gather(texts)):
             self.outputs[index] = text
         return self.measure(self.outputs, self.corpus.text.target)
-
-    def _bleu(self, outputs: list[str], references: list[str]) -> float:
-        target = self.tokenizers.target
-        return bleu(outputs, references, lowercase=isinstance(target, Tokenizer) and target.lowercase).value
 
 
 def _rouge(outputs: list[str], references: list[str]) -> float:

@@ -47,10 +47,7 @@ def export_run(
         A phrase about the result, e.g. "as a model of type pegasus".
 
     Raises:
-        ConfigError: If the output is not empty, or the format has no model that computes the same (the error names the
-            field).
-        CheckpointError: If a file of the run is missing or damaged, or the output cannot be written.
-        BackendError: If a package that the format needs is not installed.
+        XformerError: As `save_pretrained`, `export_onnx` and `export_ctranslate2`, and for damaged runs.
     """
     if target not in FORMATS:
         raise ConfigError(f"the format is {target!r}; expected one of {', '.join(FORMATS)}")

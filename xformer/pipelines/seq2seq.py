@@ -23,12 +23,13 @@ from xformer.generation import (
 from xformer.generation.pretrained import read_generation
 from xformer.models import Transformer
 from xformer.models.token_ids import pad
-from xformer.pipelines.base import Output, Pipeline, check_texts, check_vocabulary
+from xformer.pipelines.base import Output, Pipeline, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, one_per_text, run_batches
 from xformer.pipelines.tokenizers import CheckpointTokenizers, Tokenizers
 from xformer.random import Rng
 from xformer.runs.run_directory import RunDirectory
 from xformer.text import UNK_ID, normalize_text
+from xformer.text.tokenizer_models import check_texts
 
 NUM_BEAMS_FOR_LENGTHS = 4
 
@@ -133,8 +134,9 @@ class TextToText(Pipeline):
             DataError: If a text has more than max_source_length tokens, before any output is generated.
             ConfigError: For invalid or contradictory settings.
         """
+        batches = self.batches(texts, config, **options)  # checks the texts
         results: list[list[Output]] = [[] for _ in texts]
-        for batch in self.batches(texts, config, **options):
+        for batch in batches:
             for index, outputs in batch:
                 results[index] = outputs
         return results
@@ -149,15 +151,8 @@ class TextToText(Pipeline):
     ) -> Iterator[list[Result]]:
         """Yield results batch by batch, shortest texts first; none for blank texts.
 
-        Args:
-            texts: Source texts.
-            config: Settings. Default: greedy search.
-            max_source_length: Maximum tokens of a source.
-            **options: Arguments of `batches_of_ids`, and fields of `GenerationConfig`.
-
-        Raises:
-            DataError: If a text has more than max_source_length tokens.
-            ConfigError: For invalid or contradictory settings.
+        Texts have at most `max_source_length` tokens. The options are the arguments of `batches_of_ids`, and fields of
+        `GenerationConfig`. Errors are those of `outputs`.
         """
         check_count("max_source_length", max_source_length)
         encoded, _ = self.truncate(self.encode(texts))
@@ -215,7 +210,7 @@ class TextToText(Pipeline):
             config = dataclasses.replace(config, suppress_tokens=(*config.suppress_tokens, self._separator))
         lengths = _target_lengths(target_length, length_unit, count)
         conditions = self._length_conditions(lengths, length_unit, count)
-        columns: dict[str, list[Any] | None] = {
+        columns: dict[str, Any] = {
             "prefix": self._prefixes(prefix, count),
             "sequence_bias": encode_phrases(sequence_bias, target, count),
             "target_lengths": lengths,
@@ -225,6 +220,7 @@ class TextToText(Pipeline):
 
         def run(rows: list[int]) -> list[Result]:
             source = pad([[*encoded[row], *self.suffix] for row in rows], self.model.config.pad_id)
+            options: Any = {name: [column[row] for row in rows] for name, column in columns.items() if column}
             hypotheses = generate(
                 self.model,
                 source,
@@ -235,7 +231,7 @@ class TextToText(Pipeline):
                 rng=rng,
                 length_fn=length_fn,
                 indices=[first_index + row for row in rows],
-                **_select(columns, rows),
+                **options,
             )
             outputs = [self._outputs(each) for each in hypotheses]
             if align:
@@ -327,14 +323,7 @@ class TextToText(Pipeline):
 def check_source_lengths(
     encoded: Iterable[Sequence[int]], max_source_length: int, *, name: str = "text", first_number: int = 1
 ) -> None:
-    """Raise DataError for the first source with more than max_source_length tokens.
-
-    Args:
-        encoded: Token ids of each source.
-        max_source_length: Maximum number of tokens.
-        name: Name of a source in the error.
-        first_number: Number of the first source in the error.
-    """
+    """Raise DataError for the first source with more than max_source_length tokens; its number starts at the first."""
     for number, ids in enumerate(encoded, start=first_number):
         if len(ids) > max_source_length:
             raise DataError(
@@ -371,11 +360,6 @@ def _target_lengths(target_length: Any, unit: str, count: int) -> list[int] | No
     for length in lengths:
         check_count(f"target_length in {unit}", length)
     return [int(length) for length in one_per_text("target_length", lengths, count)]
-
-
-def _select(columns: dict[str, list[Any] | None], rows: Sequence[int]) -> dict[str, Any]:
-    """Return the values of some rows, without the columns that are None."""
-    return {name: [column[row] for row in rows] for name, column in columns.items() if column is not None}
 
 
 def _encode_prefixes(

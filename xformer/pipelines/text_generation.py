@@ -10,6 +10,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
+from xformer.config import check_count
 from xformer.data.bucketing import fill_batches
 from xformer.errors import ConfigError, DataError
 from xformer.families.gguf_file import find_gguf
@@ -24,19 +25,20 @@ from xformer.generation import (
     generate,
     stream,
 )
+from xformer.generation.hypothesis import best_first, length_penalty
 from xformer.generation.pretrained import PretrainedGeneration, read_generation
 from xformer.models import LanguageModel
+from xformer.models.token_ids import check_tokens
 from xformer.pipelines.base import Output, Pipeline, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, run_batches
 from xformer.random import Rng
 from xformer.runs.run_directory import RunDirectory
 from xformer.text import SPECIAL_TOKENS, UNK_ID, DecodeStream, PretrainedTokenizer, Tokenizer, load_tokenizer
+from xformer.text.streaming import text_after
 
 # Defaults of nanoGPT's sampling script.
 DEFAULT_MAX_NEW_TOKENS = 500
-DEFAULT_SAMPLING = {"temperature": 0.8, "top_k": 200}
-_SEARCH_FIELDS = ("do_sample", "temperature", "top_k", "top_p", "min_p")
-
+DEFAULT_SAMPLING = GenerationConfig(temperature=0.8, top_k=200)
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A text, its token ids, or the messages of a chat: `[{"role": "user", "content": "Hello"}]`."""
@@ -45,9 +47,9 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 class TextGenerator(Pipeline):
     """A language model with its tokenizer: `TextGenerator.from_pretrained("run")(["ROMEO:"], seed=1)`.
 
-    Text that outgrows the context continues from its later half. Language models that were trained with xformer never
-    generate special tokens, so an output has the maximum length unless a stopping criterion ends it; those of public
-    checkpoints end outputs.
+    When the context is full, its first half is dropped. Language models that were trained with xformer never generate
+    special tokens, so an output has the maximum length unless a stopping criterion or a token of stop_token_ids ends
+    it; those of public checkpoints end outputs.
 
     Args:
         model: The model.
@@ -72,7 +74,7 @@ class TextGenerator(Pipeline):
             "length_tolerance",
         }
     )
-    """Fields of `GenerationConfig` that require a source or outputs that end."""
+    """Fields of `GenerationConfig` that require a source text, or a model that emits eos."""
 
     def __init__(
         self,
@@ -86,11 +88,10 @@ class TextGenerator(Pipeline):
         self.model, self.tokenizer, self.defaults = model, tokenizer, defaults
         max_positions = model.config.max_positions
         self.context_length = max_positions if context_length is None else context_length
-        self._context_window = self.context_length
-        if model.config.positions == "learned":  # the search needs a position for the token after the last
-            self._context_window = min(self.context_length, max_positions - 1)
-        if self._context_window < 2:
-            raise ConfigError(f"the context has {self.context_length} tokens; expected at least 3")
+        if model.config.positions == "learned":
+            self.context_length = min(self.context_length, max_positions)
+        if self.context_length < 2:
+            raise ConfigError(f"the context has {self.context_length} tokens; expected at least 2")
 
     @classmethod
     def _from_run(cls, model: LanguageModel, run: RunDirectory, config: dict[str, Any]) -> Self:
@@ -120,14 +121,15 @@ class TextGenerator(Pipeline):
         first_index: int = 0,
         **overrides: Any,
     ) -> list[list[Output]]:
-        """Continue each prompt; return continuations with their log-probabilities, most probable first.
+        """Continue each prompt; return continuations in the order of their scores, as `generation.generate` does.
 
         Args:
             prompts: Texts to continue, their token ids, or chats to answer (lists of messages with "role" and
-                "content"). An empty text starts after a line end.
+                "content"). An empty text is treated as a line break.
             config: Settings. Default: at most 500 tokens. Models trained with xformer sample with temperature 0.8 from
-                the 200 most probable tokens; public checkpoints follow their generation_config.json. num_beams and
-                the settings of sampling replace these defaults; do_sample=False is greedy search.
+                the 200 most probable tokens; public checkpoints follow their generation_config.json. A field that
+                replaces one of these defaults leaves the others; num_beams above 1 and do_sample=False turn sampling
+                off.
             sequence_bias: Words and phrases to favor: a list for all prompts, or a list for each.
             seed: Seed of sampling. The same seed gives the same texts, however prompts are batched.
             batch_tokens: Maximum tokens of a batch. On NumPy each core runs one batch.
@@ -142,6 +144,7 @@ class TextGenerator(Pipeline):
             ConfigError: For invalid or contradictory settings.
         """
         config = self.resolve_config(config, **overrides)
+        check_count("batch_tokens", batch_tokens)
         texts = self._texts(prompts, config, sequence_bias, first_index)
 
         def run(batch: Sequence[_Chunk]) -> list[tuple[_Text, list[Hypothesis]]]:
@@ -159,14 +162,15 @@ class TextGenerator(Pipeline):
             chunks = [self._chunk(text, config) for text in texts if not text.is_done(config)]
             if not chunks:
                 break
-            rng = Rng(seed).fold("chunk", number)
+            rng = Rng(seed).fold_in("chunk", number)
             for batch in run_batches(run, self._batches(chunks, batch_tokens), self.model):
                 for text, hypotheses in batch:
-                    text.extend(hypotheses)
-        outputs: list[list[Output]] = [[] for _ in prompts]
+                    text.extend(hypotheses, config)
+        found: list[list[Hypothesis]] = [[] for _ in prompts]
         for text in texts:
-            outputs[text.index] += [self._output(text.prompt, each) for each in text.hypotheses]
-        return [sorted(each, key=lambda output: -output.log_probability) for each in outputs]
+            found[text.index] += text.hypotheses
+        encoded = {text.index: text.prompt for text in texts}
+        return [[self._output(encoded[row], each) for each in best_first(found[row])] for row in range(len(prompts))]
 
     def continue_ids(
         self,
@@ -182,23 +186,15 @@ class TextGenerator(Pipeline):
     ) -> list[list[Hypothesis]]:
         """Continue prompts of any lengths in one batch, within the context of the model.
 
-        Shorter prompts begin to generate while longer ones are still read, token by token.
-
-        Args:
-            prompts: Token ids that `encode` returned.
-            config: Settings that `resolve_config` returned.
-            sequence_bias: Words and phrases to favor, a list for each prompt.
-            seed: Seed of sampling.
-            logits_processors: Additional processors, see `generation.generate`.
-            stopping_criteria: Additional stopping criteria, see `generation.generate`.
-            beam_history: Receives the candidates of each step of a beam search, see `generation.BeamHistory`.
-            indices: Index of each prompt in a longer list, see `generation.generate`.
+        Shorter prompts begin to generate while longer ones are still read, token by token. Prompts are ids that
+        `encode` returned, and the config is one that `resolve_config` returned; `sequence_bias` has a list for each
+        prompt. The other arguments are those of `outputs` and, for `indices`, of `generation.generate`.
 
         Raises:
             DataError: For a prompt that fills the context.
             ConfigError: For invalid or contradictory settings.
         """
-        window = self._context_window
+        window = self.context_length
         for number, prompt in enumerate(prompts, start=1):
             if len(prompt) >= window:
                 raise DataError(f"prompt {number} has {len(prompt)} tokens; expected at most {window - 1}")
@@ -252,23 +248,13 @@ class TextGenerator(Pipeline):
         return self._stream(text, config, seed, logits_processors, stopping_criteria)
 
     def resolve_config(self, config: GenerationConfig | None = None, **overrides: Any) -> GenerationConfig:
-        """Return the settings with the defaults of text generation.
-
-        Args:
-            config: Settings, see `outputs`.
-            **overrides: Fields of `GenerationConfig` that replace those of the config.
+        """Return the settings of a call of `outputs`, with the defaults of text generation.
 
         Raises:
             ConfigError: For invalid or contradictory settings, and for `unsupported_fields`.
         """
         if config is None:
-            overrides = {name: value for name, value in overrides.items() if value is not None}
-            if overrides.get("num_beams", 1) > 1 or overrides.keys() & set(_SEARCH_FIELDS):
-                sampling: dict[str, Any] = dict.fromkeys(_SEARCH_FIELDS[1:]) | {"do_sample": False}
-                overrides = (sampling if self.defaults else {}) | overrides
-            elif self.defaults is None:
-                overrides |= DEFAULT_SAMPLING
-            config = self.defaults
+            config = DEFAULT_SAMPLING if self.defaults is None else self.defaults
         config = GenerationConfig.resolve(config, overrides)
         default = GenerationConfig()
         for name in sorted(self.unsupported_fields if self.defaults is None else ()):
@@ -289,8 +275,8 @@ class TextGenerator(Pipeline):
             DataError: For a prompt with unknown characters, and for a single prompt instead of a list.
             CheckpointError: For a chat, if the checkpoint has no chat template.
         """
-        if isinstance(prompts, str):
-            raise DataError("prompts is a single text; expected a list of texts")
+        if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
+            raise DataError(f"prompts is {prompts!r}; expected a list of texts")
         if any(isinstance(prompt, Mapping | Integral) for prompt in prompts):
             raise DataError(
                 "prompts is a single chat or a single list of token ids; expected a list of them: "
@@ -301,13 +287,14 @@ class TextGenerator(Pipeline):
     def _encode(self, prompt: Prompt, number: int) -> list[int]:
         tokenizer = self.tokenizer
         if not isinstance(prompt, str):
-            if not prompt or not isinstance(prompt[0], Mapping):
-                return [int(token) for token in prompt]  # type: ignore[arg-type]
+            if not isinstance(prompt, Sequence) or not prompt or not isinstance(prompt[0], Mapping):
+                return check_tokens(f"prompt {number}", prompt, self.model.vocab_size)
             if isinstance(tokenizer, Tokenizer):
                 raise ConfigError(f"prompt {number} is a chat; expected a text: this model has no chat template")
             return tokenizer.encode(tokenizer.apply_chat_template(prompt), special_tokens=False)  # type: ignore[arg-type]
         if isinstance(tokenizer, PretrainedTokenizer):
-            return tokenizer.encode(prompt) or [self.model.config.bos_id]
+            start = (self.model.config.bos_id, self.model.config.eos_id)
+            return tokenizer.encode(prompt) or [index for index in start if index is not None][:1]
         ids = tokenizer.encode_text(prompt or "\n")
         if not prompt and UNK_ID in ids:
             raise DataError(f"prompt {number} is empty and the tokenizer has no line end; expected some text")
@@ -353,7 +340,7 @@ class TextGenerator(Pipeline):
                 break
             chunk = self._chunk(text, config)
             limit = len(text.tokens) + chunk.max_new_tokens
-            options = self._chunk_options([chunk], config, Rng(seed).fold("chunk", number))
+            options = self._chunk_options([chunk], config, Rng(seed).fold_in("chunk", number))
             for (new,) in stream(
                 self.model,
                 [chunk.context],
@@ -364,14 +351,13 @@ class TextGenerator(Pipeline):
                 text.tokens += new
                 if decoded := decoder.step(*new):
                     yield decoded
-            # Fewer tokens than the limit: the end-of-sequence token followed.
-            text.stopped |= self.defaults is not None and len(text.tokens) < limit
+            text.stopped |= len(text.tokens) < limit  # a token that ends the output followed
         if rest := decoder.finish():
             yield rest
 
     def _chunk(self, text: _Text, config: GenerationConfig) -> _Chunk:
         """Return the next chunk of a text: the context that the model sees, and the tokens to generate after it."""
-        tokens, window = [*text.prompt, *text.tokens], self._context_window
+        tokens, window = [*text.prompt, *text.tokens], self.context_length
         context = tokens if len(tokens) < window else tokens[-(window // 2) :]
         remaining = (config.max_new_tokens or 0) - len(text.tokens)
         return _Chunk(text, context, min(remaining, window - len(context)))
@@ -405,23 +391,23 @@ class TextGenerator(Pipeline):
         groups: dict[tuple[int, int], list[int]] = {}
         for row, chunk in enumerate(chunks):
             groups.setdefault((len(chunk.context), chunk.max_new_tokens), []).append(row)
-        lengths = [self._context_window] * len(chunks)
+        lengths = [self.context_length] * len(chunks)
         for group in groups.values():
             for rows in fill_batches(group, lengths, batch_tokens):
                 yield [chunks[row] for row in rows]
 
     def _check_context(self, encoded: Sequence[Sequence[int]], config: GenerationConfig, first_index: int) -> None:
         for number, ids in enumerate(encoded, start=first_index + 1):
-            if len(ids) + (config.max_new_tokens or 0) > self._context_window:
+            if len(ids) + (config.max_new_tokens or 0) > self.context_length:
                 raise ConfigError(
                     f"prompt {number} has {len(ids)} tokens and max_new_tokens is {config.max_new_tokens}; beam search "
-                    f"expects at most {self._context_window} tokens in all: lower max_new_tokens, or omit num_beams"
+                    f"expects at most {self.context_length} tokens in all: lower max_new_tokens, or omit num_beams"
                 )
 
     def _output(self, prompt: list[int], hypothesis: Hypothesis) -> Output:
         # The space before a word belongs to its token, and the first one of a text is dropped: decode both.
         before, text = self.tokenizer.decode_batch([prompt, [*prompt, *hypothesis.tokens]])
-        return Output(text[len(before) :], *hypothesis)
+        return Output(text_after(before, text), *hypothesis)
 
 
 @dataclass
@@ -446,14 +432,15 @@ class _Text:
     stopped: bool = False
     hypotheses: list[Hypothesis] = field(default_factory=list)
 
-    def extend(self, hypotheses: Sequence[Hypothesis]) -> None:
+    def extend(self, hypotheses: Sequence[Hypothesis], config: GenerationConfig) -> None:
         """Append the tokens of a chunk; beam search gives several hypotheses for its only chunk."""
-        before = self.hypotheses[0].log_probability if self.hypotheses else 0.0
-        totals = [before + each.log_probability for each in hypotheses]
-        self.hypotheses = [
-            Hypothesis([*self.tokens, *each.tokens], total, total, each.finished)
-            for each, total in zip(hypotheses, totals, strict=True)
-        ]
+        if self.hypotheses:
+            (last,) = hypotheses
+            tokens, total = [*self.tokens, *last.tokens], self.hypotheses[0].log_probability + last.log_probability
+            length = len(tokens) + last.finished
+            score = total / length_penalty(length, config.length_penalty, config.length_penalty_base)
+            hypotheses = [Hypothesis(tokens, total, score, last.finished)]
+        self.hypotheses = list(hypotheses)
         self.tokens, self.stopped = self.hypotheses[0].tokens, hypotheses[0].finished
 
     def is_done(self, config: GenerationConfig) -> bool:

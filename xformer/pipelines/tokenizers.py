@@ -32,13 +32,7 @@ class CheckpointTokenizers(NamedTuple):
     def load(
         cls, directory: Path, task: str, source_language: str | None = None, target_language: str | None = None
     ) -> Self:
-        """Load the tokenizers of a checkpoint directory.
-
-        Args:
-            directory: Directory of the checkpoint.
-            task: "translation" or "summarization".
-            source_language: Language of the sources, for models of many languages.
-            target_language: Language of the targets.
+        """Load the tokenizers of a checkpoint directory for a task, "translation" or "summarization".
 
         Raises:
             CheckpointError: If a file is missing or damaged.
@@ -100,21 +94,10 @@ class Tokenizers(NamedTuple):
         documents: bool = False,
         language: str = "en",
     ) -> Tokenizers:
-        """Train tokenizers on the training text.
+        """Train one tokenizer for both sides, if `joint`, or one for each.
 
-        Args:
-            corpus: Training text.
-            vocab_size: Maximum size of the vocabulary (of each, if separate).
-            model: "bpe", "words" or "characters".
-            joint: Use one tokenizer for both sides.
-            lowercase: Lowercase all text.
-            unicode_form: "NFC" or "NFKC".
-            documents: Sources are documents: separate their sentences by `<sep>`.
-            language: Language of documents.
-
-        Raises:
-            ConfigError: For invalid settings and a vocabulary that is too small, see `Tokenizer.train`.
-            DataError: If there is no text.
+        Sources are `documents` of a language: their sentences are separated by `<sep>`. The other arguments and the
+        errors are those of `Tokenizer.train`.
         """
         settings: dict[str, Any] = {"lowercase": lowercase, "model": model, "unicode_form": unicode_form}
         if joint:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -14,15 +14,14 @@ from xformer.backends import to_host
 from xformer.config import check_count
 from xformer.data.audio import HOP_LENGTH, SAMPLE_RATE, log_mel_spectrogram, read_wav, resample, split_at_pauses
 from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
-from xformer.families.checkpoint import Progress
 from xformer.generation import GenerationConfig, generate
 from xformer.generation.pretrained import GENERATION_FILE, read_generation
 from xformer.io import read_json
 from xformer.models import SpeechTransformer
-from xformer.pipelines.base import Described, check_vocabulary, load_model
+from xformer.pipelines.base import CheckpointPipeline, check_vocabulary
 from xformer.pipelines.batching import run_batches
 from xformer.random import Rng
-from xformer.text import PretrainedTokenizer, load_tokenizer
+from xformer.text import PretrainedTokenizer
 
 TASKS = ("transcribe", "translate")
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
@@ -31,7 +30,7 @@ _ENGLISH_VOCABULARY = 51864  # of Whisper's models for English; all others have 
 AudioSource = str | os.PathLike[str] | Any
 
 
-class Transcriber(Described):
+class Transcriber(CheckpointPipeline):
     """Turn speech into text: `Transcriber.from_pretrained("whisper-tiny")("speech.wav")` (Radford et al., 2023).
 
     The model reads 30 seconds at a time. Longer audio is cut at pauses into windows of 25 to 30 seconds, which are
@@ -48,6 +47,8 @@ class Transcriber(Described):
         CheckpointError: If the tokenizer does not fit the model.
     """
 
+    model_class = SpeechTransformer
+
     def __init__(
         self,
         model: SpeechTransformer,
@@ -62,36 +63,12 @@ class Transcriber(Described):
         self.multilingual = model.vocab_size > _ENGLISH_VOCABULARY if multilingual is None else multilingual
 
     @classmethod
-    def from_pretrained(
-        cls,
-        directory: str | os.PathLike[str],
-        xp: Any = "numpy",
-        *,
-        dtype: Any = None,
-        quantize: str | None = None,
-        progress: Progress | None = None,
-    ) -> Self:
-        """Load the model, the tokenizer and the settings of a checkpoint directory; nothing is downloaded.
-
-        Args:
-            directory: Directory of the checkpoint.
-            xp: Array library of the model, as a module or by name.
-            dtype: dtype of the parameters. Default: that of the files.
-            quantize: "int8" or "bfloat16" to quantize the weights after loading, see `layers.quantize`.
-            progress: As for `load_pretrained`.
-
-        Raises:
-            CheckpointError: If the checkpoint is damaged, or its model is not a `SpeechTransformer`.
-        """
-        model = load_model(cls, SpeechTransformer, directory, xp=xp, dtype=dtype, quantize=quantize, progress=progress)
-        generation, path = read_generation(directory, encoder_decoder=True), Path(directory) / GENERATION_FILE
-        multilingual = read_json(path, "generation settings").get("is_multilingual") if path.exists() else None
-        return cls(
-            model,
-            load_tokenizer(directory),
-            defaults=generation.config(model.config),
-            multilingual=multilingual,
-        )
+    def _settings(cls, directory: Path, config: Any) -> dict[str, Any]:
+        path = directory / GENERATION_FILE
+        return {
+            "defaults": read_generation(directory, encoder_decoder=True).config(config),
+            "multilingual": read_json(path, "generation settings").get("is_multilingual") if path.exists() else None,
+        }
 
     @property
     def languages(self) -> list[str]:
