@@ -154,13 +154,30 @@ CASES = {
     ),
     "llama_yarn": ("LlamaConfig", "LlamaForCausalLM", {**LLAMA, "rope_parameters": YARN}),
     "mistral_window": ("MistralConfig", "MistralForCausalLM", {**LLAMA, "sliding_window": 4, "head_dim": 8}),
+    "ministral": (
+        "MinistralConfig",
+        "MinistralForCausalLM",
+        {**LLAMA, "sliding_window": 4, "head_dim": 8, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
     "qwen2_tied": ("Qwen2Config", "Qwen2ForCausalLM", {**LLAMA, "tie_word_embeddings": True}),
     "qwen2_window": (
         "Qwen2Config",
         "Qwen2ForCausalLM",
-        {**LLAMA, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
+        {**LLAMA, "num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {**LLAMA, "head_dim": 10}),
+    "qwen3_window": (
+        "Qwen3Config",
+        "Qwen3ForCausalLM",
+        {
+            **LLAMA,
+            "num_hidden_layers": 3,
+            "head_dim": 6,
+            "use_sliding_window": True,
+            "sliding_window": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", {**LLAMA, "sliding_window": 5}),
     "phi3_longrope": (
         "Phi3Config",
@@ -221,7 +238,7 @@ CASES = {
     "gemma3": (
         "Gemma3TextConfig",
         "Gemma3ForCausalLM",
-        {**GEMMA, "layer_types": ["sliding_attention", "full_attention"]},
+        {**GEMMA, "layer_types": ["full_attention", "sliding_attention"]},
     ),
     "vit": ("ViTConfig", "ViTModel", VIT),
     "vit_classifier": (

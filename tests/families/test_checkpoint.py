@@ -209,6 +209,101 @@ def test_old_spellings_of_rotary_positions_are_read(tmp_path):
     assert xf.load_pretrained(checkpoint).config == expected
 
 
+@pytest.mark.parametrize(
+    ("values", "windows"),
+    [
+        ({"layer_types": "removed"}, [None, 4, 4]),  # of layers from max_window_layers on
+        ({"layer_types": "removed", "max_window_layers": "removed"}, [None, None, None]),  # 28 by default
+        ({"layer_types": "removed", "max_window_layers": 0}, [4, 4, 4]),
+        ({"layer_types": ["sliding_attention", "full_attention", "full_attention"]}, [4, None, None]),
+        ({"layer_types": "removed", "max_window_layers": 2, "sliding_window": "removed"}, [None, None, 4096]),
+        ({"layer_types": "removed", "sliding_window": None}, [None, None, None]),
+        ({"layer_types": "removed", "use_sliding_window": False}, [None, None, None]),
+        ({"layer_types": "removed", "model_type": "mistral"}, [4, 4, 4]),
+        ({"layer_types": "removed", "model_type": "mistral", "sliding_window": None}, [None, None, None]),
+        ({"model_type": "mistral"}, [None, 4, 4]),
+        ({"layer_types": "removed", "model_type": "llama"}, [None, None, None]),
+    ],
+)
+def test_windows_are_those_of_transformers(values, windows, tmp_path):
+    checkpoint = Path(shutil.copytree(DATA / "qwen2_window", tmp_path / "qwen2_window"))
+    change_config(checkpoint, **{"attention_bias": True, **values})
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors |= {name.replace("q_proj", "o_proj"): x for name, x in tensors.items() if name.endswith("q_proj.bias")}
+    if values.get("model_type") in ("llama", "mistral"):  # their output projections have biases, too
+        save_file(tensors, checkpoint / "model.safetensors")
+    assert [layer.self_attention.window for layer in xf.load_pretrained(checkpoint).layers] == windows
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        ({"sliding_window": None}, "layers of the type 'sliding_attention'; expected a sliding_window"),
+        ({"use_sliding_window": False}, "layers of the type 'sliding_attention'; expected a sliding_window"),
+        ({"model_type": "llama"}, "layers of the type 'sliding_attention'; expected a sliding_window"),
+        ({"layer_types": ["full_attention"]}, "has 1 layer_types; expected one for each of 3 layers"),
+        ({"layer_types": ["linear_attention"] * 3}, "expected a list of sliding_attention, full_attention"),
+    ],
+)
+def test_windows_without_a_size_and_types_of_other_layers_are_refused(values, match, tmp_path):
+    checkpoint = Path(shutil.copytree(DATA / "qwen2_window", tmp_path / "qwen2_window"))
+    change_config(checkpoint, **values)
+    refuse(checkpoint, match)
+
+
+SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("values", "generation", "ids"),
+    [
+        ({}, None, (0, 1, 2)),
+        (dict.fromkeys(SPECIAL, "removed"), None, (None, None, None)),
+        (dict.fromkeys(SPECIAL), None, (None, None, None)),
+        (dict.fromkeys(SPECIAL, "removed"), {"bos_token_id": 3, "eos_token_id": [4, 5]}, (None, 3, 4)),
+        ({"eos_token_id": [7, 8]}, {"eos_token_id": 6}, (0, 1, 6)),
+        ({"eos_token_id": [7, 8]}, {"eos_token_id": None}, (0, 1, 7)),
+    ],
+)
+def test_a_special_token_that_no_file_names_is_none(checkpoint, values, generation, ids):
+    change_config(checkpoint, **values)
+    if generation is not None:
+        (checkpoint / "generation_config.json").write_text(json.dumps(generation))
+    model = xf.load_pretrained(checkpoint)
+    assert (model.config.pad_id, model.config.bos_id, model.config.eos_id) == ids
+    xf.save_pretrained(model, checkpoint / "again")
+    assert xf.load_pretrained(checkpoint / "again").config == model.config
+    ((output,),) = xf.generate(model, [[5]], max_new_tokens=20)
+    assert (len(output.tokens), output.finished) == (20, False) or ids[2] is not None
+
+
+def test_a_damaged_generation_config_is_refused(checkpoint):
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    refuse(checkpoint, r"generation_config.json has eos_token_id '</s>'; expected integers")
+
+
+@pytest.mark.parametrize("key", ["decoder_start_token_id", "eos_token_id"])
+def test_an_encoder_decoder_without_start_or_end_is_refused(key, tmp_path):
+    checkpoint = Path(shutil.copytree(DATA / "marian", tmp_path / "marian"))
+    change_config(checkpoint, **{key: "removed"})
+    refuse(checkpoint, f"has no key '{key}', which an encoder-decoder needs")
+    (checkpoint / "generation_config.json").write_text(json.dumps({key: 7}))
+    config = xf.load_pretrained(checkpoint).config
+    assert (config.eos_id if key == "eos_token_id" else config.bos_id) == 7
+
+
+@pytest.mark.parametrize("name", ["marian", "pegasus"])
+def test_saved_positions_other_than_the_computed_ones_are_refused(name, tmp_path):
+    checkpoint = Path(shutil.copytree(DATA / name, tmp_path / name))
+    angles = np.arange(32)[:, None] / 10000 ** (np.arange(0, 24, 2) / 24)
+    table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float16)
+    key = "model.encoder.embed_positions.weight"
+    change_tensors(checkpoint, lambda tensors: tensors.update({key: table}))
+    xf.load_pretrained(checkpoint)
+    change_tensors(checkpoint, lambda tensors: tensors.update({key: table[::-1].copy()}))
+    refuse(checkpoint, "encoder.embed_positions.weight has values other than sinusoidal positions")
+
+
 def test_loading_reports_progress_and_reads_runs_of_xformer(checkpoint, tmp_path):
     calls = []
     model = xf.load_pretrained(checkpoint, progress=lambda done, total: calls.append((done, total)))

@@ -88,6 +88,27 @@ def test_gemma_is_written_with_the_integer_that_transformers_expects(tmp_path):
         xf.save_pretrained(xf.LanguageModel(config), tmp_path, model_type="gemma2")
 
 
+@pytest.mark.parametrize("name", ["ministral", "qwen2_window", "qwen3_window", "gemma2", "gemma3"])
+@pytest.mark.parametrize("types", ["fff", "sss", "fsf", "sfs", "ffs"])
+def test_windows_in_any_layers_are_written(name, types, tmp_path):
+    names = {"f": "full_attention", "s": "sliding_attention"}
+    config = dataclasses.replace(
+        xf.load_pretrained(DATA / name).config, num_layers=3, window=4, layer_types=tuple(map(names.get, types))
+    )
+    model = random_model(config)
+    xf.save_pretrained(model, tmp_path)
+    again, tokens = xf.load_pretrained(tmp_path), [[5, 9, 8, 4, 7, 11, 6, 3]]
+    assert [layer.self_attention.window for layer in again.layers] == [None if t == "f" else 4 for t in types]
+    np.testing.assert_allclose(again(tokens), model(tokens), rtol=0, atol=2e-5)
+    values = json.loads((tmp_path / "config.json").read_text())
+    if values["model_type"] in ("llama", "mistral"):  # have no layer_types
+        assert (values["model_type"], values.get("sliding_window")) == (("llama", None), ("mistral", 4))[types == "sss"]
+    else:
+        assert values["layer_types"] == [names[t] for t in types]
+    if "qwen" in name:
+        assert (values["use_sliding_window"], values["max_window_layers"]) == (types != "fff", f"{types}s".index("s"))
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

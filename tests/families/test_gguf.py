@@ -250,5 +250,5 @@ def test_damaged_files_are_refused_in_one_line(llama, tmp_path):
 
 def test_without_the_package_the_error_says_how_to_install_it(llama, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(BackendError, match=r"run: pip install \"xformer\[gguf\]"):
+    with pytest.raises(BackendError, match=r"run: pip install \"array-transformers\[gguf\]"):
         load_pretrained(llama)

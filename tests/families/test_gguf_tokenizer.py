@@ -166,6 +166,7 @@ def test_a_saved_tokenizer_loads_in_the_hugging_face_format(tmp_path):
         ({"model": "gpt2", "pre": "grok-2", "merges": ["a b"]}, "has the pre-tokenizer 'grok-2'; expected one of dbrx"),
         ({"model": "gpt2", "pre": "qwen2"}, r"has no tokenizer\.ggml\.merges, which its tokenizer 'gpt2' needs"),
         ({"model": "llama"}, r"has no tokenizer\.ggml\.scores"),
+        ({"model": "llama", "scores": [0.0] * 3}, "has a tokenizer that is not valid"),
         ({"model": "llama", "tokens": ["a", "b", "a"], "scores": [0.0] * 3}, "has 3 tokens, some of them twice"),
     ],
 )

@@ -68,8 +68,8 @@ def test_greedy_search_with_a_cache_gives_the_tokens_of_transformers(name):
     ((output,),) = xf.generate(model, prompt, max_new_tokens=8, special_tokens=False)
     assert list(output.tokens[-8:]) == reference["greedy"][0].tolist()
     tokens = prompt
-    for _ in range(8):  # without a cache
-        tokens = [[*tokens[0], int(np.argmax(model(tokens)[0, -1]))]]
+    for _ in range(8):  # without a cache; the mask makes pad_id an ordinary token
+        tokens = [[*tokens[0], int(np.argmax(model(tokens, mask=np.ones((1, 1), dtype=bool))[0, -1]))]]
     assert tokens[0][5:] == reference["greedy"][0].tolist()
 
 

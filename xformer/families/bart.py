@@ -12,7 +12,7 @@ from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, affine, attention, linear, same, single_row, skip_rows, transposed
-from xformer.families.values import read_activation, read_decoder_ids, write_activation
+from xformer.families.values import read_activation, read_decoder_ids, read_fields, write_activation, write_fields
 from xformer.models import Transformer, TransformerConfig
 
 # {model type: fields in which the types differ}
@@ -23,6 +23,13 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "pegasus": {"norm_position": "pre", "positions": "sinusoidal", "sinusoidal_layout": "halves"},
     "m2m_100": {"norm_position": "pre", "positions": "sinusoidal", "sinusoidal_layout": "fairseq"},
 }
+_SIZES = {
+    "num_encoder_layers": "encoder_layers",
+    "num_decoder_layers": "decoder_layers",
+    "d_model": "d_model",
+    "num_heads": "encoder_attention_heads",
+    "d_ff": "encoder_ffn_dim",
+}
 _CLASSES = {
     "bart": "BartForConditionalGeneration",
     "mbart": "MBartForConditionalGeneration",
@@ -32,20 +39,42 @@ _CLASSES = {
 }
 
 
+def read_shared(reader: ConfigReader) -> dict[str, Any]:
+    """Return the fields whose keys are those of Whisper too."""
+    reader.skip("dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop")
+    reader.skip("num_hidden_layers", "tie_word_embeddings")
+    sizes = read_fields(reader, _SIZES)
+    reader.require("decoder_attention_heads", sizes["num_heads"])
+    reader.require("decoder_ffn_dim", sizes["d_ff"])
+    activation = read_activation(reader, "activation_function", default="gelu")
+    return {**sizes, "activation": activation, "dropout": 0.0, **read_decoder_ids(reader)}
+
+
+def write_shared(config: TransformerConfig) -> dict[str, Any]:
+    """Return the config.json keys of `read_shared`."""
+    return {
+        "is_encoder_decoder": True,
+        **write_fields(config, _SIZES),
+        "decoder_attention_heads": config.num_heads,
+        "decoder_ffn_dim": config.d_ff,
+        "activation_function": write_activation(config),
+        "tie_word_embeddings": config.tie_output,
+        "pad_token_id": config.pad_id,
+        "eos_token_id": config.eos_id,
+        "decoder_start_token_id": config.bos_id,
+    }
+
+
 def read_config(reader: ConfigReader) -> TransformerConfig:
     """Translate the config.json of a model of one of the types above."""
-    reader.skip("dropout", "attention_dropout", "activation_dropout", "classifier_dropout", "classif_dropout")
-    reader.skip("encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers", "extra_pos_embeddings")
-    reader.skip("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "tie_word_embeddings", "tokenizer_class")
+    reader.skip("classifier_dropout", "classif_dropout", "extra_pos_embeddings", "tokenizer_class")
+    reader.skip("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
     reader.skip("static_position_embeddings", "hidden_size", "num_attention_heads", "force_bos_token_to_be_generated")
     fields = _FIELDS[reader.model_type]
     reader.require("add_bias_logits", False)  # this and the next three are keys of old files
     reader.require("add_final_layer_norm", fields["norm_position"] == "pre")
     reader.require("normalize_before", fields["norm_position"] == "pre")
     reader.require("normalize_embedding", fields.get("embedding_norm", False))
-    num_heads, d_ff = reader.count("encoder_attention_heads"), reader.count("encoder_ffn_dim")
-    reader.require("decoder_attention_heads", num_heads)
-    reader.require("decoder_ffn_dim", d_ff)
     vocab_size = reader.count("vocab_size")
     is_shared = reader.flag("share_encoder_decoder_embeddings", default=True)
     target_vocab_size = reader.count("decoder_vocab_size", default=vocab_size)
@@ -56,20 +85,13 @@ def read_config(reader: ConfigReader) -> TransformerConfig:
     return TransformerConfig(
         source_vocab_size=vocab_size,
         target_vocab_size=target_vocab_size,
-        num_encoder_layers=reader.count("encoder_layers"),
-        num_decoder_layers=reader.count("decoder_layers"),
-        d_model=reader.count("d_model"),
-        num_heads=num_heads,
-        d_ff=d_ff,
-        activation=read_activation(reader, "activation_function", default="gelu"),
         max_positions=reader.count("max_position_embeddings"),
         scale_embeddings=reader.flag("scale_embedding", default=reader.model_type == "m2m_100"),
         share_embeddings=is_shared,
-        dropout=0.0,
         tie_output="lm_head.weight" in reader.tied,
         output_bias="final_logits_bias" in reader.tensors,
         **fields,
-        **read_decoder_ids(reader),
+        **read_shared(reader),
     )
 
 
@@ -91,23 +113,11 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
     values = {
         "architectures": [_CLASSES[model_type]],
         "model_type": model_type,
-        "is_encoder_decoder": True,
+        **write_shared(config),
         "vocab_size": config.source_vocab_size,
-        "encoder_layers": config.num_encoder_layers,
-        "decoder_layers": config.num_decoder_layers,
-        "d_model": config.d_model,
-        "encoder_attention_heads": config.num_heads,
-        "decoder_attention_heads": config.num_heads,
-        "encoder_ffn_dim": config.d_ff,
-        "decoder_ffn_dim": config.d_ff,
-        "activation_function": write_activation(config),
         "max_position_embeddings": config.max_positions,
         "scale_embedding": config.scale_embeddings,
-        "tie_word_embeddings": config.tie_output,
-        "pad_token_id": config.pad_id,
         "bos_token_id": None,
-        "eos_token_id": config.eos_id,
-        "decoder_start_token_id": config.bos_id,
         "forced_eos_token_id": None,
     }
     if model_type == "marian":

@@ -12,15 +12,34 @@ from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, affine, attention, linear, same, skip_rows
 from xformer.families.values import (
+    SIZES,
     has_tensor,
     read_activation,
+    read_fields,
     read_labels,
     read_special_ids,
     write_activation,
+    write_fields,
     write_labels,
 )
 from xformer.models import Encoder, EncoderConfig
 
+_FIELDS = {**SIZES, "norm_epsilon": "layer_norm_eps", "num_token_types": "type_vocab_size"}
+_DISTIL_FIELDS = {
+    **SIZES,
+    "num_layers": "n_layers num_hidden_layers",
+    "d_model": "dim hidden_size",
+    "num_heads": "n_heads num_attention_heads",
+    "d_ff": "hidden_dim",
+}
+# Fields that are the same in all types
+_FIXED: dict[str, Any] = {
+    "norm_position": "post",
+    "embedding_norm": True,
+    "positions": "learned",
+    "scale_embeddings": False,
+    "dropout": 0.0,
+}
 _ROBERTA_TYPES = ("roberta", "xlm-roberta")
 
 
@@ -32,24 +51,15 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
     reader.skip("pooler_size_per_head", "pooler_type", "directionality")
     is_roberta = reader.model_type in _ROBERTA_TYPES
     activation = read_activation(reader, "hidden_act", default="gelu")
-    max_positions = reader.count("max_position_embeddings")
+    fields = read_fields(reader, _FIELDS, norm_epsilon=1e-12, num_token_types=2)
+    if is_roberta:
+        fields["max_positions"] -= 2
     has_pooler = has_tensor(reader, "pooler.dense.weight") or has_tensor(reader, "classifier.dense.weight")
     has_masked_lm = has_tensor(reader, "transform.dense.weight") or has_tensor(reader, "lm_head.dense.weight")
     return EncoderConfig(
-        vocab_size=reader.count("vocab_size"),
-        num_layers=reader.count("num_hidden_layers"),
-        d_model=reader.count("hidden_size"),
-        num_heads=reader.count("num_attention_heads"),
-        d_ff=reader.count("intermediate_size"),
+        **_FIXED,
+        **fields,
         activation=activation,
-        norm_position="post",
-        norm_epsilon=reader.number("layer_norm_eps", default=1e-12),
-        embedding_norm=True,
-        positions="learned",
-        max_positions=max_positions - 2 if is_roberta else max_positions,
-        num_token_types=reader.count("type_vocab_size", default=2),
-        scale_embeddings=False,
-        dropout=0.0,
         pooler="tanh" if has_pooler else "none",
         **read_labels(reader),
         masked_lm=has_masked_lm,
@@ -73,15 +83,8 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
     return {
         "architectures": [architecture],
         "model_type": "bert",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "intermediate_size": config.d_ff,
+        **write_fields(config, _FIELDS),
         "hidden_act": write_activation(config),
-        "layer_norm_eps": config.norm_epsilon,
-        "max_position_embeddings": config.max_positions,
-        "type_vocab_size": config.num_token_types,
         "pad_token_id": config.pad_id,
         **write_labels(config),
     }
@@ -92,14 +95,7 @@ _SHARED_TENSORS = {
     "embeddings.word_embeddings.weight": same("embedding.weight"),
     "embeddings.token_type_embeddings.weight": same("token_types.weight"),
     **affine("embeddings.LayerNorm", "input.norm"),
-    **attention(
-        _LAYER + "attention",
-        _OURS + "self_attention",
-        query="self.query",
-        key="self.key",
-        value="self.value",
-        output="output.dense",
-    ),
+    **attention(_LAYER + "attention", _OURS + "self_attention", "self.query self.key self.value output.dense"),
     **affine(_LAYER + "attention.output.LayerNorm", _OURS + "self_attention_residual.norm"),
     **linear(_LAYER + "intermediate.dense", _OURS + "feed_forward.up"),
     **linear(_LAYER + "output.dense", _OURS + "feed_forward.down"),
@@ -169,19 +165,10 @@ def read_distilbert_config(reader: ConfigReader) -> EncoderConfig:
     reader.skip("sinusoidal_pos_embds")  # the file contains the positions either way
     activation = read_activation(reader, "activation", default="gelu")
     return EncoderConfig(
-        vocab_size=reader.count("vocab_size"),
-        num_layers=reader.count("n_layers", "num_hidden_layers"),
-        d_model=reader.count("dim", "hidden_size"),
-        num_heads=reader.count("n_heads", "num_attention_heads"),
-        d_ff=reader.count("hidden_dim"),
+        **_FIXED,
+        **read_fields(reader, _DISTIL_FIELDS),
         activation=activation,
-        norm_position="post",
         norm_epsilon=1e-12,
-        embedding_norm=True,
-        positions="learned",
-        max_positions=reader.count("max_position_embeddings"),
-        scale_embeddings=False,
-        dropout=0.0,
         pooler="relu" if has_tensor(reader, "pre_classifier.weight") else "none",
         **read_labels(reader),
         masked_lm=has_tensor(reader, "vocab_transform.weight"),
@@ -203,14 +190,7 @@ DISTILBERT = register(
             "distilbert.embeddings.word_embeddings.weight": same("embedding.weight"),
             "distilbert.embeddings.position_embeddings.weight": same("input.positions.weight"),
             **affine("distilbert.embeddings.LayerNorm", "input.norm"),
-            **attention(
-                _DISTIL_LAYER + "attention",
-                _OURS + "self_attention",
-                query="q_lin",
-                key="k_lin",
-                value="v_lin",
-                output="out_lin",
-            ),
+            **attention(_DISTIL_LAYER + "attention", _OURS + "self_attention", "q_lin k_lin v_lin out_lin"),
             **affine(_DISTIL_LAYER + "sa_layer_norm", _OURS + "self_attention_residual.norm"),
             **linear(_DISTIL_LAYER + "ffn.lin1", _OURS + "feed_forward.up"),
             **linear(_DISTIL_LAYER + "ffn.lin2", _OURS + "feed_forward.down"),

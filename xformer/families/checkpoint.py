@@ -18,12 +18,14 @@ from xformer.families.feature_order import with_separate_halves
 from xformer.families.gguf_file import GGUFFile, find_gguf
 from xformer.families.tensor_files import TensorFiles
 from xformer.io import read_json, restorable_dtype, save_arrays, write_json
+from xformer.layers.positions import sinusoidal
 from xformer.models import LanguageModel, LanguageModelConfig, ModelConfig, Transformer, TransformerConfig, load
 from xformer.models.base import BaseModel
 from xformer.ops.quantized import quantized_dtype
 from xformer.tree import flatten, replace
 
 Progress = Callable[[int, int], None]
+_POSITION_TOLERANCE = 1e-2  # above the error of bfloat16, far below that of other positions
 _HUB_NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.gguf)(?<!\.safetensors)"
 
 
@@ -93,6 +95,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         family = family_of(values.get("model_type"), config_path)
         tensors = TensorFiles(path) if gguf is None else file
         reader = ConfigReader(values, config_path, list(tensors), _tied_names(family, tensors))
+        if gguf is None and (generation := path / "generation_config.json").exists():
+            reader.generation = ConfigReader(read_json(generation, "generation settings"), generation, (), ())
         config = family.read_config(reader)
         reader.finish()
         model = family.model(config, seed=None)
@@ -159,6 +163,7 @@ def _read_parameters(
     shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
     layouts = family.layouts_of(model)
     stored_names = _stored_names(path, family, tensors, layouts)
+    _check_positions(path, model.config, tensors)
     arrays: dict[str, Any] = {}
     num_read, num_values = 0, sum(int(np.prod(shape)) for shape in shapes.values())
     for name, (layout, parameters) in layouts.items():
@@ -206,16 +211,7 @@ def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, mode
 def save_with_config(model: BaseModel, config_path: Path, directory: Path) -> str:
     """Write a model that was loaded from a public checkpoint with the config.json of that checkpoint.
 
-    Args:
-        model: The model.
-        config_path: The config.json.
-        directory: Directory to write to; created if necessary.
-
-    Returns:
-        The model type.
-
-    Raises:
-        CheckpointError: If a file cannot be read or written.
+    Returns the model type; raises CheckpointError if a file cannot be read or written.
     """
     values = read_json(config_path, "configuration")
     family = family_of(values.get("model_type"), config_path)
@@ -288,7 +284,8 @@ def _check_round_trip(family: Family, model: BaseModel, values: dict[str, Any]) 
 def _effective_fields(config: ModelConfig) -> dict[str, Any]:
     """Return the fields that determine what a model computes, with defaults resolved."""
     fields = config.to_dict()
-    positions, is_windowed = config.positions, config.window is not None
+    positions = config.positions
+    windows = [config.window_of(layer) for layer in range(fields.get("num_layers", 0))] or [config.window]
     unused = {
         *("dropout", "attention_dropout", "activation_dropout", "rematerialize", "suppress_special"),
         *(() if isinstance(config, LanguageModelConfig | TransformerConfig) else ("pad_id", "bos_id", "eos_id")),
@@ -296,7 +293,7 @@ def _effective_fields(config: ModelConfig) -> dict[str, Any]:
         *(() if positions == "relative" else ("relative_buckets", "relative_max_distance")),
         *(() if positions == "rotary" else ("rope_theta", "rope_scaling", "rotary_fraction", "rope_local_theta")),
         *(() if positions == "learned" else ("max_positions",)),
-        *(() if is_windowed else ("layer_types", "rope_local_theta")),
+        *(() if any(windows) else ("rope_local_theta",)),
         *(() if config.norm == "layer" else ("norm_bias",)),
         *(() if fields.get("masked_lm") else ("masked_lm_activation",)),
     }
@@ -309,8 +306,8 @@ def _effective_fields(config: ModelConfig) -> dict[str, Any]:
         "key_bias": bias if config.key_bias is None else config.key_bias,
         "final_norm": config.norm_position != "post" if config.final_norm is None else config.final_norm,
     }
-    if is_windowed and config.layer_types is not None and set(config.layer_types) == {"sliding_attention"}:
-        resolved["layer_types"] = None
+    if "num_layers" in fields:
+        resolved |= {"window": windows, "layer_types": None}
     return {name: value for name, value in {**fields, **resolved}.items() if name not in unused}
 
 
@@ -338,6 +335,20 @@ def _tied_names(family: Family, tensors: TensorFiles) -> frozenset[str]:
 def _equal(tensors: TensorFiles, first: str, second: str) -> bool:
     a, b = tensors.read(first), tensors.read(second)
     return a.shape == b.shape and bool(np.array_equal(a, b))
+
+
+def _check_positions(path: Path, config: ModelConfig, tensors: TensorFiles) -> None:
+    """Raise CheckpointError if a table of sinusoidal positions, as of Marian and Pegasus, has other values.
+
+    M2M100 computes its positions whatever its files have.
+    """
+    if config.positions != "sinusoidal" or config.sinusoidal_layout != "halves":
+        return
+    for name in (name for name in tensors if name.endswith("embed_positions.weight")):
+        table = np.atleast_2d(np.asarray(tensors.read(name), dtype=np.float64))
+        expected = sinusoidal(len(table), config.d_model, layout="halves", xp=np, dtype="float64")
+        if table.shape != expected.shape or np.max(np.abs(table - expected)) > _POSITION_TOLERANCE:
+            raise CheckpointError(f"{path}: {name} has values other than sinusoidal positions, which xformer computes")
 
 
 def _stored_names(path: Path, family: Family, tensors: TensorFiles, expected: Collection[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from xformer.errors import CheckpointError
 
-_REQUIRED: Any = object()
+REQUIRED: Any = object()
 # Keys that do not change what a model computes: provenance, initialization, outputs of torch modules, generation
 # defaults of old files (generation_config.json has them now) and labels.
 _HARMLESS = """
@@ -40,6 +40,9 @@ class ConfigReader:
         tensors: Names of the tensors of the checkpoint.
         tied: Names in `Family.tied` whose tensors are absent or equal the other one.
         prefix: Prefix of the keys in errors, e.g. "rope_parameters.".
+
+    Attributes:
+        generation: Reader of generation_config.json; the same as this one if there is no such file.
     """
 
     def __init__(
@@ -48,38 +51,39 @@ class ConfigReader:
         self.path, self.tensors, self.tied = path, tensors, tied
         self.model_type = str(values.get("model_type"))
         self.values = dict(values)
+        self.generation = self
         self._prefix = prefix
         self._unread = set(values) - set(_HARMLESS.split())
 
-    def count(self, *keys: str, default: Any = _REQUIRED, at_least: int = 1) -> Any:
+    def count(self, *keys: str, default: Any = REQUIRED, at_least: int = 1) -> Any:
         """Return an integer, e.g. a size or the id of a token."""
         expected = f"an integer from {at_least} to {_MAX_COUNT}"
         return self._read(keys, default, lambda value: _is_count(value, at_least), expected)
 
-    def counts(self, *keys: str, default: Any = _REQUIRED, at_least: int = 1) -> list[int]:
-        """Return a list of integers; a single integer gives a list of length 1."""
+    def counts(self, *keys: str, default: Any = REQUIRED, at_least: int = 1) -> list[int]:
+        """Return a list of integers; a single integer gives a list of length 1, and null an empty list."""
 
         def is_valid(value: Any) -> bool:
             return all(_is_count(item, at_least) for item in (value if isinstance(value, list) else [value]))
 
         value = self._read(keys, default, is_valid, f"integers from {at_least} to {_MAX_COUNT}")
-        return value if isinstance(value, list) else [value]
+        return value if isinstance(value, list) else [] if value is None else [value]
 
-    def number(self, *keys: str, default: Any = _REQUIRED) -> Any:
+    def number(self, *keys: str, default: Any = REQUIRED) -> Any:
         """Return a positive float."""
         value = self._read(keys, default, _is_positive, f"a number above 0 and at most {_MAX_NUMBER:g}")
         return None if value is None else float(value)
 
-    def flag(self, *keys: str, default: Any = _REQUIRED) -> bool:
+    def flag(self, *keys: str, default: Any = REQUIRED) -> bool:
         """Return a boolean."""
         return bool(self._read(keys, default, lambda value: isinstance(value, bool), "true or false"))
 
-    def choice(self, *keys: str, known: Collection[str], default: Any = _REQUIRED) -> str:
+    def choice(self, *keys: str, known: Collection[str], default: Any = REQUIRED) -> str:
         """Return one of the known strings."""
         expected = f"one of {', '.join(known)}"
         return str(self._read(keys, default, lambda value: isinstance(value, str) and value in known, expected))
 
-    def choices(self, *keys: str, known: Collection[str], default: Any = _REQUIRED) -> list[str]:
+    def choices(self, *keys: str, known: Collection[str], default: Any = REQUIRED) -> list[str]:
         """Return a list of known strings."""
 
         def is_valid(value: Any) -> bool:
@@ -100,7 +104,7 @@ class ConfigReader:
                 if not is_valid(value):
                     raise CheckpointError(f"{self.path} has {self._prefix}{key} {value!r:.60}; expected {expected}")
                 return value
-        if default is _REQUIRED:
+        if default is REQUIRED:
             raise CheckpointError(f"{self.path} has no key {next(iter(keys))!r}")
         return default
 

@@ -49,12 +49,7 @@ class Family:
     def layouts_of(self, model: BaseModel, *, is_complete: bool = True) -> dict[str, tuple[Layout, tuple[str, ...]]]:
         """Return {tensor: (layout, names of its parameters)} for a model.
 
-        Args:
-            model: The model.
-            is_complete: Check that every parameter has a tensor.
-
-        Raises:
-            CheckpointError: If a parameter has no tensor.
+        If it `is_complete`, a parameter without a tensor raises CheckpointError.
         """
         names = [name for name, _ in model.named_parameters()]
         table = self.tensors(model.config) if callable(self.tensors) else self.tensors

@@ -40,7 +40,7 @@ def with_separate_halves(model: BaseModel) -> BaseModel:
         return model
     order = np.concatenate([np.arange(0, config.d_model, 2), np.arange(1, config.d_model, 2)])
     arrays = {}
-    for name, x in model.named_parameters():
+    for name, x in model.named_arrays():
         axis = _feature_axis(name)
         arrays[name] = x if axis is None else _take(x, order, axis)
     permuted: BaseModel = replace(model.with_config(sinusoidal_layout="halves"), arrays)

@@ -8,9 +8,20 @@ from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import attention, plus_one, same, transposed
-from xformer.families.values import read_activation, read_rope, read_special_ids, write_special_ids
+from xformer.families.values import (
+    SIZES,
+    read_activation,
+    read_fields,
+    read_output,
+    read_rope,
+    read_windows,
+    write_fields,
+    write_output,
+    write_windows,
+)
 from xformer.models import LanguageModel, LanguageModelConfig
-from xformer.models.config import LAYER_TYPES
+
+_FIELDS = {**SIZES, "norm_epsilon": "rms_norm_eps", "attention_bias": "attention_bias"}
 
 
 def read_config(reader: ConfigReader) -> LanguageModelConfig:
@@ -21,39 +32,31 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     if activation != "gelu_tanh":
         raise CheckpointError(f"{reader.path} has the activation {activation!r}; expected 'gelu_pytorch_tanh'")
     reader.skip("hidden_act")  # hidden_activation replaces it
-    is_gemma3, num_layers = reader.model_type == "gemma3_text", reader.count("num_hidden_layers")
+    fields = read_fields(reader, _FIELDS, max_positions=8192, norm_epsilon=1e-6, attention_bias=False)
+    is_gemma3, num_layers = reader.model_type == "gemma3_text", fields["num_layers"]
     pattern = reader.count("sliding_window_pattern", "_sliding_window_pattern", default=6 if is_gemma3 else 2)
     layer_types = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(num_layers)]
     local_theta = reader.number("rope_local_base_freq", default=10000.0)
     local_rope = reader.section("rope_parameters").section("sliding_attention")
+    local_rope.choice("rope_type", known=("default",), default="default")
     return LanguageModelConfig(
-        vocab_size=reader.count("vocab_size"),
-        num_layers=num_layers,
-        d_model=reader.count("hidden_size"),
-        num_heads=reader.count("num_attention_heads"),
+        **fields,
         num_key_value_heads=reader.count("num_key_value_heads"),
         head_dim=reader.count("head_dim", default=256),
-        d_ff=reader.count("intermediate_size"),
         activation="geglu_tanh",
         norm="rms",
         norm_position="sandwich",
-        norm_epsilon=reader.number("rms_norm_eps", default=1e-6),
         qk_norm=is_gemma3,
-        attention_bias=reader.flag("attention_bias", default=False),
         feed_forward_bias=False,
         attention_scale=reader.number("query_pre_attn_scalar", default=256) ** -0.5,
         attention_softcap=reader.number("attn_logit_softcapping", default=None),
         logits_softcap=reader.number("final_logit_softcapping", default=None),
         positions="rotary",
         rope_local_theta=local_rope.number("rope_theta", default=local_theta) if is_gemma3 else None,
-        max_positions=reader.count("max_position_embeddings", default=8192),
-        window=reader.count("sliding_window", default=4096),
-        layer_types=tuple(reader.choices("layer_types", known=LAYER_TYPES, default=layer_types)),
         scale_embeddings=True,
-        dropout=0.0,
-        tie_output="lm_head.weight" in reader.tied,
+        **read_windows(reader, layer_types, default_window=4096),
         **read_rope(reader, theta=1e6 if is_gemma3 else 1e4),
-        **read_special_ids(reader),
+        **read_output(reader),
     )
 
 
@@ -68,30 +71,19 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     scalar = round(scale**-2)  # transformers expects an integer
     if abs(scale**-2 - scalar) > 1e-6 * scalar:
         raise ConfigError(f"attention_scale is {scale}; expected 1 / sqrt(n) with an integer n")
-    every_layer = "sliding_attention" if config.window else "full_attention"
-    layer_types = list(config.layer_types or [every_layer] * config.num_layers)
     return {
         "architectures": ["Gemma3ForCausalLM" if is_gemma3 else "Gemma2ForCausalLM"],
         "model_type": "gemma3_text" if is_gemma3 else "gemma2",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "intermediate_size": config.d_ff,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
+        **write_fields(config, _FIELDS),
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
         "head_dim": config.features_per_head,
         "hidden_activation": "gelu_pytorch_tanh",
-        "rms_norm_eps": config.norm_epsilon,
-        "attention_bias": config.attention_bias,
         "query_pre_attn_scalar": scalar,
         "attn_logit_softcapping": config.attention_softcap,
         "final_logit_softcapping": config.logits_softcap,
-        "max_position_embeddings": config.max_positions,
-        "sliding_window": config.window,
-        "layer_types": layer_types,
         "rope_parameters": rope,
-        "tie_word_embeddings": config.tie_output,
-        **write_special_ids(config),
+        **write_windows(config),
+        **write_output(config),
     }
 
 
@@ -107,7 +99,7 @@ GEMMA = register(
         ignored=("*.rotary_emb.inv_freq",),
         tensors={
             "model.embed_tokens.weight": same("embedding.weight"),
-            **attention(_LAYER + "self_attn", _OURS + "self_attention", output="o_proj"),
+            **attention(_LAYER + "self_attn", _OURS + "self_attention", "q_proj k_proj v_proj o_proj"),
             _LAYER + "self_attn.q_norm.weight": plus_one(_OURS + "self_attention.query_norm.weight"),
             _LAYER + "self_attn.k_norm.weight": plus_one(_OURS + "self_attention.key_norm.weight"),
             _LAYER + "input_layernorm.weight": plus_one(_OURS + "self_attention_residual.norm.weight"),

@@ -14,8 +14,9 @@ from typing import Any
 from xformer.errors import CheckpointError
 from xformer.families.gguf_file import read_metadata
 from xformer.io import atomic_write, read_json, write_json
-from xformer.text.extras import require
+from xformer.text.extras import library_errors, require
 from xformer.text.pretrained import CONFIG_FILE, TOKENIZER_FILE, PretrainedTokenizer
+from xformer.text.sentencepiece import BPE, SentencePieceModel, build_tokenizer
 
 # Types of tokens (tokenizer.ggml.token_type).
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
@@ -83,9 +84,6 @@ class GGUFTokenizer(PretrainedTokenizer):
 def read_tokenizer(path: str | os.PathLike[str]) -> GGUFTokenizer:
     """Build the tokenizer of a GGUF file.
 
-    Args:
-        path: The file.
-
     Raises:
         CheckpointError: If the file is damaged, or has no tokenizer or one of an unknown type.
         BackendError: If the package tokenizers or gguf is missing.
@@ -105,12 +103,13 @@ def read_tokenizer(path: str | os.PathLike[str]) -> GGUFTokenizer:
     required = ("tokens", "merges" if model == "gpt2" else "scores")
     if missing := [f"tokenizer.ggml.{key}" for key in required if key not in values]:
         raise CheckpointError(f"{path} has no {missing[0]}, which its tokenizer {model!r} needs")
-    tokenizer = (_byte_level if model == "gpt2" else _sentencepiece)(values)
-    _add_tokens(tokenizer, values, strips_right=metadata.get("general.architecture") == "phi3")
-    if tokenizer.get_vocab_size() != len(values["tokens"]):
+    if len(set(values["tokens"])) < len(values["tokens"]):
         raise CheckpointError(
             f"{path} has {len(values['tokens'])} tokens, some of them twice; expected distinct tokens"
         )
+    with library_errors(f"{path} has a tokenizer that is not valid"):
+        tokenizer = (_byte_level if model == "gpt2" else _sentencepiece)(values)
+    _add_tokens(tokenizer, values, strips_right=metadata.get("general.architecture") == "phi3")
     keys = ("bos", "eos", "eot", "eom", "padding", "unknown")
     ids: dict[str, int | None] = {key: values.get(f"{key}_token_id") for key in keys}
     adds_bos = values.get("add_bos_token", model == "llama" or pre in _IGNORE_MERGES)
@@ -146,37 +145,18 @@ def _byte_level(values: dict[str, Any]) -> Any:
 
 def _sentencepiece(values: dict[str, Any]) -> Any:
     """Return a BPE tokenizer of whole texts; characters that the vocabulary lacks become bytes."""
-    package, tokens = require("tokenizers"), values["tokens"]
-    unknown = values.get("unknown_token_id")
-    model = package.models.BPE(
-        vocab={token: i for i, token in enumerate(tokens)},
-        merges=_merges_by_score(tokens, values["scores"], values.get("token_type")),
-        unk_token=None if unknown is None else tokens[unknown],
-        fuse_unk=True,
+    types = [*values.get("token_type", [_NORMAL] * len(values["tokens"]))]
+    types[values.get("unknown_token_id") or 0] = _UNKNOWN
+    model = SentencePieceModel(
+        values["tokens"],
+        values["scores"],
+        types,
+        model_type=BPE,
         byte_fallback=True,
+        add_dummy_prefix=values.get("add_space_prefix", True),
+        remove_extra_whitespaces=False,
     )
-    tokenizer, decoders = package.Tokenizer(model), package.decoders
-    starts_with_space = values.get("add_space_prefix", True)
-    normalizers = [package.normalizers.Prepend("▁")] if starts_with_space else []
-    tokenizer.normalizer = package.normalizers.Sequence([*normalizers, package.normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    steps += [decoders.Strip(" ", 1, 0)] if starts_with_space else []
-    tokenizer.decoder = decoders.Sequence(steps)
-    return tokenizer
-
-
-def _merges_by_score(tokens: list[str], scores: list[float], types: list[int] | None) -> list[tuple[str, str]]:
-    """Return the pairs of tokens that join to another token, those with the highest score first."""
-    ids = {token: i for i, token in enumerate(tokens)}
-    merges = []
-    for i, token in enumerate(tokens):
-        if types is not None and types[i] != _NORMAL:
-            continue
-        pairs = [(token[:end], token[end:]) for end in range(1, len(token))]
-        pairs = [(left, right) for left, right in pairs if left in ids and right in ids]
-        merges += [(scores[i], *pair) for pair in sorted(pairs, key=lambda pair: (ids[pair[0]], ids[pair[1]]))]
-    merges.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
-    return [(left, right) for _, left, right in merges]
+    return build_tokenizer(model)
 
 
 def _add_tokens(tokenizer: Any, values: dict[str, Any], *, strips_right: bool) -> None:

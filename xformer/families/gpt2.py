@@ -7,9 +7,24 @@ from typing import Any
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import affine, fused, same, transposed
-from xformer.families.values import read_activation, read_special_ids, write_activation, write_special_ids
+from xformer.families.values import (
+    read_activation,
+    read_fields,
+    read_output,
+    write_activation,
+    write_fields,
+    write_output,
+)
 from xformer.models import LanguageModel, LanguageModelConfig
 
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "num_layers": "n_layer num_hidden_layers",
+    "d_model": "n_embd hidden_size",
+    "num_heads": "n_head num_attention_heads",
+    "max_positions": "n_positions max_position_embeddings",
+    "norm_epsilon": "layer_norm_epsilon",
+}
 _LAYER, _PARTS = "transformer.h.{i}.", ("query", "key", "value")
 
 
@@ -20,21 +35,14 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     reader.skip("n_ctx", "reorder_and_upcast_attn", "attn_pdrop", "resid_pdrop", "embd_pdrop")
     reader.skip("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels")
     reader.skip("summary_first_dropout", "tie_word_embeddings")
-    d_model = reader.count("n_embd", "hidden_size")
+    fields = read_fields(reader, _FIELDS, norm_epsilon=1e-5)
     return LanguageModelConfig(
-        vocab_size=reader.count("vocab_size"),
-        num_layers=reader.count("n_layer", "num_hidden_layers"),
-        d_model=d_model,
-        num_heads=reader.count("n_head", "num_attention_heads"),
-        d_ff=reader.count("n_inner", default=4 * d_model),
+        **fields,
+        d_ff=reader.count("n_inner", default=4 * fields["d_model"]),
         activation=read_activation(reader, "activation_function", default="gelu_new"),
-        norm_epsilon=reader.number("layer_norm_epsilon", default=1e-5),
         positions="learned",
-        max_positions=reader.count("n_positions", "max_position_embeddings"),
         scale_embeddings=False,
-        dropout=0.0,
-        tie_output="lm_head.weight" in reader.tied,
-        **read_special_ids(reader),
+        **read_output(reader),
     )
 
 
@@ -43,16 +51,10 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        "vocab_size": config.vocab_size,
-        "n_embd": config.d_model,
-        "n_layer": config.num_layers,
-        "n_head": config.num_heads,
+        **write_fields(config, _FIELDS),
         "n_inner": config.d_ff,
-        "n_positions": config.max_positions,
         "activation_function": write_activation(config),
-        "layer_norm_epsilon": config.norm_epsilon,
-        "tie_word_embeddings": config.tie_output,
-        **write_special_ids(config),
+        **write_output(config),
     }
 
 

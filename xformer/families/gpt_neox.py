@@ -8,15 +8,24 @@ from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, affine, fused_by_head, linear, same, transposed
 from xformer.families.values import (
+    SIZES,
     read_activation,
+    read_fields,
+    read_output,
     read_rope,
-    read_special_ids,
     write_activation,
+    write_fields,
+    write_output,
     write_rope,
-    write_special_ids,
 )
 from xformer.models import LanguageModel, LanguageModelConfig
 
+_FIELDS = {
+    **SIZES,
+    "norm_epsilon": "layer_norm_eps",
+    "parallel_residual": "use_parallel_residual",
+    "attention_bias": "attention_bias",
+}
 _LAYER, _OURS = "gpt_neox.layers.{i}.", "layers.{i}."
 
 
@@ -24,46 +33,27 @@ def read_config(reader: ConfigReader) -> LanguageModelConfig:
     """Translate the config.json of GPT-NeoX."""
     reader.skip("attention_dropout", "hidden_dropout", "classifier_dropout", "tie_word_embeddings")
     return LanguageModelConfig(
-        vocab_size=reader.count("vocab_size"),
-        num_layers=reader.count("num_hidden_layers"),
-        d_model=reader.count("hidden_size"),
-        num_heads=reader.count("num_attention_heads"),
-        d_ff=reader.count("intermediate_size"),
+        **read_fields(reader, _FIELDS, norm_epsilon=1e-5, parallel_residual=True, attention_bias=True),
         activation=read_activation(reader, "hidden_act", default="gelu"),
-        norm_epsilon=reader.number("layer_norm_eps", default=1e-5),
-        parallel_residual=reader.flag("use_parallel_residual", default=True),
-        attention_bias=reader.flag("attention_bias", default=True),
         positions="rotary",
-        max_positions=reader.count("max_position_embeddings"),
         scale_embeddings=False,
-        dropout=0.0,
-        tie_output="embed_out.weight" in reader.tied,
         **read_rope(reader, fraction=0.25),
-        **read_special_ids(reader),
+        **read_output(reader, "embed_out.weight"),
     )
 
 
 def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     """Translate a configuration into the config.json of GPT-NeoX."""
     rope = write_rope(config)
-    old = {"rotary_pct": config.rotary_fraction, "rotary_emb_base": config.rope_theta}
     return {
         "architectures": ["GPTNeoXForCausalLM"],
         "model_type": "gpt_neox",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "intermediate_size": config.d_ff,
+        **write_fields(config, _FIELDS),
         "hidden_act": write_activation(config),
-        "layer_norm_eps": config.norm_epsilon,
-        "use_parallel_residual": config.parallel_residual,
-        "attention_bias": config.attention_bias,
-        "max_position_embeddings": config.max_positions,
-        "tie_word_embeddings": config.tie_output,
         "rope_parameters": {**rope["rope_parameters"], "partial_rotary_factor": config.rotary_fraction},
-        **old,
-        **write_special_ids(config),
+        "rotary_pct": config.rotary_fraction,
+        "rotary_emb_base": config.rope_theta,
+        **write_output(config),
     }
 
 

@@ -41,31 +41,16 @@ def linear(tensor: str, parameter: str) -> dict[str, Layout]:
     return {f"{tensor}.weight": transposed(f"{parameter}.weight"), f"{tensor}.bias": same(f"{parameter}.bias")}
 
 
-def attention(
-    tensor: str,
-    parameter: str,
-    *,
-    query: str = "q_proj",
-    key: str = "k_proj",
-    value: str = "v_proj",
-    output: str = "out_proj",
-) -> dict[str, Layout]:
+def attention(tensor: str, parameter: str, names: str = "q_proj k_proj v_proj out_proj") -> dict[str, Layout]:
     """Return the layouts of the four torch Linears of an attention layer.
 
     Args:
         tensor: Prefix of the names of the tensors.
         parameter: Name of the attention layer in the model.
-        query: Name of the projection of queries in the file; the others likewise.
-        key: Projection of keys.
-        value: Projection of values.
-        output: Output projection.
+        names: Names of the projections of queries, keys, values and outputs in the file.
     """
-    return {
-        **linear(f"{tensor}.{query}", f"{parameter}.query"),
-        **linear(f"{tensor}.{key}", f"{parameter}.key"),
-        **linear(f"{tensor}.{value}", f"{parameter}.value"),
-        **linear(f"{tensor}.{output}", f"{parameter}.output"),
-    }
+    parts = zip(names.split(), ("query", "key", "value", "output"), strict=True)
+    return {k: v for name, part in parts for k, v in linear(f"{tensor}.{name}", f"{parameter}.{part}").items()}
 
 
 def affine(tensor: str, parameter: str) -> dict[str, Layout]:

@@ -7,32 +7,35 @@ from typing import Any
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import affine, attention, linear, same, skip_rows, transposed
-from xformer.families.values import read_activation, read_special_ids, write_activation, write_special_ids
+from xformer.families.values import (
+    SIZES,
+    read_activation,
+    read_fields,
+    read_output,
+    write_activation,
+    write_fields,
+    write_output,
+)
 from xformer.models import LanguageModel, LanguageModelConfig
+
+_FIELDS = {**SIZES, "d_ff": "ffn_dim"}
 
 
 def read_config(reader: ConfigReader) -> LanguageModelConfig:
     """Translate the config.json of OPT; refuse models with projected embeddings or post-norm (350M)."""
-    d_model = reader.count("hidden_size")
-    reader.require("word_embed_proj_dim", d_model)
+    fields = read_fields(reader, _FIELDS)
+    reader.require("word_embed_proj_dim", fields["d_model"])
     reader.require("do_layer_norm_before", True)
     reader.require("_remove_final_layer_norm", False)
     reader.require("enable_bias", True)
     reader.require("layer_norm_elementwise_affine", True)
     reader.skip("dropout", "attention_dropout", "activation_dropout", "layerdrop", "tie_word_embeddings")
     return LanguageModelConfig(
-        vocab_size=reader.count("vocab_size"),
-        num_layers=reader.count("num_hidden_layers"),
-        d_model=d_model,
-        num_heads=reader.count("num_attention_heads"),
-        d_ff=reader.count("ffn_dim"),
+        **fields,
         activation=read_activation(reader, "activation_function", default="relu"),
         positions="learned",
-        max_positions=reader.count("max_position_embeddings"),
         scale_embeddings=False,
-        dropout=0.0,
-        tie_output="lm_head.weight" in reader.tied,
-        **read_special_ids(reader),
+        **read_output(reader),
     )
 
 
@@ -41,17 +44,11 @@ def write_config(config: LanguageModelConfig) -> dict[str, Any]:
     return {
         "architectures": ["OPTForCausalLM"],
         "model_type": "opt",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
+        **write_fields(config, _FIELDS),
         "word_embed_proj_dim": config.d_model,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "ffn_dim": config.d_ff,
-        "max_position_embeddings": config.max_positions,
         "activation_function": write_activation(config),
         "do_layer_norm_before": True,
-        "tie_word_embeddings": config.tie_output,
-        **write_special_ids(config),
+        **write_output(config),
     }
 
 

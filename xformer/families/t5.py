@@ -8,12 +8,22 @@ from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import Layout, attention, same, transposed
-from xformer.families.values import read_decoder_ids
+from xformer.families.values import read_decoder_ids, read_fields, write_fields
 from xformer.models import Transformer, TransformerConfig
 from xformer.models.config import GATED
 
 # {feed_forward_proj: activation}
 _ACTIVATIONS = {"relu": "relu", "gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gelu": "gelu", "silu": "silu"}
+
+_FIELDS = {
+    "d_model": "d_model",
+    "num_heads": "num_heads",
+    "d_ff": "d_ff",
+    "norm_epsilon": "layer_norm_epsilon",
+    "relative_buckets": "relative_attention_num_buckets",
+    "relative_max_distance": "relative_attention_max_distance",
+}
+_DEFAULTS = {"norm_epsilon": 1e-6, "relative_buckets": 32, "relative_max_distance": 128}
 
 
 def read_config(reader: ConfigReader) -> TransformerConfig:
@@ -27,19 +37,14 @@ def read_config(reader: ConfigReader) -> TransformerConfig:
         target_vocab_size=vocab_size,
         num_encoder_layers=num_layers,
         num_decoder_layers=reader.count("num_decoder_layers", default=num_layers),
-        d_model=reader.count("d_model"),
-        num_heads=reader.count("num_heads"),
+        **read_fields(reader, _FIELDS, **_DEFAULTS),
         head_dim=reader.count("d_kv"),
-        d_ff=reader.count("d_ff"),
         activation=_ACTIVATIONS[activation],
         norm="rms",
-        norm_epsilon=reader.number("layer_norm_epsilon", default=1e-6),
         attention_bias=False,
         feed_forward_bias=False,
         attention_scale=1.0,
         positions="relative",
-        relative_buckets=reader.count("relative_attention_num_buckets", default=32),
-        relative_max_distance=reader.count("relative_attention_max_distance", default=128),
         scale_embeddings=False,
         scale_output=_scales_output(reader),
         share_embeddings=True,
@@ -67,14 +72,9 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
         "vocab_size": config.source_vocab_size,
         "num_layers": config.num_encoder_layers,
         "num_decoder_layers": config.num_decoder_layers,
-        "d_model": config.d_model,
-        "num_heads": config.num_heads,
+        **write_fields(config, _FIELDS),
         "d_kv": config.features_per_head,
-        "d_ff": config.d_ff,
         "feed_forward_proj": names[config.activation],
-        "layer_norm_epsilon": config.norm_epsilon,
-        "relative_attention_num_buckets": config.relative_buckets,
-        "relative_attention_max_distance": config.relative_max_distance,
         "scale_decoder_outputs": config.scale_output,
         "tie_word_embeddings": config.scale_output,  # older versions then scale the output
         "pad_token_id": config.pad_id,
@@ -96,17 +96,16 @@ def _stack(side: str, *, is_gated: bool) -> dict[str, Layout]:
     """Return the layouts of one side, "encoder" or "decoder"."""
     theirs, ours = f"{side}.block.{{i}}.layer.", f"{side}.{{i}}."
     feed_forward = f"{theirs}{1 if side == 'encoder' else 2}."
-    names = {"query": "q", "key": "k", "value": "v", "output": "o"}
     tensors = {
         f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight": same(f"{side}_positions.weight"),
         f"{side}.final_layer_norm.weight": same(f"{side}_norm.weight"),
         f"{theirs}0.layer_norm.weight": same(f"{ours}self_attention_residual.norm.weight"),
-        **attention(f"{theirs}0.SelfAttention", f"{ours}self_attention", **names),
+        **attention(f"{theirs}0.SelfAttention", f"{ours}self_attention", "q k v o"),
         f"{feed_forward}layer_norm.weight": same(f"{ours}feed_forward_residual.norm.weight"),
     }
     if side == "decoder":
         tensors[f"{theirs}1.layer_norm.weight"] = same(f"{ours}cross_attention_residual.norm.weight")
-        tensors |= attention(f"{theirs}1.EncDecAttention", f"{ours}cross_attention", **names)
+        tensors |= attention(f"{theirs}1.EncDecAttention", f"{ours}cross_attention", "q k v o")
     inputs = {"wi_0": "gate", "wi_1": "up"} if is_gated else {"wi": "up"}
     for name, part in {**inputs, "wo": "down"}.items():
         tensors[f"{feed_forward}DenseReluDense.{name}.weight"] = transposed(f"{ours}feed_forward.{part}.weight")

@@ -1,13 +1,31 @@
-"""Values of config.json that several families share: activations, rotary positions and special tokens."""
+"""Values of config.json that several families share: sizes, activations, rotary positions and special tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
-from xformer.families.config_reader import ConfigReader
-from xformer.models.config import GATED, EncoderConfig, ImageEncoderConfig, ModelConfig
+from xformer.families.config_reader import REQUIRED, ConfigReader
+from xformer.models.config import (
+    GATED,
+    LAYER_TYPES,
+    EncoderConfig,
+    ImageEncoderConfig,
+    LanguageModelConfig,
+    ModelConfig,
+    TransformerConfig,
+)
 
+# {field: key of config.json} of most families
+SIZES = {
+    "vocab_size": "vocab_size",
+    "num_layers": "num_hidden_layers",
+    "d_model": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "d_ff": "intermediate_size",
+    "max_positions": "max_position_embeddings",
+}
 _ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -27,21 +45,34 @@ _ROPE_TYPES = {
 }
 
 
-def read_activation(reader: ConfigReader, *keys: str, default: str) -> str:
-    """Return the xformer name of an activation.
+def read_fields(reader: ConfigReader, keys: Mapping[str, str], **defaults: Any) -> dict[str, Any]:
+    """Return the fields that have the same values in config.json.
 
-    Raises:
-        CheckpointError: If xformer does not have the activation.
+    Args:
+        reader: The configuration.
+        keys: {field: key, and after spaces other names of it in old files}. The same table is for `write_fields`.
+        **defaults: Values of absent keys; a boolean or a float is also the type of the field. All others are counts.
     """
+    methods: dict[type, Callable[..., Any]] = {bool: reader.flag, float: reader.number, int: reader.count}
+    values = {}
+    for field, names in keys.items():
+        default = defaults.get(field, REQUIRED)
+        values[field] = methods[type(defaults.get(field, 0))](*names.split(), default=default)
+    return values
+
+
+def write_fields(config: ModelConfig, keys: Mapping[str, str]) -> dict[str, Any]:
+    """Return the config.json keys of the fields that `read_fields` reads."""
+    return {names.split()[0]: getattr(config, field) for field, names in keys.items()}
+
+
+def read_activation(reader: ConfigReader, *keys: str, default: str) -> str:
+    """Return the xformer name of an activation; raise CheckpointError if xformer does not have it."""
     return _ACTIVATIONS[reader.choice(*keys, known=_ACTIVATIONS, default=default)]
 
 
 def write_activation(config: ModelConfig, *, gated: bool = False) -> str:
-    """Return the Hugging Face name of the activation.
-
-    Raises:
-        ConfigError: If `gated` does not apply to the feed-forward network.
-    """
+    """Return the Hugging Face name of the activation; raise ConfigError unless it is `gated`, or not, as expected."""
     if (config.activation in GATED) != gated:
         raise ConfigError(f"activation is {config.activation!r}; expected {'a' if gated else 'no'} gated one")
     return _ACTIVATION_NAMES[GATED.get(config.activation, config.activation)]
@@ -50,10 +81,7 @@ def write_activation(config: ModelConfig, *, gated: bool = False) -> str:
 def read_rope(reader: ConfigReader, *, theta: float = 10000.0, fraction: float = 1.0) -> dict[str, Any]:
     """Return the fields of rotary positions; reads files of transformers 5 (rope_parameters) and older ones.
 
-    Args:
-        reader: The configuration. Its rope_parameters may have one entry for each type of layer.
-        theta: Default of rope_theta.
-        fraction: Default of partial_rotary_factor.
+    The defaults are those of rope_theta and partial_rotary_factor; rope_parameters may have an entry by type of layer.
     """
     rope = reader.section("rope_parameters", "rope_scaling")
     reader.skip("rope_scaling")
@@ -85,31 +113,71 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
     return {"rope_parameters": rope, "rope_theta": config.rope_theta, "rope_scaling": scaling, **fraction}
 
 
-def read_special_ids(reader: ConfigReader) -> dict[str, Any]:
-    """Return the fields of special tokens of a language model; eos_token_id may be a list.
+def read_windows(
+    reader: ConfigReader, layer_types: Sequence[str], *, default_window: int | None = None, has_window: bool = True
+) -> dict[str, Any]:
+    """Return the fields of windows; layers of the type "sliding_attention" have one.
 
-    A missing bos token is the eos token. A missing eos token is 0.
+    `layer_types` and `default_window` replace absent keys; a null window means none. `has_window` is False if
+    sliding_window has no effect. Raises CheckpointError if layers with a window have no size, or their number is wrong.
     """
-    eos_ids = reader.counts("eos_token_id", default=[], at_least=0)
-    eos_id = eos_ids[0] if eos_ids else 0
+    window = reader.count("sliding_window", default=default_window if "sliding_window" not in reader.values else None)
+    default = layer_types if window and has_window else ["full_attention"] * len(layer_types)
+    types = reader.choices("layer_types", known=LAYER_TYPES, default=default)
+    if len(types) != len(layer_types):
+        raise CheckpointError(
+            f"{reader.path} has {len(types)} layer_types; expected one for each of {len(layer_types)} layers"
+        )
+    if "sliding_attention" not in types:
+        return {}
+    if not (window and has_window):
+        raise CheckpointError(f"{reader.path} has layers of the type 'sliding_attention'; expected a sliding_window")
+    return {"window": window, "layer_types": tuple(types) if "full_attention" in types else None}
+
+
+def write_windows(config: LanguageModelConfig) -> dict[str, Any]:
+    """Return the config.json keys of windows."""
+    windows = [config.window_of(layer) for layer in range(config.num_layers)]
+    return {
+        "sliding_window": config.window if any(windows) else None,
+        "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
+    }
+
+
+def read_special_ids(reader: ConfigReader) -> dict[str, Any]:
+    """Return the fields of special tokens; a token that the files do not name is None.
+
+    generation_config.json overrides config.json. Of several ends in eos_token_id, the first one is returned.
+    """
+    bos_id = reader.count("bos_token_id", default=None, at_least=0)
+    eos_ids = reader.counts("eos_token_id", default=None, at_least=0)
     return {
         "pad_id": reader.count("pad_token_id", default=None, at_least=0),
-        "bos_id": reader.count("bos_token_id", default=eos_id, at_least=0),
-        "eos_id": eos_id,
+        "bos_id": reader.generation.count("bos_token_id", default=bos_id, at_least=0),
+        "eos_id": next(iter(reader.generation.counts("eos_token_id", default=eos_ids, at_least=0)), None),
         "suppress_special": False,
     }
 
 
+def read_output(reader: ConfigReader, output: str = "lm_head.weight") -> dict[str, Any]:
+    """Return the fields of a language model that depend on its output matrix, special tokens and dropout."""
+    return {"tie_output": output in reader.tied, "dropout": 0.0, **read_special_ids(reader)}
+
+
+def write_output(config: LanguageModelConfig | TransformerConfig) -> dict[str, Any]:
+    """Return the config.json keys of `read_output`."""
+    ids = {"pad_token_id": config.pad_id, "bos_token_id": config.bos_id, "eos_token_id": config.eos_id}
+    return {"tie_word_embeddings": config.tie_output, **ids}
+
+
 def read_decoder_ids(reader: ConfigReader, *, start: int | None = None) -> dict[str, Any]:
     """Return the fields of special tokens of an encoder-decoder; its bos_id is the decoder_start_token_id."""
-    fields = read_special_ids(reader)
+    fields, key = read_special_ids(reader), "decoder_start_token_id"
     default = fields["bos_id"] if start is None else start
-    return {**fields, "bos_id": reader.count("decoder_start_token_id", default=default, at_least=0)}
-
-
-def write_special_ids(config: ModelConfig) -> dict[str, Any]:
-    """Return the config.json keys of special tokens."""
-    return {"pad_token_id": config.pad_id, "bos_token_id": config.bos_id, "eos_token_id": config.eos_id}
+    bos_id = reader.generation.count(key, default=reader.count(key, default=default, at_least=0), at_least=0)
+    for missing in (key for key, value in ((key, bos_id), ("eos_token_id", fields["eos_id"])) if value is None):
+        raise CheckpointError(f"{reader.path} has no key {missing!r}, which an encoder-decoder needs")
+    return {**fields, "bos_id": bos_id}
 
 
 def has_tensor(reader: ConfigReader, ending: str) -> bool:

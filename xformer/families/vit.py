@@ -9,13 +9,24 @@ from xformer.families.config_reader import ConfigReader
 from xformer.families.family import Family, register
 from xformer.families.layouts import affine, attention, linear, single_row
 from xformer.families.values import (
+    SIZES,
     has_tensor,
     read_activation,
+    read_fields,
     read_labels,
     write_activation,
+    write_fields,
     write_labels,
 )
 from xformer.models import ImageEncoder, ImageEncoderConfig
+
+_FIELDS = {
+    **{field: SIZES[field] for field in ("num_layers", "d_model", "num_heads", "d_ff")},
+    "num_channels": "num_channels",
+    "norm_epsilon": "layer_norm_eps",
+    "attention_bias": "qkv_bias",
+}
+_DEFAULTS = {"num_layers": 12, "d_model": 768, "num_heads": 12, "d_ff": 3072, "num_channels": 3}
 
 
 def read_config(reader: ConfigReader) -> ImageEncoderConfig:
@@ -23,19 +34,13 @@ def read_config(reader: ConfigReader) -> ImageEncoderConfig:
     reader.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "tie_word_embeddings")
     reader.skip("encoder_stride")  # masked image modeling only
     reader.require("pooler_act", "tanh")
-    d_model = reader.count("hidden_size", default=768)
-    reader.require("pooler_output_size", d_model)
+    fields = read_fields(reader, _FIELDS, **_DEFAULTS, norm_epsilon=1e-12, attention_bias=True)
+    reader.require("pooler_output_size", fields["d_model"])
     return ImageEncoderConfig(
         image_size=_side(reader, "image_size", default=224),
         patch_size=_side(reader, "patch_size", default=16),
-        num_channels=reader.count("num_channels", default=3),
-        num_layers=reader.count("num_hidden_layers", default=12),
-        d_model=d_model,
-        num_heads=reader.count("num_attention_heads", default=12),
-        d_ff=reader.count("intermediate_size", default=3072),
+        **fields,
         activation=read_activation(reader, "hidden_act", default="gelu"),
-        norm_epsilon=reader.number("layer_norm_eps", default=1e-12),
-        attention_bias=reader.flag("qkv_bias", default=True),
         attention_output_bias=True,
         dropout=0.0,
         pooler="tanh" if has_tensor(reader, "pooler.dense.weight") else "none",
@@ -62,18 +67,13 @@ def write_config(config: ImageEncoderConfig) -> dict[str, Any]:
         "model_type": "vit",
         "image_size": config.image_size,
         "patch_size": config.patch_size,
-        "num_channels": config.num_channels,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "intermediate_size": config.d_ff,
+        **write_fields(config, _FIELDS),
         "hidden_act": write_activation(config),
-        "layer_norm_eps": config.norm_epsilon,
-        "qkv_bias": config.attention_bias,
         **write_labels(config),
     }
 
 
+_ATTENTION = "attention.query attention.key attention.value output.dense"
 _LAYER, _OURS = "vit.encoder.layer.{i}.", "layers.{i}."
 VIT = register(
     Family(
@@ -87,14 +87,7 @@ VIT = register(
             "vit.embeddings.position_embeddings": single_row("input.positions.weight"),
             **linear("vit.embeddings.patch_embeddings.projection", "embedding"),
             **affine(_LAYER + "layernorm_before", _OURS + "self_attention_residual.norm"),
-            **attention(
-                _LAYER + "attention",
-                _OURS + "self_attention",
-                query="attention.query",
-                key="attention.key",
-                value="attention.value",
-                output="output.dense",
-            ),
+            **attention(_LAYER + "attention", _OURS + "self_attention", _ATTENTION),
             **affine(_LAYER + "layernorm_after", _OURS + "feed_forward_residual.norm"),
             **linear(_LAYER + "intermediate.dense", _OURS + "feed_forward.up"),
             **linear(_LAYER + "output.dense", _OURS + "feed_forward.down"),
