@@ -1,6 +1,6 @@
 """Transformers written once, against the Python Array API standard, that run and train on any array library."""
 
-from xformer import backends, errors, kernels, layers, masks, ops, text
+from xformer import backends, errors, layers, masks, ops, text
 from xformer.autodiff import grad, remat, stop_gradient, value_and_grad, vjp
 from xformer.backends import array_namespace
 from xformer.families import load_pretrained, save_pretrained
@@ -139,7 +139,6 @@ __all__ = [
     "fit",
     "generate",
     "grad",
-    "kernels",
     "language_model_loss",
     "layers",
     "load",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import library_or_skip
-from xformer.benchmarks import SUITES, attention
+from xformer.benchmarks import SUITES, attention, machine
 from xformer.benchmarks.computation import fingerprint
 from xformer.benchmarks.interleaved import difference
 
@@ -66,3 +66,23 @@ def test_the_grid_has_every_combination():
     workloads = suite.workloads(suite.sizes)
     assert len(workloads) == len(suite.sizes.batch) * len(suite.sizes.length)
     assert {workload.settings["heads"] for workload in workloads} == {8}
+
+
+def test_the_matrix_product_is_measured(monkeypatch):
+    monkeypatch.setattr(machine, "_GEMM_SIZE", 32)
+    monkeypatch.setattr(machine, "_GEMM_ROUNDS", 1)
+    assert machine.gemm_flops_per_second("numpy", 1) > 0
+
+
+@pytest.mark.parametrize("suite", sorted(SUITES))
+def test_a_quick_suite_has_one_workload(suite):
+    quick = SUITES[suite].quick()
+    assert len(quick.workloads(quick.sizes)) == 1
+    assert quick.rounds <= 3
+
+
+@pytest.mark.parametrize("suite", sorted(SUITES))
+def test_every_suite_of_work_has_cases(suite):
+    workloads = SUITES[suite].workloads(SUITES[suite].sizes)
+    assert len({workload.name for workload in workloads}) == len(workloads) > 0
+    assert all({"batch", "length"} <= workload.settings.keys() for workload in workloads)

@@ -67,9 +67,19 @@ def test_steps_of_different_sizes_count_their_own_tokens():
     assert result["implementations"][0]["tokens_per_second"] == pytest.approx(10_000)
 
 
-def test_steps_are_timed():
-    seconds = run(workload(), [sleeper("one", 0.01)], 1)["implementations"][0]["seconds"]
-    assert seconds >= 0.01
+@pytest.mark.parametrize(("repeats", "waits"), [(1, False), (4, False), (1, True), (4, True)])
+def test_steps_are_timed(monkeypatch, repeats, waits):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+
+    def step(index):
+        now[0] += index
+
+    def wait(result):
+        now[0] += 2.0
+
+    computation = Mock(step=step, wait=wait if waits else None)
+    assert worker._seconds(computation, 3, repeats) == (3.0 * repeats + 2.0 * waits) / repeats
 
 
 def test_each_round_starts_with_another_implementation(monkeypatch):

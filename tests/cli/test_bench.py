@@ -52,13 +52,7 @@ def test_libraries_are_compared_in_json(xformer):
 @pytest.mark.parametrize(
     ("suite", "options", "name"),
     [
-        ("encoder", ["--layers", "1"], "encoder 1x5, 1 layers, d_model 8, forward"),
-        ("train", ["--layers", "1", "--vocabulary", "9"], "train step 1x5, 1+1 layers, d_model 8, vocabulary 9"),
-        (
-            "decode",
-            ["--layers", "1", "--vocabulary", "9", "--beam", "2"],
-            "beam 2, batch 1, 48 tokens from 5, 1+1 layers",
-        ),
+        ("attention", ["--layer"], "multi-head attention 1x2x5x4 forward"),
         ("memory", ["--causal"], "attention 1x2x5x4 causal forward + backward"),
     ],
 )
@@ -93,8 +87,6 @@ def test_a_workload_that_fails_keeps_the_results_of_the_others(xformer, monkeypa
         (["attention", "--batch", "0"], "--batch is 0; expected an integer of at least 1"),
         (["attention", "--rounds", "0"], "--rounds is 0; expected at least 1"),
         (["attention", "--threads", "1000000"], "--threads is 1000000; expected at most"),
-        (["train", "--vocabulary", "4"], "--vocabulary is 4; expected at least 5"),
-        (["attention", "--beam", "3"], "--beam does not apply to attention"),
         (["attention", "--out", "."], "cannot write .: it is not a regular file"),
         (["attention", "--plot", "/dev/null"], "cannot write /dev/null: it is not a regular file"),
         (["attention", "--plot", "speed.pdf"], "--plot is speed.pdf; expected a name ending in .png"),
@@ -113,4 +105,4 @@ def test_bad_input_is_refused_before_any_measurement(refused, monkeypatch, tmp_p
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="cupy is installed")
 def test_a_library_that_is_missing_says_how_to_get_it(refused, tmp_path):
     error = refused("bench", "attention", "--backend", "cupy", untouched=tmp_path)
-    assert 'run: pip install "xformer[cuda]"' in error
+    assert 'run: pip install "array-transformers[cuda]"' in error

@@ -69,6 +69,28 @@ def test_n_best_lists_and_another_output(xformer, trained, text, tmp_path):
 
 
 @pytest.mark.usefixtures("threads")
+def test_a_line_break_in_an_output_does_not_shift_the_lines(xformer, tmp_path):
+    model = checkpoint(tmp_path, "marian", "$A </s>", {"</s>": 0, "<unk>": 1, "<pad>": 60})
+    tokenizer = json.loads(read(model / "tokenizer.json"))
+    separators = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+    vocab = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {
+        f"{token}{separators[index % 10]}z" if token.startswith("word") else token: index
+        for token, index in vocab.items()
+    }
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "in").write_text("a man sleeps\n\nthe dog runs\n" * 4)
+    options = ["--model", model, "--input", tmp_path / "in", "--temperature", 5.0, *SINGLE]
+    plain = xformer("translate", *options)
+    assert xformer("translate", *options, "--corpus-out", tmp_path / "out", "--chunk-lines", 5).code == 0
+    assert read(tmp_path / "out" / "output.txt") == plain.out
+    lines = plain.out.split("\n")[:-1]
+    assert lines == plain.out.splitlines()
+    assert (len(lines), lines[1::3]) == (12, [""] * 4)
+    assert xformer("translate", *options, "--num-return-sequences", 2).out.count("\\n") > 3
+
+
+@pytest.mark.usefixtures("threads")
 def test_the_same_command_resumes_and_another_is_refused(xformer, trained, text, tmp_path):
     options = ["--model", trained, "--input", text / "test.en", "--corpus-out", tmp_path / "out", *SINGLE]
     assert xformer("translate", *options, "--chunk-lines", 5).code == 0

@@ -169,7 +169,7 @@ def test_other_libraries_generate_text(xformer, run, backend):
         (["--prompt", "one", "--input", "-"], "--prompt and --input are both given"),
         (["--input", "nowhere"], "cannot read nowhere"),
         (["--max-new-tokens", 0], "error: --max-new-tokens is 0; expected a number in [1, 100000]"),
-        (["--temperature", 0], "error: --temperature is 0.0; expected a number in [1e-06, 1000]"),
+        (["--temperature", -1], "error: --temperature is -1.0; expected a number in [0, 1000]"),
         (["--num-beams", 2, "--top-k", 3], "num_beams is 2 and sampling is requested"),
         (["--num-beams", 2], "beam search expects at most"),
         (["--num-beams", 2, "--set", "num_beam_groups=3"], "num_beam_groups 3 does not divide num_beams 2"),

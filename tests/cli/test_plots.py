@@ -75,25 +75,6 @@ def test_throughput_against_length_and_batch(figure, tmp_path):
     assert len(figure[1].axes) == 1
 
 
-def test_ratios_of_every_implementation(figure, tmp_path):
-    def timed(name, ratio):
-        return {"name": name, "ratio": ratio, "ratio_quartiles": [0.9 * ratio, 1.2 * ratio]}
-
-    results = [
-        {
-            "workload": "first",
-            "implementations": [timed("ours", 1.0), timed("torch", 0.5), timed("jax", 3.0)],
-        },
-        {"workload": "second", "implementations": [timed("ours", 1.0), timed("jax", 2.0)]},
-    ]
-    bench_plot.draw_ratios({"suite": "attention", "results": results}, tmp_path / "ratios.png")
-    (axes,) = figure[0].axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["second", "first"]
-    torch, jax = (points.get_xdata().tolist() for points, _, _ in axes.containers)
-    assert (torch, jax) == ([0.5], [2.0, 3.0])
-    assert "above 1: ours is faster" in axes.get_xlabel()
-
-
 def test_a_plot_replaces_no_device_and_follows_links(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "real.png")
     _plots.draw_curves(LOG, tmp_path / "link")

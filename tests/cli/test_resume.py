@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -189,7 +190,25 @@ def test_changed_data_is_refused(refused, xformer, trained, text, tmp_path):
     write(source, (text / "train.en").read_text())
     assert xformer("resume", run.path).code == 0
     source.unlink()
-    assert f"cannot read {source}" in refused("resume", run.path, untouched=tmp_path)
+    error = refused("resume", run.path, untouched=tmp_path)
+    assert f"{source} does not exist; if the data was moved, add --data DIR" in error
+
+
+def test_a_run_resumes_with_data_that_was_moved(refused, xformer, trained, text, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.copytree(text, tmp_path / "old")
+    run = RunDirectory(tmp_path / "run")
+    config = run.read_config()
+    for entry in config["data"].values():
+        entry["path"] = str(tmp_path / "old" / Path(entry["path"]).name)
+    run.config.write_text(json.dumps(config))
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert "--data DIR" in refused("resume", run.path, untouched=tmp_path)
+    assert xformer("resume", run.path, "--data", tmp_path / "new", "--max-steps", 8).code == 0
+    assert xformer("resume", run.path, "--max-steps", 10).code == 0  # the run knows the directory
+    write(tmp_path / "new" / "train.en", "one\n")
+    error = refused("resume", run.path, "--data", tmp_path / "new", untouched=tmp_path)
+    assert "train.en has changed since the run started" in error
 
 
 def test_limits_and_backend_may_change(xformer, refused, trained, tmp_path):

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.text.test_metrics import CHINESE
+from xformer.cli.score import HELP
 from xformer.text import bleu, chrf, rouge, ter
 
 ROOT = Path(__file__).parents[2]
@@ -85,11 +90,23 @@ def test_case_can_be_ignored(xformer, files):
 
 
 def test_stems(xformer, files):
-    (files / "hyp").write_text("men play guitars\ntwo child\ndog\n")
+    hypotheses = ["men play guitars", "two child", "dog"]
+    (files / "hyp").write_text("\n".join(hypotheses))
     common = ("score", "--reference", files / "ref", "--hypothesis", files / "hyp", "--metric", "rouge")
-    assert "stem:porter" in xformer(*common, "--stem").out
-    assert "stem:no" in xformer(*common).out
-    assert xformer(*common, "--stem").out.split()[5] > xformer(*common).out.split()[5]
+    for options, use_stemmer in ((["--stem"], True), ([], False)):
+        expected = rouge(hypotheses, REFERENCES, use_stemmer=use_stemmer)
+        assert rows(xformer(*common, *options).out) == {each.name: row(each) for each in expected}
+
+
+def test_the_tokenizer_of_bleu(xformer, files):
+    hypotheses, references = CHINESE
+    for name, lines in (("hyp.zh", hypotheses), ("ref.zh", references), ("ref.txt", references)):
+        (files / name).write_text("\n".join(lines), encoding="utf-8")
+    common = ("score", "--hypothesis", files / "hyp.zh", "--metric", "bleu", "--reference")
+    chinese = row(bleu(hypotheses, references, tokenize="zh"))
+    assert rows(xformer(*common, files / "ref.zh").out)["BLEU"] == chinese
+    assert rows(xformer(*common, files / "ref.txt", "--tokenize", "zh").out)["BLEU"] == chinese
+    assert rows(xformer(*common, files / "ref.txt").out)["BLEU"] == row(bleu(hypotheses, references))
 
 
 def test_json_from_standard_input(xformer, files):
@@ -146,10 +163,13 @@ def test_invalid_files_are_refused(refused, files, name, content, message):
         (["--metric", "meteor"], "'meteor'"),
         (["--metric", "BLEU"], "'BLEU'"),
         (["--stem"], "--stem applies only to ROUGE"),
+        (["--metric", "chrf", "--tokenize", "zh"], "--tokenize applies only to BLEU"),
+        (["--tokenize", "moses", "--hypothesis", "hyp"], "tokenize is 'moses'; expected one of none, zh, 13a"),
         (["--hypothesis", "nowhere"], "cannot read nowhere"),
     ],
 )
-def test_invalid_options_are_refused(refused, files, options, message):
+def test_invalid_options_are_refused(refused, files, options, message, monkeypatch):
+    monkeypatch.chdir(files)
     assert message in refused("score", "--reference", files / "ref", *options, untouched=files)
 
 
@@ -161,14 +181,20 @@ def test_a_package_that_is_missing(refused, files, monkeypatch):
     monkeypatch.setitem(sys.modules, "rouge_score", None)
     monkeypatch.delitem(sys.modules, "rouge_score.rouge_scorer", raising=False)
     common = ("score", "--reference", files / "ref", "--hypothesis", files / "hyp")
-    assert 'pip install "xformer[cli]"' in refused(*common, "--metric", "all", untouched=files)
+    assert 'pip install "array-transformers[cli]"' in refused(*common, "--metric", "all", untouched=files)
 
 
-def test_help_teaches(xformer):
-    done = xformer("score", "--help")
-    assert done.code == 0
-    for words in ("--metric rouge", "--reference a --reference b", "lower is better", "signatures are the same"):
-        assert words in done.out
+def test_the_examples_of_the_help_run(xformer, files, monkeypatch):
+    monkeypatch.chdir(files)
+    for name in ("test.en", "out.en", "a", "b", "out", "titles", "test.zh", "out.zh"):
+        shutil.copy(files / "ref", files / name)
+    examples = re.findall(r"xformer score (-.*)", HELP.replace("\\\n", " "))
+    assert len(examples) == 6
+    for example in examples:
+        done = xformer("score", *shlex.split(example), stdin=(files / "ref").read_bytes())
+        assert done.code == 0, example
+        assert done.out
+    assert xformer("score", "--help").out.count("xformer score") >= len(examples)
 
 
 # --- Standard input ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import pytest
 
-from tests.cli.conftest import events, write
+from tests.cli.conftest import RECIPE, events, write
 from xformer.io import load_arrays
 from xformer.runs.run_directory import RunDirectory
 from xformer.text import Tokenizer
@@ -60,6 +60,24 @@ def test_the_configuration_is_what_was_really_used(xformer, train_options, text,
     arrays, _ = load_arrays(tmp_path / "run" / "model.safetensors")
     assert {array.dtype for array in arrays.values()} == {np.dtype("float64")}
     assert Tokenizer.load(tmp_path / "run" / "tokenizer.json").lowercase
+
+
+def test_the_target_language_or_an_option_chooses_the_tokenizer_of_bleu(xformer, refused, train_options, tmp_path):
+    valid = shutil.copy(train_options[train_options.index("--valid-target") + 1], tmp_path / "valid.zh")
+    chinese = [*train_options, "--valid-target", valid, "--max-steps", 1, "--out"]
+    done = xformer("train", *chinese, tmp_path / "a")
+    assert (done.code, "validation by BLEU with the tokenizer zh of sacreBLEU" in done.out) == (0, True)
+    (tmp_path / "recipe.toml").write_text(RECIPE + 'bleu_tokenize = "char"\n')
+    assert xformer("train", *chinese, tmp_path / "b", "--recipe", tmp_path / "recipe.toml").code == 0
+    assert xformer("train", *chinese, tmp_path / "c", "--bleu-tokenize", "intl").code == 0
+    runs = [RunDirectory(tmp_path / name).read_config()["recipe"]["training"]["bleu_tokenize"] for name in "abc"]
+    assert runs == ["zh", "char", "intl"]
+    error = refused("train", *chinese, tmp_path / "d", "--bleu-tokenize", "moses", untouched=tmp_path)
+    assert "tokenize is 'moses'; expected one of none, zh, 13a" in error
+    error = refused(
+        "train", *chinese, tmp_path / "d", "--bleu-tokenize", "zh", "--task", "summarization", untouched=tmp_path
+    )
+    assert "summarization is not scored by BLEU" in error
 
 
 def test_a_run_is_resumed_in_its_precision(xformer, train_options, tmp_path):
@@ -282,16 +300,16 @@ def test_a_missing_recipe(refused, train_options, tmp_path):
 def test_a_backend_that_is_not_installed_names_its_extra(refused, train_options, tmp_path, monkeypatch):
     real = importlib.import_module
 
-    def import_module(name):
+    def import_module(name, package=None):
         if name == "xformer.backends.cupy_namespace":
             raise ImportError(name)
-        return real(name)
+        return real(name, package)
 
     monkeypatch.setattr("xformer.backends.namespaces.importlib.import_module", import_module)
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "cupy" else find_spec(name))
     error = refused("train", *train_options, "--backend", "cupy", "--out", tmp_path / "run", untouched=tmp_path)
-    assert 'run: pip install "xformer[cuda]"' in error
+    assert 'run: pip install "array-transformers[cuda]"' in error
 
 
 def test_out_that_holds_something(refused, train_options, trained, tmp_path):

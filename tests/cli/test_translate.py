@@ -278,7 +278,7 @@ def test_alignments_name_the_tokens_they_link(xformer, trained, translator, text
         (["--target-length", 0], "error: --target-length is 0; expected at least 1"),
         (["--length-unit", "lines"], "error: --length-unit is 'lines'; expected one of 'tokens', 'words'"),
         (["--set", "beams=2"], "unknown key 'beams' in --set; did you mean 'num_beams'?"),
-        (["--set", "top_p=2"], "top_p is 2; expected a number in [1e-09, 1]"),
+        (["--set", "top_p=2"], "top_p is 2; expected a number in [0, 1]"),
         (["--target-length", 5, "--max-new-tokens", 9], "max_new_tokens"),
         (["--prefix", "\udcff"], "invalid value for '--prefix': expected UTF-8 text; see"),
         (["--prefix", "eins zwei drei vier", "--max-new-tokens", 2], "prefix"),

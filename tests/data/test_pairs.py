@@ -108,7 +108,7 @@ def test_a_budget_below_one_is_refused():
 def test_epochs_differ_and_go_on_where_they_were_left():
     pairs = TokenPairs([[4] * (row % 7) for row in range(50)], [[4] * (row % 5) for row in range(50)])
     rng = Rng(3)
-    count = len(plan_batches(pairs, 30, rng.fold("epoch", 0)))
+    count = len(plan_batches(pairs, 30, rng.fold_in("epoch", 0)))
     first = list(itertools.islice(epochs(pairs, 30, rng), 3 * count))
     assert first[0][0] == 0
     orders = [[rows for epoch, rows in first if epoch == number] for number in (0, 1)]

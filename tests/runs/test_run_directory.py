@@ -81,9 +81,11 @@ def test_a_directory_without_a_configuration(run):
         run.read_config()
 
 
-def test_a_run_of_version_0_1_is_refused(tmp_path):
+def test_a_configuration_of_another_program_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"task": "translation", "xformer": "0.1.0"}))
-    with pytest.raises(CheckpointError, match=r"was written by xformer 0\.1; use that version, or train again"):
+    with pytest.raises(
+        CheckpointError, match=r"config\.json has neither model_type .* nor format 2 .*; expected one of them$"
+    ):
         RunDirectory(tmp_path).read_config()
 
 

@@ -1,14 +1,13 @@
-import contextlib
 import dataclasses
 import json
 import math
 import os
 import signal
-import sys
 
 import numpy as np
 import pytest
 
+from tests.test_threads import blas_pools, three_blas_threads  # noqa: F401 - a fixture
 from xformer.errors import TrainingError
 from xformer.io import load_arrays
 from xformer.models import Transformer, TransformerConfig
@@ -110,14 +109,14 @@ def test_the_same_seed_gives_the_same_bits(tmp_path):
     assert bits(third) != bits(first)
 
 
-@pytest.mark.parametrize(("shards", "threads"), [(1, 3), (2, 1)])
-def test_blas_threads_are_limited_once_per_run(tmp_path, monkeypatch, shards, threads):
+@pytest.mark.parametrize(("shards", "count"), [(1, 3), (2, 1)])
+def test_blas_threads_are_limited_during_a_run(tmp_path, monkeypatch, three_blas_threads, shards, count):  # noqa: F811
     monkeypatch.setenv("XFORMER_NUM_THREADS", "3")
-    limits = []
-    module = sys.modules["xformer.training.fit"]
-    monkeypatch.setattr(module, "blas_threads", lambda n: limits.append(n) or contextlib.nullcontext())
-    make(tmp_path, dataclasses.replace(TRAINING, data_parallel=shards, max_steps=1)).run()
-    assert limits == [threads]
+    held = []
+    config = dataclasses.replace(TRAINING, data_parallel=shards, max_steps=2)
+    make(tmp_path, config, report=lambda event: held.append(blas_pools()) if isinstance(event, Step) else None).run()
+    assert [max(pools) for pools in held] == [count, count]
+    assert max(blas_pools()) == 3
 
 
 def test_shards_change_only_the_last_bits_and_threads_none(tmp_path, monkeypatch):

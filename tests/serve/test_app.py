@@ -13,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 import jsonschema
 import numpy as np
 import pytest
+import tokenizers
 
 from tests.pipelines.test_checkpoints import checkpoint
+from xformer.errors import ConfigError
 from xformer.generation import alignments
 from xformer.models import (
     Encoder,
@@ -30,7 +32,7 @@ from xformer.text import Tokenizer, load_tokenizer, numbers_task
 
 pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
-from xformer.serve.app import ServeConfig, create_app  # noqa: E402
+from xformer.serve.app import ServeConfig, _plain_message, create_app  # noqa: E402
 from xformer.serve.models import ServedModel  # noqa: E402
 from xformer.serve.responses import ERROR, RESPONSES, schema  # noqa: E402
 
@@ -75,6 +77,24 @@ def chat(tmp_path_factory):
         generation_config={"eos_token_id": 2},
     )
     return TextGenerator.from_pretrained(directory, dtype="float64"), load_tokenizer(directory)
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory):
+    """A chat whose tokens are bytes; some are parts of characters."""
+    special = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
+    files = {"tokenizer_config": config, "generation_config": {"eos_token_id": 2}}
+    directory = checkpoint(tmp_path_factory.mktemp("bytes"), "llama", "<s> $A", special, **files)
+    pieces = [*special, *"abcdefghijklmnopqrstuvwxyz.!?ABCDEFGHIJKLMNOP", "\u010a", "\u0120", "\u00c3", "\u00a9"]
+    pieces += ["\u00e2", "\u0124", "\u00ac", "th", "an", "\u010aa", "\u0120b", "ing"]
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    inner.add_special_tokens(list(special))
+    inner.save(str(directory / "tokenizer.json"))
+    return TextGenerator.from_pretrained(directory, dtype="float64")
 
 
 class Client:
@@ -149,7 +169,7 @@ def generator():
 
 
 @pytest.fixture(scope="module")
-def client(translator, generator, chat):
+def client(translator, generator, chat, byte_level):
     tokenizer = chat[1]
     config = {"vocab_size": 61, **SIZES, "num_layers": 2, "max_positions": 32}
     embedder = Embedder(Encoder(EncoderConfig(**config), xp=np, seed=0), tokenizer)
@@ -158,6 +178,7 @@ def client(translator, generator, chat):
         "translator": translator,
         "generator": generator,
         "chat": chat[0],
+        "bytes": byte_level,
         "embedder": embedder,
         "classifier": classifier,
     }
@@ -169,10 +190,11 @@ def client(translator, generator, chat):
 def test_models_are_listed(client):
     models = {model["id"]: model for model in client.get("/v1/models")["data"]}
     assert [model["task"] for model in models.values()] == [
-        "translation", "language_modeling", "language_modeling", "embedding", "classification",
+        "translation", "language_modeling",
+        "language_modeling", "language_modeling", "embedding", "classification",
     ]  # fmt: skip
     assert (models["translator"]["encoder_layers"], models["translator"]["decoder_layers"]) == (2, 3)
-    assert [model["supports"]["chat"] for model in models.values()] == [False, False, True, False, False]
+    assert [model["supports"]["chat"] for model in models.values()] == [False, False, True, True, False, False]
     assert models["embedder"]["defaults"] is None
     assert client.get("/runs") == {"runs": []}
 
@@ -240,22 +262,44 @@ def test_streamed_translations_concatenate_to_the_result(client, settings):
     assert client.post("/translate", **body)["outputs"][0][0]["text"] == text
 
 
-def test_completions_have_the_widely_used_format(client):
-    body = {"model": "generator", "prompt": ["the", "on"], "n": 2, "max_tokens": 4, "temperature": 1.0, "logprobs": 2}
+def test_completions_are_compatible_with_openai(client, byte_level):
+    body = {"model": "bytes", "prompt": ["the", "on"], "n": 2, "max_tokens": 40, "temperature": 1.5, "logprobs": 2}
     response = client.post("/v1/completions", **body, seed=1, echo=True)
-    assert (response["object"], response["model"]) == ("text_completion", "generator")
-    assert response["usage"] == {"prompt_tokens": 5, "completion_tokens": 16, "total_tokens": 21}
+    assert (response["object"], response["model"]) == ("text_completion", "bytes")
+    num_prompt = sum(map(len, byte_level.encode(["the", "on"])))
+    assert response["usage"]["prompt_tokens"] == num_prompt
     assert [choice["index"] for choice in response["choices"]] == [0, 1, 2, 3]
-    assert [choice["text"][:2] for choice in response["choices"]] == ["th", "th", "on", "on"]
-    logprobs = response["choices"][0]["logprobs"]
-    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == 4
-    assert [len(each) for each in logprobs["top_logprobs"]] == [2] * 4
-    text, offsets = response["choices"][0]["text"], logprobs["text_offset"]
-    ends = [*offsets[1:], len(text)]
-    assert offsets[0] == len("the")
-    assert [text[start:end] for start, end in zip(offsets, ends, strict=True)] == logprobs["tokens"]
-    again = client.post("/v1/completions", **body, seed=1, echo=True)
-    assert again["choices"] == response["choices"]
+    num_tokens = 0
+    for choice, prompt in zip(response["choices"], ["the", "the", "on", "on"], strict=True):
+        logprobs, text = choice["logprobs"], choice["text"]
+        num_tokens += len(logprobs["tokens"])
+        assert prompt + "".join(logprobs["tokens"]) == text
+        offsets = logprobs["text_offset"]
+        assert offsets == [len(prompt) + len("".join(logprobs["tokens"][:k])) for k in range(len(offsets))]
+        assert len(offsets) == len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"])
+        assert {len(each) for each in logprobs["top_logprobs"]} <= {1, 2}  # two parts of characters may look the same
+    assert response["usage"]["completion_tokens"] == num_tokens
+    assert any("\n" in choice["text"] for choice in response["choices"])
+    assert client.post("/v1/completions", **body, seed=1, echo=True)["choices"] == response["choices"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_logprobs_end_before_a_stop_text(client, path):
+    chat = {"messages": [{"role": "user", "content": "the"}], "logprobs": True}
+    body = {"model": "bytes", "max_tokens": 40, "temperature": 1.5, "seed": 1}
+    body |= chat if "chat" in path else {"prompt": "the", "logprobs": 1}
+
+    def send(**options):
+        (choice,) = client.post(path, **body, **options)["choices"]
+        logprobs = choice["logprobs"]
+        tokens = logprobs.get("tokens") or [each["token"] for each in logprobs["content"]]
+        return choice["text"] if "text" in choice else choice["message"]["content"], tokens
+
+    whole, tokens = send()
+    stop = "".join(tokens[12:14])
+    text, tokens = send(stop=stop)
+    assert text == whole[: whole.index(stop)] != ""
+    assert "".join(tokens) == text
 
 
 def test_a_stop_text_ends_a_completion(client, generator):
@@ -268,23 +312,102 @@ def test_a_stop_text_ends_a_completion(client, generator):
     assert "".join(streamed) == choice["text"]
 
 
-def test_chats_have_the_widely_used_format(client, chat):
+def test_chats_are_compatible_with_openai(client, byte_level):
     messages = [{"role": "user", "content": "the dog"}]
-    body = {"model": "chat", "messages": messages, "max_tokens": 6, "temperature": 0}
-    response = client.post("/v1/chat/completions", **body, logprobs=True, top_logprobs=2)
-    (choice,) = response["choices"]
-    (text,) = chat[0]([messages], max_new_tokens=6, do_sample=False)
+    body = {"model": "bytes", "messages": messages, "max_tokens": 50, "temperature": 1.5, "seed": 4, "n": 2}
+    response = client.post("/v1/chat/completions", **body, logprobs=True, top_logprobs=3)
     assert response["object"] == "chat.completion"
-    assert choice["message"] == {"role": "assistant", "content": text}
-    assert len(choice["logprobs"]["content"]) == response["usage"]["completion_tokens"]
-    assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 2
+    for choice in response["choices"]:
+        content = choice["message"]["content"]
+        assert choice["message"] == {"role": "assistant", "content": content}
+        tokens = choice["logprobs"]["content"]
+        assert "".join(each["token"] for each in tokens) == content
+        assert bytes(byte for each in tokens for byte in each["bytes"]).decode("utf-8", "replace") == content
+        for each in tokens:
+            assert len(each["top_logprobs"]) == 3
+            for other in [each, *each["top_logprobs"]]:
+                assert "\u010a" not in other["token"]
+                assert (
+                    "\ufffd" in other["token"]
+                    or len(other["bytes"]) == 1
+                    or other["token"].encode() == bytes(other["bytes"])
+                )
+    assert (
+        sum(len(choice["logprobs"]["content"]) for choice in response["choices"])
+        == (response["usage"]["completion_tokens"])
+    )
+    assert any("\n" in choice["message"]["content"] for choice in response["choices"])
     *chunks, done = client.events("/v1/chat/completions", **body, stream=True, stream_options={"include_usage": True})
     assert done == ("", "[DONE]")
     assert {data["object"] for _, data in chunks} == {"chat.completion.chunk"}
     assert {data["id"] for _, data in chunks} == {chunks[0][1]["id"]}
-    assert "".join(data["choices"][0]["delta"].get("content", "") for _, data in chunks[:-1]) == text
-    assert chunks[-2][1]["choices"][0]["finish_reason"] == choice["finish_reason"]
     assert chunks[-1][1]["usage"] == response["usage"]
+    for choice in response["choices"]:
+        parts = [each for _, data in chunks for each in data["choices"] if each["index"] == choice["index"]]
+        assert [part["delta"].get("role") for part in parts] == ["assistant", *[None] * (len(parts) - 1)]
+        assert "".join(part["delta"].get("content", "") for part in parts) == choice["message"]["content"]
+        assert [part["finish_reason"] for part in parts] == [*[None] * (len(parts) - 1), choice["finish_reason"]]
+
+
+def test_the_stream_of_an_empty_answer_has_the_role(client):
+    body = {"model": "bytes", "messages": [{"role": "user", "content": "a"}], "max_tokens": 5, "temperature": 0}
+    first = client.post("/v1/chat/completions", **body)["choices"][0]["message"]["content"][0]
+    chunks = [data for _, data in client.events("/v1/chat/completions", **body, stop=first, stream=True)[:-1]]
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [{"role": "assistant", "content": ""}]
+
+
+def test_values_that_other_clients_send_are_accepted(client):
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}, {"role": "user", "content": "b"}]
+    body = {"model": "bytes", "max_tokens": 4}
+    for options in ({"top_k": 0}, {"min_p": 0}, {"store": False}, {"temperature": 1.0, "top_k": 0, "min_p": 0.0}):
+        assert client.post("/v1/chat/completions", **body, **options, messages=chat)["choices"]
+        assert client.post("/v1/completions", **body, **options, prompt="a")["choices"]
+    sampled = {**body, "prompt": "a", "temperature": 1.0, "seed": 3}
+    off = client.post("/v1/completions", **sampled, top_k=0, min_p=0)["choices"]
+    assert off == client.post("/v1/completions", **sampled)["choices"]
+
+
+def test_many_or_long_phrases_are_refused(client):
+    for phrases in (["the"] * 65, ["a" * 201]):
+        status, _, text = client.send("POST", "/v1/completions", {"prompt": "a", "sequence_bias": phrases})
+        assert (status, "expected at most 64" in text) == (400, True)
+    assert client.post("/v1/completions", model="generator", prompt="t", max_tokens=1, sequence_bias=["the"] * 64)
+
+
+@pytest.mark.parametrize("options", [{"host": "0.0.0.0"}, {"host": "10.0.0.7"}, {"host": "0.0.0.0", "token": "short"}])
+def test_an_open_server_needs_a_token(options):
+    with pytest.raises(ConfigError, match="token"):
+        create_app([], ServeConfig(**options))
+
+
+def test_texts_are_tokenized_outside_of_the_event_loop(client, monkeypatch):
+    threads = []
+    encode = ServedModel.encode
+    monkeypatch.setattr(
+        ServedModel, "encode", lambda *args: threads.append(threading.current_thread()) or encode(*args)
+    )
+    chat = [{"role": "user", "content": "a"}]
+    for path, body in (
+        ("/translate", {"text": TEXTS[0]}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+        ("/v1/chat/completions", {"model": "bytes", "messages": chat, "max_tokens": 1}),
+        ("/v1/embeddings", {"input": "a man"}),
+    ):
+        client.post(path, **body)
+    assert len(threads) == 4
+    assert client.thread not in threads
+
+
+def test_messages_keep_all_keys_and_may_have_no_content(client):
+    call = {"id": "1", "type": "function", "function": {"name": "walk", "arguments": "{}"}}
+    assistant = {"role": "assistant", "content": None, "tool_calls": [call]}
+    messages = [{"role": "user", "name": "Ann", "content": [{"type": "text", "text": "the dog"}]}, assistant]
+    assert [_plain_message(each) for each in messages] == [
+        {"role": "user", "name": "Ann", "content": "the dog"},
+        {**assistant, "content": ""},
+    ]
+    body = {"model": "chat", "max_tokens": 2, "temperature": 0}
+    assert client.post("/v1/chat/completions", **body, messages=messages)["choices"]
 
 
 def test_words_can_be_favored(client):
@@ -380,7 +503,7 @@ def test_attention_is_that_of_the_model(client, translator):
         ("/translate", b"[" * 4000, 400, "the body is not JSON"),
         ("/translate", b'{"text": "\\ud800"}', 400, "the body is not JSON"),
         ("/translate", [1], 400, "the body is a list; expected a JSON object"),
-        ("/summarize", {"text": "a"}, 404, "no model of this server can summarize"),
+        ("/summarize", {"text": "a"}, 404, "no model on this server can summarize"),
         ("/explore", {"text": "a", "model": "generator", "prefix": "b"}, 400, "prefix applies to encoder-decoders"),
         ("/v1/chat/completions", {"messages": [], "model": "generator"}, 400, "has no chat template"),
         ("/v1/completions", {"prompt": "a", "tools": [1]}, 400, "tools is not supported; omit it"),

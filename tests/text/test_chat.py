@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from xformer.errors import BackendError, CheckpointError, DataError
-from xformer.text.chat import render_chat_template
+from xformer.text.chat import _compiled, render_chat_template
 
 pytest.importorskip("jinja2")
 
@@ -42,6 +42,12 @@ def test_templates_that_fail_or_leave_the_sandbox(template):
     assert "\n" not in str(error.value)
 
 
+def test_a_template_is_compiled_once_and_its_loops_are_bounded_in_each_rendering():
+    template = "{% for _ in range(600000) %}{% endfor %}{{ x }}"
+    assert [render_chat_template(template, x=x) for x in "ab"] == ["a", "b"]
+    assert _compiled(template) is _compiled(template)
+
+
 def test_messages_that_the_template_rejects():
     with pytest.raises(DataError, match="rejects the messages: no system message"):
         render_chat_template("{{ raise_exception('no\nsystem message') }}")
@@ -49,5 +55,5 @@ def test_messages_that_the_template_rejects():
 
 def test_a_missing_jinja2(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(BackendError, match=r"pip install \"xformer\[chat\]"):
+    with pytest.raises(BackendError, match=r"pip install \"array-transformers\[chat\]"):
         render_chat_template("x")

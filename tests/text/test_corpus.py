@@ -1,5 +1,4 @@
 import io
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,12 +10,12 @@ from xformer.text.corpus import (
     ParallelCorpus,
     fit_lengths,
     iter_lines,
+    one_line,
     read_lines,
     read_parallel,
     read_text,
 )
-
-MULTI30K = Path(__file__).parents[2].parent / "shared" / "data" / "multi30k"
+from xformer.text.number_words import english, german
 
 # Every character but the line end that may stand in a line, with those that str.splitlines would split at.
 line_text = st.text(
@@ -50,6 +49,12 @@ def test_byte_order_mark_only_counts_at_the_start(write):
 def test_only_newline_ends_a_line(write):
     line = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\xa0h\ri"
     assert read_lines(write("file", f"{line}\nnext\n")) == [line, "next"]
+
+
+@given(st.text(st.sampled_from("ab \n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")))
+def test_one_line_has_no_line_end(text):
+    assert len(one_line(text).splitlines()) == min(1, len(one_line(text)))
+    assert one_line(text).split() == text.split()
 
 
 def test_blank_lines_are_kept(write):
@@ -297,16 +302,14 @@ def test_read_text_of_a_missing_file(tmp_path):
         read_text(tmp_path / "nowhere")
 
 
-# --- Real text -----------------------------------------------------------------------------------
+# --- Large files -----------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(
-    not MULTI30K.is_dir(), reason="needs the Multi30k files in ../shared/data, which are not ours to ship"
-)
-def test_multi30k():
-    corpus = read_parallel(MULTI30K / "train.de", MULTI30K / "train.en")
+def test_a_large_corpus(tmp_path):
+    pairs = [(german(number), english(number)) for number in range(29_000)]
+    pairs[7] = "Zwei junge\xa0Männer\tim Freien.", "Two young, White males\u2028outside."
+    for name, side in (("de", 0), ("en", 1)):
+        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+    corpus = read_parallel(tmp_path / "de", tmp_path / "en")
     assert (len(corpus), corpus.num_dropped) == (29_000, 0)
-    assert corpus.source[0] == "Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche."
-    assert corpus.target[0] == "Two young, White males are outside near many bushes."
-    # No-break spaces and tabs inside lines are kept.
-    assert any("\xa0" in line for line in corpus.source)
+    assert [*zip(corpus.source, corpus.target, strict=True)] == pairs

@@ -12,7 +12,9 @@ def test_require_returns_the_package():
 
 def test_require_says_how_to_install_a_missing_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(BackendError, match=r"'tokenizers' cannot be imported .*pip install \"xformer\[chat\]\""):
+    with pytest.raises(
+        BackendError, match=r"'tokenizers' cannot be imported .*pip install \"array-transformers\[chat\]\""
+    ):
         extras.require("tokenizers")
 
 

@@ -34,6 +34,7 @@ def test_lines_may_have_any_length(tmp_path):
     ("content", "message"),
     [
         (b"", "is empty"),
+        (b"\xef\xbb\xbf", "is empty"),
         (b"one\ntwo\xff\n", "is not valid UTF-8: line 2, byte 4"),
         ("drei fünf".encode()[:-3], "is not valid UTF-8: line 1"),
         (b"\x1f\x8b\x08", "gzip-compressed"),

@@ -336,10 +336,15 @@ def test_named_chat_templates(tmp_path):
     assert load_tokenizer(directory).chat_templates == {}
     with pytest.raises(CheckpointError, match=r"has no chat template 'default'$"):
         load_tokenizer(directory).apply_chat_template([])
-    templates = [{"name": "default", "template": "{{ messages[0].content }}"}, {"name": "tools", "template": "T"}]
+    templates = [
+        {"name": "default", "template": "{{ messages[0].name }}{{ messages[0].content }}"},
+        {"name": "tools", "template": "T"},
+    ]
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     tokenizer = load_tokenizer(directory)
     assert tokenizer.apply_chat_template([{"role": "user", "content": "x"}]) == "x"
+    assert tokenizer.apply_chat_template([{"role": "user", "name": "Ann", "content": "x"}]) == "Annx"
+    assert tokenizer.apply_chat_template([{"role": "assistant", "content": None}]) == ""
     assert tokenizer.apply_chat_template([], template="tools") == "T"
     with pytest.raises(CheckpointError, match="'none'; expected one of: default, tools"):
         tokenizer.apply_chat_template([], template="none")

@@ -1,4 +1,4 @@
-from pathlib import Path
+import random
 
 import pytest
 from hypothesis import given
@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from xformer.errors import ConfigError, DataError
 from xformer.text.sentences import split_sentences
-
-ABSTRACTS = Path(__file__).parents[2].parent / "shared" / "data" / "acl_titles" / "dev.abstract"
 
 # "|" is where a sentence ends; a space follows it, unless the text has none there ("||").
 ENGLISH = [
@@ -126,14 +124,17 @@ def test_other_types_are_refused(wrong):
         split_sentences(wrong)
 
 
-@pytest.mark.skipif(not ABSTRACTS.is_file(), reason="needs the abstracts in ../shared/data, which are not ours to ship")
-def test_real_abstracts():
-    documents = ABSTRACTS.read_text(encoding="utf-8").splitlines()
-    sentences = [split_sentences(document) for document in documents]
-    for document, split in zip(documents, sentences, strict=True):
-        assert "".join("".join(split).split()) == "".join(document.split())
-    flat = [sentence for split in sentences for sentence in split]
-    assert 4.0 < len(flat) / len(documents) < 7.0
-    # An abbreviation or a small letter where a sentence was cut would show here.
-    assert not [s for s in flat if s.endswith(("e.g.", "i.e.", "vs.", "cf.", "Fig."))]
-    assert not [s for s in flat if s[0].islower() and not any(letter.isupper() for letter in s.split()[0])]
+def test_documents_of_many_sentences():
+    sentences = [
+        "We show that word order matters, e.g. in German, and compare BERT vs. ELMo (cf. Fig. 2).",
+        "Gender bias has been identified in many models, i.e. in embeddings (Smith et al., 2019).",
+        "mBERT improves by 3.5 points to 92.1 BLEU on WMT 2016.",
+        "Does it help?",
+        "The code is at https://example.org/a.b for everyone.",
+        "It outperforms the work of Dr. J. R. Jones by far!",
+        "\u201cWhy not?\u201d is what we ask here.",
+    ]
+    rng = random.Random(0)
+    for _ in range(300):
+        document = rng.choices(sentences, k=rng.randint(1, 8))
+        assert split_sentences(" ".join(document)) == document

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+import xformer
 from xformer.benchmarks.computation import Backend, Computation
 from xformer.benchmarks.interleaved import Spec, Workload, interleaved_benchmark
 from xformer.threads import num_threads
@@ -32,7 +33,7 @@ def describe_machine(threads: int | None = None) -> dict[str, Any]:
         "threads": threads or num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "xformer": _version("xformer"),
+        "xformer": xformer.__version__,
         "versions": versions,
         "blas": _blas(),
         "gpu": _gpu(),

@@ -20,7 +20,7 @@ from typing import Any
 
 from xformer.benchmarks.computation import Computation
 from xformer.errors import XformerError
-from xformer.kernels import explain
+from xformer.ops import explain
 from xformer.threads import disable_malloc_trim
 
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")

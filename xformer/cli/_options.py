@@ -17,7 +17,7 @@ from xformer.config import Config, check_keys, check_value, field_names, options
 from xformer.errors import BackendError, ConfigError
 from xformer.families.checkpoint import check_exists
 from xformer.generation import GenerationConfig
-from xformer.kernels.registry import load
+from xformer.ops.operation import load_kernels
 from xformer.threads import disable_malloc_trim, num_threads
 from xformer.training.precision import check_precision
 
@@ -273,5 +273,5 @@ def open_backend(name: str, dtype: str | None = None, precision: str = "float32"
         reason = " ".join(str(error).split())
         raise BackendError(f"backend {name!r} is installed but cannot compute here: {reason}") from error
     check_precision(precision, array)
-    load(xp)
+    load_kernels(xp)
     return xp

@@ -31,9 +31,15 @@ from xformer.runs.tasks import TASKS, Task
 from xformer.runs.trainer import Trainer
 from xformer.text.extras import require
 from xformer.training import Callback, Logger, MLflow, TensorBoard, WeightsAndBiases
-from xformer.training.data_parallel import check_shards
+from xformer.training.data_parallel import check_shards, default_num_workers
 from xformer.training.loggers import Rows
 
+INIT_HELP = """With --init, training starts from a public checkpoint or a run, with its tokenizer. The learning rate \
+is then 5e-5 unless set, and \\[model] has only dropout, attention_dropout, activation_dropout and rematerialize. \
+`xformer export DIR OUT` writes a tuned checkpoint back in its own format.
+
+Uses all cores; XFORMER_NUM_THREADS=N limits the number of threads.
+"""
 DEFAULT_MINUTES = 30.0
 LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBiases}
 # Exit codes as a shell reports them for a process that a signal ended.
@@ -174,8 +180,8 @@ def start_run(
             overrides_by_table["init"] = {**overrides_by_table.get("init", {}), **given}
         values = _make_recipe(job_type.tasks, recipe, settings, overrides_by_table, task)
         job = job_type.prepare(values, backend, paths, None)
-        if not values.training.data_parallel:
-            num_shards = ranks.size * job.recipe.training.data_parallel
+        if distributed is not None and not values.training.data_parallel:
+            num_shards = default_num_workers(job.model, ranks)
             job = dataclasses.replace(job, recipe=job.recipe.with_training(data_parallel=num_shards))
         check_shards(job.recipe.training.data_parallel, ranks)
         data = {name: {"path": os.path.abspath(path), "sha256": file_digest(path)} for name, path in paths.items()}
@@ -287,6 +293,14 @@ def load_initial_model(recipe: Recipe, model_class: type[BaseModel], xp: Any) ->
     with error_context("[training]"):
         check_training(model.config, recipe.training)
     return model
+
+
+def initial_tokenizer_files(recipe: Recipe, run: RunDirectory | None) -> tuple[RunDirectory | None, Path | None]:
+    """Return the run, and the directory of public files, with the tokenizers of a run to be resumed or started from."""
+    if run is None and recipe.init.path is not None:
+        initial = InitialModel(Path(recipe.init.path))
+        return initial.run, initial.pretrained
+    return run, None if run is None else run.pretrained_files()
 
 
 def file_digest(path: Path) -> str:

@@ -45,18 +45,11 @@ One size             xformer bench attention --batch 4 --length 1024 \\
                        --causal --backward
 On a GPU             xformer bench attention --backend cupy --dtype bfloat16
 Plot and JSON        xformer bench attention --plot speed.png --out speed.json
-Network of a cluster mpiexec -n 8 xformer bench allreduce
 
 \b
 attention   softmax(QK')V, or the multi-head layer with --layer
-encoder     a stack of encoder layers, forward
-train       a training step of a translator: forward, backward, Adam
-decode      translation: 48 tokens for each sentence of random text
 memory      attention forward and backward, up to 16,384 tokens; memory
             should grow with the length, not with its square
-allreduce   the sum of gradients over the ranks that mpiexec has started,
-            and a prediction for more ranks; with --parameters and
-            --step-seconds, for your model
 
 Each library runs in a process of its own, and the processes take turns, so that other load affects all of them. \
 Times are medians with quartiles. A ratio is the median, over the rounds, of a library's time divided by the time of \
@@ -72,21 +65,14 @@ class BenchOptions(Config):
     length: tuple[int, ...] = option("Tokens per sentence; repeat for a grid.", default=())
     heads: tuple[int, ...] = option("Attention heads; repeat for a grid.", default=())
     head_dim: tuple[int, ...] = option("Features per head; d_model is heads * head_dim; repeat for a grid.", default=())
-    layers: int | None = option("Layers of each stack (encoder, train, decode).", default=None, at_least=1)
-    vocabulary: int | None = option("Vocabulary size (train, decode).", default=None, at_least=5)
-    beam: int | None = option("Beam size (decode); 1 is greedy search.", default=None, at_least=1)
-    causal: bool = option("Causal attention (attention, memory).", default=False)
-    padded: bool = option("Pad sentences of half the length or more (attention, memory).", default=False)
-    backward: bool = option("Include gradients (attention, memory).", default=False)
-    layer: bool = option("Include the four projections (attention, memory).", default=False)
-    dtype: str | None = option(
-        "Data type (default: float32); when training, of mixed precision.", default=None, choices=DTYPES
-    )
+    causal: bool = option("Causal attention.", default=False)
+    padded: bool = option("Pad sentences of half the length or more.", default=False)
+    backward: bool = option("Include gradients.", default=False)
+    layer: bool = option("Include the four projections.", default=False)
+    dtype: str | None = option("Data type (default: float32).", default=None, choices=DTYPES)
     rounds: int | None = option(
-        "Number of rounds (default: 7; decode 5, memory 1).", default=None, at_least=1, panel="Measurement"
+        "Number of rounds (default: 7; memory 1).", default=None, at_least=1, panel="Measurement"
     )
-    parameters: float = option("Parameters of the model (allreduce).", default=6e7, above=0.0)
-    step_seconds: float = option("Seconds of a training step of one rank (allreduce).", default=1.0, above=0.0)
     threads: int | None = option("Threads per library (default: XFORMER_NUM_THREADS).", default=None, at_least=1)
 
 
@@ -114,9 +100,6 @@ def bench(
 ) -> None:
     """Measure speed and memory."""
     backends = backend or ["numpy"]
-    if suite == "allreduce":
-        _bench_all_reduce(settings, backend, quick, out, plot, as_json)
-        return
     rounds, threads = settings.pop("rounds", None), settings.pop("threads", None)
     checked = _check_suite(suite, backends, settings, threads, quick=quick)
     workloads = checked.workloads(dataclasses.replace(checked.sizes, **settings))
@@ -132,7 +115,7 @@ def bench(
     machine = describe_machine(threads)
     with _progress(len(workloads) * (rounds + 1)) as advance:
         gemm = gemm_flops_per_second(backends[0], threads, dtype_of(settings))
-        results, notes = _measure_all(workloads, backends, checked, rounds, threads, advance)
+        results, notes = _measure_all(workloads, backends, rounds, threads, advance)
     run = make_run(suite, machine, gemm, results, notes)
     if out is not None:
         write_json(out, run)
@@ -146,21 +129,6 @@ def bench(
         print(machine_line(run), *format_table(run), sep="\n")
 
 
-def _bench_all_reduce(
-    settings: dict[str, Any], backend: list[str] | None, quick: bool, out: Path | None, plot: Path | None, as_json: bool
-) -> None:
-    from xformer.cli.bench_all_reduce import bench_all_reduce
-
-    given = [option_name(name) for name in settings if name not in ("parameters", "step_seconds")]
-    given += [name for name, value in (("--backend", backend), ("--quick", quick), ("--plot", plot)) if value]
-    if given:
-        raise ConfigError(f"{given[0]} does not apply to allreduce")
-    if out is not None:
-        check_writable(out)
-    options = BenchOptions(**settings)
-    bench_all_reduce(options.parameters, options.step_seconds, out, as_json=as_json)
-
-
 def _check_suite(
     name: str, backends: Sequence[str], sizes: dict[str, Any], threads: int | None, *, quick: bool
 ) -> Suite:
@@ -169,13 +137,9 @@ def _check_suite(
         raise ConfigError(f"the suite is {name!r}; expected one of {', '.join(SUITES)}")
     suite = SUITES[name].quick() if quick else SUITES[name]
     for size, values in sizes.items():
-        if size not in (*AXES, *suite.settings):
-            raise ConfigError(f"{option_name(size)} does not apply to {name}")
         for value in values if size in AXES else ():
             check_count(option_name(size), value)
     dtype = dtype_of(sizes)
-    if dtype == "float64" and name == "train":
-        raise ConfigError("--dtype is 'float64'; expected float32, float16 or bfloat16 for train")
     for index, backend in enumerate(backends):
         if backend in backends[:index]:
             raise ConfigError(f"--backend {backend} is given twice; expected each library once")
@@ -199,7 +163,6 @@ def check_writable(path: Path) -> None:
 def _measure_all(
     workloads: list[Workload],
     backends: Sequence[str],
-    suite: Suite,
     rounds: int,
     threads: int | None,
     advance: Callable[[str], None],
@@ -209,7 +172,7 @@ def _measure_all(
     notes: list[str] = []
     for workload in workloads:
         try:
-            with interleaved_benchmark(workload, backend_specs(suite, backends), threads) as benchmark:
+            with interleaved_benchmark(workload, backend_specs(backends), threads) as benchmark:
                 for _ in range(rounds):
                     advance(workload.name)
                     benchmark.run_round()

@@ -23,6 +23,7 @@ from xformer.cli._options import (
     SetOption,
     check_utf8,
     config_options,
+    file_option,
     parse_generation_settings,
 )
 from xformer.config import Config, field_names, option
@@ -47,12 +48,11 @@ Many prompts in resumable chunks, on four processes
 An answer of an instruction model
                   xformer generate --model SmolLM2-135M-Instruct --chat --prompt "What is the capital of France?"
 
-Without a prompt, and for an empty line of the input, the text starts after a line end. By default at most 500 tokens \
-are generated: by the settings of a public checkpoint, or sampled with temperature 0.8 from the 200 most probable \
-tokens; any sampling option, or --num-beams, replaces that, and \
---top-k 1 always takes the most probable token. On a terminal the text appears as it is generated. Several texts are \
-separated by a line of dashes. A text longer than the context of the model (context_length) is continued from its \
-second half.
+Without a prompt, and for an empty line of the input, generation starts as on a new line. By default at most 500 \
+tokens are generated: by the settings of a public checkpoint, or sampled with temperature 0.8 from the 200 most \
+probable tokens. An option replaces only its own default; --temperature 0 always takes the most probable token, and \
+--num-beams turns sampling off. On a terminal the text appears as it is generated. Several texts are separated by a \
+line of dashes. When the context of the model (context_length) is full, its first half is dropped.
 """
 _SEPARATOR = "-" * 15
 
@@ -87,15 +87,8 @@ def generate(
             "--prompt", metavar="TEXT", help="Text to continue; repeatable.", rich_help_panel=DATA, callback=check_utf8
         ),
     ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--input", metavar="FILE", help="Prompts, one per line; - is standard input.", rich_help_panel=DATA
-        ),
-    ] = None,
-    output: Annotated[
-        str, typer.Option("--output", metavar="FILE", help="Texts; - is standard output.", rich_help_panel=DATA)
-    ] = "-",
+    source: Annotated[str | None, file_option("--input", "Prompts, one per line; - is standard input.")] = None,
+    output: Annotated[str, file_option("--output", "Texts; - is standard output.")] = "-",
     chat: Annotated[
         bool,
         typer.Option("--chat", help="Answer the prompts with the chat template of the model.", rich_help_panel=DATA),

@@ -145,7 +145,7 @@ def _inspect_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[str, dict
         generation = read_generation(directory, encoder_decoder=encoder_decoder) if not is_gguf else None
         ends = eos_ids if generation is None else generation.eos_ids or (config.eos_id,)
         report["generation"] = {} if generation is None else dict(generation.options)
-        report["generation"]["eos_token_id"] = list(ends)
+        report["generation"]["eos_token_id"] = [index for index in ends if index is not None]
     return report, {"model": _changed(type(config), config.to_dict())}
 
 
@@ -187,8 +187,12 @@ def _changed(config: type[Any], values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if defaults.get(name, dataclasses.MISSING) != value}
 
 
+def _table(title: str, *, show_header: bool = False) -> Table:
+    return Table(title=title, title_justify="left", show_header=show_header, box=None, padding=(0, 2))
+
+
 def _summary(report: dict[str, Any]) -> Table:
-    table = Table(title=report["directory"], title_justify="left", show_header=False, box=None, padding=(0, 2))
+    table = _table(report["directory"])
     architectures = "".join(f", {name}" for name in report.get("architectures", ()))
     table.add_row("model", f"{report['model']}; {report['model_type']}{architectures}")
     if report["parameters"]:
@@ -228,8 +232,7 @@ def _short(value: Any) -> str:
 
 
 def _settings_table(sections: dict[str, dict[str, Any]]) -> Table:
-    title = "\nSettings that differ from the defaults"
-    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
+    table = _table("\nSettings that differ from the defaults")
     for section, values in sections.items():
         for row, (key, value) in enumerate(values.items()):
             table.add_row(
@@ -240,19 +243,16 @@ def _settings_table(sections: dict[str, dict[str, Any]]) -> Table:
 
 def _parameter_table(parameters: dict[str, int]) -> Table:
     total = sum(parameters.values())
-    table = Table(title="\nParameters", title_justify="left", show_header=False, box=None, padding=(0, 2))
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(justify="right")
+    table = _table("\nParameters")
+    for justify in ("left", "right", "right"):
+        table.add_column(justify=justify)
     for part, count in parameters.items():
         table.add_row(part, f"{count:,}", f"{100.0 * count / max(total, 1):.1f} %")
     return table
 
 
 def _tensor_table(tensors: dict[str, dict[str, Any]]) -> Table:
-    table = Table(
-        title=f"\nTensors ({len(tensors)})", title_justify="left", show_header=False, box=None, padding=(0, 2)
-    )
+    table = _table(f"\nTensors ({len(tensors)})")
     for name, tensor in tensors.items():
         table.add_row(name, tensor["dtype"], " x ".join(map(str, tensor["shape"])))
     return table
@@ -264,8 +264,7 @@ def _history(validations: list[dict[str, Any]]) -> Table | str:
         return "\nno validation yet"
     shown = validations[-_MAX_ROWS:]
     best = [event for event in validations[:-_MAX_ROWS] if event.get("best")][-1:]
-    title = f"\nValidations ({len(validations)})"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2))
+    table = _table(f"\nValidations ({len(validations)})", show_header=True)
     metric = next((event["metric"] for event in validations if event.get("metric")), "score")
     for name in ("step", "minutes", "loss", "perplexity", metric, ""):
         table.add_column(name, justify="right" if name else "left")

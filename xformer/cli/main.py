@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import io
 import logging
@@ -11,6 +12,11 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 _REQUIRED = ("typer", "rich")
+# Modules with a function of their name, in the order of the help.
+_COMMANDS = (
+    *("demo", "train", "train_lm", "resume", "translate", "summarize", "transcribe", "generate", "embed", "score"),
+    *("inspect", "export", "serve", "bench"),
+)
 
 HELP = """Run public checkpoints, and train translators, summarizers and language models, on any array library.
 
@@ -95,22 +101,6 @@ def _make_app() -> Any:
     import typer
 
     import xformer
-    from xformer.cli import (
-        bench,
-        demo,
-        embed,
-        export,
-        generate,
-        inspect,
-        resume,
-        score,
-        serve,
-        summarize,
-        train,
-        train_lm,
-        transcribe,
-        translate,
-    )
 
     def show_version(requested: bool) -> None:
         if requested:
@@ -126,23 +116,9 @@ def _make_app() -> Any:
         help=HELP, epilog=EPILOG, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
     )
     app.callback()(root)
-    for module, command in (
-        (demo, demo.demo),
-        (train, train.train),
-        (train_lm, train_lm.train_lm),
-        (resume, resume.resume),
-        (translate, translate.translate),
-        (summarize, summarize.summarize),
-        (transcribe, transcribe.transcribe),
-        (generate, generate.generate),
-        (embed, embed.embed),
-        (score, score.score),
-        (inspect, inspect.inspect),
-        (export, export.export),
-        (serve, serve.serve),
-        (bench, bench.bench),
-    ):
-        app.command(command.__name__.replace("_", "-"), help=module.HELP)(command)
+    for name in _COMMANDS:
+        module = importlib.import_module(f"xformer.cli.{name}")
+        app.command(name.replace("_", "-"), help=module.HELP)(getattr(module, name))
     return app
 
 

@@ -30,12 +30,13 @@ from xformer.training.data_parallel import check_shards
 
 HELP = """Continue a training run that was stopped or interrupted, or train a finished one longer.
 
-Recipe and data files are read from the run; the data must not have changed. A resumed run has the same bits as an \
-uninterrupted one, on the same backend and machine.
+Recipe and data files are read from the run; the data must not have changed, but may be in another directory \
+(--data). A resumed run has the same bits as an uninterrupted one, on the same backend and machine.
 
 \b
 Continue           xformer resume run
 Train longer       xformer resume run --max-minutes 60
+The data has moved xformer resume run --data corpora
 """
 _JOBS: Sequence[type[TrainingJob]] = (ParallelTrainingJob, LanguageModelTrainingJob)
 
@@ -44,6 +45,9 @@ _JOBS: Sequence[type[TrainingJob]] = (ParallelTrainingJob, LanguageModelTraining
 def resume(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run.", show_default=False)],
     settings: dict[str, Any],
+    moved_to: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Directory of the data files, if they were moved.")
+    ] = None,
     backend: OptionalBackendOption = None,
     logger: LoggerOption = None,
     distributed: DistributedOption = None,
@@ -58,7 +62,14 @@ def resume(
         loggers = logger or config.get("loggers", [])
         check_loggers(loggers)
         recipe = Recipe.from_dict(recipe.with_training(**settings).to_dict(), str(run.config))
+        if moved_to is not None:
+            names = [path.name for path, _ in data.values()]
+            if len({*names}) < len(names):
+                raise ConfigError(f"--data: two files are called {max(names, key=names.count)}; expected other names")
+            data = {name: (moved_to.absolute() / path.name, digest) for name, (path, digest) in data.items()}
         for path, digest in data.values():
+            if not path.exists():
+                raise DataError(f"{path} does not exist; if the data was moved, add --data DIR, else restore it")
             if file_digest(path) != digest:
                 raise DataError(f"{path} has changed since the run started (its SHA-256 differs); restore it")
         init = recipe.init.path
@@ -67,6 +78,7 @@ def resume(
         backend = backend or config["backend"]
         job = job_type.prepare(recipe, backend, {name: path for name, (path, _) in data.items()}, run)
         resumed = {**config, "recipe": recipe.to_dict(), "backend": backend, "loggers": list(loggers)}
+        resumed["data"] = {name: {"path": str(path), "sha256": digest} for name, (path, digest) in data.items()}
         check_shards(recipe.training.data_parallel or 1, ranks)
         check_agreement(ranks, resumed)
         if ranks.rank > 0:

@@ -15,6 +15,7 @@ from xformer.cli import _io
 from xformer.cli._console import make_console
 from xformer.errors import ConfigError, DataError
 from xformer.text import Score, bleu, chrf, read_lines, rouge, ter
+from xformer.text.metrics import bleu_tokenizer
 
 HELP = """Score translations or summaries; each score comes with a signature of its settings.
 
@@ -25,6 +26,8 @@ From a pipe         xformer translate --model run --input test.de | \\
 Several references  xformer score --reference a --reference b --hypothesis out
 Summaries           xformer score --reference titles --hypothesis out \\
                       --metric rouge
+Chinese             xformer score --reference test.zh --hypothesis out.zh \\
+                      --tokenize zh
 All metrics         xformer score --reference test.en --hypothesis out.en \\
                       --metric all --json
 
@@ -65,6 +68,14 @@ def score(
             "--metric", metavar="NAME", help="bleu, chrf, ter, rouge or all; repeatable (default: bleu and chrf)."
         ),
     ] = None,
+    tokenize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Tokenizer of sacreBLEU: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200 (default: that of the "
+            "suffix of the reference, e.g. zh for test.zh, or 13a).",
+        ),
+    ] = None,
     lowercase: Annotated[
         bool, typer.Option("--lowercase", help="Ignore case, for lowercase models; ROUGE always does.")
     ] = False,
@@ -75,10 +86,12 @@ def score(
 ) -> None:
     """Score translations or summaries."""
     selected = metric or [Metric.BLEU, Metric.CHRF]
-    scorers = _scorers(lowercase, stem)
+    scorers = _scorers(lowercase, stem, lambda: tokenize or bleu_tokenizer(reference[0].suffix[1:]))
     metrics = [name for name in scorers if name in selected or Metric.ALL in selected]
     if stem and Metric.ROUGE not in metrics:
         raise ConfigError("--stem applies only to ROUGE; expected --metric rouge")
+    if tokenize is not None and Metric.BLEU not in metrics:
+        raise ConfigError("--tokenize applies only to BLEU; expected --metric bleu")
     references = [read_lines(path) for path in reference]
     if _io.is_terminal(hypothesis):
         make_console(stderr=True).print("type a line for each reference; Ctrl-D ends the input")
@@ -94,10 +107,12 @@ def score(
         _print_table(scores)
 
 
-def _scorers(lowercase: bool, stem: bool) -> dict[Metric, Callable[[list[str], list[list[str]]], list[Score]]]:
+def _scorers(
+    lowercase: bool, stem: bool, tokenize: Callable[[], str]
+) -> dict[Metric, Callable[[list[str], list[list[str]]], list[Score]]]:
     """Return the functions of all metrics, in the order of the help."""
     return {
-        Metric.BLEU: lambda *lines: [bleu(*lines, lowercase=lowercase)],
+        Metric.BLEU: lambda *lines: [bleu(*lines, lowercase=lowercase, tokenize=tokenize())],
         Metric.CHRF: lambda *lines: [chrf(*lines, lowercase=lowercase)],
         Metric.TER: lambda *lines: [ter(*lines, lowercase=lowercase)],
         Metric.ROUGE: lambda *lines: rouge(*lines, use_stemmer=stem),

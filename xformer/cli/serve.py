@@ -12,15 +12,16 @@ import typer
 
 from xformer.cli._console import make_console, program
 from xformer.cli._loading import load_pipeline
-from xformer.cli._options import COMPUTING, DATA, BackendOption, QuantizeOption, option_name
-from xformer.config import check_value, options_of
+from xformer.cli._options import DATA, BackendOption, QuantizeOption, config_options
+from xformer.config import field_names
 from xformer.errors import ConfigError
 from xformer.families.checkpoint import check_exists, is_public
 from xformer.pipelines import pipeline_class
+from xformer.serve.config import ServeConfig
 from xformer.text.extras import require
 
 HELP = """Serve models on this machine: a page in the browser to explore them, and an HTTP API. Needs the extra \
-serve: pip install "xformer\\[cli,serve]".
+serve: pip install "array-transformers\\[cli,serve]".
 
 \b
 Explore a run         xformer serve --model run
@@ -42,11 +43,11 @@ Paths: /translate, /summarize, /v1/completions, /v1/chat/completions, /v1/embedd
 together. Only this machine can connect, unless --host and --token are passed. Ctrl-C waits for running \
 requests and stops.
 """
-_ACCESS, _LIMITS = "Access", "Limits"
 _SECONDS_TO_STOP = 20
 _BACKLOG = 256  # connections
 
 
+@config_options(ServeConfig, names=field_names(ServeConfig))
 def serve(
     model: Annotated[
         list[Path],
@@ -57,71 +58,30 @@ def serve(
             rich_help_panel=DATA,
         ),
     ],
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.", rich_help_panel=_ACCESS)] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(metavar="N", help="Port; 0 chooses one.", rich_help_panel=_ACCESS)] = 8000,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Token that requests must send: Authorization: Bearer TEXT. `auto` makes a new one.",
-            rich_help_panel=_ACCESS,
-        ),
-    ] = None,
-    max_requests: Annotated[
-        int, typer.Option(metavar="N", help="Maximum number of requests at a time.", rich_help_panel=_LIMITS)
-    ] = 64,
-    max_body: Annotated[
-        int, typer.Option(metavar="BYTES", help="Maximum size of a request.", rich_help_panel=_LIMITS)
-    ] = 1_000_000,
-    max_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Maximum number of new tokens.", rich_help_panel=_LIMITS)
-    ] = 1024,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Maximum time of a request.", rich_help_panel=_LIMITS)
-    ] = 120.0,
-    max_batch: Annotated[
-        int,
-        typer.Option(metavar="N", help="Maximum number of requests in a batch.", rich_help_panel=COMPUTING),
-    ] = 32,
+    settings: dict[str, Any],
     backend: BackendOption = "numpy",
     quantize: QuantizeOption = None,
 ) -> None:
     """Serve models over HTTP."""
     uvicorn = require("uvicorn")
     require("starlette")
-    from xformer.serve.app import ServeConfig, create_app
+    from xformer.serve.app import create_app
     from xformer.serve.models import ServedModel
 
-    settings: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "token": secrets.token_urlsafe(24) if token == "auto" else token,
-        "max_requests": max_requests,
-        "max_body": max_body,
-        "max_tokens": max_tokens,
-        "max_batch": max_batch,
-        "timeout": timeout,
-    }
-    for name, _, _, field in options_of(ServeConfig):
-        check_value(field, settings[name], option_name(name))
+    if settings.get("token") == "auto":
+        settings["token"] = secrets.token_urlsafe(24)
     config = ServeConfig(**settings)
-    if not config.is_local and config.token is None:
-        raise ConfigError(f"--host is {host}, which other machines can reach; expected --token TEXT (or --token auto)")
-    if config.token is not None and len(config.token) < 8:
-        raise ConfigError(f"--token has {len(config.token)} characters; expected at least 8")
     for path in model:
         check_exists(path)
-    sockets = [listen(host, port)]
+    sockets = [listen(config.host, config.port)]
     models = [
         ServedModel(
             name,
             load_pipeline(pipeline_class(path), path, backend, quantize=quantize),  # type: ignore[arg-type]
             directory=None if is_public(path) else path,
             backend=backend,
-            max_tokens=max_tokens,
-            max_batch=max_batch,
+            max_tokens=config.max_tokens,
+            max_batch=config.max_batch,
         )
         for name, path in zip(_names(model), model, strict=True)
     ]
@@ -138,7 +98,7 @@ def serve(
         )
     )
     sockets[0].listen(_BACKLOG)  # from here on, connections wait for the server instead of failing
-    shown = f"[{host}]" if ":" in host else host
+    shown = f"[{config.host}]" if ":" in config.host else config.host
     fragment = "" if config.token is None else f"/#token={config.token}"
     console = make_console(stderr=True)
     console.print(f"{program()} serves {', '.join(each.name for each in models)}; Ctrl-C stops it")

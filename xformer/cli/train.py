@@ -26,7 +26,7 @@ from xformer.cli._options import (
     open_backend,
     option_name,
 )
-from xformer.cli._training import TrainingJob, load_initial_model, start_run
+from xformer.cli._training import INIT_HELP, TrainingJob, initial_tokenizer_files, load_initial_model, start_run
 from xformer.distributed import Communicator
 from xformer.errors import ConfigError
 from xformer.models import Transformer
@@ -35,22 +35,22 @@ from xformer.pipelines.base import check_vocabulary
 from xformer.pipelines.evaluation import PIPELINES
 from xformer.pipelines.tokenizers import CheckpointTokenizers
 from xformer.runs.config import TokenizerConfig, TrainingConfig
-from xformer.runs.initial_model import InitialModel
 from xformer.runs.recipe import Recipe, error_context
 from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import TASKS, TranslationTask, build_model
 from xformer.text import ParallelCorpus, read_parallel
+from xformer.text.metrics import bleu_tokenizer
 from xformer.training.data_parallel import default_num_workers
 from xformer.training.interrupt import check_stop
 
 _NUM_SAMPLES, _MAX_SHOWN = 5, 30  # for loggers: outputs, and tokens of a plot of attention
 
-HELP = """Train a translation model on parallel text: two files, line n of one translating line n of the other. With \
+HELP = f"""Train a translation model on parallel text: two files, line n of one translating line n of the other. With \
 --task summarization, train a summarizer: documents, one per line, and their summaries.
 
-Learns a vocabulary, trains with regular validation, and writes to DIR the best model (model.safetensors), the last \
-state (last.safetensors), the tokenizers, the configuration (config.json) and log.jsonl. All input is checked before \
-anything is written. The state is saved every few minutes and on Ctrl-C; `xformer resume DIR` continues from it.
+Learns a vocabulary, trains, validates at regular intervals, and writes to DIR the best model (model.safetensors), the \
+last state (last.safetensors), the tokenizers, the configuration (config.json) and log.jsonl. All input is checked \
+before anything is written. The state is saved every few minutes and on Ctrl-C; `xformer resume DIR` continues from it.
 
 \b
 A first run of 25 minutes (30 by default):
@@ -75,12 +75,7 @@ A recipe has a task and three tables; options override it:
 Train with 8 processes, on one or more hosts:
   mpiexec -n 8 xformer train RECIPE-AND-FILES --out run --distributed mpi
 
-With --init, training starts from a public checkpoint or a run, with its tokenizer. The learning rate is then 5e-5 \
-unless set, and \\[model] has only dropout, attention_dropout, activation_dropout and rematerialize. \
-`xformer export DIR OUT` writes a tuned checkpoint back in its own format.
-
-Uses all cores; XFORMER_NUM_THREADS=N limits the number of threads.
-"""
+{INIT_HELP}"""
 
 
 @config_options(
@@ -88,6 +83,7 @@ Uses all cores; XFORMER_NUM_THREADS=N limits the number of threads.
     TokenizerConfig,
     names=[
         *("max_minutes", "max_steps", "vocab_size", "lowercase", "max_length", "truncation"),
+        "bleu_tokenize",
         *("seed", "dtype", "precision"),
     ],
     default_of="the recipe's",
@@ -189,14 +185,25 @@ class ParallelTrainingJob(TrainingJob):
         )
         encoded, encoded_valid = encode(train, names=names[:2]), encode(valid, names=names[2:])
         model = _make_model(recipe, tokenizers, xp)
+        tokenize = settings.bleu_tokenize
+        if recipe.task == "translation":
+            tokenize = tokenize or bleu_tokenizer(recipe.init.target_language or Path(names[3]).suffix[1:])
+        elif tokenize is not None:
+            raise ConfigError(f"bleu_tokenize is {tokenize!r}, but {recipe.task} is not scored by BLEU; leave it out")
         # The last bits of the results depend on the number of shards, so it is part of the run.
-        recipe = recipe.with_training(data_parallel=settings.data_parallel or default_num_workers(model))
+        num_shards = settings.data_parallel or default_num_workers(model)
+        recipe = recipe.with_training(data_parallel=num_shards, bleu_tokenize=tokenize)
         return cls(recipe, model, backend, tokenizers, encoded, encoded_valid)
 
     def task(self, score: ValidationScore | None = None, communicator: Communicator | None = None) -> TranslationTask:
         """Return the task for a Trainer; the score defaults to that of the task."""
         score = score or ValidationScore(
-            self.valid, self.tokenizer_pair, self.recipe.task, on_batch=check_stop, communicator=communicator
+            self.valid,
+            self.tokenizer_pair,
+            self.recipe.task,
+            on_batch=check_stop,
+            communicator=communicator,
+            bleu_tokenize=self.recipe.training.bleu_tokenize or "13a",
         )
         return TranslationTask(
             self.model,
@@ -245,16 +252,13 @@ class ParallelTrainingJob(TrainingJob):
         """Yield lines that describe the data."""
         for name, corpus in (("training", self.train), ("validation", self.valid)):
             yield f"{name}: {plural(len(corpus.pairs), TASKS[self.recipe.task].unit)}{_describe_dropped(corpus)}"
+        if (tokenize := self.recipe.training.bleu_tokenize) not in (None, "13a"):
+            yield f"validation by BLEU with the tokenizer {tokenize} of sacreBLEU"
 
 
 def _initial_tokenizers(recipe: Recipe, run: RunDirectory | None) -> Tokenizers | CheckpointTokenizers | None:
     """Return the tokenizers of a run to be resumed, or of the model to start from; None for those to be trained."""
-    init = recipe.init
-    if run is None and init.path is not None:
-        initial = InitialModel(Path(init.path))
-        run, pretrained = initial.run, initial.pretrained
-    else:
-        pretrained = None if run is None else run.pretrained_files()
+    init, (run, pretrained) = recipe.init, initial_tokenizer_files(recipe, run)
     if pretrained is not None:
         return CheckpointTokenizers.load(pretrained, recipe.task, init.source_language, init.target_language)
     for name in ("source_language", "target_language"):

@@ -22,14 +22,13 @@ from xformer.cli._options import (
     file_option,
     open_backend,
 )
-from xformer.cli._training import TrainingJob, load_initial_model, start_run
+from xformer.cli._training import INIT_HELP, TrainingJob, initial_tokenizer_files, load_initial_model, start_run
 from xformer.distributed import Communicator
 from xformer.errors import ConfigError
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.pipelines import Attention, TextGenerator, show_attention
 from xformer.pipelines.base import check_vocabulary
 from xformer.runs.config import LanguageModelTrainingConfig
-from xformer.runs.initial_model import InitialModel
 from xformer.runs.recipe import Recipe, error_context
 from xformer.runs.run_directory import RunDirectory
 from xformer.runs.tasks import LanguageModelTask
@@ -38,12 +37,12 @@ from xformer.training.data_parallel import default_num_workers
 
 _PROMPT_LENGTH, _NUM_SAMPLED = 32, 100  # tokens, for loggers
 
-HELP = """Train a language model on plain text: a decoder-only Transformer that predicts each character, or token, \
+HELP = f"""Train a language model on plain text: a decoder-only Transformer that predicts each character, or token, \
 from those before it.
 
-Learns a vocabulary, trains with regular validation, and writes to DIR the best model (model.safetensors), the last \
-state (last.safetensors), the tokenizer, the configuration (config.json) and log.jsonl. All input is checked before \
-anything is written. The state is saved every few minutes and on Ctrl-C; `xformer resume DIR` continues from it.
+Learns a vocabulary, trains, validates at regular intervals, and writes to DIR the best model (model.safetensors), the \
+last state (last.safetensors), the tokenizer, the configuration (config.json) and log.jsonl. All input is checked \
+before anything is written. The state is saved every few minutes and on Ctrl-C; `xformer resume DIR` continues from it.
 
 \b
 Tiny Shakespeare (input.txt, 1.1 million characters), two minutes on two CPU cores:
@@ -66,12 +65,7 @@ A recipe has task = "language_modeling" and three tables; options override it:
   \\[tokenizer]  model = "characters" | "bpe", vocab_size, ...
   \\[training]   context_length, batch_size, learning_rate, schedule, optimizer, ...
 
-With --init, training starts from a public checkpoint or a run, with its tokenizer. The learning rate is then 5e-5 \
-unless set, and \\[model] has only dropout, attention_dropout, activation_dropout and rematerialize. \
-`xformer export DIR OUT` writes a tuned checkpoint back in its own format.
-
-Uses all cores; XFORMER_NUM_THREADS=N limits the number of threads.
-"""
+{INIT_HELP}"""
 
 
 @config_options(
@@ -224,11 +218,7 @@ class LanguageModelTrainingJob(TrainingJob):
 
 def _initial_tokenizer(recipe: Recipe, run: RunDirectory | None) -> Tokenizer | PretrainedTokenizer | None:
     """Return the tokenizer of a run to be resumed, or of the model to start from; None for one to be trained."""
-    if run is None and recipe.init.path is not None:
-        initial = InitialModel(Path(recipe.init.path))
-        run, pretrained = initial.run, initial.pretrained
-    else:
-        pretrained = None if run is None else run.pretrained_files()
+    run, pretrained = initial_tokenizer_files(recipe, run)
     if pretrained is not None:
         return load_tokenizer(pretrained)
     return None if run is None else run.load_tokenizer("joint")

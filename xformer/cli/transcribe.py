@@ -25,6 +25,7 @@ from xformer.generation import GenerationConfig
 from xformer.io import check_no_overwrite
 from xformer.pipelines import Transcriber
 from xformer.pipelines.transcription import TASKS
+from xformer.text.corpus import one_line
 
 HELP = """Write the text of WAV files with a public speech model such as whisper-tiny, one line per file.
 
@@ -68,5 +69,5 @@ def transcribe(
         transcriber = Transcriber.from_pretrained(model, open_backend(backend), quantize=quantize, progress=progress)
     with _io.open_output(output) as write, line_progress(len(audio), visible=output != _io.STANDARD) as advance:
         for path in audio:
-            write([transcriber(path, **settings)])
+            write([one_line(transcriber(path, **settings))])
             advance(1)

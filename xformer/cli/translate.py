@@ -31,6 +31,7 @@ from xformer.generation import GenerationConfig
 from xformer.pipelines import ChunkOutput, Output, TextToText, Translator, check_source_lengths
 from xformer.runs.run_directory import RunDirectory
 from xformer.text import MAX_CHARACTERS
+from xformer.text.corpus import one_line
 
 HELP = """Translate text with a public checkpoint (a directory in the Hugging Face format) or with the best model of a \
 training run: one line in, one line out, in the same order.
@@ -48,10 +49,11 @@ A public model of many languages
                xformer translate --model nllb-200 --input test.de \\
                  --source-language deu_Latn --target-language eng_Latn
 
-Lines from a terminal or a pipe are translated as they arrive. Blank lines stay blank. An output file appears when it \
-is complete. With --corpus-out, several workers process chunks of the input, and the same command resumes after an \
-interruption. With --num-return-sequences above 1, or with --align, each output is a line of JSON with the number of \
-its source line, rank, score, text, and the alignment of its tokens.
+Lines from a terminal or a pipe are translated as they arrive. Blank lines stay blank, and a line break inside an \
+output becomes a space. An output file appears when it is complete. With --corpus-out, several workers process chunks \
+of the input, and the same command resumes after an interruption. With --num-return-sequences above 1, or with \
+--align, each output is a line of JSON with the number of its source line, rank, score, text, and the alignment of its \
+tokens.
 """
 
 
@@ -77,8 +79,8 @@ class LineOptions(Config):
     seed: int = option("Seed; the same seed gives the same samples.", default=0, panel="Sampling")
     max_source_length: int = option("Maximum tokens of a line.", default=1024, at_least=1, panel=COMPUTING)
     long_lines: str | None = option(
-        "Treatment of longer lines: an error, an empty output, or cut to the maximum. \\[default: error, or blank with "
-        "--corpus-out]",
+        "What to do with longer lines: an error, an empty output, or cut to the maximum. \\[default: error, or blank "
+        "with --corpus-out]",
         default=None,
         choices=("error", "blank", "cut"),
     )
@@ -261,7 +263,7 @@ def _encode(
 def _format(pipeline: TextToText, ids: Sequence[int], outputs: list[Output], row: int, plain: bool) -> Iterator[str]:
     """Yield the lines written for one input line: its text, or a JSON object for each output."""
     if plain:
-        yield outputs[0].text if outputs else ""
+        yield one_line(outputs[0].text) if outputs else ""
         return
     for rank, output in enumerate(outputs, start=1):
         entry = {

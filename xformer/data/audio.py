@@ -94,16 +94,8 @@ def _as_floats(values: Any, bits: int, *, is_integer: bool) -> Any:
 def resample(samples: Any, sample_rate: int, new_rate: int = SAMPLE_RATE) -> Any:
     """Change the sample rate, with a windowed sinc filter for each phase (Smith, "Digital Audio Resampling").
 
-    Args:
-        samples: Floats (samples,).
-        sample_rate: Samples per second.
-        new_rate: Samples per second of the result.
-
-    Returns:
-        NumPy array of float32; sample i is the signal at the time i / new_rate.
-
-    Raises:
-        DataError: For other shapes or a rate that is not positive.
+    Returns a NumPy array of float32, whose sample i is the signal at the time i / new_rate. Raises DataError for
+    anything but floats (samples,), and ConfigError for a rate that is not positive.
     """
     x = _check_samples(samples)
     check_count("sample_rate", sample_rate)
@@ -132,16 +124,8 @@ def resample(samples: Any, sample_rate: int, new_rate: int = SAMPLE_RATE) -> Any
 def split_at_pauses(samples: Any, max_length: int) -> list[Any]:
     """Cut audio into windows, each at the quietest fifth of a second in the last sixth of the maximum length.
 
-    Args:
-        samples: Floats (samples,), 16,000 per second.
-        max_length: Maximum number of samples of a window.
-
-    Returns:
-        Views of the samples; none for no samples.
-
-    Raises:
-        DataError: For other shapes.
-        ConfigError: If max_length is not a positive integer.
+    Returns views of the samples, 16,000 per second; none for no samples. Raises DataError for anything but floats
+    (samples,), and ConfigError if max_length is not a positive integer.
     """
     x, windows = _check_samples(samples), []
     check_count("max_length", max_length)
@@ -183,10 +167,9 @@ def log_mel_spectrogram(samples: Any, num_mel_bins: int = 80) -> Any:
 
 @functools.cache
 def mel_filters(num_mel_bins: int) -> Any:
-    """Return triangular filters of equal area on the mel scale of Slaney (1998), (201 frequencies, num_mel_bins).
+    """Return triangular filters of equal area from 0 to 8000 Hz on the mel scale of Slaney (1998).
 
-    Args:
-        num_mel_bins: Number of bands, between 0 and 8000 Hz.
+    The array has the shape (201 frequencies, num_mel_bins).
     """
     check_count("num_mel_bins", num_mel_bins)
     # The scale is linear up to 1000 Hz, 15 mel, and logarithmic above.

@@ -26,11 +26,6 @@ def fill_batches(rows: Iterable[int], lengths: Sequence[int], batch_tokens: int)
 
 
 def bucket_size(size: int, multiple: int = 1) -> int:
-    """Round a size up to one of few sizes: to four significant bits, which adds less than an eighth.
-
-    Args:
-        size: Number of rows or tokens.
-        multiple: A power of two; the result is a multiple of it.
-    """
+    """Round a size up to a multiple of a power of two with four significant bits, which adds less than an eighth."""
     step = max(multiple, 1 << max(0, size.bit_length() - 4))
     return -(-size // step) * step

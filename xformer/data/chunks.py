@@ -38,15 +38,7 @@ class TextChunks(NamedTuple):
     def make(
         cls, text: Sequence[int], starts: Sequence[int], length: int, *, xp: Namespace, device: Device = None
     ) -> Self:
-        """Cut chunks out of a text.
-
-        Args:
-            text: A list or NumPy array of token ids.
-            starts: Index of the first token of each chunk.
-            length: Number of tokens of a chunk.
-            xp: Namespace of the arrays.
-            device: Device of the arrays.
-        """
+        """Cut chunks of `length` tokens out of a text, a list or NumPy array of token ids, as arrays of a namespace."""
         tokens, labels = (
             from_host(
                 xp, [text[start + shift : start + shift + length] for start in starts], dtype="int64", device=device
@@ -70,18 +62,11 @@ def check_text(text: Sequence[int], length: int, batch_size: int, name: str) -> 
 def random_starts(text: Sequence[int], length: int, batch_size: int, rng: Rng, skip: int = 0) -> Iterator[list[int]]:
     """Yield the first indices of the chunks of each batch without end, uniformly distributed over the text.
 
-    A batch depends only on the Rng and its own number.
-
-    Args:
-        text: The text.
-        length: Number of tokens of a chunk.
-        batch_size: Number of chunks in a batch.
-        rng: Source of the indices.
-        skip: Number of batches to skip.
+    A batch depends only on the Rng and its own number; the first `skip` ones are left out.
     """
     number = skip
     while True:
-        yield rng.fold("chunks", number).generator().integers(0, len(text) - length, batch_size).tolist()
+        yield rng.fold_in("chunks", number).generator().integers(0, len(text) - length, batch_size).tolist()
         number += 1
 
 

@@ -129,24 +129,18 @@ def _bucketed(rows: list[list[int]], pad_id: int, max_positions: int | None) -> 
 
 
 def plan_batches(pairs: TokenPairs, batch_tokens: int, rng: Rng | None) -> list[list[int]]:
-    """Group pairs into batches of similar length.
+    """Return the row numbers of batches of similar length.
 
     Args:
         pairs: The pairs.
         batch_tokens: Largest padded size of a batch: rows times the longest side. A longer pair gets its own batch.
         rng: Source of the noise on lengths and of the order of batches; None keeps them sorted, for validation.
-
-    Returns:
-        The row numbers of each batch.
-
-    Raises:
-        ConfigError: If batch_tokens is below 1.
     """
     check_count("batch_tokens", batch_tokens)
     lengths = [max(len(s), len(t)) + 1 for s, t in zip(pairs.source, pairs.target, strict=True)]
     totals = [len(s) + len(t) for s, t in zip(pairs.source, pairs.target, strict=True)]
     noise = (
-        rng.fold("lengths").uniform((len(pairs),), 0.0, _LENGTH_NOISE).tolist()
+        rng.fold_in("lengths").uniform((len(pairs),), 0.0, _LENGTH_NOISE).tolist()
         if rng is not None
         else [0.0] * len(pairs)
     )
@@ -154,28 +148,20 @@ def plan_batches(pairs: TokenPairs, batch_tokens: int, rng: Rng | None) -> list[
     batches = fill_batches(order, lengths, batch_tokens)
     if rng is None:
         return batches
-    return [batches[index] for index in rng.fold("order").permutation(len(batches))]
+    return [batches[index] for index in rng.fold_in("order").permutation(len(batches))]
 
 
 def epochs(pairs: TokenPairs, batch_tokens: int, rng: Rng, skip: int = 0) -> Iterator[tuple[int, list[int]]]:
     """Yield (epoch, row numbers of a batch) without end, in another order in every epoch.
 
-    The order depends only on the Rng and the epoch, so a resumed run sees the same batches.
-
-    Args:
-        pairs: The pairs.
-        batch_tokens: As in `plan_batches`.
-        rng: Source of the orders.
-        skip: Number of batches to skip.
-
-    Raises:
-        DataError: If there are no pairs.
+    The order depends only on the Rng and the epoch, so a resumed run, which skips batches, sees the same ones.
+    Arguments are those of `plan_batches`. Raises DataError if there are no pairs.
     """
     if not len(pairs):
         raise DataError("there are no sentence pairs to train on; expected at least one")
     epoch = 0
     while True:
-        plan = plan_batches(pairs, batch_tokens, rng.fold("epoch", epoch))
+        plan = plan_batches(pairs, batch_tokens, rng.fold_in("epoch", epoch))
         for rows in plan[skip:]:
             yield epoch, rows
         skip = max(0, skip - len(plan))

@@ -71,23 +71,24 @@ def average_models(models: Sequence[Any], *, like: Any = None) -> Any:
     like = models[0] if like is None else like
     if not isinstance(like, Module):
         raise ConfigError(f"{like} is a file; pass like=, a model of the same structure")
-    shapes = {name: tuple(array.shape) for name, array in like.named_parameters()}
+    shapes = {name: tuple(array.shape) for name, array in like.named_arrays()}
     total: dict[str, Any] = {}
     for number, model in enumerate(models, start=1):
         arrays = _arrays_of(model)
         name = f"model {number}" if isinstance(model, Module) else str(model)
         _check_structure({key: tuple(array.shape) for key, array in arrays.items()}, shapes, name)
-        for key, array in arrays.items():
-            wide = array.astype("float64")
+        for key, _ in like.named_parameters():
+            wide = arrays[key].astype("float64")
             total[key] = total[key] + wide if key in total else wide
     means = {key: array / len(models) for key, array in total.items()}
-    return replace(like, restore_like(means, dict(like.named_parameters())))
+    current = dict(like.named_arrays())
+    return replace(like, current | restore_like(means, {key: current[key] for key in means}))
 
 
 def _arrays_of(model: Any) -> dict[str, Any]:
     """Return the parameters of a model, or of a file, as NumPy arrays."""
     if isinstance(model, Module):
-        return {name: to_host(array) for name, array in model.named_parameters()}
+        return {name: to_host(array) for name, array in model.named_arrays()}
     arrays, metadata = load_arrays(model)
     if metadata.get("format") != "xformer":
         raise CheckpointError(f"{os.fspath(model)} is not an xformer model; expected a file that model.save() wrote")

@@ -26,14 +26,14 @@ class TokenizerConfig(Config):
     """Tokenization of pairs of texts."""
 
     vocab_size: int = option("Size of the vocabulary (of each vocabulary if joint is false).", default=8000, at_least=1)
-    model: str = option("Unit of a token.", default="bpe", choices=("bpe", "words", "characters"))
+    model: str = option("Tokenizer type.", default="bpe", choices=("bpe", "words", "characters"))
     joint: bool = option("Use one vocabulary, and one embedding, for both sides.", default=True)
     lowercase: bool = option("Lower-case all text, the output included.", default=False)
     unicode_form: str = option("Unicode normalization form.", default="NFC", choices=("NFC", "NFKC"))
     documents: bool = option(
         "Sources are documents, split into sentences with a separator between them.", default=False
     )
-    language: str = option("Language whose rules split documents into sentences.", default="en", choices=("en", "de"))
+    language: str = option("Language of the sentence splitter.", default="en", choices=("en", "de"))
 
 
 class TextTokenizerConfig(Config):
@@ -41,7 +41,7 @@ class TextTokenizerConfig(Config):
 
     vocab_size: int = option("Size of the vocabulary.", default=8000, at_least=1)
     model: str = option(
-        "Unit of a token; characters include line ends.", default="characters", choices=("bpe", "characters")
+        "Tokenizer type; characters include line ends.", default="characters", choices=("bpe", "characters")
     )
     lowercase: bool = option("Lower-case all text, the output included.", default=False)
     unicode_form: str = option("Unicode normalization form.", default="NFC", choices=("NFC", "NFKC"))
@@ -50,15 +50,13 @@ class TextTokenizerConfig(Config):
 class BaseTrainingConfig(Config):
     """Training of any model."""
 
-    max_steps: int | None = option("End after this number of steps.", default=None, at_least=1, panel="Duration")
+    max_steps: int | None = option("Stop after this many steps.", default=None, at_least=1, panel="Duration")
     max_minutes: float | None = option(
-        "End after this wall time in minutes, validation included.", default=None, above=0.0
+        "Stop after this many minutes of wall time, validation included.", default=None, above=0.0
     )
-    patience: int | None = option(
-        "End after this number of validations without a better model.", default=None, at_least=1
-    )
+    patience: int | None = option("Stop after this many validations without a better model.", default=None, at_least=1)
     schedule: str = option(
-        "Learning rate schedule; cosine and linear fall until max_steps.",
+        "Learning rate schedule; cosine and linear decay until max_steps.",
         default="inverse_square_root",
         choices=("inverse_square_root", "cosine", "linear", "constant"),
         panel="Optimizer",
@@ -97,7 +95,7 @@ class BaseTrainingConfig(Config):
     max_grad_norm: float = option("Largest norm of the gradient (clipping).", default=1.0, above=0.0)
     grad_accumulation: int = option("Batches per step, computed one after the other.", default=1, at_least=1)
     label_smoothing: float = option(
-        "Probability that label smoothing spreads over all tokens.", default=0.1, at_least=0.0, below=1.0, panel="Loss"
+        "Label smoothing: probability mass given to all tokens.", default=0.1, at_least=0.0, below=1.0, panel="Loss"
     )
     z_loss: float = option(
         "Weight of the squared logarithm of the softmax's denominator (PaLM: 1e-4).", default=0.0, at_least=0.0
@@ -109,7 +107,7 @@ class BaseTrainingConfig(Config):
         panel="Validation and checkpoints",
     )
     metric_for_best: str = option(
-        "Measure of the best model: its score (BLEU for translation, ROUGE for summarization) or loss.",
+        "Criterion for choosing the best checkpoint: score (BLEU for translation, ROUGE for summarization) or loss.",
         default="score",
         choices=("score", "loss"),
     )
@@ -119,7 +117,7 @@ class BaseTrainingConfig(Config):
         "Steps between these models; default validate_every.", default=None, at_least=1
     )
     average: str = option(
-        "Average the kept checkpoints at the end, the last or the best ones, and use the average if it is better.",
+        "At the end, average the last or the best keep_checkpoints checkpoints, and use the average if it is better.",
         default="none",
         choices=("none", "last", "best"),
     )
@@ -131,7 +129,8 @@ class BaseTrainingConfig(Config):
         choices=PRECISIONS,
     )
     data_parallel: int = option(
-        "Shards of each batch that are computed in parallel (0: one per core on NumPy); changes the last bits.",
+        "Shards of each batch that are computed in parallel (0: on NumPy one per core, or 8 with --distributed); "
+        "changes the last bits.",
         default=0,
         at_least=0,
     )
@@ -259,16 +258,22 @@ class TrainingConfig(BaseTrainingConfig):
     """Training on pairs of texts."""
 
     batch_tokens: int = option(
-        "Largest number of tokens in a batch, padding included, counted on the longer side.",
+        "Largest number of tokens in a batch, padding included, counting the longer of source and target.",
         default=2048,
         at_least=1,
         panel="Data",
     )
     max_length: int = option("Largest number of tokens of a text.", default=256, at_least=1)
     truncation: str = option(
-        "Treatment of longer texts: an error, drop the pair, or cut the source.",
+        "What to do with longer texts: an error, drop the pair, or cut the source.",
         default="error",
         choices=("error", "drop", "cut"),
+    )
+
+    bleu_tokenize: str | None = option(
+        "Tokenizer of sacreBLEU for validation, e.g. 13a, zh, ja-mecab, char; default: that of the target language if "
+        "it is known by --target-language or the suffix of the file (val.zh), else 13a.",
+        default=None,
     )
 
 
@@ -276,9 +281,9 @@ class LanguageModelTrainingConfig(BaseTrainingConfig):
     """Training of a language model on one long text."""
 
     label_smoothing: float = option(
-        "Probability that label smoothing spreads over all tokens.", default=0.0, at_least=0.0, below=1.0, panel="Loss"
+        "Label smoothing: probability mass given to all tokens.", default=0.0, at_least=0.0, below=1.0, panel="Loss"
     )
-    metric_for_best: str = option("Measure of the best model.", default="loss", choices=("loss",))
+    metric_for_best: str = option("Criterion for choosing the best checkpoint.", default="loss", choices=("loss",))
     context_length: int = option("Number of tokens that the model sees.", default=128, at_least=1, panel="Data")
     batch_size: int = option("Number of chunks of context_length tokens in a batch.", default=16, at_least=1)
     valid_share: float = option(

@@ -157,13 +157,11 @@ def _model_config(spec: TaskSpec, model: dict[str, Any], tokenizer: Any, name: s
 
 
 def check_training(config: Any, training: BaseTrainingConfig) -> None:
-    """Check that the settings of training fit the configuration of a model; raise ConfigError."""
+    """Check that the settings of training fit the configuration of a model; raise ConfigError.
+
+    Learned positions must cover a chunk of text, or the longest text with its eos.
+    """
     training.make_schedule(config.d_model)
-    _check_positions(config, training)
-
-
-def _check_positions(config: Any, training: BaseTrainingConfig) -> None:
-    """Check that learned positions cover a chunk of text, or the longest text with its eos."""
     name = "context_length" if hasattr(training, "context_length") else "max_length"
     length = getattr(training, name)
     limit = config.max_positions - (name == "max_length")

@@ -18,7 +18,7 @@ from xformer.text import PretrainedTokenizer, Tokenizer, load_tokenizer
 # The command that uses the model, by task; here, as inference does not import the table of tasks.
 COMMANDS = {"translation": "translate", "summarization": "summarize", "language_modeling": "generate"}
 
-FORMAT = 2  # of config.json; runs of xformer 0.1 have none
+FORMAT = 2  # of config.json
 
 
 class RunDirectory:
@@ -134,7 +134,10 @@ class RunDirectory:
         if config.get("format") == "onnx":
             raise CheckpointError(f"{self.path} is a model in the ONNX format; expected the directory of a run")
         if config.get("format") != FORMAT:
-            raise CheckpointError(f"{self.path} was written by xformer 0.1; use that version, or train again")
+            raise CheckpointError(
+                f"{self.config} has neither model_type (a checkpoint in the Hugging Face format) nor format {FORMAT} "
+                "(a run of this version of xformer); expected one of them"
+            )
         for key in ("recipe", "tokenizers"):
             if not isinstance(config.get(key, {}), dict):
                 raise CheckpointError(f"{self.config} is damaged: {key!r} is not a table; restore it")

@@ -118,7 +118,7 @@ class Trainer:
         self.loop = TrainingLoop(
             model,
             partial(task.loss, label_smoothing=config.label_smoothing, z_loss=config.z_loss),
-            partial(_TaskBatches, task, Rng(config.seed).fold("training", "batches")),
+            partial(_TaskBatches, task, Rng(config.seed).fold_in("training", "batches")),
             optimizer=optimizer,
             learning_rate=config.make_schedule(d_model),
             max_grad_norm=config.max_grad_norm,
@@ -130,6 +130,7 @@ class Trainer:
             precision=config.precision,
             data_parallel=config.data_parallel or None,
             communicator=self.communicator,
+            capture=True,  # the losses of tasks are pure
             save_every_minutes=config.save_every_minutes,
         )
 
@@ -180,7 +181,9 @@ class Trainer:
             self.directory.restore_best()  # discard the average of an earlier end: the run continues
             self.progress.averaged_step, self.progress.averaged_score = 0, None
         elif type(event) is Validation:
-            self._keep_if_best(event)
+            if event.best:
+                self.progress.best_step = event.step
+                save_parameters(loop.model, self.directory.model)
             self._keep_checkpoint(self.validator.rank(event)[0])
         elif isinstance(event, Step) and event.step != self.validator.step:
             self._keep_checkpoint(None)
@@ -188,11 +191,6 @@ class Trainer:
             self.checkpoints.prune(self.progress.checkpoints)
         elif isinstance(event, End) and event.is_interrupted and self.validator.best is None:
             save_parameters(loop.model, self.directory.model)
-
-    def _keep_if_best(self, event: Validation) -> None:
-        if event.best:
-            self.progress.best_step = event.step
-            save_parameters(self.loop.model, self.directory.model)
 
     def _keep_checkpoint(self, score: float | None) -> None:
         """Keep the model if a checkpoint is due; the next saved state contains the entry."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import hmac
+import itertools
 import json
 import math
 import secrets
@@ -16,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
@@ -23,18 +26,17 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import xformer
-from xformer.config import Config, option
 from xformer.errors import DataError, XformerError
 from xformer.pipelines import Classifier, Embedder, Summarizer, TextGenerator, TextToText, Translator
 from xformer.serve import requests
+from xformer.serve.config import LOOPBACK, ServeConfig
 from xformer.serve.jobs import Event, Job, JobError
 from xformer.serve.models import Row, ServedModel, usage
 from xformer.serve.openapi import docs_page, openapi
-from xformer.serve.tokens import Json, finite, pieces
+from xformer.serve.tokens import Json, bytes_of_token, candidate_text, finite, texts_of_tokens
 from xformer.training.checkpoint import TrainingFiles
 
 STATIC = Path(__file__).parent / "static"
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _WILDCARDS = ("0.0.0.0", "::", "")
 _PUBLIC_PATHS = ("/", "/health", "/openapi.json", "/docs", "/favicon.ico")
 _MAX_POINTS = 2000  # of a training curve
@@ -53,32 +55,6 @@ Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 Endpoint = Callable[["Server", Request, Json], Awaitable[Any]]
-
-
-class ServeConfig(Config):
-    """Limits and access of a server.
-
-    Raises:
-        ConfigError: For an invalid value, naming the field.
-    """
-
-    host: str = option(
-        "Address to listen on; any other than that of this machine requires a token.", default="127.0.0.1"
-    )
-    port: int = option("Port; 0 chooses a free one.", default=8000, at_least=0, at_most=65_535)
-    token: str | None = option("Token that requests must send: Authorization: Bearer TOKEN.", default=None)
-    max_requests: int = option(
-        "Maximum number of requests at a time; further ones receive status 429.", default=64, at_least=1, panel="Limits"
-    )
-    max_batch: int = option("Maximum number of requests in a batch.", default=32, at_least=1)
-    max_body: int = option("Maximum size of a request in bytes.", default=1_000_000, at_least=1_000)
-    max_tokens: int = option("Maximum number of new tokens of an output.", default=1024, at_least=1)
-    timeout: float = option("Maximum seconds of a request.", default=120.0, above=0.0)
-
-    @property
-    def is_local(self) -> bool:
-        """True if only this machine can connect."""
-        return self.host in LOOPBACK
 
 
 class Server:
@@ -104,7 +80,7 @@ class Server:
         suitable = [each for each in self.models.values() if isinstance(each.pipeline, pipelines)]
         if name is None:
             if not suitable:
-                raise JobError(f"no model of this server can {task}", 404, "model_not_found")
+                raise JobError(f"no model on this server can {task}", 404, "model_not_found")
             return suitable[0]
         if name not in self.models:
             known = ", ".join(self.models)
@@ -486,20 +462,11 @@ async def attention(server: Server, request: Request, body: Json) -> Any:
 # --- Translation and summarization ------------------------------------------------------------------------------------
 
 
-async def translate(server: Server, request: Request, body: Json) -> Any:
-    """Translate texts."""
-    return await _text_to_text(server, request, body, Translator, "translate")
-
-
-async def summarize(server: Server, request: Request, body: Json) -> Any:
-    """Summarize texts."""
-    return await _text_to_text(server, request, body, Summarizer, "summarize")
-
-
-async def _text_to_text(server: Server, request: Request, body: Json, pipeline: type, task: str) -> Any:
+async def text_to_text(server: Server, request: Request, body: Json, *, pipeline: type, task: str) -> Any:
+    """Translate or summarize texts."""
     parsed, settings = requests.parse(body, requests.TranslateRequest)
     model = server.model(parsed.model, pipeline, task=task)
-    sources = model.encode(requests.texts_of("text", parsed.text))
+    sources = await run_in_threadpool(model.encode, requests.texts_of("text", parsed.text))
     generation = model.generation(parsed, settings, sources, stream=parsed.stream)
     if parsed.stream and (len(sources) > 1 or generation.config.num_return_sequences > 1):
         raise DataError("stream is true for several texts or outputs; expected one of each")
@@ -539,7 +506,7 @@ def _usage(rows: Sequence[Row]) -> Json:
     )
 
 
-# --- Completions and chats in the widely used format ------------------------------------------------------------------
+# --- OpenAI-compatible completions and chats --------------------------------------------------------------------------
 
 
 async def completions(server: Server, request: Request, body: Json) -> Any:
@@ -562,7 +529,7 @@ async def completions(server: Server, request: Request, body: Json) -> Any:
     if "max_new_tokens" not in settings:
         requests.check_limit("max_tokens", parsed.max_tokens, model.max_tokens)
         settings["max_new_tokens"] = parsed.max_tokens
-    return await completion.respond(server, request, model.encode(prompts), settings)
+    return await completion.respond(server, request, await run_in_threadpool(model.encode, prompts), settings)
 
 
 async def chat_completions(server: Server, request: Request, body: Json) -> Any:
@@ -578,23 +545,24 @@ async def chat_completions(server: Server, request: Request, body: Json) -> Any:
             requests.check_limit(name, limit, model.max_tokens)
             settings["max_new_tokens"] = limit
     messages = [_plain_message(message) for message in parsed.messages]
-    return await completion.respond(server, request, model.encode([messages]), settings)
+    return await completion.respond(server, request, await run_in_threadpool(model.encode, [messages]), settings)
 
 
 def _plain_message(message: Json) -> Json:
-    """Return a message with text content; raise DataError for other content."""
-    role, content = message.get("role"), message.get("content")
+    """Return a message with text content and its other keys; raise DataError for other content."""
+    role, content = message.get("role"), message.get("content", 0)
+    content = "" if content is None else content  # of an assistant that calls tools
     if isinstance(content, list):
         if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
             raise DataError("messages has content other than text; expected text only")
         content = "".join(part["text"] for part in content)
     if not isinstance(role, str) or not isinstance(content, str):
         raise DataError("messages has an entry without role or content; expected both, as strings")
-    return {"role": role, "content": content}
+    return {**message, "content": content}
 
 
 class Completion:
-    """A response in the widely used format.
+    """An OpenAI-compatible response.
 
     Args:
         model: The model.
@@ -608,6 +576,7 @@ class Completion:
         self.created = int(time.time())
         self.num_alternatives: int | None = None
         self.prompts: list[Any] = []
+        self._begun: set[int] = set()  # choices of a stream that have the role
 
     async def respond(self, server: Server, request: Request, prompts: list[list[int]], settings: Json) -> Any:
         """Run the request and return the response."""
@@ -658,27 +627,24 @@ class Completion:
     def _logprobs(self, row: Row) -> Json | None:
         if self.num_alternatives is None:
             return None
-        tokenizer = self.model.target_tokenizer
+        tokenizer, end = self.model.target_tokenizer, len(row.outputs[0].text)
+        texts = texts_of_tokens(tokenizer, [step.token for step in row.steps], row.ids)
+        offsets = [0, *itertools.accumulate(map(len, texts))]
+        # Without the tokens of a stop text, which is not part of the output.
+        steps = [each for each in zip(row.steps, texts, offsets, strict=False) if each[2] < end or not self.parsed.stop]
+        alternatives = [
+            [_logprob(tokenizer, token, candidate_text(tokenizer, token), value) for token, value in step.alternatives]
+            for step, _, _ in steps
+        ]
+        values = [_logprob(tokenizer, step.token, text, step.log_probability) for step, text, _ in steps]
         if self.is_chat:
-            return {
-                "content": [
-                    {
-                        **_logprob(tokenizer, step.token, step.log_probability),
-                        "top_logprobs": [_logprob(tokenizer, *each) for each in step.alternatives],
-                    }
-                    for step in row.steps
-                ]
-            }
-        tokens = [step.token for step in row.steps]
-        names, start = pieces(tokenizer, tokens), len(self._echo(row))
+            rows = zip(values, alternatives, strict=True)
+            return {"content": [{**value, "top_logprobs": others} for value, others in rows]}
         return {
-            "tokens": names,
-            "token_logprobs": [finite(step.log_probability) for step in row.steps],
-            "top_logprobs": [
-                dict(zip(pieces(tokenizer, [i for i, _ in each]), (finite(p) for _, p in each), strict=True))
-                for each in (step.alternatives for step in row.steps)
-            ],
-            "text_offset": [start + len(tokenizer.decode(tokens[:index])) for index in range(len(tokens))],
+            "tokens": [value["token"] for value in values],
+            "token_logprobs": [value["logprob"] for value in values],
+            "top_logprobs": [{each["token"]: each["logprob"] for each in others} for others in alternatives],
+            "text_offset": [len(self._echo(row)) + offset for _, _, offset in steps],
         }
 
     def _events(self, event: Event) -> Iterator[str]:
@@ -693,15 +659,17 @@ class Completion:
             yield event_text("", {**self._head(".chunk"), "choices": [], "usage": _usage(event.data)})
 
     def _chunk(self, number: int, text: str, reason: str | None, logprobs: Json | None = None) -> str:
-        delta = {"role": "assistant", "content": text} if text else {}
+        delta: Json = {"content": text} if text else {}
+        if number not in self._begun:
+            self._begun.add(number)
+            delta = {"role": "assistant", "content": text}
         content: Json = {"delta": delta} if self.is_chat else {"text": text}
         choice = {"index": number, **content, "logprobs": logprobs, "finish_reason": reason}
         return event_text("", {**self._head(".chunk"), "choices": [choice]})
 
 
-def _logprob(tokenizer: Any, token: int, log_probability: float) -> Json:
-    text = pieces(tokenizer, [token])[0]
-    return {"token": text, "logprob": finite(log_probability), "bytes": list(text.encode())}
+def _logprob(tokenizer: Any, token: int, text: str, log_probability: float) -> Json:
+    return {"token": text, "logprob": finite(log_probability), "bytes": list(bytes_of_token(tokenizer, token, text))}
 
 
 # --- Encoders ---------------------------------------------------------------------------------------------------------
@@ -712,7 +680,7 @@ async def embeddings(server: Server, request: Request, body: Json) -> Any:
     parsed, _ = requests.parse(body, requests.EmbeddingsRequest, generates=False)
     model = server.model(parsed.model, Embedder, task="compute vectors")
     texts = requests.texts_of("input", parsed.input)
-    num_tokens = sum(map(len, model.encode(texts)))
+    num_tokens = sum(map(len, await run_in_threadpool(model.encode, texts)))
     vectors = await result_of(request, model, model.embed_job(texts, server.config.timeout))
 
     def encode(vector: Any) -> Any:
@@ -736,8 +704,8 @@ async def classify(server: Server, request: Request, body: Json) -> Any:
 POST_ROUTES: dict[str, Endpoint] = {
     "/explore": explore,
     "/attention": attention,
-    "/translate": translate,
-    "/summarize": summarize,
+    "/translate": functools.partial(text_to_text, pipeline=Translator, task="translate"),
+    "/summarize": functools.partial(text_to_text, pipeline=Summarizer, task="summarize"),
     "/v1/completions": completions,
     "/v1/chat/completions": chat_completions,
     "/v1/embeddings": embeddings,

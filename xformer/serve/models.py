@@ -41,8 +41,8 @@ from xformer.pipelines.batching import run_batches
 from xformer.pipelines.seq2seq import NUM_BEAMS_FOR_LENGTHS
 from xformer.runs.run_directory import RunDirectory
 from xformer.serve.jobs import Job, Worker
-from xformer.serve.requests import AttentionRequest, ExploreRequest, Settings, check_unsupported, resolve
-from xformer.serve.tokens import Json, TextStream, TokenJson, finite, pieces, tokens_json
+from xformer.serve.requests import AttentionRequest, ExploreRequest, Settings, check_phrases, check_unsupported, resolve
+from xformer.serve.tokens import Json, TextStream, TokenJson, candidate_text, finite, pieces, tokens_json
 from xformer.text import PretrainedTokenizer
 from xformer.threads import num_threads
 
@@ -177,7 +177,7 @@ class ServedModel:
             "task": self.task,
             "class": type(model).__name__,
             "backend": self.backend,
-            "num_parameters": sum(math.prod(array.shape) for _, array in model.named_parameters()),
+            "num_parameters": model.parameter_count(),
             "vocab_size": model.vocab_size if generates else config.vocab_size,
             "encoder_layers": layers[0],
             "decoder_layers": layers[1],
@@ -265,6 +265,7 @@ class ServedModel:
     def generation(self, request: Any, settings: Settings, sources: list[list[int]], **fields: Any) -> Generation:
         """Return the settings of a request."""
         options: dict[str, Any] = {"sequence_bias": request.sequence_bias or []}
+        check_phrases(options["sequence_bias"])
         names = ("prefix", "target_length", "length_unit")
         if isinstance(self.pipeline, TextToText) and hasattr(request, "prefix"):
             options |= {name: getattr(request, name) for name in names}
@@ -322,7 +323,7 @@ class ServedModel:
         def stop(histories: Histories) -> list[bool]:
             return [rows[index].job.is_stopped for index in histories.indices]
 
-        # Beams and samples are several histories for each row, whose texts are compared with the stop texts at the end.
+        # Beams and samples are several sequences for each row; stop strings are applied after the search.
         hooks: dict[str, Any] = {"stopping_criteria": [observe if first.is_single else stop]}
         if record is not None:
             hooks["stopping_criteria"].insert(0, record.observe)
@@ -483,7 +484,7 @@ class ServedModel:
     def _candidates_json(self, candidates: Sequence[BeamCandidate]) -> list[Json]:
         tokenizer = self.target_tokenizer
         names = pieces(tokenizer, [each.token for each in candidates])
-        texts = [candidate_text(name, tokenizer, each.token) for name, each in zip(names, candidates, strict=True)]
+        texts = [candidate_text(tokenizer, each.token) for each in candidates]
         return [
             {
                 "id": each.token,
@@ -593,18 +594,12 @@ class ServedModel:
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> Json:
-    """Return the numbers of tokens in the widely used format."""
+    """Return the numbers of tokens as in the API of OpenAI."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
-
-
-def candidate_text(piece: str, tokenizer: Any, token: int) -> str:
-    """Return the text of a single token, with its leading space."""
-    text = str(tokenizer.decode([token]))
-    return f" {text}" if piece.startswith("▁") and text and not text.startswith(" ") else text
 
 
 def _prompt_batches(lengths: Sequence[int]) -> Iterator[list[int]]:

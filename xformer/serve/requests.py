@@ -13,7 +13,7 @@ from xformer.pipelines import TextGenerator, TextToText
 
 MAX_BEAMS = 32
 MAX_TEXTS = 64
-SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p")
+MAX_PHRASES, MAX_PHRASE_CHARACTERS = 64, 200
 Settings = dict[str, Any]
 
 
@@ -60,43 +60,40 @@ class AttentionRequest(Config):
     model: str | None = option("Id of the model. Default: the first one.", default=None)
 
 
-class CompletionRequest(Config):
-    """A prompt to continue, in the widely used format, with any field of `GenerationConfig`."""
+class OpenAIRequest(Config):
+    """Fields that completions and chats share."""
 
-    prompt: str | list[Any] = option("A text, a list of texts, token ids, or a list of lists of them.")
     model: str | None = option("Id of the model. Default: the first language model.", default=None)
-    max_tokens: int | None = option("Maximum number of new tokens.", default=16, at_least=1, at_most=100_000)
-    n: int = option("Outputs per prompt.", default=1, at_least=1, at_most=MAX_TEXTS)
-    stop: str | list[str] | None = option("Texts that end the output, which are left out.", default=None)
+    n: int = option("Outputs per prompt or chat.", default=1, at_least=1, at_most=MAX_TEXTS)
+    stop: str | list[str] | None = option("Stop strings; not included in the output.", default=None)
     stream: bool = option("Send the output token by token, as server-sent events.", default=False)
     stream_options: dict[str, Any] | None = option('{"include_usage": true} adds the usage to a stream.', default=None)
     seed: int | None = option("Seed of sampling. Default: a new one for each request.", default=None)
+    sequence_bias: list[str] | None = option("Words and phrases to favor.", default=None)
+    user: str | None = option("Ignored.", default=None)
+
+
+class CompletionRequest(OpenAIRequest):
+    """A prompt to continue (OpenAI-compatible), with any field of `GenerationConfig`."""
+
+    prompt: str | list[Any] = option("A text, a list of texts, token ids, or a list of lists of them.")
+    max_tokens: int | None = option("Maximum number of new tokens.", default=16, at_least=1, at_most=100_000)
     logprobs: int | None = option("Alternatives of each token to return.", default=None, at_least=0, at_most=50)
     echo: bool = option("Return the prompt before the output.", default=False)
-    sequence_bias: list[str] | None = option("Words and phrases to favor.", default=None)
-    user: str | None = option("Ignored.", default=None)
 
 
-class ChatRequest(Config):
-    """A chat to answer, in the widely used format, with any field of `GenerationConfig`."""
+class ChatRequest(OpenAIRequest):
+    """A chat to answer (OpenAI-compatible), with any field of `GenerationConfig`."""
 
     messages: list[dict[str, Any]] = option("Messages with role and content.")
-    model: str | None = option("Id of the model. Default: the first language model.", default=None)
     max_tokens: int | None = option("Maximum number of new tokens.", default=None, at_least=1, at_most=100_000)
     max_completion_tokens: int | None = option("The same as max_tokens.", default=None, at_least=1, at_most=100_000)
-    n: int = option("Answers.", default=1, at_least=1, at_most=MAX_TEXTS)
-    stop: str | list[str] | None = option("Texts that end the answer, which are left out.", default=None)
-    stream: bool = option("Send the answer token by token, as server-sent events.", default=False)
-    stream_options: dict[str, Any] | None = option('{"include_usage": true} adds the usage to a stream.', default=None)
-    seed: int | None = option("Seed of sampling. Default: a new one for each request.", default=None)
     logprobs: bool = option("Return the log-probability of each token.", default=False)
     top_logprobs: int = option("Alternatives of each token to return.", default=0, at_least=0, at_most=50)
-    sequence_bias: list[str] | None = option("Words and phrases to favor.", default=None)
-    user: str | None = option("Ignored.", default=None)
 
 
 class EmbeddingsRequest(Config):
-    """Texts to compute vectors of, in the widely used format."""
+    """Texts to compute vectors of (OpenAI-compatible)."""
 
     input: str | list[str] = option("A text, or a list of texts.")
     model: str | None = option("Id of the model. Default: the first encoder.", default=None)
@@ -111,7 +108,7 @@ class ClassifyRequest(Config):
     model: str | None = option("Id of the model. Default: the first classifier.", default=None)
 
 
-# Fields of the widely used format that are accepted with values that have no effect.
+# Fields of OpenAI's API that are accepted with values that have no effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0, 0.0),
     "presence_penalty": (None, 0, 0.0),
@@ -120,6 +117,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": (None, {}),
     "response_format": (None, {"type": "text"}),
     "tools": (None, []),
+    "store": (None, False),
 }
 
 
@@ -160,14 +158,13 @@ def parse(body: Any, request: type[Config], *, generates: bool = True) -> tuple[
         if name in body and body.pop(name) not in accepted:
             raise ConfigError(f"{name} is not supported; omit it")
     check_keys(body, [*own, *generation], "the request")
-    # null is the default, as in the widely used format.
+    # null is the default, as in OpenAI's API.
     parsed = request.from_dict({name: body[name] for name in own if body.get(name) is not None}, "the request")
     for name, annotation, _, _ in options_of(request):
         _check_type(name, annotation, getattr(parsed, name))
     settings = {name: body[name] for name in generation if body.get(name) is not None}
     for name, _, _, field in options_of(GenerationConfig):
-        # Temperature 0, which is outside the range, means greedy search.
-        if name in settings and not (name == "temperature" and settings[name] == 0):
+        if name in settings:
             check_value(field, settings[name])
     return parsed, settings
 
@@ -199,25 +196,15 @@ def resolve(pipeline: TextToText | TextGenerator, settings: Settings, max_tokens
 
     Args:
         pipeline: The pipeline, for its defaults.
-        settings: Fields of `GenerationConfig`. Temperature 0 is greedy search; sampling turns off the beams of the
-            defaults.
+        settings: Fields of `GenerationConfig`.
         max_tokens: Maximum of max_new_tokens.
 
     Raises:
         ConfigError: For invalid or contradictory settings, and those above the limits of the server.
     """
-    settings = dict(settings)
-    if settings.get("temperature") == 0:
-        settings = {name: value for name, value in settings.items() if name not in SAMPLING}
-        settings["do_sample"] = False
-    is_sampling = any(settings.get(name) for name in SAMPLING)
-    if is_sampling:
-        settings.setdefault("num_beams", 1)
     if isinstance(pipeline, TextGenerator):
         config = pipeline.resolve_config(None, **settings)
     else:
-        if settings.get("do_sample") is False or settings.get("num_beams", 1) > 1:
-            settings = dict.fromkeys(SAMPLING[1:]) | {"do_sample": False} | settings
         config = GenerationConfig.resolve(pipeline.defaults, settings)
     for name, value, limit in (
         ("num_beams", config.num_beams, MAX_BEAMS),
@@ -235,6 +222,15 @@ def check_limit(name: str, value: int, limit: int) -> None:
     """Raise ConfigError for a value above a limit of the server."""
     if value > limit:
         raise ConfigError(f"{name} is {value}; expected at most {limit}, the limit of this server")
+
+
+def check_phrases(phrases: Sequence[str]) -> None:
+    """Raise ConfigError for too many phrases, or for a long one, which would hold the model for all others."""
+    if len(phrases) > MAX_PHRASES or any(len(phrase) > MAX_PHRASE_CHARACTERS for phrase in phrases):
+        raise ConfigError(
+            f"sequence_bias has {len(phrases)} phrases; expected at most {MAX_PHRASES}, of at most "
+            f"{MAX_PHRASE_CHARACTERS} characters each"
+        )
 
 
 def check_unsupported(request: Any, names: Collection[str], reason: str) -> None:

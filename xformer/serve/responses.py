@@ -70,7 +70,6 @@ _LOGPROBS = {
     "text_offset": ["int"],
 }
 _LOGPROB = {"token": "str", "logprob": "float", "bytes": ["int"]}
-_WEIGHTS = {"shape": ["int"], "dtype": "str", "data": "str", "queries": ["str"], "keys": ["str"]}
 _MODEL = {
     "id": "str",
     "object": "str",
@@ -155,8 +154,8 @@ RESPONSES: dict[str, Any] = {
 EVENTS = {
     "/translate": 'Events "token" with {"text": ...}, then "result" with the whole answer.',
     "/explore": 'Events "source", then "token" or "step" (beam search), then "result" with the whole answer.',
-    "/v1/completions": 'Chunks of the widely used format ("object": "text_completion"), then [DONE].',
-    "/v1/chat/completions": 'Chunks of the widely used format ("object": "chat.completion.chunk"), then [DONE].',
+    "/v1/completions": 'OpenAI-compatible chunks ("object": "text_completion"), then [DONE].',
+    "/v1/chat/completions": 'OpenAI-compatible chunks ("object": "chat.completion.chunk"), then [DONE].',
 }
 """Streams of server-sent events, by path. An error during a stream is an event "error" with the answer of errors."""
 EVENTS["/summarize"] = EVENTS["/translate"]

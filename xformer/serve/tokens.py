@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,10 @@ from xformer.text import DecodeStream
 
 Json = dict[str, Any]
 _LOWEST = -1e9  # JSON has no infinity
+# The characters that stand for bytes in the pieces of byte-level tokenizers: printable ones stand for themselves.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTES = {chr(byte): byte for byte in _PRINTABLE}
+_BYTES |= {chr(256 + i): byte for i, byte in enumerate(each for each in range(256) if each not in _PRINTABLE)}
 
 
 def texts_of_tokens(tokenizer: Any, ids: Sequence[int], prompt: Sequence[int] = ()) -> list[str]:
@@ -31,6 +36,27 @@ def tokens_json(tokenizer: Any, ids: Sequence[int], prompt: Sequence[int] = ()) 
 def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """Return the pieces of the vocabulary; those of unused rows of an embedding are empty."""
     return [token or "" for token in tokenizer.tokens(ids)]
+
+
+def candidate_text(tokenizer: Any, token: int) -> str:
+    """Return the text of a single token, with its leading space."""
+    text = str(tokenizer.decode([token]))
+    begins_word = pieces(tokenizer, [token])[0].startswith("▁")
+    return f" {text}" if begins_word and text and not text.startswith(" ") else text
+
+
+def bytes_of_token(tokenizer: Any, token: int, text: str) -> bytes:
+    """Return the bytes of a token: those of its text, unless it is, or ends, a part of a character."""
+    if "\ufffd" not in text + tokenizer.decode([token]):
+        return text.encode()
+    piece = pieces(tokenizer, [token])[0]
+    if re.fullmatch("<0x[0-9A-F]{2}>", piece):
+        return bytes.fromhex(piece[3:5])
+    return (
+        bytes(_BYTES[each] for each in piece)
+        if set(piece) <= _BYTES.keys()
+        else candidate_text(tokenizer, token).encode()
+    )
 
 
 def finite(value: float) -> float:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from xformer.errors import CheckpointError, DataError
-from xformer.text.extras import require
+from xformer.text.extras import library_errors, read_bytes, require
 
-CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_DIRECTORY = "chat_template.jinja", "chat_templates"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
 _MAX_TEMPLATE = 1 << 20  # characters
 _MAX_OUTPUT = 1 << 26  # characters
 _MAX_ITEMS = 1_000_000  # of all calls of range() in one rendering
@@ -26,12 +26,8 @@ _MAX_BITS = 4096  # of a product or power
 def read_chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the chat templates of a checkpoint by name; the main one is "default".
 
-    Args:
-        directory: Directory of the checkpoint. Files of templates replace those in `settings`.
-        settings: Contents of tokenizer_config.json.
-
-    Raises:
-        CheckpointError: If a template cannot be read or has a wrong type.
+    Files of templates replace those in the settings, the contents of tokenizer_config.json. Raises CheckpointError if a
+    template cannot be read or has a wrong type.
     """
     templates: dict[str, Any] = {}
     value = settings.get("chat_template")
@@ -41,10 +37,11 @@ def read_chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[st
         templates = dict(value)
     elif value is not None:
         templates = {"default": value}
-    named = sorted((directory / CHAT_TEMPLATE_DIRECTORY).glob("*.jinja"))
-    for name, path in [*((path.stem, path) for path in named), ("default", directory / CHAT_TEMPLATE_FILE)]:
+    named = [(path.stem, path) for path in template_files(directory)]
+    for name, path in [*named, ("default", directory / CHAT_TEMPLATE_FILE)]:
         if path.exists():
-            templates[name] = _read_text(path)
+            with library_errors(f"cannot read chat template {path}"):
+                templates[name] = str(read_bytes(path, "chat template", 4 * _MAX_TEMPLATE), "utf-8")
     for name, template in templates.items():
         if not isinstance(template, str) or len(template) > _MAX_TEMPLATE:
             raise CheckpointError(
@@ -53,23 +50,13 @@ def read_chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[st
     return templates
 
 
-def _read_text(path: Path) -> str:
-    try:
-        if path.stat().st_size > 4 * _MAX_TEMPLATE:
-            raise CheckpointError(f"{path} has more than {4 * _MAX_TEMPLATE} bytes; expected a chat template")
-        return path.read_text(encoding="utf-8")
-    except CheckpointError:
-        raise
-    except (OSError, UnicodeError) as error:
-        raise CheckpointError(f"cannot read chat template {path}: {error}") from error
+def template_files(directory: Path) -> list[Path]:
+    """Return the files of named chat templates."""
+    return sorted((directory / "chat_templates").glob("*.jinja"))
 
 
 def render_chat_template(template: str, **variables: Any) -> str:
-    """Return the prompt that a chat template writes.
-
-    Args:
-        template: Jinja source.
-        **variables: Variables of the template: messages, add_generation_prompt, bos_token, tools, ...
+    """Return the prompt that a chat template writes for messages, add_generation_prompt, bos_token, tools, ...
 
     Raises:
         CheckpointError: If the template is invalid, or takes too many steps.
@@ -78,10 +65,9 @@ def render_chat_template(template: str, **variables: Any) -> str:
     """
     jinja2 = require("jinja2")
     try:
-        environment = _environment()
-        environment.globals["range"] = _bounded_range(jinja2.exceptions.SecurityError)
         pieces, length = [], 0
-        for piece in environment.from_string(template).generate(**variables):
+        variables["range"] = _bounded_range(jinja2.exceptions.SecurityError)
+        for piece in _compiled(template).generate(**variables):
             pieces.append(piece)
             length += len(piece)
             if length > _MAX_OUTPUT:
@@ -100,12 +86,13 @@ class _Rejection(Exception):
     """Raised by a template that calls raise_exception."""
 
 
-def _environment() -> Any:
-    """Return the environment that the templates of Hugging Face models expect."""
+@functools.lru_cache(maxsize=64)
+def _compiled(template: str) -> Any:
+    """Compile a template for the environment that the templates of Hugging Face models expect."""
     environment = _environment_class()(trim_blocks=True, lstrip_blocks=True, extensions=_extensions())
     environment.filters["tojson"] = _to_json
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    return environment
+    return environment.from_string(template)
 
 
 @functools.cache

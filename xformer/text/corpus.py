@@ -69,6 +69,15 @@ class ParallelCorpus:
         )
 
 
+def one_line(text: str) -> str:
+    r"""Return a text with a space in place of each line separator: those of `str.splitlines`.
+
+    >>> one_line("a\nb\u2028c\n")
+    'a b c'
+    """
+    return " ".join(text.splitlines())
+
+
 def iter_lines(
     file: IO[bytes], name: PathName, *, max_characters: int = MAX_CHARACTERS, first_number: int = 1
 ) -> Iterator[str]:

@@ -101,15 +101,7 @@ def reverse_task(
 ) -> DemoTask:
     """Make a task of reversing sequences of the symbols 3 to 9: "7 3 9 4" to "4 9 3 7".
 
-    Lengths are about equally frequent.
-
-    Args:
-        seed: Seed of the task.
-        num_train: Number of training pairs.
-        num_valid: Number of validation pairs.
-        num_test: Number of test pairs.
-        shortest: Smallest number of symbols.
-        longest: Largest number of symbols.
+    Lengths from `shortest` to `longest` are about equally frequent; the other arguments are those of `numbers_task`.
 
     Raises:
         ConfigError: If lengths are out of order or there are too few sequences for the splits.

@@ -5,21 +5,18 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from xformer.errors import BackendError, CheckpointError, XformerError, how_to_install
+from xformer.io import check_no_lfs_pointer
+
+MAX_BYTES = 1 << 30  # far above any tokenizer
 
 
 def require(package: str) -> ModuleType:
-    """Import an optional package or one of its modules.
-
-    Args:
-        package: Name to import.
-
-    Raises:
-        BackendError: If the package is missing or cannot be loaded, with the command that installs it.
-    """
+    """Import an optional package or module; raise BackendError, with the way to install it, if it is missing."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -32,8 +29,7 @@ def require(package: str) -> ModuleType:
 def library_errors(message: str) -> Iterator[None]:
     """Turn errors of the library inside the block, and panics of its Rust code, into CheckpointError.
 
-    Args:
-        message: Start of the error; the reason follows in parentheses.
+    The reason follows the message in parentheses.
     """
     try:
         yield
@@ -45,16 +41,21 @@ def library_errors(message: str) -> Iterator[None]:
         raise CheckpointError(f"{message} ({reason})") from error
 
 
+def read_bytes(path: Path, description: str = "file of a tokenizer", max_bytes: int = MAX_BYTES) -> bytes:
+    """Read a file of a checkpoint; raise CheckpointError if it cannot be read, or is larger than `max_bytes`."""
+    try:
+        if path.stat().st_size > max_bytes:
+            raise CheckpointError(f"{path} has more than {max_bytes >> 20} MiB; expected a {description}")
+        check_no_lfs_pointer(path)
+        return path.read_bytes()
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+
+
 def new_figure(width: float, height: float) -> Any:
-    """Return a matplotlib figure that needs no display, whichever backend of matplotlib is configured.
-
-    Args:
-        width: Width in inches.
-        height: Height in inches.
-
-    Raises:
-        BackendError: If matplotlib is not installed.
-    """
+    """Return a matplotlib figure of a size in inches that needs no display, whichever backend is configured."""
     require("matplotlib")
     figure = require("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
     require("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)

@@ -80,7 +80,7 @@ class LineChunks:
             self._read(path)
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror or error}; check the path") from error
-        if not self.num_bytes:
+        if self.num_bytes <= len(codecs.BOM_UTF8) and self.path.read_bytes() in (b"", codecs.BOM_UTF8):
             raise DataError(f"{path} is empty; expected UTF-8 text, one sentence per line")
 
     def _read(self, path: PathName) -> None:

@@ -10,14 +10,13 @@ from typing import Any
 
 from xformer.errors import CheckpointError
 from xformer.io import read_json
-from xformer.text.extras import library_errors, require
+from xformer.text.extras import library_errors, read_bytes, require
 from xformer.text.pretrained import (
     TOKENIZER_FILE,
     Affixes,
     Languages,
     PretrainedTokenizer,
     additional_tokens,
-    read_bytes,
     read_inner,
     read_settings,
 )
@@ -120,6 +119,17 @@ def _class_name(directory: Path, settings: Mapping[str, Any]) -> str:
     return name
 
 
+def _require_class(directory: Path, settings: Mapping[str, Any], file: str, *known: str) -> str:
+    """Return the class of a tokenizer; raise CheckpointError for a class that has no such file."""
+    name = _class_name(directory, settings)
+    if name not in known:
+        expected = " or ".join(f"{each}Tokenizer" for each in known)
+        raise CheckpointError(
+            f"{directory} has {file} of {name or 'an unknown class'}; expected tokenizer_class {expected}"
+        )
+    return name
+
+
 def _with_languages(tokenizer: PretrainedTokenizer) -> PretrainedTokenizer:
     """Return the tokenizer with the language tokens of NLLB or mBART."""
     settings, directory = tokenizer.settings, tokenizer.directory
@@ -212,9 +222,9 @@ def _specials(settings: dict[str, Any], vocab: dict[str, int]) -> list[str]:
 
 def _load_fairseq(directory: Path, settings: dict[str, Any]) -> PretrainedTokenizer:
     """Load XLM-RoBERTa, mBART or NLLB: the first pieces are in fairseq's order, and languages are at the end."""
-    name = _class_name(directory, settings)
-    if name in ("M2M100", "m2m_100") and (directory / "vocab.json").exists():
+    if _class_name(directory, settings) in ("M2M100", "m2m_100") and (directory / "vocab.json").exists():
         return _load_m2m100(directory, settings)
+    name = _require_class(directory, settings, "sentencepiece.bpe.model", "XLMRoberta", *_LANGUAGE_POSITIONS)
     settings = {**_FAIRSEQ_DEFAULTS, **settings}
     languages = [token for token in additional_tokens(settings) if _is_language(token)]
     if name == "MBart":
@@ -222,11 +232,6 @@ def _load_fairseq(directory: Path, settings: dict[str, Any]) -> PretrainedTokeni
     elif name in _LANGUAGE_POSITIONS and not languages:
         raise CheckpointError(
             f"{directory} has neither {TOKENIZER_FILE} nor additional_special_tokens, the languages of {name}"
-        )
-    elif name not in (*_LANGUAGE_POSITIONS, "XLMRoberta"):
-        raise CheckpointError(
-            f"{directory} has sentencepiece.bpe.model of {name or 'an unknown class'}; expected "
-            "tokenizer_class XLMRobertaTokenizer, MBartTokenizer, NllbTokenizer or M2M100Tokenizer"
         )
     model = read_sentencepiece(directory / "sentencepiece.bpe.model")
     if model.pieces[:3] != ["<unk>", "<s>", "</s>"]:
@@ -248,22 +253,20 @@ def _load_fairseq(directory: Path, settings: dict[str, Any]) -> PretrainedTokeni
 
 def _load_spiece(directory: Path, settings: dict[str, Any]) -> PretrainedTokenizer:
     """Load T5, mT5 or Pegasus."""
-    name = _class_name(directory, settings)
+    name = _require_class(directory, settings, "spiece.model", "T5", "MT5", "Pegasus")
     settings = {**_DEFAULTS, **settings}
     model = read_sentencepiece(directory / "spiece.model")
-    if name in ("T5", "MT5"):
+    if name != "Pegasus":
         count = _count(settings, "extra_ids", 100, directory)
         inner = build_tokenizer(model, after=[f"<extra_id_{index}>" for index in reversed(range(count))])
-    elif name == "Pegasus":
+    else:
         unused = [f"<unk_{index}>" for index in range(2, _count(settings, "offset", 103, directory))]
         inner = build_tokenizer(model, before=["<pad>", "</s>", "<mask_1>", "<mask_2>", *unused], start=2)
         settings = {"mask_token": "<mask_2>", **settings}
-    else:
-        raise CheckpointError(
-            f"{directory} has spiece.model of {name or 'an unknown class'}; expected tokenizer_class T5Tokenizer or "
-            "PegasusTokenizer"
-        )
-    return _with_eos(inner, settings, directory)
+    eos = inner.token_to_id(settings["eos_token"])
+    if eos is None:
+        raise CheckpointError(f"the vocabulary of {directory} lacks the eos_token {settings['eos_token']!r}")
+    return PretrainedTokenizer(inner, settings, directory, affixes=Affixes([], [eos]))
 
 
 def _load_llama(directory: Path, settings: dict[str, Any]) -> PretrainedTokenizer:
@@ -274,13 +277,6 @@ def _load_llama(directory: Path, settings: dict[str, Any]) -> PretrainedTokenize
     prefix = [bos] if settings.get("add_bos_token", True) and bos is not None else []
     suffix = [eos] if settings.get("add_eos_token", False) and eos is not None else []
     return PretrainedTokenizer(inner, settings, directory, affixes=Affixes(prefix, suffix))
-
-
-def _with_eos(inner: Any, settings: dict[str, Any], directory: Path) -> PretrainedTokenizer:
-    eos = inner.token_to_id(settings["eos_token"])
-    if eos is None:
-        raise CheckpointError(f"the vocabulary of {directory} lacks the eos_token {settings['eos_token']!r}")
-    return PretrainedTokenizer(inner, settings, directory, affixes=Affixes([], [eos]))
 
 
 def _count(settings: dict[str, Any], key: str, default: int, directory: Path) -> int:
@@ -294,12 +290,8 @@ def _count(settings: dict[str, Any], key: str, default: int, directory: Path) ->
 
 
 def _load_bert(directory: Path, settings: dict[str, Any]) -> PretrainedTokenizer:
-    package, name = require(PACKAGE), _class_name(directory, settings)
-    if name not in ("Bert", "DistilBert"):
-        raise CheckpointError(
-            f"{directory} has vocab.txt of {name or 'an unknown class'}; expected tokenizer_class BertTokenizer or "
-            "DistilBertTokenizer"
-        )
+    package = require(PACKAGE)
+    _require_class(directory, settings, "vocab.txt", "Bert", "DistilBert")
     settings = {**_BERT_DEFAULTS, **settings}
     vocab = {token: index for index, token in enumerate(_read_lines(directory / "vocab.txt"))}
     if missing := [settings[role] for role in _BERT_DEFAULTS if settings[role] not in vocab]:
@@ -319,12 +311,7 @@ def _load_bert(directory: Path, settings: dict[str, Any]) -> PretrainedTokenizer
 
 
 def _load_byte_level(directory: Path, settings: dict[str, Any]) -> PretrainedTokenizer:
-    package, name = require(PACKAGE), _class_name(directory, settings)
-    if name not in ("GPT2", "Roberta", "Bart"):
-        raise CheckpointError(
-            f"{directory} has merges.txt of {name or 'an unknown class'}; expected tokenizer_class GPT2Tokenizer, "
-            "RobertaTokenizer or BartTokenizer"
-        )
+    package, name = require(PACKAGE), _require_class(directory, settings, "merges.txt", "GPT2", "Roberta", "Bart")
     settings = {**(_GPT2_DEFAULTS if name == "GPT2" else _FAIRSEQ_DEFAULTS), **settings}
     vocab = _read_vocab(directory / "vocab.json", settings)
     lines = [line for line in _read_lines(directory / "merges.txt") if line and not line.startswith("#version")]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from xformer.errors import DataError
+from xformer.errors import BackendError, ConfigError, DataError
 from xformer.text.extras import require
+from xformer.text.tokenizer_models import check_texts
 
 References = Sequence[str] | Sequence[Sequence[str]]
 
+_BLEU_TOKENIZERS = {"zh": ("zh", "zho", "cmn", "yue"), "ja-mecab": ("ja", "jpn"), "ko-mecab": ("ko", "kor")}
 _ROUGE_TYPES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 
 
@@ -36,20 +39,57 @@ class Score:
         return f"{self.name} {self.value:.2f} ({self.signature})"
 
 
-def bleu(hypotheses: Sequence[str], references: References, *, lowercase: bool = False) -> Score:
-    """Compute corpus BLEU (Papineni et al., 2002) with sacreBLEU (Post, 2018) and its 13a tokenizer.
+def bleu(hypotheses: Sequence[str], references: References, *, lowercase: bool = False, tokenize: str = "13a") -> Score:
+    """Compute corpus BLEU (Papineni et al., 2002) with sacreBLEU (Post, 2018).
 
     Args:
         hypotheses: Lines to score.
         references: One line per hypothesis, or several such lists, one per set of references.
         lowercase: Ignore case; such a score is not comparable with a cased one.
+        tokenize: Tokenizer of sacreBLEU, e.g. "13a" for languages that separate words by spaces, or "zh"; see
+            `bleu_tokenizer`.
 
     Raises:
         DataError: If there is nothing to score or the counts differ.
+        ConfigError: If sacreBLEU has no such tokenizer.
+        BackendError: If the package sacrebleu, or one that the tokenizer needs, is missing.
+    """
+    metric = make_bleu(lowercase, tokenize)
+    return _score(metric, "BLEU", hypotheses, _reference_streams(hypotheses, references))
+
+
+def make_bleu(lowercase: bool, tokenize: str) -> Any:
+    """Return the BLEU object of sacreBLEU; raises what `bleu` raises about its settings."""
+    sacrebleu = require("sacrebleu")
+    if tokenize not in sacrebleu.BLEU.TOKENIZERS:
+        raise ConfigError(f"tokenize is {tokenize!r}; expected one of {', '.join(sacrebleu.BLEU.TOKENIZERS)}")
+    try:
+        return sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize)
+    except (ImportError, RuntimeError, OSError) as error:  # a package, or a model that sacreBLEU downloads
+        reason = " ".join(str(error).split())
+        raise BackendError(f"sacreBLEU has no tokenizer {tokenize!r} on this machine: {reason}") from error
+
+
+def bleu_tokenizer(language: str | None) -> str:
+    """Return the tokenizer that sacreBLEU recommends for a language: "zh", "ja-mecab", "ko-mecab", or else "13a".
+
+    Without the package for Japanese or Korean it is "char".
+
+    Args:
+        language: Code such as "zh", "zh_CN" or "zho_Hans"; None if it is unknown.
+
+    Raises:
         BackendError: If the package sacrebleu is missing.
     """
-    streams = _reference_streams(hypotheses, references)
-    return _score(require("sacrebleu").BLEU(lowercase=lowercase, tokenize="13a"), "BLEU", hypotheses, streams)
+    code = re.split("[-_]", (language or "").lower())[0]
+    name = next((name for name, codes in _BLEU_TOKENIZERS.items() if code in codes), "13a")
+    if name.endswith("mecab"):
+        try:
+            make_bleu(False, name)
+        except BackendError:
+            require("sacrebleu")
+            return "char"
+    return name
 
 
 def chrf(hypotheses: Sequence[str], references: References, *, lowercase: bool = False) -> Score:
@@ -77,15 +117,7 @@ def rouge(hypotheses: Sequence[str], references: References, *, use_stemmer: boo
 
     ROUGE-L treats an item as one sequence. Of several references, each score takes the best one per item. The package
     lower-cases text and takes runs of a-z and 0-9 as words: accented letters separate words, and other scripts score 0.
-
-    Args:
-        hypotheses: Lines to score.
-        references: One line per hypothesis, or several such lists, one per set of references.
-        use_stemmer: Compare the stems of English words (Porter, 1980).
-
-    Raises:
-        DataError: If there is nothing to score or the counts differ.
-        BackendError: If the package rouge-score is missing.
+    With `use_stemmer`, stems of English words are compared (Porter, 1980). Arguments and errors are those of `bleu`.
     """
     streams = _reference_streams(hypotheses, references)
     scorer = require("rouge_score.rouge_scorer").RougeScorer(list(_ROUGE_TYPES), use_stemmer=use_stemmer)
@@ -111,15 +143,7 @@ def rouge(hypotheses: Sequence[str], references: References, *, use_stemmer: boo
 
 
 def exact_match(hypotheses: Sequence[str], references: References) -> float:
-    """Compute the percentage of hypotheses that equal one of their references.
-
-    Args:
-        hypotheses: Lines to score.
-        references: One line per hypothesis, or several such lists, one per set of references.
-
-    Raises:
-        DataError: If there is nothing to score or the counts differ.
-    """
+    """Compute the percentage of hypotheses that equal one of their references; arguments are those of `bleu`."""
     rows = zip(*_reference_streams(hypotheses, references), strict=True)
     matches = sum(line in row for line, row in zip(hypotheses, rows, strict=True))
     return 100.0 * matches / len(hypotheses)
@@ -135,17 +159,17 @@ def _score(
 
 def _reference_streams(hypotheses: Sequence[str], references: References) -> list[list[str]]:
     """Return the references as one list per set, checked against the hypotheses."""
-    if isinstance(hypotheses, str) or isinstance(references, str):
-        raise DataError("hypotheses or references are one string; expected a list of lines")
-    if not hypotheses or not references:
+    check_texts(hypotheses, "hypotheses")
+    if isinstance(references, str) or not hasattr(references, "__len__"):
+        raise DataError("references is no list; expected a list of lines, or several of them")
+    if not len(hypotheses) or not len(references):
         raise DataError(
             f"got {len(hypotheses)} hypotheses and {len(references)} references; expected at least one of each"
         )
     if isinstance(references[0], str):
         references = [cast("Sequence[str]", references)]
     for stream in references:
-        if isinstance(stream, str):
-            raise DataError("references mix lines and lists of lines; expected either")
+        check_texts(stream, "references")
         if len(stream) != len(hypotheses):
             raise DataError(
                 f"got {len(hypotheses)} hypotheses and {len(stream)} references; "

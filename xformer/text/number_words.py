@@ -49,13 +49,7 @@ def english(number: int) -> str:
 
 
 def german(number: int) -> str:
-    """Spell a number in German, in one word, with "ein" before "hundert" and "tausend".
-
-    Args:
-        number: Integer from 0 to 999,999.
-
-    Raises:
-        DataError: For any other number.
+    """Spell a number in German, in one word, with "ein" before "hundert" and "tausend"; see `english`.
 
     Example:
         >>> german(342)

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from xformer.config import integers
 from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
-from xformer.io import atomic_write, check_no_lfs_pointer, read_json
-from xformer.text.chat import CHAT_TEMPLATE_DIRECTORY, CHAT_TEMPLATE_FILE, read_chat_templates, render_chat_template
-from xformer.text.extras import library_errors, require
-from xformer.text.tokenizer_models import PACKAGE, raise_not_text
+from xformer.io import atomic_write, read_json
+from xformer.text.chat import CHAT_TEMPLATE_FILE, read_chat_templates, render_chat_template, template_files
+from xformer.text.extras import library_errors, read_bytes, require
+from xformer.text.tokenizer_models import PACKAGE, check_texts, raise_not_text
 
 TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-MAX_BYTES = 1 << 30  # far above any tokenizer
 _UNLIMITED = 10**9  # files spell "no limit" as 10**30
 _NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _FILES = (
@@ -64,6 +64,12 @@ class Languages(NamedTuple):
     target: str | None = None
 
 
+def _id_of(role: str, description: str) -> Any:
+    """Return a property of `PretrainedTokenizer`: the id of a special token."""
+    documentation = f"Id of {description}; None if the files do not name it."
+    return property(lambda tokenizer: tokenizer.token_to_id(tokenizer._special.get(role)), doc=documentation)
+
+
 class PretrainedTokenizer:
     """Tokenizer of a public checkpoint. Use `load_tokenizer` or `PretrainedTokenizer.from_directory` to make one.
 
@@ -107,9 +113,6 @@ class PretrainedTokenizer:
     @classmethod
     def from_directory(cls, directory: str | os.PathLike[str]) -> Self:
         """Read tokenizer.json of a directory, with tokenizer_config.json and special_tokens_map.json if present.
-
-        Args:
-            directory: Directory of the checkpoint.
 
         Raises:
             CheckpointError: If a file is missing or damaged.
@@ -176,40 +179,13 @@ class PretrainedTokenizer:
         """Special tokens by role: "bos_token", "eos_token", "pad_token", ..."""
         return {f"{name}_token": token for name, token in self._special.items()}
 
-    @property
-    def bos_id(self) -> int | None:
-        """Id of the token at the start of a text; None if the files do not name it."""
-        return self.token_to_id(self._special.get("bos"))
-
-    @property
-    def eos_id(self) -> int | None:
-        """Id of the token at the end of a text; None if the files do not name it."""
-        return self.token_to_id(self._special.get("eos"))
-
-    @property
-    def pad_id(self) -> int | None:
-        """Id of the padding token; None if the files do not name it."""
-        return self.token_to_id(self._special.get("pad"))
-
-    @property
-    def unk_id(self) -> int | None:
-        """Id of the unknown token; None if the files do not name it."""
-        return self.token_to_id(self._special.get("unk"))
-
-    @property
-    def sep_id(self) -> int | None:
-        """Id of the token between two texts; None if the files do not name it."""
-        return self.token_to_id(self._special.get("sep"))
-
-    @property
-    def cls_id(self) -> int | None:
-        """Id of the token for the whole text; None if the files do not name it."""
-        return self.token_to_id(self._special.get("cls"))
-
-    @property
-    def mask_id(self) -> int | None:
-        """Id of the masked token; None if the files do not name it."""
-        return self.token_to_id(self._special.get("mask"))
+    bos_id: int | None = _id_of("bos", "the token at the start of a text")
+    eos_id: int | None = _id_of("eos", "the token at the end of a text")
+    pad_id: int | None = _id_of("pad", "the padding token")
+    unk_id: int | None = _id_of("unk", "the unknown token")
+    sep_id: int | None = _id_of("sep", "the token between two texts")
+    cls_id: int | None = _id_of("cls", "the token for the whole text")
+    mask_id: int | None = _id_of("mask", "the masked token")
 
     # --- Text to ids and back -----------------------------------------------------------------------------------------
 
@@ -229,18 +205,13 @@ class PretrainedTokenizer:
     def encode_batch(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, special_tokens: bool = True
     ) -> list[list[int]]:
-        """Return the token ids of each text, or of each pair of texts, without padding.
-
-        Args:
-            texts: Texts.
-            pairs: Second texts, one for each text.
-            special_tokens: Add the special tokens of the checkpoint.
+        """Return the token ids of each text, or of each pair of texts, without padding; see `encode`.
 
         Raises:
             DataError: If an input is not valid text, or the numbers of texts differ.
         """
-        if isinstance(texts, str) or isinstance(pairs, str):
-            raise DataError("got a single text; expected a list of texts")
+        for each in [texts] if pairs is None else [texts, pairs]:
+            check_texts(each)
         if pairs is not None and len(pairs) != len(texts):
             raise DataError(f"got {len(texts)} texts and {len(pairs)} second texts; expected one for each")
         if pairs is not None and self._affixes is not None:
@@ -301,7 +272,7 @@ class PretrainedTokenizer:
     def decode_batch(self, batch: Iterable[Iterable[int]], *, skip_special_tokens: bool = True) -> list[str]:
         """Return the text of each row of token ids; see `decode`."""
         skipped = self._special_ids if skip_special_tokens else frozenset()
-        rows = [[int(index) for index in ids if index not in skipped] for ids in batch]
+        rows = [[index for index in integers("ids", ids) if index not in skipped] for ids in batch]
         lowest = min((min(row) for row in rows if row), default=0)
         if lowest < 0:
             raise DataError(f"token id is {lowest}; expected at least 0")
@@ -311,6 +282,14 @@ class PretrainedTokenizer:
                 return list(self._inner.decode_batch(rows, skip_special_tokens=False))
             known, decoder = self._tokens, self._inner.decoder
             return [decoder.decode([known[index] for index in row if index in known]).strip() for row in rows]
+
+    def lower_cased(self) -> Self:
+        """Return the tokenizer with texts in lower case; tokens that are spelled out in a text keep their case."""
+        normalizers, tokenizer = require(PACKAGE).normalizers, copy.copy(self)
+        tokenizer._inner = copy.deepcopy(self._inner)
+        old = [] if self._inner.normalizer is None else [self._inner.normalizer]
+        tokenizer._inner.normalizer = normalizers.Sequence([normalizers.Lowercase(), *old])
+        return tokenizer
 
     # --- Languages ----------------------------------------------------------------------------------------------------
 
@@ -345,11 +324,7 @@ class PretrainedTokenizer:
         return tokenizer._for_language(tokenizer.language_id(languages.source))
 
     def for_translation(self, source_language: str | None = None, target_language: str | None = None) -> Translation:
-        """Return the tokenizers of a translation direction.
-
-        Args:
-            source_language: Code of the source language. Default: that of the files.
-            target_language: Code of the target language. Default: that of the files.
+        """Return the tokenizers of a translation direction. Default languages are those of the files.
 
         Raises:
             ConfigError: If the tokenizer has no such language, or needs one that is not given.
@@ -406,7 +381,8 @@ class PretrainedTokenizer:
         """Return the prompt of a chat. Encode it with `special_tokens=False`.
 
         Args:
-            messages: Messages, each with "role" and "content".
+            messages: Messages, each with "role" and "content". The template gets all keys, such as "name" or
+                "tool_calls"; the content None is an empty text.
             add_generation_prompt: End with the start of an answer.
             template: Name of the template if there are several.
             **variables: Further variables of the template, such as `tools` or `documents`.
@@ -425,7 +401,7 @@ class PretrainedTokenizer:
         variables = {"tools": None, "documents": None, **self.special_tokens, **variables}
         return render_chat_template(
             templates[template],
-            messages=[dict(message) for message in messages],
+            messages=[{**each, "content": ""} if each.get("content", "") is None else dict(each) for each in messages],
             add_generation_prompt=add_generation_prompt,
             **variables,
         )
@@ -439,7 +415,7 @@ class PretrainedTokenizer:
             CheckpointError: If a file cannot be read or written.
         """
         names = [name for name in _FILES if (self.directory / name).is_file()]
-        names += [f"{CHAT_TEMPLATE_DIRECTORY}/{path.name}" for path in template_files(self.directory)]
+        names += [str(path.relative_to(self.directory)) for path in template_files(self.directory)]
         if not names:
             raise CheckpointError(f"{self.directory} no longer has the files of its tokenizer")
         for name in names:
@@ -470,24 +446,6 @@ def read_settings(directory: Path) -> dict[str, Any]:
             settings |= read_json(directory / name, "tokenizer configuration")
     # The tokens of roles are strings, or objects with the string as "content".
     return {key: _content(value) if key.endswith("_token") else value for key, value in settings.items()}
-
-
-def read_bytes(path: Path) -> bytes:
-    """Read a file of at most MAX_BYTES."""
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise CheckpointError(f"{path} has more than {MAX_BYTES >> 20} MiB; expected a file of a tokenizer")
-        check_no_lfs_pointer(path)
-        return path.read_bytes()
-    except OSError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def template_files(directory: Path) -> list[Path]:
-    """Return the files of named chat templates."""
-    return sorted((directory / CHAT_TEMPLATE_DIRECTORY).glob("*.jinja"))
 
 
 def additional_tokens(settings: Mapping[str, Any]) -> list[str]:

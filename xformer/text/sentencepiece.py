@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from xformer.errors import CheckpointError
-from xformer.io import check_no_lfs_pointer
-from xformer.text.extras import require
+from xformer.text.extras import read_bytes, require
 
 SPACE = "▁"
 MAX_BYTES = 32 << 20  # far above any model, as is the length of a piece
 _MAX_PIECE = 256  # characters; BPE merges are found by trying all splits of a piece
 
-_UNIGRAM, _BPE = 1, 2
+_UNIGRAM, BPE = 1, 2
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _UNUSED_SCORE = -1e6  # never the best choice; the library does not know unused pieces
 
@@ -67,24 +66,13 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(path: str | os.PathLike[str]) -> SentencePieceModel:
-    """Read a SentencePiece model.
-
-    Args:
-        path: File, such as spiece.model, source.spm or sentencepiece.bpe.model.
+    """Read a SentencePiece model, such as spiece.model, source.spm or sentencepiece.bpe.model.
 
     Raises:
         CheckpointError: If the file is missing, damaged or of another format, or has a feature that is not supported.
     """
+    content = memoryview(read_bytes(Path(path), "SentencePiece model", MAX_BYTES))
     try:
-        if os.path.getsize(path) > MAX_BYTES:
-            raise CheckpointError(f"{path} has more than {MAX_BYTES >> 20} MiB; expected a SentencePiece model")
-        content = memoryview(Path(path).read_bytes())
-    except OSError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"cannot read SentencePiece model {path}: {error.strerror or error}") from error
-    try:
-        check_no_lfs_pointer(path)
         return _parse(content)
     except (ValueError, struct.error, IndexError, OverflowError) as error:
         raise CheckpointError(f"{path} is not a valid SentencePiece model ({error})") from error
@@ -108,7 +96,7 @@ def _parse(content: memoryview) -> SentencePieceModel:
             normalizer |= _fields(_message(value))
     _check_pieces(pieces, scores, types)
     model_type = int(trainer.get(3, _UNIGRAM))
-    if model_type not in (_UNIGRAM, _BPE):
+    if model_type not in (_UNIGRAM, BPE):
         raise ValueError(f"its model type is {model_type}; expected 1 (Unigram) or 2 (BPE)")
     if trainer.get(24, 0) or not normalizer.get(5, 1):
         raise ValueError("it treats white space as a suffix or does not escape it, which is not supported")
@@ -202,16 +190,9 @@ def _check_charsmap(charsmap: bytes) -> None:
 def build_tokenizer(
     model: SentencePieceModel, *, before: Sequence[str] = (), start: int = 0, after: Sequence[str] = ()
 ) -> Any:
-    """Build the `tokenizers.Tokenizer` of a SentencePiece model.
+    """Build the `tokenizers.Tokenizer` of a SentencePiece model; encoding adds no special tokens.
 
-    Args:
-        model: The model.
-        before: Tokens that replace the first `start` pieces, such as those of fairseq.
-        start: Number of leading pieces to leave out.
-        after: Tokens to append.
-
-    Returns:
-        A tokenizer with ids in the order of `before`, pieces and `after`. It adds no special tokens.
+    Ids are in the order of `before`, which replaces the first `start` pieces, the other pieces, and `after`.
     """
     package = require("tokenizers")
     scores = [

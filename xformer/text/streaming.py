@@ -36,7 +36,7 @@ class DecodeStream:
     def step(self, *ids: int) -> str:
         """Append ids and return the text that is complete, which may be empty."""
         self._ids += ids
-        text = self._decode(self._ids)[len(self._decoded) :]
+        text = text_after(self._decoded, self._decode(self._ids))
         self._pending = text
         if not text or (text.endswith(_REPLACEMENT) and len(self._ids) - self._end < _MAX_PENDING):
             return ""
@@ -49,3 +49,14 @@ class DecodeStream:
         """Return the rest of the text, such as an incomplete character."""
         rest, self._pending = self._pending, ""
         return rest
+
+
+def text_after(before: str, text: str) -> str:
+    """Return the rest of a text, with the character that the tokens of its beginning, `before`, end within.
+
+    >>> text_after("caf\ufffd", "café au lait")
+    'é au lait'
+    """
+    while before.endswith(_REPLACEMENT) and not text.startswith(before):
+        before = before[:-1]
+    return text[len(before) :]

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from xformer.config import integers
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.io import atomic_write, read_json
 from xformer.text.extras import library_errors, require
@@ -14,6 +15,7 @@ from xformer.text.tokenizer_models import (
     EOS_ID,
     PACKAGE,
     UNK_ID,
+    check_texts,
     find_incompatibility,
     is_lowercasing,
     learn,
@@ -123,6 +125,7 @@ class Tokenizer:
         Raises:
             DataError: If a line is not valid text.
         """
+        check_texts(lines)
         try:
             encodings = self._inner.encode_batch(lines, add_special_tokens=False)
         except TypeError as error:
@@ -157,8 +160,9 @@ class Tokenizer:
         """
         if self._sep_id is None:
             raise ConfigError("the tokenizer has no <sep>; expected one trained with separator=True; train it again")
-        if any(isinstance(sentences, str) for sentences in [documents, *documents]):
-            raise DataError("a document is one string; expected a list of sentences, such as split_sentences(text)")
+        for sentences in [[], *documents] if hasattr(documents, "__len__") else [documents]:
+            if isinstance(documents, str) or isinstance(sentences, str) or not hasattr(sentences, "__len__"):
+                raise DataError("a document is no list of sentences; expected one, such as split_sentences(text)")
         rows = iter(self.encode_batch([sentence for sentences in documents for sentence in sentences]))
         encoded = []
         for sentences in documents:
@@ -267,7 +271,7 @@ class Tokenizer:
 
     def _checked(self, ids: Iterable[int]) -> list[int]:
         # The library skips unknown ids silently.
-        ids, size = list(ids), self.vocab_size
+        ids, size = integers("ids", ids), self.vocab_size
         for token in ids:
             if not 0 <= token < size:
                 raise DataError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 from typing import Any, NoReturn
 
 from xformer.errors import ConfigError, DataError
@@ -29,12 +30,13 @@ def learn(
     if model not in _MODELS:
         raise ConfigError(f"tokenizer model is {model!r}; expected one of: {', '.join(_MODELS)}")
     check_form(unicode_form)
-    if vocab_size <= len(special):
+    if not isinstance(vocab_size, Integral) or vocab_size <= len(special):
         raise ConfigError(f"vocab_size is {vocab_size}; expected more than the {len(special)} special tokens")
     if vocab_size > _MAX_TOKENS:
         raise ConfigError(f"vocab_size is {vocab_size}; expected at most {_MAX_TOKENS}; 4000 to 50000 are usual")
-    if isinstance(lines, str):
-        raise DataError("lines is one string; expected a list of lines, such as read_lines(path) gives")
+    if isinstance(lines, str) or not isinstance(lines, Iterable):
+        received = "one string" if isinstance(lines, str) else f"a {type(lines).__name__}"
+        raise DataError(f"lines is {received}; expected a list of lines, such as read_lines(path) gives")
     lines = list(lines)
     package = require(PACKAGE)
     steps = [getattr(package.normalizers, unicode_form)()]
@@ -52,6 +54,16 @@ def learn(
             f"tokens and {learned - len(special)} distinct characters of the text"
         )
     return inner
+
+
+def check_texts(texts: Any, name: str = "texts") -> None:
+    """Raise DataError for anything but a list, or another sequence of known length, of texts."""
+    if isinstance(texts, str):
+        raise DataError(f"{name} is a single text; expected a list of texts")
+    if not hasattr(texts, "__len__"):
+        raise DataError(f"{name} has type {type(texts).__name__}; expected a list of texts")
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise DataError(f"got something that is not text ({wrong[0]!r} in {name}); expected a list of str")
 
 
 def raise_not_text(error: Exception) -> NoReturn:

@@ -1,0 +1,1094 @@
+"""Borders of the library: each odd call returns the right result, or raises one XformerError of one line."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import io
+import json
+import pickle
+import tempfile
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import xformer as xf
+from tests.cli.conftest import RECIPE
+from tests.stress.conftest import MESSAGE, limits
+from xformer.cli.main import exit_code
+from xformer.cli.translate import LineOptions, process_chunk
+from xformer.config import Config
+from xformer.environment import clear_cache
+from xformer.errors import XformerError
+from xformer.layers.kv_cache import KVCache
+from xformer.models.config import GATED, POSITIONS
+from xformer.ops.activations import ACTIVATIONS
+from xformer.runs.recipe import Recipe
+from xformer.runs.tasks import TASKS
+from xformer.text import bleu, chrf, exact_match, read_lines, read_parallel, read_text, rouge, ter
+from xformer.text.chat import render_chat_template
+from xformer.text.corpus import one_line
+from xformer.text.line_chunks import LineChunks
+
+SECONDS = 120  # for one call, the compilation of its kernels included
+
+
+class Refused:
+    """The outcome of a call that raised one line."""
+
+
+def outcome(call, *, mode="auto"):
+    """Return the value of a call, or the class `Refused` if it raised an XformerError of one line."""
+    with pytest.MonkeyPatch.context() as patch, limits(SECONDS), np.errstate(all="ignore"):
+        patch.setenv("XFORMER_KERNELS", mode)
+        clear_cache()
+        try:
+            return call()
+        except XformerError as error:
+            message = str(error)
+            assert 0 < len(message) <= MESSAGE
+            assert "\n" not in message
+            return Refused
+        finally:
+            patch.undo()
+            clear_cache()
+
+
+def assert_equal(actual, expected, tolerance=1e-4):
+    assert actual.shape == expected.shape
+    scale = np.max(np.abs(expected[np.isfinite(expected)]), initial=1.0)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * scale, equal_nan=True)
+
+
+def assert_same_outcome(module, call):
+    """Call with a float32 module, and with its float64 copy on portable kernels: both refuse, or agree."""
+    actual = outcome(lambda: call(module))
+    expected = outcome(lambda: call(module.to(dtype="float64")), mode="portable")
+    if actual is Refused or expected is Refused:
+        assert actual is expected
+        return Refused
+    assert_equal(actual, expected)
+    return actual
+
+
+# --- Arrays -----------------------------------------------------------------------------------------------------------
+
+SIZES = st.sampled_from([0, 1, 2, 3, 4, 5, 7])
+KINDS = ["float32", "float32", "float32", "float64", "float16", "int64", "bool", "complex64", "object", "list", "view"]
+KINDS += ["transposed", "read-only", "big-endian", "NaN", "scalar", "None", "text"]
+
+
+def as_kind(array, kind):
+    if kind in ("list", "scalar", "None", "text"):
+        return {"list": array.tolist(), "scalar": 1.5, "None": None, "text": "x"}[kind]
+    if kind == "view":
+        return np.repeat(array, 2, axis=-1)[..., ::2] if array.ndim else array
+    if kind == "transposed":
+        return np.ascontiguousarray(array.T).T
+    if kind == "read-only":
+        array.flags.writeable = False
+        return array
+    if kind == "NaN":
+        array.flat[:1] = np.nan
+        return array
+    return array.astype({"big-endian": ">f4"}.get(kind, kind))
+
+
+@st.composite
+def vectors(draw, batch, length, features, kinds=KINDS):
+    """Draw vectors (batch, length, features) that are mostly valid."""
+    shape = [batch, length, features]
+    change = draw(st.sampled_from(["none"] * 6 + ["size", "fewer axes", "more axes"]))
+    if change == "size":
+        shape[draw(st.integers(0, 2))] = draw(SIZES)
+    elif change != "none":
+        shape = shape[1:] if change == "fewer axes" else [1, *shape]
+    array = np.random.default_rng(draw(st.integers(0, 99))).normal(size=shape).astype("float32")
+    return as_kind(array, draw(st.sampled_from(kinds)))
+
+
+@st.composite
+def masks(draw, batch, heads, queries, keys):
+    """Draw None, or a mask of mostly valid shape and kind."""
+    if draw(st.booleans()):
+        return None
+    shape = [draw(st.sampled_from([1, size, size])) for size in (batch, heads, queries, keys)]
+    shape = shape[draw(st.sampled_from([0, 0, 0, 1, 2, 3])) :]
+    if draw(st.integers(0, 5)) == 0:
+        shape[draw(st.integers(0, len(shape) - 1))] = draw(SIZES)
+    mask = np.random.default_rng(draw(st.integers(0, 99))).random(shape) < 0.7
+    kind = draw(st.sampled_from(["bool"] * 8 + ["float32", "int64", "list", "text", "scalar"]))
+    return mask if kind == "bool" else as_kind(mask, kind)
+
+
+# --- Attention --------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def attentions(draw):
+    heads = draw(st.sampled_from([1, 2, 3, 4]))
+    options = {
+        "num_key_value_heads": draw(st.sampled_from([None, None, 1, 2, heads, 0, -1])),
+        "head_dim": draw(st.sampled_from([None, None, 1, 3, 4, 0, -1])),
+        "bias": draw(st.booleans()),
+        "scale": draw(st.sampled_from([None, None, 1.0, 0.0, -1.0])),
+        "softcap": draw(st.sampled_from([None, None, 2.0])),
+        "window": draw(st.sampled_from([None, None, 1, 2, 10**9, 0, -1])),
+        "norm": draw(st.sampled_from([None, None, xf.RMSNorm, xf.LayerNorm])),
+    }
+    d_model = draw(st.sampled_from([heads, 2 * heads, 4 * heads, 8 * heads, 5, 0]))
+    return outcome(lambda: xf.MultiHeadAttention(d_model, heads, **options, init=0)), d_model, heads
+
+
+@given(data=st.data())
+def test_attention(data):
+    attention, d_model, heads = data.draw(attentions())
+    if attention is Refused:
+        return
+    batch, queries, keys = (data.draw(SIZES) for _ in range(3))
+    query = data.draw(vectors(batch, queries, d_model))
+    key = data.draw(st.none() | vectors(batch, keys, d_model))
+    value = data.draw(st.none() | vectors(batch, keys, d_model))
+    mask = data.draw(masks(batch, heads, queries, queries if key is None else keys))
+    bias = data.draw(st.none() | masks(batch, heads, queries, queries if key is None else keys))
+    if isinstance(bias, np.ndarray) and data.draw(st.booleans()):
+        bias = bias.astype("float32")
+    options = {"mask": mask, "bias": bias, "causal": data.draw(st.booleans())}
+    assert_same_outcome(attention, lambda module: module(query, key, value, **options))
+    assert_same_outcome(attention, lambda module: module.weights(query, key, **options))
+    alone = outcome(lambda: attention(query, **options))
+    for arguments in ((query, query), (query, query, query)):
+        same = outcome(lambda arguments=arguments: attention(*arguments, **options))
+        assert (same is Refused) == (alone is Refused)
+        if alone is not Refused:
+            assert_equal(same, alone)
+
+
+@given(data=st.data())
+def test_attention_with_a_cache(data):
+    attention, d_model, _heads = data.draw(attentions())
+    if attention is Refused:
+        return
+    batch, length = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 8))
+    x = np.random.default_rng(0).normal(size=(batch, length, d_model)).astype("float32")
+    start = data.draw(st.integers(0, length - 1))
+    cache, parts = KVCache(), [x[:, :start], *(x[:, i : i + 1] for i in range(start, length))]
+    expected = attention(x, causal=True)
+    actual = np.concatenate([attention(part, causal=True, cache=cache) for part in parts if part.shape[1]], axis=1)
+    assert_equal(actual, expected)
+    wrong = data.draw(vectors(data.draw(SIZES), 1, d_model))
+    outcome(lambda: attention(wrong, causal=True, cache=cache))
+    memory = KVCache(*attention.keys_and_values(x))
+    query = data.draw(vectors(data.draw(SIZES), data.draw(SIZES), d_model))
+    outcome(lambda: attention.attend(query, memory))
+
+
+# --- Models -----------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def model_options(draw):
+    heads = draw(st.sampled_from([1, 2, 3, 4]))
+    layers = draw(st.integers(0, 2))
+
+    def choose(*values):
+        return draw(st.sampled_from(values))
+
+    options = {
+        "num_heads": heads,
+        "d_model": choose(heads, 2 * heads, 4 * heads, 4 * heads, 5, 7),
+        "d_ff": choose(1, 5, 8),
+        "num_key_value_heads": choose(None, None, None, 1, heads, 2),
+        "head_dim": choose(None, None, None, 2, 4, 3),
+        "attention_scale": choose(None, 0.5),
+        "qk_norm": choose(False, True),
+        "window": choose(None, None, 1, 2, 3, 100),
+        "attention_softcap": choose(None, 3.0),
+        "activation": choose(*ACTIVATIONS, *GATED),
+        "norm": choose("layer", "rms"),
+        "norm_position": choose("pre", "post", "sandwich"),
+        "parallel_residual": choose(False, False, True),
+        "final_norm": choose(None, False, True),
+        "attention_bias": choose(False, True),
+        "key_bias": choose(None, False, True),
+        "attention_output_bias": choose(None, False, True),
+        "feed_forward_bias": choose(False, True),
+        "norm_bias": choose(False, True),
+        "positions": choose(*POSITIONS),
+        "max_positions": choose(1, 4, 1024),
+        "relative_buckets": choose(2, 3, 4, 32),
+        "relative_max_distance": choose(1, 2, 8, 128),
+        "rope_local_theta": choose(None, None, 100.0),
+        "rotary_fraction": choose(1.0, 0.5, 0.25),
+        "scale_embeddings": choose(False, True),
+        "scale_positions": choose(False, True),
+        "embedding_norm": choose(False, True),
+        "tie_output": choose(False, True),
+        "scale_output": choose(False, True),
+        "output_bias": choose(False, True),
+        "logits_softcap": choose(None, 2.0),
+        "rematerialize": choose(False, False, True),
+        "pad_id": choose(0, 0, None, 2),
+    }
+    if options["window"] is not None and draw(st.booleans()):
+        options["layer_types"] = draw(
+            st.lists(st.sampled_from(["sliding_attention", "full_attention"]), min_size=layers, max_size=layers)
+        )
+    return options, layers
+
+
+VOCABULARY = 9
+
+
+@st.composite
+def token_ids(draw, low=0):
+    """Draw rows of ids, mostly of equal length, valid and of integers."""
+    batch, length = draw(st.sampled_from([1, 1, 2, 3, 0])), draw(st.sampled_from([1, 2, 3, 5, 6, 0]))
+    ids = np.random.default_rng(draw(st.integers(0, 99))).integers(low, VOCABULARY, (batch, length))
+    change = draw(st.sampled_from(["none"] * 6 + ["value", "kind", "ragged", "padded", "one-hot"]))
+    if change == "value" and ids.size:
+        ids.flat[draw(st.integers(0, ids.size - 1))] = draw(st.sampled_from([-1, VOCABULARY, 2**40]))
+    if change == "kind":
+        return as_kind(
+            ids, draw(st.sampled_from(["float32", "bool", "list", "text", "None", "scalar", "view", "object"]))
+        )
+    if change == "padded":
+        ids[:, draw(st.integers(0, length)) :] = 0
+    if change == "one-hot":
+        return np.eye(VOCABULARY, dtype="float32")[ids]
+    return [*ids.tolist(), [3]] if change == "ragged" else ids
+
+
+def is_valid(ids):
+    return isinstance(ids, np.ndarray) and ids.ndim == 2 and ids.size > 0 and ids.dtype.kind == "i"
+
+
+@given(data=st.data())
+def test_language_model(data):
+    options, layers = data.draw(model_options())
+    model = outcome(
+        lambda: xf.LanguageModel(xf.LanguageModelConfig(vocab_size=VOCABULARY, num_layers=layers, **options))
+    )
+    ids = data.draw(token_ids())
+    if model is Refused:
+        return
+    mask = None
+    if is_valid(ids):
+        mask = data.draw(masks(len(ids), options["num_heads"], ids.shape[1], ids.shape[1]))
+    full = assert_same_outcome(model, lambda model: model(ids, mask=mask))
+    if full is Refused or mask is not None or not is_valid(ids):
+        return
+    for row in range(len(ids)):
+        assert_equal(model(ids[row : row + 1]), full[row : row + 1])
+    if model.config.padding_id is not None and np.any(ids == model.config.padding_id):
+        return
+    cache, start = model.init_cache(len(ids)), data.draw(st.integers(1, ids.shape[1]))
+    for stop in range(start, ids.shape[1] + 1):
+        part = ids[:, :start] if stop == start else ids[:, stop - 1 : stop]
+        assert_equal(model.decode_step(part, cache), full[:, stop - 1])
+
+
+@given(data=st.data())
+def test_transformer(data):
+    options, layers = data.draw(model_options())
+    options |= {"pad_id": data.draw(st.sampled_from([0, 0, None, 1, 2]))}
+    options |= {"share_embeddings": data.draw(st.booleans()), "length_encoding": data.draw(st.booleans())}
+    options |= {"copy": data.draw(st.sampled_from([False, False, True]))}
+    options |= {"num_encoder_layers": layers, "num_decoder_layers": data.draw(st.sampled_from([layers, 1, 1, 0]))}
+    sizes = {"source_vocab_size": VOCABULARY, "target_vocab_size": VOCABULARY}
+    model = outcome(lambda: xf.Transformer(xf.TransformerConfig(**sizes, **options)))
+    source, target = data.draw(token_ids()), data.draw(token_ids() | st.none())
+    if model is Refused:
+        return
+    if is_valid(source) and is_valid(target) and data.draw(st.booleans()):
+        target = np.resize(target, (len(source), target.shape[1]))
+    mask = data.draw(masks(len(source), 1, 1, source.shape[1])) if is_valid(source) else None
+    full = assert_same_outcome(model, lambda model: model(source, target, source_mask=mask))
+    assert_same_outcome(model, lambda model: model.encode(source, source_mask=mask))
+    outcome(lambda: model.cross_attention_weights(source, target, source_mask=mask))
+    if full is Refused or mask is not None or not is_valid(source) or not is_valid(target):
+        return
+    for row in range(len(source)):
+        assert_equal(model(source[row : row + 1], target[row : row + 1]), full[row : row + 1])
+    assert_equal(model.decode(target, model.encode(source), source=source), full)
+    if model.config.padding_id is not None and np.any(target == model.config.padding_id):
+        return
+    lengths = [target.shape[1]] * len(source) if model.config.length_encoding else None
+    cache = model.prefill(source, lengths=lengths)
+    for stop in range(1, target.shape[1] + 1):
+        assert_equal(model.decode_step(target[:, stop - 1 : stop], cache), full[:, stop - 1])
+
+
+@given(data=st.data())
+def test_encoder(data):
+    options, layers = data.draw(model_options())
+    options |= {"num_token_types": data.draw(st.sampled_from([0, 0, 2])), "num_labels": data.draw(st.integers(0, 3))}
+    options |= {"pooler": data.draw(st.sampled_from(["none", "tanh", "relu"])), "masked_lm": data.draw(st.booleans())}
+    model = outcome(lambda: xf.Encoder(xf.EncoderConfig(vocab_size=VOCABULARY, num_layers=layers, **options)))
+    ids = data.draw(token_ids())
+    if model is Refused:
+        return
+    types = data.draw(st.none() | token_ids())
+    mask = None
+    if is_valid(ids):
+        mask = data.draw(masks(len(ids), 1, 1, ids.shape[1]))
+        if types is not None and data.draw(st.booleans()):
+            types = np.resize(types, ids.shape) % 2 if is_valid(types) else types
+    full = assert_same_outcome(model, lambda model: model(ids, mask=mask, token_types=types))
+    if full is Refused:
+        return
+    assert_same_outcome(model, lambda model: model.class_logits(full))
+    assert_same_outcome(model, lambda model: model.masked_lm_logits(full))
+    if is_valid(ids) and mask is None and types is None:
+        for row in range(len(ids)):
+            assert_equal(model(ids[row : row + 1]), full[row : row + 1])
+
+
+# --- Generation -------------------------------------------------------------------------------------------------------
+
+NUMBERS = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    2,
+    3,
+    5,
+    -1,
+    0.0,
+    0.5,
+    1.5,
+    -0.5,
+    float("nan"),
+    float("inf"),
+    10**9,
+    10**30,
+    "1",
+    [],
+]
+VALID = {
+    "num_beams": [1, 2, 3],
+    "num_return_sequences": [1, 2],
+    "num_beam_groups": [1, 2],
+    "diversity_penalty": [None, 0.5],
+    "keep_greedy": [True, False],
+    "length_penalty": [0.0, 1.0],
+    "length_penalty_base": ["wu", "length"],
+    "coverage_penalty": [0.0, 0.2],
+    "min_new_tokens": [0, 1, 3],
+    "max_new_tokens": [1, 2, 5],
+    "min_length_ratio": [0.0, 0.5],
+    "max_length_ratio": [None, 0.5, 2.0],
+    "no_repeat_ngram_size": [0, 1, 2, 100],
+    "repetition_penalty": [1.0, 2.0, 0.5],
+    "suppress_tokens": [(), (3,), (3, 4, 5, 6, 7, 8), [3]],
+    "begin_suppress_tokens": [(), (2,), (3, 4)],
+    "stop_token_ids": [(), (4,), (0,), (4, 5)],
+    "do_sample": [None, True, False],
+    "temperature": [None, 0.0, 0.5, 1000.0],
+    "top_k": [None, 0, 1, 3, 100],
+    "top_p": [None, 0.0, 0.5, 1.0],
+    "min_p": [None, 0.0, 0.1, 1.0],
+}
+IDS = [[3], [], [3, 4], [3, 4, 5, 3, 4, 5], [9], [-1], ["a"], [None], [1.5], [[3]], 3, None, "ab", [0], [2, 2]]
+
+
+@st.composite
+def generation_options(draw):
+    names = draw(st.lists(st.sampled_from(sorted(VALID)), max_size=5, unique=True))
+    options = {name: draw(st.sampled_from(VALID[name])) for name in names}
+    options.setdefault("max_new_tokens", 4)
+    if draw(st.integers(0, 4)) == 0:
+        options[draw(st.sampled_from(sorted(VALID)))] = draw(st.sampled_from(NUMBERS))
+    return options
+
+
+def small_model(cls, config, **options):
+    sizes = {"d_model": 8, "num_heads": 2, "d_ff": 8, "dropout": 0.0}
+    return cls(config(**sizes, **options))
+
+
+LANGUAGE_MODELS = [
+    small_model(xf.LanguageModel, xf.LanguageModelConfig, vocab_size=VOCABULARY, num_layers=1, **options)
+    for options in ({}, {"positions": "learned", "max_positions": 7}, {"positions": "rotary", "window": 2})
+]
+LANGUAGE_MODELS += [
+    small_model(xf.LanguageModel, xf.LanguageModelConfig, vocab_size=VOCABULARY, num_layers=1, pad_id=None, **options)
+    for options in ({"bos_id": None, "eos_id": None}, {"eos_id": 1, "positions": "alibi"})
+]
+LAYERS = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+TRANSFORMERS = [
+    small_model(
+        xf.Transformer,
+        xf.TransformerConfig,
+        source_vocab_size=VOCABULARY,
+        target_vocab_size=VOCABULARY,
+        **LAYERS,
+        **options,
+    )
+    for options in (
+        {},
+        {"positions": "learned", "max_positions": 6},
+        {"length_encoding": True},
+        {"share_embeddings": True, "copy": True},
+        {"pad_id": None, "positions": "relative"},
+    )
+]
+
+
+def assert_hypotheses(results, count, options):
+    assert len(results) == count
+    for row in results:
+        assert 0 < len(row) <= options.get("num_return_sequences", 1)
+        assert all(isinstance(token, int) and 0 <= token < VOCABULARY for each in row for token in each.tokens)
+        assert not any(np.isnan(each.score) for each in row)
+
+
+def assert_single_results(results, generate, inputs):
+    """Compare with the results of each input alone; equal scores may change the order."""
+    for index, row in enumerate(results):
+        if not len(inputs[index]):  # padded in a batch, and refused alone
+            continue
+        (alone,) = generate([inputs[index]], index)
+        np.testing.assert_allclose([each.score for each in alone], [each.score for each in row], atol=1e-4)
+
+
+@given(data=st.data())
+def test_generate_with_a_language_model(data):
+    model, options = data.draw(st.sampled_from(LANGUAGE_MODELS)), data.draw(generation_options())
+    prompts = data.draw(
+        st.lists(st.sampled_from(IDS), max_size=3) | st.sampled_from([None, "ab", 3, np.ones((2, 3), int)])
+    )
+    extra = {}
+    if data.draw(st.integers(0, 4)) == 0:
+        name = data.draw(st.sampled_from(["prefix", "target_lengths", "indices", "sequence_bias", "attention_mask"]))
+        extra[name] = data.draw(st.sampled_from([[[3]], [[[[3]]]], [3], 3, "ab", [[]], [None], [-1], [["a"]]]))
+    results = outcome(lambda: xf.generate(model, prompts, rng=xf.Rng(0), **options, **extra))
+    if results is Refused:
+        return
+    assert_hypotheses(results, len(prompts), options)
+    if not extra:
+        assert_single_results(
+            results,
+            lambda rows, index: xf.generate(model, rows, rng=xf.Rng(0), indices=[index], **options),
+            prompts,
+        )
+    streamed = outcome(lambda: list(xf.stream(model, prompts, rng=xf.Rng(0), **options, **extra)))
+    if streamed is not Refused and len(prompts):
+        for row, column in zip(results, zip(*streamed, strict=True), strict=True):
+            assert list(row[0].tokens) == [
+                token for tokens in column for token in tokens if token != model.config.eos_id
+            ]
+
+
+@given(data=st.data())
+def test_generate_with_a_transformer(data):
+    model, options = data.draw(st.sampled_from(TRANSFORMERS)), data.draw(generation_options())
+    sources = data.draw(
+        st.lists(st.sampled_from(IDS), max_size=3) | st.sampled_from([None, "ab", 3, np.ones((2, 3), int)])
+    )
+    extra = {}
+    if model.config.length_encoding and data.draw(st.integers(0, 4)):
+        extra["target_lengths"] = [3] * (len(sources) if hasattr(sources, "__len__") else 1)
+    if data.draw(st.integers(0, 3)) == 0:
+        names = ["prefix", "target_lengths", "indices", "sequence_bias", "attention_mask", "length_condition"]
+        values = [[[3]], [[[[3]]]], [3], 3, "ab", [[]], [None], [-1], [["a"]], [10**9], [[3], [4, 5]], [2.5], [0, 0]]
+        extra[data.draw(st.sampled_from(names))] = data.draw(st.sampled_from(values))
+    results = outcome(lambda: xf.generate(model, sources, rng=xf.Rng(0), **options, **extra))
+    if results is Refused:
+        return
+    assert_hypotheses(results, len(sources), options)
+    if not extra:
+        assert_single_results(
+            results,
+            lambda rows, index: xf.generate(model, rows, rng=xf.Rng(0), indices=[index], **options),
+            sources,
+        )
+
+
+# --- Texts ------------------------------------------------------------------------------------------------------------
+
+PIECES = [
+    "a",
+    "b",
+    "ein Satz",
+    "Zwei Sätze.",
+    " ",
+    "  ",
+    "\t",
+    "\u2028",
+    "\u2029",
+    "\x85",
+    "\0",
+    "\ufeff",
+    "\r",
+    "\r\n",
+]
+PIECES += [
+    "\n",
+    "e\u0301",
+    "\u0301" * 5,
+    "\u200b",
+    "\u200d",
+    "\ud800",
+    "\udcff",
+    "日本",
+    "👩‍👩‍👧",
+    "<s>",
+    "</s>",
+    "<pad>",
+    "<unk>",
+]
+PIECES += ["<sep>", "▁", "\x1f\x1e\x1c\x1d", "\x0b\x0c", "a" * 300, "\u202e", "İ", "ﬁ", "\U0010ffff", "-1", "{{", "{%"]
+texts = st.lists(st.sampled_from(PIECES), max_size=5).map("".join) | st.text(max_size=8)
+NOT_TEXTS = [None, 1, b"a", ["a"], 1.5]
+
+
+def tokenizers():
+    lines = ["ein Satz", "Zwei Sätze.", "a b", "日本", "<s> -1", "\t\n", "\u2028e\u0301"] * 3
+    for model in ("bpe", "words", "characters"):
+        for separator in (False, True):
+            yield xf.text.Tokenizer.train(lines, 60, model=model, separator=separator, lowercase=separator)
+
+
+TOKENIZERS = list(tokenizers())
+DIRECTORIES = sorted(path for path in (Path(__file__).parents[1] / "text" / "data").iterdir() if path.is_dir())
+UNK = 3
+
+
+@given(data=st.data())
+def test_tokenizers(data):
+    tokenizer = data.draw(st.sampled_from(TOKENIZERS))
+    line = data.draw(texts)
+    ids = outcome(lambda: tokenizer.encode(line))
+    if ids is not Refused:
+        assert all(0 <= token < tokenizer.vocab_size for token in ids)
+        text = tokenizer.decode(ids)
+        if UNK not in ids:
+            expected = tokenizer.normalize(line).replace("▁", " ")
+            assert "".join(text.replace("▁", " ").split()) == "".join(expected.split())
+        assert tokenizer.encode_batch([line, "a"]) == [ids, tokenizer.encode("a")]
+    ids = outcome(lambda: tokenizer.encode_text(line))
+    if ids is not Refused and tokenizer.model == "characters" and UNK not in ids:
+        assert tokenizer.decode(ids) == tokenizer.normalize(line)
+    outcome(lambda: tokenizer.phrase_ids(line))
+    outcome(lambda: tokenizer.normalize(line))
+    for odd in (data.draw(st.sampled_from(NOT_TEXTS)), [line], [[line, line]], [[]], [None]):
+        outcome(lambda odd=odd: tokenizer.encode(odd))
+        outcome(lambda odd=odd: tokenizer.encode_batch(odd))
+        outcome(lambda odd=odd: tokenizer.encode_documents(odd))
+        outcome(lambda odd=odd: tokenizer.encode_text(odd))
+        outcome(lambda odd=odd: tokenizer.phrase_ids(odd))
+        outcome(lambda odd=odd: tokenizer.normalize(odd))
+        outcome(lambda odd=odd: xf.text.Tokenizer.train(odd, 30))
+    for odd in (*IDS, [10**30], np.asarray([3, 4]), np.asarray([3.0])):
+        outcome(lambda odd=odd: tokenizer.decode(odd))
+        outcome(lambda odd=odd: tokenizer.decode_batch([odd]))
+        outcome(lambda odd=odd: tokenizer.tokens(odd))
+
+
+@given(data=st.data())
+def test_training_a_tokenizer(data):
+    lines = data.draw(st.lists(texts, max_size=5))
+    size = data.draw(st.sampled_from([0, 4, 5, 10, 40, 100, -1, 2.5, "9", None, 10**6]))
+    options = {
+        "model": data.draw(st.sampled_from(["bpe", "words", "characters", "x"])),
+        "lowercase": data.draw(st.booleans()),
+        "unicode_form": data.draw(st.sampled_from(["NFC", "NFKC", "x"])),
+        "separator": data.draw(st.booleans()),
+    }
+    tokenizer = outcome(lambda: xf.text.Tokenizer.train(lines, size, **options))
+    if tokenizer is Refused:
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        tokenizer.save(Path(directory) / "tokenizer.json")
+        loaded = xf.text.Tokenizer.load(Path(directory) / "tokenizer.json")
+    assert loaded.encode_batch(lines) == tokenizer.encode_batch(lines)
+    if options["model"] == "characters" and tokenizer.vocab_size < size:
+        for line in lines:
+            assert tokenizer.decode(tokenizer.encode_text(line)) == tokenizer.normalize(line)
+
+
+@given(data=st.data())
+def test_pretrained_tokenizers(data):
+    tokenizer = load_pretrained_tokenizer(data.draw(st.sampled_from(DIRECTORIES)))
+    line = data.draw(texts)
+    ids = outcome(lambda: tokenizer.encode(line))
+    if ids is not Refused:
+        assert all(0 <= token < tokenizer.vocab_size for token in ids)
+        assert isinstance(tokenizer.decode(ids), str)
+        assert tokenizer.encode_batch([line]) == [ids]
+    odd = data.draw(st.sampled_from(NOT_TEXTS))
+    outcome(lambda: tokenizer.encode(odd))
+    outcome(lambda: tokenizer.encode_batch(odd))
+    for odd in (*IDS, [10**30], np.asarray([3, 4]), np.asarray([3.0])):
+        outcome(lambda odd=odd: tokenizer.decode(odd))
+
+
+@functools.cache
+def load_pretrained_tokenizer(directory):
+    return xf.text.load_tokenizer(directory)
+
+
+TEMPLATE = """{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] | trim }}
+{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+
+
+@given(
+    messages=st.lists(st.dictionaries(st.sampled_from(["role", "content", "x"]), texts | st.sampled_from(NOT_TEXTS)))
+)
+def test_chat_templates(messages):
+    rendered = outcome(lambda: render_chat_template(TEMPLATE, messages=messages, add_generation_prompt=True))
+    assert rendered is Refused or isinstance(rendered, str)
+
+
+@given(template=texts)
+def test_odd_chat_templates(template):
+    rendered = outcome(lambda: render_chat_template(template, messages=[]))
+    assert rendered is Refused or isinstance(rendered, str)
+
+
+line_ends = st.sampled_from(["\n", "\n", "\r\n", ""])
+
+
+@given(
+    rows=st.lists(st.tuples(texts, line_ends), max_size=5),
+    start=st.sampled_from([b"", b"", b"\xef\xbb\xbf", b"\xff\xfe"]),
+)
+def test_corpus_files(rows, start, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "corpus"
+    content = start + "".join(line + end for line, end in rows).encode("utf-8", "surrogatepass")
+    path.write_bytes(content)
+    lines = outcome(lambda: read_lines(path))
+    if lines is Refused:
+        return
+    number = content.count(b"\n") + (not content.endswith(b"\n"))
+    assert len(lines) == number
+    assert all("\n" not in line for line in lines)
+    chunks = LineChunks(path, 2)
+    assert [line for chunk in chunks for line in chunk.read()] == lines
+    for line in lines:
+        assert len(one_line(line).splitlines()) <= 1
+    text = outcome(lambda: read_text(path))
+    assert text is Refused or text.count("\n") == content.count(b"\n")
+    pairs = outcome(lambda: read_parallel(path, path))
+    assert pairs is Refused or len(pairs) + pairs.num_dropped == number
+
+
+@given(data=st.data())
+def test_metrics(data):
+    hypotheses = data.draw(
+        st.lists(texts | st.sampled_from(NOT_TEXTS), max_size=4) | st.sampled_from(NOT_TEXTS) | texts
+    )
+    references = data.draw(st.lists(texts, max_size=4) | st.lists(st.lists(texts, max_size=4), max_size=2) | texts)
+    if data.draw(st.booleans()):
+        hypotheses, references = data.draw(
+            st.lists(st.tuples(texts, texts), max_size=4).map(
+                lambda x: (list(y) for y in zip(*x, strict=True)) if x else ([], [])
+            )
+        )
+    for metric in (bleu, chrf, ter, rouge, exact_match):
+        result = outcome(lambda metric=metric: metric(hypotheses, references))
+        if result is not Refused:
+            for each in result if isinstance(result, list) else [result]:
+                value = getattr(each, "value", each)
+                assert np.isfinite(value)
+                assert value >= 0
+
+
+@given(line=texts, language=st.sampled_from(["en", "de", "ja", "x", "", None, 3]))
+def test_sentences(line, language):
+    sentences = outcome(lambda: xf.text.split_sentences(line, language))
+    if sentences is not Refused:
+        assert "".join("".join(sentences).split()) == "".join(line.split())
+
+
+@functools.cache
+def translator(index):
+    tokenizer = TOKENIZERS[index]
+    sizes = {"source_vocab_size": tokenizer.vocab_size, "target_vocab_size": tokenizer.vocab_size}
+    model = small_model(xf.Transformer, xf.TransformerConfig, **sizes, **LAYERS)
+    return xf.Translator(model, xf.Tokenizers(tokenizer, tokenizer))
+
+
+@functools.cache
+def text_generator(index):
+    tokenizer = TOKENIZERS[index]
+    options = {"vocab_size": tokenizer.vocab_size, "num_layers": 1}
+    return xf.TextGenerator(
+        small_model(xf.LanguageModel, xf.LanguageModelConfig, **options), tokenizer, context_length=8
+    )
+
+
+PHRASES = [None, ["a"], [["a"], ["b"]], "a", [""], [None], [["\ud800"]], ["日本"], ["unbekannt"], [[]], 3]
+
+
+@given(data=st.data())
+def test_translators(data):
+    pipeline, options = translator(data.draw(st.integers(0, len(TOKENIZERS) - 1))), data.draw(generation_options())
+    lines = data.draw(st.lists(texts, max_size=3) | st.sampled_from(NOT_TEXTS) | st.lists(st.sampled_from(NOT_TEXTS)))
+    if data.draw(st.integers(0, 2)) == 0:
+        values = {
+            "prefix": [None, "a", ["a", "b"], "", 3, ["a"], "\ud800", "unbekannt", [None]],
+            "sequence_bias": PHRASES,
+            "target_length": [None, 3, 0, -1, [3], [3, 4], "3", 2.5, 10**9, [None], True],
+            "length_unit": ["words", "tokens", "x", None],
+            "align": [True, False, "x"],
+            "seed": [0, -1, 2**70, None, 1.5, "x"],
+            "batch_tokens": [1, 0, -1, 10**9, "x", None, 2.5],
+            "max_source_length": [1, 0, -1, "x", None],
+            "first_index": [0, 5],
+        }
+        name = data.draw(st.sampled_from(sorted(values)))
+        options[name] = data.draw(st.sampled_from(values[name]))
+    outputs = outcome(lambda: pipeline.outputs(lines, **options))
+    if outputs is Refused:
+        return
+    assert len(outputs) == len(lines)
+    for line, row in zip(lines, outputs, strict=True):
+        assert len(row) == (options.get("num_return_sequences", 1) if row else 0)
+        assert line.strip() or not row
+        for each in row:
+            assert isinstance(each.text, str)
+            each.text.encode()
+
+
+@given(data=st.data())
+def test_text_generators(data):
+    pipeline, options = text_generator(data.draw(st.integers(0, len(TOKENIZERS) - 1))), data.draw(generation_options())
+    prompt = texts | st.sampled_from(IDS) | st.sampled_from([{"role": "user"}, [{"role": "user", "content": "a"}]])
+    prompts = data.draw(st.lists(prompt, max_size=3) | st.sampled_from(NOT_TEXTS) | prompt)
+    if data.draw(st.integers(0, 2)) == 0:
+        values = {
+            "sequence_bias": PHRASES,
+            "seed": [0, -1, 2**70, None, 1.5, "x"],
+            "batch_tokens": [1, 0, -1, 10**9, "x", None, 2.5],
+            "max_new_tokens": [1, 20],
+        }
+        name = data.draw(st.sampled_from(sorted(values)))
+        options[name] = data.draw(st.sampled_from(values[name]))
+    outputs = outcome(lambda: pipeline.outputs(prompts, **options))
+    if outputs is Refused:
+        return
+    assert len(outputs) == len(prompts)
+    for index, row in enumerate(outputs):
+        assert len(row) == options.get("num_return_sequences", 1)
+        if index == 0 and "batch_tokens" not in options:
+            text = outcome(lambda: "".join(pipeline.stream(prompts[0], **options)))
+            assert text is Refused or text == pipeline([prompts[0]], **options)[0]
+
+
+@given(rows=st.lists(st.tuples(texts, line_ends), max_size=4), index=st.integers(0, len(TOKENIZERS) - 1))
+def test_commands_keep_lines(rows, index, tmp_path_factory):
+    path, error = tmp_path_factory.getbasetemp() / "lines", io.StringIO()
+    content = "".join(line + end for line, end in rows).encode("utf-8", "surrogatepass")
+    path.write_bytes(content)
+    lines = outcome(lambda: read_lines(path))
+    if lines is not Refused:
+        options = LineOptions().to_dict()
+        chunk = process_chunk(translator(index), lines, 0, options=options, generation={"max_new_tokens": 3})
+        written = chunk.data.decode()
+        assert len(written.splitlines()) == written.count("\n") == len(lines)
+    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()) as printed, limits():
+        code = exit_code(["score", "--reference", str(path), "--hypothesis", str(path), "--metric", "all"])
+    assert code == (2 if lines is Refused else 0)
+    assert "Traceback" not in error.getvalue()
+    assert "nan" not in printed.getvalue()
+
+
+# --- Modules ----------------------------------------------------------------------------------------------------------
+
+
+class Tree(xf.Module):
+    """A module with leaves and branches of any kind."""
+
+    weight: xf.backends.Array
+    rest: object
+    number: object
+
+
+ARRAYS = st.builds(
+    lambda shape, dtype, order: np.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape) % 3 + 1, dtype, order),
+    st.sampled_from([(), (0,), (1,), (3,), (2, 3), (4, 4), (1, 0, 2), (2, 3, 4)]),
+    st.sampled_from(["float32", "float32", "float64", "float16", "int64", "int32", "uint8", "bool"]),
+    st.sampled_from(["C", "F"]),
+)
+LEAVES = (
+    ARRAYS | st.none() | st.booleans() | st.integers() | st.text(max_size=2) | st.sampled_from([1.5, np.float32(2)])
+)
+BRANCHES = st.recursive(
+    LEAVES,
+    lambda nodes: (
+        st.lists(nodes, max_size=3)
+        | st.lists(nodes, max_size=3).map(tuple)
+        | st.dictionaries(st.sampled_from(["a", "b", "0"]), nodes, max_size=3)
+        | st.builds(Tree, ARRAYS, nodes, nodes)
+    ),
+    max_leaves=6,
+)
+OPTIMIZERS = [xf.SGD(), xf.SGD(momentum=0.9), xf.Adam(), xf.AdamW(decay_all=True), xf.Muon(), xf.Adafactor()]
+
+
+def sum_of_squares(tree):
+    return sum(xf.ops.squared_norm(x) for _, x in tree.named_parameters())
+
+
+def assert_same_arrays(one, other):
+    one, other = dict(one.named_arrays()), dict(other.named_arrays())
+    assert one.keys() == other.keys()
+    for name, x in one.items():
+        assert (x.shape, x.dtype) == (other[name].shape, other[name].dtype)
+        np.testing.assert_array_equal(x, other[name])
+
+
+@given(
+    tree=st.builds(Tree, ARRAYS, BRANCHES, BRANCHES),
+    optimizer=st.sampled_from(OPTIMIZERS),
+    dtype=st.none() | st.sampled_from(["float64", "float16", "bfloat16", "x", "int8"]),
+)
+def test_modules(tree, optimizer, dtype):
+    before = copy.deepcopy(dict(tree.named_arrays()))
+    parameters = dict(tree.named_parameters())
+    for moved in (
+        pickle.loads(pickle.dumps(tree)),
+        copy.deepcopy(tree),
+        tree.to("numpy"),
+        tree.to("torch").to("numpy"),
+    ):
+        assert_same_arrays(moved, tree)
+    moved = outcome(lambda: tree.to(dtype=dtype))
+    assert moved is Refused or all(
+        x.dtype == (dtype or before[name].dtype) if name in parameters else x.dtype == before[name].dtype
+        for name, x in moved.named_arrays()
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "tree.safetensors"
+        if outcome(lambda: xf.save_parameters(tree, path)) is not Refused:
+            assert_same_arrays(outcome(lambda: xf.load_parameters(tree, path)), tree)
+    result = outcome(lambda: xf.value_and_grad(sum_of_squares)(tree))
+    if result is Refused:
+        return
+    _, gradient = result
+    assert {name for name, _ in gradient.named_arrays()} == parameters.keys()
+    for name, x in gradient.named_arrays():
+        np.testing.assert_allclose(x, 2 * parameters[name], rtol=1e-3)
+    updated, state = optimizer.update(tree, gradient, optimizer.init(tree), 0.1)
+    updated, state = optimizer.update(updated, gradient, state, 0.1)
+    for name, x in updated.named_arrays():
+        assert (x.shape, x.dtype) == (before[name].shape, before[name].dtype)
+        assert np.all(np.isfinite(x))
+        if name not in parameters:
+            np.testing.assert_array_equal(x, before[name])
+        elif x.size and x.dtype != "float16":
+            assert np.all(x != before[name]) if isinstance(optimizer, xf.Muon) else np.all(x < before[name])
+    for name, x in tree.named_arrays():
+        np.testing.assert_array_equal(x, before[name])
+
+
+# --- Cases that were wrong once ---------------------------------------------------------------------------------------
+
+X = np.ones((2, 3, 8), "float32")
+ATTENTION = xf.MultiHeadAttention(8, 2, init=0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: ATTENTION(None, X),
+        lambda: ATTENTION(1.5),
+        lambda: ATTENTION(X.astype("complex64")),
+        lambda: ATTENTION.weights(X, X[:, :2], mask=1.5, bias=1.5),
+        lambda: xf.MultiHeadAttention(8, 2, head_dim=0, init=0),
+        lambda: KVCache(X[None], X[None]).append(X[None, :1], X[None, :1]),
+        lambda: TRANSFORMERS[0]([[3]], source_mask=1.5),
+        lambda: xf.generate(LANGUAGE_MODELS[0], None),
+        lambda: xf.generate(LANGUAGE_MODELS[0], [["a"]]),
+        lambda: xf.generate(TRANSFORMERS[0], [[3], [4]], attention_mask=[[1], [1, 1]]),
+        lambda: TOKENIZERS[0].encode_batch(None),
+        lambda: TOKENIZERS[0].decode([1.5]),
+        lambda: text_generator(0).outputs(["a"], sequence_bias=[None]),
+        lambda: text_generator(0).outputs(["a"], sequence_bias=3),
+        lambda: translator(0).outputs(["a"], prefix=3),
+        lambda: xf.text.Tokenizer.train(None, 30),
+        lambda: xf.text.Tokenizer.train(["a"], "30"),
+        lambda: bleu(None, ["a"]),
+        lambda: bleu([None], ["a"]),
+        lambda: xf.LanguageModelConfig(vocab_size=9, num_layers=1, layer_types=1.5),
+        lambda: xf.LanguageModelConfig(vocab_size=9, d_model=10**400),
+        lambda: xf.Encoder(xf.EncoderConfig(vocab_size=9, positions="relative", relative_buckets=2)),
+    ],
+)
+def test_refused(call):
+    assert outcome(call) is Refused
+
+
+def test_weights_of_one_query_and_several_keys():
+    assert ATTENTION.weights(X[:1], np.concatenate([X, X])).shape == (4, 2, 3, 3)
+
+
+def test_lengths_do_not_count_padding_without_an_id():
+    """Limits relative to the source do not depend on longer sources of the batch."""
+    model, options = TRANSFORMERS[-1], {"max_length_ratio": 2.0, "suppress_tokens": (2,)}
+    (alone,), (beside, _) = (xf.generate(model, rows, **options) for rows in ([[3]], [[3], [3, 4, 5]]))
+    assert len(alone[0].tokens) == len(beside[0].tokens) == 2
+
+
+def test_parameters_without_axes_stay_parameters():
+    tree = Tree(np.arange(3), np.asarray(2.0), None)
+    _, gradient = xf.value_and_grad(sum_of_squares)(tree)
+    assert dict(gradient.named_arrays()) == {"rest": 4.0}
+
+
+# --- Configurations ---------------------------------------------------------------------------------------------------
+
+ODD = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    2.5,
+    1.0,
+    10**30,
+    10**400,
+    1e308,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    "",
+    "1",
+]
+ODD += [
+    "x",
+    "true",
+    [],
+    [1],
+    ["a"],
+    {},
+    {"a": 1},
+    (),
+    b"1",
+    1j,
+    np.int64(2),
+    np.float32(0.5),
+    np.float64("nan"),
+    np.True_,
+]
+ODD += [
+    np.asarray(2),
+    np.asarray([1, 2]),
+    np.asarray(0.5),
+    np.str_("x"),
+    np.float16(1),
+    {1},
+    object,
+    "\n",
+    "a\nb",
+    "\ud800",
+]
+ODD += [
+    [None],
+    [[1]],
+    ["sliding_attention"],
+    "sliding_attention",
+    {"rope_type": "yarn"},
+    {"rope_type": 3},
+    {"factor": "x"},
+]
+ODD += [{"rope_type": "llama3"}, {"rope_type": "linear", "factor": 0}, {"rope_type": "dynamic", "factor": float("nan")}]
+REQUIRED = {
+    xf.LanguageModelConfig: {"vocab_size": VOCABULARY},
+    xf.EncoderConfig: {"vocab_size": VOCABULARY},
+    xf.TransformerConfig: {"source_vocab_size": VOCABULARY, "target_vocab_size": VOCABULARY},
+    xf.SpeechTransformerConfig: {"target_vocab_size": VOCABULARY},
+    xf.ImageEncoderConfig: {},
+}
+MODELS = {
+    xf.LanguageModelConfig: xf.LanguageModel,
+    xf.EncoderConfig: xf.Encoder,
+    xf.TransformerConfig: xf.Transformer,
+}
+SMALL = {"d_model": 8, "num_heads": 2, "d_ff": 8}
+
+
+def subclasses(cls):
+    for each in cls.__subclasses__():
+        yield each
+        yield from subclasses(each)
+
+
+CONFIGS = sorted(
+    {
+        each
+        for each in subclasses(Config)
+        if not each.__name__.startswith("_") and each.__module__.startswith("xformer.")
+    },
+    key=lambda each: each.__qualname__,
+)
+
+
+@given(data=st.data())
+def test_configurations(data):
+    cls = data.draw(st.sampled_from(CONFIGS) | st.sampled_from(sorted(MODELS, key=str)))
+    names = [field.name for field in dataclasses.fields(cls)]
+    values = dict(REQUIRED.get(cls, {}))
+    if cls in MODELS:
+        values |= SMALL | dict.fromkeys([name for name in names if name.startswith("num_") and "layers" in name], 1)
+    changed = data.draw(st.lists(st.sampled_from([*names, "x", ""]), max_size=3))
+    values |= {name: copy.deepcopy(data.draw(st.sampled_from(ODD))) for name in changed}
+    source = data.draw(st.sampled_from([values] * 9 + [None, 3, [values], "x"]))
+    config = outcome(lambda: cls.from_dict(source))
+    if config is Refused:
+        return
+    for name, value in values.items():
+        own = getattr(config, name)
+        assert own == value or list(own) == list(np.atleast_1d(np.asarray(value, dtype=object)))
+        assert isinstance(own, type(None) | bool | int | float | str | tuple | list | dict | frozenset)
+    json.dumps(config.to_dict())
+    assert cls.from_dict(config.to_dict()) == config
+    if cls in MODELS:
+        huge = [value for value in values.values() if isinstance(value, int | float | np.generic) and value > 10**6]
+        model = Refused if huge else outcome(lambda: MODELS[cls](config))
+        if model is not Refused:
+            ids = np.ones((1, 3), int)
+            outcome(lambda: model(ids, ids) if cls is xf.TransformerConfig and model.decoder else model(ids))
+
+
+TABLES = ["model", "training", "tokenizer", "init", "x"]
+
+
+@given(data=st.data())
+def test_recipes(data):
+    base = tomllib.loads(RECIPE)
+    for _ in range(data.draw(st.integers(1, 3))):
+        table = data.draw(st.sampled_from([*base, *TABLES]))
+        part = base.setdefault(table, {})
+        name = data.draw(
+            st.sampled_from([*(part if isinstance(part, dict) else []), "x", "d_model", "dropout", "max_steps"])
+        )
+        value = data.draw(
+            st.sampled_from(
+                [
+                    x
+                    for x in ODD
+                    if isinstance(x, bool | int | float | str | list | dict) and not isinstance(x, np.generic)
+                ]
+            )
+        )
+        if isinstance(part, dict) and data.draw(st.integers(0, 5)):
+            part[name] = copy.deepcopy(value)
+        else:
+            base[table] = copy.deepcopy(value)
+    base["task"] = data.draw(st.sampled_from([*TASKS, *TASKS, "x", 3]))
+    recipe = outcome(lambda: Recipe.from_dict(base))
+    if recipe is not Refused:
+        json.dumps(recipe.to_dict(), allow_nan=False)

@@ -1,0 +1,45 @@
+"""The limits and the access of a server."""
+
+from __future__ import annotations
+
+from xformer.config import Config, option
+from xformer.errors import ConfigError
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class ServeConfig(Config):
+    """Limits and access of a server.
+
+    Raises:
+        ConfigError: For an invalid value, and for an address that other machines can reach without a token.
+    """
+
+    host: str = option(
+        "Address to listen on; any other than that of this machine requires a token.",
+        default="127.0.0.1",
+        panel="Access",
+    )
+    port: int = option("Port; 0 chooses a free one.", default=8000, at_least=0, at_most=65_535)
+    token: str | None = option(
+        "Token that requests must send: Authorization: Bearer TOKEN. `auto` makes a new one.", default=None
+    )
+    max_requests: int = option(
+        "Maximum number of requests at a time; further ones receive status 429.", default=64, at_least=1, panel="Limits"
+    )
+    max_batch: int = option("Maximum number of requests in a batch.", default=32, at_least=1)
+    max_body: int = option("Maximum size of a request in bytes.", default=1_000_000, at_least=1_000)
+    max_tokens: int = option("Maximum number of new tokens of an output.", default=1024, at_least=1)
+    timeout: float = option("Maximum seconds of a request.", default=120.0, above=0.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.is_local and self.token is None:
+            raise ConfigError(f"host is {self.host!r}, which other machines can reach; expected a token (--token auto)")
+        if self.token is not None and len(self.token) < 8:
+            raise ConfigError(f"token has {len(self.token)} characters; expected at least 8")
+
+    @property
+    def is_local(self) -> bool:
+        """True if only this machine can connect."""
+        return self.host in LOOPBACK
