@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from recorder import Recorder, baseline, xformer_specs
-from workloads import language_model_decoding
+from workloads import decoding, language_model_decoding
 
-from xformer.benchmarks import Spec, decoding
+from xformer.benchmarks import Spec
 
 ROUNDS = 9
 MODEL = {"length": 32, "heads": 8, "head_dim": 64, "layers": 6, "vocabulary": 8000}
@@ -37,7 +37,7 @@ def decoding_specs(factory: str, function: str) -> list[Spec]:
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: f"batch-{batch}")
 def test_translation(benchmark: Any, recorder: Recorder, batch: int, beam: int) -> None:
     workload = decoding.workload({**MODEL, "batch": batch, "beam": beam})
-    specs = decoding_specs("xformer.benchmarks.decoding:build", "build")
+    specs = decoding_specs("workloads.decoding:build", "build")
     recorder.measure(benchmark, "decoding", workload, specs, ROUNDS)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from recorder import Recorder, baseline, xformer_specs
-from workloads import small_model
+from workloads import small_model, stacks
 
-from xformer.benchmarks import Spec, stacks
+from xformer.benchmarks import Spec
 
 ROUNDS = 15
 BASE = {"heads": 8, "head_dim": 64, "layers": 6}
@@ -31,7 +31,7 @@ def torch_specs(function: str) -> list[Any]:
 
 @pytest.mark.parametrize("sizes", ENCODERS, ids=lambda sizes: f"{sizes['batch']}x{sizes['length']}")
 def test_encoder(benchmark: Any, recorder: Recorder, sizes: dict[str, int]) -> None:
-    specs = [*xformer_specs("xformer.benchmarks.stacks:build_encoder"), *torch_specs("build_encoder")]
+    specs = [*xformer_specs("workloads.stacks:build_encoder"), *torch_specs("build_encoder")]
     recorder.measure(benchmark, "encoder", stacks.encoder_workload(sizes), specs, ROUNDS)
 
 

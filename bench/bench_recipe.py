@@ -84,7 +84,7 @@ def test_recipe(benchmark: Any, recorder: Recorder, text: str) -> None:
     if reason := reason_to_skip(text):
         pytest.skip(reason)
     specs = [
-        *xformer_specs("xformer.benchmarks.training:build", ["numpy"]),
+        *xformer_specs("workloads.training:build", ["numpy"]),
         baseline("torch", "baselines.torch_training:build"),
     ]
     recorder.measure(benchmark, "multi30k-recipe", make_workload(text, ROUNDS), specs, ROUNDS)

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from recorder import Recorder, baseline, xformer_specs
-
-from xformer.benchmarks import training
+from workloads import training
 
 ROUNDS = 15
 SIZES = [
@@ -26,7 +25,7 @@ SIZES = [
 def test_train_step(benchmark: Any, recorder: Recorder, sizes: dict[str, int]) -> None:
     specs = [
         # On a CPU, training with xformer is fastest on NumPy; other libraries are for their devices.
-        *xformer_specs("xformer.benchmarks.training:build", ("numpy", "cupy")),
+        *xformer_specs("workloads.training:build", ("numpy", "cupy")),
         baseline("torch", "baselines.torch_training:build"),
         baseline("torch.compile", "baselines.torch_training:build", compiled=True),
     ]

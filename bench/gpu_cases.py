@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from recorder import baseline
-from workloads import norms
+from workloads import decoding, norms, stacks, training
 
-from xformer.benchmarks import Spec, Workload, attention, decoding, stacks, training
+from xformer.benchmarks import Spec, Workload, attention
 
 DTYPE = "bfloat16"
 TOKENS = 16_384  # in a batch
@@ -65,7 +65,7 @@ def layer_case() -> Case:
 
 def encoder_case() -> Case:
     """Return an encoder stack, forward."""
-    specs = [ours("xformer.benchmarks.stacks:build_encoder"), on_torch("torch", "baselines.torch_models:build_encoder")]
+    specs = [ours("workloads.stacks:build_encoder"), on_torch("torch", "baselines.torch_models:build_encoder")]
     workload = stacks.encoder_workload({"batch": 8, "length": TOKENS // 8, **WIDE, "layers": 6, "dtype": DTYPE})
     return Case(workload, specs, "6.5-8 ms, torch 6-7.5")
 
@@ -74,14 +74,14 @@ def training_case() -> Case:
     """Return a training step in mixed precision; torch uses autocast."""
     sizes = {**MODEL, "batch": 2 * TOKENS // MODEL["length"], "vocabulary": 32_000, "dtype": DTYPE}
     theirs = "baselines.torch_training:build"
-    specs = [ours("xformer.benchmarks.training:build"), on_torch("torch", theirs)]
+    specs = [ours("workloads.training:build"), on_torch("torch", theirs)]
     specs.append(on_torch("torch.compile", theirs, compiled=True))
     return Case(training.workload(sizes), specs, "45-58 ms, torch 70-90, compiled 48-63", seconds=200.0)
 
 
 def decoding_case(batch: int, estimate: str) -> Case:
     """Return greedy search in float32, where tokens differ only if rounding decides between two of them."""
-    specs = [ours("xformer.benchmarks.decoding:build")]
+    specs = [ours("workloads.decoding:build")]
     specs.append(on_torch("Hugging Face", "baselines.huggingface_decoding:build"))
     return Case(decoding.workload({**MODEL, "batch": batch, "beam": 1}), specs, estimate)
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from xformer.benchmarks.report import format_cells, format_label, machine_line
-from xformer.cli.bench_plot import draw_ratios
+from xformer.cli._plots import save
+from xformer.text.extras import new_figure
 
 RESULTS = Path(__file__).with_name("results")
 HEAD = (
@@ -74,6 +75,43 @@ def write(folder: Path, results: Path) -> Path:
     written = results / f"{name}.md"
     written.write_text(make_report(runs, plots), encoding="utf-8")
     return written
+
+
+def draw_ratios(run: dict[str, Any], path: Path) -> None:
+    """Plot the time of each implementation divided by that of the first one, with quartiles.
+
+    Args:
+        run: As returned by `xformer.benchmarks.make_run`.
+        path: The PNG file to write.
+
+    Raises:
+        CheckpointError: If the file cannot be written.
+    """
+    results = run["results"][::-1]  # the first workload at the top
+    names = list(dict.fromkeys(each["name"] for result in run["results"] for each in result["implementations"][1:]))
+    figure = new_figure(8.5, 1.3 + 0.32 * len(results) + 0.05 * len(names))
+    axes = figure.subplots()
+    for index, name in enumerate(names):
+        offset = 0.3 * (index / max(1, len(names) - 1) - 0.5)  # separates the implementations of a workload
+        points = [
+            (row - offset, each)
+            for row, result in enumerate(results)
+            for each in result["implementations"]
+            if each["name"] == name
+        ]
+        ratios = [each["ratio"] for _, each in points]
+        errors = [[abs(each["ratio"] - each["ratio_quartiles"][side]) for _, each in points] for side in (0, 1)]
+        rows = [row for row, _ in points]
+        axes.errorbar(ratios, rows, xerr=errors, fmt="o", markersize=4, elinewidth=0.8, color=f"C{index}", label=name)
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_yticks(range(len(results)), [result["workload"] for result in results], fontsize="small")
+    reference = run["results"][0]["implementations"][0]["name"]
+    axes.set_xlabel(f"time / time of {reference} (above 1: {reference} is faster)", fontsize="small")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize="small", loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=3)
+    save(figure, path)
 
 
 def main() -> None:

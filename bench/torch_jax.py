@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from workloads import stacks
 
 from xformer.autodiff import value_and_grad
 from xformer.backends import array_namespace, from_host, resolve, to_host
-from xformer.benchmarks import stacks
 from xformer.tree import flatten, map_arrays
 
 SIZES = [(1, 32), (32, 128), (8, 512)]

@@ -7,14 +7,15 @@ import tempfile
 from typing import Any
 
 import ctranslate2
+from workloads import decoding
 from workloads.language_model_decoding import language_model
 
-from xformer.benchmarks import Computation, decoding
+from xformer.benchmarks import Computation
 from xformer.export import export_ctranslate2
 
 
 def build(settings: dict[str, Any]) -> Computation:
-    """Build translation; settings as in xformer.benchmarks.decoding.build, and compute_type ("float32" or "int8")."""
+    """Build translation; settings as in workloads.decoding.build, and compute_type ("float32" or "int8")."""
     ours = decoding.make_model(settings, "numpy")
     translator = _load(ctranslate2.Translator, ours, settings)
     names = token_names(settings["vocabulary"])

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MarianConfig, MarianMTModel
 from transformers.utils import logging
+from workloads import decoding
 from workloads.language_model_decoding import language_model
 
 from baselines.torch_attention import load_linear
 from baselines.torch_models import load_norm
 from baselines.torch_support import device_and_dtype, tensor
 from xformer.backends import resolve
-from xformer.benchmarks import Computation, decoding
+from xformer.benchmarks import Computation
 from xformer.layers.positions import sinusoidal
 
 _MAX_LENGTH = 512
@@ -23,7 +24,7 @@ logging.set_verbosity_error()
 
 
 def build(settings: dict[str, Any]) -> Computation:
-    """Build translation; settings as in xformer.benchmarks.decoding.build."""
+    """Build translation; settings as in workloads.decoding.build."""
     model = marian(decoding.make_model(settings, "numpy")).eval().to(**device_and_dtype(settings))
     ids = torch.tensor(decoding.make_sources(settings)).to(model.device)
     options = {"num_beams": settings["beam"], "length_penalty": 0.0}

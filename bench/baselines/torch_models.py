@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from workloads import stacks
 from workloads.small_model import fingerprint, make_ids
 
 import xformer as xf
 from baselines.torch_attention import later, load_attention, load_linear
 from baselines.torch_support import device_and_dtype, tensor, torch_computation
-from xformer.benchmarks import Computation, stacks
+from xformer.benchmarks import Computation
 
 _MAX_LENGTH = 512
 

@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
+from workloads.training import LEARNING_RATE, fingerprint
 
 import xformer as xf
 from baselines.torch_models import Translator
 from baselines.torch_support import device_and_dtype, wait_for
 from xformer.benchmarks import Computation
-from xformer.benchmarks.training import LEARNING_RATE, fingerprint
 
 ADAMS: dict[str, dict[str, bool]] = {"for-loop": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 _TRIALS = 3
 
 
 def build(settings: dict[str, Any]) -> Computation:
-    """Build training steps; settings as in xformer.benchmarks.training.build, and compiled."""
+    """Build training steps; settings as in workloads.training.build, and compiled."""
     warnings.simplefilter("ignore", UserWarning)  # nn.Transformer warns that pre-norm does not support nested tensors
     torch.manual_seed(0)
     device, dtype = device_and_dtype(settings).values()

@@ -6,8 +6,8 @@ import functools
 from typing import Any
 
 import xformer as xf
+from workloads.decoding import NUM_TOKENS, fingerprint, make_sources, quantized
 from xformer.benchmarks import Backend, Computation, Workload
-from xformer.benchmarks.decoding import NUM_TOKENS, fingerprint, make_sources, quantized
 from xformer.generation import generate
 
 

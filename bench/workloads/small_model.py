@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 import xformer as xf
+from workloads.stacks import config, model_flops, sentences
 from xformer.backends import array_namespace
 from xformer.benchmarks import Backend, Computation, Workload, computation
-from xformer.benchmarks.stacks import config, model_flops, sentences
 
 
 def workload(settings: dict[str, Any]) -> Workload:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-import pytest
-
 BENCH = Path(__file__).parents[2] / "bench"
-
-
-@pytest.fixture(autouse=True)
-def bench_on_the_path(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCH))
+sys.path.insert(0, str(BENCH))

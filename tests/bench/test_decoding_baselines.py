@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 
 import pytest
-
-from xformer.benchmarks import decoding
+from workloads import decoding
 
 SIZES = {"batch": 3, "length": 7, "heads": 2, "head_dim": 8, "layers": 2, "vocabulary": 50}
 # Importing transformers runs deprecated code.
@@ -19,7 +18,7 @@ def run(module, function, **changes):
         return computation.fingerprint(computation.step(0))[0]
 
 
-def ours(module="xformer.benchmarks.decoding", **changes):
+def ours(module="workloads.decoding", **changes):
     tokens = run(module, "build", backend="numpy", **changes)
     assert len(tokens) == SIZES["batch"] * decoding.NUM_TOKENS
     assert len(set(tokens)) > 5  # repeated tokens would make the comparison meaningless

@@ -6,8 +6,7 @@ import importlib
 
 import numpy as np
 import pytest
-
-from xformer.benchmarks import stacks, training
+from workloads import stacks, training
 
 SIZES = {"batch": 3, "length": 5, "heads": 2, "head_dim": 4, "layers": 2, "vocabulary": 17}
 
@@ -28,7 +27,7 @@ def torch():
 @pytest.mark.parametrize(
     ("module", "function", "baseline"),
     [
-        ("xformer.benchmarks.stacks", "build_encoder", "build_encoder"),
+        ("workloads.stacks", "build_encoder", "build_encoder"),
         ("workloads.small_model", "build", "build_model"),
     ],
 )
@@ -44,7 +43,7 @@ def test_outputs_are_those_of_torch(module, function, baseline):
 def test_a_second_train_step_finds_the_same_loss(apart):
     settings = dict(training.workload(SIZES).settings)
     settings |= {"model": stacks.config(SIZES, **apart).to_dict(), "max_grad_norm": 0.1}
-    ours, metadata = run("xformer.benchmarks.training", "build", {**settings, "backend": "numpy"}, steps=2)
+    ours, metadata = run("workloads.training", "build", {**settings, "backend": "numpy"}, steps=2)
     theirs, their_metadata = run("baselines.torch_training", "build", settings, steps=2)
     first, _ = run("baselines.torch_training", "build", settings)
     np.testing.assert_allclose(theirs, ours, atol=1e-5)
@@ -55,4 +54,4 @@ def test_a_second_train_step_finds_the_same_loss(apart):
 def test_the_loss_with_dropout_is_not_compared():
     settings = dict(training.workload(SIZES).settings)
     settings["model"] = stacks.config(SIZES, dropout=0.1).to_dict()
-    assert run("xformer.benchmarks.training", "build", {**settings, "backend": "numpy"})[0] == []
+    assert run("workloads.training", "build", {**settings, "backend": "numpy"})[0] == []

@@ -83,3 +83,24 @@ def test_an_empty_directory_is_refused(tmp_path):
     report = importlib.import_module("report")
     with pytest.raises(SystemExit, match="contains no results"):
         report.write(tmp_path, tmp_path)
+
+
+def test_ratios_of_every_implementation(monkeypatch, tmp_path):
+    def timed(name, ratio):
+        return {"name": name, "ratio": ratio, "ratio_quartiles": [0.9 * ratio, 1.2 * ratio]}
+
+    results = [
+        {
+            "workload": "first",
+            "implementations": [timed("ours", 1.0), timed("torch", 0.5), timed("jax", 3.0)],
+        },
+        {"workload": "second", "implementations": [timed("ours", 1.0), timed("jax", 2.0)]},
+    ]
+    report, drawn = importlib.import_module("report"), []
+    monkeypatch.setattr(report, "save", lambda figure, path: drawn.append(figure))
+    report.draw_ratios({"suite": "attention", "results": results}, tmp_path / "ratios.png")
+    (axes,) = drawn[0].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["second", "first"]
+    torch, jax = (points.get_xdata().tolist() for points, _, _ in axes.containers)
+    assert (torch, jax) == ([0.5], [2.0, 3.0])
+    assert "above 1: ours is faster" in axes.get_xlabel()
