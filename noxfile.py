@@ -68,6 +68,15 @@ def tests(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-q", *parallel, *doctests, *arguments, env=ONE_THREAD)
 
 
+@nox.session(reuse_venv=True)
+def bounds(session: nox.Session) -> None:
+    """Run the tests of compiled kernels with checked indices, which compiles all kernels anew."""
+    session.install("-e", ".[cli]", *group("test"), *EXTRAS["numba"])
+    env = {**ONE_THREAD, "XFORMER_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": session.create_tmp()}
+    arguments = ["--numprocesses", "auto", "--dist", "loadfile", "-k", "numba or invalid"]
+    session.run("python", "-m", "pytest", "-q", *arguments, *with_paths(session, "tests/ops"), env=env)
+
+
 @nox.session(reuse_venv=True, python="3.11")
 def lowest(session: nox.Session) -> None:
     """Run the tests with the lowest versions that pyproject.toml allows; `-- PATH` runs some of them."""
@@ -148,9 +157,9 @@ def cudnn_plans(session: nox.Session) -> None:
     """Build cuDNN plans without a GPU; needs a C compiler and downloads 450 MB of wheels."""
     session.install("-e", ".", *group("test"))
     session.install("--no-deps", *CUDNN)
-    stubs = session.run("python", "tests/kernels/cupy/stub_drivers.py", session.create_tmp(), silent=True)
+    stubs = session.run("python", "tests/ops/_cupy/stub_drivers.py", session.create_tmp(), silent=True)
     env = {**ONE_THREAD, "XFORMER_CUDNN_PLANS": "1", "LD_LIBRARY_PATH": str(stubs).strip()}
-    plans = "tests/kernels/cupy/test_cudnn_graph.py"
+    plans = "tests/ops/_cupy/test_cudnn_graph.py"
     session.run("python", "-m", "pytest", "-q", plans, *session.posargs, env=env)
 
 

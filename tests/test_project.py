@@ -7,6 +7,7 @@ import importlib
 import re
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,18 @@ def test_one_version_everywhere():
     assert importlib.import_module("xformer").__version__ == project["version"]
 
 
+def test_one_distribution_name_everywhere():
+    """The command and the import are called xformer; on the Python Package Index, that name is another project's."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["name"] == "array-transformers"
+    assert project["scripts"] == {"xformer": "xformer.cli.main:run"}
+    other = re.compile(
+        rb"""install\s+(-\S+\s+)*["'`]*xformer\b|\bxformer\\*\[\\*[a-z{]|(version|distribution)\(["']xformer["']\)"""
+    )
+    matches = [f"{path}: {match[0]!r}" for path, content in project_files() for match in other.finditer(content)]
+    assert matches == []
+
+
 def public_names(package: str) -> tuple[set[str], set[str]]:
     """Return the public names that a package's __init__ defines or imports from xformer, and its own submodules.
 
@@ -62,7 +75,7 @@ def public_names(package: str) -> tuple[set[str], set[str]]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_all_lists_the_public_names_of_a_package(package):
-    if package == "xformer.kernels.torch":
+    if package == "xformer.ops.torch":
         pytest.importorskip("torch")
     exported = getattr(importlib.import_module(package), "__all__", [])
     names, submodules = public_names(package)
@@ -70,7 +83,8 @@ def test_all_lists_the_public_names_of_a_package(package):
     assert set(exported) - {"__version__"} - submodules == names
 
 
-def test_no_file_contains_a_path_of_one_machine():
+def project_files() -> Iterator[tuple[str, bytes]]:
+    """Yield the names and contents of the files of the project."""
     listing = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -79,10 +93,11 @@ def test_no_file_contains_a_path_of_one_machine():
     )
     if listing.returncode:
         pytest.skip("not a git checkout: the files of the project are unknown")
-    matches = []
     for name in listing.stdout.splitlines():
-        if not (ROOT / name).is_file():
-            continue
-        content = (ROOT / name).read_bytes()
-        matches += [f"{name}: {path}" for path in MACHINE_PATHS if path.encode() in content]
+        if (ROOT / name).is_file():
+            yield name, (ROOT / name).read_bytes()
+
+
+def test_no_file_contains_a_path_of_one_machine():
+    matches = [f"{name}: {path}" for name, data in project_files() for path in MACHINE_PATHS if path.encode() in data]
     assert matches == []

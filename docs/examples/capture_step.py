@@ -30,7 +30,7 @@ def train(step):
     data, losses = np.random.default_rng(0), []
     for number in range(1, 6):
         batch = tuple(data.integers(3, 1000, (3, 4, 16)))
-        rng = xf.Rng(0).counted(np.asarray(number))
+        rng = xf.Rng(0).with_counter(np.asarray(number))
         model, state, loss, _ = step(model, state, batch, rng, np.asarray(1e-3 / number))
         losses.append(float(loss))
     return dict(model.named_parameters()), losses

@@ -3,13 +3,12 @@
 import numpy as np
 
 import xformer as xf
-from xformer.kernels import Kernel, explain, register
+from xformer.ops import Kernel, explain, register
 
 
-def supports(arrays, static):
-    """Return None if the kernel can compute this call, else the reason why not."""
-    (x,) = arrays
-    return None if x.dtype == np.float32 else f"dtype {x.dtype}; expected float32"
+def why_not(x, *, save):
+    """Return None if the kernel can compute this call, else the reason in words."""
+    return None if x.size < 2**20 else "more than a million elements"
 
 
 def forward(x, *, save):
@@ -23,7 +22,7 @@ def vjp(g, output, needs):
     return (np.where(output > 0.0, g, np.float32(0.0)),)
 
 
-register(Kernel("example.relu", "relu", "numpy", supports, forward, vjp, priority=100))
+register(Kernel("example.relu", "relu", "numpy", forward, vjp, dtypes=("float32",), why_not=why_not))
 
 x = np.asarray([[-1.0, 2.0]], dtype=np.float32)
 print(explain("relu", x))
