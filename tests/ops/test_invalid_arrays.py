@@ -42,6 +42,10 @@ OPERATIONS = {
         lambda *arrays: ops.attention(*arrays, causal=True),
         ["bhqd float", "bhkd float", "bhke float"],
     ),
+    "attention with softcap": (
+        lambda *arrays: ops.attention(*arrays, softcap=2.0),
+        ["bhqd float", "bhkd float", "bhke float", "b11k bool?", "hqk float?"],
+    ),
     "attention_weights": (ops.attention_weights, ["bhqd float", "bhkd float", "b1qk bool?"]),
     "softmax": (ops.softmax, ["bli float", "li bool?"]),
     "layer_norm": (ops.layer_norm, ["bli float", "i float", "i float?"]),
@@ -174,6 +178,7 @@ def run(name, arrays):
 @example(call=("linear", [np.ones((64, 128), "f"), np.ones((128, 512), "f"), np.ones(600, "f")]))
 @example(call=("cross_entropy", [np.ones((4, 7), "f"), np.full(4, -100)]))
 @example(call=("cross_entropy", [np.ones((4, 7), "f"), np.full(4, 10**9)]))
+@example(call=("attention with softcap", [*np.ones((2, 1, 2, 3, 4), "f"), np.ones((1, 2, 2, 4), "f")]))
 @example(call=("layer_norm", [np.ones((4, 7), "f"), np.ones(1, "f"), None]))
 @given(call=calls())
 def test_a_call_raises_one_line_or_returns_the_right_result(call):

@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile(
         "stress",
         deadline=None,
-        derandomize=True,  # the same cases in every run
+        derandomize=config.getoption("--hypothesis-seed") is None,  # the same cases in every run
         database=None,
         max_examples=100 * scale,
         phases=(Phase.explicit, Phase.generate),  # shrinking takes longer than reading the failure

@@ -200,6 +200,7 @@ def attention(
     four_axes = _with_four_axes(query, key, value)
     scale = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
     if softcap is not None:
+        _operation.signature.check("attention", (*four_axes, mask, bias, dropout_mask))
         weights = attention_weights(*four_axes[:2], mask, bias, causal=causal, scale=scale, softcap=softcap)
         dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)
         y = array_namespace(dropped, value).matmul(dropped, repeat_kv(four_axes[2], four_axes[0]))
