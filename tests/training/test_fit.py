@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import signal
@@ -171,6 +172,37 @@ def test_a_function_gets_the_number_of_the_first_batch():
     assert losses(by_function) == losses(by_list)
 
 
+@pytest.mark.parametrize(("grad_accumulation", "steps"), [(1, 3), (2, 2)])
+def test_without_steps_the_batches_are_used_once(tmp_path, grad_accumulation, steps):
+    used, batches = [], make_batches(3)
+
+    def loss(model, batch, rng):
+        used.append(batch)
+        return squared_error(model, batch, rng)
+
+    for _ in range(2):  # a second call finds nothing left to do
+        fit(Regression(), loss, batches, optimizer=Adam(), learning_rate=0.1, data_parallel=1, run_dir=tmp_path,
+            grad_accumulation=grad_accumulation)  # fmt: skip
+    assert list(map(id, used)) == list(map(id, batches))
+    assert load_parameters(Regression(), tmp_path / "model.safetensors").weight.any()
+    _, history = run(batches, steps=None, grad_accumulation=grad_accumulation)
+    assert len(history) == steps
+
+
+@pytest.mark.parametrize("batches", [lambda start: iter(make_batches()[start:]), iter(make_batches())])
+def test_batches_without_a_length_need_steps(batches):
+    with raises_line(
+        ConfigError, r"^steps is None, and batches is a \w+ without a length; pass the number of steps, or"
+    ):
+        run(batches, steps=None)
+    _, history = run(batches, steps=math.inf)
+    assert len(history) == 4
+
+
+def test_fit_and_the_loop_have_the_same_arguments():
+    assert inspect.signature(fit).parameters == inspect.signature(TrainingLoop).parameters
+
+
 def test_no_batches_are_refused():
     with raises_line(DataError, "batches is empty; expected at least one batch"):
         fit(Regression(), squared_error, [], optimizer=Adam(), learning_rate=0.1)
@@ -265,7 +297,7 @@ def test_minutes_end_training():
     for invalid in (-1, float("nan"), "5", True):
         with pytest.raises(ConfigError, match=r"minutes is .*; expected a number of at least 0"):
             time_limit(invalid)
-    _, history = run(callbacks=[time_limit(1e-9)], steps=None)
+    _, history = run(callbacks=[time_limit(1e-9)], steps=math.inf)
     assert history == []
 
 
@@ -395,6 +427,8 @@ def test_running_out_of_memory_names_the_step():
     ("options", "message"),
     [
         ({"steps": 0}, "steps is 0; expected an integer of at least 1"),
+        ({"steps": 1.5}, "steps is 1.5; expected an integer of at least 1"),
+        ({"batches": 3}, "batches is 3; expected an iterable, or a function of the number of a batch"),
         ({"grad_accumulation": 1.5}, "grad_accumulation is 1.5; expected an integer of at least 1"),
         ({"data_parallel": -1}, "data_parallel is -1; expected an integer of at least 1"),
         ({"precision": "float8"}, "precision is 'float8'; expected one of 'float32', 'bfloat16', 'float16'"),

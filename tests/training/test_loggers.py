@@ -169,7 +169,7 @@ def test_a_logger_is_opened_first_and_ended_last_also_by_an_error():
 
 def test_the_score_has_its_name():
     logger = Recorder()
-    loop = TrainingLoop(Weight(), loss_fn, [], optimizer=SGD(), learning_rate=0.1)
+    loop = TrainingLoop(Weight(), loss_fn, [np.ones(2)], optimizer=SGD(), learning_rate=0.1)
     logger(Validation(5, 0, None, None, 27.1, "BLEU", True, 0.1), loop)
     assert logger.calls[1:] == [(5, "validation/BLEU")]
 

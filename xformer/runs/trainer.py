@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -122,7 +123,7 @@ class Trainer:
             optimizer=optimizer,
             learning_rate=config.make_schedule(d_model),
             max_grad_norm=config.max_grad_norm,
-            steps=config.max_steps,
+            steps=config.max_steps or math.inf,
             callbacks=[*callbacks, self.validator, *limits, self],
             run_dir=directory.path,
             seed=config.seed,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import logging
 import math
@@ -12,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +24,8 @@ from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
 from xformer.training.captured_step import CapturedStep
 from xformer.training.checkpoint import TrainingFiles, save_parameters
-from xformer.training.data_parallel import can_split, data_parallel, default_num_workers
+from xformer.training.data_parallel import can_split, default_num_workers
+from xformer.training.data_parallel import data_parallel as parallel_value_and_grad
 from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step
 from xformer.training.interrupt import Stopped, stop_on_signals
 from xformer.training.optimizers import Optimizer
@@ -68,7 +67,7 @@ def fit(
     optimizer: Optimizer,
     learning_rate: float | Schedule,
     max_grad_norm: float = 1.0,
-    steps: int | None = None,
+    steps: float | None = None,
     callbacks: Sequence[Callback] = (),
     run_dir: Any = None,
     seed: int = 0,
@@ -88,14 +87,14 @@ def fit(
         model: Any Module; it is not changed.
         loss_fn: (model, batch, rng) -> the sum of the losses of a batch's tokens, a scalar array. Validation passes
             None for the rng: no dropout.
-        batches: An iterable, which is iterated again whenever it is exhausted; or a function of a number n that
-            returns an iterator over the batches from number n on, counted from 0. A resumed run skips the batches of
-            an iterable that it has seen, and calls the function with their number.
+        batches: An iterable, which is iterated again until all steps are made; or a function of a number n that returns
+            an iterator over the batches from number n on, counted from 0. A resumed run skips the batches of an
+            iterable that it has seen, and calls the function with their number.
         optimizer: For example `AdamW(weight_decay=0.1)`.
         learning_rate: A number, or a function of the step, counted from 1; see `xformer.training.schedules`.
         max_grad_norm: Largest norm of the gradient (clipping by global norm); math.inf is no clipping.
-        steps: Number of steps, including those before it was resumed; None trains until a callback or a signal
-            ends training.
+        steps: Number of steps, including those before it was resumed; math.inf is no limit. Default one pass over
+            `batches`, which must have a length, like a list or a DataLoader of torch.
         callbacks: Called with every event in this order; each may end training (see `Callback`).
         run_dir: Directory for the training state, the log and the model; created if necessary. If it holds the state
             of an earlier run, training resumes from there and makes the same bits as an uninterrupted run.
@@ -118,31 +117,32 @@ def fit(
         The trained model, and the `Step` events of this call, a list that notebooks show as a curve and a table.
 
     Raises:
+        ConfigError: If an argument is invalid, or `batches` has no length and `steps` is None.
         TrainingError: If the loss or the gradient is not finite. The last state saved stays in `run_dir`.
         OutOfMemoryError: If memory runs out.
         CheckpointError: If `run_dir` cannot be written, or holds the state of another model or optimizer.
     """
-    loop = TrainingLoop(**locals())
+    loop = TrainingLoop(
+        model, loss_fn, batches, optimizer=optimizer, learning_rate=learning_rate, max_grad_norm=max_grad_norm,
+        steps=steps, callbacks=callbacks, run_dir=run_dir, seed=seed, grad_accumulation=grad_accumulation,
+        precision=precision, data_parallel=data_parallel, communicator=communicator, num_tokens=num_tokens,
+        capture=capture, save_every_minutes=save_every_minutes,
+    )  # fmt: skip
     reason = loop.run()
     if loop.files is not None:
         save_parameters(loop.model, loop.files.directory / "model.safetensors")
     if loop.is_incomplete:
-        _LOG.warning("training ended after step %d of %s: %s", loop.step, loop.max_steps or "any number", reason)
+        limit = "" if loop.max_steps == math.inf else f" of {loop.max_steps}"
+        _LOG.warning("training ended after step %d%s: %s", loop.step, limit, reason)
     return loop.model, loop.history
 
 
-_SIGNATURE = inspect.signature(fit)
-
-
 class TrainingLoop:
-    """The loop behind `fit`.
-
-    Args:
-        *args: Positional arguments of `fit`.
-        **keywords: Its keyword arguments.
+    """The loop behind `fit`, which describes the arguments.
 
     Attributes:
         loss_fn: The loss, as it was passed.
+        max_steps: Number of steps after which training ends, or math.inf.
         num_workers: Number of shards of each batch.
         files: The files in `run_dir`, or None; of several ranks, rank 0 has them.
         communicator: The ranks that train together.
@@ -154,19 +154,49 @@ class TrainingLoop:
         is_incomplete: A signal, or the end of the batches, ended training before its last step.
     """
 
-    def __init__(self, *args: Any, **keywords: Any) -> None:
-        bound = _SIGNATURE.bind(*args, **keywords)
-        bound.apply_defaults()
-        options = SimpleNamespace(**bound.arguments)
-        _check_arguments(options)
-        model, rate = options.model, options.learning_rate
-        self.loss_fn, self.optimizer, self.max_grad_norm = options.loss_fn, options.optimizer, options.max_grad_norm
-        self.learning_rate = rate if callable(rate) else lambda step: rate
-        self.max_steps, self.callbacks = options.steps, list(options.callbacks)
-        self.communicator = options.communicator or SingleProcess()
-        has_files = options.run_dir is not None and self.communicator.rank == 0
-        self.files = TrainingFiles(options.run_dir) if has_files else None
-        self.num_workers = options.data_parallel or default_num_workers(model, options.communicator)
+    def __init__(
+        self,
+        model: Any,
+        loss_fn: Loss,
+        batches: Batches,
+        *,
+        optimizer: Optimizer,
+        learning_rate: float | Schedule,
+        max_grad_norm: float = 1.0,
+        steps: float | None = None,
+        callbacks: Sequence[Callback] = (),
+        run_dir: Any = None,
+        seed: int = 0,
+        grad_accumulation: int = 1,
+        precision: str = "float32",
+        data_parallel: int | None = None,
+        communicator: Communicator | None = None,
+        num_tokens: Callable[[Any], int] | None = None,
+        capture: bool = False,
+        save_every_minutes: float = 5.0,
+    ) -> None:
+        _check_arguments(model, loss_fn, batches, optimizer, learning_rate, callbacks, num_tokens)
+        check_precision(precision, model)
+        check_count("grad_accumulation", grad_accumulation)
+        if data_parallel is not None:
+            check_count("data_parallel", data_parallel)
+        if run_dir is not None and not isinstance(model, Module):
+            raise ConfigError(f"model is a {type(model).__name__}; run_dir requires a Module")
+        if isinstance(optimizer, ShardedOptimizer) and optimizer.communicator is not communicator:
+            raise ConfigError(
+                "optimizer is divided among other ranks than communicator; expected the same communicator"
+            )
+        self.loss_fn, self.optimizer, self.max_grad_norm = loss_fn, optimizer, max_grad_norm
+        self.learning_rate = learning_rate if callable(learning_rate) else lambda step: learning_rate
+        self.callbacks = list(callbacks)
+        self._batches, self._grad_accumulation, self._is_one_pass = batches, grad_accumulation, steps is None
+        self.max_steps = _steps_of_one_pass(batches, grad_accumulation) if steps is None else steps
+        if self.max_steps != math.inf:
+            check_count("steps", self.max_steps)
+        self.communicator = communicator or SingleProcess()
+        has_files = run_dir is not None and self.communicator.rank == 0
+        self.files = TrainingFiles(run_dir) if has_files else None
+        self.num_workers = data_parallel or default_num_workers(model, communicator)
         self.step, self.epoch, self.num_tokens = 0, 0, 0
         self.history = History()
         self._signals: list[str] = []
@@ -174,15 +204,16 @@ class TrainingLoop:
         self._model, self._is_shared = model, True  # by the caller: the first step must not overwrite it
         with out_of_memory("the optimizer state", "use a smaller model, or an optimizer with a smaller state"):
             self.state = self.optimizer.init(model)
-        self._batches, self._grad_accumulation = options.batches, options.grad_accumulation
-        self.count_tokens = options.num_tokens or (lambda batch: getattr(batch, "num_tokens", 1))
-        self._autocast_loss = autocast(options.precision, self.loss_fn)
-        self._value_and_grad = data_parallel(self.num_workers, capture=options.capture, communicator=self.communicator)
-        self._train_step = CapturedStep(self.num_workers) if options.capture else partial(train_step, donate=True)
-        self._scaler = GradScaler.init(options.precision)
-        self._rng = Rng(options.seed).fold_in("training", "dropout")
+        self.count_tokens = num_tokens or (lambda batch: getattr(batch, "num_tokens", 1))
+        self._autocast_loss = autocast(precision, loss_fn)
+        self._value_and_grad = parallel_value_and_grad(
+            self.num_workers, capture=capture, communicator=self.communicator
+        )
+        self._train_step = CapturedStep(self.num_workers) if capture else partial(train_step, donate=True)
+        self._scaler = GradScaler.init(precision)
+        self._rng = Rng(seed).fold_in("training", "dropout")
         self._minutes, self._start_time = 0.0, time.monotonic()
-        self._save_interval, self._save_time = 60.0 * options.save_every_minutes, time.monotonic()
+        self._save_interval, self._save_time = 60.0 * save_every_minutes, time.monotonic()
         self._stop_reason: str | None = None
         self.is_incomplete = False
 
@@ -309,7 +340,7 @@ class TrainingLoop:
 
     def stop_reason(self) -> str | None:
         """Return the reason why training is complete, or None."""
-        if self.max_steps is not None and self.step >= self.max_steps:
+        if self.step >= self.max_steps:
             return f"{self.max_steps} steps"
         return self._stop_reason
 
@@ -340,7 +371,7 @@ class TrainingLoop:
                 stack.enter_context(blas_threads(1 if sharded else num_threads()))
             accumulated = list(itertools.islice(batches, self._grad_accumulation))
             if not accumulated:
-                self.is_incomplete = self.max_steps is not None
+                self.is_incomplete = self.max_steps != math.inf
                 return "the batches are exhausted"
             with out_of_memory(f"step {self.step + 1}", "use smaller batches or a smaller model"):
                 event = self._make_step(accumulated, started)
@@ -421,7 +452,7 @@ class TrainingLoop:
         return event
 
     def _iterate(self, start: int) -> Iterator[Any]:
-        """Yield batches without end, from number `start` on, and count the epochs."""
+        """Yield the batches of one or any number of passes, from number `start` on, and count the epochs."""
         if callable(self._batches):
             source = self._batches(start)
             for batch in source:
@@ -441,6 +472,8 @@ class TrainingLoop:
                     raise DataError("batches is empty; expected at least one batch")
                 return  # an iterator, which cannot be iterated again
             self.epoch += 1
+            if self._is_one_pass:
+                return
 
     def _stateful_callbacks(self) -> Iterator[tuple[str, Any]]:
         """Yield the callbacks that have a state, under names that a resumed run has again."""
@@ -461,30 +494,38 @@ def nonfinite_parameter(model: Any) -> str | None:
     return None
 
 
-def _check_arguments(options: Any) -> None:
-    model, optimizer, learning_rate, callbacks = (
-        options.model, options.optimizer, options.learning_rate, options.callbacks
-    )  # fmt: skip
+def _steps_of_one_pass(batches: Any, grad_accumulation: int) -> int:
+    try:
+        count = len(batches)
+    except TypeError:
+        raise ConfigError(
+            f"steps is None, and batches is a {type(batches).__name__} without a length; pass the number of steps, or "
+            "math.inf to train until the batches, a callback or a signal end training"
+        ) from None
+    if not count:
+        raise DataError("batches is empty; expected at least one batch")
+    return math.ceil(count / grad_accumulation)
+
+
+def _check_arguments(
+    model: Any, loss_fn: Any, batches: Any, optimizer: Any, learning_rate: Any, callbacks: Any, num_tokens: Any
+) -> None:
     if isinstance(model, type) or not flatten(model)[0]:
         raise ConfigError(f"model is {model!r}; expected an instance of a Module with at least one array")
     if dtype := quantized_dtype(model):
         raise ConfigError(f"the model is quantized to {dtype}; expected floating weights: train before quantize()")
+    if not callable(loss_fn):
+        raise ConfigError(f"loss_fn is {loss_fn!r}; expected a function (model, batch, rng)")
+    if not callable(batches) and not isinstance(batches, Iterable):
+        raise ConfigError(f"batches is {batches!r}; expected an iterable, or a function of the number of a batch")
     if isinstance(optimizer, type) or not hasattr(optimizer, "init"):
         raise ConfigError(f"optimizer is {optimizer!r}; expected an optimizer, e.g. Adam()")
     if not callable(learning_rate) and (not isinstance(learning_rate, int | float) or isinstance(learning_rate, bool)):
         raise ConfigError(f"learning_rate is {learning_rate!r}; expected a number or a schedule")
     if callable(callbacks) or not all(map(callable, callbacks)):
         raise ConfigError("callbacks is not a list of functions (event, loop); put a single callback in brackets")
-    if options.num_tokens is not None and not callable(options.num_tokens):
-        raise ConfigError(f"num_tokens is {options.num_tokens!r}; expected a function of the batch")
-    for name in ("steps", "data_parallel", "grad_accumulation"):
-        if getattr(options, name) is not None or name == "grad_accumulation":
-            check_count(name, getattr(options, name))
-    check_precision(options.precision, model)
-    if options.run_dir is not None and not isinstance(model, Module):
-        raise ConfigError(f"model is a {type(model).__name__}; run_dir requires a Module")
-    if isinstance(optimizer, ShardedOptimizer) and optimizer.communicator is not options.communicator:
-        raise ConfigError("optimizer is divided among other ranks than communicator; expected the same communicator")
+    if num_tokens is not None and not callable(num_tokens):
+        raise ConfigError(f"num_tokens is {num_tokens!r}; expected a function of the batch")
 
 
 def _copy(array: Any) -> Any:
