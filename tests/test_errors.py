@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import xformer as xf
+from tests.reference import raises_line
 from xformer import errors
-from xformer.errors import OutOfMemoryError, how_to_install, is_out_of_memory, out_of_memory
+from xformer.errors import ConfigError, OutOfMemoryError, how_to_install, is_out_of_memory, out_of_memory
 
 EXTRAS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
@@ -19,6 +21,43 @@ EXTRAS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(
 def test_install_hints_name_an_extra_that_has_the_package(package, extra):
     assert any(package.replace("_", "-") in requirement for requirement in EXTRAS[extra])
     assert how_to_install(package) == f'run: pip install "array-transformers[{extra}]"'
+
+
+X = np.ones((2, 3, 8), "float32")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: xf.fit(None, None, [], epochs=3), "fit got an unknown argument 'epochs'; pass steps, the number of"),
+        (lambda: xf.fit(None, None, [], lr=3), "fit got an unknown argument 'lr'; did you mean 'learning_rate'?"),
+        (lambda: xf.AdamW(lr=3), "unknown key 'lr' in AdamW; pass the learning rate to fit or train_step"),
+        (lambda: xf.MultiHeadAttention(8, 2, init=0)(X, is_causal=True), "MultiHeadAttention got an unknown argument"),
+        (
+            lambda: xf.MultiHeadAttention(8, 2, init=0)(X, key_padding_mask=X),
+            "MultiHeadAttention .*=masks.from_blocked",
+        ),
+        (lambda: xf.MultiHeadAttention(8, 2, batch_first=True), "MultiHeadAttention .* arrays are always"),
+        (lambda: xf.LayerNorm(8, eps=1e-6), "LayerNorm got an unknown argument 'eps'; did you mean 'epsilon'?"),
+        (lambda: xf.ops.softmax(X, dim=-1), "softmax got an unknown argument 'dim'; the softmax is over the last axis"),
+        (lambda: xf.ops.cross_entropy(X, X, ignore_index=0), "cross_entropy got .*; did you mean 'pad_id'?"),
+        (lambda: xf.ops.attention(X, X, X, is_causal=True), "attention got .*; did you mean 'causal'?"),
+        (lambda: xf.LanguageModelConfig(hidden_size=8), "unknown key 'hidden_size' .*; did you mean 'd_model'?"),
+        (lambda: xf.LanguageModel(vocabulary=8), "LanguageModel got an unknown argument 'vocabulary'; expected one of"),
+    ],
+)
+def test_arguments_of_other_libraries_are_refused_with_a_hint(call, message):
+    with raises_line(ConfigError, f"^{message.rstrip('?')}"):
+        call()
+
+
+def test_type_errors_of_the_body_are_not_changed():
+    @errors.check_arguments()
+    def function(x):
+        return int(x=x)
+
+    with pytest.raises(TypeError, match="keyword"):
+        function(x=3)
 
 
 class OutOfMemoryErrorOfALibrary(RuntimeError):

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import math
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Self, dataclass_transform
@@ -141,11 +141,13 @@ def options_of(config: type[Config]) -> Iterator[tuple[str, str, str, dataclasse
         yield field.name, _type_name(field).removesuffix(" | None"), panel, field
 
 
-def check_keys(keys: Collection[str], known: Collection[str], name: str) -> None:
-    """Raise ConfigError for the first unknown key, suggesting the nearest known one."""
+def check_keys(
+    keys: Collection[str], known: Collection[str], name: str, hints: Mapping[str, str] | None = None
+) -> None:
+    """Raise ConfigError for the first unknown key, suggesting the nearest known one or what `hints` has for it."""
     for key in keys:
         if key not in known:
-            raise ConfigError(f"unknown key {key!r} in {name}; {nearest_hint(key, known)}")
+            raise ConfigError(f"unknown key {key!r} in {name}; {nearest_hint(key, known, hints)}")
 
 
 def check_count(name: str, value: Any) -> None:
@@ -163,7 +165,7 @@ def integers(name: str, values: Any) -> list[int]:
 
 
 def _check_names(config: Any, values: dict[str, Any], name: str) -> None:
-    check_keys(values, field_names(config), name)
+    check_keys(values, field_names(config), name, getattr(config, "_hints", None))
     missing = [f.name for f in _fields(config) if f.default is dataclasses.MISSING and f.name not in values]
     if missing:
         raise ConfigError(f"{name} requires {', '.join(missing)}")

@@ -8,7 +8,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-from collections.abc import Collection, Iterator
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class XformerError(Exception):
@@ -96,10 +101,72 @@ def abbreviate(text: str, limit: int = 800) -> str:
     return f"{text[: limit - end - 5].rstrip()} ... {text[-end:].lstrip()}"
 
 
-def nearest_hint(name: str, known: Collection[str]) -> str:
-    """Suggest the known name nearest to an unknown one, or list all of them."""
-    near = difflib.get_close_matches(name, known, n=1)
+# Names in PyTorch, Keras and Hugging Face, and those of xformer.
+_SYNONYMS = {
+    **dict.fromkeys(("attention_mask", "attn_mask", "key_padding_mask", "src_mask", "tgt_mask"), ("mask",)),
+    **dict.fromkeys(("dim", "embed_dim", "embedding_dim", "hidden_size", "n_embd"), ("d_model", "features")),
+    **dict.fromkeys(("dim_feedforward", "intermediate_size", "n_inner"), ("d_ff",)),
+    **dict.fromkeys(("n_head", "nhead", "num_attention_heads"), ("num_heads",)),
+    **dict.fromkeys(("n_layer", "num_hidden_layers"), ("num_layers",)),
+    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), ("steps", "max_steps")),
+    **dict.fromkeys(("accumulate_grad_batches", "gradient_accumulation_steps"), ("grad_accumulation",)),
+    **dict.fromkeys(("clipnorm", "max_norm"), ("max_grad_norm",)),
+    **dict.fromkeys(("dropout_p", "p"), ("dropout", "rate")),
+    **dict.fromkeys(("eps", "layer_norm_eps"), ("epsilon", "norm_epsilon")),
+    "betas": ("beta1",),
+    "ignore_index": ("pad_id",),
+    "is_causal": ("causal",),
+    "lr": ("learning_rate",),
+    "max_length": ("max_new_tokens",),
+    "num_embeddings": ("vocab_size",),
+    "output_dir": ("run_dir",),
+}
+
+
+def nearest_hint(name: str, known: Collection[str], hints: Mapping[str, str] | None = None) -> str:
+    """Suggest what to use instead of an unknown name.
+
+    Args:
+        name: The unknown name.
+        known: All known names.
+        hints: Sentences for names of other libraries.
+
+    >>> nearest_hint("lr", ["learning_rate", "steps"])
+    "did you mean 'learning_rate'?"
+    """
+    if hints and name in hints:
+        return hints[name]
+    synonyms = [each for each in _SYNONYMS.get(name, ()) if each in known]
+    near = synonyms or difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(sorted(known))}"
+
+
+def check_arguments(**hints: str) -> Callable[[Function], Function]:
+    """Decorate a function so that an unknown keyword argument raises ConfigError with a hint.
+
+    Args:
+        **hints: Sentences for arguments that only other libraries have.
+    """
+
+    def decorate(function: Function) -> Function:
+        known = [*inspect.signature(function).parameters]
+        is_method = known[0] == "self"
+
+        @functools.wraps(function)
+        def call(*args: Any, **keywords: Any) -> Any:
+            try:
+                return function(*args, **keywords)
+            except TypeError:
+                unknown = next((name for name in keywords if name not in known), None)
+                if unknown is None:
+                    raise
+                name = type(args[0]).__name__ if is_method else function.__name__
+                hint = nearest_hint(unknown, known[is_method:], hints)
+            raise ConfigError(f"{name} got an unknown argument {unknown!r}; {hint}")
+
+        return call  # type: ignore[return-value]
+
+    return decorate
 
 
 # --- Out of memory ----------------------------------------------------------------------------------------------------

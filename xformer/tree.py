@@ -40,7 +40,7 @@ from xformer.backends import (
 )
 from xformer.backends.backend import loaded_backends, on_load
 from xformer.backends.namespaces import load_imported_backends
-from xformer.errors import BackendError, ConfigError, ShapeError, nearest_hint
+from xformer.errors import BackendError, ConfigError, ShapeError, check_arguments, nearest_hint
 from xformer.html import Markup, details, tag
 
 _SEQUENCES = (tuple, list)
@@ -77,6 +77,8 @@ class Module:
         cls.__fields__ = tuple(field.name for field in fields)
         if generate_init and cls.__fields__ == inherited_fields:
             del cls.__init__  # a subclass without new fields inherits the constructor
+        if not hasattr(cls.__init__, "__wrapped__"):
+            cls.__init__ = check_arguments()(cls.__init__)  # type: ignore[method-assign]
         cls.__array_fields__ = frozenset(field.name for field in fields if _ARRAY_TYPE.search(str(field.type)))
         _CLASSES.add(cls)
         for backend in loaded_backends():

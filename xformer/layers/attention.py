@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from xformer import masks
 from xformer.backends import Array, array_namespace, device
-from xformer.errors import ConfigError, ShapeError
+from xformer.errors import ConfigError, ShapeError, check_arguments
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.kv_cache import KVCache
@@ -101,6 +101,7 @@ class MultiHeadAttention(Module):
     scale: float | None
     softcap: float | None
 
+    @check_arguments(batch_first="arrays are always (batch, length, features)")
     def __init__(
         self,
         d_model: int,
@@ -138,6 +139,11 @@ class MultiHeadAttention(Module):
         self.scale = scale
         self.softcap = softcap
 
+    @check_arguments(
+        attn_mask="use mask, True = may attend; masks.from_blocked converts the masks of torch.nn.MultiheadAttention",
+        key_padding_mask="use mask=masks.from_blocked(key_padding_mask)[:, None, None, :]",
+        need_weights="use weights(query, key), or record_attention",
+    )
     def __call__(
         self,
         query: Array,

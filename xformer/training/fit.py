@@ -18,7 +18,7 @@ import numpy as np
 from xformer.backends import array_namespace, device, from_host
 from xformer.config import check_count
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, abort_on_error, broadcast
-from xformer.errors import CheckpointError, ConfigError, DataError, TrainingError, out_of_memory
+from xformer.errors import CheckpointError, ConfigError, DataError, TrainingError, check_arguments, out_of_memory
 from xformer.ops.quantized import quantized_dtype
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
@@ -59,6 +59,7 @@ class Callback(Protocol):
         """
 
 
+@check_arguments(epochs="pass steps, the number of updates; the default is one pass over batches")
 def fit(
     model: Any,
     loss_fn: Loss,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from xformer.backends import Array
 from xformer.config import Config, option
@@ -58,6 +58,7 @@ class _Optimizer(Config):
     """Base class: the hyperparameters, and what all updates have in common."""
 
     _usage = "pass the learning rate to fit or train_step"
+    _hints: ClassVar = dict.fromkeys(("lr", "learning_rate"), _usage)
 
     def update(
         self,

@@ -16,7 +16,7 @@ from xformer.backends import (
     device,
     extra,
 )
-from xformer.errors import ShapeError
+from xformer.errors import ShapeError, check_arguments
 from xformer.ops.dropout.definition import apply_dropout
 from xformer.ops.operation import Operation
 from xformer.ops.softmax.definition import softmax, softmax_cotangent
@@ -158,6 +158,7 @@ def _is_multiple(heads: int, kv_heads: int) -> bool:
     return heads == kv_heads or (kv_heads > 0 and heads % kv_heads == 0)
 
 
+@check_arguments()
 def attention(
     query: Array,
     key: Array,

@@ -18,7 +18,7 @@ from xformer.backends import (
     index_dtype,
     is_integer,
 )
-from xformer.errors import ConfigError, DataError
+from xformer.errors import ConfigError, DataError, check_arguments
 from xformer.ops.operation import Operation
 from xformer.tree import is_array
 
@@ -75,6 +75,7 @@ _operation = Operation(
 _NO_LABEL = -(2**31)  # the pad_id of kernels for labels without padding
 
 
+@check_arguments(reduction="each label has its own loss; use xp.sum or xp.mean")
 def cross_entropy(
     logits: Array, labels: Array, *, pad_id: int | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> Array:
