@@ -1,7 +1,7 @@
 import pytest
 
 from tests.reference import raises_line
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, DataError
 from xformer.generation import GenerationConfig, default_max_length
 from xformer.generation.lengths import LengthRange, length_ranges, target_ranges
 
@@ -49,8 +49,10 @@ def test_invalid_target_lengths_raise():
         target_ranges(GenerationConfig(), [4, 0], 2)
     with raises_line(ConfigError, "target length 1 is 2.5"):
         target_ranges(GenerationConfig(), [2.5], 1)
-    with raises_line(ConfigError, "target_lengths has 1 entries for 2 inputs"):
+    with raises_line(DataError, "target_lengths has 1 entries for 2 inputs"):
         target_ranges(GenerationConfig(), [4], 2)
+    with raises_line(DataError, "target_lengths has type int for 2 inputs"):
+        target_ranges(GenerationConfig(), 4, 2)
     with raises_line(
         ConfigError, "both a target length and max_new_tokens are set; expected one or the other: omit max_new_tokens"
     ):

@@ -189,7 +189,8 @@ def _make_batch(
         source, source_mask = _source_ids(model, inputs)
         indices = _check_indices(indices, source.shape[0])
         lengths = _source_limits(model, source, source_mask.get("source_mask"), config, target_lengths, length_fn)
-        conditions = _length_conditions(model, target_lengths if length_condition is None else length_condition)
+        length_condition = target_lengths if length_condition is None else length_condition
+        conditions = _length_conditions(model, length_condition, len(indices))
         prefixes = check_prefixes(prefix, lengths, model, indices)
         start, eos_id, suppressed = [model_config.bos_id], model_config.eos_id, model_config.suppressed_ids
 
@@ -316,13 +317,14 @@ def _prompt_limits(model: LanguageModel, sizes: list[int], config: GenerationCon
     return LengthLimits(_within_positions(model, ranges, sizes), prompt_lengths=sizes)
 
 
-def _length_conditions(model: Transformer, lengths: Sequence[int] | None) -> list[int] | None:
+def _length_conditions(model: Transformer, lengths: Sequence[int] | None, num_inputs: int) -> list[int] | None:
     """Return the output lengths for a length encoding, eos included; None for a model without one."""
     if not model.config.length_encoding:
         return None
     if lengths is None:
         raise ConfigError("this model has a length encoding; expected target_lengths, one per input")
-    return [length + 1 for length in lengths]
+    check_one_each("length_condition", lengths, num_inputs)
+    return [length + 1 for length in integers("length_condition", lengths)]
 
 
 def _uniforms(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from xformer.errors import ConfigError
 from xformer.generation.config import GenerationConfig
+from xformer.models.token_ids import check_one_each
 
 MAX_TARGET_LENGTH = 100_000
 # Token limit per unit of length_fn. The limit in units ends outputs; this one only stops a unit that never ends.
@@ -93,12 +94,10 @@ def target_ranges(config: GenerationConfig, target_lengths: Sequence[Any], num_i
     side, in whole units, and always contains the target itself.
 
     Raises:
-        ConfigError: For an invalid length, a wrong number of lengths, and for a config that limits lengths as well.
+        DataError: For a wrong number of lengths.
+        ConfigError: For an invalid length, and for a config that limits lengths as well.
     """
-    if len(target_lengths) != num_inputs:
-        raise ConfigError(
-            f"target_lengths has {len(target_lengths)} entries for {num_inputs} inputs; expected one each"
-        )
+    check_one_each("target_lengths", target_lengths, num_inputs)
     default = GenerationConfig()
     for name in ("min_new_tokens", "max_new_tokens", "min_length_ratio", "max_length_ratio"):
         if getattr(config, name) != getattr(default, name):
