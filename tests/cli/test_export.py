@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from xformer.pipelines import Translator
 from xformer.text import load_tokenizer
 
 
@@ -23,8 +25,16 @@ def exported(trained, tmp_path_factory):
 def test_a_checkpoint_translates_as_its_run_does(xformer, trained, exported, text, tmp_path):
     for name, model in (("run", trained), ("checkpoint", exported)):
         options = ("--input", text / "valid.en", "--output", tmp_path / name, "--num-beams", 2)
-        assert xformer("translate", "--model", model, *options, "--length-penalty", 0).code == 0
+        assert xformer("translate", "--model", model, *options).code == 0
     assert (tmp_path / "checkpoint").read_text() == (tmp_path / "run").read_text()
+
+
+def test_a_checkpoint_has_the_scores_of_its_run(trained, exported, text):
+    """The base of the length penalty is that of the run."""
+    lines, options = (text / "valid.en").read_text().splitlines()[:8], {"num_beams": 3, "length_penalty": 2.0}
+    runs, checkpoints = (Translator.from_pretrained(each).outputs(lines, **options) for each in (trained, exported))
+    assert [each.text for (each,) in checkpoints] == [each.text for (each,) in runs]
+    np.testing.assert_allclose([each.score for (each,) in checkpoints], [each.score for (each,) in runs], rtol=1e-4)
 
 
 def test_sources_end_with_eos(exported, trained):
@@ -47,7 +57,7 @@ def test_a_checkpoint_is_inspected_without_its_weights(xformer, exported):
     assert (report["model_type"], report["model"]) == ("pegasus", "Transformer")
     assert list(report["dtypes"]) == ["float32"]
     assert report["bytes"] == (exported / "model.safetensors").stat().st_size
-    assert report["generation"] == {"suppress_tokens": [0, 1], "eos_token_id": [2]}
+    assert report["generation"] == {"length_penalty_base": "wu", "suppress_tokens": [0, 1], "eos_token_id": [2]}
     assert report["config"]["norm_position"] == "pre"
     assert sum(report["parameters"].values()) > 1000
     assert report["tokenizers"][""]["special_tokens"]["eos_token"] == "</s>"

@@ -241,7 +241,8 @@ def generation_config(model: BaseModel) -> dict[str, Any]:
     """Return the values of generation_config.json: special tokens and suppressed ones."""
     c = model.config
     start = {"decoder_start_token_id": c.bos_id} if isinstance(model, Transformer) else {"bos_token_id": c.bos_id}
-    suppressed = {"suppress_tokens": sorted(c.suppressed_ids)} if c.suppressed_ids else {}
+    # transformers reads suppress_tokens; xformer suppresses special tokens before the softmax.
+    suppressed = {"suppress_tokens": sorted(c.suppressed_ids), "suppress_special": True} if c.suppressed_ids else {}
     return {**start, "eos_token_id": c.eos_id, "pad_token_id": c.pad_id, **suppressed}
 
 

@@ -155,7 +155,7 @@ def read_special_ids(reader: ConfigReader) -> dict[str, Any]:
         "pad_id": reader.count("pad_token_id", default=None, at_least=0),
         "bos_id": reader.generation.count("bos_token_id", default=bos_id, at_least=0),
         "eos_id": next(iter(reader.generation.counts("eos_token_id", default=eos_ids, at_least=0)), None),
-        "suppress_special": False,
+        "suppress_special": reader.generation.flag("suppress_special", default=False),
     }
 
 

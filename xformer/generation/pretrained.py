@@ -45,8 +45,7 @@ class PretrainedGeneration:
                 f"{self.path}: settings that are invalid or not supported are ignored: {settings}"
             )
         return GenerationConfig(
-            **self.options,
-            length_penalty_base="length",
+            **{"length_penalty_base": "length", **self.options},
             stop_token_ids=tuple(token for token in self.eos_ids if token != model.eos_id),
         )
 
@@ -204,6 +203,7 @@ _WITHOUT_EFFECT = {
     *("prompt_lookup_num_tokens", "max_matching_ngram_size", "early_stopping", "remove_invalid_values"),
     *("output_attentions", "output_hidden_states", "output_logits", "output_scores", "renormalize_logits"),
     *("return_dict", "return_dict_in_generate", "transformers_version", "bos_token_id", "pad_token_id"),
+    "suppress_special",  # of models that xformer wrote
     # Of Whisper.
     *("alignment_heads", "is_multilingual", "lang_to_id", "max_initial_timestamp_index", "median_filter_width"),
     *("no_timestamps_token_id", "prev_sot_token_id", "task_to_id"),
@@ -221,7 +221,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "ep
 _OPTIONS = (
     *("num_beams", "num_return_sequences", "num_beam_groups", "diversity_penalty", "length_penalty"),
     *("max_new_tokens", "min_new_tokens", "no_repeat_ngram_size", "repetition_penalty", "do_sample"),
-    "begin_suppress_tokens",
+    *("begin_suppress_tokens", "length_penalty_base"),
     *_SAMPLING[:4],
 )
 # Values with which a setting has no effect.
@@ -238,5 +238,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("length_penalty", "diversity_penalty", "repetition_penalty"), _number),
     **dict.fromkeys(("temperature", "top_p", "min_p"), _number),
     "bad_words_ids": _sequences,
+    "length_penalty_base": str,  # of runs that xformer exported
     "do_sample": _boolean,
 }

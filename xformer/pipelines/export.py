@@ -11,6 +11,8 @@ from xformer.errors import ConfigError, how_to_install
 from xformer.export import export_ctranslate2, export_onnx
 from xformer.families import load_pretrained, save_pretrained
 from xformer.families.checkpoint import is_public, save_with_config
+from xformer.generation import GenerationConfig
+from xformer.generation.pretrained import GENERATION_FILE
 from xformer.io import atomic_directory, atomic_write, read_json, write_json
 from xformer.models import BaseModel, ImageEncoder, Transformer, load
 from xformer.runs.run_directory import RunDirectory, copy_pretrained
@@ -24,8 +26,6 @@ from xformer.text import (
     Tokenizer,
     load_tokenizer,
 )
-
-GENERATION_CONFIG = "generation_config.json"
 
 
 def export_run(
@@ -67,6 +67,9 @@ def _to_hugging_face(directory: Path, output: Path) -> str:
         model_type = save_with_config(model, pretrained / "config.json", output)
     else:
         save_pretrained(model, output)
+        if (path := output / GENERATION_FILE).exists():
+            base = GenerationConfig().length_penalty_base  # of runs; transformers ignores it
+            write_json(path, {**read_json(path, "generation settings"), "length_penalty_base": base})
         write_tokenizers(model, output)
         model_type = read_json(output / "config.json", "configuration")["model_type"]
     return f"as a model of type {model_type}"
@@ -95,9 +98,9 @@ def _open(directory: Path) -> _Source:
     tokenizer = None if isinstance(model, ImageEncoder) else load_tokenizer(pretrained)
 
     def write(model: BaseModel, output: Path) -> None:
-        if (pretrained / GENERATION_CONFIG).is_file():
-            with atomic_write(output / GENERATION_CONFIG) as file:
-                file.write((pretrained / GENERATION_CONFIG).read_bytes())
+        if (pretrained / GENERATION_FILE).is_file():
+            with atomic_write(output / GENERATION_FILE) as file:
+                file.write((pretrained / GENERATION_FILE).read_bytes())
         if tokenizer is not None:
             tokenizer.save(output)
 
