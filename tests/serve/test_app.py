@@ -392,9 +392,11 @@ def test_texts_are_tokenized_outside_of_the_event_loop(client, monkeypatch):
         ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
         ("/v1/chat/completions", {"model": "bytes", "messages": chat, "max_tokens": 1}),
         ("/v1/embeddings", {"input": "a man"}),
+        ("/explore", {"text": TEXTS[0], "max_new_tokens": 1}),
+        ("/attention", {"text": TEXTS[0]}),
     ):
         client.post(path, **body)
-    assert len(threads) == 4
+    assert len(threads) == 6
     assert client.thread not in threads
 
 

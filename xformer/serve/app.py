@@ -446,7 +446,8 @@ async def explore(server: Server, request: Request, body: Json) -> Any:
     """Generate from a text and return everything about the search."""
     parsed, settings = requests.parse(body, requests.ExploreRequest)
     model = server.model(parsed.model, TextToText, TextGenerator, task="generate text")
-    job = model.explore_job(parsed, settings, server.config.timeout)
+    ids = await run_in_threadpool(model.encode_request, parsed)
+    job = model.explore_job(parsed, settings, ids, server.config.timeout)
     if not parsed.stream:
         return await result_of(request, model, job)
     return stream_of(model, job, lambda event: iter([event_text(event.name, event.data)]))
@@ -456,7 +457,8 @@ async def attention(server: Server, request: Request, body: Json) -> Any:
     """Return the attention weights of a text and its output."""
     parsed, _ = requests.parse(body, requests.AttentionRequest, generates=False)
     model = server.model(parsed.model, TextToText, TextGenerator, Embedder, Classifier, task="show attention")
-    return await result_of(request, model, model.attention_job(parsed, server.config.timeout))
+    ids = await run_in_threadpool(model.encode_request, parsed)
+    return await result_of(request, model, model.attention_job(parsed, ids, server.config.timeout))
 
 
 # --- Translation and summarization ------------------------------------------------------------------------------------

@@ -397,9 +397,8 @@ class ServedModel:
 
     # --- Exploration --------------------------------------------------------------------------------------------------
 
-    def explore_job(self, request: ExploreRequest, settings: Settings, timeout: float) -> Job:
-        """Return a job that generates from one text and shows the search."""
-        ids = self.encode_request(request)
+    def explore_job(self, request: ExploreRequest, settings: Settings, ids: list[int], timeout: float) -> Job:
+        """Return a job that generates from the ids of one text and shows the search."""
         generation = self.generation(request, settings, [ids], num_alternatives=request.num_alternatives)
         return Job(self.explore, (request, generation), timeout=timeout)
 
@@ -506,9 +505,9 @@ class ServedModel:
 
     # --- Attention ----------------------------------------------------------------------------------------------------
 
-    def attention_job(self, request: AttentionRequest, timeout: float) -> Job:
-        """Return a job that computes the attention weights of a text and its output."""
-        ids, outputs = self.source_ids(self.encode_request(request)), list(request.output_ids or [])
+    def attention_job(self, request: AttentionRequest, ids: list[int], timeout: float) -> Job:
+        """Return a job that computes the attention weights of the ids of a text and of its output."""
+        ids, outputs = self.source_ids(ids), list(request.output_ids or [])
         kinds = self.attention_kinds if request.kinds is None else request.kinds
         for kind in kinds:
             if kind not in self.attention_kinds:
