@@ -150,10 +150,10 @@ def check_keys(
             raise ConfigError(f"unknown key {key!r} in {name}; {nearest_hint(key, known, hints)}")
 
 
-def check_count(name: str, value: Any) -> None:
-    """Raise ConfigError unless a value is an integer of at least 1."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
-        raise ConfigError(f"{name} is {value!r}; expected an integer of at least 1")
+def check_count(name: str, value: Any, at_least: int = 1) -> None:
+    """Raise ConfigError unless a value is an integer of at least 1, or another minimum."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < at_least:
+        raise ConfigError(f"{name} is {value!r}; expected an integer of at least {at_least}")
 
 
 def integers(name: str, values: Any) -> list[int]:

@@ -20,8 +20,8 @@ class XformerError(Exception):
     """Base class of all errors; the command line prints one line and exits with code 2."""
 
     def __str__(self) -> str:
-        """Return the message; long values from files and requests are shortened."""
-        return abbreviate(super().__str__())
+        """Return the message in one line; long values from files and requests are shortened."""
+        return abbreviate(" ".join(super().__str__().splitlines()))
 
 
 class ShapeError(XformerError, ValueError):

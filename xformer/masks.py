@@ -5,10 +5,12 @@ Masks are boolean, True where attention is allowed, and broadcastable to (batch,
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 from xformer.backends import Array, Device, array_namespace, dtype_name, is_integer, resolve
-from xformer.errors import ShapeError
+from xformer.config import check_count
+from xformer.errors import ConfigError, ShapeError
 from xformer.ops.attention.definition import causal_mask
 from xformer.ops.operation import Signature
 
@@ -27,8 +29,11 @@ def padding(tokens: Array, pad_id: int) -> Array:
 
     Raises:
         ShapeError: If the tokens are not a matrix of integers.
+        ConfigError: If pad_id is not an integer.
     """
     xp = array_namespace(tokens)
+    if not isinstance(pad_id, Integral):
+        raise ConfigError(f"pad_id is {pad_id!r}; expected an integer")
     if len(tokens.shape) != 2 or not is_integer(tokens.dtype):
         raise ShapeError(
             f"tokens have shape {tuple(tokens.shape)} and dtype {dtype_name(tokens.dtype)}; "
@@ -51,7 +56,10 @@ def causal(queries: int, keys: int | None = None, *, xp: Any = "numpy", device: 
     Returns:
         Mask of shape (queries, keys).
     """
-    return causal_mask(resolve(xp), queries, queries if keys is None else keys, device)
+    keys = queries if keys is None else keys
+    for name, value in (("queries", queries), ("keys", keys)):
+        check_count(name, value, at_least=0)
+    return causal_mask(resolve(xp), queries, keys, device)
 
 
 def sliding_window(
@@ -79,11 +87,12 @@ def sliding_window(
         Mask of shape (queries, keys).
 
     Raises:
-        ShapeError: If the size is below 1.
+        ConfigError: If the size is below 1, or another number is no integer.
     """
-    if size < 1:
-        raise ShapeError(f"size is {size}; expected a window of at least 1 token")
+    check_count("size", size)
     xp, keys = resolve(xp), queries if keys is None else keys
+    for name, value in (("queries", queries), ("keys", keys)):
+        check_count(name, value, at_least=0)
     query = xp.reshape(xp.arange(queries, device=device), (queries, 1)) + (keys - queries if start is None else start)
     key = xp.reshape(xp.arange(keys, device=device), (1, keys))
     return xp.abs(query - key) < size

@@ -359,6 +359,23 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, Module | type)
 
 
+def check_array(x: Any, name: str, *axes: str | int) -> tuple[int, ...]:
+    """Return the shape of an array, and raise ShapeError for anything else.
+
+    Args:
+        x: An argument of a layer.
+        name: Its name.
+        *axes: Sizes of the axes, or names of those of any size; by default it may have any shape.
+    """
+    if not is_array(x):
+        raise ShapeError(f"{name} is a {type(x).__name__}; expected an array, e.g. xp.asarray(...)")
+    shape = tuple(x.shape)
+    sizes = zip(shape, axes, strict=False)
+    if axes and (len(shape) != len(axes) or any(size != axis for size, axis in sizes if not isinstance(axis, str))):
+        raise ShapeError(f"{name} has shape {shape}; expected ({', '.join(map(str, axes))})")
+    return shape
+
+
 class FrozenDict(dict[Any, Any]):
     """A read-only dict: every dict that is assigned to a field of a module becomes one."""
 

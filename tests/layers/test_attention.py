@@ -91,7 +91,7 @@ def test_a_fully_masked_query_gets_the_output_bias(layer):
 def test_d_model_must_be_divisible_by_num_heads():
     with raises_line(ConfigError, r"d_model 10 is not divisible by num_heads 4; choose e\.g\. d_model 8 "):
         MultiHeadAttention(10, 4, init=Initializer("numpy"))
-    with raises_line(ConfigError, "num_heads is 0; expected at least 1"):
+    with raises_line(ConfigError, "num_heads is 0; expected an integer of at least 1"):
         MultiHeadAttention(10, 0, init=Initializer("numpy"))
 
 

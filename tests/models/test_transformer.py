@@ -291,7 +291,7 @@ def test_gradients_under_dropout_belong_to_the_drawn_mask():
 def test_a_memory_of_another_shape_is_refused():
     model = small_model()
     for shape in ((2, 5), (3, 5, 8), (2, 5, 7)):
-        with raises_line(ShapeError, r"memory has shape .*; expected \(2, source length, 8\) for target ids"):
+        with raises_line(ShapeError, r"memory has shape .*; expected \(2, source length, 8\)"):
             model.decode(TARGET, np.zeros(shape))
 
 

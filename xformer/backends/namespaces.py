@@ -106,10 +106,12 @@ def _namespace_of_new_type(array: Any) -> Namespace:
     name = _BACKEND_OF_ROOT.get(cls.__module__.split(".")[0])
     if name is not None and hasattr(array, "dtype") and hasattr(array, "shape"):
         namespace = _import(name)
-    elif hasattr(array, "__array_namespace__"):
+    elif hasattr(cls, "__array_namespace__"):
         namespace = _ASK_THE_ARRAY
     else:
-        raise BackendError(f"got a {cls.__module__}.{cls.__name__}; expected an array of {', '.join(BACKENDS)}")
+        raise BackendError(
+            f"got a {cls.__module__}.{cls.__name__}; expected an array of {', '.join(BACKENDS)}; use xp.asarray"
+        )
     _NAMESPACE_OF_TYPE[cls] = namespace
     return namespace
 

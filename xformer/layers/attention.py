@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from xformer import masks
 from xformer.backends import Array, array_namespace, device
+from xformer.config import check_count
 from xformer.errors import ConfigError, ShapeError, check_arguments
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
@@ -295,15 +296,16 @@ class MultiHeadAttention(Module):
 
 def check_heads(d_model: int, num_heads: int, num_key_value_heads: int, head_dim: int | None = None) -> None:
     """Raise ConfigError unless num_heads divides d_model (without a head_dim) and num_key_value_heads num_heads."""
-    for name, value in (("d_model", d_model), ("num_heads", num_heads), ("head_dim", head_dim)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}; expected at least 1")
+    for name, value in (("d_model", d_model), ("num_heads", num_heads), ("num_key_value_heads", num_key_value_heads)):
+        check_count(name, value)
+    if head_dim is not None:
+        check_count("head_dim", head_dim)
     if head_dim is None and d_model % num_heads:
         raise ConfigError(
             f"d_model {d_model} is not divisible by num_heads {num_heads}; "
             f"choose e.g. d_model {num_heads * max(1, round(d_model / num_heads))} or another num_heads"
         )
-    if num_key_value_heads < 1 or num_heads % num_key_value_heads:
+    if num_heads % num_key_value_heads:
         raise ConfigError(
             f"num_heads {num_heads} is not divisible by num_key_value_heads {num_key_value_heads}; "
             "expected groups of query heads of equal size"

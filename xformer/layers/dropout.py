@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from numbers import Real
+
 from xformer.backends import Array, array_namespace, device
 from xformer.errors import ConfigError
 from xformer.ops.dropout import dropout
 from xformer.random import Rng, check_rng
-from xformer.tree import Module
+from xformer.tree import Module, check_array
 
 
 class Dropout(Module):
@@ -24,8 +26,8 @@ class Dropout(Module):
     rate: float
 
     def __init__(self, rate: float):
-        if not 0.0 <= rate < 1.0:
-            raise ConfigError(f"dropout is {rate}; expected a probability in [0, 1)")
+        if not isinstance(rate, Real) or not 0.0 <= rate < 1.0:
+            raise ConfigError(f"dropout is {rate!r}; expected a probability in [0, 1)")
         self.rate = rate
 
     def __call__(self, x: Array, rng: Rng | None = None) -> Array:
@@ -38,9 +40,10 @@ class Dropout(Module):
         Returns:
             Array of the shape and dtype of `x`.
         """
+        shape = check_array(x, "x")
         if rng is None:
             return x
-        mask, keep_probability = self.draw(tuple(x.shape), x, rng)
+        mask, keep_probability = self.draw(shape, x, rng)
         return x if mask is None else dropout(x, mask, keep_probability)
 
     def draw(self, shape: tuple[int, ...], like: Array, rng: Rng | None) -> tuple[Array | None, float]:

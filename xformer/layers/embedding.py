@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from xformer.backends import Array, array_namespace, device, extra, is_floating
-from xformer.errors import ShapeError
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import as_dtype_of
@@ -15,7 +14,7 @@ from xformer.ops.embedding import embedding
 from xformer.ops.linear import linear
 from xformer.ops.quantized import QuantizedWeight
 from xformer.random import Rng
-from xformer.tree import Module
+from xformer.tree import Module, check_array
 
 
 class Embedding(Module):
@@ -46,6 +45,7 @@ class Embedding(Module):
         Returns:
             Array of shape (..., d_model) in the dtype of the table.
         """
+        check_array(ids, "ids")
         weight = self.weight
         scale = math.sqrt(weight.shape[1]) if self.scale else 1.0
         if not is_floating(ids.dtype):
@@ -117,8 +117,7 @@ class InputEmbedding(Module):
         Raises:
             ShapeError: If `x` is not three-dimensional.
         """
-        if len(x.shape) != 3:
-            raise ShapeError(f"token vectors have shape {tuple(x.shape)}; expected (batch, length, d_model)")
+        check_array(x, "x", "batch", "length", "d_model")
         if position_embeddings is not None:
             x = x + position_embeddings
         elif self.positions is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from xformer.backends import Array, Device, DType, default_float, from_host, resolve
+from xformer.config import check_count
 from xformer.errors import ConfigError
 from xformer.random import Rng
 
@@ -47,11 +48,13 @@ class Initializer:
         Args:
             shape: (fan_in, fan_out).
         """
+        _check_sizes(shape)
         bound = math.sqrt(6.0 / sum(shape))
         return self._draw(shape, lambda rng: rng.uniform(shape, -bound, bound))
 
     def normal(self, shape: tuple[int, ...], standard_deviation: float) -> Array:
         """Draw normal values with mean zero."""
+        _check_sizes(shape)
         return self._draw(shape, lambda rng: rng.normal(shape, standard_deviation))
 
     # Constants draw nothing, so a layer with another norm, or without biases, leaves all other parameters as they were.
@@ -69,6 +72,7 @@ class Initializer:
         return self._fill(shape, 0.0) if self._rng is None else self._array(draw(self._rng.fold_in(self._num_draws)))
 
     def _fill(self, shape: tuple[int, ...], value: float) -> Array:
+        _check_sizes(shape)
         if self._rng is None:
             if math.prod(shape) > _MAX_SIZE:
                 raise ConfigError(f"a parameter has shape {shape}; expected at most {_MAX_SIZE} elements")
@@ -77,6 +81,11 @@ class Initializer:
 
     def _array(self, values: Any) -> Array:
         return from_host(self.xp, values, dtype=self.dtype, device=self.device)
+
+
+def _check_sizes(shape: tuple[int, ...]) -> None:
+    for size in shape:
+        check_count(f"a size of a parameter of shape {shape}", size, at_least=0)
 
 
 Init = Initializer | int | None  # argument `init` of a layer; None is an error

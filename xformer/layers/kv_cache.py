@@ -7,6 +7,7 @@ from typing import Any
 
 from xformer.backends import Array, array_namespace, device, is_writable
 from xformer.errors import ShapeError
+from xformer.tree import check_array
 
 _SPARE_TOKENS = 16  # minimum capacity reserved when a cache grows
 
@@ -53,13 +54,15 @@ class KVCache:
         Returns:
             Keys and values of all tokens.
         """
+        rows, heads, length, _ = check_array(key, "key", "rows", "heads", "new tokens", "head_dim")
+        check_array(value, "value", rows, heads, length, "head_dim")
         if self._key is None or self._value is None:
             self._key, self._value = key, value
         else:
             self._key = _concat_in_place(self._key, self._length, key)
             self._value = _concat_in_place(self._value, self._length, value)
             self.is_own = is_writable(key)
-        self._length += key.shape[2]
+        self._length += length
         return self._valid(self._key), self._valid(self._value)
 
     def reorder(self, rows: Array) -> None:

@@ -7,7 +7,7 @@ from xformer.errors import ShapeError
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import as_dtype_of
 from xformer.ops.linear import linear
-from xformer.tree import Module
+from xformer.tree import Module, check_array
 
 
 class PatchEmbedding(Module):
@@ -54,7 +54,7 @@ class PatchEmbedding(Module):
                 patch_size.
         """
         size, _, channels, d_model = self.weight.shape
-        shape = tuple(images.shape)
+        shape = check_array(images, "images")
         if len(shape) != 4 or shape[1] != channels or shape[2] % size or shape[3] % size or 0 in shape[2:]:
             raise ShapeError(
                 f"images have shape {shape}; expected (batch, {channels}, height, width) with multiples of {size}"

@@ -6,7 +6,7 @@ from xformer.backends import Array, accumulation_dtype, array_namespace, device,
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import Linear, as_dtype_of
 from xformer.ops import attention_weights, softmax
-from xformer.tree import Module
+from xformer.tree import Module, check_array
 
 _TINY = 1e-10  # keeps the logarithm finite for tokens that neither distribution contains
 
@@ -56,9 +56,12 @@ class CopyHead(Module):
             Log-probabilities in the shape and dtype of `logits`.
         """
         x, memory = as_dtype_of(x, self.query.weight), as_dtype_of(memory, self.key.weight)
-        (rows, queries, d_model), sentences = x.shape, source.shape[0]
-        vocab_size = logits.shape[-1]
-        xp = array_namespace(x, logits, memory)
+        d_model = self.query.weight.shape[0]
+        rows, queries, _ = check_array(x, "x", "rows", "queries", d_model)
+        sentences, keys, _ = check_array(memory, "memory", "sentences", "keys", d_model)
+        _, _, vocab_size = check_array(logits, "logits", rows, queries, "vocab_size")
+        check_array(source, "source", sentences, keys)
+        xp = array_namespace(x, logits, memory, source)
         wide = accumulation_dtype(xp, logits.dtype)  # small probabilities underflow in half precision
         grouped = xp.reshape(x, (sentences, rows // max(1, sentences) * queries, d_model))
         key = self.key(memory) if key is None else key

@@ -31,7 +31,7 @@ from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import as_dtype_of
 from xformer.ops.embedding import embedding
 from xformer.ops.rotate import rotate
-from xformer.tree import Module
+from xformer.tree import Module, check_array
 
 _MIN_TABLE_ROWS = 64
 
@@ -151,10 +151,13 @@ class Sinusoidal(Module):
         Returns:
             Array of the shape of `x`.
         """
-        xp, length = array_namespace(x), x.shape[1]
+        _, length, _ = check_array(x, "x", "batch", "length", self.d_model)
+        xp = array_namespace(x)
         table = sinusoidal(
             length, self.d_model, start=start, layout=self.layout, xp=xp, dtype=x.dtype, device=device(x)
         )
+        if positions is not None:
+            check_array(positions, "positions", "batch", length)
         return x + (table if positions is None else embedding(table, positions))
 
 
@@ -178,13 +181,16 @@ class LearnedPositions(Module):
         Raises:
             ShapeError: If a sentence is longer than max_positions.
         """
-        length, max_positions = x.shape[1], self.weight.shape[0]
+        max_positions, d_model = self.weight.shape
+        _, length, _ = check_array(x, "x", "batch", "length", d_model)
         if start + length > max_positions:
             raise ShapeError(
                 f"a sentence has {start + length} tokens; this model has learned positions for {max_positions}: "
                 "split the sentence, or train with more max_positions"
             )
         table = self.weight[start : start + length, :]
+        if positions is not None:
+            check_array(positions, "positions", "batch", length)
         return as_dtype_of(x, table) + (table if positions is None else embedding(table, positions))
 
 

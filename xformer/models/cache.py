@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from xformer.backends import Array, array_namespace, assign, device, from_host
-from xformer.errors import ShapeError
 from xformer.layers import InputEmbedding, KVCache, LayerCache, StaticKVCache
 from xformer.layers.positions import PositionTerms, RelativePositions, Rotary, Rotation, position_terms
+from xformer.tree import check_array
 
 
 @dataclass
@@ -222,8 +222,4 @@ class StaticCache(DecodingCache):
 
 def check_memory(memory: Array, target: Array, d_model: int) -> None:
     """Raise ShapeError unless a memory (batch, source length, d_model) fits target ids (batch, target length)."""
-    if len(memory.shape) != 3 or memory.shape[0] != target.shape[0] or memory.shape[2] != d_model:
-        raise ShapeError(
-            f"memory has shape {tuple(memory.shape)}; expected ({target.shape[0]}, source length, {d_model}) for "
-            f"target ids of shape {tuple(target.shape)}"
-        )
+    check_array(memory, "memory", target.shape[0], "source length", d_model)

@@ -15,6 +15,7 @@ from xformer.models.cache import DecodingCache, StaticCache
 from xformer.models.config import LanguageModelConfig
 from xformer.models.token_ids import as_token_ids, ids_of, padding_mask, positions_of
 from xformer.random import Rng, split_rng
+from xformer.tree import check_array
 
 
 class LanguageModel(BaseModel, init=False):
@@ -112,7 +113,7 @@ class LanguageModel(BaseModel, init=False):
         Returns:
             Logits of shape (rows, vocab_size).
         """
-        num_tokens = tokens.shape[1]
+        _, num_tokens = check_array(tokens, "tokens", "rows", "new tokens")
         x = cache.embed(self.input, self.embedding(tokens))
         terms = [each._asdict() for each in cache.position_terms(self._all_positions, num_tokens, x)]
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):

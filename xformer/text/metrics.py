@@ -160,7 +160,7 @@ def _score(
 def _reference_streams(hypotheses: Sequence[str], references: References) -> list[list[str]]:
     """Return the references as one list per set, checked against the hypotheses."""
     check_texts(hypotheses, "hypotheses")
-    if isinstance(references, str) or not hasattr(references, "__len__"):
+    if isinstance(references, str | dict | type) or not hasattr(references, "__len__"):
         raise DataError("references is no list; expected a list of lines, or several of them")
     if not len(hypotheses) or not len(references):
         raise DataError(

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -176,7 +177,7 @@ class TrainingLoop:
         capture: bool = False,
         save_every_minutes: float = 5.0,
     ) -> None:
-        _check_arguments(model, loss_fn, batches, optimizer, learning_rate, callbacks, num_tokens)
+        _check_arguments(model, loss_fn, batches, optimizer, learning_rate, max_grad_norm, callbacks, num_tokens)
         check_precision(precision, model)
         check_count("grad_accumulation", grad_accumulation)
         if data_parallel is not None:
@@ -187,12 +188,12 @@ class TrainingLoop:
             raise ConfigError(
                 "optimizer is divided among other ranks than communicator; expected the same communicator"
             )
-        self.loss_fn, self.optimizer, self.max_grad_norm = loss_fn, optimizer, max_grad_norm
+        self.loss_fn, self.optimizer, self.max_grad_norm = loss_fn, optimizer, float(max_grad_norm)
         self.learning_rate = learning_rate if callable(learning_rate) else lambda step: learning_rate
         self.callbacks = list(callbacks)
         self._batches, self._grad_accumulation, self._is_one_pass = batches, grad_accumulation, steps is None
         self.max_steps = _steps_of_one_pass(batches, grad_accumulation) if steps is None else steps
-        if self.max_steps != math.inf:
+        if not isinstance(self.max_steps, float) or self.max_steps != math.inf:
             check_count("steps", self.max_steps)
         self.communicator = communicator or SingleProcess()
         has_files = run_dir is not None and self.communicator.rank == 0
@@ -509,7 +510,14 @@ def _steps_of_one_pass(batches: Any, grad_accumulation: int) -> int:
 
 
 def _check_arguments(
-    model: Any, loss_fn: Any, batches: Any, optimizer: Any, learning_rate: Any, callbacks: Any, num_tokens: Any
+    model: Any,
+    loss_fn: Any,
+    batches: Any,
+    optimizer: Any,
+    learning_rate: Any,
+    max_grad_norm: Any,
+    callbacks: Any,
+    num_tokens: Any,
 ) -> None:
     if isinstance(model, type) or not flatten(model)[0]:
         raise ConfigError(f"model is {model!r}; expected an instance of a Module with at least one array")
@@ -523,7 +531,9 @@ def _check_arguments(
         raise ConfigError(f"optimizer is {optimizer!r}; expected an optimizer, e.g. Adam()")
     if not callable(learning_rate) and (not isinstance(learning_rate, int | float) or isinstance(learning_rate, bool)):
         raise ConfigError(f"learning_rate is {learning_rate!r}; expected a number or a schedule")
-    if callable(callbacks) or not all(map(callable, callbacks)):
+    if not isinstance(max_grad_norm, Real) or not float(max_grad_norm) > 0.0:
+        raise ConfigError(f"max_grad_norm is {max_grad_norm!r}; expected a number above 0 (math.inf: no clipping)")
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise ConfigError("callbacks is not a list of functions (event, loop); put a single callback in brackets")
     if num_tokens is not None and not callable(num_tokens):
         raise ConfigError(f"num_tokens is {num_tokens!r}; expected a function of the batch")
