@@ -2,11 +2,8 @@
 
 from xformer.layers.attention import MultiHeadAttention, RecordedAttention, record_attention
 from xformer.layers.convolution import AudioEmbedding, Conv1d
-from xformer.layers.decoder import DecoderLayer
 from xformer.layers.dropout import Dropout
 from xformer.layers.embedding import Embedding, InputEmbedding
-from xformer.layers.encoder import EncoderLayer, ParallelEncoderLayer
-from xformer.layers.feed_forward import FeedForward, GatedFeedForward
 from xformer.layers.initializer import Initializer
 from xformer.layers.kv_cache import KVCache, LayerCache, StaticKVCache
 from xformer.layers.linear import Linear
@@ -23,7 +20,16 @@ from xformer.layers.positions import (
     sinusoidal,
 )
 from xformer.layers.quantization import quantize
-from xformer.layers.residual import PostNorm, PreNorm, SandwichNorm
+from xformer.layers.transformer import (
+    DecoderLayer,
+    EncoderLayer,
+    FeedForward,
+    GatedFeedForward,
+    ParallelEncoderLayer,
+    PostNorm,
+    PreNorm,
+    SandwichNorm,
+)
 
 __all__ = [
     "ALiBi",

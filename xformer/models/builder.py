@@ -26,7 +26,7 @@ from xformer.layers import (
 )
 from xformer.layers.normalization import Norm, RMSNorm, norm_named
 from xformer.layers.positions import RelativePositions
-from xformer.layers.residual import Residual
+from xformer.layers.transformer import Residual
 from xformer.models.config import GATED, ModelConfig
 
 

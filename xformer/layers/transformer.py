@@ -1,0 +1,287 @@
+"""Transformer layers: attention and feed-forward networks in residual connections (Vaswani et al., 2017, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from xformer.backends import Array
+from xformer.layers.attention import MultiHeadAttention
+from xformer.layers.dropout import Dropout
+from xformer.layers.initializer import Init, initializer
+from xformer.layers.kv_cache import LayerCache
+from xformer.layers.linear import Linear
+from xformer.layers.normalization import Norm
+from xformer.ops import activation as activation_named
+from xformer.random import Rng, split_rng
+from xformer.tree import Module
+
+
+class FeedForward(Module):
+    """Two linear maps with an activation in between, `down(activation(up(x)))` (Vaswani et al., 2017, section 3.3).
+
+    Args:
+        d_model: Features of the input and output.
+        d_ff: Features in between.
+        activation: "relu", "gelu", "gelu_tanh" or "silu".
+        bias: Add learned biases.
+        dropout: Dropout rate on the activations, as in torch's Transformer layers; the paper has none here.
+        init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
+
+    Raises:
+        ConfigError: For an unknown activation.
+    """
+
+    up: Linear
+    down: Linear
+    dropout: Dropout
+    activation: str
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        activation: str = "relu",
+        bias: bool = True,
+        dropout: float = 0.0,
+        init: Init = None,
+    ):
+        init = initializer(init)
+        self.up = Linear(d_model, d_ff, bias=bias, init=init)
+        self.down = Linear(d_ff, d_model, bias=bias, init=init)
+        self.dropout = Dropout(dropout)
+        activation_named(activation)  # an unknown name raises here, not at the first call
+        self.activation = activation
+
+    def __call__(self, x: Array, rng: Rng | None = None) -> Array:
+        """Apply the network to each position.
+
+        Args:
+            x: Array of shape (..., d_model).
+            rng: Draws dropout; None switches it off.
+
+        Returns:
+            Array of shape (..., d_model).
+        """
+        return self.down(self.dropout(self.up(x, self.activation), rng))
+
+
+class GatedFeedForward(FeedForward):
+    """Gated linear unit, `down(activation(gate(x)) * up(x))` (Shazeer, 2020).
+
+    "silu" gives SwiGLU, "gelu" GEGLU. The layer has three matrices; with two thirds of the d_ff of a `FeedForward` it
+    has as many parameters. Arguments are those of `FeedForward`; the default activation is "silu".
+    """
+
+    gate: Linear
+
+    def __init__(self, d_model: int, d_ff: int, *, activation: str = "silu", init: Init = None, **options: Any):
+        init = initializer(init)
+        self.gate = Linear(d_model, d_ff, bias=options.get("bias", True), init=init)
+        super().__init__(d_model, d_ff, activation=activation, init=init, **options)
+
+    def __call__(self, x: Array, rng: Rng | None = None) -> Array:
+        """Apply the network to each position; arguments are those of `FeedForward`."""
+        gated = self.gate(x, self.activation) * self.up(x)
+        return self.down(self.dropout(gated, rng))
+
+
+Sublayer = Callable[[Array], Array]
+
+
+class Residual(Module):
+    """Residual connection around a sublayer, with a norm and dropout.
+
+    Args:
+        norm: Norm of the input of the sublayer (`PreNorm`) or of the sum (`PostNorm`).
+        dropout: Dropout rate on the output of the sublayer.
+    """
+
+    norm: Norm
+    dropout: Dropout
+
+    def __init__(self, norm: Norm, *, dropout: float = 0.0):
+        self.norm = norm
+        self.dropout = Dropout(dropout)
+
+    def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
+        """Apply a sublayer with its residual connection.
+
+        Args:
+            x: Array of shape (batch, length, d_model).
+            sublayer: Function of an array that returns one of the same shape.
+            rng: Draws dropout.
+
+        Returns:
+            Array of the shape of `x`.
+        """
+        raise NotImplementedError
+
+
+class PreNorm(Residual):
+    """Pre-norm residual connection, `x + dropout(f(norm(x)))` (Xiong et al., 2020).
+
+    It trains without a careful warm-up. Arguments are those of `Residual`.
+    """
+
+    def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
+        """Apply a sublayer; see `Residual`."""
+        return x + self.dropout(sublayer(self.norm(x)), rng)
+
+
+class PostNorm(Residual):
+    """Post-norm residual connection, `norm(x + dropout(f(x)))` (Vaswani et al., 2017, section 3.1).
+
+    Arguments are those of `Residual`.
+    """
+
+    def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
+        """Apply a sublayer; see `Residual`."""
+        return self.norm(x + self.dropout(sublayer(x), rng))
+
+
+class SandwichNorm(Residual):
+    """Residual connection with two norms, `x + dropout(norm_after(f(norm(x))))` (Ding et al., 2021, section 2.3).
+
+    Args:
+        norm: Norm of the input of the sublayer.
+        norm_after: Norm of its output.
+        dropout: Dropout rate on the normalized output.
+    """
+
+    norm_after: Norm
+
+    def __init__(self, norm: Norm, norm_after: Norm, *, dropout: float = 0.0):
+        self.norm = norm
+        self.norm_after = norm_after
+        self.dropout = Dropout(dropout)
+
+    def __call__(self, x: Array, sublayer: Sublayer, rng: Rng | None = None) -> Array:
+        """Apply a sublayer; see `Residual`."""
+        return x + self.dropout(self.norm_after(sublayer(self.norm(x))), rng)
+
+
+class EncoderLayer(Module):
+    """Self-attention, then feed-forward, each in a residual connection (Vaswani et al., 2017, section 3.1).
+
+    With `causal=True` it is the layer of a decoder-only model.
+
+    Attributes:
+        self_attention: Attention of the layer.
+        feed_forward: Feed-forward network of the layer.
+        self_attention_residual: Residual connection around the attention, `PreNorm` or `PostNorm`.
+        feed_forward_residual: Residual connection around the feed-forward network.
+    """
+
+    self_attention: MultiHeadAttention
+    feed_forward: FeedForward
+    self_attention_residual: Residual
+    feed_forward_residual: Residual
+
+    def __call__(self, x: Array, *, rng: Rng | None = None, **options: Any) -> Array:
+        """Apply the layer.
+
+        Args:
+            x: Array of shape (batch, length, d_model).
+            rng: Draws dropout; None switches it off.
+            **options: `mask`, `bias`, `rotation`, `causal` and `cache`, as for `MultiHeadAttention`.
+
+        Returns:
+            Array of the shape of `x`.
+        """
+        attention_rng, attention_out_rng, feed_rng, feed_out_rng = split_rng(rng, 4)
+        x = self.self_attention_residual(
+            x, lambda y: self.self_attention(y, rng=attention_rng, **options), attention_out_rng
+        )
+        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, feed_rng), feed_out_rng)
+
+
+class ParallelEncoderLayer(EncoderLayer):
+    """Self-attention and feed-forward side by side, `x + attention(norm(x)) + feed_forward(norm'(x))`.
+
+    Introduced with GPT-J (Wang and Komatsuzaki, 2021). Fields and arguments are those of `EncoderLayer`, with pre-norm
+    residual connections.
+    """
+
+    def __call__(self, x: Array, *, rng: Rng | None = None, **options: Any) -> Array:
+        """Apply the layer; see `EncoderLayer`."""
+        attention_rng, attention_out_rng, feed_rng, feed_out_rng = split_rng(rng, 4)
+        before_attention, before_feed = self.self_attention_residual, self.feed_forward_residual
+        attended = self.self_attention(before_attention.norm(x), rng=attention_rng, **options)
+        fed = self.feed_forward(before_feed.norm(x), feed_rng)
+        return x + before_attention.dropout(attended, attention_out_rng) + before_feed.dropout(fed, feed_out_rng)
+
+
+class DecoderLayer(Module):
+    """Self-attention, cross-attention to the memory, then feed-forward, each in a residual connection.
+
+    See Vaswani et al. (2017), section 3.1.
+
+    Attributes:
+        self_attention: Attention among the target tokens.
+        cross_attention: Attention of the target tokens to the memory.
+        feed_forward: Feed-forward network of the layer.
+        self_attention_residual: Residual connection around the self-attention, `PreNorm` or `PostNorm`.
+        cross_attention_residual: Residual connection around the cross-attention.
+        feed_forward_residual: Residual connection around the feed-forward network.
+    """
+
+    self_attention: MultiHeadAttention
+    cross_attention: MultiHeadAttention
+    feed_forward: FeedForward
+    self_attention_residual: Residual
+    cross_attention_residual: Residual
+    feed_forward_residual: Residual
+
+    def __call__(
+        self,
+        x: Array,
+        memory: Array,
+        *,
+        memory_mask: Array | None = None,
+        causal: bool = True,
+        rng: Rng | None = None,
+        **options: Any,
+    ) -> Array:
+        """Apply the layer to a whole target.
+
+        Args:
+            x: Array of shape (batch, length, d_model).
+            memory: Output of the encoder, (batch, keys, d_model).
+            memory_mask: Boolean mask of the cross-attention, broadcastable to (batch, heads, length, keys).
+            causal: Let target tokens attend to earlier ones only.
+            rng: Draws dropout; None switches it off.
+            **options: `mask`, `bias` and `rotation` of the self-attention, as for `MultiHeadAttention`.
+
+        Returns:
+            Array of the shape of `x`.
+        """
+        self_rng, self_out_rng, cross_rng, cross_out_rng, feed_rng, feed_out_rng = split_rng(rng, 6)
+        x = self.self_attention_residual(
+            x, lambda y: self.self_attention(y, causal=causal, rng=self_rng, **options), self_out_rng
+        )
+        x = self.cross_attention_residual(
+            x, lambda y: self.cross_attention(y, memory, mask=memory_mask, rng=cross_rng), cross_out_rng
+        )
+        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, feed_rng), feed_out_rng)
+
+    def decode_step(self, x: Array, cache: LayerCache, *, memory_mask: Array | None = None, **options: Any) -> Array:
+        """Apply the layer to new tokens that follow those in the cache.
+
+        Args:
+            x: Array of shape (rows, new tokens, d_model). Rows are hypotheses; neighboring rows share a sentence.
+            cache: Keys and values of earlier tokens, to which the new ones are appended, and of the memory.
+            memory_mask: Boolean mask of the memory, (sentences, 1, 1, keys).
+            **options: `mask` of the cached tokens, `bias` and `rotation`, as for a call.
+
+        Returns:
+            Array of the shape of `x`.
+        """
+        x = self.self_attention_residual(
+            x, lambda y: self.self_attention(y, causal=True, cache=cache.self_attention, **options)
+        )
+        x = self.cross_attention_residual(
+            x, lambda y: self.cross_attention.attend(y, cache.cross_attention, mask=memory_mask)
+        )
+        return self.feed_forward_residual(x, self.feed_forward)
