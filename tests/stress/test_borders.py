@@ -754,7 +754,7 @@ def test_translators(data):
         return
     assert len(outputs) == len(lines)
     for line, row in zip(lines, outputs, strict=True):
-        assert len(row) == (options.get("num_return_sequences", 1) if row else 0)
+        assert len(row) <= options.get("num_return_sequences", 1)
         assert line.strip() or not row
         for each in row:
             assert isinstance(each.text, str)
@@ -780,7 +780,7 @@ def test_text_generators(data):
         return
     assert len(outputs) == len(prompts)
     for index, row in enumerate(outputs):
-        assert len(row) == options.get("num_return_sequences", 1)
+        assert 0 < len(row) <= options.get("num_return_sequences", 1)
         if index == 0 and "batch_tokens" not in options:
             text = outcome(lambda: "".join(pipeline.stream(prompts[0], **options)))
             assert text is Refused or text == pipeline([prompts[0]], **options)[0]
