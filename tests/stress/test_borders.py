@@ -909,6 +909,8 @@ ATTENTION = xf.MultiHeadAttention(8, 2, init=0)
         lambda: xf.MultiHeadAttention(8, 2, head_dim=0, init=0),
         lambda: KVCache(X[None], X[None]).append(X[None, :1], X[None, :1]),
         lambda: TRANSFORMERS[0]([[3]], source_mask=1.5),
+        lambda: xf.MultiHeadAttention(8, 4, num_key_value_heads=2, init=0)(X[:, :1], mask=1.5),
+        lambda: xf.MultiHeadAttention(8, 4, num_key_value_heads=2, init=0)(X[:, :1], bias=[1.5]),
         lambda: xf.generate(LANGUAGE_MODELS[0], None),
         lambda: xf.generate(LANGUAGE_MODELS[0], [["a"]]),
         lambda: xf.generate(TRANSFORMERS[0], [[3], [4]], attention_mask=[[1], [1, 1]]),

@@ -262,7 +262,8 @@ def _with_four_axes(query: Array, key: Array, value: Array) -> tuple[Array, Arra
 
 
 def _depends_on_head(x: Array | None) -> bool:
-    return x is not None and len(x.shape) > 2 and x.shape[-3] > 1
+    shape: tuple[int, ...] = getattr(x, "shape", ())  # the signature refuses what is not an array
+    return len(shape) > 2 and shape[-3] > 1
 
 
 def _regroup(x: Array, heads: int) -> Array:
