@@ -22,9 +22,9 @@ from xformer.ops.operation import _folders_with
 
 
 @pytest.fixture
-def no_jit(monkeypatch):
-    """Disable the kernels compiled by numba."""
-    monkeypatch.setenv("XFORMER_KERNELS", "no-jit")
+def no_native(monkeypatch):
+    """Disable the kernels of the native library."""
+    monkeypatch.setenv("XFORMER_KERNELS", "no-native")
 
 
 # --- CUDA kernels, on a GPU or on the CPU ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Arrays and comparisons for the tests of NumPy and numba kernels."""
+"""Arrays and comparisons for the tests of kernels for NumPy."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from xformer import ops
-from xformer.autodiff import vjp
 from xformer.environment import clear_cache
 from xformer.errors import XformerError
 from xformer.ops.quantized import QuantizedWeight
+from xformer.tracing import vjp
 
 
 def adam(parameter, gradient, exp_avg, exp_avg_sq):

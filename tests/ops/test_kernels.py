@@ -20,7 +20,7 @@ from xformer.threads import parallel_map
 
 @pytest.fixture(autouse=True)
 def own_kernels(monkeypatch):
-    """Undo registrations after the test, hide numba's kernels, and forget earlier checks."""
+    """Undo registrations after the test, hide the native kernels, and forget earlier checks."""
     every = kernels_by_operation("numpy")
     replace_kernels(monkeypatch, "numpy", {n: [k for k in group if not k.disabled_by] for n, group in every.items()})
     monkeypatch.setattr(kernel_check, "_CHECKED", set())
@@ -76,21 +76,21 @@ def test_portable_disables_all_kernels(monkeypatch):
     np.testing.assert_array_equal(relu(np.ones(4)), np.full(4, 7.0))
 
 
-@pytest.mark.parametrize(("disabled_by", "other"), [("no-jit", "no-cudnn"), ("no-cudnn", "no-jit")])
+@pytest.mark.parametrize(("disabled_by", "other"), [("no-native", "no-cudnn"), ("no-cudnn", "no-native")])
 def test_a_class_of_kernels_can_be_disabled(monkeypatch, disabled_by, other):
     register(seven, disabled_by=disabled_by)
-    for mode, disabled in (("auto", False), (other, False), (disabled_by, True), ("no-jit,no-cudnn", True)):
+    for mode, disabled in (("auto", False), (other, False), (disabled_by, True), ("no-native,no-cudnn", True)):
         monkeypatch.setenv("XFORMER_KERNELS", mode)
         np.testing.assert_array_equal(relu(np.ones(4)), np.full(4, 1.0 if disabled else 7.0))
         assert (f"not test.relu: XFORMER_KERNELS={mode}" in ops.explain("relu", np.ones(4))) == disabled
 
 
-@pytest.mark.parametrize("mode", ["fast", "no-jit,fast", "auto,no-jit", ","])
+@pytest.mark.parametrize("mode", ["fast", "no-native,fast", "auto,no-native", ","])
 @pytest.mark.parametrize("call", [lambda: relu(np.ones(3)), lambda: ops.explain("relu", np.ones(3))])
 def test_an_unknown_mode_is_refused(monkeypatch, call, mode):
     monkeypatch.setenv("XFORMER_KERNELS", mode)
     with raises_line(
-        ConfigError, f"^XFORMER_KERNELS is '{mode}'; expected 'auto', 'portable', 'no-jit', 'no-cudnn' or"
+        ConfigError, f"^XFORMER_KERNELS is '{mode}'; expected 'auto', 'portable', 'no-native', 'no-cudnn' or"
     ):
         call()
 

@@ -19,7 +19,7 @@ from tests.ops.numpy_cases import (
 from xformer import ops, vjp
 from xformer.ops import attention, cross_entropy, dropout, embedding, layer_norm, linear, relu
 
-pytestmark = pytest.mark.usefixtures("no_jit")
+pytestmark = pytest.mark.usefixtures("no_native")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

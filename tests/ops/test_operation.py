@@ -7,7 +7,6 @@ from tests.conftest import library_or_skip
 from tests.ops.replace_kernels import replace_kernels
 from tests.reference import weighted_sum
 from xformer import ops
-from xformer.autodiff import grad, vjp
 from xformer.backends import dtype_named
 from xformer.ops import (
     Kernel,
@@ -23,6 +22,7 @@ from xformer.ops import (
     softmax,
 )
 from xformer.ops.activations.definition import _gelu
+from xformer.tracing import grad, vjp
 
 SPACING = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # of the numbers from 1 to 2
 ATTENTION = {"causal": False, "scale": 1.0, "keep_probability": 1.0}
@@ -30,7 +30,7 @@ ATTENTION = {"causal": False, "scale": 1.0, "keep_probability": 1.0}
 
 @pytest.fixture(params=SPACING)
 def dtype(request, monkeypatch):
-    monkeypatch.setenv("XFORMER_KERNELS", "no-jit")
+    monkeypatch.setenv("XFORMER_KERNELS", "no-native")
     if request.param == "bfloat16":
         pytest.importorskip("ml_dtypes", reason="NumPy knows bfloat16 through ml_dtypes")
     return np.dtype(dtype_named(library_or_skip("numpy"), request.param))
@@ -58,7 +58,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("kernels_are", ["no-jit", "portable"])
+@pytest.mark.parametrize("kernels_are", ["no-native", "portable"])
 @pytest.mark.parametrize("case", CASES)
 def test_results_and_derivatives_are_rounded_once(case, dtype, kernels_are, monkeypatch):
     monkeypatch.setenv("XFORMER_KERNELS", kernels_are)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xformer.autodiff.backward import unbroadcast
 from xformer.backends import Array, array_namespace, device, dtype_name, is_floating, to_host
 from xformer.errors import BackendError
+from xformer.tracing.backward import unbroadcast
 
 if TYPE_CHECKING:
     from xformer.ops.operation import Kernel, Operation

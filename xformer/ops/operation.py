@@ -5,8 +5,8 @@ functions; a module named after a library or a compiler holds kernels. `README.m
 
 Three environment variables, read once, when the kernels are loaded:
 
-- `XFORMER_KERNELS`: `auto` (default), `portable` (no kernels), `no-jit` (no numba), `no-cudnn`, or `no-jit,no-cudnn`.
-- `XFORMER_BOUNDSCHECK=1`: compile kernels of numba that check their indices.
+- `XFORMER_KERNELS`: `auto` (default), `portable` (no kernels), `no-native` (no native library),
+  `no-cudnn`, or `no-native,no-cudnn`.
 - `XFORMER_CHECK_KERNELS=1`: compare the first call of every kernel, and its derivative, with the definition, and raise
   BackendError if they differ.
 """
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.autodiff.tracer import Tracer
+from xformer import native
 from xformer.backends import (
     Backend,
     Namespace,
@@ -35,8 +35,8 @@ from xformer.backends import (
     backend_name,
     backend_of,
     base_namespace,
+    check_range,
     check_same_device,
-    check_values,
     dtype_name,
     index_dtype,
     is_half_precision,
@@ -44,12 +44,12 @@ from xformer.backends import (
     trace_level,
 )
 from xformer.backends.backend import on_load
-from xformer.backends.recording import NAMESPACE as RECORDING
 from xformer.environment import clear_cache, env_flag, env_value, on_clear
 from xformer.errors import ConfigError, DataError, DifferentiationError, ShapeError, nearest_hint
 from xformer.ops.kernel_check import checked
-from xformer.ops.recording import recorded_kernel
 from xformer.threads import Collector, apply_thread_limits, fork_safe_lock
+from xformer.tracing.graph import GraphTrace, traced_kernel
+from xformer.tracing.tracer import Tracer
 
 # --- signatures -------------------------------------------------------------------------------------------------------
 
@@ -238,9 +238,7 @@ def _broadcasts(shape: Any, target: tuple[int, ...]) -> bool:
 
 def _check_range(operation: str, name: str, array: Any, bound: str, size: int) -> None:
     """Raise DataError if an integer is not in [0, size)."""
-    while type(array) is Tracer:
-        array = array._value
-    check_values(array, partial(_check_host_range, operation, name, bound, size))
+    check_range(array, size, partial(_check_host_range, operation, name, bound, size))
 
 
 def _check_host_range(operation: str, name: str, bound: str, size: int, array: Any) -> None:
@@ -260,7 +258,7 @@ def _check_host_range(operation: str, name: str, bound: str, size: int, array: A
 # The modules of an operation's folder with kernels for a backend, each with the package it requires. Their lists
 # KERNELS are registered in this order, and of several kernels that can run a call, the one registered last does.
 _MODULES = {
-    "numpy": {"numpy": "numpy", "numpy_flash": "numpy", "numba": "numba"},
+    "numpy": {"numpy": "numpy", "numpy_flash": "numpy", "native": "numpy"},
     "cupy": {"cupy": "cupy", "cudnn": "cupy"},
     "torch": {"torch": "torch"},
 }
@@ -275,7 +273,7 @@ class Kernel(NamedTuple):
     """An implementation of one operation for one array library.
 
     Attributes:
-        name: Unique name, "module.operation", as in "numba.layer_norm".
+        name: Unique name, "module.operation", as in "native.layer_norm".
         operation: Name of the operation.
         backend: Name of the array library, as in "numpy".
         forward: `forward(*arrays, save, **options)` returns (output, residuals). `save` is True if `vjp` needs the
@@ -287,13 +285,12 @@ class Kernel(NamedTuple):
             mixed.
         why_not: `why_not(*arrays, save, **options)` returns None if the kernel can run a call, else the reason in
             words. It need not check what the signature of the operation, or `dtypes`, rules out.
-        disabled_by: Value of XFORMER_KERNELS that switches the kernel off, "no-jit" or "no-cudnn". "portable" switches
-            off every kernel.
+        disabled_by: Value of XFORMER_KERNELS that switches the kernel off, "no-native" or "no-cudnn". "portable"
+            switches off every kernel.
         tolerance: Largest relative difference from the definition that XFORMER_CHECK_KERNELS accepts for float32 and
             float64; infinity: it is not compared.
-        is_recordable: Whether `xformer.capture` records the calls that the kernel makes, so that a replay runs none of
-            its Python code. Such a kernel allocates by the functions of `backends.recording`, reads no values on the
-            host and has no shapes that depend on values. Each replay calls the other kernels again.
+        is_recordable: Whether `jit` records the calls of the native library that the kernel makes, which must be all
+            that it computes. Any other kernel is one call of a program.
     """
 
     name: str
@@ -378,7 +375,14 @@ class Operation:
 
         Arrays of an outer trace always get the definition, which can be differentiated again.
         """
-        kernels = self._enabled.get(_key(xp))
+        if type(xp) is GraphTrace:
+            kernel = self.select(xp.base, xp.unwrap(arrays), options, dtype, save=save)
+            return (
+                self._portable(xp, arrays, self.select)
+                if kernel.name == self.definition.name
+                else traced_kernel(kernel)
+            )
+        kernels = self._enabled.get(xp.__name__)
         if kernels is None:
             if trace_level(xp):
                 return self._portable(xp, arrays, self.select)
@@ -394,17 +398,15 @@ class Operation:
         """Return the kernels that XFORMER_KERNELS does not switch off, as they run on arrays of `xp`, and keep them."""
         mode = _mode()
         kernels = [kernel for kernel in kernels_of(self.name, backend_name(xp)) if _is_enabled(kernel, mode)]
-        if xp is RECORDING:
-            kernels = [kernel._replace(**recorded_kernel(kernel)) for kernel in kernels]
-        elif env_flag("XFORMER_CHECK_KERNELS"):
+        if env_flag("XFORMER_CHECK_KERNELS"):
             kernels = [kernel._replace(forward=checked(kernel, self)) for kernel in kernels]
-        self._enabled[_key(xp)] = kernels
+        self._enabled[xp.__name__] = kernels
         return kernels
 
     def has_kernels(self, *arrays: Any) -> bool:
         """Return whether kernels for the library of some arrays are switched on, regardless of the call."""
         xp = base_namespace(array_namespace(*arrays))
-        kernels = self._enabled.get(_key(xp))
+        kernels = self._enabled.get(xp.__name__)
         return bool(self.enable_kernels(xp) if kernels is None else kernels)
 
     def _portable(self, xp: Namespace, arrays: Any, select: Callable[..., Kernel]) -> Kernel:
@@ -432,11 +434,6 @@ class Operation:
             upcast = self._is_upcast(xp, arrays)
             chosen = f"in float32, rounded to {dtype_name(arrays[0].dtype)}" if upcast else self.definition.name
         return Selection(self.name, backend_name(xp), chosen, tuple(rejected))
-
-
-def _key(xp: Namespace) -> str:
-    """Return the key of a namespace; torch.compile cannot trace a module as a key."""
-    return "recording" if xp is RECORDING else xp.__name__
 
 
 def _pull(xp: Any, g: Any, saved: Any) -> Any:
@@ -524,7 +521,7 @@ def load_kernels(xp: Namespace | str) -> None:
     # Other threads wait until all kernels are loaded: a call that ran the definition would give different bits.
     with _LOCK:
         for module, requirement in _MODULES.get(backend, {}).items():
-            is_off = module == "numba" and ("no-jit" in mode or mode == "portable")  # do not import numba then
+            is_off = module == "native" and not native.is_available()
             if module not in _IMPORTED and not is_off and importlib.util.find_spec(requirement) is not None:
                 _IMPORTED.add(module)
                 _load_modules(module)
@@ -541,7 +538,7 @@ def _load_modules(module: str) -> None:
             for folder in _folders_with(module)
             for kernel in importlib.import_module(f"xformer.ops.{folder}.{module}").KERNELS
         ]
-    except ImportError as error:  # a version of numba accepts only some versions of NumPy
+    except ImportError as error:
         _LOG.warning("the kernels in xformer/ops/*/%s.py are switched off: %s", module, error)
         return
     for kernel in kernels:
@@ -571,10 +568,10 @@ on_load(_load_with_backend)
 
 def _mode() -> str:
     mode = env_value("XFORMER_KERNELS", "auto")
-    if mode not in ("auto", "portable") and not {*mode.split(",")} <= {"no-jit", "no-cudnn"}:
+    if mode not in ("auto", "portable") and not {*mode.split(",")} <= {"no-native", "no-cudnn"}:
         clear_cache()  # so that a corrected value is read
         raise ConfigError(
-            f"XFORMER_KERNELS is {mode!r}; expected 'auto', 'portable', 'no-jit', 'no-cudnn' or 'no-jit,no-cudnn'"
+            f"XFORMER_KERNELS is {mode!r}; expected 'auto', 'portable', 'no-native', 'no-cudnn' or 'no-native,no-cudnn'"
         )
     return mode
 

@@ -11,7 +11,7 @@ from xformer import grad, ops, vjp
 from xformer.ops import gelu
 from xformer.ops.activations import numpy as numpy_gelu
 
-pytestmark = pytest.mark.usefixtures("no_jit")
+pytestmark = pytest.mark.usefixtures("no_native")
 
 
 def definition(x):

@@ -21,7 +21,7 @@ from xformer import ops
 from xformer.ops.adam import adam
 from xformer.ops.squared_norm import squared_norm
 
-pytestmark = pytest.mark.usefixtures("no_jit")
+pytestmark = pytest.mark.usefixtures("no_native")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -154,7 +154,7 @@ def test_mixed_dtypes_are_not_supported(fake_cublas):
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("no_jit")
+@pytest.mark.usefixtures("no_native")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", MASKS)
 def test_on_the_gpu(dtype, kind):

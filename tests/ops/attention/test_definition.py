@@ -125,7 +125,7 @@ def test_heads_of_keys_must_divide_those_of_the_query():
         attention(normal(0, 2, 4, 3, 8), normal(1, 2, 3, 5, 8), normal(2, 2, 3, 5, 6))
 
 
-@pytest.mark.parametrize("mode", ["auto", "no-jit", "portable"])
+@pytest.mark.parametrize("mode", ["auto", "no-native", "portable"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_no_keys_equal_fully_masked_keys(xp, mode, dtype, monkeypatch):
     monkeypatch.setenv("XFORMER_KERNELS", mode)
@@ -140,7 +140,7 @@ def test_no_keys_equal_fully_masked_keys(xp, mode, dtype, monkeypatch):
     assert not to_host(gradients[0]).any()
 
 
-@pytest.mark.parametrize("mode", ["auto", "no-jit", "portable"])
+@pytest.mark.parametrize("mode", ["auto", "no-native", "portable"])
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize("low", [-1e30, np.finfo("float32").min, -np.inf])
 def test_large_negative_biases_mean_the_same_in_all_kernels(mode, queries, low, monkeypatch):
@@ -159,7 +159,7 @@ def test_large_negative_biases_mean_the_same_in_all_kernels(mode, queries, low, 
     np.testing.assert_allclose(gradients[2][0], np.broadcast_to(mean, gradients[2][0].shape), atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["auto", "no-jit", "portable"])
+@pytest.mark.parametrize("mode", ["auto", "no-native", "portable"])
 @pytest.mark.parametrize("queries", [1, 3, 130])
 def test_masked_keys_may_be_nan(mode, queries, monkeypatch):
     monkeypatch.setenv("XFORMER_KERNELS", mode)

@@ -23,7 +23,7 @@ from tests.ops.numpy_cases import (
 from xformer.ops import attention
 from xformer.ops.attention import numpy as numpy_attention
 
-pytestmark = pytest.mark.usefixtures("no_jit")
+pytestmark = pytest.mark.usefixtures("no_native")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

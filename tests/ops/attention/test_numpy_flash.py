@@ -11,7 +11,7 @@ from xformer.ops.attention import numpy_flash as flash
 from xformer.ops.attention.definition import _forward as portable
 from xformer.ops.attention.definition import _vjp as portable_vjp
 
-pytestmark = pytest.mark.usefixtures("no_jit")
+pytestmark = pytest.mark.usefixtures("no_native")
 NEEDS = (True, True, True, False, False, False)
 
 

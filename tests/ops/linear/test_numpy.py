@@ -10,7 +10,7 @@ import xformer as xf
 from tests.ops.numpy_cases import DTYPES, LAYOUTS, assert_same, assert_selected, normal, with_layout
 from xformer.ops import linear
 
-pytestmark = pytest.mark.usefixtures("no_jit")
+pytestmark = pytest.mark.usefixtures("no_native")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends.recording import empty
 from xformer.ops._numpy import FLOATS, masked
 from xformer.ops.operation import Kernel
 
@@ -47,7 +46,7 @@ def _forward(x: Any, *, save: bool) -> tuple[Any, Any]:
     """Save the slope Phi(x) + x phi(x), which is s = Phi(-a) - a phi(a) for negative x and 1 - s for positive x."""
     flat = x.reshape(-1)
     y, slope = np.empty_like(flat), np.empty_like(flat) if save else None
-    buffers = empty((4, min(_BLOCK, flat.size)), flat.dtype)
+    buffers = np.empty((4, min(_BLOCK, flat.size)), flat.dtype)
     for start in range(0, flat.size, _BLOCK):
         block = slice(start, min(start + _BLOCK, flat.size))
         x_block, y_block = flat[block], y[block]
@@ -90,6 +89,6 @@ def _relu_vjp(g: Any, y: Any, needs: Any) -> tuple[Any, ...]:
 
 
 KERNELS = [
-    Kernel("numpy.gelu", "gelu", "numpy", _forward, vjp, dtypes=("float32",), is_recordable=True),
-    Kernel("numpy.relu", "relu", "numpy", _relu_forward, _relu_vjp, dtypes=FLOATS, is_recordable=True),
+    Kernel("numpy.gelu", "gelu", "numpy", _forward, vjp, dtypes=("float32",)),
+    Kernel("numpy.relu", "relu", "numpy", _relu_forward, _relu_vjp, dtypes=FLOATS),
 ]

@@ -15,7 +15,7 @@ Slot = tuple[Any, Any, Any, Any]  # parameter, gradient, exp_avg, exp_avg_sq
 class Settings(NamedTuple):
     """Numbers of one update; `step_size` contains the bias correction of the mean.
 
-    Of an update that is captured as a graph, step_size, bias_correction2 and learning_rate are scalar arrays.
+    Of an update that runs as a program of `jit`, step_size, bias_correction2 and learning_rate are scalar arrays.
     """
 
     step_size: float | Array
@@ -98,7 +98,7 @@ def adam(
     Args:
         parameters: Slots (parameter, gradient, exp_avg, exp_avg_sq) of arrays of one shape.
         learning_rate: Step size before the bias correction. A floating scalar array is not read on the host, so that
-            an update can be captured as a graph and replayed with another value; likewise `step`.
+            a program of `jit` can be run with another value; likewise `step`.
         step: Number of this update, counted from 1, for the bias correction.
         beta1: Decay rate of the mean of the gradients.
         beta2: Decay rate of the mean of the squared gradients.

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends.recording import call_on_host, contiguous, empty
 from xformer.ops._numpy import FLOATS
 from xformer.ops.attention.definition import with_repeated_heads
 from xformer.ops.operation import Kernel
@@ -38,7 +37,7 @@ def tiles(batch: int, heads: int, scores: int, tile_scores: int) -> Iterator[tup
 
 def empty_heads(batch: int, heads: int, length: int, features: int, dtype: Any) -> Any:
     """Allocate (batch, heads, length, features) in the memory order (batch, length, heads, features)."""
-    return empty((batch, length, heads, features), dtype=dtype).transpose(0, 2, 1, 3)
+    return np.empty((batch, length, heads, features), dtype=dtype).transpose(0, 2, 1, 3)
 
 
 @functools.lru_cache(maxsize=64)
@@ -90,7 +89,7 @@ def _softmax(scores: Any, attn_bias: Any, axis: int) -> None:
         scores += attn_bias
     top = scores.max(axis=axis, keepdims=True)
     if attn_bias is not None:
-        call_on_host(_mask_nan, scores, attn_bias, top, axis)
+        _mask_nan(scores, attn_bias, top, axis)
         np.maximum(top, np.finfo(top.dtype).min, out=top)  # -inf minus -inf would be NaN
     scores -= top
     np.exp(scores, out=scores)
@@ -117,15 +116,15 @@ def _forward(*arrays: Any, causal: bool, scale: float, keep_probability: float, 
     attn_bias = _attn_bias(mask, bias, causal, queries, keys, query.dtype)
     if dropout_mask is not None:
         dropout_mask = np.broadcast_to(dropout_mask, (batch, heads, queries, keys))
-        dropout_mask = contiguous(dropout_mask.transpose(_SCORES_ORDER))
-    saved_weights = empty((batch, keys, heads, queries), dtype=query.dtype) if save else None
+        dropout_mask = np.ascontiguousarray(dropout_mask.transpose(_SCORES_ORDER))
+    saved_weights = np.empty((batch, keys, heads, queries), dtype=query.dtype) if save else None
     out = empty_heads(batch, heads, queries, value.shape[-1], query.dtype)
     for b, h in tiles(batch, heads, queries * keys, _TILE_SCORES):
         # The scales are applied to the operands, not to the products: a pass in memory order brings a tile into the
         # cache faster than many small products do, each of which reads a few of its columns.
         q, k, v = query[b, h] * scale, key[b, h] * 1.0, value[b, h] * (1.0 / keep_probability)
         if saved_weights is None:
-            weights = empty((len(k), keys, k.shape[1], queries), k.dtype)
+            weights = np.empty((len(k), keys, k.shape[1], queries), k.dtype)
         else:
             weights = saved_weights[b, :, h]
         np.matmul(k, q.mT, out=weights.transpose(0, 2, 1, 3))
@@ -168,6 +167,5 @@ KERNELS = [
         *with_repeated_heads(_forward, _vjp),
         dtypes=FLOATS,
         why_not=_why_not,
-        is_recordable=True,
     ),
 ]

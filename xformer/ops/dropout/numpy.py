@@ -19,5 +19,5 @@ def _vjp(g: Any, mask: Any, needs: Any, *, keep_probability: float) -> tuple[Any
 
 
 KERNELS = [
-    Kernel("numpy.dropout", "dropout", "numpy", _forward, _vjp, dtypes=FLOATS, is_recordable=True),
+    Kernel("numpy.dropout", "dropout", "numpy", _forward, _vjp, dtypes=FLOATS),
 ]

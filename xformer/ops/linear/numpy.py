@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends.recording import empty
 from xformer.ops._numpy import FLOATS
 from xformer.ops.linear.definition import as_rows, split_heads
 from xformer.ops.operation import Kernel
@@ -81,7 +80,7 @@ def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any, affine: Affine
     x, weights, joint = residuals
     joint = np.concatenate(weights, axis=1) if joint is None else joint
     rows = as_rows(x)
-    g_rows = empty((len(rows), joint.shape[1]), joint.dtype)
+    g_rows = np.empty((len(rows), joint.shape[1]), joint.dtype)
     for view, cotangent in zip(_split(g_rows, x, weights, heads), g, strict=True):
         view[...] = 0.0 if cotangent is None else cotangent
     dx = affine(g_rows, joint.T, None).reshape(x.shape) if needs[0] else None
@@ -108,7 +107,6 @@ KERNELS = [
         *pair,
         dtypes=FLOATS,
         why_not=_why_not_heads if name == "project_heads" else None,
-        is_recordable=True,
     )
     for name, pair in functions_with(_affine).items()
 ]

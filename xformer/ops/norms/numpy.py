@@ -49,6 +49,5 @@ KERNELS = [
         _forward,
         _vjp,
         dtypes=FLOATS,
-        is_recordable=True,
     ),
 ]

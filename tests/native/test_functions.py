@@ -1,0 +1,586 @@
+"""Functions of the native library against those of NumPy: random shapes, strides, broadcasts and dtypes."""
+
+from __future__ import annotations
+
+import operator
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import array_api_compat.numpy as xp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xformer import native
+from xformer.errors import ShapeError
+from xformer.native.functions import LOWERINGS
+from xformer.tracing.base_functions import base_function
+
+pytestmark = [
+    pytest.mark.skipif(not native.is_available(), reason="the library was not compiled"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy warns about NaN, infinities and division by zero
+]
+
+SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 1e-40, -1e30, 88.0]
+FLOATS, INTEGERS = ("float32", "float64"), ("int32", "int64")
+NUMBERS = (*FLOATS, *INTEGERS)
+
+
+def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
+    """Return random values, of which some are special or equal."""
+    if dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype in FLOATS:
+        special = rng.choice(SPECIAL, shape)
+        return np.where(rng.random(shape) < 0.2, special, rng.normal(size=shape) * 3).astype(dtype)
+    limits = np.iinfo(dtype)
+    extreme = rng.choice([limits.min, limits.max, 0, -1, 1], shape)
+    return np.where(rng.random(shape) < 0.1, extreme, rng.integers(0, 7, shape) - 3).astype(dtype)
+
+
+def strided(rng: np.random.Generator, x: Any) -> Any:
+    """Return an array with the same elements and any strides, sometimes read-only."""
+    order = rng.permutation(x.ndim)
+    steps = rng.choice([1, 1, 1, 2, -1, -2], x.ndim)
+    shape = [size * abs(step) + 1 for size, step in zip(x.shape, steps, strict=True)]
+    memory = np.zeros([shape[i] for i in order], x.dtype).transpose(np.argsort(order))
+    if rng.random() < 0.3:  # contiguous in the permuted order
+        memory = np.zeros([x.shape[i] for i in order], x.dtype).transpose(np.argsort(order))
+        steps = np.ones(x.ndim, int)
+    view = memory[(*(slice(None, None, step) for step in steps), ...)]
+    view = view[(*(slice(size) for size in x.shape), ...)]
+    view[...] = x
+    if rng.random() < 0.2:
+        view.flags.writeable = False
+    return view
+
+
+SHAPES = st.one_of(
+    st.lists(st.integers(0, 5), max_size=6).map(tuple),
+    st.sampled_from([(70,), (3, 1000), (1000, 3), (130, 67), (67, 16, 20), (20000,), (9000, 2), (2, 3, 5000)]),
+)
+RNGS = st.integers(0, 2**32 - 1).map(np.random.default_rng)
+
+
+def array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
+    return strided(rng, values(rng, shape, dtype))
+
+
+def broadcast_part(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape that broadcasts to `shape`."""
+    part = tuple(1 if rng.random() < 0.25 else size for size in shape)
+    return part[rng.integers(0, len(shape) + 1) if rng.random() < 0.2 else 0 :]
+
+
+def same(actual: Any, expected: Any, ulp: float = 0) -> None:
+    """Check that arrays are equal with NaN and signs of zero, up to some units in the last place."""
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    if expected.dtype.kind != "f":
+        np.testing.assert_array_equal(actual, expected)
+        return
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(actual[~finite], expected[~finite])
+    wide, unit = expected[finite].astype(np.float64), np.spacing(np.abs(expected[finite])).astype(np.float64)
+    assert np.all(np.abs(actual[finite].astype(np.float64) - wide) <= ulp * unit)
+    assert np.all((np.signbit(actual) == np.signbit(expected))[finite & (expected == 0)])
+
+
+def lowered(rng: np.random.Generator, name: str, *args: Any, ulp: float = 0, **keywords: Any) -> None:
+    """Compare a function with its lowering, which must exist, with an output of any strides."""
+    expected = np.asarray(base_function(xp, name)(*args, **keywords))
+    out = strided(rng, np.zeros(expected.shape, expected.dtype))
+    out.flags.writeable = True
+    assert LOWERINGS[name](out, args, keywords)
+    same(out, expected, ulp)
+
+
+# --- elementwise functions --------------------------------------------------------------------------------------------
+
+ARITHMETIC = ["add", "subtract", "multiply", "maximum", "minimum", "operator_add", "operator_sub", "operator_mul"]
+COMPARISONS = ["equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "operator_lt", "operator_ne"]
+UNARY = ["negative", "abs", "square", "sign", "operator_neg", "operator_abs"]
+# The largest differences from NumPy, in units of the last place: both have an error.
+FUNCTIONS = {"exp": 3, "expm1": 3, "log": 3, "log1p": 3, "sqrt": 0, "reciprocal": 0, "tanh": 3, "sin": 3, "cos": 3}
+
+
+@given(RNGS, SHAPES, st.sampled_from(ARITHMETIC), st.sampled_from(NUMBERS))
+def test_arithmetic(rng: Any, shape: Any, name: str, dtype: str) -> None:
+    a, b = array(rng, broadcast_part(rng, shape), dtype), array(rng, shape, dtype)
+    if name in ("maximum", "minimum") and dtype in FLOATS:  # which zero is the largest depends on the processor
+        a, b = (np.where(x == 0, np.asarray(1, dtype), x) for x in (a, b))
+    lowered(rng, name, *((a, b) if rng.random() < 0.5 else (b, a)))
+
+
+@given(RNGS, SHAPES, st.sampled_from(FLOATS), st.sampled_from(["divide", "operator_truediv"]))
+def test_divide(rng: Any, shape: Any, dtype: str, name: str) -> None:
+    lowered(rng, name, array(rng, broadcast_part(rng, shape), dtype), array(rng, shape, dtype))
+
+
+@given(RNGS, SHAPES, st.sampled_from(INTEGERS), st.sampled_from(["floor_divide", "remainder"]))
+def test_integer_division(rng: Any, shape: Any, dtype: str, name: str) -> None:
+    lowered(rng, name, array(rng, shape, dtype), array(rng, broadcast_part(rng, shape), dtype))
+
+
+@given(RNGS, SHAPES, st.sampled_from(FLOATS), st.sampled_from([None, 2, 2.0, 0.5, -1.0, 3, 0]))
+def test_pow(rng: Any, shape: Any, dtype: str, exponent: Any) -> None:
+    a = array(rng, shape, dtype)
+    lowered(rng, "pow", a, array(rng, shape, dtype) if exponent is None else exponent, ulp=3)
+
+
+@given(RNGS, SHAPES, st.sampled_from(COMPARISONS), st.sampled_from([*NUMBERS, "bool"]))
+def test_comparisons(rng: Any, shape: Any, name: str, dtype: str) -> None:
+    lowered(rng, name, array(rng, shape, dtype), array(rng, broadcast_part(rng, shape), dtype))
+
+
+@given(RNGS, SHAPES, st.sampled_from(["logical_and", "logical_or", "logical_xor", "operator_and", "bitwise_or"]))
+def test_logic(rng: Any, shape: Any, name: str) -> None:
+    lowered(rng, name, array(rng, shape, "bool"), array(rng, broadcast_part(rng, shape), "bool"))
+    lowered(rng, "logical_not", array(rng, shape, "bool"))
+
+
+@given(RNGS, SHAPES, st.sampled_from(UNARY), st.sampled_from(NUMBERS))
+def test_unary(rng: Any, shape: Any, name: str, dtype: str) -> None:
+    lowered(rng, name, array(rng, shape, dtype))
+
+
+@given(RNGS, SHAPES, st.sampled_from(["floor", "ceil", "trunc", "round"]), st.sampled_from(NUMBERS))
+def test_rounding(rng: Any, shape: Any, name: str, dtype: str) -> None:
+    lowered(rng, name, array(rng, shape, dtype))
+
+
+@given(RNGS, SHAPES, st.sampled_from(["isfinite", "isinf", "isnan"]), st.sampled_from(NUMBERS))
+def test_classification(rng: Any, shape: Any, name: str, dtype: str) -> None:
+    lowered(rng, name, array(rng, shape, dtype))
+
+
+@given(RNGS, SHAPES, st.sampled_from(sorted(FUNCTIONS)), st.sampled_from(NUMBERS))
+def test_functions(rng: Any, shape: Any, name: str, dtype: str) -> None:
+    if name == "reciprocal" and dtype in INTEGERS:
+        return  # not supported
+    lowered(rng, name, array(rng, shape, dtype), ulp=FUNCTIONS[name])
+
+
+@pytest.mark.parametrize("name", ["exp", "expm1", "log", "log1p", "tanh", "sin", "cos"])
+def test_accuracy_of_float32(name: str) -> None:
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.uniform(-110, 95, 50000), rng.normal(size=50000), 10.0 ** rng.uniform(-45, 38, 50000)])
+    x = np.concatenate([x, [1e6, 1e10, 3e38, 88.72, 88.73, -87.4, -103.9, -104.1]]).astype(np.float32)
+    out = np.empty_like(x)
+    native.call(name, (x, out))
+    expected = getattr(np, name)(x.astype(np.float64))
+    with np.errstate(over="ignore"):
+        single = expected.astype(np.float32)
+    finite = np.isfinite(single)
+    np.testing.assert_array_equal(out[~finite], single[~finite])
+    unit = np.spacing(np.abs(single[finite])).astype(np.float64)
+    assert np.max(np.abs(out[finite] - expected[finite]) / unit) < 2
+
+
+def test_erf() -> None:
+    x = np.linspace(-5, 5, 101, dtype=np.float32)
+    out = np.empty_like(x)
+    assert LOWERINGS["erf"](out, (x,), {})
+    same(out, np.asarray(base_function(xp, "erf")(x)), 3)
+
+
+@given(RNGS, SHAPES, st.sampled_from([*NUMBERS, "bool", "int8", "uint8"]))
+def test_where(rng: Any, shape: Any, dtype: str) -> None:
+    parts = (
+        array(rng, broadcast_part(rng, shape), kind) for kind in ("bool", *[dtype if dtype != "int8" else "bool"] * 2)
+    )
+    lowered(rng, "where", *parts)
+
+
+@given(RNGS, SHAPES, st.sampled_from(NUMBERS), st.sampled_from([(-1, 2), (None, 1), (0, None), (None, None), (2, 1)]))
+def test_clip(rng: Any, shape: Any, dtype: str, bounds: Any) -> None:
+    x = array(rng, shape, dtype)
+    lowered(rng, "clip", np.where(x == 0, np.asarray(1, dtype), x), *bounds)
+
+
+@given(RNGS, SHAPES, st.sampled_from(["add", "multiply", "less", "divide", "where"]))
+def test_promotion(rng: Any, shape: Any, name: str) -> None:
+    """Operands are cast to one dtype: arrays of different dtypes, and numbers of Python."""
+    dtypes = rng.choice([*NUMBERS, "bool"], 2)
+    others = [array(rng, broadcast_part(rng, shape), dtypes[1]), 2, 1.5, np.float32(0.1), True]
+    x, other = array(rng, shape, dtypes[0]), others[rng.integers(len(others))]
+    args = (array(rng, shape, "bool"), x, other) if name == "where" else (x, other)
+    expected = np.asarray(getattr(xp, name)(*args))
+    if name in ("add", "multiply") and expected.dtype == bool:
+        return  # not supported
+    lowered(rng, name, *args)
+
+
+# --- creation and copies ----------------------------------------------------------------------------------------------
+
+
+@given(RNGS, SHAPES, st.sampled_from(["float32", "float64", "int32", "int64", "bool", "int8", "uint8"]))
+def test_astype(rng: Any, shape: Any, to: str) -> None:
+    dtype = str(rng.choice([*NUMBERS, "bool"]))
+    x = values(rng, shape, dtype)
+    if dtype in FLOATS and to != "bool" and to not in FLOATS:  # the result of values that do not fit is not defined
+        x = rng.integers(0, 100, shape).astype(dtype) + np.asarray(0.75, dtype)
+    lowered(rng, "astype", strided(rng, np.asarray(x)), np.dtype(to))
+
+
+@given(RNGS, SHAPES, st.sampled_from([*NUMBERS, "bool"]))
+def test_creation(rng: Any, shape: Any, dtype: str) -> None:
+    lowered(rng, "zeros", shape, dtype=np.dtype(dtype))
+    lowered(rng, "ones_like", array(rng, shape, dtype))
+    lowered(rng, "full", shape, 3.0 if dtype in FLOATS else 1, dtype=np.dtype(dtype))
+    assert LOWERINGS["empty_like"](np.empty(shape, dtype), (array(rng, shape, dtype),), {})
+
+
+@given(RNGS, SHAPES, st.sampled_from(["float32", "bool"]))
+def test_joins(rng: Any, shape: Any, dtype: str) -> None:
+    x, y = array(rng, shape, dtype), array(rng, shape, dtype)
+    for axis in range(-len(shape), len(shape)):
+        lowered(rng, "concat", [x, y, x], axis=axis)
+    lowered(rng, "concat", [x, y], axis=None)
+    if len(shape) < 6:
+        lowered(rng, "stack", [x, y], axis=-1)
+        lowered(rng, "stack", (x, y, y), axis=0)
+
+
+@given(RNGS, SHAPES)
+def test_moves(rng: Any, shape: Any) -> None:
+    x = array(rng, shape, "float32")
+    out = np.empty(x.size, np.float32)
+    assert LOWERINGS["reshape"](out, (x, (-1,)), {})
+    same(out, x.reshape(-1))
+    lowered(rng, "permute_dims", x, tuple(int(i) for i in rng.permutation(x.ndim)))
+    if x.ndim >= 2:
+        lowered(rng, "matrix_transpose", x)
+        lowered(rng, "tril", x, k=1)
+        lowered(rng, "triu", x)
+    if x.ndim and x.size:
+        lowered(rng, "flip", x, axis=0)
+        lowered(rng, "roll", x, 2, axis=-1)
+        expected, contiguous = xp.repeat(x, 3, axis=0), np.empty((3 * shape[0], *shape[1:]), np.float32)
+        if x.ndim < 6:
+            assert LOWERINGS["repeat"](contiguous, (x, 3), {"axis": 0})
+            same(contiguous, expected)
+
+
+def test_views_need_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "call", None)
+    x = np.zeros((2, 3), np.float32)
+    for name, args in [
+        ("reshape", (x, (6,))),
+        ("permute_dims", (x, (1, 0))),
+        ("broadcast_to", (x, (4, 2, 3))),
+        ("getitem", (x, (0, slice(1, None)))),
+        ("getitem", (x, (..., None))),
+        ("unstack", (x,)),
+    ]:
+        assert LOWERINGS[name](base_function(xp, name)(*args), args, {})
+
+
+# --- reductions -------------------------------------------------------------------------------------------------------
+
+
+def axes_of(rng: np.random.Generator, ndim: int) -> Any:
+    if rng.random() < 0.2:
+        return None
+    count = rng.integers(0, ndim + 1)
+    axes = tuple(int(axis) - ndim * int(rng.integers(2)) for axis in rng.permutation(ndim)[:count])
+    return axes[0] if len(axes) == 1 else axes
+
+
+@given(RNGS, SHAPES, st.sampled_from(["sum", "prod", "max", "min", "any", "all"]), st.sampled_from([*INTEGERS, "bool"]))
+def test_exact_reductions(rng: Any, shape: Any, name: str, dtype: str) -> None:
+    axis, keepdims = axes_of(rng, len(shape)), bool(rng.integers(2))
+    x = array(rng, shape, dtype)
+    if name in ("max", "min") and (dtype == "bool" or 0 in shape):
+        return
+    lowered(rng, name, x, axis=axis, keepdims=keepdims)
+
+
+@given(RNGS, SHAPES, st.sampled_from(["max", "min", "any", "all"]), st.sampled_from(FLOATS))
+def test_exact_reductions_of_floats(rng: Any, shape: Any, name: str, dtype: str) -> None:
+    x = array(rng, shape, dtype)
+    if name in ("max", "min"):
+        x = np.where(x == 0, np.asarray(1, dtype), x)
+        if 0 in shape:
+            return
+    lowered(rng, name, x, axis=axes_of(rng, len(shape)), keepdims=bool(rng.integers(2)))
+
+
+@given(RNGS, SHAPES, st.sampled_from(["sum", "prod", "mean", "var", "std"]), st.sampled_from(FLOATS))
+def test_sums_of_floats(rng: Any, shape: Any, name: str, dtype: str) -> None:
+    x = strided(rng, (rng.normal(size=shape) + 1.0 if name != "prod" else rng.uniform(0.9, 1.1, shape)).astype(dtype))
+    axis, keepdims = axes_of(rng, len(shape)), bool(rng.integers(2))
+    expected = np.asarray(getattr(xp, name)(x, axis=axis, keepdims=keepdims))
+    out = np.empty(expected.shape, dtype)
+    assert LOWERINGS[name](out, (x,), {"axis": axis, "keepdims": keepdims})
+    exact = np.asarray(getattr(xp, name)(x.astype(np.float64), axis=axis, keepdims=keepdims))
+    scale = np.asarray(xp.sum(np.abs(x.astype(np.float64)), axis=axis, keepdims=keepdims)) if name == "sum" else exact
+    tolerance = (2e-5 if name == "prod" else 2e-6) if dtype == "float32" else 1e-13
+    assert np.array_equal(np.isnan(out), np.isnan(exact))
+    assert np.all(np.isnan(exact) | (np.abs(out - exact) <= tolerance * np.maximum(np.abs(scale), 1e-3)))
+
+
+@given(RNGS, st.sampled_from(["sum", "mean"]))
+def test_sums_of_special_values(rng: Any, name: str) -> None:
+    x = array(rng, (40, 70), "float32")
+    x = np.where(np.isfinite(x), np.float32(1), x)
+    for axis in (0, 1, None):
+        lowered(rng, name, x, axis=axis, ulp=1)
+
+
+def test_sums_are_as_accurate_as_pairwise_ones() -> None:
+    x = np.random.default_rng(0).uniform(0, 1, (4096, 300)).astype(np.float32)
+    for axis in (0, 1, (0, 1)):
+        for order in (x, x.T.copy().T):
+            expected = np.sum(order.astype(np.float64), axis=axis)
+            out = np.empty(expected.shape, np.float32)
+            assert LOWERINGS["sum"](out, (order,), {"axis": axis})
+            assert np.max(np.abs(out - expected) / expected) < 3e-7
+
+
+def test_sums_have_the_dtype_of_the_output() -> None:
+    x = np.arange(7, dtype=np.int32)
+    out = np.empty((), np.float64)
+    assert LOWERINGS["sum"](out, (x,), {"dtype": np.dtype(np.float64)})
+    assert out == 21
+    assert LOWERINGS["mean"](out, (x,), {})
+    assert out == 3
+
+
+@given(RNGS, SHAPES, st.sampled_from(["argmax", "argmin"]), st.sampled_from([*NUMBERS, "bool"]))
+def test_positions(rng: Any, shape: Any, name: str, dtype: str) -> None:
+    if 0 in shape:
+        return
+    x = array(rng, shape, dtype)
+    lowered(rng, name, x)
+    for axis in range(-len(shape), len(shape)):
+        lowered(rng, name, x, axis=axis, keepdims=bool(axis % 2))
+
+
+@given(RNGS, SHAPES, st.sampled_from([*NUMBERS, "bool"]), st.booleans())
+def test_cumulative_sum(rng: Any, shape: Any, dtype: str, include_initial: bool) -> None:
+    for axis in range(len(shape)):
+        lowered(rng, "cumulative_sum", array(rng, shape, dtype), axis=axis, include_initial=include_initial)
+
+
+@given(RNGS, SHAPES, st.sampled_from(["float32", "int64", "bool"]))
+def test_count_nonzero(rng: Any, shape: Any, dtype: str) -> None:
+    lowered(rng, "count_nonzero", array(rng, shape, dtype), axis=axes_of(rng, len(shape)))
+
+
+# --- indexing ---------------------------------------------------------------------------------------------------------
+
+
+def indices_for(rng: np.random.Generator, size: int, shape: Any) -> Any:
+    return strided(rng, rng.integers(-size, max(size, 1), shape).astype(rng.choice(INTEGERS)))
+
+
+SMALL = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple) | st.sampled_from([(300, 70), (4, 5, 900)])
+
+
+@given(RNGS, SMALL, st.sampled_from(["float32", "int64", "bool"]), st.lists(st.integers(0, 4), max_size=2).map(tuple))
+def test_take(rng: Any, shape: Any, dtype: str, positions: Any) -> None:
+    axis = int(rng.integers(-len(shape), len(shape)))
+    x, indices = array(rng, shape, dtype), indices_for(rng, shape[axis], positions)
+    lowered(rng, "take", x, indices, axis=axis)
+    lowered(rng, "getitem", x, (*[slice(None)] * (axis % len(shape)), indices))
+    lowered(rng, "getitem", x, (..., indices, *[slice(None)] * (len(shape) - axis % len(shape) - 1)))
+
+
+@given(RNGS, SMALL, st.sampled_from(["float32", "int32", "bool"]), st.integers(0, 6))
+def test_take_along_axis(rng: Any, shape: Any, dtype: str, count: int) -> None:
+    axis = int(rng.integers(-len(shape), len(shape)))
+    given = [size if rng.random() < 0.7 else 1 for size in shape]
+    given[axis] = count
+    lowered(rng, "take_along_axis", array(rng, shape, dtype), indices_for(rng, shape[axis], given), axis=axis)
+
+
+@given(RNGS, SMALL, st.sampled_from(["float32", "int64", "bool"]), st.lists(st.integers(0, 2), max_size=2).map(tuple))
+def test_set_item_at_indices(rng: Any, shape: Any, dtype: str, positions: Any) -> None:
+    axis = int(rng.integers(0, len(shape)))
+    x, size = array(rng, shape, dtype), shape[axis]
+    if np.prod(positions) > size:
+        return
+    indices = rng.permutation(size)[: int(np.prod(positions))].reshape(positions) - size * rng.integers(2)
+    value = array(rng, broadcast_part(rng, (*shape[:axis], *positions, *shape[axis + 1 :])), dtype)
+    lowered(rng, "setitem", x, value, (*[slice(None)] * axis, strided(rng, indices)))
+
+
+@pytest.mark.parametrize("size", [1, 5000])
+def test_the_last_value_at_an_index_remains(size: int) -> None:
+    rng = np.random.default_rng(0)
+    x, values = np.zeros((5, size), np.float32), rng.normal(size=(300, size)).astype(np.float32)
+    lowered(rng, "setitem", x, values, rng.integers(-5, 5, 300))
+
+
+@given(RNGS, SMALL, st.sampled_from(["float32", "int64"]))
+def test_set_item_at_slices(rng: Any, shape: Any, dtype: str) -> None:
+    x = array(rng, shape, dtype)
+    key = tuple(
+        [slice(None), slice(1, None), slice(None, None, -1), int(rng.integers(-size, size)), ...][rng.integers(4)]
+        for size in shape
+    )
+    lowered(rng, "setitem", x, 3, key)
+    lowered(rng, "setitem", x, array(rng, broadcast_part(rng, x[key].shape), "int32"), key)
+    same_array = x.copy()
+    assert LOWERINGS["setitem"](same_array, (same_array, 1, key), {})
+    x = x.copy()
+    x[key] = 1
+    same(same_array, x)
+
+
+@given(RNGS, SMALL, st.sampled_from(NUMBERS), st.integers(0, 30))
+def test_scatter_add(rng: Any, shape: Any, dtype: str, count: int) -> None:
+    target, updates = array(rng, shape, dtype), array(rng, (count, *shape[1:]), dtype)
+    lowered(rng, "scatter_add", target, indices_for(rng, shape[0], (count,)), updates)
+
+
+@pytest.mark.parametrize("bad", [3, -4, 2**40, -(2**62)])
+@pytest.mark.parametrize("size", [1, 5000])
+def test_indices_out_of_range(bad: int, size: int) -> None:
+    memory = np.zeros((5, size), np.float32)
+    x, values = memory[1:4], np.ones((4, size), np.float32)
+    indices = np.array([0, 2, bad, 1])
+    out = np.empty((4, size), np.float32)
+    calls = [("take", (x, indices, out)), ("put", (values, indices, x)), ("add_at", (values, indices, x))]
+    calls.append(("take_along_axis", (x, np.repeat(indices[:, None], size, 1), out)))
+    for name, arrays in calls:
+        with pytest.raises(IndexError, match="an index is out of range"):
+            native.call(name, arrays, 0)
+        assert not memory[[0, 4]].any()
+        native.call("take", (x, np.array([0, -3]), out[:2]), 0)  # the error is over
+
+
+def test_empty_axes_have_no_positions() -> None:
+    with pytest.raises(IndexError, match="out of range"):
+        native.call("take", (np.zeros((0, 3), np.float32), np.zeros(2, np.int64), np.zeros((2, 3), np.float32)), 0)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def wrong_calls() -> list[Any]:
+    x, y, i = np.zeros((3, 4), np.float32), np.zeros((3, 4), np.float32), np.zeros(2, np.int64)
+    wide, b = np.zeros((3, 4)), np.zeros((3, 4), bool)
+    half = np.zeros((3, 4), np.float16)
+    return [
+        ("add", (x, wide, y)),
+        ("add", (x, y, wide)),
+        ("add", (x, y[:, :3], y)),
+        ("add", (x, y, y[0])),
+        ("add", (x, None, y)),
+        ("add", (x, y)),
+        ("add", (b, b, b)),
+        ("add", (half, half, half)),
+        ("less", (x, y, y)),
+        ("logical_and", (x, y, b)),
+        ("exp", (b, b)),
+        ("sqrt", (x.astype(np.int64), x.astype(np.int64))),
+        ("where", (x, x, y, y)),
+        ("where", (b, x, wide, y)),
+        ("copy", (half, x)),
+        ("copy", (x, y[0])),
+        ("fill", (half,)),
+        ("fill", ()),
+        ("sum", (x, y), 0b1),
+        ("sum", (x, y[0]), 0b10),
+        ("sum", (x, y[0]), 0b101),
+        ("sum", (x, y[0]), -1),
+        ("sum", (x, wide[0]), 0b1),
+        ("max", (x[:0], y[0]), 0b1),
+        ("argmax", (x, i), 0b1),
+        ("argmax", (x, x[0]), 0b1),
+        ("argmax", (x[:0], np.zeros(4, np.int64)), 0b1),
+        ("cumulative_sum", (x, y), 2),
+        ("cumulative_sum", (x, y), -1),
+        ("cumulative_sum", (x, y[:2]), 0),
+        ("cumulative_sum", (x, wide), 0),
+        ("take", (x, i, y), 0),
+        ("take", (x, i, y[:2]), 2),
+        ("take", (x, i, y[:2]), -1),
+        ("take", (x, i.astype(np.float32), y[:2]), 0),
+        ("take", (x, i, y[:2, :1]), 0),
+        ("take", (x, i, wide[:2]), 0),
+        ("take_along_axis", (x, i, y), 0),
+        ("take_along_axis", (x, np.zeros((2, 3), np.int64), y[:2]), 0),
+        ("put", (y, i, x), 0),
+        ("put", (wide[:2], i, x), 0),
+        ("add_at", (b[:2], i, b), 0),
+        ("add_at", (y[:2, :3], i, x), 0),
+    ]
+
+
+@pytest.mark.parametrize("number", range(len(wrong_calls())))
+def test_wrong_arrays_are_refused(number: int) -> None:
+    name, arrays, *integers = wrong_calls()[number]
+    with pytest.raises(ShapeError, match=f"^{name}: "):
+        native.call(name, arrays, *integers)
+
+
+def test_what_is_not_supported() -> None:
+    x, half = np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float16)
+    big, subclass = x.astype(">f4"), np.zeros(3, np.float32).view(np.recarray)
+    for name, out, args, keywords in [
+        ("add", half, (half, half), {}),
+        ("add", x, (big, x), {}),
+        ("add", x[0], (subclass, x[0]), {}),
+        ("add", np.float32(1), (np.float32(0), np.float32(1)), {}),
+        ("add", x, (x, x), {"where": x > 0}),
+        ("add", x > 0, (x > 0, x > 0), {}),
+        ("pow", x.astype(int), (x.astype(int), 2), {}),
+        ("less", x > 0, (x.astype(np.int32), 2**40), {}),
+        ("sum", x[0], (x,), {"axis": 0, "initial": 3}),
+        ("getitem", x[x > 0], (x, x > 0), {}),
+        ("take", x, (x, [0, 1]), {"axis": 0}),
+    ]:
+        assert not LOWERINGS[name](out, args, keywords), name
+
+
+def test_every_function_is_one_of_the_namespace() -> None:
+    for name in LOWERINGS:
+        assert callable(base_function(xp, name)), name
+    assert operator.add is base_function(xp, "operator_add")
+
+
+# --- threads and instruction sets -------------------------------------------------------------------------------------
+
+_DIGEST = """
+import hashlib, sys
+import numpy as np
+from xformer import native
+from xformer.threads import set_num_threads
+assert native.level() == sys.argv[1], native.WHY_NOT
+set_num_threads(int(sys.argv[2]))
+rng = np.random.default_rng(0)
+x, y = (rng.normal(size=(517, 1033)).astype(np.float32) for _ in range(2))
+digest = hashlib.sha256()
+def call(name, arrays, *integers):
+    native.call(name, arrays, *integers)
+    digest.update(arrays[-1].tobytes())
+for name in ("add", "divide", "pow", "maximum"):
+    call(name, (np.abs(x), y, np.empty_like(x)))
+for name in ("exp", "expm1", "log", "log1p", "tanh", "sin", "cos", "sqrt", "erf"):
+    call(name, (np.abs(x), np.empty_like(x)))
+    call(name, (x.T[3:], np.empty_like(x.T[3:])))
+for name in ("sum", "mean", "prod"):
+    for mask, shape in ((1, 1033), (2, 517), (3, ())):
+        call(name, (np.abs(x) + 0.5, np.empty(shape, np.float32)), mask)
+call("add_at", (y, rng.integers(0, 50, 517), np.zeros((50, 1033), np.float32)), 0)
+print(digest.hexdigest())
+"""
+
+
+def test_bits_do_not_depend_on_threads_and_vectors() -> None:
+    """Sums have one order; AVX2 and AVX-512 have the same bits, and the baseline has for functions without products."""
+    levels = {"avx512": ["avx512", "avx2"], "avx2": ["avx2"]}.get(native.level(), [native.level()])
+    digests = set()
+    for level in levels:
+        for threads in ("1", "3"):
+            environment = os.environ | {"XFORMER_NATIVE": level, "PYTHONPATH": str(Path(__file__).parents[2])}
+            command = [sys.executable, "-c", _DIGEST, level, threads]
+            digests.add(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
+    assert len(digests) == 1

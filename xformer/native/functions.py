@@ -1,0 +1,532 @@
+"""Functions of the Array API standard as operations of the native library.
+
+`LOWERINGS["add"](out, args, keywords)` computes what `np.add(*args, **keywords)` returned into the arrays `out`, and
+returns True; or it calls nothing and returns False, if the library has no operation for these dtypes or options. All
+effects are made by `native.call`, so that the calls can be recorded. Names are those of the namespace of a trace:
+functions of the standard, `operator_add` and others for operators of Python, and `getitem`, `setitem`, `scatter_add`,
+`erf`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from xformer import native
+
+Lowering = Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]
+
+LOWERINGS: dict[str, Lowering] = {}
+
+_MAX_DIMS = 6
+_BOOL, _INT32, _INT64 = np.dtype(np.bool_), np.dtype(np.int32), np.dtype(np.int64)
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+_FLOATS, _INTEGERS = (_FLOAT32, _FLOAT64), (_INT32, _INT64)
+_NUMBERS = (*_FLOATS, *_INTEGERS)
+
+
+# --- registration -------------------------------------------------------------------------------------------------
+
+
+def _lowering(*names: str, makes_views: bool = False) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+    """Register a function of the output and the arguments; arguments that it does not declare are not supported."""
+
+    def register(function: Callable[..., bool]) -> Callable[..., bool]:
+        signature = inspect.signature(function)
+
+        def lower(out: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+            outputs = out if isinstance(out, (tuple, list)) else (out,)
+            if not all(isinstance(y, np.ndarray) and (makes_views or y.flags.writeable) for y in outputs):
+                return False
+            if not all(_is_supported(array) for array in _arrays((out, args, keywords))):
+                return False
+            try:
+                bound = signature.bind(out, *args, **keywords)
+            except TypeError:
+                return False
+            return function(*bound.args, **bound.kwargs)
+
+        LOWERINGS.update(dict.fromkeys(names, lower))
+        return function
+
+    return register
+
+
+def _arrays(value: Any) -> Iterator[Any]:
+    """Yield the arrays in nested tuples, lists and dicts."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _arrays(item)
+    elif isinstance(value, np.ndarray):
+        yield value
+
+
+def _is_supported(array: Any) -> bool:
+    return native.can_copy(array, array.dtype)
+
+
+# --- operands -----------------------------------------------------------------------------------------------------
+
+
+def _is_operand(x: Any) -> bool:
+    return isinstance(x, (np.ndarray, bool, int, float, np.bool_, np.integer, np.floating))
+
+
+def _operand(x: Any, dtype: Any) -> Any:
+    """Return an array or a number as an array of a dtype: itself, a constant, or a temporary."""
+    if not isinstance(x, np.ndarray):
+        return np.asarray(x, dtype)
+    if x.dtype == dtype:
+        return x
+    return _copied(x, np.empty(x.shape, dtype))
+
+
+def _copied(x: Any, out: Any) -> Any:
+    native.call("copy", (x, out))
+    return out
+
+
+def _copy_unless_same(x: Any, out: Any) -> bool:
+    """Copy an array, unless the output is the same memory."""
+    if _layout(x) != _layout(out):
+        native.call("copy", (x, out))
+    return True
+
+
+def _layout(x: Any) -> tuple[Any, ...]:
+    return x.__array_interface__["data"][0], x.dtype, x.shape, x.strides
+
+
+def _fill(out: Any, value: Any) -> bool:
+    value = out.dtype.type(value)
+    native.call("fill", (out,), **({"n0": float(value)} if out.dtype in _FLOATS else {"i0": int(value)}))
+    return True
+
+
+# --- elementwise functions ----------------------------------------------------------------------------------------
+
+
+def _binary(operation: str, dtypes: tuple[Any, ...], *names: str) -> None:
+    """Register a function whose operands are cast to the dtype of the result."""
+
+    @_lowering(operation, *names)
+    def lower(out: Any, a: Any, b: Any, /) -> bool:
+        if out.dtype not in dtypes or not (_is_operand(a) and _is_operand(b)):
+            return False
+        native.call(operation, (_operand(a, out.dtype), _operand(b, out.dtype), out))
+        return True
+
+
+def _comparison(operation: str, *names: str) -> None:
+    @_lowering(operation, *names)
+    def lower(out: Any, a: Any, b: Any, /) -> bool:
+        if not (_is_operand(a) and _is_operand(b)):
+            return False
+        dtype = np.result_type(a, b)
+        for x in (a, b):  # NumPy compares integers of Python with any dtype
+            if type(x) is int and dtype in _INTEGERS and not np.iinfo(dtype).min <= x <= np.iinfo(dtype).max:
+                return False
+        if dtype not in (*_NUMBERS, _BOOL):
+            return False
+        native.call(operation, (_operand(a, dtype), _operand(b, dtype), out))
+        return True
+
+
+def _unary(operation: str, dtypes: tuple[Any, ...], *names: str) -> None:
+    """Register a function of numbers; the argument is cast to the dtype of the result."""
+
+    @_lowering(operation, *names)
+    def lower(out: Any, x: Any, /) -> bool:
+        if out.dtype not in dtypes or not _is_operand(x):
+            return False
+        native.call(operation, (_operand(x, out.dtype), out))
+        return True
+
+
+def _rounding(operation: str) -> None:
+    @_lowering(operation)
+    def lower(out: Any, x: Any, /) -> bool:
+        if out.dtype in _FLOATS and x.dtype == out.dtype:
+            native.call(operation, (x, out))
+            return True
+        return out.dtype in _INTEGERS and _copy_unless_same(x, out)
+
+
+def _classification(operation: str, of_integers: bool) -> None:
+    """Register a predicate; that of all integers is known."""
+
+    @_lowering(operation)
+    def lower(out: Any, x: Any, /) -> bool:
+        if x.dtype not in _FLOATS:
+            return _fill(out, of_integers)
+        native.call(operation, (x, out))
+        return True
+
+
+_binary("add", _NUMBERS, "operator_add")
+_binary("subtract", _NUMBERS, "operator_sub")
+_binary("multiply", _NUMBERS, "operator_mul")
+_binary("divide", _FLOATS, "operator_truediv")
+_binary("pow", _FLOATS, "operator_pow")
+_binary("floor_divide", _INTEGERS, "operator_floordiv")
+_binary("remainder", _INTEGERS, "operator_mod")
+_binary("maximum", _NUMBERS)
+_binary("minimum", _NUMBERS)
+for _names in (("equal", "eq"), ("not_equal", "ne"), ("less", "lt"), ("less_equal", "le"), ("greater", "gt")):
+    _comparison(_names[0], f"operator_{_names[1]}")
+_comparison("greater_equal", "operator_ge")
+for _name in ("and", "or", "xor"):
+    _binary(f"logical_{_name}", (_BOOL,), f"bitwise_{_name}", f"operator_{_name}")
+_unary("negative", _NUMBERS, "operator_neg")
+_unary("abs", _NUMBERS, "operator_abs")
+for _name in ("square", "sign"):
+    _unary(_name, _NUMBERS)
+for _name in ("exp", "expm1", "log", "log1p", "sqrt", "reciprocal", "tanh", "sin", "cos", "erf"):
+    _unary(_name, _FLOATS)
+_unary("logical_not", (_BOOL,), "bitwise_invert", "operator_invert")
+for _name in ("floor", "ceil", "trunc", "round"):
+    _rounding(_name)
+for _name, _of_integers in (("isfinite", True), ("isinf", False), ("isnan", False)):
+    _classification(_name, _of_integers)
+
+
+@_lowering("where")
+def _where(out: Any, condition: Any, a: Any, b: Any, /) -> bool:
+    is_known = isinstance(condition, np.ndarray) and condition.dtype == _BOOL and _is_operand(a) and _is_operand(b)
+    if is_known:
+        native.call("where", (condition, _operand(a, out.dtype), _operand(b, out.dtype), out))
+    return is_known
+
+
+@_lowering("clip")
+def _clip(out: Any, x: Any, /, min: Any = None, max: Any = None) -> bool:
+    bounds = [(name, bound) for name, bound in (("maximum", min), ("minimum", max)) if bound is not None]
+    if out.dtype not in _NUMBERS or x.dtype != out.dtype or not all(_is_operand(bound) for _, bound in bounds):
+        return False
+    if any(np.result_type(bound, x) != x.dtype for _, bound in bounds):
+        return False
+    for operation, bound in bounds:
+        native.call(operation, (x, _operand(bound, out.dtype), out))
+        x = out
+    return bool(bounds) or _copy_unless_same(x, out)
+
+
+# --- creation and copies ------------------------------------------------------------------------------------------
+
+
+@_lowering("zeros", "zeros_like")
+def _zeros(out: Any, like: Any, /, *, dtype: Any = None, device: Any = None) -> bool:
+    return _fill(out, 0)
+
+
+@_lowering("ones", "ones_like")
+def _ones(out: Any, like: Any, /, *, dtype: Any = None, device: Any = None) -> bool:
+    return _fill(out, 1)
+
+
+@_lowering("full", "full_like")
+def _full(out: Any, like: Any, fill_value: Any, /, *, dtype: Any = None, device: Any = None) -> bool:
+    if isinstance(fill_value, np.ndarray):
+        return _copy_unless_same(fill_value, out)
+    return _is_operand(fill_value) and _fill(out, fill_value)
+
+
+@_lowering("empty", "empty_like")
+def _empty(out: Any, like: Any, /, *, dtype: Any = None, device: Any = None) -> bool:
+    return True
+
+
+@_lowering("astype", "asarray", "positive", "operator_pos")
+def _copy(out: Any, x: Any, dtype: Any = None, /, **options: Any) -> bool:
+    return isinstance(x, np.ndarray) and _copy_unless_same(x, out)
+
+
+@_lowering("reshape", makes_views=True)
+def _reshape(out: Any, x: Any, /, shape: Any = None, *, copy: Any = None) -> bool:
+    if _layout(x)[0] == _layout(out)[0]:  # a view
+        return True
+    if not out.flags.c_contiguous:
+        return False
+    return _copy_unless_same(x, out.reshape(x.shape))
+
+
+def _view(name: str) -> None:
+    """Register a function of NumPy whose result is a view; only a result with other memory is a copy."""
+
+    @_lowering(name, makes_views=True)
+    def lower(out: Any, *args: Any, **keywords: Any) -> bool:
+        view = getattr(np, name)(*args, **keywords)
+        views, outputs = (view, out) if isinstance(view, (tuple, list)) else ((view,), (out,))
+        return all(_copy_unless_same(x, y) for x, y in zip(views, outputs, strict=True))
+
+
+for _name in (
+    "broadcast_to",
+    "expand_dims",
+    "flip",
+    "matrix_transpose",
+    "moveaxis",
+    "permute_dims",
+    "squeeze",
+    "unstack",
+):
+    _view(_name)
+
+
+def _copy_parts(out: Any, arrays: Any, axis: int) -> bool:
+    """Copy arrays into neighboring slices."""
+    start, before = 0, (slice(None),) * axis
+    for x in arrays:
+        end = start + x.shape[axis]
+        native.call("copy", (x, out[(*before, slice(start, end))]))
+        start = end
+    return True
+
+
+@_lowering("concat")
+def _concat(out: Any, arrays: Any, /, *, axis: int | None = 0) -> bool:
+    if not all(isinstance(x, np.ndarray) for x in arrays):
+        return False
+    if axis is not None:
+        return _copy_parts(out, arrays, axis % out.ndim)
+    start = 0
+    for x in arrays:
+        native.call("copy", (x, out[start : start + x.size].reshape(x.shape)))
+        start += x.size
+    return True
+
+
+@_lowering("stack")
+def _stack(out: Any, arrays: Any, /, *, axis: int = 0) -> bool:
+    if not all(isinstance(x, np.ndarray) for x in arrays):
+        return False
+    axis = axis % out.ndim
+    return _copy_parts(out, [np.expand_dims(x, axis) for x in arrays], axis)
+
+
+@_lowering("roll")
+def _roll(out: Any, x: Any, /, shift: Any, *, axis: Any = None) -> bool:
+    if not isinstance(shift, int) or not isinstance(axis, int) or 0 in x.shape:
+        return False
+    axis = axis % x.ndim
+    split, before = -shift % x.shape[axis], (slice(None),) * axis
+    return _copy_parts(out, [x[(*before, slice(split, None))], x[(*before, slice(split))]], axis)
+
+
+@_lowering("repeat")
+def _repeat(out: Any, x: Any, repeats: Any, /, *, axis: Any = None) -> bool:
+    if not isinstance(repeats, int) or not isinstance(axis, int) or x.ndim >= _MAX_DIMS or not out.flags.c_contiguous:
+        return False
+    axis = axis % x.ndim + 1
+    native.call("copy", (np.expand_dims(x, axis), out.reshape((*x.shape[:axis], repeats, *x.shape[axis:]))))
+    return True
+
+
+def _triangle(x: Any, k: int) -> Any:
+    """Return the mask of the lower triangle of matrices: a constant."""
+    return np.tri(x.shape[-2], x.shape[-1], k, np.bool_)
+
+
+@_lowering("tril")
+def _tril(out: Any, x: Any, /, *, k: int = 0) -> bool:
+    native.call("where", (_triangle(x, k), x, np.zeros((), x.dtype), out))
+    return True
+
+
+@_lowering("triu")
+def _triu(out: Any, x: Any, /, *, k: int = 0) -> bool:
+    native.call("where", (_triangle(x, k - 1), np.zeros((), x.dtype), x, out))
+    return True
+
+
+# --- reductions ---------------------------------------------------------------------------------------------------
+
+
+def _mask_of(axis: Any, ndim: int) -> int:
+    """Return the bit mask of axes."""
+    axes = range(ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    return sum(1 << (a % ndim) for a in axes)
+
+
+def _reduction(operation: str, inputs: dict[Any, tuple[Any, ...]]) -> None:
+    """Register a reduction; `inputs` are the dtypes that it takes for each dtype of the result, the first by casts."""
+
+    @_lowering(operation)
+    def lower(out: Any, x: Any, /, axis: Any = None, *, dtype: Any = None, keepdims: bool = False) -> bool:
+        dtypes = inputs.get(out.dtype)
+        if dtypes is None:
+            return False
+        x = x if x.dtype in dtypes else _operand(x, dtypes[0])
+        native.call(operation, (x, out), _mask_of(axis, x.ndim))
+        return True
+
+
+_TOTALS = {_FLOAT32: (_FLOAT32,), _FLOAT64: (_FLOAT64,), _INT64: (_INT64, _INT32, _BOOL)}
+_reduction("sum", _TOTALS)
+_reduction("prod", _TOTALS)
+_reduction("mean", {dtype: (dtype,) for dtype in _FLOATS})
+_reduction("max", {dtype: (dtype,) for dtype in _NUMBERS})
+_reduction("min", {dtype: (dtype,) for dtype in _NUMBERS})
+_reduction("any", {_BOOL: (_BOOL, *_NUMBERS)})
+_reduction("all", {_BOOL: (_BOOL, *_NUMBERS)})
+
+
+@_lowering("count_nonzero")
+def _count_nonzero(out: Any, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> bool:
+    native.call("sum", (_operand(x, _BOOL), out), _mask_of(axis, x.ndim))
+    return True
+
+
+def _variance(out: Any, x: Any, axis: Any, correction: float) -> bool:
+    if out.dtype not in _FLOATS:
+        return False
+    x, mask = _operand(x, out.dtype), _mask_of(axis, x.ndim)
+    count = math.prod(size for i, size in enumerate(x.shape) if mask >> i & 1)
+    mean = np.empty([1 if mask >> i & 1 else size for i, size in enumerate(x.shape)], x.dtype)
+    deviation = np.empty(x.shape, x.dtype)
+    native.call("mean", (x, mean), mask)
+    native.call("subtract", (x, mean, deviation))
+    native.call("square", (deviation, deviation))
+    native.call("sum", (deviation, out), mask)
+    native.call("divide", (out, np.asarray(max(count - correction, 0), x.dtype), out))
+    return True
+
+
+@_lowering("var")
+def _var(out: Any, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> bool:
+    return _variance(out, x, axis, correction)
+
+
+@_lowering("std")
+def _std(out: Any, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> bool:
+    if not _variance(out, x, axis, correction):
+        return False
+    native.call("sqrt", (out, out))
+    return True
+
+
+def _position(operation: str) -> None:
+    @_lowering(operation)
+    def lower(out: Any, x: Any, /, axis: Any = None, *, keepdims: bool = False) -> bool:
+        if out.dtype != _INT64 or x.dtype not in (*_NUMBERS, _BOOL):
+            return False
+        native.call(operation, (x, out), _mask_of(axis, x.ndim))
+        return True
+
+
+_position("argmax")
+_position("argmin")
+
+
+@_lowering("cumulative_sum")
+def _cumulative_sum(out: Any, x: Any, /, *, axis: Any = None, dtype: Any = None, include_initial: bool = False) -> bool:
+    dtypes = _TOTALS.get(out.dtype)
+    if dtypes is None or x.ndim == 0:
+        return False
+    axis = 0 if axis is None else axis % x.ndim
+    if include_initial:
+        before = (slice(None),) * axis
+        _fill(out[(*before, slice(1))], 0)
+        out = out[(*before, slice(1, None))]
+    native.call("cumulative_sum", (x if x.dtype in dtypes else _operand(x, dtypes[0]), out), axis)
+    return True
+
+
+# --- indexing -----------------------------------------------------------------------------------------------------
+
+
+def _is_index(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype in _INTEGERS
+
+
+@_lowering("take")
+def _take(out: Any, x: Any, indices: Any, /, axis: Any = None) -> bool:
+    if not _is_index(indices) or out.ndim >= _MAX_DIMS or (axis is None and x.ndim != 1):
+        return False
+    native.call("take", (x, indices, out), 0 if axis is None else axis % x.ndim)
+    return True
+
+
+@_lowering("take_along_axis")
+def _take_along_axis(out: Any, x: Any, indices: Any, /, axis: int = -1) -> bool:
+    if not _is_index(indices) or out.ndim >= _MAX_DIMS:
+        return False
+    native.call("take_along_axis", (x, indices, out), axis % x.ndim)
+    return True
+
+
+def _indexed_axis(x: Any, key: Any) -> int | None:
+    """Return the axis that a key of one array of integers and else whole axes indexes; None for another key."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if any(k is Ellipsis for k in keys):
+        at = next(i for i, k in enumerate(keys) if k is Ellipsis)
+        keys[at : at + 1] = [slice(None)] * (x.ndim - len(keys) + 1)
+    axes = [axis for axis, k in enumerate(keys) if not (isinstance(k, slice) and k == slice(None))]
+    return axes[0] if len(axes) == 1 and _is_index(keys[axes[0]]) else None
+
+
+def _is_basic(key: Any) -> bool:
+    """Return whether a key makes a view, of no more axes than the library takes."""
+    keys = key if isinstance(key, tuple) else (key,)
+    return sum(k is None for k in keys) < 2 and all(
+        k is None or k is Ellipsis or (isinstance(k, (slice, int, np.integer)) and not isinstance(k, bool))
+        for k in keys
+    )
+
+
+def _view_at(x: Any, key: Any) -> Any:
+    """Return `x[key]` for a basic key; never a number."""
+    keys = key if isinstance(key, tuple) else (key,)
+    return x[keys if any(k is Ellipsis for k in keys) else (*keys, ...)]
+
+
+@_lowering("getitem", makes_views=True)
+def _get_item(out: Any, x: Any, key: Any, /) -> bool:
+    if _is_basic(key):
+        return _copy_unless_same(_view_at(x, key), out)
+    axis = _indexed_axis(x, key)
+    return axis is not None and _take(out, x, next(_arrays(key)), axis)
+
+
+@_lowering("setitem")
+def _set_item(out: Any, x: Any, value: Any, key: Any, /) -> bool:
+    is_basic = _is_basic(key)
+    axis = None if is_basic else _indexed_axis(x, key)
+    if not _is_operand(value) or (axis is None and not is_basic):
+        return False
+    indices = None if axis is None else next(_arrays(key))
+    if indices is not None and x.ndim - 1 + indices.ndim >= _MAX_DIMS:
+        return False
+    value = _operand(value, out.dtype)
+    if np.may_share_memory(value, out):
+        value = _copied(value, np.empty(value.shape, value.dtype))
+    _copy_unless_same(x, out)
+    if axis is None or indices is None:
+        target = _view_at(out, key)
+        native.call("copy", (_without_leading_ones(value, target.ndim), target))
+    else:
+        native.call("put", (_without_leading_ones(value, x.ndim - 1 + indices.ndim), indices, out), axis)
+    return True
+
+
+def _without_leading_ones(x: Any, ndim: int) -> Any:
+    """Drop axes of one element that an assigned array has beyond those of its target."""
+    return x.reshape(x.shape[x.ndim - ndim :]) if x.ndim > ndim else x
+
+
+@_lowering("scatter_add")
+def _scatter_add(out: Any, target: Any, indices: Any, updates: Any, /) -> bool:
+    ndim = target.ndim - 1 + indices.ndim
+    if not _is_index(indices) or out.dtype not in _NUMBERS or ndim >= _MAX_DIMS:
+        return False
+    if not target.dtype == updates.dtype == out.dtype:
+        return False
+    _copy_unless_same(target, out)
+    native.call("add_at", (updates, indices, out), 0)
+    return True

@@ -1,0 +1,233 @@
+"""The native library: loading it, and calls of its operations.
+
+`call("relu", (x, y))` runs one operation on arrays of NumPy. The C++ code reads shapes and pointers from the array
+objects, as asking Python for the pointers of a call would take longer than many calls; `_load` compares what it reads
+with what NumPy says, and does without the library if they differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xformer.environment import env_value
+from xformer.errors import ConfigError, ShapeError
+from xformer.threads import available_threads
+
+LIBRARY = Path(env_value("XFORMER_NATIVE_LIBRARY") or Path(__file__).with_name("libxformer.so"))
+_INVALID = "XFORMER_NATIVE is"
+_LEVELS = ("auto", "off", "baseline", "avx2", "avx512")
+_OTHER, _BOOL, _INT8, _UINT8, _INT32, _INT64, _BFLOAT16, _FLOAT32, _FLOAT64 = range(9)
+# Bits of bfloat16 are passed as uint16.
+_TYPES = {"bool": _BOOL, "int8": _INT8, "uint8": _UINT8, "int32": _INT32, "int64": _INT64, "uint16": _BFLOAT16}
+_TYPES |= {"float32": _FLOAT32, "float64": _FLOAT64}
+CASTABLE = frozenset(np.dtype(name) for name in _TYPES if name != "uint16")
+MAX_DIMS = 6
+_ARGUMENTS: list[Any] = [ctypes.c_int, ctypes.py_object, *[ctypes.c_int64] * 4, *[ctypes.c_double] * 4]
+_INDEX_ERROR = b"an index is out of range"
+
+
+class _Layout(ctypes.Structure):
+    _fields_ = (
+        ("head", ctypes.c_int64),
+        ("tuple_items", ctypes.c_int64),
+        ("none", ctypes.c_void_p),
+        ("array_type", ctypes.c_void_p),
+        ("types", ctypes.c_int32 * 32),
+    )
+
+
+def _load() -> tuple[Any, str]:
+    """Return the library, or None and the reason."""
+    wanted = env_value("XFORMER_NATIVE", "auto")
+    if wanted not in _LEVELS:
+        return None, f"{_INVALID} {wanted!r}; expected {', '.join(map(repr, _LEVELS))}"
+    if wanted == "off":
+        return None, "XFORMER_NATIVE=off"
+    if sys.implementation.name != "cpython":
+        return None, "it needs CPython"
+    if not LIBRARY.exists():
+        return None, "it was not compiled: install a C++ compiler, then run python -m xformer.native.build"
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+    except OSError as error:
+        return None, str(error)
+    for name in ("xf_level", "xf_name", "xf_describe", "xf_call", "xf_append", "xf_run"):
+        getattr(library, name).restype = ctypes.c_char_p
+    library.xf_init.argtypes = [ctypes.POINTER(_Layout), ctypes.c_char_p]
+    library.xf_describe.argtypes = [ctypes.py_object, ctypes.POINTER(ctypes.c_int64)]
+    library.xf_call.argtypes = [*_ARGUMENTS, ctypes.c_int]
+    library.xf_program.restype = ctypes.c_void_p
+    library.xf_append.argtypes = [ctypes.c_void_p, *_ARGUMENTS]
+    library.xf_close.argtypes, library.xf_close.restype = [ctypes.c_void_p], ctypes.c_int64
+    library.xf_run.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    library.xf_free.argtypes, library.xf_free.restype = [ctypes.c_void_p], None
+    library.xf_set_blas.argtypes, library.xf_set_blas.restype = [ctypes.c_void_p], None
+    layout = _Layout(object.__basicsize__, tuple.__basicsize__, id(None), id(np.ndarray))
+    for name, number in _TYPES.items():
+        layout.types[np.dtype(name).num] = number
+    level = "" if wanted == "auto" else wanted
+    if not library.xf_init(ctypes.byref(layout), level.encode()):
+        return None, f"this processor has no {wanted}"
+    if not _reads_arrays(library):
+        return None, "it cannot read the arrays of this version of Python or NumPy"
+    return library, ""
+
+
+def _reads_arrays(library: Any) -> bool:
+    """Compare what the library reads from arrays with what NumPy says."""
+    whole = np.empty((4, 6, 5), np.float32)
+    for x in (whole, whole[1:, ::2].transpose(2, 0, 1), np.empty((2, 0), np.int64), np.empty((), np.bool_)):
+        result = (ctypes.c_int64 * 20)()
+        if library.xf_describe((x, None), result):
+            return False
+        expected = [2, x.ctypes.data, _TYPES[x.dtype.name], x.ndim, *x.shape, *x.strides]
+        if result[: len(expected)] != expected:
+            return False
+    return True
+
+
+def _blas() -> int:
+    """Return the address of cblas_sgemm in NumPy's own BLAS library, or 0."""
+    folders = (
+        os.path.join(os.path.dirname(np.__file__), *parts) for parts in ((os.pardir, "numpy.libs"), (".dylibs",))
+    )
+    for path in (path for folder in folders for path in glob.glob(os.path.join(folder, "*openblas64*"))):
+        try:
+            return ctypes.cast(ctypes.CDLL(path).scipy_cblas_sgemm64_, ctypes.c_void_p).value or 0
+        except (OSError, AttributeError):
+            continue
+    return 0
+
+
+LIB, WHY_NOT = _load()
+OPERATIONS: dict[str, int] = {}
+_OUTPUTS: dict[str, int] = {}  # bit i is set if array i is written
+if LIB is not None:
+    LIB.xf_set_blas(_blas())
+    while _name := LIB.xf_name(len(OPERATIONS)):
+        _OUTPUTS[_name.decode()] = LIB.xf_outputs(len(OPERATIONS))
+        OPERATIONS[_name.decode()] = len(OPERATIONS)
+
+
+def is_available() -> bool:
+    """Return whether the library was compiled and runs on this machine.
+
+    Raises:
+        ConfigError: If XFORMER_NATIVE has an invalid value. The import of xformer does not raise, so that the command
+            line can report it.
+    """
+    if WHY_NOT.startswith(_INVALID):
+        raise ConfigError(WHY_NOT)
+    return not WHY_NOT
+
+
+def level() -> str:
+    """Return the instruction set of the library: "avx512", "avx2" or "baseline"; "" without the library."""
+    return LIB.xf_level().decode() if LIB is not None else ""
+
+
+def call(
+    name: str,
+    arrays: tuple[Any, ...],
+    i0: int = 0,
+    i1: int = 0,
+    i2: int = 0,
+    i3: int = 0,
+    n0: float = 0.0,
+    n1: float = 0.0,
+    n2: float = 0.0,
+    n3: float = 0.0,
+) -> None:
+    """Run an operation, which writes into its output arrays.
+
+    Args:
+        name: Name of the operation.
+        arrays: Its inputs and outputs, arrays of NumPy, None for absent ones; see the C++ sources.
+        i0: First of its integers.
+        i1: Second of its integers.
+        i2: Third of its integers.
+        i3: Fourth of its integers.
+        n0: First of its floating-point numbers.
+        n1: Second of its floating-point numbers.
+        n2: Third of its floating-point numbers.
+        n3: Fourth of its floating-point numbers.
+
+    Raises:
+        IndexError: If an index is out of range.
+        ShapeError: If an array does not fit.
+    """
+    error = LIB.xf_call(OPERATIONS[name], arrays, i0, i1, i2, i3, n0, n1, n2, n3, available_threads())
+    if error is not None:
+        raise_error(name, error)
+    if _recorders and (recorder := _recorders.get(threading.get_ident())) is not None:
+        outputs = tuple(array for i, array in enumerate(arrays) if _OUTPUTS[name] >> i & 1 and array is not None)
+        recorder(name, arrays, (i0, i1, i2, i3, n0, n1, n2, n3), outputs)
+
+
+Recorder = Callable[[str, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]], None]
+_recorders: dict[int, Recorder | None] = {}  # by thread
+
+
+@contextlib.contextmanager
+def record(recorder: Recorder | None) -> Iterator[None]:
+    """Call `recorder(name, arrays, numbers, outputs)` after each `call` of this thread inside the block.
+
+    Args:
+        recorder: The function; None ends the recording of an enclosing block until this one ends.
+    """
+    thread = threading.get_ident()
+    before = _recorders.get(thread)
+    _recorders[thread] = recorder
+    try:
+        yield
+    finally:
+        if before is None:
+            del _recorders[thread]
+        else:
+            _recorders[thread] = before
+
+
+class Program:
+    """Operations on fixed arrays, executed by one call of the library.
+
+    Args:
+        calls: Names of operations, each with a tuple of arrays and the numbers, as for `call`.
+    """
+
+    def __init__(self, calls: Iterable[tuple[Any, ...]]) -> None:
+        self._handle = LIB.xf_program()
+        self._arrays = []  # keeps the memory alive
+        for name, arrays, *numbers in calls:
+            error = LIB.xf_append(self._handle, OPERATIONS[name], arrays, *numbers)
+            if error is not None:
+                raise_error(name, error)
+            self._arrays.append(arrays)
+        LIB.xf_close(self._handle)
+
+    def __call__(self) -> None:
+        """Run the operations.
+
+        Raises:
+            IndexError: If an index is out of range.
+        """
+        error = LIB.xf_run(self._handle, available_threads())
+        if error is not None:
+            raise_error("the program", error)
+
+    def __del__(self) -> None:
+        LIB.xf_free(self._handle)
+
+
+def raise_error(name: str, error: bytes) -> None:
+    """Raise the exception for an error message of the library."""
+    raise (IndexError if error == _INDEX_ERROR else ShapeError)(f"{name}: {error.decode()}")

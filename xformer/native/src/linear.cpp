@@ -1,0 +1,529 @@
+// Products of matrices: out = x w + bias, with w in float32, int8 or bfloat16.
+//
+// Lanes are columns, and an element of a result is one chain of fused products in the order of the depth. So its bits
+// depend neither on the number of rows nor on the block sizes, nor on whether w was packed. Only products of few rows
+// with a transposed w (dot products) and those of the BLAS library sum in other orders.
+#include <cstdlib>
+#include "vector.h"
+
+namespace ISA {
+
+// A tile of the result stays in registers: 8 x 48 elements in 24 of 32 registers, or 6 x 16 in 12 of 16.
+#if defined(__AVX512F__)
+constexpr int ROWS = 8, VECTORS = 3;
+constexpr int vectors_for(int rows) { return rows <= 2 ? 8 : rows <= 4 ? 6 : rows <= 6 ? 4 : 3; }
+#elif defined(__AVX2__) || defined(__aarch64__)
+constexpr int ROWS = 6, VECTORS = 1;
+constexpr int vectors_for(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+#else
+constexpr int ROWS = 2, VECTORS = 1;
+constexpr int vectors_for(int) { return 1; }
+#endif
+constexpr int PANEL = 48;                            // columns that are packed next to each other
+constexpr int DEPTH = 256, STEP = DEPTH + LANES;     // rows of x a power of two apart would share cache lines
+constexpr int GROUP = 32;                            // rows of w that are read at a time if it is not packed
+constexpr int MAX_ROWS = 48, MAX_ROWS_TRANSPOSED = 12;  // up to which packing w would cost more than it saves
+
+enum Kind : int64_t { ROWS_OF_W, COLUMNS_OF_W, PANELS, BLAS };
+
+// Strides are in elements.
+template <class T> struct Matrix {
+    T* data;
+    int64_t row, column;
+    T* at(int64_t i, int64_t j) const { return data + i * row + j * column; }
+};
+
+template <class T> struct Product {
+    Matrix<const float> x;
+    Matrix<const T> w;
+    Matrix<float> out;
+    const float *bias, *scales;  // of the columns; null if absent
+    int64_t rows, depth, columns;
+    bool accumulate;
+
+    Product columns_from(int64_t j, int64_t count) const {
+        Product p = *this;
+        p.w.data = w.at(0, j);
+        p.out.data = out.at(0, j);
+        p.bias = bias ? bias + j : nullptr;
+        p.scales = scales ? scales + j : nullptr;
+        p.columns = count;
+        return p;
+    }
+};
+
+static int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Memory of a thread, aligned to a cache line. The next call invalidates it.
+static float* scratch(int64_t count) {
+    static thread_local struct Memory {
+        float* data = nullptr;
+        int64_t size = 0;
+        ~Memory() { std::free(data); }
+    } memory;
+    if (count > memory.size) {
+        std::free(memory.data);
+        memory.size = round_up(count, LANES);
+        memory.data = static_cast<float*>(std::aligned_alloc(64, memory.size * sizeof(float)));
+        if (!memory.data) std::abort();
+    }
+    return memory.data;
+}
+
+template <class T> INLINE Vector widen(const T* x, int64_t count) {
+    if (count >= LANES) return widen(x);
+    T lanes[LANES] = {};
+    if (count > 0) std::memcpy(lanes, x, count * sizeof(T));
+    return widen(lanes);
+}
+
+// --- packing ----------------------------------------------------------------------------------------------------------
+
+typedef float Quarter __attribute__((vector_size(16)));
+typedef float UnalignedQuarter __attribute__((vector_size(16), aligned(4), may_alias));
+
+// Copy a matrix to rows that are `step` apart, and fill them with zeros up to whole vectors.
+template <class T> static void pack(Matrix<const T> x, int64_t rows, int64_t columns, float* y, int64_t step) {
+    const int64_t width = round_up(columns, LANES);
+    if (x.column == 1) {
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = 0; j < width; j += LANES) store(y + i * step + j, widen(x.at(i, j), columns - j));
+        return;
+    }
+    for (int64_t i = 0; i < rows; i += LANES)
+        for (int64_t j = 0; j < width; j += LANES) {
+            float square[LANES][LANES];  // transposed
+            const int64_t height = std::min<int64_t>(LANES, rows - i);
+            for (int n = 0; n < LANES; n++) {
+                const T* from = x.at(i, j + n);
+                if (j + n >= columns) store(square[n], Vector{});
+                else if (x.row == 1) store(square[n], widen(from, height));
+                else for (int64_t m = 0; m < height; m++) square[n][m] = widen(from + m * x.row, 1).r[0][0];
+            }
+            for (int64_t m = 0; m < height; m += 4)
+                for (int n = 0; n < LANES; n += 4) {
+                    const float *a = square[n] + m, *b = square[n + 1] + m, *c = square[n + 2] + m, *d = square[n + 3] + m;
+                    for (int64_t k = 0; k < std::min<int64_t>(4, height - m); k++)
+                        *(UnalignedQuarter*)(y + (i + m + k) * step + j + n) = Quarter{a[k], b[k], c[k], d[k]};
+                }
+        }
+}
+
+// --- lanes are columns ------------------------------------------------------------------------------------------------
+
+// Vectors of w by the rows of a block of x. `scales` and `bias` are null before the last rows of w.
+template <class T> struct Tiles {
+    const float* x;
+    const T* w;
+    int64_t step_w;
+    float* out;
+    int64_t step_out, depth, columns;
+    bool accumulate;
+    const float *scales, *bias;
+    int64_t ahead;  // distance of the elements of w to prefetch, or 0
+
+    Tiles at(int64_t row, int64_t column) const {
+        Tiles t = *this;
+        t.x += row * STEP;
+        t.w += column;
+        t.out += row * step_out + column;
+        t.columns -= column;
+        t.scales = scales ? scales + column : nullptr;
+        t.bias = bias ? bias + column : nullptr;
+        return t;
+    }
+};
+
+template <int M, int C, class T> static void tile(const Tiles<T>& tiles) {
+    const Tiles<T> t = tiles;  // in registers
+    Vector total[M][C];
+    for (int m = 0; m < M; m++)
+        for (int c = 0; c < C; c++)
+            total[m][c] = t.accumulate ? load(t.out + m * t.step_out + c * LANES, t.columns - c * LANES) : Vector{};
+    auto multiply = [&](auto prefetch) __attribute__((always_inline)) {
+        const T* w = t.w;
+        for (int64_t k = 0; k < t.depth; k++, w += t.step_w) {
+            Vector row[C];
+            for (int c = 0; c < C; c++) row[c] = widen(w + c * LANES);
+            prefetch(w);
+            for (int m = 0; m < M; m++)
+                for (int c = 0; c < C; c++) fma(total[m][c], t.x[m * STEP + k], row[c]);
+        }
+    };
+    if (t.ahead == 0) multiply([](const T*) {});
+    else multiply([&](const T* w) __attribute__((always_inline)) {
+        for (int i = 0; i < C * LANES; i += 64 / sizeof(T)) __builtin_prefetch(w + t.ahead + i);
+    });
+    for (int m = 0; m < M; m++)
+        for (int c = 0; c < C; c++) {
+            const int64_t j = c * LANES, count = t.columns - j;
+            Vector y = t.bias ? load(t.bias + j, count) : Vector{};
+            if (t.scales) fma(y, total[m][c], load(t.scales + j, count));
+            else y += total[m][c];
+            store(t.out + m * t.step_out + j, y, count);
+        }
+}
+
+// All columns, C vectors at a time as long as there are that many.
+template <int M, int C, class T> static void row_of_tiles(const Tiles<T>& t, int64_t j = 0) {
+    for (; t.columns - j > (C - 1) * LANES; j += C * LANES) tile<M, C>(t.at(0, j));
+    if constexpr (C > 1) row_of_tiles<M, C == 6 ? 3 : C == 3 ? 2 : C / 2>(t, j);
+}
+
+// The function for m rows, of which each tile has at most `MOST` vectors.
+template <int MOST, class T, int M = ROWS> static auto for_rows(int64_t m) -> void (*)(const Tiles<T>&) {
+    if constexpr (M > 1) if (m < M) return for_rows<MOST, T, M - 1>(m);
+    return [](const Tiles<T>& t) { row_of_tiles<M, std::min(MOST, vectors_for(M))>(t); };
+}
+
+template <class T> static void multiply_panel(const Tiles<T>& t, int64_t rows) {
+    constexpr int WIDTH_OF_TILES = VECTORS * LANES;
+    for (int64_t j = 0; j < t.columns; j += WIDTH_OF_TILES)
+        for (int64_t i = 0; i < rows; i += ROWS) {
+            Tiles<T> part = t.at(i, j);
+            part.columns = std::min<int64_t>(part.columns, WIDTH_OF_TILES);
+            if (i > 0) part.ahead = 0;
+            for_rows<VECTORS, T>(rows - i)(part);
+        }
+}
+
+// Call f(k, depth, tiles) for blocks of the depth, with x packed.
+template <class T, class F> INLINE void each_block(const Product<T>& p, float* block, F f) {
+    for (int64_t k = 0; k == 0 || k < p.depth; k += DEPTH) {
+        const int64_t depth = std::min<int64_t>(DEPTH, p.depth - k);
+        const bool is_last = k + depth == p.depth;
+        pack<float>({p.x.at(0, k), p.x.row, p.x.column}, p.rows, depth, block, STEP);
+        f(k, depth, Tiles<T>{block, nullptr, 0, p.out.data, p.out.row, depth, p.columns, p.accumulate || k > 0,
+                             is_last ? p.scales : nullptr, is_last ? p.bias : nullptr, 0});
+    }
+}
+
+template <class T> static void multiply_panels(const Product<T>& p, const T* panels) {
+    float* block = scratch(p.rows * STEP + DEPTH * PANEL);
+    float* panel = block + p.rows * STEP;
+    each_block(p, block, [&](int64_t k, int64_t depth, const Tiles<T>& tiles) {
+        for (int64_t j = 0; j < p.columns; j += PANEL) {
+            const int64_t columns = std::min<int64_t>(PANEL, p.columns - j), width = round_up(columns, LANES);
+            Tiles<T> t = tiles.at(0, j);
+            t.columns = columns;
+            t.step_w = width;
+            if (panels) {
+                t.w = panels + j * p.depth + k * width;
+                t.ahead = (sizeof(T) == 4 ? 8192 : 2048) / sizeof(T);
+                multiply_panel(t, p.rows);
+            } else {
+                pack<T>({p.w.at(k, j), p.w.row, p.w.column}, depth, columns, panel, width);
+                multiply_panel(Tiles<float>{t.x, panel, width, t.out, t.step_out, depth, columns, t.accumulate,
+                                            t.scales, t.bias, 0}, p.rows);
+            }
+        }
+    });
+}
+
+// w is read where it is, GROUP rows at a time; meanwhile the next ones are prefetched.
+static void multiply_rows(const Product<float>& p) {
+    const int64_t whole = p.columns / LANES * LANES;
+    if (whole < p.columns) multiply_panels<float>(p.columns_from(whole, p.columns - whole), nullptr);
+    each_block(p.columns_from(0, whole), scratch(p.rows * STEP), [&](int64_t k, int64_t depth, const Tiles<float>& tiles) {
+        for (int64_t first = 0; first == 0 || first < depth; first += GROUP) {
+            Tiles<float> t = tiles;
+            t.depth = std::min<int64_t>(GROUP, depth - first);
+            const bool is_last = first + t.depth == depth;
+            t.x += first;
+            t.w = p.w.at(k + first, 0);
+            t.step_w = p.w.row;
+            t.accumulate = tiles.accumulate || first > 0;
+            if (!is_last) t.scales = t.bias = nullptr;
+            for (int64_t i = 0; i < p.rows; i += ROWS) {
+                t.ahead = i > 0 || k + first + t.depth == p.depth ? 0 : t.depth * t.step_w;
+                for_rows<8, float>(p.rows - i)(t.at(i, 0));
+            }
+        }
+    });
+}
+
+// --- lanes are positions in a sum -------------------------------------------------------------------------------------
+
+// As `sum` of four vectors.
+INLINE Quarter sums(const Vector* v) {
+    Quarter quarter[4];
+    for (int i = 0; i < 4; i++) {
+        Quarter q[4];
+        std::memcpy(q, v + i, sizeof q);
+        quarter[i] = (q[0] + q[2]) + (q[1] + q[3]);
+    }
+    auto lane = [&](int i) { return Quarter{quarter[0][i], quarter[1][i], quarter[2][i], quarter[3][i]}; };
+    return (lane(0) + lane(2)) + (lane(1) + lane(3));
+}
+
+// M rows of x, whose rows have zeros up to whole vectors, by C columns of w.
+template <int M, int C, class T>
+static void dots(const float* x, int64_t step_x, const Product<T>& p, int64_t i, int64_t j) {
+    Vector total[(M * C + 3) / 4 * 4] = {};
+    const T* w = p.w.at(0, j);
+    const int64_t whole = p.depth / LANES * LANES;
+    auto add = [&](int64_t k, auto load_w) __attribute__((always_inline)) {
+        Vector columns[C];
+        for (int c = 0; c < C; c++) columns[c] = load_w(w + c * p.w.column + k);
+        for (int m = 0; m < M; m++) {
+            const Vector left = load(x + m * step_x + k);
+            for (int c = 0; c < C; c++) fma(total[m * C + c], left, columns[c]);
+        }
+    };
+    for (int64_t k = 0; k < whole; k += LANES) add(k, [](const T* from) { return widen(from); });
+    if (whole < p.depth) add(whole, [&](const T* from) { return widen(from, p.depth - whole); });
+    for (int n = 0; n < M * C; n += 4) {
+        const Quarter result = sums(total + n);
+        for (int e = 0; e < std::min(4, M * C - n); e++) {
+            const int64_t column = j + (n + e) % C;
+            float& y = *p.out.at(i + (n + e) / C, column);
+            const float start = p.bias ? p.bias[column] : 0.0f;
+            if (p.accumulate) y += start + result[e];
+            else if (p.scales) y = start + result[e] * p.scales[column];
+            else y = start + result[e];
+        }
+    }
+}
+
+template <int M, int C, class T> static void columns_of_dots(const float* x, int64_t step, const Product<T>& p) {
+    int64_t j = 0;
+    auto multiply = [&](auto width) __attribute__((always_inline)) {
+        constexpr int N = decltype(width)::value;
+        for (; j + N <= p.columns; j += N) {
+            for (int n = 0; n < N; n++)  // the columns after the next ones
+                for (int64_t k = 0; k < p.depth; k += 64 / sizeof(T)) __builtin_prefetch(p.w.at(k, j + n + 2 * N));
+            int64_t i = 0;
+            for (; i + M <= p.rows; i += M) dots<M, N>(x + i * step, step, p, i, j);
+            for (; i < p.rows; i++) dots<1, N>(x + i * step, step, p, i, j);
+        }
+    };
+    multiply(std::integral_constant<int, C>());
+    multiply(std::integral_constant<int, 1>());
+}
+
+template <class T> static void multiply_columns(const Product<T>& p) {
+    const int64_t step = round_up(p.depth, LANES) + LANES;
+    float* x = scratch(p.rows * step);
+    pack(p.x, p.rows, p.depth, x, step);
+    constexpr bool is_wide = REGISTERS == 1;
+    if (p.rows >= 4 && is_wide) columns_of_dots<4, 4>(x, step, p);
+    else if (p.rows >= 2) columns_of_dots<2, is_wide ? 4 : 2>(x, step, p);
+    else columns_of_dots<1, 4>(x, step, p);
+}
+
+// --- the BLAS library -------------------------------------------------------------------------------------------------
+
+static bool fits_blas(const Matrix<const float>& a, int64_t rows, int64_t columns) {
+    return (a.column == 1 && a.row >= columns) || (a.row == 1 && a.column >= rows);
+}
+template <class T> static bool fits_blas(const Matrix<const T>&, int64_t, int64_t) { return false; }
+
+static void multiply_blas(const Product<float>& p) {
+    constexpr int ROW_MAJOR = 101, AS_IT_IS = 111, TRANSPOSED = 112;
+    for (int64_t i = 0; p.bias && i < p.rows; i++)
+        for (int64_t j = 0; j < p.columns; j++) *p.out.at(i, j) = p.accumulate ? *p.out.at(i, j) + p.bias[j] : p.bias[j];
+    auto order = [](const Matrix<const float>& a) { return a.column == 1 ? AS_IT_IS : TRANSPOSED; };
+    auto step = [](const Matrix<const float>& a) { return a.column == 1 ? a.row : a.column; };
+    blas_sgemm(ROW_MAJOR, order(p.x), order(p.w), p.rows, p.columns, p.depth, 1.0f, p.x.data, step(p.x), p.w.data,
+               step(p.w), p.accumulate || p.bias ? 1.0f : 0.0f, p.out.data, p.out.row);
+}
+
+// --- operations -------------------------------------------------------------------------------------------------------
+
+// Arrays: x (..., rows, depth), w (..., depth, columns) or its panels, out (..., rows, columns), bias, scales (columns,)
+// or absent. Integers: whether to add to out; whether to do without the BLAS library.
+struct Plan { int64_t kind, batch, row_step, column_step, row_parts, column_parts; };
+static_assert(sizeof(Plan) <= sizeof(Record::plan), "a plan has too many numbers");
+
+static const char* check_common(const Record& r, bool is_packed) {
+    const Array &x = r.arrays[0], &w = r.arrays[1], &out = r.arrays[2];
+    const int n = out.ndim;
+    REQUIRE(x && w && out, "expected x, w and out");
+    REQUIRE(x.type == FLOAT32 && out.type == FLOAT32, "expected float32");
+    REQUIRE(w.type == FLOAT32 || w.type == INT8 || w.type == BFLOAT16, "expected w of float32, int8 or bfloat16");
+    REQUIRE(n >= 2 && x.ndim >= 2 && x.ndim <= n && (is_packed ? w.ndim == 1 : w.ndim >= 2 && w.ndim <= n),
+            "expected matrices");
+    REQUIRE(x.shape[x.ndim - 2] == out.shape[n - 2], "rows differ");
+    REQUIRE(out.size() == 0 || out.shape[n - 1] <= 1 || out.strides[n - 1] == 4, "expected rows of out to be contiguous");
+    for (int i = 3; i < 5; i++) {
+        const Array& row = r.arrays[i];
+        REQUIRE(!row || (row.type == FLOAT32 && row.ndim == 1 && row.shape[0] == out.shape[n - 1] && row.is_contiguous()),
+                "expected a contiguous float32 row for the columns of out");
+    }
+    REQUIRE(!r.integers[0] || !r.arrays[4], "scaled products cannot be added");
+    for (const Array* a : {&x, &w}) {
+        if (a == &w && is_packed) break;
+        for (int i = 0; i < a->ndim - 2; i++) {
+            const int64_t size = a->shape[i];
+            REQUIRE(size == 1 || size == out.shape[n - a->ndim + i], "leading axes do not broadcast");
+        }
+    }
+    return nullptr;
+}
+
+// A view of the matrix number `item` of the leading axes of `out`.
+template <class T> static Matrix<T> matrix(const Array& a, const Array& out, int64_t item) {
+    const int64_t size = a.itemsize();
+    char* data = a.data;
+    for (int i = out.ndim - 3; i >= 0; i--) {
+        const int own = i - (out.ndim - a.ndim);
+        if (own >= 0 && a.shape[own] > 1) data += item % out.shape[i] * a.strides[own];
+        item /= out.shape[i];
+    }
+    int64_t rows = a.shape[a.ndim - 2], columns = a.shape[a.ndim - 1];
+    int64_t row = a.strides[a.ndim - 2] / size, column = a.strides[a.ndim - 1] / size;
+    // The stride of an axis with one element means nothing.
+    if (columns == 1) column = row == 1 ? rows : 1;
+    if (rows == 1) row = column == 1 ? columns : 1;
+    return {reinterpret_cast<T*>(data), row, column};
+}
+
+template <class T> static Product<T> product(const Record& r, int64_t item, bool is_packed) {
+    const Array &x = r.arrays[0], &w = r.arrays[1], &out = r.arrays[2];
+    Product<T> p{matrix<const float>(x, out, item), {}, matrix<float>(out, out, item), r.arrays[3].as<const float>(),
+                 r.arrays[4].as<const float>(), out.shape[out.ndim - 2], x.shape[x.ndim - 1], out.shape[out.ndim - 1],
+                 r.integers[0] != 0};
+    p.out.column = 1;
+    if (!is_packed) p.w = matrix<const T>(w, out, item);
+    return p;
+}
+
+static void set_plan(Record& r, const Plan& plan) {
+    std::memcpy(r.plan, &plan, sizeof plan);
+    r.parts = static_cast<int32_t>(plan.batch * plan.row_parts * plan.column_parts);
+}
+static int64_t parts_of(int64_t count, int64_t step) { return (count + step - 1) / step; }
+
+// Columns of a part that reads about 64 K elements of w, in multiples of a panel.
+static int64_t columns_of_part(int64_t depth) {
+    return round_up(std::max<int64_t>(PANEL, 65536 / std::max<int64_t>(1, depth)), PANEL);
+}
+
+// `Product` of the first matrices decides how all of them are computed.
+template <class T> static Plan plan_of(const Record& r) {
+    const Array& out = r.arrays[2];
+    const Product<T> p = product<T>(r, 0, false);
+    const int64_t step = columns_of_part(p.depth);
+    Plan plan{PANELS, 1, 240, 0, 1, 1};
+    for (int i = 0; i < out.ndim - 2; i++) plan.batch *= out.shape[i];
+    if (p.w.row == 1 && p.rows <= MAX_ROWS_TRANSPOSED) plan = {COLUMNS_OF_W, plan.batch, p.rows, step, 1, 1};
+    else if (sizeof(T) == 4 && p.w.column == 1 && p.rows <= MAX_ROWS) plan = {ROWS_OF_W, plan.batch, p.rows, step, 1, 1};
+    else if (sizeof(T) == 4 && blas_sgemm && !r.integers[1] && !p.scales && plan.batch == 1 && p.depth > 0 &&
+             p.rows * p.depth * p.columns >= (1 << 18) && fits_blas(p.x, p.rows, p.depth) &&
+             fits_blas(p.w, p.depth, p.columns) && p.out.row >= p.columns)
+        plan = {BLAS, 1, p.rows, p.columns, 1, 1};
+    else plan.column_step = 240;
+    plan.row_parts = parts_of(p.rows, plan.row_step);
+    plan.column_parts = parts_of(p.columns, plan.column_step);
+    return plan;
+}
+
+static const char* check_matmul(Record& r) {
+    if (const char* error = check_common(r, false)) return error;
+    const Array &x = r.arrays[0], &w = r.arrays[1], &out = r.arrays[2];
+    REQUIRE(x.shape[x.ndim - 1] == w.shape[w.ndim - 2], "depths differ");
+    REQUIRE(w.shape[w.ndim - 1] == out.shape[out.ndim - 1], "columns differ");
+    if (out.size() == 0) return r.parts = 0, nullptr;
+    set_plan(r, w.type == FLOAT32 ? plan_of<float>(r) : w.type == INT8 ? plan_of<int8_t>(r) : plan_of<uint16_t>(r));
+    return nullptr;
+}
+
+template <class T> static void run_as(const Record& r, int part, bool is_packed) {
+    Plan plan;
+    std::memcpy(&plan, r.plan, sizeof plan);
+    const int64_t column_part = part % plan.column_parts, row_part = part / plan.column_parts % plan.row_parts;
+    Product<T> p = product<T>(r, part / (plan.column_parts * plan.row_parts), is_packed);
+    const int64_t i = row_part * plan.row_step, j = column_part * plan.column_step;
+    p = p.columns_from(j, std::min(plan.column_step, p.columns - j));
+    p.x.data = p.x.at(i, 0);
+    p.out.data = p.out.at(i, 0);
+    p.rows = std::min(plan.row_step, p.rows - i);
+    if (is_packed) return multiply_panels(p, r.arrays[1].as<const T>() + j * p.depth);
+    if (plan.kind == PANELS) return multiply_panels<T>(p, nullptr);
+    if (plan.kind == COLUMNS_OF_W) return multiply_columns(p);
+    if constexpr (sizeof(T) == 4) plan.kind == BLAS ? multiply_blas(p) : multiply_rows(p);
+}
+template <bool is_packed> static void run_matmul(const Record& r, int part) {
+    const int32_t type = r.arrays[1].type;
+    if (type == FLOAT32) run_as<float>(r, part, is_packed);
+    else if (type == INT8) run_as<int8_t>(r, part, is_packed);
+    else run_as<uint16_t>(r, part, is_packed);
+}
+
+// w in panels of 48 columns, the last one filled with zeros up to a multiple of 16. x and out are matrices.
+static const char* check_matmul_packed(Record& r) {
+    if (const char* error = check_common(r, true)) return error;
+    const Array &x = r.arrays[0], &panels = r.arrays[1], &out = r.arrays[2];
+    REQUIRE(out.ndim == 2 && panels.is_contiguous() && panels.shape[0] == x.shape[1] * round_up(out.shape[1], LANES),
+            "the panels are of another matrix");
+    if (out.size() == 0) return r.parts = 0, nullptr;
+    const int64_t rows = out.shape[0], columns = out.shape[1], step = columns_of_part(x.shape[1]);
+    const int64_t row_step = rows <= 384 ? rows : 240;
+    set_plan(r, {PANELS, 1, row_step, step, parts_of(rows, row_step), parts_of(columns, step)});
+    return nullptr;
+}
+
+// Arrays: w (depth, columns), panels.
+static const char* check_pack(Record& r) {
+    const Array &w = r.arrays[0], &panels = r.arrays[1];
+    REQUIRE(w && panels && w.type == panels.type && (w.type == FLOAT32 || w.type == INT8 || w.type == BFLOAT16),
+            "expected float32, int8 or bfloat16");
+    REQUIRE(w.ndim == 2 && panels.ndim == 1 && panels.is_contiguous() &&
+            panels.shape[0] == w.shape[0] * round_up(w.shape[1], LANES), "the panels are of another matrix");
+    r.parts = static_cast<int32_t>(parts_of(w.shape[1], PANEL));
+    return nullptr;
+}
+template <class T> static void pack_as(const Record& r, int64_t first) {
+    const Array& a = r.arrays[0];
+    const Matrix<const T> w = matrix<const T>(a, a, 0);
+    const int64_t depth = a.shape[0], columns = std::min<int64_t>(PANEL, a.shape[1] - first);
+    const int64_t width = round_up(columns, LANES);
+    T* y = r.arrays[1].as<T>() + first * depth;
+    for (int64_t k = 0; k < depth; k++)
+        for (int64_t j = 0; j < width; j++) y[k * width + j] = j < columns ? *w.at(k, first + j) : T{};
+}
+static void run_pack(const Record& r, int part) {
+    const int64_t first = int64_t{part} * PANEL;
+    const int32_t type = r.arrays[0].type;
+    type == FLOAT32 ? pack_as<float>(r, first) : type == INT8 ? pack_as<int8_t>(r, first) : pack_as<uint16_t>(r, first);
+}
+
+// Arrays: x (rows, columns), out (columns,). Sums of blocks of rows are added, as sums of many terms lose digits.
+static const char* check_sum_rows(Record& r) {
+    const Array &x = r.arrays[0], &out = r.arrays[1];
+    REQUIRE(x && out && x.type == FLOAT32 && out.type == FLOAT32, "expected float32");
+    REQUIRE(x.ndim == 2 && out.ndim == 1 && x.shape[1] == out.shape[0], "expected a matrix and a row of its columns");
+    REQUIRE((x.shape[1] <= 1 || x.strides[1] == 4) && out.is_contiguous(), "expected contiguous rows");
+    const int64_t step = round_up(std::max<int64_t>(1, 32768 / std::max<int64_t>(1, x.shape[0])), 4 * LANES);
+    r.parts = static_cast<int32_t>(parts_of(x.shape[1], step));
+    r.plan[0] = step;
+    return nullptr;
+}
+static void run_sum_rows(const Record& r, int part) {
+    const Array& x = r.arrays[0];
+    const int64_t step = r.plan[0], first = part * step, end = std::min(first + step, x.shape[1]), rows = x.shape[0];
+    constexpr int BLOCK = 128, C = 4;
+    for (int64_t j = first; j < end; j += C * LANES) {
+        Vector total[C] = {};
+        for (int64_t i = 0; i < rows; i += BLOCK) {
+            Vector block[C] = {};
+            for (int64_t k = i; k < std::min(rows, i + BLOCK); k++) {
+                const float* row = reinterpret_cast<const float*>(x.data + k * x.strides[0]) + j;
+                for (int c = 0; c < C; c++) block[c] += widen(row + c * LANES, end - j - c * LANES);
+            }
+            for (int c = 0; c < C; c++) total[c] += block[c];
+        }
+        for (int c = 0; c < C && j + c * LANES < end; c++)
+            store(r.arrays[1].as<float>() + j + c * LANES, total[c], end - j - c * LANES);
+    }
+}
+
+static const Operation operations[] = {
+    {"matmul", 1 << 2, check_matmul, run_matmul<false>},
+    {"matmul_packed", 1 << 2, check_matmul_packed, run_matmul<true>},
+    {"pack", 1 << 1, check_pack, run_pack},
+    {"sum_rows", 1 << 1, check_sum_rows, run_sum_rows},
+};
+extern const Family linear_family = {operations, sizeof operations / sizeof *operations};
+
+}  // namespace ISA

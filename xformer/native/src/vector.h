@@ -1,0 +1,132 @@
+// Vectors of 16 floats: one register of AVX-512, two of AVX2, four of SSE or NEON.
+//
+// Sums are made in 16 lanes and then in one fixed tree, so AVX2, AVX-512 and NEON give the same bits. Each file that
+// includes this one is compiled once for each instruction set, with -DISA=name.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include "record.h"
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+namespace ISA {
+
+constexpr int LANES = 16;
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16;
+#elif defined(__AVX2__)
+constexpr int WIDTH = 8;
+#else
+constexpr int WIDTH = 4;
+#endif
+constexpr int REGISTERS = LANES / WIDTH;
+// GCC keeps vectors that are longer than a register in memory, so a vector is a struct of registers.
+typedef float Register __attribute__((vector_size(4 * WIDTH)));
+typedef float UnalignedRegister __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef int32_t IntRegister __attribute__((vector_size(4 * WIDTH)));
+struct Vector { Register r[REGISTERS]; };
+struct Mask { IntRegister r[REGISTERS]; };
+
+#define EACH_REGISTER for (int i = 0; i < REGISTERS; i++)
+INLINE Vector splat(float x) { Vector v; EACH_REGISTER v.r[i] = x - Register{}; return v; }
+#define VECTOR_OPERATOR(op) \
+    INLINE Vector operator op(Vector a, Vector b) { EACH_REGISTER a.r[i] = a.r[i] op b.r[i]; return a; } \
+    INLINE Vector operator op(Vector a, float b) { return a op splat(b); } \
+    INLINE Vector operator op(float a, Vector b) { return splat(a) op b; }
+VECTOR_OPERATOR(+) VECTOR_OPERATOR(-) VECTOR_OPERATOR(*) VECTOR_OPERATOR(/)
+INLINE Vector operator-(Vector a) { EACH_REGISTER a.r[i] = -a.r[i]; return a; }
+INLINE Vector& operator+=(Vector& a, Vector b) { return a = a + b; }
+INLINE Mask operator<(Vector a, Vector b) { Mask m; EACH_REGISTER m.r[i] = a.r[i] < b.r[i]; return m; }
+INLINE Mask operator>(Vector a, Vector b) { return b < a; }
+INLINE Mask operator==(Vector a, Vector b) { Mask m; EACH_REGISTER m.r[i] = a.r[i] == b.r[i]; return m; }
+INLINE Vector select(Mask m, Vector a, Vector b) { EACH_REGISTER a.r[i] = m.r[i] ? a.r[i] : b.r[i]; return a; }
+// The second argument where they are unordered: max(x, limit) replaces NaN, max(limit, x) keeps it.
+INLINE Vector max(Vector a, Vector b) { return select(a > b, a, b); }
+INLINE Vector min(Vector a, Vector b) { return select(a < b, a, b); }
+INLINE void fma(Vector& total, float a, Vector b) { EACH_REGISTER total.r[i] += a * b.r[i]; }
+INLINE void fma(Vector& total, Vector a, Vector b) { EACH_REGISTER total.r[i] += a.r[i] * b.r[i]; }
+
+INLINE Vector load(const float* x) { Vector v; EACH_REGISTER v.r[i] = *(const UnalignedRegister*)(x + i * WIDTH); return v; }
+INLINE void store(float* x, Vector v) { EACH_REGISTER *(UnalignedRegister*)(x + i * WIDTH) = v.r[i]; }
+// The first `count` elements; the other lanes are `fill`.
+INLINE Vector load(const float* x, int64_t count, float fill = 0.0f) {
+    if (count >= LANES) return load(x);
+    float lanes[LANES];
+    for (int i = 0; i < LANES; i++) lanes[i] = i < count ? x[i] : fill;
+    return load(lanes);
+}
+INLINE void store(float* x, Vector v, int64_t count) {
+    if (count >= LANES) return store(x, v);
+    float lanes[LANES];
+    store(lanes, v);
+    std::memcpy(x, lanes, count * sizeof(float));
+}
+
+// GCC 12 converts vectors of int8 one lane at a time, so this is written with intrinsics.
+#if defined(__AVX512F__)
+INLINE Vector widen(const int8_t* x) {
+    return {{(Register)_mm512_maskz_cvtepi32_ps(-1, _mm512_maskz_cvtepi8_epi32(-1, _mm_loadu_si128((const __m128i*)x)))}};
+}
+#elif defined(__AVX2__)
+INLINE Vector widen(const int8_t* x) {
+    return {{(Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)x))),
+             (Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(x + 8))))}};
+}
+#else
+INLINE Vector widen(const int8_t* x) {
+    float lanes[LANES];
+    for (int i = 0; i < LANES; i++) lanes[i] = x[i];
+    return load(lanes);
+}
+#endif
+INLINE Vector widen(const float* x) { return load(x); }
+INLINE Vector widen(const uint16_t* x) {  // bfloat16
+    uint32_t bits[LANES];
+    for (int i = 0; i < LANES; i++) bits[i] = (uint32_t)x[i] << 16;
+    Vector v;
+    std::memcpy(&v, bits, sizeof v);
+    return v;
+}
+
+INLINE float sum(Vector v) {  // lanes i and i + 8, then i and i + 4, and so on
+    typedef float Quarter __attribute__((vector_size(16)));
+    Quarter q[4];
+    std::memcpy(q, &v, sizeof q);
+    Quarter total = (q[0] + q[2]) + (q[1] + q[3]);
+    return (total[0] + total[2]) + (total[1] + total[3]);
+}
+INLINE float largest(Vector v) {
+    float lanes[LANES];
+    store(lanes, v);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+    return lanes[0];
+}
+
+// exp(x) with a relative error of 2e-7: 2^n times a polynomial. Zero below -87.3, infinity above 88.7, NaN for NaN.
+INLINE Vector exp(Vector x) {
+    Vector clipped = min(splat(88.8f), max(splat(-87.3f), x));  // keeps NaN
+    Vector n = clipped * 1.44269504f + 12582912.0f;
+    Mask exponent;
+    EACH_REGISTER exponent.r[i] = (IntRegister)n.r[i] << 23;
+    n = n - 12582912.0f;
+    Vector r = clipped - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    Vector p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    EACH_REGISTER p.r[i] = (Register)((IntRegister)p.r[i] + exponent.r[i]);
+    p = select(x > splat(88.72283f), splat(INFINITY), p);
+    p = select(x < splat(-87.3f), Vector{}, p);
+    return select(x == x, p, x);
+}
+
+}  // namespace ISA

@@ -1,1 +1,0 @@
-"""Helpers shared by the numba kernels: compilation, threads, products, and vectorized mathematics."""
