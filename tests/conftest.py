@@ -25,7 +25,7 @@ from xformer.environment import clear_cache
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-10}
 
 # Directories whose tests run on JAX by default; elsewhere they are slow tests.
-JAX_BY_DEFAULT = ("autodiff", "backends", "ops")
+JAX_BY_DEFAULT = ("backends", "ops", "tracing")
 
 settings.register_profile("xformer", deadline=None, max_examples=50)  # no test depends on the speed of a machine
 settings.load_profile("xformer")

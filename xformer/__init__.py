@@ -1,7 +1,6 @@
 """Transformers written once, against the Python Array API standard, that run and train on any array library."""
 
 from xformer import backends, errors, layers, masks, ops, text
-from xformer.autodiff import grad, remat, stop_gradient, value_and_grad, vjp
 from xformer.backends import array_namespace
 from xformer.families import load_pretrained, save_pretrained
 from xformer.generation import (
@@ -54,8 +53,8 @@ from xformer.pipelines import (
     show_attention,
 )
 from xformer.random import Rng
-from xformer.replay import capture
 from xformer.threads import num_threads, set_num_threads
+from xformer.tracing import grad, jit, remat, stop_gradient, value_and_grad, vjp
 from xformer.training import (
     SGD,
     Adafactor,
@@ -131,7 +130,6 @@ __all__ = [
     "__version__",
     "array_namespace",
     "backends",
-    "capture",
     "cross_entropy",
     "data_parallel",
     "early_stopping",
@@ -139,6 +137,7 @@ __all__ = [
     "fit",
     "generate",
     "grad",
+    "jit",
     "language_model_loss",
     "layers",
     "load",

@@ -48,8 +48,8 @@ class DifferentiationError(XformerError, NotImplementedError):
     """A function cannot be differentiated: a derivative is unknown, or a traced array is used outside its trace."""
 
 
-class CaptureError(XformerError, RuntimeError):
-    """A function cannot be captured: it reads values on the host, or its shapes depend on values."""
+class JitError(XformerError, RuntimeError):
+    """A function cannot be traced by `jit`: it reads values on the host, or its shapes depend on values."""
 
 
 class CorpusError(XformerError, RuntimeError):
@@ -68,7 +68,7 @@ class OutOfMemoryError(XformerError, MemoryError):
 _EXTRAS = {
     **dict.fromkeys(("tokenizers", "jinja2"), "chat"),
     **dict.fromkeys(("matplotlib", "rich", "rouge_score", "sacrebleu", "typer"), "cli"),
-    **{name: name for name in ("ctranslate2", "cudnn", "gguf", "jax", "numba", "torch")},
+    **{name: name for name in ("ctranslate2", "cudnn", "gguf", "jax", "torch")},
     **dict.fromkeys(("starlette", "uvicorn"), "serve"),
     "distributed": "dask",
     "mpi4py": "mpi",

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import Array, Device, Namespace, backend_of, base_namespace
+from xformer.backends import Array, Device, Namespace, backend_of, base_namespace, call_on_host
 from xformer.backends.backend import RANDOM_BITS
 from xformer.errors import ConfigError
 
@@ -64,7 +64,7 @@ class Rng:
     def with_counter(self, counter: Array) -> Rng:
         """Return a stream whose `bernoulli` draws other values for each value of an int64 scalar array.
 
-        CuPy reads the counter on the device, so a step that is captured as a graph draws anew in each replay.
+        CuPy reads the counter on the device, so a step that runs as a CUDA graph draws anew in each launch.
         """
         return Rng(self.key, counter)
 
@@ -106,7 +106,9 @@ class Rng:
             mask = backend.bernoulli(base, self.key, threshold, shape, device)
         else:
             key = _hash(f"{self.key:x}", b"counter")  # so that a count is no other seed
-            mask = backend.counted_bernoulli(base, key, self.counter, threshold, shape, device)
+            mask = call_on_host(
+                lambda counter: backend.counted_bernoulli(base, key, counter, threshold, shape, device), self.counter
+            )
         return mask, threshold / 2**RANDOM_BITS
 
 

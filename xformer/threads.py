@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import ContextVar, copy_context
 from typing import Any, Generic, TypeVar
 
-from xformer.backends.recording import current_tape
 from xformer.environment import clear_cache, env_value
 from xformer.errors import ConfigError
 
@@ -216,17 +215,27 @@ class Collector(Generic[Item]):
 _MAX_WORKERS = 256
 _pools: list[ThreadPoolExecutor] = []
 _IS_WORKER: ContextVar[bool] = ContextVar("is_worker", default=False)
+_IS_SERIAL: ContextVar[bool] = ContextVar("is_serial", default=False)
+
+
+@contextlib.contextmanager
+def run_serially() -> Iterator[None]:
+    """Let `parallel_map` use this thread alone inside the block, for example because it records what runs there."""
+    token = _IS_SERIAL.set(True)
+    try:
+        yield
+    finally:
+        _IS_SERIAL.reset(token)
 
 
 def parallel_map(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """Return [function(item) for item in items], computed on `num_threads()` threads including this one.
 
-    Worthwhile for code that releases the GIL, as NumPy's loops and matrix products do. Nested calls run serially; so
-    does a function that `xformer.capture` records, because only its own thread records.
+    Worthwhile for code that releases the GIL, as NumPy's loops and matrix products do. Nested calls run serially.
     """
     items = list(items)
     count = _threads_for(items)
-    if count < 2 or current_tape() is not None:
+    if count < 2 or _IS_SERIAL.get():
         return [function(item) for item in items]
     if not _pools:
         _pools.append(ThreadPoolExecutor(_MAX_WORKERS, thread_name_prefix="xformer"))

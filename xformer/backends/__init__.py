@@ -7,8 +7,9 @@ a single library are in the module with its name (numpy, cupy, torch, jax, array
 from xformer.backends.array_types import Array, Device, DType, Namespace, NativeArray
 from xformer.backends.arrays import (
     assign,
+    call_on_host,
+    check_range,
     check_same_device,
-    check_values,
     default_float,
     device,
     dtype_named,
@@ -25,6 +26,7 @@ from xformer.backends.namespaces import (
     array_namespace,
     backend_name,
     base_namespace,
+    is_trace,
     resolve,
     trace_level,
 )
@@ -43,8 +45,9 @@ __all__ = [
     "backend_name",
     "backend_of",
     "base_namespace",
+    "call_on_host",
+    "check_range",
     "check_same_device",
-    "check_values",
     "default_float",
     "device",
     "dtype_name",
@@ -55,6 +58,7 @@ __all__ = [
     "is_half_precision",
     "is_host_accessible",
     "is_integer",
+    "is_trace",
     "is_writable",
     "resolve",
     "to_host",

@@ -10,7 +10,7 @@ import numpy as np
 from xformer.backends.array_types import Array, Device, DType, Namespace
 from xformer.backends.backend import backend_of
 from xformer.backends.dtypes import dtype_name, is_floating
-from xformer.backends.namespaces import array_namespace, backend_name, base_namespace, trace_level
+from xformer.backends.namespaces import array_namespace, backend_name, base_namespace, is_trace, trace_level
 from xformer.errors import BackendError, DataError
 
 
@@ -90,11 +90,28 @@ def is_host_accessible(array: Array) -> bool:
     return trace_level(xp) == 0 and backend_of(xp).is_host_accessible(array)
 
 
-def check_values(array: Array, check: Callable[[Array], None]) -> None:
-    """Call `check(array)` wherever reading values is cheap; a captured function calls it in each replay."""
+def check_range(array: Array, size: int, check: Callable[[Array], None]) -> None:
+    """Let `check(array)` raise an error unless all values are in [0, size), where reading them is cheap.
+
+    A function traced by jit is checked in each run.
+    """
     xp = array_namespace(array)
-    if trace_level(xp) == 0:
-        backend_of(xp).check_values(array, check)
+    while trace_level(xp):
+        array = xp.unwrap(array)
+        xp = array_namespace(array)
+    if is_trace(xp):
+        xp.check_range(array, size, check)
+    elif backend_of(xp).is_host_accessible(array):
+        check(array)
+
+
+def call_on_host(function: Callable[..., Any], *arrays: Any) -> Any:
+    """Call a function that reads values of arrays on the host, and returns arrays or None.
+
+    It gets plain arrays. While `jit` traces a function, each later run calls it again.
+    """
+    xp = array_namespace(*arrays)
+    return xp.call_on_host(function, *arrays) if is_trace(xp) else function(*arrays)
 
 
 def check_same_device(arrays: Sequence[Array | None]) -> None:

@@ -86,11 +86,6 @@ class Backend:
         """Return whether reading values is cheap: no GPU to wait for and no abstract value."""
         return True
 
-    def check_values(self, array: Array, check: Callable[[Array], None]) -> None:
-        """Call `check(array)` if reading values is cheap."""
-        if self.is_host_accessible(array):
-            check(array)
-
     # --- functions that the standard lacks ----------------------------------------------------------------------------
 
     def erf(self, x: Array) -> Array:
@@ -126,7 +121,9 @@ class Backend:
     # --- execution ----------------------------------------------------------------------------------------------------
 
     def graph_capture(self) -> Callable[[Callable[[], Any]], Callable[[], Any]] | None:
-        """Return a function that captures the kernels of a function and replays them, or None.
+        """Return a function that captures the kernels of a function as a graph, or None.
+
+        It returns a function that launches the graph.
 
         The captured function must read and write the same arrays in each call, and nothing on the host.
         """

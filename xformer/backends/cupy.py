@@ -41,7 +41,7 @@ class CupyBackend(Backend):
         dtype: DType,
         device: Device,
     ) -> Array:
-        """Keep the table on the device: a copy in each step takes time, and cannot be captured in a graph."""
+        """Keep the table on the device: a copy in each step takes time, and cannot be part of a CUDA graph."""
         cuda = importlib.import_module("cupy").cuda
         host = table(*arguments)
         key = id(host), dtype_name(dtype), cuda.runtime.getDevice() if device is None else device.id
@@ -96,7 +96,7 @@ class CupyBackend(Backend):
     def counted_bernoulli(
         self, xp: Namespace, key: int, counter: Array, threshold: int, shape: tuple[int, ...], device: Device
     ) -> Array:
-        """Let the kernel read the counter, so that a captured graph draws another mask in each replay."""
+        """Let the kernel read the counter, so that a CUDA graph draws another mask in each launch."""
         return self._bernoulli(xp, key, counter, threshold, shape)
 
     def _bernoulli(self, xp: Namespace, key: int, counter: Array | None, threshold: int, shape: tuple[int, ...]) -> Any:

@@ -1,8 +1,8 @@
 """Functions that Transformers need and the Array API standard lacks: `erf`, `scatter_add` and `top_k`.
 
 A library has its own version (`Backend.erf` and so on) or uses the portable definition. A trace provides them like any
-other function (see autodiff/namespace.py), so `extra.erf(x)` works on traced arrays too. Only `top_k`, which decoding
-alone needs, is not differentiable.
+other function (see tracing/base_functions.py), so `extra.erf(x)` works on traced arrays too. Only `top_k`, which
+decoding alone needs, is not differentiable.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 from xformer.backends.array_types import Array, Namespace
 from xformer.backends.backend import backend_of
-from xformer.backends.namespaces import array_namespace, trace_level
+from xformer.backends.namespaces import array_namespace, is_trace
 from xformer.errors import ShapeError
 
-DIFFERENTIABLE = ("erf", "scatter_add")
+NAMES = ("erf", "scatter_add", "top_k")
 
 
 def erf(x: Array) -> Array:
@@ -55,7 +55,7 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
     """
     if not x.shape or not 1 <= k <= x.shape[-1]:
         raise ShapeError(f"k is {k} for shape {tuple(x.shape)}; expected 1 to the size of the last axis")
-    return backend_of(array_namespace(x)).top_k(x, k)
+    return lookup(array_namespace(x), "top_k")(x, k)
 
 
 def cast_like(y: Array, x: Array) -> Array:
@@ -65,4 +65,4 @@ def cast_like(y: Array, x: Array) -> Array:
 
 def lookup(xp: Namespace, name: str) -> Callable[..., Any]:
     """Return one of the functions for a namespace: the trace's, or the library's."""
-    return getattr(xp if trace_level(xp) else backend_of(xp), name)
+    return getattr(xp if is_trace(xp) else backend_of(xp), name)

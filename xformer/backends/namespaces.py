@@ -41,6 +41,8 @@ def resolve(xp: str | ModuleType | Namespace) -> Namespace:
     """
     if isinstance(xp, str):
         return _import(xp)
+    if is_trace(xp):
+        return xp
     root = getattr(xp, "__name__", "").removeprefix("array_api_compat.").split(".")[0]
     if root in _STANDARD_MODULES:
         return _import(root)
@@ -136,6 +138,11 @@ def base_namespace(xp: Namespace) -> Namespace:
 def trace_level(xp: Namespace) -> int:
     """Return the number of nested differentiations in `xp`: 0 for a plain library."""
     return 0 if type(xp) is ModuleType else getattr(xp, "trace_level", 0)  # getattr on a module is slow
+
+
+def is_trace(xp: Namespace) -> bool:
+    """Return whether a namespace records what its functions compute, for a derivative or for `jit`."""
+    return type(xp) is not ModuleType and getattr(xp, "is_trace", False)
 
 
 def backend_name(xp: Namespace) -> str:

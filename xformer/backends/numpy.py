@@ -13,9 +13,8 @@ import numpy as np
 from xformer.backends import portable
 from xformer.backends.array_types import Device, DType, Namespace
 from xformer.backends.array_types import NativeArray as Array
-from xformer.backends.backend import Backend, random_bits, register_backend
+from xformer.backends.backend import Backend, register_backend
 from xformer.backends.portable import compute_in_float32
-from xformer.backends.recording import RecordedArray, call_on_host
 from xformer.errors import BackendError, how_to_install
 
 _GROUP = 64  # values per group of top_k; argpartition is slow, and the maxima of groups tell which groups it can skip
@@ -46,22 +45,12 @@ class NumpyBackend(Backend):
         return data if dtype is None else data.astype(dtype, copy=False)
 
     def to_host(self, array: Array) -> Any:
-        """Return the array itself; an array that is recorded has no values on the host."""
-        return array._read() if type(array) is RecordedArray else array
+        """Return the array itself; a traced array has no values on the host and raises."""
+        return np.asarray(array)
 
     def is_host_accessible(self, array: Array) -> bool:
-        """Return whether the array is not recorded."""
-        return type(array) is not RecordedArray
-
-    def check_values(self, array: Array, check: Callable[[Array], None]) -> None:
-        """Call `check(array)`, also in each replay of a recording."""
-        call_on_host(check, array)
-
-    def counted_bernoulli(
-        self, xp: Namespace, key: int, counter: Array, threshold: int, shape: tuple[int, ...], device: Device
-    ) -> Array:
-        """Draw anew in each replay of a recording."""
-        return call_on_host(lambda counter: random_bits(key ^ int(counter), shape) < threshold, counter)
+        """Return whether the array has values: it is not traced."""
+        return isinstance(array, np.ndarray | np.generic)
 
     @compute_in_float32
     def erf(self, x: Array) -> Array:

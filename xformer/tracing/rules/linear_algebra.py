@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.autodiff.rule import decomposition, defvjp
+from xformer.tracing.rule import decomposition, defvjp
 
 
 def _rows(xp: Any, x: Any) -> Any:

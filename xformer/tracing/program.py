@@ -1,59 +1,65 @@
-"""A function on arrays of fixed shapes, recorded once: `Recording` on NumPy, `GraphRecording` on CuPy."""
+"""Programs: a function on arrays of fixed shapes that runs without its Python code.
+
+`Program` on NumPy executes the calls of a graph, `CudaProgram` on CuPy launches a CUDA graph.
+"""
 
 from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from xformer import native
 from xformer.backends import backend_name, backend_of
-from xformer.backends import recording as numpy_recording
-from xformer.backends.recording import plain
-from xformer.replay.arguments import arrays_of, rebuild_sequence
-from xformer.replay.memory import share_memory
+from xformer.tracing.arguments import arrays_of, rebuild_sequence
+from xformer.tracing.graph import Call, GraphTrace
+from xformer.tracing.memory import share_memory
 from xformer.tree import Module, flatten, is_array
 
 
-class Recording:
+class Program:
     """The array operations of `function(*args, **keywords)` on NumPy.
 
     Args:
         function: Its arguments and its result are trees of arrays; an argument may also be an object whose arrays the
             function updates in place, such as a StaticCache.
-        args: Positional arguments. Replays read and write their arrays where they are.
+        args: Positional arguments. Runs read and write their arrays where they are.
         keywords: Keyword arguments.
-        data: Those arrays of the arguments that a replay overwrites with new values.
+        data: Those arrays of the arguments that a run overwrites with new values. The function must not write into
+            them.
 
     Attributes:
         result: Result of the first call.
         nbytes: Size of the memory that temporaries share.
 
     Raises:
-        CaptureError: If the function reads values of arrays on the host.
+        JitError: If the function reads values of arrays on the host.
     """
 
     def __init__(
         self, function: Callable[..., Any], args: Sequence[Any], keywords: dict[str, Any], data: Sequence[Any] = ()
     ) -> None:
-        self._data = data
-        with numpy_recording.recording() as tape:
-            args_recorded, keywords_recorded = _map_arrays(numpy_recording.recorded, (tuple(args), keywords), {})
-            result = function(*args_recorded, **keywords_recorded)
-        result = _map_arrays(plain, result, {})
-        calls, self.nbytes = share_memory(tape, flatten(result)[0])
-        self._calls = [
-            (functools.partial(call.function, **call.keywords) if call.keywords else call.function, call.args)
-            for call in calls
-        ]
-        self._build = _builder(result, (*args, *keywords.values()), data)
+        self._data, is_data, trace = data, set(map(id, data)), GraphTrace()
+        with trace.record():
+            traced_args, traced_keywords = _map_arrays(
+                lambda array: trace.argument(array, is_writable=id(array) not in is_data), (tuple(args), keywords), {}
+            )
+            result = function(*traced_args, **traced_keywords)
+            result = _map_arrays(trace.unwrap, result, {})
+        arguments = (*args, *keywords.values())
+        calls, self.nbytes = share_memory(trace.calls, [*arrays_of(arguments), *flatten(result)[0]])
+        self._steps = list(_steps([call for call in calls if not call.is_check]))
+        self._checks = [call for call in calls if call.is_check]
+        self._build = _builder(result, arguments, data)
         self.result = self._build()
 
-    def replay(self, data: Sequence[Any] = ()) -> Any:
-        """Make the calls again.
+    def run(self, data: Sequence[Any] = ()) -> Any:
+        """Run the program.
 
         Args:
             data: New values of the data.
@@ -63,13 +69,27 @@ class Recording:
         """
         for target, source in zip(self._data, data, strict=True):
             np.copyto(target, source)
-        for function, args in self._calls:
-            function(*args)
+        try:
+            for function, args in self._steps:
+                function(*args)
+        except IndexError:
+            for check in self._checks:
+                check.function(*check.args)  # type: ignore[operator]
+            raise
         return self._build()
 
 
-class GraphRecording:
-    """The kernels of `function(*args, **keywords)` on CuPy, replayed as a CUDA graph; see `Recording`."""
+def _steps(calls: Sequence[Call]) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """Yield functions with their arguments; neighboring calls of the native library become one of them."""
+    for is_native, group in itertools.groupby(calls, key=lambda call: isinstance(call.function, str)):
+        if is_native:
+            yield native.Program((call.function, *call.args) for call in group), ()
+        else:
+            yield from ((call.function, call.args) for call in group)  # type: ignore[misc]
+
+
+class CudaProgram:
+    """The kernels of `function(*args, **keywords)` on CuPy, launched as a CUDA graph; see `Program`."""
 
     def __init__(
         self,
@@ -80,7 +100,7 @@ class GraphRecording:
         data: Sequence[Any] = (),
     ) -> None:
         self._data, self.nbytes = data, 0  # the memory belongs to the graph's pool
-        # Weak, so that a recording can be a value of a WeakKeyDictionary whose key is the model.
+        # Weak, so that a program can be a value of a WeakKeyDictionary whose key is the model.
         references = [weakref.ref(arg) if isinstance(arg, Module) else arg for arg in args]
 
         def call() -> None:
@@ -89,9 +109,9 @@ class GraphRecording:
             self._build = _builder(result, (*arguments, *keywords.values()), data)
 
         self._graph, self._arguments = capture_graph(call), list(arrays_of((tuple(args), keywords)))
-        self.result = self.replay(data)
+        self.result = self.run(data)
 
-    def replay(self, data: Sequence[Any]) -> Any:
+    def run(self, data: Sequence[Any]) -> Any:
         """Launch the graph; return its result in new arrays except for arrays of the arguments."""
         for target, source in zip(self._data, data, strict=True):
             target[...] = source
@@ -136,12 +156,12 @@ def array_copy(array: Any) -> Any:
     return np.array(array) if isinstance(array, np.ndarray | np.generic) else array.copy(order="K")
 
 
-def recorder(xp: Any) -> Callable[..., Recording | GraphRecording] | None:
-    """Return the class of recordings for a library, or None."""
+def compiler(xp: Any) -> Callable[..., Program | CudaProgram] | None:
+    """Return the class of programs for a library, or None."""
     if backend_name(xp) == "numpy":
-        return Recording
+        return Program
     capture_graph = backend_of(xp).graph_capture()
-    return None if capture_graph is None else functools.partial(GraphRecording, capture_graph)
+    return None if capture_graph is None else functools.partial(CudaProgram, capture_graph)
 
 
 def _memory(array: Any) -> Any:

@@ -14,11 +14,11 @@ import pytest
 
 from tests.reference import raises_line
 from xformer import ops
-from xformer.autodiff import grad, remat, stop_gradient, value_and_grad, vjp
-from xformer.autodiff.tracer import Tracer
 from xformer.backends import Array, array_namespace
-from xformer.errors import BackendError, DifferentiationError, ShapeError
+from xformer.errors import BackendError, ConfigError, DifferentiationError, ShapeError
 from xformer.ops import Operation
+from xformer.tracing import grad, remat, stop_gradient, value_and_grad, vjp
+from xformer.tracing.tracer import Tracer
 from xformer.tree import Module, flatten
 
 
@@ -867,3 +867,21 @@ def test_gradients_are_reported_once_each_when_they_are_complete():
     assert all(len(each) == 1 for each in reported.values())
     for number, gradient in enumerate(flatten(grads)[0]):
         assert reported[number][0] is gradient or not gradient.any()
+
+
+def test_the_argument_to_differentiate_is_chosen_by_position():
+    x, y = values(3), values(4)[:3]
+
+    def function(x, y, *, factor=1.0):
+        return total(x * x * y) * factor
+
+    np.testing.assert_allclose(grad(function, argnums=1)(x, y, factor=2.0), 2.0 * x * x)
+    first, second = grad(function, argnums=(0, 1))(x, y)
+    np.testing.assert_allclose(first, 2.0 * x * y)
+    np.testing.assert_allclose(second, x * x)
+    gradient, auxiliary = grad(lambda x: (total(x * x), "auxiliary"), has_aux=True)(x)
+    np.testing.assert_allclose(gradient, 2.0 * x)
+    assert auxiliary == "auxiliary"
+    for argnums, arguments in ((1, (x,)), ((0, 2), (x, y)), (0, ())):
+        with raises_line(ConfigError, "positional arguments; pass the arguments"):
+            grad(function, argnums)(*arguments)

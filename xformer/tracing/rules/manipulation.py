@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.autodiff.rule import decomposition, defvjp, defvjp_sequence
 from xformer.backends import device as device_of
 from xformer.errors import DifferentiationError
+from xformer.tracing.rule import decomposition, defvjp, defvjp_sequence
 
 # A pure change of shape is undone by the reverse change.
 defvjp("reshape", lambda xp, g, x_shape, shape=None, *, copy=None: xp.reshape(g, x_shape))

@@ -1,4 +1,4 @@
-"""Arguments of a captured function: their signature, and the arrays that a recording copies or uses in place."""
+"""Arguments of a function for jit: their signature, and the arrays that a program copies or uses in place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from xformer.backends import array_namespace, backend_name, dtype_name
-from xformer.errors import CaptureError
+from xformer.errors import JitError
 from xformer.random import Rng
 from xformer.tree import Module, flatten, is_array
 
@@ -24,7 +24,7 @@ class Arguments:
     Attributes:
         data: Arrays whose values differ between the calls of a signature.
         modules: Modules, whose identity is part of the signature.
-        signature: Hashable; equal for calls that one recording serves.
+        signature: Hashable; equal for calls that one program serves.
     """
 
     def __init__(self, args: tuple[Any, ...], keywords: dict[str, Any], donated: Sequence[int]) -> None:
@@ -78,14 +78,22 @@ class Arguments:
 
 
 def check_hashable(value: Any) -> None:
-    """Raise CaptureError for an argument that can be no part of a signature."""
+    """Raise JitError for an argument that can be no part of a signature."""
     try:
         hash(value)
     except TypeError as error:
-        raise CaptureError(
-            f"an argument of a captured function has type {type(value).__name__}; expected Modules, arrays, "
+        raise JitError(
+            f"an argument of a function for jit has type {type(value).__name__}; expected Modules, arrays, "
             "hashable values, and tuples, lists and dicts of them"
         ) from error
+
+
+def check_static(args: tuple[Any, ...], index: int) -> None:
+    """Raise JitError if a static argument is an array or a tree of arrays, or is not hashable."""
+    if index < len(args) and any(True for _ in arrays_of(args[index])):
+        raise JitError(f"argument {index} is static but contains arrays; expected a value that can be hashed")
+    if index < len(args):
+        check_hashable(args[index])
 
 
 def rebuild_sequence(value: Any, items: Iterator[Any]) -> Any:
@@ -114,7 +122,7 @@ def arrays_of(value: Any) -> Iterator[Any]:
 
 
 def namespace_of(value: Any) -> Any:
-    """Return the namespace of arguments, that of a trace if one is traced; None without arrays that can be captured.
+    """Return the namespace of arguments, that of a trace if one is traced; None without arrays.
 
     NumPy arrays beside those of another library are moved by the function; only JAX compiles that.
     """

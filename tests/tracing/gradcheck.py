@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from xformer.autodiff import value_and_grad
 from xformer.backends import array_namespace
+from xformer.tracing import value_and_grad
 
 STEP = 1e-5
 TOLERANCE = 1e-7  # of the derivative's size; a central difference at this step is good to some 1e-9

@@ -1,7 +1,8 @@
-"""Memory of a recording: temporaries with disjoint lifetimes share it.
+"""Memory of a program: temporaries with disjoint lifetimes share it.
 
-A temporary is alive from the first call that has it among its arguments to the last. All of them become views of one
-array, at offsets that a first pass over the calls assigns.
+A temporary is memory that a call writes and that does not belong to the caller. It is alive from the first call that
+has it among its arguments to the last. All of them become views of one array, at offsets that a first pass over the
+calls assigns.
 """
 
 from __future__ import annotations
@@ -12,27 +13,29 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends.recording import Call, Tape
+from xformer.tracing.graph import Call, root_of
 
 _ALIGNMENT = 64  # bytes: a cache line
 
 
-def share_memory(tape: Tape, results: Iterable[Any]) -> tuple[list[Call], int]:
-    """Move the temporaries of a tape, except the results, into one array.
+def share_memory(calls: Sequence[Call], kept: Iterable[Any]) -> tuple[list[Call], int]:
+    """Move the temporaries of some calls into one array.
 
     Args:
-        tape: A complete tape.
-        results: Arrays that must keep their memory.
+        calls: The calls of a graph, in order.
+        kept: Arrays that must keep their memory: those of the caller, and results.
 
     Returns:
         The calls with arrays in the shared memory, and its size in bytes.
     """
-    kept = {id(root_of(array)) for array in results}
-    roots = {key: root for key, root in tape.temporaries.items() if key not in kept}
-    lifetimes = _lifetimes(tape.calls, roots)
+    kept_roots = {id(root_of(array)) for array in kept}
+    written = (root_of(array) for call in calls for array in call.outputs)
+    roots = {id(root): root for root in written if id(root) not in kept_roots}
+    lifetimes = _lifetimes(calls, roots)
     offsets, size = _assign_offsets(lifetimes, {key: roots[key].nbytes for key in lifetimes})
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     memory = memory[-memory.ctypes.data % _ALIGNMENT :][:size]
+    shifts = {key: offset - roots[key].ctypes.data for key, offset in offsets.items()}
 
     def move(array: Any) -> Any:
         shift = shifts.get(id(root_of(array)))
@@ -40,16 +43,7 @@ def share_memory(tape: Tape, results: Iterable[Any]) -> tuple[list[Call], int]:
             return array
         return np.ndarray(array.shape, array.dtype, memory, array.ctypes.data + shift, array.strides)
 
-    shifts = {key: offset - roots[key].ctypes.data for key, offset in offsets.items()}
-    calls = [Call(call.function, _map(move, call.args), _map(move, call.keywords)) for call in tape.calls]
-    return calls, size
-
-
-def root_of(array: Any) -> Any:
-    """Return the array that owns the memory of a view."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
+    return [call._replace(args=_map(move, call.args)) for call in calls], size
 
 
 def _lifetimes(calls: Sequence[Call], roots: dict[int, Any]) -> dict[int, list[int]]:
@@ -64,7 +58,6 @@ def _lifetimes(calls: Sequence[Call], roots: dict[int, Any]) -> dict[int, list[i
             return array
 
         _map(visit, call.args)
-        _map(visit, call.keywords)
     return lifetimes
 
 

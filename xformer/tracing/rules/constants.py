@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from xformer.autodiff.rule import not_differentiable
-from xformer.autodiff.tracer import COMPARISONS
+from xformer.tracing.rule import not_differentiable
+from xformer.tracing.tracer import COMPARISONS
 
 not_differentiable(
     # creation; those from numbers (arange, full, linspace) are not here: on a tracked number they must raise

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.autodiff.rule import decomposition, defvjp
 from xformer.backends import device
+from xformer.tracing.rule import decomposition, defvjp
 
 
 def _axes(shape: tuple[int, ...], axis: Any) -> tuple[int, ...]:

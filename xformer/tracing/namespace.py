@@ -1,6 +1,6 @@
 """Differentiation as a namespace: the functions of a library, each of which appends a record to a tape.
 
-One `DiffNamespace` is one trace. `array_namespace(tracer)` returns it, so code written against the standard runs
+One `GradTrace` is one trace. `array_namespace(tracer)` returns it, so code written against the standard runs
 unchanged; its functions unwrap tracers, call the namespace below (a library, or the enclosing trace: that is how
 higher orders work), and append a record. See README.md in this folder.
 """
@@ -8,18 +8,20 @@ higher orders work), and append a record. See README.md in this folder.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from types import ModuleType
 from typing import Any
 
-from xformer.autodiff.base_functions import base_function
-from xformer.autodiff.record import bind_rule, bind_sequence, bind_unstack, bind_without_rule
-from xformer.autodiff.rule import RULES, SEQUENCE_RULES, Pull, Record
-from xformer.autodiff.tracer import CALLER, InnerArray, Tracer
-from xformer.backends import array_namespace, backend_name, dtype_name, is_floating, trace_level
+from xformer.backends import array_namespace, backend_name, call_on_host, dtype_name, is_floating, trace_level
 from xformer.errors import DifferentiationError
+from xformer.tracing.base_functions import base_function
+from xformer.tracing.graph import active_graph
+from xformer.tracing.record import bind_rule, bind_sequence, bind_unstack, bind_without_rule
+from xformer.tracing.rule import RULES, SEQUENCE_RULES, Pull, Record
+from xformer.tracing.tracer import CALLER, InnerArray, Tracer
 
-_ACTIVE: ContextVar[DiffNamespace | None] = ContextVar("active_trace", default=None)
+_ACTIVE: ContextVar[GradTrace | None] = ContextVar("active_trace", default=None)
 
 # The function whose derivative each operator shares.
 _RULE_OF_OPERATOR = {
@@ -36,13 +38,15 @@ _RULE_OF_OPERATOR = {
 }
 
 
-class DiffNamespace:
+class GradTrace:
     """An Array API namespace whose functions record how to pull cotangents back.
 
     Attributes:
         base: Namespace that it computes in; the values of its tracers are arrays of it.
         trace_level: 1 for a first derivative, 2 for a derivative of that, and so on.
     """
+
+    is_trace = True
 
     def __init__(self, base: Any) -> None:
         self.base = base
@@ -142,6 +146,44 @@ class DiffNamespace:
         items = map(self.stacked, value)
         return self.stack([item if _is_array(item) else self.asarray(item) for item in items])
 
+    # --- values and items of arrays -----------------------------------------------------------------------------------
+
+    def read(self, x: Tracer, use: str) -> Any:
+        """Return the value of an array that is read by `bool(x)` and the like.
+
+        A branch on a value is locally constant. Any other use of a number that depends on the inputs raises.
+        """
+        if use == "np.asarray":
+            raise DifferentiationError(
+                "a traced array was passed to a function of another library, which would lose its gradient; "
+                "use the functions of array_namespace(x), or return values with has_aux=True"
+            )
+        if use != "bool" and x._index >= 0:
+            raise DifferentiationError(
+                f"{use}(x) of a traced array, or its assignment to an element of a plain array, would lose its "
+                f"gradient; use functions of array_namespace(x), such as xp.stack, or {use}(xformer.stop_gradient(x))"
+            )
+        return x._value
+
+    def write_item(self, x: Tracer, key: Any, value: Any) -> None:
+        """Replace the array of a tracer by a copy with the change; layers do not use this."""
+        family = x._family
+        is_view = family is not None and type(value) is Tracer and value is not x and value._family is family
+        others = (each() for each in family or ())
+        if family is CALLER or any(not any(y is each for each in (None, x, value)) for y in others):
+            raise DifferentiationError(
+                "x[...] = value in a differentiated function, where x shares memory with an argument or with a view "
+                "of an array; write into a copy: x = xp.asarray(x, copy=True)"
+            )
+        updated = self.setitem(x, value, key)
+        x._value, x._index = updated._value, updated._index
+        if is_view:  # as in x[0] = x[1]; it lacks the new values
+            value._namespace = _Overwritten()
+
+    def call_on_host(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function that reads arrays without a derivative."""
+        return call_on_host(function, *map(self.unwrap, args))
+
     # --- recording -----------------------------------------------------------------------------------------------
 
     def record(self, output: Any, pull: Pull | None, parents: Sequence[int], residuals: Any) -> Tracer:
@@ -178,6 +220,17 @@ class DiffNamespace:
         self.__dict__.update(attributes, is_closed=True)
 
 
+class _Overwritten:
+    """The namespace of a view of an array that was written."""
+
+    is_closed = True
+
+    def __getattr__(self, name: str) -> Any:
+        raise DifferentiationError(
+            f"a view was used (by {name!r}) after it was written into its array; copy it: xp.asarray(view, copy=True)"
+        )
+
+
 def _is_array(value: Any) -> bool:
     # Scalar types such as numpy.float32 also have both attributes.
     return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type)
@@ -187,9 +240,9 @@ def _is_array(value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def tracing(base: Any) -> Iterator[DiffNamespace]:
+def tracing(base: Any) -> Iterator[GradTrace]:
     """Open a trace that computes in `base` and is the innermost trace of this thread until the block ends."""
-    namespace = DiffNamespace(base)
+    namespace = GradTrace(base)
     try:
         with active(namespace):
             yield namespace
@@ -203,7 +256,7 @@ def tracing(base: Any) -> Iterator[DiffNamespace]:
 @contextlib.contextmanager
 def active(namespace: Any) -> Iterator[None]:
     """Make `namespace`, a trace or a plain library, the base of new traces in this thread."""
-    token = _ACTIVE.set(namespace if isinstance(namespace, DiffNamespace) else None)
+    token = _ACTIVE.set(namespace if isinstance(namespace, GradTrace) else None)
     try:
         yield
     finally:
@@ -217,11 +270,9 @@ def base_for(arrays: Sequence[Any]) -> Any:
     differentiate may close over arrays of that trace.
     """
     base = array_namespace(*arrays)
-    enclosing = _ACTIVE.get()
-    if (
-        enclosing is not None
-        and backend_name(enclosing) == backend_name(base)
-        and enclosing.trace_level > trace_level(base)
-    ):
-        return enclosing
+    for enclosing in (_ACTIVE.get(), active_graph()):
+        if enclosing is not None and backend_name(enclosing) == backend_name(base):
+            if trace_level(base) < enclosing.trace_level or type(base) is ModuleType:
+                return enclosing
+            break
     return base

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.autodiff.base_functions import set_item
-from xformer.autodiff.rule import decomposition, defvjp
 from xformer.backends import device, extra, is_integer
 from xformer.errors import DifferentiationError
+from xformer.tracing.base_functions import set_item
+from xformer.tracing.rule import decomposition, defvjp
 from xformer.tree import is_array
 
 

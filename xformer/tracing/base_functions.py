@@ -7,8 +7,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from xformer.autodiff.tracer import BINARY_OPERATORS, COMPARISONS, UNARY_OPERATORS
-from xformer.backends import backend_of, extra, trace_level
+from xformer.backends import backend_of, extra, is_trace
+from xformer.tracing.tracer import BINARY_OPERATORS, COMPARISONS, UNARY_OPERATORS
 
 _PYTHON_OPERATORS: dict[str, Callable[..., Any]] = {
     f"operator_{name}": getattr(operator, f"__{name}__") for name in (*BINARY_OPERATORS, *COMPARISONS, *UNARY_OPERATORS)
@@ -17,11 +17,11 @@ _PYTHON_OPERATORS: dict[str, Callable[..., Any]] = {
 
 def base_function(base: Any, name: str) -> Any:
     """Return the function called `name` in the base namespace of a trace; an enclosing trace knows all names itself."""
-    if trace_level(base):
+    if is_trace(base):
         return getattr(base, name)
     if name in _PYTHON_OPERATORS:
         return getattr(base, name, _PYTHON_OPERATORS[name])
-    if name in extra.DIFFERENTIABLE:
+    if name in extra.NAMES:
         return extra.lookup(base, name)
     if name in _ITEM_FUNCTIONS:
         return functools.partial(_ITEM_FUNCTIONS[name], base)
@@ -30,7 +30,7 @@ def base_function(base: Any, name: str) -> Any:
 
 def set_item(xp: Any, x: Any, value: Any, key: Any) -> Any:
     """Return a copy of `x` with `value` at `key`."""
-    if trace_level(xp):
+    if is_trace(xp):
         return xp.setitem(x, value, key)
     return backend_of(xp).set_item(xp, x, value, key)
 

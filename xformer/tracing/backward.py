@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from xformer.autodiff.base_functions import base_function
-from xformer.autodiff.rule import Record
 from xformer.backends import accumulation_dtype
+from xformer.tracing.base_functions import base_function
+from xformer.tracing.rule import Record
 
 
 def backward(

@@ -11,9 +11,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from xformer.autodiff.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, Pull, Rule
-from xformer.autodiff.tracer import CALLER, InnerArray, Tracer, join_family
 from xformer.errors import DifferentiationError
+from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, Pull, Rule
+from xformer.tracing.tracer import CALLER, InnerArray, Tracer, join_family
 from xformer.tree import is_array
 
 Function = Callable[..., Any]
@@ -203,7 +203,7 @@ def bind_without_rule(trace: Any, name: str, function: Function) -> Function:
             if name in DECOMPOSITIONS:
                 return DECOMPOSITIONS[name](trace, *args, **keywords)
             raise DifferentiationError(
-                f"{name} has no derivative rule; add one in xformer/autodiff/rules/, or use stop_gradient(x)"
+                f"{name} has no derivative rule; add one in xformer/tracing/rules/, or use stop_gradient(x)"
             )
         unwrapped = {key: trace.unwrap(value) for key, value in keywords.items()}
         return trace.wrap(function(*map(trace.unwrap, args), **unwrapped))

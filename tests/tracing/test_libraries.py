@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.autodiff.cases import ROWS, Row
-from tests.autodiff.gradcheck import directions
 from tests.conftest import assert_close, library_or_skip
 from tests.reference import without_jax
+from tests.tracing.cases import ROWS, Row
+from tests.tracing.gradcheck import directions
 from xformer import ops
-from xformer.autodiff import grad, remat, stop_gradient, value_and_grad, vjp
 from xformer.backends import array_namespace, backend_name, base_namespace, dtype_name, extra, from_host, to_host
 from xformer.errors import BackendError
+from xformer.tracing import grad, remat, stop_gradient, value_and_grad, vjp
 
 # --- a function that a Transformer is made of -------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ EXPECTED = value_and_grad(loss)(parameters(), TOKENS, LABELS)
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_value_and_gradients_are_those_of_numpy(xp, dtype, monkeypatch):
-    monkeypatch.setenv("XFORMER_KERNELS", "no-jit")  # compiled kernels have tests of their own
+    monkeypatch.setenv("XFORMER_KERNELS", "no-native")  # compiled kernels have tests of their own
     if backend_name(xp) == "jax" and dtype == "float64":
         pytest.skip("the test of checkpointed gradients compiles the same function in float64")
     value, gradients = compiled(xp, value_and_grad(loss))(*moved(xp, dtype))
@@ -376,8 +376,8 @@ import warnings
 warnings.simplefilter("error")
 import jax
 import numpy as np
-from tests.autodiff.test_libraries import EXPECTED, loss, moved
-from xformer.autodiff import value_and_grad
+from tests.tracing.test_libraries import EXPECTED, loss, moved
+from xformer.tracing import value_and_grad
 from xformer.backends import resolve
 
 value, gradients = jax.jit(value_and_grad(loss))(*moved(resolve("jax"), "float32"))

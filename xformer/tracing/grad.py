@@ -6,35 +6,39 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from xformer.autodiff.backward import backward, unbroadcast
-from xformer.autodiff.namespace import DiffNamespace, active, base_for, tracing
-from xformer.autodiff.tracer import Tracer, join_family
 from xformer.backends import array_namespace, dtype_name, is_floating, trace_level
-from xformer.errors import DifferentiationError, ShapeError
+from xformer.errors import ConfigError, DifferentiationError, ShapeError
+from xformer.tracing.backward import backward, unbroadcast
+from xformer.tracing.namespace import GradTrace, active, base_for, tracing
+from xformer.tracing.tracer import Tracer, join_family
 from xformer.tree import flatten, is_array, map_arrays
 
 
 def value_and_grad(
-    function: Callable[..., Any], *, has_aux: bool = False, on_gradient: Callable[[int, Any], object] | None = None
+    function: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    *,
+    has_aux: bool = False,
+    on_gradient: Callable[[int, Any], object] | None = None,
 ) -> Callable[..., Any]:
-    """Return a function that computes the value of `function` and its gradient with respect to the first argument.
+    """Return a function that computes the value of `function` and its gradient with respect to an argument.
 
     Args:
-        function: Function whose first argument is a Module, an array, or tuples, lists and dicts of them, of any
-            library. It returns a floating-point scalar, or (scalar, auxiliary output) with `has_aux`.
+        function: Function of Modules, arrays, and tuples, lists and dicts of them, of any library. It returns a
+            floating-point scalar, or (scalar, auxiliary output) with `has_aux`.
+        argnums: Position of the argument to differentiate. For several positions, the gradient is a tuple.
         has_aux: Whether `function` returns auxiliary output.
-        on_gradient: Called in the backward pass with the number of a floating array of the first argument, in the order
-            of `flatten_parameters`, and its gradient, as soon as it is known: for example, to send it to another
-            machine.
+        on_gradient: Called in the backward pass with the number of a floating array of the argument, in the order of
+            `flatten_parameters`, and its gradient, as soon as it is known: for example, to send it to another machine.
 
     Returns:
         A function with the same arguments that returns (value, gradient), or ((value, auxiliary output), gradient). The
-        gradient has the structure, shapes and dtypes of the first argument, with None for integer and boolean arrays.
+        gradient has the structure, shapes and dtypes of the argument, with None for integer and boolean arrays.
         Its arrays may share memory, so do not write into them.
 
     Raises:
-        ShapeError: When called, if the value is not a floating-point scalar, or if the first argument has no floating
-            array.
+        ShapeError: When called, if the value is not a floating-point scalar, or if the argument has no floating array.
+        ConfigError: When called, if there is no positional argument at one of the positions.
 
     >>> import numpy as np
     >>> value_and_grad(lambda x: (x * x)[0])(np.asarray([3.0]))
@@ -42,11 +46,11 @@ def value_and_grad(
     """
 
     @functools.wraps(function)
-    def differentiated(tree: Any, *args: Any, **keywords: Any) -> Any:
-        leaves, rebuild = flatten(tree)
+    def differentiated(*args: Any, **keywords: Any) -> Any:
+        leaves, rebuild = flatten(_selected(args, argnums))
         with tracing(base_for(leaves)) as trace:
             traced = _leaves_of(trace, leaves)
-            result = function(rebuild(traced), *args, **keywords)
+            result = function(*_replaced(args, argnums, rebuild(traced)), **keywords)
             value, extra = result if has_aux else (result, None)
             _check_scalar(value)
             unwrapped = map_arrays(trace.unwrap, (value, extra)) if has_aux else trace.unwrap(value)
@@ -55,17 +59,41 @@ def value_and_grad(
     return differentiated
 
 
-def grad(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that computes the gradient of `function` with respect to its first argument.
+def _selected(args: tuple[Any, ...], argnums: int | Sequence[int]) -> Any:
+    """Return the argument at a position, or the tuple of those at several."""
+    try:
+        return args[argnums] if isinstance(argnums, int) else tuple(args[position] for position in argnums)
+    except IndexError:
+        raise ConfigError(
+            f"argnums is {argnums}, but the function got {len(args)} positional arguments; pass the arguments to "
+            "differentiate by position"
+        ) from None
+
+
+def _replaced(args: tuple[Any, ...], argnums: int | Sequence[int], value: Any) -> tuple[Any, ...]:
+    """Return the arguments with others at one or several positions."""
+    changed = list(args)
+    for position, item in [(argnums, value)] if isinstance(argnums, int) else zip(argnums, value, strict=True):
+        changed[position] = item
+    return tuple(changed)
+
+
+def grad(
+    function: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_aux: bool = False
+) -> Callable[..., Any]:
+    """Return a function that computes the gradient of `function` with respect to an argument.
 
     Args:
         function: Function that returns a floating-point scalar; see `value_and_grad`.
+        argnums: Position of the argument, or several positions.
+        has_aux: Whether `function` returns auxiliary output; then the result is (gradient, auxiliary output).
     """
-    both = value_and_grad(function)
+    both = value_and_grad(function, argnums, has_aux=has_aux)
 
     @functools.wraps(function)
     def gradient(*args: Any, **keywords: Any) -> Any:
-        return both(*args, **keywords)[1]
+        value, gradients = both(*args, **keywords)
+        return (gradients, value[1]) if has_aux else gradients
 
     return gradient
 
@@ -123,7 +151,7 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
     def rematerialized(*args: Any, **keywords: Any) -> Any:
         leaves, rebuild = flatten((args, keywords))
         trace = array_namespace(*leaves) if leaves else None
-        if not isinstance(trace, DiffNamespace):
+        if not isinstance(trace, GradTrace):
             return function(*args, **keywords)
 
         def run(arrays: Sequence[Any]) -> Any:
@@ -170,7 +198,7 @@ def stop_gradient(x: Any) -> Any:
 
 
 def _pull_back(
-    trace: DiffNamespace,
+    trace: GradTrace,
     outputs: list[Any],
     seeds: list[Any] | None,
     traced: list[Any],
@@ -211,7 +239,7 @@ def _pull_back(
     return [None if leaf._index < 0 else gradients[leaf._index] for leaf in traced]
 
 
-def _leaves_of(trace: DiffNamespace, arrays: list[Any]) -> list[Any]:
+def _leaves_of(trace: GradTrace, arrays: list[Any]) -> list[Any]:
     """Return the arrays as inputs of a trace; integers and booleans become constants."""
     traced = trace.leaves(arrays)
     if not trace.tape:
@@ -220,7 +248,7 @@ def _leaves_of(trace: DiffNamespace, arrays: list[Any]) -> list[Any]:
     return traced
 
 
-def _belongs(value: Any, trace: DiffNamespace) -> bool:
+def _belongs(value: Any, trace: GradTrace) -> bool:
     return type(value) is Tracer and value._namespace is trace
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from xformer.autodiff import value_and_grad
 from xformer.backends import array_namespace
 from xformer.errors import XformerError
+from xformer.tracing import value_and_grad
 
 MAX_SIZE, MAX_VALUE = 60, 1e3
 Arrays = list[Any]

@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 from xformer.backends import base_namespace
-from xformer.errors import DifferentiationError, ShapeError
+from xformer.errors import ShapeError
 
 # Methods of torch.Tensor that no namespace has, and what to use here.
 _TORCH_METHODS = {
@@ -27,10 +27,6 @@ def join_family(x: Tracer, other: Tracer) -> None:
     other._family = x._family
 
 
-def _is_any(x: Any, *others: Any) -> bool:
-    return any(x is other for other in others)
-
-
 class InnerArray(Exception):
     """An array of an inner trace was handed to a function of an outer one."""
 
@@ -38,23 +34,12 @@ class InnerArray(Exception):
         self.trace = trace
 
 
-class _Overwritten:
-    """The namespace of a view of an array that was written."""
-
-    is_closed = True
-
-    def __getattr__(self, name: str) -> Any:
-        raise DifferentiationError(
-            f"a view was used (by {name!r}) after it was written into its array; copy it: xp.asarray(view, copy=True)"
-        )
-
-
 class Tracer:
-    """An Array API array that belongs to a trace (a `DiffNamespace`).
+    """An Array API array that belongs to a trace: a `GradTrace` or a `GraphTrace`.
 
-    `_index` is the position on the tape of the record that made it, or -1 for a constant (every integer and boolean
-    array is one). `_value` is the array of the library below, or a tracer of the enclosing trace. `_family` is
-    a list of all arrays whose values may share memory, or None.
+    `_value` is the array of the library below, or a tracer of the enclosing trace. In a derivative, `_index` is the
+    position on the tape of the record that made it, or -1 for a constant (every integer and boolean array is one), and
+    `_family` is a list of all arrays whose values may share memory, or None.
     """
 
     __slots__ = ("__weakref__", "_family", "_index", "_namespace", "_value")
@@ -80,10 +65,7 @@ class Tracer:
         return self._namespace
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise DifferentiationError(
-            "a traced array was passed to a function of another library, which would lose its gradient; "
-            "use the functions of array_namespace(x), or return values with has_aux=True"
-        )
+        return self._namespace.read(self, "np.asarray")
 
     def __dlpack__(
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
@@ -121,6 +103,8 @@ class Tracer:
         return self._value.__dlpack_device__()
 
     def __repr__(self) -> str:
+        if not self._namespace.trace_level:
+            return f"Tracer({self.dtype}, {tuple(self.shape)})"
         status = "constant" if self._index < 0 else "traced"
         return f"Tracer({status}, level {self._namespace.trace_level}, {self._value!r})"
 
@@ -133,27 +117,19 @@ class Tracer:
     # --- values outside the trace: for branches, and of arrays without a derivative -----------------------------------
 
     def __bool__(self) -> bool:
-        return bool(self._value)
-
-    def _constant(self, name: str) -> Any:
-        if self._index >= 0:
-            raise DifferentiationError(
-                f"{name}(x) of a traced array, or its assignment to an element of a plain array, would lose its "
-                f"gradient; use functions of array_namespace(x), such as xp.stack, or {name}(xformer.stop_gradient(x))"
-            )
-        return self._value
+        return bool(self._namespace.read(self, "bool"))
 
     def __int__(self) -> int:
-        return int(self._constant("int"))
+        return int(self._namespace.read(self, "int"))
 
     def __float__(self) -> float:
-        return float(self._constant("float"))
+        return float(self._namespace.read(self, "float"))
 
     def __complex__(self) -> complex:
-        return complex(self._constant("complex"))
+        return complex(self._namespace.read(self, "complex"))
 
     def __index__(self) -> int:
-        return operator.index(self._constant("operator.index"))
+        return operator.index(self._namespace.read(self, "operator.index"))
 
     # --- indexing -------------------------------------------------------------------------------------------------
 
@@ -161,18 +137,7 @@ class Tracer:
         return self._namespace.getitem(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        # The array is not written: a copy with the change replaces it in this tracer. Layers do not use this.
-        family = self._family
-        is_view = family is not None and type(value) is Tracer and value is not self and value._family is family
-        if family is CALLER or any(not _is_any(each(), None, self, value) for each in family or ()):
-            raise DifferentiationError(
-                "x[...] = value in a differentiated function, where x shares memory with an argument or with a view "
-                "of an array; write into a copy: x = xp.asarray(x, copy=True)"
-            )
-        updated = self._namespace.setitem(self, value, key)
-        self._value, self._index = updated._value, updated._index
-        if is_view:  # as in x[0] = x[1]; it lacks the new values
-            value._namespace = _Overwritten()
+        self._namespace.write_item(self, key, value)
 
     def __iter__(self) -> Any:
         return iter(self._namespace.unstack(self, axis=0))

@@ -1,0 +1,400 @@
+"""Programs as data: a trace of NumPy that records what a function computes, and in which arrays.
+
+`GraphTrace` is a namespace, as the trace of a derivative is one. Its functions compute with NumPy and append a call
+to the graph, which repeats the computation in the same memory. Views need no call. Kernels of operations run as they
+are: calls of the native library record themselves, and any other kernel is one call.
+
+Values of traced arrays may differ in the next run, so reading one (`float(x)`, `bool(x)`, `np.asarray(x)`) raises
+JitError. Plain arrays that the function does not get as arguments are constants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import operator
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from xformer import native
+from xformer.errors import JitError
+from xformer.native.functions import LOWERINGS
+from xformer.threads import run_serially
+from xformer.tracing.base_functions import base_function
+from xformer.tracing.tracer import Tracer
+
+_ACTIVE: ContextVar[GraphTrace | None] = ContextVar("active_graph", default=None)
+
+# Functions whose arrays all have shapes that arguments give: a traced array among these would be read on the host.
+_CREATION = {"arange", "empty", "eye", "linspace", "ones", "zeros"}
+# Functions whose lists and tuples contain arrays.
+_TAKES_LISTS = {"asarray", "broadcast_arrays", "concat", "getitem", "meshgrid", "result_type", "setitem", "stack"}
+# Functions whose last bits differ between NumPy and the native library.
+_ROUNDED = {"cos", "erf", "exp", "expm1", "log", "log1p", "operator_pow", "pow", "sin", "tanh"}
+_ROUNDED |= {"cumulative_sum", "mean", "prod", "scatter_add", "std", "sum", "var"}
+_VALUE_DEPENDENT = {"argwhere", "nonzero", "unique_all", "unique_counts", "unique_inverse", "unique_values"}
+
+
+class Call(NamedTuple):
+    """One call of a graph; it writes into some of its arguments.
+
+    Attributes:
+        function: A function of Python, or the name of a native operation.
+        args: Its arguments; of a native operation the tuple of arrays, and then numbers.
+        outputs: The arrays that it writes.
+        is_check: Whether it is made only after a native operation has met an index out of range, to raise the error.
+    """
+
+    function: Callable[..., Any] | str
+    args: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    is_check: bool = False
+
+
+class GraphTrace:
+    """The trace of one function; see the top of this module.
+
+    Attributes:
+        calls: The calls so far, in order.
+        base: The namespace of NumPy.
+    """
+
+    __name__ = "array_api_compat.numpy"
+    is_trace = True
+    trace_level = 0  # it computes no derivatives
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.base = importlib.import_module(self.__name__)
+        self.is_closed = False
+        self._constants: dict[int, Any] = {}  # arrays of the caller, by the id of what owns their memory
+        self._token: Any = None
+
+    def __repr__(self) -> str:
+        return "<tracing namespace of numpy>"
+
+    @contextlib.contextmanager
+    def record(self) -> Iterator[None]:
+        """Record inside the block, in this thread; afterwards the arrays of the trace cannot be used."""
+        token = _ACTIVE.set(self)
+        try:
+            with run_serially(), native.record(self._append_native):
+                yield
+        finally:
+            _ACTIVE.reset(token)
+            self.is_closed = True
+
+    def argument(self, array: Any, *, is_writable: bool) -> Tracer:
+        """Return an array of the caller as an argument; only a donated one is writable."""
+        if not is_writable:
+            self._constants[id(root_of(array))] = array
+        return self.wrap(array)
+
+    # --- arrays ---------------------------------------------------------------------------------------------------
+
+    def wrap(self, value: Any) -> Any:
+        """Return plain arrays, also in tuples and lists, as arrays of this trace; everything else as it is."""
+        if isinstance(value, np.ndarray | np.generic):
+            if value.dtype.hasobject:
+                raise JitError("the function computes arrays of dtype object; convert them outside")
+            return Tracer(np.asarray(value), self, 0)
+        return _map_items(self.wrap, value)
+
+    def unwrap(self, value: Any) -> Any:
+        """Return plain arrays instead of arrays of this trace, also in tuples, lists and dicts."""
+        if type(value) is not Tracer:
+            return _map_items(self.unwrap, value)
+        if value._namespace is not self:
+            value._namespace.__getattr__("unwrap")
+        if self.is_closed:
+            self.__getattr__("unwrap")
+        return value._value
+
+    def read(self, x: Tracer, use: str) -> Any:
+        """Raise JitError, since values differ from run to run."""
+        if self.is_closed:
+            self.__getattr__("read")
+        raise JitError(
+            f"{use} reads values of a traced array on the host, which may differ in the next call; use functions of "
+            "array_namespace(x), or pass the number as an argument of the function"
+        )
+
+    def write_item(self, x: Tracer, key: Any, value: Any) -> None:
+        """Assign in place, as NumPy does."""
+        target = x._value
+        if id(root_of(target)) in self._constants:
+            raise JitError(
+                "x[...] = value writes into an argument; pass donate_argnums to jit, or write into a copy: "
+                "xp.asarray(x, copy=True)"
+            )
+        key, value = self._unwrap_key(key), self.unwrap(value)
+        target[key] = value
+        if not _lower("setitem", target, (target, value, key), {}):
+            self._append(operator.setitem, (target, key, value), (target,))
+
+    def _unwrap_key(self, key: Any) -> Any:
+        """Return an index with plain integer arrays."""
+        for item in key if isinstance(key, tuple) else (key,):
+            if type(item) is Tracer and item.dtype == np.bool_:
+                raise JitError(
+                    "the function indexes with a boolean array, so a size depends on values; use xp.where(mask, x, 0)"
+                )
+        return self.unwrap(key)
+
+    # --- functions ------------------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        """Bind a function at its first use."""
+        if self.is_closed:
+            raise JitError(
+                f"a traced array was used (by {name!r}) after its function had ended; return arrays from the function "
+                "instead of storing them elsewhere"
+            )
+        if name.startswith("__") and name != "__array_namespace_info__":
+            return getattr(self.base, name)
+        function = base_function(self.base, name)
+        if isinstance(function, ModuleType):
+            function = _Extension(self, function)
+        elif callable(function) and not isinstance(function, type):
+            function = self._bind(name, function)
+        setattr(self, name, function)
+        return function
+
+    def _bind(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        if name in _VALUE_DEPENDENT:
+            return self._refuse(name)
+        if name in ("empty", "full", "ones", "zeros"):  # the function may write into the array
+            return lambda *args, **keywords: self._create(name, function, args, keywords)
+
+        @functools.wraps(function)
+        def call(*args: Any, **keywords: Any) -> Any:
+            traced = [x for x in _flat((args, keywords)) if type(x) is Tracer]
+            if not traced:
+                return function(*args, **keywords)
+            inner = max(traced, key=lambda x: x._namespace.trace_level)._namespace
+            if inner.trace_level:
+                return getattr(inner, name)(*args, **keywords)
+            if name == "getitem":
+                args = (args[0], self._unwrap_key(args[1]))
+            unwrap = self.unwrap if name in _TAKES_LISTS else self._unwrap_array
+            if name not in _CREATION:
+                args = tuple(map(unwrap, args))
+                keywords = {key: unwrap(value) for key, value in keywords.items()}
+            return self.append_result(name, function(*args, **keywords), function, args, keywords)
+
+        return call
+
+    def _unwrap_array(self, value: Any) -> Any:
+        return self.unwrap(value) if type(value) is Tracer else value
+
+    def _refuse(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, **keywords: Any) -> Any:
+            raise JitError(f"the shape of xp.{name}(x) depends on values, which may differ in the next call")
+
+        return call
+
+    def _create(self, name: str, function: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Tracer:
+        result = function(*args, **keywords)
+        if name != "empty":
+            value = result.flat[0] if result.size else 0
+            if not _lower("full", result, (result.shape, value), {}):
+                self._append(np.ndarray.fill, (result, value), (result,))
+        return self.wrap(result)
+
+    # --- calls ----------------------------------------------------------------------------------------------------
+
+    def append_result(
+        self, name: str, result: Any, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
+        """Append a call that returned `result`, unless this is a view of an argument; return it traced."""
+        if isinstance(result, tuple | list):
+            items = (self.append_result("", x, _item_of(function, i), args, keywords) for i, x in enumerate(result))
+            return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
+        if not isinstance(result, np.ndarray | np.generic):
+            return result
+        inputs = (x for x in _flat((args, keywords)) if isinstance(x, np.ndarray))
+        if not any(np.may_share_memory(x, result) for x in inputs):
+            result = np.asarray(result)
+            if not _lower(name, result, args, keywords):
+                call, arguments = _call_into(result, function, args, keywords)
+                self._append(call, arguments, (result,))
+        return self.wrap(result)
+
+    def call_on_host(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of plain arrays, which returns arrays or None, now and in each run."""
+        args = tuple(map(self.unwrap, args))
+        result = function(*args)
+        if result is None:
+            return self._append(function, args, ())
+        return self.append_result("", result, function, args, {})
+
+    def check_range(self, x: Tracer, size: int, check: Callable[[Any], None]) -> None:
+        """Let `check(x)` raise an error now and in each run, unless all values are in [0, size)."""
+        values = self.unwrap(x)
+        check(values)
+        is_native = native.is_available() and values.dtype in (np.int32, np.int64) and values.flags.c_contiguous
+        if is_native:
+            native.call("check_range", (values,), 0, size)
+        self.calls.append(Call(check, (values,), (), is_check=is_native))
+
+    def call_kernel(self, run: Callable[..., Any], args: tuple[Any, ...], *, is_native: bool) -> Any:
+        """Call a kernel with plain arguments; return its result traced.
+
+        Args:
+            run: Function of the arguments that returns an array or a tuple of arrays, some of which may be arguments.
+            args: Arguments, the first of which are options; arrays of this trace are unwrapped.
+            is_native: Whether all that it computes are calls of the native library, which record themselves.
+        """
+        reads_options = any(type(x) is Tracer for x in _flat(args[0]))  # numbers, which the kernel may read
+        args = self.unwrap(args)
+        if is_native and not reads_options:
+            return self.wrap(run(*args))
+        with native.record(None):
+            result = run(*args)
+        results = result if isinstance(result, tuple | list) else (result,)
+        inputs = [x for x in _flat(args) if isinstance(x, np.ndarray)]
+        own = set(map(id, inputs))  # most arrays written in place; comparing all memory is quadratic
+        fresh = [
+            i for i, x in enumerate(results)
+            if x is not None and id(x) not in own and not any(np.may_share_memory(x, y) for y in inputs)
+        ]  # fmt: skip
+        targets = [np.array(results[i]) for i in fresh]  # a result may be a constant, or share memory with another
+
+        def call(targets: Any, *args: Any) -> None:
+            new = run(*args)
+            new = new if isinstance(new, tuple | list) else (new,)
+            for index, target in zip(fresh, targets, strict=True):
+                target[...] = new[index]
+
+        in_place = [x for x in results if x is not None and id(x) in own]
+        self._append(call, (targets, *args), (*targets, *in_place))
+        outputs = list(results)
+        for index, target in zip(fresh, targets, strict=True):
+            outputs[index] = target
+        outputs = [self.wrap(x) for x in outputs]
+        return tuple(outputs) if isinstance(result, tuple | list) else outputs[0]
+
+    def _append(self, function: Callable[..., Any], args: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+        self.calls.append(Call(function, args, outputs))
+
+    def _append_native(self, name: str, arrays: tuple[Any, ...], numbers: tuple[Any, ...], outputs: Any) -> None:
+        self.calls.append(Call(name, (arrays, *numbers), outputs))
+
+
+class _Extension:
+    """The functions of an extension of the standard, such as `xp.linalg`."""
+
+    def __init__(self, trace: GraphTrace, module: ModuleType) -> None:
+        self._trace, self._module = trace, module
+
+    def __getattr__(self, name: str) -> Any:
+        return self._trace._bind(f"{self._module.__name__}.{name}", getattr(self._module, name))
+
+
+def active_graph() -> GraphTrace | None:
+    """Return the graph that this thread records, or None."""
+    return _ACTIVE.get()
+
+
+def traced_kernel(kernel: Any) -> Any:
+    """Return a kernel of an operation for arrays of a GraphTrace."""
+    is_native = kernel.is_recordable
+
+    def forward(*arrays: Any, save: bool, **options: Any) -> tuple[Any, Any]:
+        trace, residuals = _trace_of((arrays, options)), [None]
+
+        def run(options: Any, *arrays: Any) -> Any:
+            output, residuals[0] = kernel.forward(*arrays, save=save, **options)
+            return output
+
+        output = trace.call_kernel(run, (options, *arrays), is_native=is_native)
+        return output, (trace, residuals, (arrays, output))
+
+    def vjp(g: Any, saved: Any, needs: Any, **options: Any) -> tuple[Any, ...]:
+        trace, residuals, alive = saved  # the residuals may be these arrays, which must keep their memory until now
+
+        def run(options: Any, g: Any, alive: Any) -> Any:
+            return tuple(kernel.vjp(g, residuals[0], needs, **options))
+
+        return trace.call_kernel(run, (options, g, alive), is_native=is_native)
+
+    return kernel._replace(forward=forward, vjp=None if kernel.vjp is None else vjp)
+
+
+def _trace_of(value: Any) -> GraphTrace:
+    return next(x._namespace for x in _flat(value) if type(x) is Tracer)
+
+
+def _lower(name: str, out: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Compute a function by native calls, which record themselves; return False if NumPy must compute it.
+
+    NumPy rounds some functions of floating arrays in another way, and a program returns the bits of the function.
+    """
+    lowering = LOWERINGS.get(name) if native.is_available() else None
+    if lowering is None or (name in _ROUNDED and out.dtype.kind == "f"):
+        return False
+    return lowering(out, args, keywords)
+
+
+def _call_into(out: Any, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Return a function and arguments that compute a result again, into `out`."""
+    if isinstance(function, np.ufunc) and not keywords and function.nout == 1:
+        return functools.partial(_call_ufunc, function), (out, *args)
+
+    def call(out: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        value = function(*args, **keywords)
+        if np.shape(value) != out.shape:
+            raise JitError(
+                f"{getattr(function, '__name__', 'a function')} returned shape {np.shape(value)} instead of "
+                f"{out.shape}, as the shape depends on values; a function for jit must not compute shapes from values"
+            )
+        out[...] = value
+
+    return call, (out, args, keywords)
+
+
+def _call_ufunc(function: Any, out: Any, *args: Any) -> None:
+    function(*args, out=out)
+
+
+def _item_of(function: Callable[..., Any], index: int) -> Callable[..., Any]:
+    """Return a function that returns one item of the result of `function`."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        return function(*args, **keywords)[index]
+
+    return call
+
+
+def root_of(array: Any) -> Any:
+    """Return the array that owns the memory of a view."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _map_items(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to the items of a tuple, list or dict; return other values as they are."""
+    cls = type(value)
+    if cls is tuple or cls is list:
+        return cls(map(function, value))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return cls(*map(function, value))
+    return {name: function(item) for name, item in value.items()} if cls is dict else value
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """Yield the items of nested tuples, lists and dicts."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from _flat(item)
+    else:
+        yield value

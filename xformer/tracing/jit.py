@@ -1,0 +1,218 @@
+"""`jit(function)`: a function is traced once for each signature, and runs without its Python code from then on."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from xformer.backends import backend_name, trace_level
+from xformer.errors import ConfigError, JitError
+from xformer.random import Rng
+from xformer.threads import available_threads
+from xformer.tracing.arguments import Arguments, check_hashable, check_static, namespace_of
+from xformer.tracing.graph import GraphTrace, active_graph
+from xformer.tracing.program import CudaProgram, Program, array_copy, compiler
+from xformer.tree import Module
+
+_MAX_SIGNATURES, _MAX_BYTES = 64, 2**30  # of one function
+_CALLS_PER_TRACE = 16  # tracing takes as long as a few calls, so the other calls must make up for it
+
+
+def jit(
+    function: Callable[..., Any],
+    *,
+    static_argnums: int | Sequence[int] = (),
+    donate_argnums: int | Sequence[int] = (),
+    torch_compile: bool = False,
+) -> Callable[..., Any]:
+    """Return a function that computes `function` without its Python code, from the second call of a signature on.
+
+        forward = xf.jit(model)
+        logits = forward(source, target)
+
+    As for `jax.jit`, the function must be pure: its result depends on its arguments only, not on Python variables that
+    change, and it has no effects. It is traced at the first call of each signature. Reading values of an argument on
+    the host, as `float(x)` and `if x > 0` do, raises JitError then, and so do shapes that depend on values.
+
+    On NumPy the traced calls run in preallocated buffers, most of them by one call of the native library, with the same
+    bits as the function. On CuPy they are one CUDA graph. JAX compiles the function by `jax.jit`. With other libraries,
+    in a derivative, and inside another function for jit, the function is called.
+
+    The signature consists of the shapes and dtypes of arrays, of the identity of Modules, and of all other arguments,
+    which must be hashable. The parameters of a Module are read where they are, so changes that an optimizer makes in
+    place are seen; other arrays are copied. Arrays that the function does not get as arguments are constants, and so
+    are random numbers, unless they are drawn from an argument made by `Rng.with_counter`. Pass numbers that change in
+    each call, such as token ids, as arrays: every other list of numbers is another signature.
+
+    The programs of 64 signatures, or of at most 1 GiB, are kept. After 64 traces at most every 16th call is traced and
+    the others call the function, so signatures that never repeat take no longer than without jit.
+
+    Args:
+        function: Function of Modules, arrays and other values, and of tuples, lists and dicts of them. It uses the
+            functions of `array_namespace(x)`, and does not change arguments except donated ones.
+        static_argnums: Positions of arguments that are no arrays, such as configurations. Every other value is another
+            signature. Numbers, strings and None need not be named.
+        donate_argnums: Positions of arguments whose arrays the function may overwrite, such as the model and the state
+            of an optimizer, or a `StaticCache`. Other arrays at these positions are another signature.
+        torch_compile: Whether to compile the function by `torch.compile` for arrays of torch, which takes a minute for
+            a large model; otherwise it is called.
+
+    Returns:
+        A function with the same arguments and results. Arrays of results are new, except those of Modules and donated
+        arguments. Other values in a result are those of the trace.
+
+    Raises:
+        ConfigError: If an argument is static and donated.
+        JitError: When called, if the function reads values on the host, computes shapes from values or arrays of
+            dtype object, or an argument is not hashable.
+    """
+    static, donated = ((x,) if isinstance(x, int) else tuple(x) for x in (static_argnums, donate_argnums))
+    if {*static} & {*donated}:
+        raise ConfigError(f"static_argnums {static} and donate_argnums {donated} overlap; expected different arguments")
+    jitted = _Jitted(function, donated, static=static, torch_compile=torch_compile)
+    return functools.update_wrapper(jitted, function, updated=())
+
+
+def jit_repeated(function: Callable[..., Any], *, donate_argnums: Sequence[int] = ()) -> Callable[..., Any]:
+    """Return a function that is traced at the second call of a signature; see `jit`."""
+    return functools.update_wrapper(_Jitted(function, tuple(donate_argnums), num_eager=1), function, updated=())
+
+
+class _Entry:
+    """The programs of one signature.
+
+    Attributes:
+        num_calls: Number of calls so far.
+        modules: The Modules whose identity is part of the signature.
+        arguments: Arguments of the traced call. They keep the Modules alive.
+        idle: Programs that no thread is using.
+    """
+
+    def __init__(self, modules: Sequence[Module]) -> None:
+        self.num_calls = 0
+        self.modules = [weakref.ref(module) for module in modules]
+        self.arguments: Any = None
+        self.idle: list[Program | CudaProgram] = []
+
+
+class _Jitted:
+    """A function with its programs.
+
+    Args:
+        function: The function.
+        donated: Positions of arguments that it may overwrite.
+        num_eager: Number of calls of a signature before it is traced.
+        static: Positions of arguments that are no arrays.
+        torch_compile: Whether to compile the function for arrays of torch.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        donated: tuple[int, ...],
+        *,
+        num_eager: int = 0,
+        static: tuple[int, ...] = (),
+        torch_compile: bool = False,
+    ) -> None:
+        self._num_eager, self._torch_compile = num_eager, torch_compile
+        # A Module that is called, or whose method is called, is an argument too.
+        method = type(function).__call__ if isinstance(function, Module) else function
+        module = function if isinstance(function, Module) else getattr(function, "__self__", None)
+        self._leading = (module,) if isinstance(module, Module) else ()
+        self._function = getattr(method, "__func__", method) if self._leading else function
+        self._donated, self._static = (
+            tuple(index + len(self._leading) for index in indices) for indices in (donated, static)
+        )
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._jitted: dict[Hashable, Callable[..., Any]] = {}
+        self._lock = threading.Lock()
+        self._num_calls = self._num_traces = 0
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        args = (*self._leading, *args)
+        for index in self._static:
+            check_static(args, index)
+        xp = namespace_of((*args, *keywords.values()))
+        if xp is None or type(xp) is GraphTrace or trace_level(xp) or active_graph() is not None:
+            return self._function(*args, **keywords)
+        if backend_name(xp) == "jax":
+            return self._compile_by_jax(args, keywords)
+        if self._torch_compile and backend_name(xp) == "torch":
+            if not self._jitted:
+                self._jitted["torch"] = importlib.import_module("torch").compile(self._function)
+            return self._jitted["torch"](*args, **keywords)
+        new_program = compiler(xp)
+        return self._function(*args, **keywords) if new_program is None else self._run(new_program, args, keywords)
+
+    def _run(self, new_program: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Any:
+        arguments = Arguments(args, keywords, self._donated)
+        entry, program, may_trace = self._find((arguments.signature, available_threads()), arguments.modules)
+        if program is not None:
+            result = program.run(arguments.data)
+        elif may_trace:
+            try:
+                program = new_program(self._function, *arguments.replace_data(array_copy))
+            except (TypeError, ValueError) as error:  # NumPy's, for a traced array as an element of a plain one
+                raise error.__cause__ if isinstance(error.__cause__, JitError) else error from None
+            result, program.result, entry.arguments = program.result, None, arguments
+        else:
+            return self._function(*args, **keywords)
+        with self._lock:
+            entry.idle.append(program)
+        return result
+
+    def _find(self, key: Hashable, modules: Sequence[Module]) -> tuple[_Entry, Any, bool]:
+        """Return the entry of a signature, a program or None, and whether to trace this call."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None or any(module() is None for module in entry.modules):  # whose id another Module may have
+                entry = self._entries[key] = _Entry(modules)
+            self._entries.move_to_end(key)
+            entry.num_calls += 1
+            self._num_calls += 1
+            if entry.idle:
+                return entry, entry.idle.pop(), False
+            allowed = _MAX_SIGNATURES + self._num_calls // _CALLS_PER_TRACE
+            may_trace = entry.num_calls > self._num_eager and self._num_traces < allowed
+            self._num_traces += may_trace
+            sizes = [sum(program.nbytes for program in entry.idle) for entry in self._entries.values()]
+            if len(sizes) > _MAX_SIGNATURES or (len(sizes) > 1 and sum(sizes) > _MAX_BYTES):
+                self._entries.popitem(last=False)
+            return entry, None, may_trace
+
+    def _compile_by_jax(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Compile by JAX for the arrays among the arguments; everything else is static."""
+        jax: Any = importlib.import_module("jax")
+        leaves, structure = jax.tree.flatten((args, keywords))
+        counters = [leaf.counter if isinstance(leaf, Rng) else leaf for leaf in leaves]
+        is_array = tuple(isinstance(leaf, jax.Array | np.ndarray) for leaf in counters)
+        static = tuple(
+            None if array and not isinstance(leaf, Rng) else leaf for leaf, array in zip(leaves, is_array, strict=True)
+        )
+        for leaf in static:
+            check_hashable(leaf)
+        key = structure, static, is_array
+        if key not in self._jitted:
+
+            def function(arrays: list[Any]) -> Any:
+                remaining = iter(arrays)
+                merged = [
+                    leaf if not array else leaf.with_counter(next(remaining)) if leaf is not None else next(remaining)
+                    for leaf, array in zip(static, is_array, strict=True)
+                ]
+                args, keywords = jax.tree.unflatten(structure, merged)
+                return self._function(*args, **keywords)
+
+            self._jitted[key] = jax.jit(function)
+        try:
+            return self._jitted[key]([leaf for leaf, array in zip(counters, is_array, strict=True) if array])
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+            raise JitError(f"JAX cannot compile the function: {str(error).splitlines()[0]}") from error
