@@ -1,4 +1,4 @@
-"""Replayed steps give the logits of steps that are computed."""
+"""Steps that run as programs give the logits of steps that call the model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.generation.definitions import SOURCES, padded, varied_model
 from tests.reference import small_language_model
 from xformer import Rng, stream
 from xformer.generation import GenerationConfig, decoding_steps, generate
-from xformer.generation.kept_recordings import KeptRecordings
-from xformer.replay.recording import Recording
+from xformer.generation.kept_programs import KeptPrograms
+from xformer.tracing.program import Program
 from xformer.tree import map_arrays
 
 POSITIONS = ["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
@@ -27,13 +27,13 @@ CONFIGS = {
 
 
 def both(monkeypatch, call):
-    """Return the results of a call without and with replays, and the number of replays."""
-    replays, replay = [], Recording.replay
-    monkeypatch.setattr(Recording, "replay", lambda self, *args: replays.append(1) or replay(self, *args))
-    replayed = call()
+    """Return the results of a call without and with programs, and the number of their runs."""
+    runs, run = [], Program.run
+    monkeypatch.setattr(Program, "run", lambda self, *args: runs.append(1) or run(self, *args))
+    repeated = call()
     with monkeypatch.context() as patch:
         patch.setattr(decoding_steps, "_MIN_LENGTH", 1000)
-        return call(), replayed, len(replays)
+        return call(), repeated, len(runs)
 
 
 def assert_equal_outputs(expected, actual, rel=1e-9):
@@ -46,8 +46,8 @@ def assert_equal_outputs(expected, actual, rel=1e-9):
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_translations(monkeypatch, positions, config):
     model = varied_model(1, positions=positions)
-    expected, actual, replays = both(monkeypatch, lambda: generate(model, padded(SOURCES), config, rng=Rng(0)))
-    assert replays > 3
+    expected, actual, runs = both(monkeypatch, lambda: generate(model, padded(SOURCES), config, rng=Rng(0)))
+    assert runs > 3
     assert_equal_outputs(expected, actual)
 
 
@@ -55,20 +55,20 @@ def test_translations(monkeypatch, positions, config):
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_continuations_longer_than_the_first_capacity(monkeypatch, config, length):
     model = small_language_model(positions="rotary", seed=3)
-    expected, actual, replays = both(
+    expected, actual, runs = both(
         monkeypatch,
         lambda: generate(
             model, [[3, 4, 5], [6, 7, 8]], config, rng=Rng(0), max_new_tokens=length, min_new_tokens=length
         ),
     )
-    assert replays > length / 2
+    assert runs > length / 2
     assert_equal_outputs(expected, actual)
 
 
-def test_a_quantized_model_is_replayed(monkeypatch):
+def test_a_quantized_model_runs_as_a_program(monkeypatch):
     model = varied_model(1).quantize()
-    expected, actual, replays = both(monkeypatch, lambda: generate(model, padded(SOURCES), CONFIGS["beam"]))
-    assert replays > 3
+    expected, actual, runs = both(monkeypatch, lambda: generate(model, padded(SOURCES), CONFIGS["beam"]))
+    assert runs > 3
     assert_equal_outputs(expected, actual, rel=1e-6)  # float32, unlike the other models
 
 
@@ -79,44 +79,44 @@ def test_a_model_that_reads_values_is_called(monkeypatch):
         type(model), "decode_step", lambda self, tokens, cache: step(self, tokens, cache) * float(np.ones(1)[0])
         + 0.0 * float(tokens[0, 0])
     )  # fmt: skip
-    expected, actual, replays = both(monkeypatch, lambda: generate(model, padded(SOURCES), CONFIGS["greedy"]))
-    assert replays == 0
+    expected, actual, runs = both(monkeypatch, lambda: generate(model, padded(SOURCES), CONFIGS["greedy"]))
+    assert runs == 0
     assert_equal_outputs(expected, actual)
 
 
-# --- Recordings that are kept -------------------------------------------------------------------------------------
+# --- Programs that are kept ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def recordings(monkeypatch):
-    """Recordings made so far, and an empty store."""
-    made, init = [], Recording.__init__
-    monkeypatch.setattr(Recording, "__init__", lambda self, *args: made.append(self) or init(self, *args))
-    monkeypatch.setattr(decoding_steps, "_kept", KeptRecordings(max_entries=64, max_bytes=2**28))
+def programs(monkeypatch):
+    """Programs made so far, and an empty store."""
+    made, init = [], Program.__init__
+    monkeypatch.setattr(Program, "__init__", lambda self, *args: made.append(self) or init(self, *args))
+    monkeypatch.setattr(decoding_steps, "_kept", KeptPrograms(max_entries=64, max_bytes=2**28))
     return made
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_later_searches_record_nothing_and_have_the_same_bits(recordings, positions, config):
+def test_later_searches_trace_nothing_and_have_the_same_bits(programs, positions, config):
     model = varied_model(1, positions=positions)
     other = [[row[0], *row[:-1]] for row in SOURCES]  # of the same shape
     first, between = (generate(model, padded(rows), config, rng=Rng(0)) for rows in (SOURCES, other))
-    count = len(recordings)
+    count = len(programs)
     assert count
     again = [generate(model, padded(rows), config, rng=Rng(0)) for rows in (SOURCES, other)]
     assert again == [first, between]
-    assert len(recordings) <= count + 1  # an input that leaves the batch at another step
+    assert len(programs) <= count + 1  # an input that leaves the batch at another step
 
 
-def test_prompts_of_other_lengths_use_the_same_recording(recordings):
+def test_prompts_of_other_lengths_use_the_same_program(programs):
     model = small_language_model(positions="rotary", seed=3)
     for length in (3, 5, 9):
         generate(model, [list(range(3, 3 + length))], max_new_tokens=8, min_new_tokens=8)
-    assert len(recordings) == 1
+    assert len(programs) == 1
 
 
-def test_weights_that_change_in_place_are_seen_and_replaced_ones_too(recordings):
+def test_weights_that_change_in_place_are_seen_and_replaced_ones_too(programs):
     model = varied_model(1)
     config = CONFIGS["greedy"]
     generate(model, padded(SOURCES), config)
@@ -130,7 +130,7 @@ def test_weights_that_change_in_place_are_seen_and_replaced_ones_too(recordings)
         assert actual == generate(copy.deepcopy(model), padded(SOURCES), config)
 
 
-def test_threads_that_share_a_model_do_not_share_a_recording(recordings):
+def test_threads_that_share_a_model_do_not_share_a_program(programs):
     model = varied_model(1)
     sources = [padded([row]) for row in SOURCES] * 6
     expected = [generate(model, source, CONFIGS["beam"]) for source in sources]
@@ -141,7 +141,7 @@ def test_threads_that_share_a_model_do_not_share_a_recording(recordings):
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_recordings_share_no_arrays_that_steps_change(monkeypatch, positions, config):
+def test_programs_share_no_arrays_that_steps_change(monkeypatch, positions, config):
     kept = []
     monkeypatch.setattr(decoding_steps._kept, "keep", lambda model, key, entry, nbytes: kept.append(entry[0]))
     generate(varied_model(1, positions=positions), padded(SOURCES), config, rng=Rng(0))
@@ -153,7 +153,7 @@ def test_recordings_share_no_arrays_that_steps_change(monkeypatch, positions, co
             assert not any(np.shares_memory(x, y) for x in arrays for y in others)
 
 
-def test_a_stream_that_is_stopped_returns_its_recording(recordings):
+def test_a_stream_that_is_stopped_returns_its_program(programs):
     model = small_language_model(positions="rotary", seed=3)
     settings = GenerationConfig(max_new_tokens=12, min_new_tokens=12)
     expected = generate(model, [[3, 4, 5]], settings)
@@ -162,11 +162,11 @@ def test_a_stream_that_is_stopped_returns_its_recording(recordings):
         for _ in range(6):
             next(tokens)
         tokens.close()
-    assert len(recordings) == 1
+    assert len(programs) == 1
     assert generate(model, [[3, 4, 5]], settings) == expected
 
 
-def test_the_number_and_size_of_recordings_are_limited_and_they_end_with_the_model(recordings, monkeypatch):
+def test_the_number_and_size_of_programs_are_limited_and_they_end_with_the_model(programs, monkeypatch):
     model, kept = varied_model(1), decoding_steps._kept
     monkeypatch.setattr(kept, "_max_entries", 3)
     for rows in range(1, 6):
@@ -183,10 +183,10 @@ def test_the_number_and_size_of_recordings_are_limited_and_they_end_with_the_mod
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_windows_do_not_change_what_is_replayed(monkeypatch, name):
+def test_windows_do_not_change_what_runs_as_a_program(monkeypatch, name):
     model = varied_model(1, window=3)
-    expected, actual, num_replays = both(
+    expected, actual, num_runs = both(
         monkeypatch, lambda: generate(model, padded(SOURCES[:3]), CONFIGS[name], rng=Rng(0))
     )
     assert_equal_outputs(expected, actual)
-    assert num_replays
+    assert num_runs

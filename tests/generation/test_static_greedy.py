@@ -15,7 +15,7 @@ from xformer.generation import GenerationConfig, generate
 from xformer.generation.greedy_sampling import greedy_or_sample
 from xformer.generation.lengths import LengthRange
 from xformer.generation.static_greedy import is_supported, static_greedy
-from xformer.replay.recording import Recording
+from xformer.tracing.program import Program
 
 # These functions have the names of their modules.
 generate_module = importlib.import_module("xformer.generation.generate")
@@ -26,7 +26,7 @@ PROMPTS = [[3, 4, 5], [6, 7, 8]]
 
 
 class CallAgain:
-    """A recording that calls the function again; `steps` counts calls."""
+    """A program that calls the function again; `steps` counts calls."""
 
     steps = 0
 
@@ -34,17 +34,17 @@ class CallAgain:
         model, state = args
         model = weakref.proxy(model)  # kept by the caller
         self.call = lambda: function(model, state)
-        self.replay()
+        self.run()
 
-    def replay(self):
+    def run(self, data=()):
         type(self).steps += 1
         self.call()
 
 
-def both(monkeypatch, call, record=CallAgain):
+def both(monkeypatch, call, new_program=CallAgain):
     """Return the results of a call with either search."""
     found = []
-    for run in (greedy_or_sample, lambda batch: static_greedy(batch, record)):
+    for run in (greedy_or_sample, lambda batch: static_greedy(batch, new_program)):
         monkeypatch.setattr(generate_module, "search", run)
         found.append(call())
     return found
@@ -58,11 +58,11 @@ def assert_alike(grown, fixed):
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("record", [CallAgain, Recording])
-def test_translations(monkeypatch, positions, record):
+@pytest.mark.parametrize("new_program", [CallAgain, Program])
+def test_translations(monkeypatch, positions, new_program):
     model = varied_model(1, positions=positions)
     config = GenerationConfig(min_new_tokens=2)
-    grown, fixed = both(monkeypatch, lambda: generate(model, padded(SOURCES), config), record)
+    grown, fixed = both(monkeypatch, lambda: generate(model, padded(SOURCES), config), new_program)
     assert len({len(row[0].tokens) for row in grown}) > 1
     assert_alike(grown, fixed)
 
@@ -77,9 +77,9 @@ def test_on_every_library(monkeypatch, xp):
 def test_continuations(monkeypatch, positions, special_tokens):
     model = small_language_model(positions=positions, seed=3)
     options = GenerationConfig(max_new_tokens=20)
-    for record in (CallAgain, Recording):
+    for new_program in (CallAgain, Program):
         assert_alike(
-            *both(monkeypatch, lambda: generate(model, PROMPTS, options, special_tokens=special_tokens), record)
+            *both(monkeypatch, lambda: generate(model, PROMPTS, options, special_tokens=special_tokens), new_program)
         )
 
 
@@ -117,28 +117,28 @@ def test_outputs_at_their_limits_do_not_delay_the_end(monkeypatch):
     assert CallAgain.steps == 0  # no token comes after the only one
 
 
-@pytest.mark.parametrize("record", [CallAgain, Recording])
+@pytest.mark.parametrize("new_program", [CallAgain, Program])
 @pytest.mark.parametrize("settings", [{}, {"positions": "rotary", **COPY}], ids=["learned", "copy"])
-def test_steps_are_captured_once_for_inputs_of_the_same_shapes(monkeypatch, settings, record):
-    captured = []
+def test_a_program_is_made_once_for_inputs_of_the_same_shapes(monkeypatch, settings, new_program):
+    made = []
     model, config = varied_model(1, **settings), GenerationConfig(min_new_tokens=2, max_new_tokens=9)
     sources = [padded(rows) for rows in (SOURCES, SOURCES[::-1], [[7, 7, 2], *SOURCES[1:]])]
     copies = [source.copy() for source in sources]
     expected = [generate(model, source, config) for source in sources]
 
     def static(batch):
-        return static_greedy(batch, lambda *args: captured.append(1) or record(*args))
+        return static_greedy(batch, lambda *args: made.append(1) or new_program(*args))
 
     monkeypatch.setattr(generate_module, "search", static)
     for source, grown in zip(sources, expected, strict=True):
         assert_alike(grown, generate(model, source, config))
-    assert len(captured) == 1
+    assert len(made) == 1
     np.testing.assert_array_equal(sources, copies)
     generate(model, padded(SOURCES[:2]), config)
-    assert len(captured) == 2
+    assert len(made) == 2
     for rows in range(1, 12):  # of which the last ones are kept
         generate(model, padded([[5, 2]] * rows), config)
-    kept = static_greedy_module._captured
+    kept = static_greedy_module._kept
     assert len(kept._models[model]) == kept._max_entries
     monkeypatch.setattr(kept, "_max_bytes", 10)
     generate(model, padded([[5, 2]]), config)

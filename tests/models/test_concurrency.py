@@ -73,7 +73,7 @@ def work(model, number):
     ]
 
 
-@pytest.mark.parametrize(("name", "kernels"), [("numpy", "no-jit"), ("numpy", "auto"), ("torch", "auto")])
+@pytest.mark.parametrize(("name", "kernels"), [("numpy", "no-native"), ("numpy", "auto"), ("torch", "auto")])
 def test_many_threads_compute_the_same_as_one(three_threads, monkeypatch, name, kernels):
     monkeypatch.setenv("XFORMER_KERNELS", kernels)
     model = xformer.Transformer(CONFIG, xp=library_or_skip(name), seed=0)
@@ -87,7 +87,7 @@ def test_many_threads_compute_the_same_as_one(three_threads, monkeypatch, name, 
         assert len(mine) == len(expected)
         for got, reference in zip(mine, expected, strict=True):
             np.testing.assert_array_equal(got, reference)
-    if kernels == "no-jit":
+    if kernels == "no-native":
         assert len(set(spread)) == CALLERS + 1
 
 

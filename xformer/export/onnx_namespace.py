@@ -329,6 +329,7 @@ class OnnxNamespace:
     """Functions of the Array API standard, as many as models need, on `OnnxArray`s."""
 
     __name__ = "onnx"
+    is_trace = False
     trace_level = 0
 
     int8, int32, int64 = (np.dtype(name) for name in ("int8", "int32", "int64"))

@@ -7,29 +7,29 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from xformer.backends import Array, array_namespace, assign, backend_name
-from xformer.errors import CaptureError
-from xformer.generation.kept_recordings import KeptRecordings
+from xformer.errors import JitError
+from xformer.generation.kept_programs import KeptPrograms
 from xformer.models.cache import StaticCache
-from xformer.replay.recording import Recording
 from xformer.threads import available_threads
+from xformer.tracing.program import Program
 from xformer.tree import flatten
 
-_MIN_REPEATS = 1  # steps with the same rows before one is recorded, which takes as long as a few steps
+_MIN_REPEATS = 1  # steps with the same rows before one is traced, which takes as long as a few steps
 _MIN_LENGTH = 6  # of the longest output: shorter searches use no static cache
-# Tokens of a static cache: a replay attends to all of them, so the capacity grows with the output, from at least 32
+# Tokens of a static cache: a program attends to all of them, so the capacity grows with the output, from at least 32
 # tokens and at most 128 for a single row, where attention takes little of the time.
 _MIN_CAPACITY, _MAX_FIRST_CAPACITY = 32, 128
 
-# Recorded steps, and caches with the arrays that they change.
-_kept: KeptRecordings[tuple[StaticCache, Recording]] = KeptRecordings(max_entries=64, max_bytes=2**28)
+# Programs of steps, and caches with the arrays that they change.
+_kept: KeptPrograms[tuple[StaticCache, Program]] = KeptPrograms(max_entries=64, max_bytes=2**28)
 
 
 class DecodingSteps:
     """The model and the cache of a search; close it after the last step.
 
-    On NumPy, steps with the same rows are recorded and replayed, which spares the Python code of the model (see
-    `xformer.capture`). Recordings are kept for later searches with the same shapes, whose inputs are copied into their
-    arrays. Which steps are replayed does not change the results: from the second step on, all use a static cache.
+    On NumPy, a step with the same rows is traced and then runs as a program, without the Python code of the model (see
+    `xformer.jit`). Programs are kept for later searches with the same shapes, whose inputs are copied into their
+    arrays. Which steps run as programs does not change the results: from the second step on, all use a static cache.
 
     Args:
         model: Object with `decode_step(tokens, cache)`.
@@ -43,12 +43,12 @@ class DecodingSteps:
     def __init__(self, model: Any, cache: Any, max_length: int) -> None:
         self.cache, self._model, self._max_length = cache, model, max_length
         self._length, self._num_repeats = 0, 0
-        self._recording: Recording | None = None
-        self._used: tuple[Hashable, StaticCache, Recording] | None = None  # the last recording, with its arrays
+        self._program: Program | None = None
+        self._used: tuple[Hashable, StaticCache, Program] | None = None  # the last program, with its arrays
         config = model.config
         self._max_capacity = config.max_positions if config.positions == "learned" else math.inf
         self._is_static = hasattr(model, "to_static") and max_length >= _MIN_LENGTH
-        self._can_record = True
+        self._can_trace = True
 
     def step(self, tokens: Array) -> Array:
         """Append tokens (rows, new tokens) and return the logits of the next ones, (rows, vocabulary)."""
@@ -64,16 +64,16 @@ class DecodingSteps:
     def reorder(self, rows: Sequence[int], inputs: Sequence[int] | None = None) -> None:
         """Replace row i by the former row rows[i]; arguments as of `DecodingCache.reorder`."""
         if inputs is not None or len(rows) != self._num_rows:
-            self._recording, self._num_repeats = None, 0
+            self._program, self._num_repeats = None, 0
         self.cache.reorder(rows, inputs)
 
     def close(self) -> None:
-        """Keep the last recording for other searches."""
+        """Keep the last program for other searches."""
         if self._used is not None:
-            key, cache, recording = self._used
+            key, cache, program = self._used
             arrays: Any = (array for array in cache.arrays() if array is not None)
             size = sum(array.nbytes for array in arrays)
-            _kept.keep(self._model, key, (cache, recording), recording.nbytes + size)
+            _kept.keep(self._model, key, (cache, program), program.nbytes + size)
         self._used = None
 
     @property
@@ -82,18 +82,18 @@ class DecodingSteps:
         return None if key is None else int(key.shape[0])
 
     def _static_step(self, tokens: Array) -> Array:
-        """Make a step with a static cache, by a replay if there is a recording or the step should be recorded."""
+        """Make a step with a static cache, by a program if there is one or the step should be traced."""
         self._reserve()
-        if self._recording is None:
+        if self._program is None:
             key = self._key()
             kept = _kept.take(self._model, key)
             if kept is not None:
                 self._use(key, *kept)
-            elif self._can_record and self._num_repeats > _MIN_REPEATS:
-                return self._record(key, tokens)
-        if self._recording is None:
+            elif self._can_trace and self._num_repeats > _MIN_REPEATS:
+                return self._trace(key, tokens)
+        if self._program is None:
             return self._model.decode_step(tokens, self.cache)
-        return self._recording.replay((tokens,))
+        return self._program.run((tokens,))
 
     def _reserve(self) -> None:
         """Make the cache static, with space for at least one more token."""
@@ -105,36 +105,36 @@ class DecodingSteps:
         first = max(_MIN_CAPACITY, min(longest, _MAX_FIRST_CAPACITY // (self._num_rows or 1)))
         capacity = max(first, 2 ** math.ceil(math.log2(self._length + 1)))
         self.cache = self._model.to_static(self.cache, int(min(capacity, self._max_capacity)))
-        self._recording = None  # of the smaller cache
+        self._program = None  # of the smaller cache
 
     def _key(self) -> Hashable:
-        """Return a key that searches with the same recorded steps share."""
+        """Return a key that searches with the same program share."""
         shapes = (None if array is None else (array.shape, array.dtype) for array in self.cache.arrays())
-        parameters = map(id, flatten(self._model)[0])  # the recordings keep these arrays alive
+        parameters = map(id, flatten(self._model)[0])  # the programs keep these arrays alive
         return type(self._model).decode_step, available_threads(), self.cache.start, *parameters, *shapes
 
-    def _use(self, key: Hashable, cache: StaticCache, recording: Recording) -> None:
-        """Continue with a kept recording, whose arrays get the values of the cache."""
+    def _use(self, key: Hashable, cache: StaticCache, program: Program) -> None:
+        """Continue with a kept program, whose arrays get the values of the cache."""
         for target, source in zip(cache.arrays(), self.cache.arrays(), strict=True):
             if target is not None and source is not None:
                 assign(target, source)
-        self.cache, self._recording = cache.alias(), recording
-        self.close()  # nothing uses the arrays of the last recording any more
-        self._used = key, cache, recording
+        self.cache, self._program = cache.alias(), program
+        self.close()  # nothing uses the arrays of the last program any more
+        self._used = key, cache, program
 
-    def _record(self, key: Hashable, tokens: Array) -> Array:
-        """Make a step and record it, with arrays that no other recording has."""
+    def _trace(self, key: Hashable, tokens: Array) -> Array:
+        """Make a step and trace it, with arrays that no other program has."""
         self.cache = self.cache.copy()
         xp = array_namespace(tokens)
         tokens, index = (xp.asarray(array, copy=True) for array in (tokens, self.cache.index))
         try:
-            recording = Recording(type(self._model).decode_step, (self._model, tokens, self.cache), {}, (tokens,))
-        except CaptureError:  # a model of the user that reads values on the host
-            self._can_record = False
+            program = Program(type(self._model).decode_step, (self._model, tokens, self.cache), {}, (tokens,))
+        except JitError:  # a model of the user that reads values on the host
+            self._can_trace = False
             assign(self.cache.index, index)  # part of the step was made
             return self._model.decode_step(tokens, self.cache)
-        logits, recording.result = recording.result, None
+        logits, program.result = program.result, None
         self.close()
-        self._used = key, self.cache.alias(), recording
-        self._recording = recording
+        self._used = key, self.cache.alias(), program
+        self._program = program
         return logits

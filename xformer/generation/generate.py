@@ -27,7 +27,7 @@ from xformer.generation.stopping_criteria import StoppingCriteria
 from xformer.models import LanguageModel, SpeechTransformer, Transformer
 from xformer.models.token_ids import check_one_each, check_tokens, ids_of, pad
 from xformer.random import Rng
-from xformer.replay.recording import recorder
+from xformer.tracing.program import compiler
 
 
 def generate(
@@ -145,8 +145,8 @@ def search(batch: GenerationBatch) -> list[list[Hypothesis]]:
         return []
     if batch.config.method == "beam":
         return beam_search(batch)
-    record = None if is_host_accessible(batch.parameter) else recorder(batch.xp)
-    return static_greedy(batch, record) if record and is_supported(batch) else greedy_or_sample(batch)
+    new_program = None if is_host_accessible(batch.parameter) else compiler(batch.xp)
+    return static_greedy(batch, new_program) if new_program and is_supported(batch) else greedy_or_sample(batch)
 
 
 def _stream(batch: GenerationBatch) -> Iterator[list[list[int]]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from xformer.backends import Array, array_namespace, device, extra, from_host
 from xformer.generation.config import GenerationConfig
-from xformer.ops import softmax
+from xformer.ops.softmax import softmax
 from xformer.random import Rng
 
 _MIN_TEMPERATURE = 1e-6  # smaller ones would make logits infinite

@@ -1,9 +1,9 @@
-"""Greedy search in steps of identical shapes, so that a GPU can capture one step and replay it (CUDA graphs).
+"""Greedy search in steps of identical shapes, so that a GPU can run a step as one CUDA graph.
 
-Launching the hundreds of small kernels of a step takes longer than running them; a captured step is one launch. So
+Launching the hundreds of small kernels of a step takes longer than running them; a CUDA graph is one launch. So
 nothing in a step may depend on the host: tokens, counters and caches are arrays of fixed shape, updated in place, and
-the host checks only every few steps whether all outputs have ended. Capturing takes longer than many steps, so the
-captured steps of a model are kept for later inputs of the same shapes, which are copied into their arrays.
+the host checks only every few steps whether all outputs have ended. Capturing a graph takes longer than many steps, so
+the programs of a model are kept for later inputs of the same shapes, which are copied into their arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from xformer.backends import (
 from xformer.generation.batch import GenerationBatch
 from xformer.generation.greedy_sampling import Sample, start_samples
 from xformer.generation.hypothesis import Hypothesis, best_first
-from xformer.generation.kept_recordings import KeptRecordings
+from xformer.generation.kept_programs import KeptPrograms
 from xformer.generation.logits_processors import MinLength, SuppressTokens, log_sum_exp
 from xformer.generation.scoring import score
 
@@ -43,13 +43,13 @@ def is_supported(batch: GenerationBatch) -> bool:
     )
 
 
-def static_greedy(batch: GenerationBatch, record: Callable[..., Any]) -> list[list[Hypothesis]]:
+def static_greedy(batch: GenerationBatch, new_program: Callable[..., Any]) -> list[list[Hypothesis]]:
     """Choose the most probable token at each step, as greedy_or_sample does.
 
     Args:
         batch: Inputs that `is_supported`.
-        record: `record(function, args, keywords)` calls a function and returns an object whose `replay()` repeats it,
-            such as `replay.GraphRecording`.
+        new_program: `new_program(function, args, keywords)` calls a function and returns an object whose `run(())`
+            repeats it, such as a `CudaProgram`.
     """
     steps, logits = batch.prefill()
     cache = steps.cache
@@ -57,27 +57,27 @@ def static_greedy(batch: GenerationBatch, record: Callable[..., Any]) -> list[li
     limits = [limits.maximum - batch.shared_length + int(bool(batch.end_ids)) for limits in batch.lengths.ranges]
     num_steps = max(1, *limits)
     state = _State(batch, batch.model.to_static(cache, cache.length + num_steps - 1), limits)
-    key, recording = state.key(), None
-    kept = _captured.take(batch.model, key)
+    key, program = state.key(), None
+    kept = _kept.take(batch.model, key)
     if kept is not None:
-        inputs, (state, recording) = state, kept
+        inputs, (state, program) = state, kept
         state.load(inputs)
     state.choose(logits)
     for number in range(1, num_steps):
         if number % _CHECK_INTERVAL == 0 and bool(to_host(state.ended).all()):
             break
-        if recording is None:
-            recording = record(_step, (batch.model, state), {})
+        if program is None:
+            program = new_program(_step, (batch.model, state), {})
         else:
-            recording.replay()
+            program.run(())
     results = [best_first(score(batch, [sample.hypothesis])) for sample in state.samples(batch)]
-    if recording is not None and is_writable(state.token):  # later inputs can be copied into the state
-        _captured.keep(batch.model, key, (state, recording), state.nbytes)
+    if program is not None and is_writable(state.token):  # later inputs can be copied into the state
+        _kept.keep(batch.model, key, (state, program), state.nbytes)
     return results
 
 
-# Captured steps, and the states that they change.
-_captured: KeptRecordings[tuple[_State, Any]] = KeptRecordings(max_entries=8, max_bytes=2**30)
+# Programs of steps, and the states that they change.
+_kept: KeptPrograms[tuple[_State, Any]] = KeptPrograms(max_entries=8, max_bytes=2**30)
 
 
 def _step(model: Any, state: _State) -> None:

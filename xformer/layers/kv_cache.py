@@ -105,8 +105,8 @@ def _concat_in_place(old: Array, length: int, new: Array) -> Array:
 class StaticKVCache(KVCache):
     """A cache whose arrays keep their shape: each new token is written at an index held in an array.
 
-    A decoding step then has the same shapes every time, and can be compiled or captured as a CUDA graph. Entries beyond
-    the index are undefined; mask them.
+    A decoding step then has the same shapes every time, and can be traced by `jit`, or run as a CUDA graph. Entries
+    beyond the index are undefined; mask them.
 
     Args:
         cache: Cache to start from, with at least one token.

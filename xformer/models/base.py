@@ -9,7 +9,6 @@ import os
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
-from xformer.autodiff import remat
 from xformer.backends import Array, Device, DType, dtype_name
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.io import load_arrays, restorable_dtype, restore_like, save_arrays
@@ -19,6 +18,7 @@ from xformer.models.builder import LayerFactory
 from xformer.models.config import ModelConfig
 from xformer.ops.quantized import quantized_dtype
 from xformer.random import Rng
+from xformer.tracing import remat
 from xformer.tree import Module, flatten, replace
 
 _MODELS: dict[str, type[BaseModel]] = {}

@@ -119,8 +119,8 @@ class DecodingCache:
 class StaticCache(DecodingCache):
     """A cache of fixed shape, filled one token per step; `to_static` makes it.
 
-    Everything that changes between steps is in arrays, updated in place if the backend allows it: a step can be
-    compiled, or captured once and replayed (CUDA graphs).
+    Everything that changes between steps is in arrays, updated in place if the backend allows it: a step can be traced
+    by `jit`, or run as a CUDA graph.
 
     Args:
         cache: Cache to start from, with at least one token; another StaticCache is extended.

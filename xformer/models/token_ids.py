@@ -13,8 +13,8 @@ from xformer.backends import (
     array_namespace,
     backend_name,
     base_namespace,
+    check_range,
     check_same_device,
-    check_values,
     device,
     dtype_name,
     from_host,
@@ -56,7 +56,7 @@ def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
     else:
         _check_ids(data, name)
         data = _signed(data)
-        check_values(data, lambda ids: _check_range(ids, name, vocab_size))
+        check_range(data, vocab_size, lambda ids: _check_range(ids, name, vocab_size))
     if is_same_library:
         return data
     return from_host(base_namespace(array_namespace(like)), data, dtype=dtype, device=device(like))

@@ -141,7 +141,7 @@ class BaseTrainingConfig(Config):
         choices=("float32", "bfloat16"),
     )
     overlap_communication: bool = option(
-        "Exchange gradients between ranks during the backward pass; steps are not captured. The bits stay the same.",
+        "Exchange gradients between ranks during the backward pass, without jit; the bits stay the same.",
         default=False,
     )
     shard_optimizer: bool = option(

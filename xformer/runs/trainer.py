@@ -131,7 +131,7 @@ class Trainer:
             precision=config.precision,
             data_parallel=config.data_parallel or None,
             communicator=self.communicator,
-            capture=True,  # the losses of tasks are pure
+            jit=True,  # the losses of tasks are pure
             save_every_minutes=config.save_every_minutes,
         )
 

@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from xformer import autodiff
+from xformer import tracing
 from xformer.backends import array_namespace, backend_name
 from xformer.distributed import Communicator, SingleProcess, tree_sum
 from xformer.distributed.overlapped_sum import OverlappedSum
 from xformer.errors import ConfigError
 from xformer.random import Rng, split_rng
-from xformer.replay.function import capture_if_repeated
 from xformer.threads import blas_threads, num_threads, parallel_map
+from xformer.tracing.jit import jit_repeated
 from xformer.training.step import ValueAndGrad
 from xformer.tree import flatten, flatten_parameters, is_array, map_arrays
 
 
 def data_parallel(
-    num_workers: int | None = None, *, capture: bool = False, communicator: Communicator | None = None
+    num_workers: int | None = None, *, jit: bool = False, communicator: Communicator | None = None
 ) -> ValueAndGrad:
     """Return a replacement for `value_and_grad` that computes the shards of a batch on threads, and on several ranks.
 
@@ -38,20 +38,20 @@ def data_parallel(
 
     Args:
         num_workers: Number of shards, of all ranks together; default `default_num_workers(model, communicator)`.
-        capture: Whether to record the work of shards whose shapes repeat, and replay it (see `xformer.capture`).
+        jit: Whether to trace the loss by `xformer.jit` for shards whose shapes repeat.
         communicator: The ranks, each of which computes neighboring shards; default this process alone.
 
     Raises:
         ConfigError: If the shards cannot be divided among the ranks.
     """
     ranks = communicator or SingleProcess()
-    differentiate = capture_if_repeated(_differentiate) if capture else _differentiate
+    differentiate = jit_repeated(_differentiate) if jit else _differentiate
     if num_workers is not None:
         check_shards(num_workers, ranks)
 
     def value_and_grad(loss_fn: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
         def sharded(model: Any, batch: Any, rng: Rng | None = None, *args: Any) -> tuple[Any, Any]:
-            if capture and is_numpy(model):  # numbers such as the weight of the loss are data of a recording
+            if jit and is_numpy(model):  # numbers such as the weight of the loss change in each call
                 args = tuple(np.asarray(arg) if isinstance(arg, float) else arg for arg in args)
             count = num_workers or default_num_workers(model, communicator)
             shards = split_batch(batch, count)
@@ -116,7 +116,7 @@ def _differentiate_and_sum(
         def add(number: int, gradient: Any) -> None:
             sums.add(shard, number, gradient if own else _nothing(gradient))
 
-        return autodiff.value_and_grad(loss_fn, on_gradient=add)(model, *items[shard], *args)[0]
+        return tracing.value_and_grad(loss_fn, on_gradient=add)(model, *items[shard], *args)[0]
 
     with sums.running():
         losses = parallel_map(loss_of, range(len(items)))
@@ -125,7 +125,7 @@ def _differentiate_and_sum(
 
 
 def _differentiate(loss_fn: Callable[..., Any], *args: Any) -> Any:
-    return autodiff.value_and_grad(loss_fn)(*args)
+    return tracing.value_and_grad(loss_fn)(*args)
 
 
 def split_batch(batch: Any, count: int) -> Sequence[Any]:

@@ -23,12 +23,12 @@ from xformer.errors import CheckpointError, ConfigError, DataError, TrainingErro
 from xformer.ops.quantized import quantized_dtype
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
-from xformer.training.captured_step import CapturedStep
 from xformer.training.checkpoint import TrainingFiles, save_parameters
 from xformer.training.data_parallel import can_split, default_num_workers
 from xformer.training.data_parallel import data_parallel as parallel_value_and_grad
 from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step
 from xformer.training.interrupt import Stopped, stop_on_signals
+from xformer.training.jitted_step import JittedStep
 from xformer.training.optimizers import Optimizer
 from xformer.training.precision import GradScaler, autocast, check_precision
 from xformer.training.schedules import Schedule
@@ -78,7 +78,7 @@ def fit(
     data_parallel: int | None = None,
     communicator: Communicator | None = None,
     num_tokens: Callable[[Any], int] | None = None,
-    capture: bool = False,
+    jit: bool = False,
     save_every_minutes: float = 5.0,
 ) -> tuple[Any, History]:
     """Train a model.
@@ -111,8 +111,8 @@ def fit(
             rank is printed and ends all of them; it cannot be caught. Default: this process alone.
         num_tokens: A function that counts the tokens, or samples, of a batch, by which the sum of losses is divided;
             default `batch.num_tokens`, or 1 for batches without it, whose loss should be a mean.
-        capture: Whether to record, on NumPy, the work of batches whose shapes repeat, and to replay it, which makes
-            small models faster. `loss_fn` must then be pure (see `xformer.capture`): a replay runs none of its code.
+        jit: Whether to trace `loss_fn` by `xformer.jit` for batches whose shapes repeat, which makes small models
+            faster on NumPy. It must then be pure, since later batches run none of its Python code.
         save_every_minutes: Minutes between saves of the state.
 
     Returns:
@@ -128,7 +128,7 @@ def fit(
         model, loss_fn, batches, optimizer=optimizer, learning_rate=learning_rate, max_grad_norm=max_grad_norm,
         steps=steps, callbacks=callbacks, run_dir=run_dir, seed=seed, grad_accumulation=grad_accumulation,
         precision=precision, data_parallel=data_parallel, communicator=communicator, num_tokens=num_tokens,
-        capture=capture, save_every_minutes=save_every_minutes,
+        jit=jit, save_every_minutes=save_every_minutes,
     )  # fmt: skip
     reason = loop.run()
     if loop.files is not None:
@@ -174,7 +174,7 @@ class TrainingLoop:
         data_parallel: int | None = None,
         communicator: Communicator | None = None,
         num_tokens: Callable[[Any], int] | None = None,
-        capture: bool = False,
+        jit: bool = False,
         save_every_minutes: float = 5.0,
     ) -> None:
         _check_arguments(model, loss_fn, batches, optimizer, learning_rate, max_grad_norm, callbacks, num_tokens)
@@ -208,10 +208,8 @@ class TrainingLoop:
             self.state = self.optimizer.init(model)
         self.count_tokens = num_tokens or (lambda batch: getattr(batch, "num_tokens", 1))
         self._autocast_loss = autocast(precision, loss_fn)
-        self._value_and_grad = parallel_value_and_grad(
-            self.num_workers, capture=capture, communicator=self.communicator
-        )
-        self._train_step = CapturedStep(self.num_workers) if capture else partial(train_step, donate=True)
+        self._value_and_grad = parallel_value_and_grad(self.num_workers, jit=jit, communicator=self.communicator)
+        self._train_step = JittedStep(self.num_workers) if jit else partial(train_step, donate=True)
         self._scaler = GradScaler.init(precision)
         self._rng = Rng(seed).fold_in("training", "dropout")
         self._minutes, self._start_time = 0.0, time.monotonic()

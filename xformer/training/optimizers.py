@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from xformer.backends import Array
+from xformer.backends import Array, assign
 from xformer.config import Config, option
 from xformer.ops.adafactor import adafactor, zero_factors
 from xformer.ops.adam import adam, zero_moment
@@ -75,10 +75,7 @@ class _Optimizer(Config):
         gradients = flatten_parameters(grads)[0]
         check_same_count(leaves, gradients)
         step = state.step
-        if donate and is_array(step):
-            step += 1  # in place, so that a captured step finds it
-        else:
-            step = step + 1
+        step = assign(step, step + 1) if donate and is_array(step) else step + 1
         slots = list(zip(leaves, gradients, strict=True))
         parameters, state = self._update(slots, state._replace(step=step), learning_rate, grad_scale, donate)
         return rebuild(parameters), state

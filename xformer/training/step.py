@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from xformer import autodiff
+from xformer import tracing
 from xformer.backends import Array, array_namespace
 from xformer.errors import ConfigError
 from xformer.ops.grad_scale import cast_number
@@ -55,14 +55,14 @@ def train_step(
     max_grad_norm: float = math.inf,
     loss_scale: float | Array = 1.0,
     num_tokens: int | Array | None = None,
-    value_and_grad: ValueAndGrad = autodiff.value_and_grad,
+    value_and_grad: ValueAndGrad = tracing.value_and_grad,
     donate: bool = False,
 ) -> StepResult:
     """Make one update: forward, backward, clipping, optimizer.
 
     Nothing waits for a GPU: the loss and the norm are arrays, and a NaN among them skips the update on the device. With
-    Adam the step can be captured as a graph and replayed: numbers that change are then scalar arrays, which are read on
-    the device: learning_rate, loss_scale, the step in the state (floating), and the counter of `Rng.with_counter`.
+    Adam the step can run as a CUDA graph: numbers that change are then scalar arrays, which are read on the device:
+    learning_rate, loss_scale, the step in the state (floating), and the counter of `Rng.with_counter`.
 
     Args:
         model: A Module, or any tree of arrays.
@@ -75,7 +75,7 @@ def train_step(
         max_grad_norm: Largest norm of the gradient, to which larger ones are scaled down; math.inf is no clipping.
         loss_scale: Factor of the loss while it is differentiated, for float16 (see precision.py).
         num_tokens: Number of tokens of all batches; default the sum of `batch.num_tokens`.
-        value_and_grad: `autodiff.value_and_grad`, or `data_parallel(num_workers)`.
+        value_and_grad: `tracing.value_and_grad`, or `data_parallel(num_workers)`.
         donate: Reuse the memory of `model` and `state`, which must not be used afterwards.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Recorded steps of models, kept for later inputs with the same shapes."""
+"""Programs of models, kept for later inputs with the same shapes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from xformer.threads import fork_safe_lock
 Entry = TypeVar("Entry")
 
 
-class KeptRecordings(Generic[Entry]):
-    """Recordings by model and shapes, and the arrays that they read and write.
+class KeptPrograms(Generic[Entry]):
+    """Programs by model and shapes, and the arrays that they read and write.
 
     An entry is checked out while in use, so that no two threads share one. The least recently used entries of a model
     are dropped first; all are freed with the model.

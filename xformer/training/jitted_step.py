@@ -1,4 +1,4 @@
-"""The whole training step on NumPy, recorded once for each shape and replayed."""
+"""The whole training step on NumPy, traced by jit once for each shape of batches."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from typing import Any
 
 import numpy as np
 
+from xformer.backends import array_namespace
 from xformer.random import Rng
-from xformer.replay.function import capture_if_repeated
+from xformer.tracing.jit import jit_repeated
 from xformer.training.data_parallel import can_split, data_parallel, is_numpy
 from xformer.training.optimizers import SGD, Adam, AdamW
 from xformer.training.step import StepResult, train_step
 from xformer.tree import flatten
 
-# Larger models become no faster, and the comparison with the first replay copies the model and the state.
+# Larger models become no faster.
 _MAX_ELEMENTS = 2**24
 
 
-class CapturedStep:
-    """A replacement of `train_step` that replays the steps of a small model on NumPy, with the same bits.
+class JittedStep:
+    """A replacement of `train_step` that runs the steps of a small model on NumPy by `jit`, with the same bits.
 
-    The model and the state are updated in place, and the numbers that change are arrays, so that one recording serves
+    The model and the state are updated in place, and the numbers that change are arrays, so that one program serves
     all steps whose batches have the same shapes. For batches that are split, large models and other
     optimizers than Adam, AdamW and SGD, it calls `train_step`.
 
@@ -31,7 +32,7 @@ class CapturedStep:
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers, self._value_and_grad = num_workers, data_parallel(1)
-        self._step = capture_if_repeated(_step_in_place, donate_argnums=(0, 1))
+        self._step = jit_repeated(_step_in_place, donate_argnums=(0, 1))
 
     def __call__(
         self,
@@ -68,7 +69,8 @@ def _step_in_place(
     """Write the update into the arrays of the model and the state; return the loss and the norm of the gradient."""
     result = train_step(
         model,
-        state._replace(step=step.copy()),  # donated, so the optimizer counts it up in place
+        # Donated, so the optimizer counts it up in place.
+        state._replace(step=array_namespace(step).asarray(step, copy=True)),
         batches,
         rng,
         learning_rate=learning_rate,
@@ -77,6 +79,6 @@ def _step_in_place(
         **options,
     )
     for old, new in zip(flatten((model, state))[0], flatten((result.model, result.state[1:]))[0], strict=True):
-        if not np.may_share_memory(old, new):
+        if new is not old:
             old[...] = new
     return result.loss, result.grad_norm
