@@ -38,6 +38,6 @@ def test_encoder(benchmark: Any, recorder: Recorder, sizes: dict[str, int]) -> N
 @pytest.mark.parametrize("sizes", [SMALL, {**SMALL, "batch": 4, "gradient": True}], ids=["forward", "gradient"])
 def test_small_model(benchmark: Any, recorder: Recorder, sizes: dict[str, Any]) -> None:
     specs = [*xformer_specs("workloads.small_model:build"), *torch_specs("build_model")]
-    settings = {"backend": "numpy", "captured": True}
-    specs.insert(1, Spec("xformer numpy, captured", "workloads.small_model:build", settings))
+    settings = {"backend": "numpy", "jit": True}
+    specs.insert(1, Spec("xformer numpy, jit", "workloads.small_model:build", settings))
     recorder.measure(benchmark, "small-model", small_model.workload(sizes), specs, ROUNDS)

@@ -263,7 +263,7 @@ def host_seconds(call: Callable[[], Any], wait: Any, repeats: int = 1000) -> flo
 
 
 def capture() -> Answers:
-    """Report whether CUDA graphs can be captured, whether a replay computes the same, and how long it takes."""
+    """Report whether CUDA graphs can be captured, whether a launch computes the same, and how long it takes."""
     backend = Backend("cupy", "bfloat16")
     xp, capture_graph = backend.xp, importlib.import_module("xformer.backends").backend_of(backend.xp).graph_capture()
     x, weight, bias = normal(backend, 32, 512), normal(backend, 512, 512), normal(backend, 512)
@@ -278,21 +278,21 @@ def capture() -> Answers:
     step()
     expected = xp.astype(out, xp.float32)
     with warnings.catch_warnings(record=True) as caught:
-        replay = capture_graph(step)
+        launch = capture_graph(step)
         for _ in range(4):
             out[...] = 0.0
-            replay()
+            launch()
     equal = bool(xp.all(xp.astype(out, xp.float32) == expected))
     return {
         "step of 40 operations": "; ".join(str(warning.message) for warning in caught) or "captured",
-        "a replay computes the same": equal,
+        "a launch computes the same": equal,
         "step, one by one": f"{1e6 * event_seconds(step):.0f} us",
-        "step, replayed": f"{1e6 * event_seconds(replay):.0f} us",
+        "step, launched": f"{1e6 * event_seconds(launch):.0f} us",
     }
 
 
 def decode() -> Answers:
-    """Report whether greedy search captures its steps, its time, and the growth of memory over 20 calls."""
+    """Report whether greedy search runs its steps as CUDA graphs, its time, and the growth of memory over 20 calls."""
     computation = decoding.build({**MODEL, "batch": 1, "beam": 1, "dtype": "float32", "backend": "cupy"})
     info = importlib.import_module("cupy").cuda.runtime.memGetInfo
     with warnings.catch_warnings(record=True) as caught:

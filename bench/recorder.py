@@ -5,13 +5,13 @@ The mechanism is that of `xformer bench` (xformer/benchmarks/interleaved.py); he
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from xformer import native
 from xformer.benchmarks import (
     Spec,
     Workload,
@@ -73,13 +73,13 @@ class Recorder:
 
 
 def xformer_specs(factory: str, backends: Sequence[str] = ("numpy", "torch", "jax", "cupy")) -> list[Spec]:
-    """Return xformer on each library, and on NumPy without compiled kernels; only the first library is required."""
+    """Return xformer on each library, and on NumPy without native kernels; only the first library is required."""
     specs = [
         Spec(f"xformer {name}", factory, {"backend": name}, optional=index > 0) for index, name in enumerate(backends)
     ]
-    if importlib.util.find_spec("numba") is not None and backends[0] == "numpy":
-        no_jit = {"XFORMER_KERNELS": "no-jit"}
-        specs.insert(1, replace(specs[0], name="xformer numpy, no-jit", environment=no_jit))
+    if native.is_available() and backends[0] == "numpy":
+        no_native = {"XFORMER_KERNELS": "no-native"}
+        specs.insert(1, replace(specs[0], name="xformer numpy, no-native", environment=no_native))
     return specs
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from workloads import stacks
 
-from xformer.autodiff import value_and_grad
 from xformer.backends import array_namespace, from_host, resolve, to_host
+from xformer.tracing import value_and_grad
 from xformer.tree import flatten, map_arrays
 
 SIZES = [(1, 32), (32, 128), (8, 512)]

@@ -18,7 +18,6 @@ NOT_LOADED = {
     "jax",
     "matplotlib",
     "mlflow",
-    "numba",
     "rich",
     "sacrebleu",
     "safetensors.numpy",

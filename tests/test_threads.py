@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import xformer
-from xformer import environment, threads
+from xformer import environment, native, threads
 from xformer.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -563,7 +563,7 @@ in_child(free)
 # While other threads attend, forked processes attend to the same, on threads of their own.
 BUSY = """
 import multiprocessing
-os.environ["XFORMER_KERNELS"] = "no-jit"
+os.environ["XFORMER_KERNELS"] = "no-native"
 from xformer.ops import attention
 query, key, value = np.random.default_rng(0).standard_normal((3, 2, 2, 160, 16), dtype="float32")
 def loss(arrays):
@@ -594,15 +594,10 @@ assert same() and blas() == {2}
 """
 
 
-COMPILED = BUSY.replace('"no-jit"', '"auto"').replace("numpy.flash_attention", "numba.attention")
-COMPILED = COMPILED.replace(
-    "expected = attend",
-    "from xformer.ops._numba import thread_pool\nthread_pool._MIN_MULTIPLICATIONS = 1\nexpected = attend",
-    1,
-)
+NATIVE = BUSY.replace("no-native", "auto").replace("numpy.flash_attention", "native.attention")
 PROGRAMS = {"pool": POOL, "limits": LIMITS, "lock": LOCK, "busy": BUSY}
-if importlib.util.find_spec("numba"):
-    PROGRAMS["compiled"] = COMPILED
+if native.is_available():
+    PROGRAMS["native"] = NATIVE
 
 
 @needs_fork

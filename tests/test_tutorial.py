@@ -28,9 +28,8 @@ def load(name: str) -> ModuleType:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_cells_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_run(page: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib", reason="the tutorial draws with matplotlib")
-    monkeypatch.setenv("XFORMER_KERNELS", "no-jit")  # numba would compile for minutes
     execution = load("execution")
     namespace: dict[str, Any] = {"__name__": "tutorial"}
     with matplotlib.rc_context():

@@ -39,7 +39,7 @@ def _loss(model: Any, source: Any, target: Any, labels: Any) -> Any:
 
 
 def build(settings: dict[str, Any]) -> Computation:
-    """Build the computation by xformer on settings["backend"], by `xf.capture` with settings["captured"]."""
+    """Build the computation by xformer on settings["backend"], by `xf.jit` with settings["jit"]."""
     backend = Backend(settings["backend"])
     model = xf.Transformer(config(settings), xp=backend.xp, seed=0)
     arrays = [backend.array(side) for side in make_ids(settings)]
@@ -51,7 +51,7 @@ def build(settings: dict[str, Any]) -> Computation:
         def function(model: Any, *ids: Any) -> Any:
             return (model(*ids),)
 
-    if settings.get("captured"):
-        function = xf.capture(function)
+    if settings.get("jit"):
+        function = xf.jit(function)
     result = backend.computation(function, model, *arrays, metadata=metadata)
     return replace(result, fingerprint=fingerprint) if settings.get("gradient") else result

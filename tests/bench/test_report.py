@@ -43,6 +43,7 @@ def run():
         "processor": "Quick(R) CPU @ 3 GHz",
         "cores": 4,
         "threads": 2,
+        "native": "avx2",
         "blas": "openblas",
         "python": "3.11",
         "versions": {"numpy": "2.4"},
@@ -66,7 +67,8 @@ def test_a_report_with_a_plot(run, tmp_path):
     page = tmp_path / "2026-01-02-quick-r-cpu-3-ghz-2-threads.md"
     assert done.stdout.strip() == str(page)
     text = page.read_text()
-    assert "Quick(R) CPU @ 3 GHz, 2 of 4 cores, openblas, Python 3.11, numpy 2.4, GEMM 200 GFLOP/s, load 0.1" in text
+    assert "Quick(R) CPU @ 3 GHz, 2 of 4 cores, openblas, native library avx2, Python 3.11, numpy 2.4, GEMM 200" in text
+    assert "GFLOP/s, load 0.1" in text
     row = "| attention 16 (3 rounds) | xformer numpy | 10.0 ms | 9.00-11.0 | 10,000 | 100.0 | 50% | 2.0 MiB | 1.00 |"
     assert row in text
     assert (

@@ -4,9 +4,11 @@ import json
 import re
 import shutil
 
+import numpy
 import pytest
 
 import xformer as package
+from xformer import native
 from xformer.models import Transformer
 
 
@@ -98,3 +100,22 @@ def test_a_plot_replaces_no_file_of_the_run(refused, trained, tmp_path):
     (tmp_path / "link.png").symlink_to(model)
     error = refused("inspect", tmp_path / "run", "--plot", tmp_path / "link.png", untouched=tmp_path)
     assert f"link.png would replace {model}" in error
+
+
+def test_the_environment_says_whether_the_native_library_is_used(xformer, monkeypatch):
+    monkeypatch.setattr(native, "level", lambda: "avx2")
+    text = xformer("inspect", "--environment").out
+    assert re.search(r"^ *native library +avx2 *$", text, re.MULTILINE)
+    assert re.search(rf"libraries +numpy {re.escape(numpy.__version__)}", text)
+    monkeypatch.setattr(native, "level", lambda: "")
+    monkeypatch.setattr(native, "WHY_NOT", "it was not compiled: install a C++ compiler")
+    reason = "not used: it was not compiled: install a C++ compiler"
+    assert re.search(
+        rf"^ *native library +{re.escape(reason)} *$", xformer("inspect", "--environment").out, re.MULTILINE
+    )
+    assert json.loads(xformer("inspect", "--environment", "--json").out)["native"] == reason
+
+
+def test_a_model_or_the_environment(refused, tmp_path):
+    assert "inspect got no model; pass" in refused("inspect", untouched=tmp_path)
+    assert "and --environment; pass one of them" in refused("inspect", tmp_path, "--environment", untouched=tmp_path)

@@ -19,7 +19,7 @@ from xformer.errors import DataError
 ROOT = Path(__file__).parents[2]
 COMMANDS = ["demo", "train", "train-lm", "resume", "translate", "summarize", "generate", "score", "inspect", "bench"]
 COMMANDS += ["transcribe", "embed", "export"]
-HEAVY = {"array_api_compat", "cupy", "jax", "matplotlib", "numba", "sacrebleu", "safetensors", "tokenizers", "torch"}
+HEAVY = {"array_api_compat", "cupy", "jax", "matplotlib", "sacrebleu", "safetensors", "tokenizers", "torch"}
 
 
 def test_run_ends_the_process_with_the_exit_code():

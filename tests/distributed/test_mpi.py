@@ -18,8 +18,7 @@ pytest.importorskip("mpi4py")
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(MPIEXEC is None, reason="mpiexec is not installed")]
 
-# Without compiled kernels, as each process would load them.
-ENVIRONMENT = {**os.environ, "XFORMER_NUM_THREADS": "1", "XFORMER_KERNELS": "no-jit", "PYTHONUNBUFFERED": "1"}
+ENVIRONMENT = {**os.environ, "XFORMER_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 SETTINGS = ["data_parallel=4", "batch_tokens=150", "validate_every=10", "warmup_steps=10", "keep_checkpoints=2"]
 SETTINGS += ["checkpoint_every=10", "average=last", "metric_for_best=loss"]  # the loss falls at every validation
 MODEL = ["d_model=16", "d_ff=32", "num_heads=2", "num_encoder_layers=1", "num_decoder_layers=1"]

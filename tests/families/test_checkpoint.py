@@ -313,8 +313,7 @@ def test_loading_reports_progress_and_reads_runs_of_xformer(checkpoint, tmp_path
     assert again.config == model.config
 
 
-def test_a_loaded_model_can_be_trained(checkpoint, monkeypatch):
-    monkeypatch.setenv("XFORMER_KERNELS", "no-jit")  # compiling kernels takes up to a minute
+def test_a_loaded_model_can_be_trained(checkpoint):
     model = xf.load_pretrained(checkpoint)
     before = {name: np.array(x) for name, x in model.named_parameters()}
 

@@ -46,7 +46,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(*arguments: object, **variables: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "XFORMER_KERNELS": "no-jit"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment |= variables
     command = [sys.executable, "-m", "xformer", *map(str, arguments)]
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -66,7 +66,7 @@ def train_and_translate(files: Path, out: Path, **variables: str) -> tuple[list[
     return digests, [event["loss"] for event in events if "loss" in event]
 
 
-@pytest.mark.parametrize("kernels", ["auto", "no-jit"])
+@pytest.mark.parametrize("kernels", ["auto", "no-native"])
 def test_the_number_of_threads_does_not_change_a_bit(files, tmp_path, kernels):
     results = [
         train_and_translate(files, tmp_path / str(count), XFORMER_KERNELS=kernels, XFORMER_NUM_THREADS=str(count))
@@ -82,7 +82,7 @@ def test_other_processors_train_nearly_the_same(files, tmp_path):
     available = CPU_INFO.read_text().split()
     names = [name for name, instructions in INSTRUCTIONS.items() if instructions in available]
     losses = {
-        name: train_and_translate(files, tmp_path / name, XFORMER_KERNELS="no-jit", OPENBLAS_CORETYPE=name)[1]
+        name: train_and_translate(files, tmp_path / name, XFORMER_KERNELS="no-native", OPENBLAS_CORETYPE=name)[1]
         for name in names
     }
     assert len(names) > 1

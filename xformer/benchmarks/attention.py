@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from xformer.autodiff import vjp
 from xformer.benchmarks.computation import Backend, Computation, fingerprint
 from xformer.benchmarks.interleaved import Workload, name_with_dtype
 from xformer.layers import Initializer, MultiHeadAttention
 from xformer.ops import attention
+from xformer.tracing import vjp
 
 
 def workload(settings: dict[str, Any]) -> Workload:

@@ -16,16 +16,21 @@ from typing import Any
 import numpy as np
 
 import xformer
+from xformer import native
 from xformer.benchmarks.computation import Backend, Computation
 from xformer.benchmarks.interleaved import Spec, Workload, interleaved_benchmark
 from xformer.threads import num_threads
 
-_PACKAGES = ("numpy", "torch", "jax", "cupy", "nvidia-cudnn-cu13", "numba", "ctranslate2", "transformers")
+_PACKAGES = ("numpy", "torch", "jax", "cupy", "nvidia-cudnn-cu13", "ctranslate2", "transformers")
 _GEMM_SIZE, _GEMM_ROUNDS = 2048, 5
 
 
 def describe_machine(threads: int | None = None) -> dict[str, Any]:
-    """Describe the machine as JSON data; `load` is the average of the last minute, before any measurement."""
+    """Describe the machine as JSON data.
+
+    `native` is the instruction set of the native library, or why it is not used; `load` is the average of the last
+    minute, before any measurement.
+    """
     versions = {name: version for name in _PACKAGES if (version := _version(name))}
     return {
         "processor": _processor(),
@@ -35,6 +40,7 @@ def describe_machine(threads: int | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "xformer": xformer.__version__,
         "versions": versions,
+        "native": native.level() or f"not used: {native.WHY_NOT}",
         "blas": _blas(),
         "gpu": _gpu(),
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,

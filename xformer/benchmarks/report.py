@@ -46,6 +46,7 @@ def machine_line(run: dict[str, Any]) -> str:
         machine["processor"],
         f"{machine['threads']} of {machine['cores']} cores",
         machine["blas"],
+        *([f"native library {machine['native']}"] if "native" in machine else []),  # older files lack it
         f"Python {machine['python']}",
         *(f"{name} {version}" for name, version in machine["versions"].items()),
     ]

@@ -201,7 +201,7 @@ class TrainingProgress:
         """Return the completed fraction of the run and the seconds left, by the limit that is reached first."""
         max_steps, max_minutes = self.config.max_steps, self.config.max_minutes
         fraction, seconds_left = 0.0, None
-        if self._first_step is None:  # kernels are compiled in the first step, which does not count
+        if self._first_step is None:  # it does not count: jit traces, and JAX compiles
             self._first_step, self._start_time = step.step, time.monotonic()
         if max_steps is not None:
             fraction = step.step / max_steps

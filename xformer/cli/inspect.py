@@ -1,4 +1,4 @@
-"""`xformer inspect`: show a training run, a public checkpoint or a GGUF file."""
+"""`xformer inspect`: show a training run, a public checkpoint, a GGUF file, or the machine and its libraries."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from xformer.benchmarks import describe_machine
 from xformer.cli import _plots
 from xformer.cli._console import format_number, make_console, plural
 from xformer.errors import CheckpointError, ConfigError, abbreviate
@@ -30,7 +31,8 @@ from xformer.text import PretrainedTokenizer, load_tokenizer
 from xformer.training.checkpoint import TrainingFiles
 
 HELP = """Show a training run, a public checkpoint or a GGUF file, without reading its weights: the model and its \
-size, the tokenizer, the generation settings, and the settings of model and training that differ from the defaults.
+size, the tokenizer, the generation settings, and the settings of model and training that differ from the defaults; \
+or, with --environment, the machine, the installed libraries and whether the native library is used.
 
 \b
 A run           xformer inspect run
@@ -39,22 +41,35 @@ A checkpoint    xformer inspect all-MiniLM-L6-v2
 A GGUF file     xformer inspect model.gguf
 Every tensor    xformer inspect run --tensors
 For a program   xformer inspect run --json
+This machine    xformer inspect --environment
 """
 _MAX_ROWS = 20  # of the table of validations
 
 
 def inspect(
     directory: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="Directory of a run or checkpoint, or a .gguf file.")
-    ],
+        Path | None, typer.Argument(metavar="MODEL", help="Directory of a run or checkpoint, or a .gguf file.")
+    ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="Also list every tensor.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all settings.")] = False,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE.png", help="Plot loss and score of a run against steps."),
     ] = None,
+    environment: Annotated[
+        bool, typer.Option("--environment", help="Show the machine and the libraries instead of a model.")
+    ] = False,
 ) -> None:
-    """Show a run or a checkpoint."""
+    """Show a run, a checkpoint, or the environment."""
+    if environment:
+        if directory is not None:
+            raise ConfigError(f"inspect got the model {directory} and --environment; pass one of them")
+        _show_environment(as_json=as_json)
+        return
+    if directory is None:
+        raise ConfigError(
+            "inspect got no model; pass the directory of a run or checkpoint, a .gguf file or --environment"
+        )
     public = is_public(directory)
     if plot is not None:
         if public:
@@ -79,6 +94,21 @@ def inspect(
         console.print(_tensor_table(report["tensors"]))
     if plot is not None:
         console.print(f"\nthe plot is in {plot}")
+
+
+def _show_environment(*, as_json: bool) -> None:
+    """Print the machine, the libraries, and whether the native library is used."""
+    report = describe_machine()
+    if as_json:
+        print(json.dumps(report))
+        return
+    versions = ", ".join(f"{name} {version}" for name, version in report.pop("versions").items())
+    names = {"blas": "BLAS library", "gpu": "GPU", "native": "native library"}
+    table = _table("Environment")
+    for name, value in [*report.items(), ("libraries", versions)]:
+        if value is not None:
+            table.add_row(names.get(name, name), str(value))
+    make_console().print(table)
 
 
 def _inspect_run(directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
