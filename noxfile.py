@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import shutil
 from pathlib import Path
 
@@ -51,7 +53,6 @@ def with_paths(session: nox.Session, *default: str) -> list[str]:
 def tests(session: nox.Session) -> None:
     """Run tests and doctests; `-- -m ""` includes the slow ones, XFORMER_TEST_TORCH=0 omits torch."""
     session.install("-e", ".[cli,serve]", *group("test"))
-    install_if_available(session, *EXTRAS["numba"])
     install_if_available(session, *EXTRAS["jax"])
     if shutil.which("chromium"):  # tests of the explorer drive it
         install_if_available(session, PLAYWRIGHT)
@@ -69,18 +70,37 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session(reuse_venv=True)
-def bounds(session: nox.Session) -> None:
-    """Run the tests of compiled kernels with checked indices, which compiles all kernels anew."""
-    session.install("-e", ".[cli]", *group("test"), *EXTRAS["numba"])
-    env = {**ONE_THREAD, "XFORMER_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": session.create_tmp()}
-    arguments = ["--numprocesses", "auto", "--dist", "loadfile", "-k", "numba or invalid"]
-    session.run("python", "-m", "pytest", "-q", *arguments, *with_paths(session, "tests/ops"), env=env)
+def native(session: nox.Session) -> None:
+    """Run the tests of the native library with each instruction set, and with sanitizers; needs g++."""
+    session.install("-e", ".[cli]", *group("test"))
+    session.run("python", "-m", "xformer.native.build")
+    # The sanitizers check the best instruction set of the processor, in two threads.
+    folder = Path(session.create_tmp()).resolve()
+    sanitized = {"CXX": "g++", "XFORMER_NATIVE_LIBRARY": str(folder / "libxformer.so"), "XFORMER_NUM_THREADS": "2"}
+    flags = "-g1 -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
+    session.run("python", "-m", "xformer.native.build", env={**sanitized, "XFORMER_NATIVE_FLAGS": flags})
+    library = session.run("g++", "-print-file-name=libasan.so", silent=True, external=True)
+    sanitized |= {"LD_PRELOAD": str(Path(str(library).strip()).resolve()), "ASAN_OPTIONS": "detect_leaks=0"}
+    environments = {"sanitizers": sanitized}
+    for level in ("baseline", "avx2", "avx512"):
+        env = {"XFORMER_NATIVE": level}
+        program = "from xformer import native; print(native.WHY_NOT)"
+        reason = str(session.run("python", "-c", program, env=env, silent=True)).strip()
+        if reason:
+            session.warn(reason)
+        else:
+            environments[level] = env
+    arguments = ["--numprocesses", "auto", "--dist", "loadfile", "-k", "native or invalid"]
+    for name, env in environments.items():
+        session.log(name)
+        paths = with_paths(session, "tests/native", "tests/ops")
+        session.run("python", "-m", "pytest", "-q", *arguments, *paths, env={**ONE_THREAD, **env})
 
 
 @nox.session(reuse_venv=True, python="3.11")
 def lowest(session: nox.Session) -> None:
     """Run the tests with the lowest versions that pyproject.toml allows; `-- PATH` runs some of them."""
-    extras = ["cli", "serve", "numba", "chat"]
+    extras = ["cli", "serve", "chat"]
     requirements = [*PYPROJECT["project"]["dependencies"], *(each for extra in extras for each in EXTRAS[extra])]
     lowest = [
         f"{each.name}=={bound.version}"
@@ -148,7 +168,7 @@ def conformance(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def stress(session: nox.Session) -> None:
     """Damage files, requests and options, kill processes, compare numerics; `-- --long` runs ten times as much."""
-    session.install("-e", ".[cli,serve]", *group("test"), *EXTRAS["numba"], *EXTRAS["jax"], TORCH)
+    session.install("-e", ".[cli,serve]", *group("test"), *EXTRAS["jax"], TORCH)
     session.run("python", "-m", "pytest", "-q", "-m", "", *with_paths(session, "tests/stress"), env=ONE_THREAD)
 
 
@@ -174,7 +194,6 @@ def demo(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Compare speed and memory with other libraries (hours); `-- --quick` takes minutes, `-- bench/FILE` runs one."""
     session.install("-e", ".[cli,bench]", TORCH)
-    install_if_available(session, *EXTRAS["numba"])
     install_if_available(session, *EXTRAS["jax"])
     install_if_available(session, *BASELINES)
     shutil.rmtree(BENCH_RUN, ignore_errors=True)
@@ -241,3 +260,43 @@ def build(session: nox.Session) -> None:
     name = "-".join(wheel.name.split("-")[:2])
     bill = ["--pyproject", "pyproject.toml", "--output-reproducible", "--output-file", f"dist/{name}.cdx.json"]
     session.run("cyclonedx-py", "environment", *bill, python)
+
+
+@nox.session(reuse_venv=True)
+def wheels(session: nox.Session) -> None:
+    """Build wheels with the native library for Linux into dist/; a machine needs the compiler MACHINE-linux-gnu-g++."""
+    session.install("wheel")
+    Path("dist").mkdir(exist_ok=True)
+    for machine in ("x86_64", "aarch64"):
+        compiler = f"{machine}-linux-gnu-g++"
+        if shutil.which(compiler) is None:
+            session.warn(f"there is no {compiler}; on Debian, install g++-{machine.replace('_', '-')}-linux-gnu")
+            continue
+        folder = Path(session.create_tmp()).resolve() / machine
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        library = folder / "libxformer.so"
+        env = {"CXX": compiler, "XFORMER_NATIVE_LIBRARY": str(library)}
+        session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), ".", env=env)
+        (wheel,) = folder.glob("*.whl")
+        # The library needs libc alone, of at least this version.
+        version = max(int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes()))
+        tag = f"manylinux_2_{version}_{machine}"
+        session.run("python", "-m", "wheel", "tags", "--remove", "--platform-tag", tag, str(wheel), silent=True)
+        (wheel,) = folder.glob("*.whl")
+        shutil.move(wheel, Path("dist") / wheel.name)
+        session.log(f"dist/{wheel.name}")
+        if machine == platform.machine():
+            check_wheel(session, Path("dist") / wheel.name, folder)
+
+
+def check_wheel(session: nox.Session, wheel: Path, folder: Path) -> None:
+    """Install a wheel into an environment of its own and run a layer by the native library."""
+    session.run("python", "-m", "venv", "--clear", str(folder / "venv"))
+    python = str(folder / "venv" / "bin" / "python")
+    session.run(python, "-m", "pip", "install", "--quiet", str(wheel), external=True)
+    program = (
+        "import numpy as np, xformer as xf; from xformer import native; assert native.is_available(), native.WHY_NOT; "
+        "layer = xf.Linear(4, 3, init=0); print('native library:', native.level(), layer(np.ones((2, 4))).shape)"
+    )
+    session.run(python, "-I", "-c", program, external=True)  # -I keeps the checkout off the path

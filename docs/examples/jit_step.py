@@ -1,4 +1,4 @@
-"""Record a whole training step, the optimizer's update included, and repeat it."""
+"""Trace a whole training step, the update of the optimizer included, and repeat it."""
 
 import numpy as np
 
@@ -36,7 +36,7 @@ def train(step):
     return dict(model.named_parameters()), losses
 
 
-parameters, losses = train(xf.capture(step, donate_argnums=(0, 1)))  # recorded, compared, replayed three times
+parameters, losses = train(xf.jit(step, donate_argnums=(0, 1)))  # traced in the first step
 expected, expected_losses = train(step)
 assert losses == expected_losses
 assert all(np.array_equal(parameters[name], expected[name]) for name in expected)

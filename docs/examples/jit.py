@@ -1,4 +1,4 @@
-"""Record the array operations of a function once, and repeat them without its Python code."""
+"""Trace a function once, and repeat its array operations without its Python code."""
 
 import numpy as np
 
@@ -14,11 +14,11 @@ def loss_fn(model, tokens, labels):
     return xf.array_namespace(losses).mean(losses)
 
 
-forward = xf.capture(model)
-gradient = xf.capture(xf.value_and_grad(loss_fn))
+forward = xf.jit(model)
+gradient = xf.jit(xf.value_and_grad(loss_fn))
 
 rng = np.random.default_rng(0)
-for _ in range(5):  # the first call records, the second compares, later ones replay
+for _ in range(5):  # the first call traces, later ones run the program
     tokens = rng.integers(0, 50, (2, 16))
     logits = forward(tokens)
     loss, grads = gradient(model, tokens[:, :-1], tokens[:, 1:])
