@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.environment import env_value
+from xformer.environment import env_flag, env_value
 from xformer.errors import ConfigError, ShapeError
 from xformer.threads import available_threads
 
@@ -97,7 +97,9 @@ def _reads_arrays(library: Any) -> bool:
 
 
 def _blas() -> int:
-    """Return the address of cblas_sgemm in NumPy's own BLAS library, or 0."""
+    """Return the address of cblas_sgemm in NumPy's own BLAS library, or 0 without it or with XFORMER_BLAS=0."""
+    if not env_flag("XFORMER_BLAS", default=True):
+        return 0
     folders = (
         os.path.join(os.path.dirname(np.__file__), *parts) for parts in ((os.pardir, "numpy.libs"), (".dylibs",))
     )

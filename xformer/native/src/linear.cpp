@@ -24,6 +24,9 @@ constexpr int DEPTH = 256, STEP = DEPTH + LANES;     // rows of x a power of two
 constexpr int GROUP = 32;                            // rows of w that are read at a time if it is not packed
 constexpr int MAX_ROWS = 48, MAX_ROWS_TRANSPOSED = 12;  // up to which packing w would cost more than it saves
 
+// The threads of the BLAS library keep polling after a product, and compete with ours for the processors.
+constexpr int64_t MIN_BLAS = 1 << 26;                // multiplications, above which this does not matter
+
 enum Kind : int64_t { ROWS_OF_W, COLUMNS_OF_W, PANELS, BLAS };
 
 // Strides are in elements.
@@ -409,7 +412,7 @@ template <class T> static Plan plan_of(const Record& r) {
     if (p.w.row == 1 && p.rows <= MAX_ROWS_TRANSPOSED) plan = {COLUMNS_OF_W, plan.batch, p.rows, step, 1, 1};
     else if (sizeof(T) == 4 && p.w.column == 1 && p.rows <= MAX_ROWS) plan = {ROWS_OF_W, plan.batch, p.rows, step, 1, 1};
     else if (sizeof(T) == 4 && blas_sgemm && !r.integers[1] && !p.scales && plan.batch == 1 && p.depth > 0 &&
-             p.rows * p.depth * p.columns >= (1 << 18) && fits_blas(p.x, p.rows, p.depth) &&
+             p.rows * p.depth * p.columns >= MIN_BLAS && fits_blas(p.x, p.rows, p.depth) &&
              fits_blas(p.w, p.depth, p.columns) && p.out.row >= p.columns)
         plan = {BLAS, 1, p.rows, p.columns, 1, 1};
     else plan.column_step = 240;
