@@ -11,7 +11,7 @@ from xformer.generation import GenerationConfig, StopSequences
 from xformer.generation import generate as search
 from xformer.models import LanguageModel, LanguageModelConfig
 from xformer.pipelines import TextGenerator
-from xformer.text import Tokenizer
+from xformer.text import SPECIAL_TOKENS, Tokenizer
 from xformer.tree import map_arrays
 
 TEXT = "the cat sat\non the mat\n" * 5
@@ -279,3 +279,15 @@ def test_stop_tokens_end_texts_of_models_without_eos(generator):
         assert output.finished == (len(output.tokens) < 60)
         assert "t" not in output.text
         assert "".join(generator.stream(prompt, **settings)) == output.text
+
+
+def test_a_stream_ends_where_the_output_ends_after_a_full_window(generator):
+    """The token that ends the text is the one after those that fill the context."""
+    window, endings = generator.context_length, []
+    for token in range(len(SPECIAL_TOKENS), generator.tokenizer.vocab_size):
+        settings = {"max_new_tokens": 3 * window, "stop_token_ids": [token]}
+        for seed in range(2):
+            ((output,),) = generator.outputs(["t"], seed=seed, **settings)
+            assert "".join(generator.stream("t", seed=seed, **settings)) == output.text
+            endings.append(output.finished and len(output.tokens) == window - 1)
+    assert any(endings)

@@ -23,8 +23,9 @@ from xformer.generation import (
     LogitsProcessor,
     StoppingCriteria,
     generate,
-    stream,
 )
+from xformer.generation.generate import stream_batch
+from xformer.generation.greedy_sampling import generate_steps, start_samples
 from xformer.generation.hypothesis import best_first, length_penalty
 from xformer.generation.pretrained import PretrainedGeneration, read_generation
 from xformer.models import LanguageModel
@@ -339,19 +340,18 @@ class TextGenerator(Pipeline):
             if text.is_done(config):
                 break
             chunk = self._chunk(text, config)
-            limit = len(text.tokens) + chunk.max_new_tokens
             options = self._chunk_options([chunk], config, Rng(seed).fold_in("chunk", number))
-            for (new,) in stream(
-                self.model,
-                [chunk.context],
-                logits_processors=logits_processors,
-                stopping_criteria=[stop],
-                **options,
-            ):
+            options |= {"logits_processors": logits_processors, "stopping_criteria": [stop]}
+            batch = stream_batch(self.model, [chunk.context], **options)
+            ((sample,),) = samples = start_samples(batch)
+            length = len(chunk.context)
+            for _ in generate_steps(batch, samples):
+                new = sample.tokens[length:]
+                length += len(new)
                 text.tokens += new
                 if decoded := decoder.step(*new):
                     yield decoded
-            text.stopped |= len(text.tokens) < limit  # a token that ends the output followed
+            text.stopped |= sample.status == "eos"
         if rest := decoder.finish():
             yield rest
 
