@@ -202,9 +202,10 @@ struct VectorTanh {  // a polynomial near zero, 1 - 2 / (exp(2 |x|) + 1) elsewhe
 // log(x) for normal numbers, by a mantissa in [sqrt(1/2), sqrt(2)) and a polynomial of Cephes; `extra` is added to the
 // exponent.
 INLINE Vector log_of_normal(Vector x, Vector extra) {
+    typedef uint32_t Unsigned __attribute__((vector_size(4 * WIDTH)));  // wraps for numbers that are not normal
     Vector f, n;
     EACH_REGISTER {
-        const IntRegister bits = (IntRegister)x.r[i] - 0x3f3504f3;
+        const IntRegister bits = (IntRegister)((Unsigned)x.r[i] - 0x3f3504f3u);
         n.r[i] = __builtin_convertvector(bits >> 23, Register);
         f.r[i] = (Register)((bits & 0x007fffff) + 0x3f3504f3);
     }
