@@ -36,6 +36,7 @@ def xformer_functions(path: str):
     model = xf.load_pretrained(path)
     if path.endswith(".gguf"):
         model = model.quantize("int8")
+    model = model.pack()
 
     def decode(prompts):
         xf.generate(model, prompts.tolist(), max_new_tokens=NEW_TOKENS, special_tokens=False)

@@ -54,9 +54,9 @@ def make_model(settings: dict[str, Any], xp: Any, dtype: str = "float32") -> Tra
     return suppressed.to(xp, dtype=dtype)
 
 
-def quantized(model: Any, settings: dict[str, Any]) -> Any:
-    """Return the model with weights in settings["quantize"], "int8" or "bfloat16", if given."""
-    return model.quantize(settings["quantize"]) if "quantize" in settings else model
+def for_inference(model: Any, settings: dict[str, Any]) -> Any:
+    """Return the model packed, as pipelines do, with weights in settings["quantize"] if given."""
+    return (model.quantize(settings["quantize"]) if "quantize" in settings else model).pack()
 
 
 def make_sources(settings: dict[str, Any]) -> list[list[int]]:
@@ -72,7 +72,7 @@ def fingerprint(outputs: list[list[int]]) -> list[list[int]]:
 def build(settings: dict[str, Any]) -> Computation:
     """Build translation by xformer on settings["backend"], with quantized weights if settings has "quantize"."""
     backend = Backend.from_settings(settings)
-    model = quantized(make_model(settings, backend.xp, backend.dtype), settings)
+    model = for_inference(make_model(settings, backend.xp, backend.dtype), settings)
     config = GenerationConfig(num_beams=settings["beam"], max_new_tokens=NUM_TOKENS, keep_greedy=False)
     search = functools.partial(generate, model, make_sources(settings), config)
 

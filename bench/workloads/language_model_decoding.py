@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import xformer as xf
-from workloads.decoding import NUM_TOKENS, fingerprint, make_sources, quantized
+from workloads.decoding import NUM_TOKENS, fingerprint, for_inference, make_sources
 from xformer.benchmarks import Backend, Computation, Workload
 from xformer.generation import generate
 
@@ -46,7 +46,7 @@ def language_model(settings: dict[str, Any], xp: Any) -> xf.LanguageModel:
 
 def build(settings: dict[str, Any]) -> Computation:
     """Build decoding by xformer on settings["backend"], with quantized weights if settings has "quantize"."""
-    model = quantized(language_model(settings, Backend(settings["backend"]).xp), settings)
+    model = for_inference(language_model(settings, Backend(settings["backend"]).xp), settings)
     # Without special tokens, every continuation has the maximum length.
     search = functools.partial(generate, model, make_sources(settings), max_new_tokens=NUM_TOKENS, special_tokens=False)
 

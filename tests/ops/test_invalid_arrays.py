@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from xformer import ops
 from xformer.environment import clear_cache
 from xformer.errors import XformerError
+from xformer.ops.packed import PackedWeight
 from xformer.ops.quantized import QuantizedWeight
 from xformer.tracing import vjp
 
@@ -25,11 +26,17 @@ def quantized(x, weight, bias):
     return ops.linear(x, QuantizedWeight.quantize(weight, "int8").T, bias)
 
 
+def packed(x, weight, bias):
+    floating = np.issubdtype(getattr(weight, "dtype", None), np.floating) and np.ndim(weight) == 2
+    return ops.linear(x, PackedWeight.pack(weight) if floating else weight, bias)
+
+
 # For each operation, a function of arrays and, for each array, its axes and its kind.
 OPERATIONS = {
     "linear": (ops.linear, ["bli float", "io float", "o float?"]),
     "linear_relu": (lambda *arrays: ops.linear(*arrays, activation="relu"), ["bli float", "io float", "o float?"]),
     "quantized": (quantized, ["bli float", "oi float", "o float?"]),
+    "packed": (packed, ["bli float", "io float", "o float?"]),
     "project_heads": (
         lambda x, w, b: ops.project_heads(x, (w, b, 1), (w, None, 1))[0],
         ["bli float", "io float", "o float?"],
@@ -63,7 +70,7 @@ OPERATIONS = {
     "cast": (lambda *arrays: ops.cast(*arrays, dtype="float32")[1], ["bli float", "io float"]),
     "adam": (adam, ["io float"] * 4),
 }
-NO_DERIVATIVE = {"adam", "quantized"}
+NO_DERIVATIVE = {"adam", "packed", "quantized"}
 
 
 def reshaped(array, axis, size):

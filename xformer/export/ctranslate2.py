@@ -91,7 +91,7 @@ def export_ctranslate2(
         if len(tokens) != size or len(set(tokens)) != size:
             raise ConfigError(f"got {len(tokens)} tokens, {len(set(tokens))} of them different; expected {size}")
     with atomic_directory(directory) as temporary:
-        host = model.to("numpy", dtype="float32")
+        host = model.unpack().to("numpy", dtype="float32")
         spec = _Converter(host).spec(vocabularies)
         spec.validate()
         spec.optimize(quantization=None if quantization == "float32" else quantization)

@@ -106,7 +106,7 @@ def export_onnx(model: BaseModel, directory: str | os.PathLike[str], *, max_leng
     if 4 * model.parameter_count() > _MAX_BYTES:
         raise ConfigError(f"the model has {model.parameter_count():,} parameters; ONNX files hold at most 2 GB")
     limits = _limits(model, max_length)
-    host = model.to("numpy", dtype="float32")
+    host = model.unpack().to("numpy", dtype="float32")
     graphs = _graphs(host)
     files = {name: _trace(host, graph, limits) for name, graph in graphs.items()}
     difference = None

@@ -201,7 +201,7 @@ def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, mode
     """
     if dtype := quantized_dtype(model):
         raise ConfigError(f"the model is quantized to {dtype}; expected floating weights, or use model.save(path)")
-    model = with_separate_halves(model)
+    model = with_separate_halves(model.unpack())
     family, values = _writable_family(model, model_type)
     _write(model, family, values, Path(directory))
     if isinstance(model, LanguageModel | Transformer):
@@ -221,6 +221,7 @@ def save_with_config(model: BaseModel, config_path: Path, directory: Path) -> st
 
 def _write(model: BaseModel, family: Family, values: dict[str, Any], directory: Path) -> None:
     """Write config.json and the tensors of a model."""
+    model = model.unpack()
     parameters = dict(model.named_parameters())
     tensors: dict[str, Any] = {}
     for name, (layout, names) in family.layouts_of(model).items():

@@ -19,7 +19,7 @@ from xformer.layers.positions import (
     remaining_length,
     sinusoidal,
 )
-from xformer.layers.quantization import quantize
+from xformer.layers.quantization import pack, quantize, unpack
 from xformer.layers.transformer import (
     DecoderLayer,
     EncoderLayer,
@@ -62,8 +62,10 @@ __all__ = [
     "SandwichNorm",
     "Sinusoidal",
     "StaticKVCache",
+    "pack",
     "quantize",
     "record_attention",
     "remaining_length",
     "sinusoidal",
+    "unpack",
 ]

@@ -11,8 +11,8 @@ from xformer.layers.linear import as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.layers.positions import LearnedPositions, Sinusoidal
 from xformer.ops.embedding import embedding
+from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.linear import linear
-from xformer.ops.quantized import QuantizedWeight
 from xformer.random import Rng
 from xformer.tree import Module, check_array
 
@@ -27,7 +27,7 @@ class Embedding(Module):
         init: Source of the initial parameters, required: an `Initializer`, or a seed for a new one on NumPy.
     """
 
-    weight: Array | QuantizedWeight
+    weight: Array | InferenceWeight
     scale: bool
 
     def __init__(self, vocab_size: int, d_model: int, *, scale: bool = True, init: Init = None):

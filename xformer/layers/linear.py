@@ -5,8 +5,8 @@ from __future__ import annotations
 from xformer.backends import Array, array_namespace, dtype_name
 from xformer.errors import ShapeError
 from xformer.layers.initializer import Init, initializer
+from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.linear import linear
-from xformer.ops.quantized import QuantizedWeight
 from xformer.tree import Module, is_array
 
 
@@ -30,7 +30,7 @@ class Linear(Module):
         (2, 3)
     """
 
-    weight: Array | QuantizedWeight
+    weight: Array | InferenceWeight
     bias: Array | None
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True, init: Init = None):
@@ -51,12 +51,12 @@ class Linear(Module):
         return linear(as_dtype_of(x, self.weight), self.weight, self.bias, activation=activation)
 
 
-def as_dtype_of(x: Array, parameter: Array | QuantizedWeight) -> Array:
+def as_dtype_of(x: Array, parameter: Array | InferenceWeight) -> Array:
     """Cast an input to the dtype of a layer's parameters; raise ShapeError unless it is an array of real numbers."""
     if getattr(x, "dtype", None) == parameter.dtype:
         return x
-    parameter = parameter.scales if isinstance(parameter, QuantizedWeight) else parameter
-    xp, name = array_namespace(x, parameter), dtype_name(x.dtype) if is_array(x) else f"a {type(x).__name__}"
+    own = parameter.elements if isinstance(parameter, InferenceWeight) else parameter
+    xp, name = array_namespace(x, own), dtype_name(x.dtype) if is_array(x) else f"a {type(x).__name__}"
     if not name.startswith(("float", "bfloat", "int", "uint", "bool")):
         raise ShapeError(f"the input is {name}; expected an array of floating numbers")
     return xp.astype(x, parameter.dtype)

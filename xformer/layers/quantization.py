@@ -1,12 +1,15 @@
-"""Quantization of the weights of linear maps and embeddings."""
+"""Weights of linear maps and embeddings in other forms, for inference: quantized or packed."""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from xformer import native
+from xformer.backends import array_namespace, backend_name, dtype_name
 from xformer.errors import ConfigError
 from xformer.layers.embedding import Embedding
 from xformer.layers.linear import Linear
+from xformer.ops.packed import PackedWeight, packed_weights
 from xformer.ops.quantized import QUANTIZED_DTYPES, QuantizedWeight, quantized_dtype
 from xformer.tree import Module, map_modules, with_fields
 
@@ -30,7 +33,7 @@ def quantize(module: AnyModule, dtype: str = "int8") -> AnyModule:
     """
     if dtype not in QUANTIZED_DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; expected 'int8' or 'bfloat16'")
-    current = quantized_dtype(module)
+    module, current = unpack(module), quantized_dtype(module)
     if current == dtype:
         return module
     if current is not None:
@@ -39,7 +42,7 @@ def quantize(module: AnyModule, dtype: str = "int8") -> AnyModule:
     def quantize_layer(layer: Module) -> Module:
         weight: Any
         if isinstance(layer, Linear):
-            weight = QuantizedWeight.quantize(layer.weight.T, dtype).T  # type: ignore[arg-type]
+            weight = QuantizedWeight.quantize(layer.weight.T, dtype).T
         elif isinstance(layer, Embedding):
             weight = QuantizedWeight.quantize(layer.weight, dtype)  # type: ignore[arg-type]
         else:
@@ -48,3 +51,43 @@ def quantize(module: AnyModule, dtype: str = "int8") -> AnyModule:
 
     quantized: AnyModule = map_modules(quantize_layer, module.to(dtype="float32"))
     return quantized
+
+
+def pack(module: AnyModule) -> AnyModule:
+    """Return a module for inference whose linear maps and embeddings have their weights in panels of 48 columns.
+
+    Products of few rows, as in decoding, read such weights up to twice as fast, with the same bits. Weights of NumPy in
+    float32, and quantized ones, are packed if the native library is available; others stay as they are. A packed
+    module cannot be trained.
+
+    Args:
+        module: A model or layer; it is not changed.
+    """
+    if not native.is_available():
+        return module
+
+    def pack_layer(layer: Module) -> Module:
+        if not isinstance(layer, Linear | Embedding) or isinstance(layer.weight, PackedWeight):
+            return layer
+        weight: Any = layer.weight
+        array = weight.elements if isinstance(weight, QuantizedWeight) else weight
+        if backend_name(array_namespace(array)) != "numpy" or dtype_name(weight.dtype) != "float32":
+            return layer
+        is_table = isinstance(layer, Embedding)  # rows are looked up, and the transpose is multiplied
+        return with_fields(layer, weight=PackedWeight.pack(weight.T).T if is_table else PackedWeight.pack(weight))
+
+    packed: AnyModule = map_modules(pack_layer, module)
+    return packed
+
+
+def unpack(module: AnyModule) -> AnyModule:
+    """Return a module with the weights that `pack` got."""
+    if not packed_weights(module):
+        return module
+
+    def unpack_layer(layer: Module) -> Module:
+        weight = getattr(layer, "weight", None)
+        return with_fields(layer, weight=weight.unpack()) if isinstance(weight, PackedWeight) else layer
+
+    unpacked: AnyModule = map_modules(unpack_layer, module)
+    return unpacked

@@ -13,9 +13,10 @@ from xformer.backends import Array, Device, DType, dtype_name
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.io import load_arrays, restorable_dtype, restore_like, save_arrays
 from xformer.layers import Initializer
-from xformer.layers.quantization import quantize
+from xformer.layers.quantization import pack, quantize, unpack
 from xformer.models.builder import LayerFactory
 from xformer.models.config import ModelConfig
+from xformer.ops.packed import packed_weights
 from xformer.ops.quantized import quantized_dtype
 from xformer.random import Rng
 from xformer.tracing import remat
@@ -75,11 +76,23 @@ class BaseModel(Module):
     def parameter_count(self) -> int:
         """Return the number of elements in all parameters, also in those that `quantize` rounded to integers."""
         arrays = self.named_parameters() if quantized_dtype(self) is None else self.named_arrays()
-        return sum(math.prod(array.shape) for _, array in arrays)
+        padding = (each.panels.size - math.prod(each.shape) for each in packed_weights(self))
+        return sum(math.prod(array.shape) for _, array in arrays) - sum(padding)
 
     def quantize(self, dtype: str = "int8") -> Self:
         """Return the model for inference with weights in 8 or 16 bits; dtype and errors as for `layers.quantize`."""
         return quantize(self, dtype)
+
+    def pack(self) -> Self:
+        """Return the model for inference with packed weights, which decode faster; see `layers.pack`.
+
+        `save` and the exports write the weights of the original model.
+        """
+        return pack(self)
+
+    def unpack(self) -> Self:
+        """Return the model with the weights that `pack` got."""
+        return unpack(self)
 
     def _apply_layers(
         self,
@@ -117,6 +130,7 @@ class BaseModel(Module):
         Args:
             path: File to write; its suffix is usually ".safetensors".
         """
+        model = unpack(self)
         metadata = {
             "format": "xformer",
             "model": type(self).__name__,
@@ -125,7 +139,7 @@ class BaseModel(Module):
         }
         if quantized := quantized_dtype(self):
             metadata["quantized"] = quantized
-        save_arrays(path, dict(self.named_arrays()), metadata)
+        save_arrays(path, dict(model.named_arrays()), metadata)
 
     @classmethod
     def load(

@@ -15,6 +15,7 @@ from xformer.ops.linear import linear, project_heads
 from xformer.ops.muon import muon
 from xformer.ops.norms import layer_norm, rms_norm
 from xformer.ops.operation import Kernel, Operation, explain, register
+from xformer.ops.packed import PackedWeight
 from xformer.ops.quantized import QuantizedWeight
 from xformer.ops.rotate import rotate
 from xformer.ops.sgd import sgd
@@ -24,6 +25,7 @@ from xformer.ops.squared_norm import squared_norm
 __all__ = [
     "Kernel",
     "Operation",
+    "PackedWeight",
     "QuantizedWeight",
     "activation",
     "adafactor",

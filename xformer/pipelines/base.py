@@ -102,7 +102,8 @@ class CheckpointPipeline(Described):
             directory: Directory of the checkpoint.
             xp: Array library of the model, as a module or by name.
             dtype: dtype of the parameters. Default: that of the files.
-            quantize: "int8" or "bfloat16" to quantize the weights after loading, see `layers.quantize`.
+            quantize: "int8" or "bfloat16" to quantize the weights after loading, see `layers.quantize`. They are also
+                packed (`layers.pack`): to train the model, use `model.unpack()`.
             progress: As for `load_pretrained`.
 
         Raises:
@@ -125,7 +126,7 @@ class CheckpointPipeline(Described):
             raise CheckpointError(
                 f"{directory} has {name}; {cls.__name__} expects {_MODELS[cls.model_class][0]}; use {pipelines}"
             )
-        return model if quantize is None else model.quantize(quantize)
+        return _for_inference(model, quantize)
 
 
 class Pipeline(CheckpointPipeline):
@@ -168,8 +169,7 @@ class Pipeline(CheckpointPipeline):
         pretrained = run.pretrained_files()
         if options and pretrained is None:
             raise ConfigError(f"{next(iter(options))} applies to public checkpoints; omit it for a run of xformer")
-        trained: Any = cls.model_class.load(run.model, xp=xp, dtype=dtype)
-        trained = trained if quantize is None else trained.quantize(quantize)
+        trained = _for_inference(cls.model_class.load(run.model, xp=xp, dtype=dtype), quantize)
         if pretrained is None:
             return cls._from_run(trained, run, config)
         init = config["recipe"]["init"]
@@ -212,6 +212,10 @@ class Pipeline(CheckpointPipeline):
         results = [[output.text for output in each] or [""] for each in outputs]
         count = options.get("num_return_sequences", 1 if config is None else config.num_return_sequences)
         return results if count > 1 else [each[0] for each in results]
+
+
+def _for_inference(model: Any, quantize: str | None) -> Any:
+    return (model if quantize is None else model.quantize(quantize)).pack()
 
 
 def check_vocabulary(name: str, tokenizer: Tokenizer | PretrainedTokenizer, vocab_size: int) -> None:

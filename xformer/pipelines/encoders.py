@@ -63,7 +63,7 @@ class EncoderPipeline(CheckpointPipeline):
         """Return function(states, is_token) for all texts as a NumPy array with one row per text."""
         check_count("batch_tokens", batch_tokens)
         encoded, pad_id = self.encode(texts), self.model.config.pad_id
-        xp = array_namespace(self.model.embedding.weight)
+        xp = array_namespace(self.model._parameter)
 
         def run(rows: list[int]) -> tuple[list[int], Any]:
             ids = pad([encoded[row] for row in rows], pad_id)

@@ -20,6 +20,7 @@ from xformer.backends import array_namespace, device, from_host
 from xformer.config import check_count
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, abort_on_error, broadcast
 from xformer.errors import CheckpointError, ConfigError, DataError, TrainingError, check_arguments, out_of_memory
+from xformer.ops.packed import packed_weights
 from xformer.ops.quantized import quantized_dtype
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
@@ -521,6 +522,8 @@ def _check_arguments(
         raise ConfigError(f"model is {model!r}; expected an instance of a Module with at least one array")
     if dtype := quantized_dtype(model):
         raise ConfigError(f"the model is quantized to {dtype}; expected floating weights: train before quantize()")
+    if packed_weights(model):
+        raise ConfigError("the model is packed for inference; train model.unpack()")
     if not callable(loss_fn):
         raise ConfigError(f"loss_fn is {loss_fn!r}; expected a function (model, batch, rng)")
     if not callable(batches) and not isinstance(batches, Iterable):

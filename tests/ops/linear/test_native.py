@@ -14,6 +14,7 @@ from xformer import native, ops
 from xformer.errors import ShapeError
 from xformer.ops import linear
 from xformer.ops.linear.definition import project_heads
+from xformer.ops.packed import PackedWeight
 
 if not native.is_available():
     pytest.skip(native.WHY_NOT, allow_module_level=True)
@@ -87,10 +88,8 @@ def test_neither_threads_nor_rows_nor_panels_change_the_bits(monkeypatch, shape)
     for threads in (1, 2, 5):
         monkeypatch.setenv("XFORMER_NUM_THREADS", str(threads))
         results += [product(a, b, own=True) for _ in range(20)]
-    panels = np.empty(depth * -(-columns // 16) * 16, np.float32)
-    native.call("pack", (b, panels))
     packed = np.empty((rows, columns), np.float32)
-    native.call("matmul_packed", (a, panels, packed))
+    native.call("matmul_packed", (a, PackedWeight.pack(b).panels, packed))
     results += [packed, np.concatenate([product(row[None], b, own=True) for row in a])]
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
@@ -121,6 +120,12 @@ def test_infinities_and_nan_propagate():
 def test_arrays_that_do_not_fit_are_refused(arrays):
     with raises_line(ShapeError, "matmul: "):
         native.call("matmul", arrays)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 48), (2, 5, 48), (2, 4, 32), (8, 48)], ids=str)
+def test_panels_that_do_not_fit_are_refused(shape):
+    with raises_line(ShapeError, "matmul_packed: "):
+        native.call("matmul_packed", (single(3, 4), np.zeros(shape, np.float32), np.empty((3, 60), np.float32)))
 
 
 @pytest.mark.parametrize("bias", [True, False])

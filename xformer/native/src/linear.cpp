@@ -21,6 +21,7 @@ constexpr int vectors_for(int) { return 1; }
 #endif
 constexpr int PANEL = 48;                            // columns that are packed next to each other
 constexpr int DEPTH = 256, STEP = DEPTH + LANES;     // rows of x a power of two apart would share cache lines
+constexpr int PANEL_DEPTH = VECTORS * LANES < PANEL ? 64 : DEPTH;  // rows of a panel that stay in the L1 cache
 constexpr int GROUP = 32;                            // rows of w that are read at a time if it is not packed
 constexpr int MAX_ROWS = 48, MAX_ROWS_TRANSPOSED = 12;  // up to which packing w would cost more than it saves
 
@@ -155,7 +156,7 @@ template <int M, int C, class T> static void tile(const Tiles<T>& tiles) {
     };
     if (t.ahead == 0) multiply([](const T*) {});
     else multiply([&](const T* w) __attribute__((always_inline)) {
-        for (int i = 0; i < C * LANES; i += 64 / sizeof(T)) __builtin_prefetch(w + t.ahead + i);
+        for (int i = 0; i < (C * LANES < PANEL ? PANEL : C * LANES); i += 64 / sizeof(T)) __builtin_prefetch(w + t.ahead + i);
     });
     for (int m = 0; m < M; m++)
         for (int c = 0; c < C; c++) {
@@ -181,11 +182,12 @@ template <int MOST, class T, int M = ROWS> static auto for_rows(int64_t m) -> vo
 
 template <class T> static void multiply_panel(const Tiles<T>& t, int64_t rows) {
     constexpr int WIDTH_OF_TILES = VECTORS * LANES;
+    if (rows <= 2) return for_rows<PANEL / LANES, T>(rows)(t);
     for (int64_t j = 0; j < t.columns; j += WIDTH_OF_TILES)
         for (int64_t i = 0; i < rows; i += ROWS) {
             Tiles<T> part = t.at(i, j);
             part.columns = std::min<int64_t>(part.columns, WIDTH_OF_TILES);
-            if (i > 0) part.ahead = 0;
+            if (i > 0 || j > 0) part.ahead = 0;
             for_rows<VECTORS, T>(rows - i)(part);
         }
 }
@@ -211,9 +213,17 @@ template <class T> static void multiply_panels(const Product<T>& p, const T* pan
             t.columns = columns;
             t.step_w = width;
             if (panels) {
-                t.w = panels + j * p.depth + k * width;
-                t.ahead = (sizeof(T) == 4 ? 8192 : 2048) / sizeof(T);
-                multiply_panel(t, p.rows);
+                t.step_w = PANEL;
+                for (int64_t first = 0; first == 0 || first < depth; first += PANEL_DEPTH) {
+                    Tiles<T> part = t;
+                    part.depth = std::min<int64_t>(PANEL_DEPTH, depth - first);
+                    part.x += first;
+                    part.w = panels + j * p.depth + (k + first) * PANEL;
+                    part.accumulate = t.accumulate || first > 0;
+                    part.ahead = (sizeof(T) == 4 ? 8192 : 2048) / sizeof(T);
+                    if (first + part.depth < depth) part.scales = part.bias = nullptr;
+                    multiply_panel(part, p.rows);
+                }
             } else {
                 pack<T>({p.w.at(k, j), p.w.row, p.w.column}, depth, columns, panel, width);
                 multiply_panel(Tiles<float>{t.x, panel, width, t.out, t.step_out, depth, columns, t.accumulate,
@@ -344,7 +354,7 @@ static const char* check_common(const Record& r, bool is_packed) {
     REQUIRE(x && w && out, "expected x, w and out");
     REQUIRE(x.type == FLOAT32 && out.type == FLOAT32, "expected float32");
     REQUIRE(w.type == FLOAT32 || w.type == INT8 || w.type == BFLOAT16, "expected w of float32, int8 or bfloat16");
-    REQUIRE(n >= 2 && x.ndim >= 2 && x.ndim <= n && (is_packed ? w.ndim == 1 : w.ndim >= 2 && w.ndim <= n),
+    REQUIRE(n >= 2 && x.ndim >= 2 && x.ndim <= n && (is_packed ? w.ndim == 3 : w.ndim >= 2 && w.ndim <= n),
             "expected matrices");
     REQUIRE(x.shape[x.ndim - 2] == out.shape[n - 2], "rows differ");
     REQUIRE(out.size() == 0 || out.shape[n - 1] <= 1 || out.strides[n - 1] == 4, "expected rows of out to be contiguous");
@@ -453,42 +463,20 @@ template <bool is_packed> static void run_matmul(const Record& r, int part) {
     else run_as<uint16_t>(r, part, is_packed);
 }
 
-// w in panels of 48 columns, the last one filled with zeros up to a multiple of 16. x and out are matrices.
+// w in panels (panels, depth, 48), the last one filled with zeros. x and out are matrices.
+static bool are_panels(const Array& a, int64_t depth, int64_t columns) {
+    return a.ndim == 3 && a.is_contiguous() && a.shape[0] == parts_of(columns, PANEL) && a.shape[1] == depth &&
+           a.shape[2] == PANEL;
+}
 static const char* check_matmul_packed(Record& r) {
     if (const char* error = check_common(r, true)) return error;
     const Array &x = r.arrays[0], &panels = r.arrays[1], &out = r.arrays[2];
-    REQUIRE(out.ndim == 2 && panels.is_contiguous() && panels.shape[0] == x.shape[1] * round_up(out.shape[1], LANES),
-            "the panels are of another matrix");
+    REQUIRE(out.ndim == 2 && are_panels(panels, x.shape[1], out.shape[1]), "the panels are of another matrix");
     if (out.size() == 0) return r.parts = 0, nullptr;
     const int64_t rows = out.shape[0], columns = out.shape[1], step = columns_of_part(x.shape[1]);
     const int64_t row_step = rows <= 384 ? rows : 240;
     set_plan(r, {PANELS, 1, row_step, step, parts_of(rows, row_step), parts_of(columns, step)});
     return nullptr;
-}
-
-// Arrays: w (depth, columns), panels.
-static const char* check_pack(Record& r) {
-    const Array &w = r.arrays[0], &panels = r.arrays[1];
-    REQUIRE(w && panels && w.type == panels.type && (w.type == FLOAT32 || w.type == INT8 || w.type == BFLOAT16),
-            "expected float32, int8 or bfloat16");
-    REQUIRE(w.ndim == 2 && panels.ndim == 1 && panels.is_contiguous() &&
-            panels.shape[0] == w.shape[0] * round_up(w.shape[1], LANES), "the panels are of another matrix");
-    r.parts = static_cast<int32_t>(parts_of(w.shape[1], PANEL));
-    return nullptr;
-}
-template <class T> static void pack_as(const Record& r, int64_t first) {
-    const Array& a = r.arrays[0];
-    const Matrix<const T> w = matrix<const T>(a, a, 0);
-    const int64_t depth = a.shape[0], columns = std::min<int64_t>(PANEL, a.shape[1] - first);
-    const int64_t width = round_up(columns, LANES);
-    T* y = r.arrays[1].as<T>() + first * depth;
-    for (int64_t k = 0; k < depth; k++)
-        for (int64_t j = 0; j < width; j++) y[k * width + j] = j < columns ? *w.at(k, first + j) : T{};
-}
-static void run_pack(const Record& r, int part) {
-    const int64_t first = int64_t{part} * PANEL;
-    const int32_t type = r.arrays[0].type;
-    type == FLOAT32 ? pack_as<float>(r, first) : type == INT8 ? pack_as<int8_t>(r, first) : pack_as<uint16_t>(r, first);
 }
 
 // Arrays: x (rows, columns), out (columns,). Sums of blocks of rows are added, as sums of many terms lose digits.
@@ -524,7 +512,6 @@ static void run_sum_rows(const Record& r, int part) {
 static const Operation operations[] = {
     {"matmul", 1 << 2, check_matmul, run_matmul<false>},
     {"matmul_packed", 1 << 2, check_matmul_packed, run_matmul<true>},
-    {"pack", 1 << 1, check_pack, run_pack},
     {"sum_rows", 1 << 1, check_sum_rows, run_sum_rows},
 };
 extern const Family linear_family = {operations, sizeof operations / sizeof *operations};

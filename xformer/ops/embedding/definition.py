@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from xformer.backends import Array, array_namespace, extra
+from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.operation import Operation
-from xformer.ops.quantized.definition import QuantizedWeight, quantized_rows
 
 
 def _times(x: Array, scale: float) -> Array:
@@ -37,11 +37,11 @@ _operation = Operation(
 )
 
 
-def embedding(weight: Array | QuantizedWeight, ids: Array, *, scale: float = 1.0) -> Array:
+def embedding(weight: Array | InferenceWeight, ids: Array, *, scale: float = 1.0) -> Array:
     """Look up rows of a weight, and multiply them by a number.
 
     Args:
-        weight: Array or QuantizedWeight of shape (vocabulary, features).
+        weight: Array or InferenceWeight of shape (vocabulary, features).
         ids: Integers of any shape (...), in [0, vocabulary).
         scale: Factor of the rows.
 
@@ -52,9 +52,9 @@ def embedding(weight: Array | QuantizedWeight, ids: Array, *, scale: float = 1.0
         ShapeError: If shapes or dtypes do not match.
         DataError: If an id is out of range; checked where reading values is cheap, which it is not on a GPU.
     """
-    if isinstance(weight, QuantizedWeight):
-        xp = array_namespace(weight.values, ids)
+    if isinstance(weight, InferenceWeight):
+        xp = array_namespace(weight.elements, ids)
         _operation.signature.check("embedding", (weight, ids))
-        rows = quantized_rows(weight, xp.reshape(ids, (math.prod(ids.shape),)))
+        rows = weight.take(xp.reshape(ids, (math.prod(ids.shape),)))
         return _times(xp.reshape(rows, (*ids.shape, weight.shape[1])), scale)
     return _operation(weight, ids, scale=scale)

@@ -10,8 +10,8 @@ from xformer.backends import Array, accumulation_dtype, array_namespace
 from xformer.errors import ShapeError
 from xformer.ops.activations.definition import activation as activation_named
 from xformer.ops.activations.definition import relu_forward, relu_vjp
+from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.operation import Operation
-from xformer.ops.quantized.definition import QuantizedWeight, quantized_linear
 
 
 def as_rows(x: Array) -> Any:
@@ -60,13 +60,13 @@ _linear_relu = Operation("linear_relu", _SIGNATURE, _relu_forward, _relu_vjp, co
 
 
 def linear(
-    x: Array, weight: Array | QuantizedWeight, bias: Array | None = None, *, activation: str | None = None
+    x: Array, weight: Array | InferenceWeight, bias: Array | None = None, *, activation: str | None = None
 ) -> Array:
     """Compute x @ weight + bias, and optionally an activation function of it.
 
     Args:
         x: Array of shape (..., in_features).
-        weight: Array or QuantizedWeight of shape (in_features, out_features).
+        weight: Array or InferenceWeight of shape (in_features, out_features).
         bias: Array of shape (out_features,), or None.
         activation: Name of an activation function, or None.
 
@@ -77,9 +77,9 @@ def linear(
         ShapeError: If shapes or dtypes do not match.
         ConfigError: If the activation function is unknown.
     """
-    if isinstance(weight, QuantizedWeight):
+    if isinstance(weight, InferenceWeight):
         _linear.signature.check("linear", (x, weight, bias))
-        rows = quantized_linear(as_rows(x), weight, bias)
+        rows = weight.linear(as_rows(x), bias)
         y = array_namespace(rows).reshape(rows, (*x.shape[:-1], weight.shape[1]))
     elif activation == "relu" and _linear_relu.has_kernels(x):
         return _linear_relu(x, weight, bias)
@@ -90,7 +90,7 @@ def linear(
 
 # --- project_heads ---------------------------------------------------------------------------------------------------
 
-Projection = tuple[Array | QuantizedWeight, Array | None, int]  # weight, bias, heads
+Projection = tuple[Array | InferenceWeight, Array | None, int]  # weight, bias, heads
 
 
 def split_heads(rows: Array, shape: Sequence[int], heads: int) -> Array:
@@ -150,7 +150,7 @@ def project_heads(x: Array, *projections: Projection) -> tuple[Array, ...]:
     Args:
         x: Array of shape (batch, length, d_model).
         *projections: Tuples (weight, bias, heads): weight of shape (d_model, heads * head_dim), an array or a
-            QuantizedWeight, as all others; bias of shape (heads * head_dim,) or None; the number of heads.
+            InferenceWeight, as all others; bias of shape (heads * head_dim,) or None; the number of heads.
 
     Returns:
         One array of shape (batch, heads, length, head_dim) per projection.
@@ -165,9 +165,9 @@ def project_heads(x: Array, *projections: Projection) -> tuple[Array, ...]:
         if len(shape) == 2 and (count < 1 or shape[1] % count):
             raise ShapeError(f"weight has shape {shape}; expected a multiple of {count} heads as its columns")
     maps = [array for weight, bias in zip(weights, biases, strict=True) for array in (weight, bias)]
-    if all(isinstance(weight, QuantizedWeight) for weight in weights):
+    if all(isinstance(weight, InferenceWeight) for weight in weights):
         _project_heads.signature.check("project_heads", (x, *maps))
         rows = as_rows(x)
-        outputs = (quantized_linear(rows, weight, bias) for weight, bias in zip(weights, biases, strict=True))
+        outputs = (weight.linear(rows, bias) for weight, bias in zip(weights, biases, strict=True))
         return tuple(split_heads(y, x.shape, count) for y, count in zip(outputs, heads, strict=True))
     return _project_heads(x, *maps, heads=heads)

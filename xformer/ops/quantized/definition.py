@@ -6,15 +6,15 @@ from typing import Any
 
 from xformer.backends import Array, array_namespace, dtype_name, dtype_named
 from xformer.errors import ConfigError
+from xformer.ops.inference_weight import InferenceWeight, inference_weights
 from xformer.ops.operation import Operation, Signature
-from xformer.tree import Module
 
 QUANTIZED_DTYPES = ("int8", "bfloat16")
 _MATRIX = Signature("weight: (rows, columns) float", {"at least one column": lambda sizes: sizes["columns"] > 0})
 _LARGEST = 127  # of int8; -128 is not used, so that values are symmetric
 
 
-class QuantizedWeight(Module):
+class QuantizedWeight(InferenceWeight):
     """A matrix in 8 or 16 bits with one scale for each row, which linear maps and embeddings take as their weight.
 
     Element (i, j) is `values[i, j] * scales[i]`. The rows are the output features of a linear map and the tokens of an
@@ -69,6 +69,11 @@ class QuantizedWeight(Module):
         return (columns, rows) if self.is_transposed else (rows, columns)
 
     @property
+    def elements(self) -> Array:
+        """The values."""
+        return self.values
+
+    @property
     def dtype(self) -> Any:
         """Floating dtype of the matrix, in which results are computed."""
         return self.scales.dtype
@@ -77,6 +82,20 @@ class QuantizedWeight(Module):
         """Return the matrix as a floating array."""
         matrix = _dequantize(self.scales, self.values)
         return array_namespace(matrix).matrix_transpose(matrix) if self.is_transposed else matrix
+
+    def linear(self, rows: Array, bias: Array | None) -> Any:
+        """Compute rows @ matrix + bias; the matrix usually has a scale for each output feature."""
+        if self.is_transposed:
+            return _operation(rows, self.scales, self.values, bias)
+        y = rows @ self.dequantize()
+        return y if bias is None else y + bias
+
+    def take(self, indices: Array) -> Any:
+        """Return rows of the matrix: (n, columns) for indices (n,)."""
+        xp = array_namespace(self.values)
+        if self.is_transposed:
+            return xp.take(self.dequantize(), indices, axis=0)
+        return _dequantize(xp.take(self.scales, indices, axis=0), xp.take(self.values, indices, axis=0))
 
 
 def _dequantize(scales: Array, values: Array) -> Any:
@@ -98,37 +117,7 @@ _operation = Operation(
 )
 
 
-def quantized_linear(rows: Array, weight: QuantizedWeight, bias: Array | None) -> Array:
-    """Compute rows @ weight + bias.
-
-    Args:
-        rows: Array of shape (rows, in_features).
-        weight: Matrix of shape (in_features, out_features), usually with a scale for each output feature.
-        bias: Array of shape (out_features,), or None.
-
-    Returns:
-        Array of shape (rows, out_features).
-    """
-    if weight.is_transposed:
-        return _operation(rows, weight.scales, weight.values, bias)
-    y = rows @ weight.dequantize()
-    return y if bias is None else y + bias
-
-
-def quantized_rows(weight: QuantizedWeight, indices: Array) -> Array:
-    """Return rows of a matrix: (n, columns) for indices (n,)."""
-    xp = array_namespace(weight.values)
-    if weight.is_transposed:
-        return xp.take(weight.dequantize(), indices, axis=0)
-    return _dequantize(xp.take(weight.scales, indices, axis=0), xp.take(weight.values, indices, axis=0))
-
-
 def quantized_dtype(tree: Any) -> str | None:
     """Return the dtype of the quantized weights of a module, "int8" or "bfloat16", or None without any."""
-    if isinstance(tree, QuantizedWeight):
-        return dtype_name(tree.values.dtype)
-    if isinstance(tree, Module):
-        children: Any = (getattr(tree, name) for name in tree.__fields__)
-    else:
-        children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple | list) else ()
-    return next((dtype for dtype in map(quantized_dtype, children) if dtype is not None), None)
+    weights = (each for each in inference_weights(tree) if each.scales is not None)
+    return next((dtype_name(each.elements.dtype) for each in weights), None)
