@@ -98,6 +98,7 @@ def test_threads_default_to_the_cores_of_the_process(monkeypatch, setting):
     assert threads.num_threads() == 3
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    environment.clear_cache()
     assert threads.num_threads() == 6
 
 

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import ContextVar, copy_context
 from typing import Any, Generic, TypeVar
 
-from xformer.environment import clear_cache, env_value
+from xformer.environment import clear_cache, env_value, on_clear
 from xformer.errors import ConfigError
 
 Item = TypeVar("Item")
@@ -62,6 +62,8 @@ def _is_glibc() -> bool:
 
 
 _explicit: list[int] = []  # the number passed to set_num_threads
+_count: list[int] = []  # the result of num_threads, which every call of a kernel needs
+on_clear(_count.clear)
 
 
 def set_num_threads(count: int) -> None:
@@ -78,7 +80,7 @@ def set_num_threads(count: int) -> None:
     """
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MAX_THREADS:
         raise ConfigError(f"set_num_threads got {count!r}; expected an integer from 1 to {_MAX_THREADS}")
-    _explicit[:] = [count]
+    _explicit[:] = _count[:] = [count]
     apply_thread_limits()
     if importlib.util.find_spec("threadpoolctl") is None:
         warnings.warn("set_num_threads has no effect on NumPy's matrix products: install threadpoolctl", stacklevel=2)
@@ -90,9 +92,10 @@ def num_threads() -> int:
     Raises:
         ConfigError: If XFORMER_NUM_THREADS is not an integer from 1 to 4096.
     """
-    return _requested_threads() or (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    if not _count:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        _count.append(_requested_threads() or cores)
+    return _count[0]
 
 
 def _requested_threads() -> int:

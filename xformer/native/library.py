@@ -230,6 +230,49 @@ class Program:
         LIB.xf_free(self._handle)
 
 
+def can_copy(x: Any, dtype: Any) -> bool:
+    """Return whether the library can copy an array of NumPy into one of a dtype.
+
+    Args:
+        x: Array.
+        dtype: Dtype of the copy.
+    """
+    is_known = x.dtype in CASTABLE and dtype in CASTABLE
+    return is_known and type(x) is np.ndarray and x.ndim <= MAX_DIMS and x.flags.aligned and not WHY_NOT
+
+
+def contiguous(x: Any, dtype: Any = None) -> Any:
+    """Return an array as a C-contiguous one of a dtype: itself, or a copy.
+
+    Args:
+        x: Array of NumPy.
+        dtype: Its dtype; default that of `x`.
+    """
+    dtype = x.dtype if dtype is None else np.dtype(dtype)
+    if x.flags.c_contiguous and x.dtype == dtype:
+        return x
+    if not can_copy(x, dtype):
+        return np.ascontiguousarray(x, dtype) if x.ndim else np.asarray(x, dtype)
+    copy = np.empty(x.shape, dtype)
+    call("copy", (x, copy))
+    return copy
+
+
+def zeros(shape: Any, dtype: Any) -> Any:
+    """Return an array of zeros.
+
+    Args:
+        shape: Its shape.
+        dtype: Its dtype.
+    """
+    array = np.empty(shape, dtype)
+    if can_copy(array, array.dtype):
+        call("fill", (array,))
+    else:
+        array.fill(0)
+    return array
+
+
 def raise_error(name: str, error: bytes) -> None:
     """Raise the exception for an error message of the library."""
     raise (IndexError if error == _INDEX_ERROR else ShapeError)(f"{name}: {error.decode()}")

@@ -53,9 +53,10 @@ def _vjp(g: Any, residuals: Any, needs: Any) -> tuple[Any, ...]:
 
 
 def _heads_forward(x: Any, *maps: Any, heads: Any, save: bool) -> tuple[Any, Any]:
-    rows, weights, biases = _rows(x), maps[::2], maps[1::2]
-    products = (matmul(rows, weight, bias) for weight, bias in zip(weights, biases, strict=True))
-    return tuple(split_heads(y, x.shape, count) for y, count in zip(products, heads, strict=True)), (x, weights)
+    rows, outputs = _rows(x), []
+    for weight, bias, count in zip(maps[::2], maps[1::2], heads, strict=True):
+        outputs.append(split_heads(matmul(rows, weight, bias), x.shape, count))
+    return tuple(outputs), (x, maps[::2])
 
 
 def _heads_vjp(g: Any, residuals: Any, needs: Any, *, heads: Any) -> tuple[Any, ...]:
