@@ -34,6 +34,7 @@ WITHOUT_DERIVATIVE = {
     "adam",
     "muon",
     "sgd",
+    "PackedWeight",
     "QuantizedWeight",
     "top_k",
     "Kernel",
