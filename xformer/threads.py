@@ -62,8 +62,6 @@ def _is_glibc() -> bool:
 
 
 _explicit: list[int] = []  # the number passed to set_num_threads
-_count: list[int] = []  # the result of num_threads, which every call of a kernel needs
-on_clear(_count.clear)
 
 
 def set_num_threads(count: int) -> None:
@@ -80,22 +78,25 @@ def set_num_threads(count: int) -> None:
     """
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MAX_THREADS:
         raise ConfigError(f"set_num_threads got {count!r}; expected an integer from 1 to {_MAX_THREADS}")
-    _explicit[:] = _count[:] = [count]
+    _explicit[:] = [count]
+    num_threads.cache_clear()
     apply_thread_limits()
     if importlib.util.find_spec("threadpoolctl") is None:
         warnings.warn("set_num_threads has no effect on NumPy's matrix products: install threadpoolctl", stacklevel=2)
 
 
+@functools.cache  # every call of a kernel needs it
 def num_threads() -> int:
     """Return the number of threads: of `set_num_threads`, else of XFORMER_NUM_THREADS, else the process's cores.
 
     Raises:
         ConfigError: If XFORMER_NUM_THREADS is not an integer from 1 to 4096.
     """
-    if not _count:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        _count.append(_requested_threads() or cores)
-    return _count[0]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return _requested_threads() or cores
+
+
+on_clear(num_threads.cache_clear)
 
 
 def _requested_threads() -> int:

@@ -169,7 +169,7 @@ class Signature:
                 if sizes.setdefault(size_name, size) != size:
                     self._raise_mismatch(operation, size_name, arguments, arrays)
             if bound:
-                _check_range(operation, name, array, bound, sizes[bound])
+                check_range(array, sizes[bound], partial(_check_range, operation, name, bound, sizes[bound]))
         for condition, holds in self.conditions.items():
             if not holds(sizes):
                 shapes = (
@@ -236,12 +236,8 @@ def _broadcasts(shape: Any, target: tuple[int, ...]) -> bool:
     return len(shape) <= len(target) and all(size in (1, full) for size, full in pairs)
 
 
-def _check_range(operation: str, name: str, array: Any, bound: str, size: int) -> None:
-    """Raise DataError if an integer is not in [0, size)."""
-    check_range(array, size, partial(_check_host_range, operation, name, bound, size))
-
-
-def _check_host_range(operation: str, name: str, bound: str, size: int, array: Any) -> None:
+def _check_range(operation: str, name: str, bound: str, size: int, array: Any) -> None:
+    """Raise DataError if an integer of an array on the host is not in [0, size)."""
     if 0 in array.shape:
         return
     xp = array_namespace(array)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -115,7 +116,7 @@ def adam(
         return []
     results = _operation(
         grad_scale,
-        *(array for slot in parameters for array in slot),
+        *itertools.chain.from_iterable(parameters),
         settings=Settings(
             learning_rate / (1.0 - beta1**step), beta1, beta2, 1.0 / (1.0 - beta2**step), epsilon, learning_rate
         ),
