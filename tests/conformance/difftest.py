@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from xformer.backends import dtype_name, is_floating, resolve
-from xformer.tracing.backward import unbroadcast
+from xformer.tracing.grad import unbroadcast
 from xformer.tracing.namespace import GradTrace
 from xformer.tracing.tracer import Tracer
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from xformer import native
 from xformer.errors import ShapeError
 from xformer.native.functions import LOWERINGS
-from xformer.tracing.base_functions import base_function
+from xformer.tracing.record import base_function
 
 pytestmark = [
     pytest.mark.skipif(not native.is_available(), reason="the library was not compiled"),

@@ -1,7 +1,7 @@
 """Functions that Transformers need and the Array API standard lacks: `erf`, `scatter_add` and `top_k`.
 
 A library has its own version (`Backend.erf` and so on) or uses the portable definition. A trace provides them like any
-other function (see tracing/base_functions.py), so `extra.erf(x)` works on traced arrays too. Only `top_k`, which
+other function (see tracing/record.py), so `extra.erf(x)` works on traced arrays too. Only `top_k`, which
 decoding alone needs, is not differentiable.
 """
 

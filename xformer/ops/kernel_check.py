@@ -10,7 +10,7 @@ import numpy as np
 
 from xformer.backends import Array, array_namespace, device, dtype_name, is_floating, to_host
 from xformer.errors import BackendError
-from xformer.tracing.backward import unbroadcast
+from xformer.tracing.grad import unbroadcast
 
 if TYPE_CHECKING:
     from xformer.ops.operation import Kernel, Operation

@@ -25,10 +25,10 @@ from xformer import native
 from xformer.errors import JitError
 from xformer.native.functions import LOWERINGS
 from xformer.threads import run_serially
-from xformer.tracing.base_functions import base_function
+from xformer.tracing.record import base_function
 from xformer.tracing.tracer import Tracer
 
-_ACTIVE: ContextVar[GraphTrace | None] = ContextVar("active_graph", default=None)
+ACTIVE_GRAPH: ContextVar[GraphTrace | None] = ContextVar("active_graph", default=None)
 
 # Functions whose arrays all have shapes that arguments give: a traced array among these would be read on the host.
 _CREATION = {"arange", "empty", "eye", "linspace", "ones", "zeros"}
@@ -81,12 +81,12 @@ class GraphTrace:
     @contextlib.contextmanager
     def record(self) -> Iterator[None]:
         """Record inside the block, in this thread; afterwards the arrays of the trace cannot be used."""
-        token = _ACTIVE.set(self)
+        token = ACTIVE_GRAPH.set(self)
         try:
             with run_serially(), native.record(self._append_native):
                 yield
         finally:
-            _ACTIVE.reset(token)
+            ACTIVE_GRAPH.reset(token)
             self.is_closed = True
 
     def argument(self, array: Any, *, is_writable: bool) -> Tracer:
@@ -294,11 +294,6 @@ class _Extension:
 
     def __getattr__(self, name: str) -> Any:
         return self._trace._bind(f"{self._module.__name__}.{name}", getattr(self._module, name))
-
-
-def active_graph() -> GraphTrace | None:
-    """Return the graph that this thread records, or None."""
-    return _ACTIVE.get()
 
 
 def traced_kernel(kernel: Any) -> Any:

@@ -17,7 +17,7 @@ from xformer.errors import ConfigError, JitError
 from xformer.random import Rng
 from xformer.threads import available_threads
 from xformer.tracing.arguments import Arguments, check_hashable, check_static, namespace_of
-from xformer.tracing.graph import GraphTrace, active_graph
+from xformer.tracing.graph import ACTIVE_GRAPH, GraphTrace
 from xformer.tracing.program import CudaProgram, Program, array_copy, compiler
 from xformer.tree import Module
 
@@ -141,7 +141,7 @@ class _Jitted:
         for index in self._static:
             check_static(args, index)
         xp = namespace_of((*args, *keywords.values()))
-        if xp is None or type(xp) is GraphTrace or trace_level(xp) or active_graph() is not None:
+        if xp is None or type(xp) is GraphTrace or trace_level(xp) or ACTIVE_GRAPH.get() is not None:
             return self._function(*args, **keywords)
         if backend_name(xp) == "jax":
             return self._compile_by_jax(args, keywords)

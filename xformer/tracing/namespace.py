@@ -15,9 +15,8 @@ from typing import Any
 
 from xformer.backends import array_namespace, backend_name, call_on_host, dtype_name, is_floating, trace_level
 from xformer.errors import DifferentiationError
-from xformer.tracing.base_functions import base_function
-from xformer.tracing.graph import active_graph
-from xformer.tracing.record import bind_rule, bind_sequence, bind_unstack, bind_without_rule
+from xformer.tracing.graph import ACTIVE_GRAPH
+from xformer.tracing.record import base_function, bind_rule, bind_sequence, bind_unstack, bind_without_rule
 from xformer.tracing.rule import RULES, SEQUENCE_RULES, Pull, Record
 from xformer.tracing.tracer import CALLER, InnerArray, Tracer
 
@@ -270,7 +269,7 @@ def base_for(arrays: Sequence[Any]) -> Any:
     differentiate may close over arrays of that trace.
     """
     base = array_namespace(*arrays)
-    for enclosing in (_ACTIVE.get(), active_graph()):
+    for enclosing in (_ACTIVE.get(), ACTIVE_GRAPH.get()):
         if enclosing is not None and backend_name(enclosing) == backend_name(base):
             if trace_level(base) < enclosing.trace_level or type(base) is ModuleType:
                 return enclosing

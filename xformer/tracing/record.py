@@ -8,12 +8,14 @@ are fast paths for the calls that make up most of a training step; `_any_arrays`
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
+from xformer.backends import backend_of, extra, is_trace
 from xformer.errors import DifferentiationError
 from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, Pull, Rule
-from xformer.tracing.tracer import CALLER, InnerArray, Tracer, join_family
+from xformer.tracing.tracer import CALLER, OPERATORS, InnerArray, Tracer, join_family
 from xformer.tree import is_array
 
 Function = Callable[..., Any]
@@ -224,3 +226,45 @@ def innermost(trace: Any, name: str, call: Function, *, has_list: bool = False) 
             return getattr(error.trace, name)(*args, **keywords)
 
     return dispatch
+
+
+# --- functions of the base namespace ----------------------------------------------------------------------------------
+
+_PYTHON_OPERATORS: dict[str, Function] = {f"operator_{name}": getattr(operator, f"__{name}__") for name in OPERATORS}
+
+
+def base_function(base: Any, name: str) -> Any:
+    """Return the function called `name` in the base namespace of a trace; an enclosing trace knows all names itself."""
+    if is_trace(base):
+        return getattr(base, name)
+    if name in _PYTHON_OPERATORS:
+        return getattr(base, name, _PYTHON_OPERATORS[name])
+    if name in extra.NAMES:
+        return extra.lookup(base, name)
+    if name in _ITEM_FUNCTIONS:
+        return functools.partial(_ITEM_FUNCTIONS[name], base)
+    return getattr(base, name)
+
+
+def set_item(xp: Any, x: Any, value: Any, key: Any) -> Any:
+    """Return a copy of `x` with `value` at `key`."""
+    if is_trace(xp):
+        return xp.setitem(x, value, key)
+    return backend_of(xp).set_item(xp, x, value, key)
+
+
+def _get_item(xp: Any, x: Any, key: Any) -> Any:
+    return x[key]
+
+
+def _to_device(xp: Any, x: Any, device: Any, *, stream: Any = None) -> Any:
+    from array_api_compat import to_device  # the one place where arrays change device inside a trace
+
+    return to_device(x, device, stream=stream)
+
+
+_ITEM_FUNCTIONS: dict[str, Function] = {
+    "getitem": _get_item,
+    "setitem": set_item,
+    "to_device": _to_device,
+}

@@ -171,6 +171,7 @@ BINARY_OPERATORS = (
 )
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 UNARY_OPERATORS = ("neg", "pos", "abs", "invert")
+OPERATORS = (*BINARY_OPERATORS, *COMPARISONS, *UNARY_OPERATORS)
 
 for _name in BINARY_OPERATORS:
     _forward, _reflected = _binary(_name)

@@ -7,7 +7,7 @@ from typing import Any
 
 from xformer.backends import device, extra, is_integer
 from xformer.errors import DifferentiationError
-from xformer.tracing.base_functions import set_item
+from xformer.tracing.record import set_item
 from xformer.tracing.rule import decomposition, defvjp
 from xformer.tree import is_array
 

@@ -35,7 +35,6 @@ def _matmul_second(xp: Any, g: Any, a: Any, b_shape: Any) -> Any:
 
 
 defvjp("matmul", _matmul_first, _matmul_second)
-defvjp("matrix_transpose", lambda xp, g: xp.matrix_transpose(g))
 defvjp(
     "vecdot",
     lambda xp, g, b, *, axis=-1: xp.expand_dims(g, axis=axis) * b,

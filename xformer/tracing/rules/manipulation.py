@@ -15,6 +15,7 @@ defvjp("expand_dims", lambda xp, g, x_shape, *args, axis=0: xp.reshape(g, x_shap
 defvjp("squeeze", lambda xp, g, x_shape, axis=None: xp.reshape(g, x_shape))
 defvjp("broadcast_to", lambda g, shape=None: g)
 defvjp("flip", lambda xp, g, *, axis=None: xp.flip(g, axis=axis))
+defvjp("matrix_transpose", lambda xp, g: xp.matrix_transpose(g))
 defvjp("moveaxis", lambda xp, g, source, destination: xp.moveaxis(g, destination, source))
 defvjp("to_device", lambda g, device=None, *, stream=None: g)
 defvjp("tril", lambda xp, g, *, k=0: xp.tril(g, k=k))
