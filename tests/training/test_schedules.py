@@ -1,8 +1,11 @@
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.reference import raises_line
+from xformer.errors import ConfigError
 from xformer.training.schedules import constant, cosine, inverse_square_root, linear
 
 
@@ -48,3 +51,23 @@ def test_constant_stays_at_exactly_the_peak():
 @pytest.mark.parametrize("shape", [cosine, linear])
 def test_a_run_that_is_all_warm_up(shape):
     assert shape(1.0, warmup_steps=100, total_steps=50)(50) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: inverse_square_root(0.1, warmup_steps=0), "warmup_steps is 0; expected an integer of at least 1"),
+        (lambda: constant(0.1, warmup_steps=-1), "warmup_steps is -1; expected an integer of at least 0"),
+        (lambda: cosine(0.1, total_steps="10"), "total_steps is '10'; expected an integer of at least 1"),
+        (lambda: linear("0.1", total_steps=10), "peak is '0.1'; expected a finite number"),
+        (lambda: cosine(0.1, total_steps=10, floor=math.nan), "floor is nan; expected a finite number"),
+    ],
+)
+def test_invalid_arguments(call, message):
+    with raises_line(ConfigError, f"^{message}$"):
+        call()
+
+
+def test_step_0_is_defined():
+    assert inverse_square_root(0.1, warmup_steps=4)(0) == cosine(0.1, warmup_steps=4, total_steps=9)(0) == 0.0
+    assert linear(0.1, total_steps=10)(0) == pytest.approx(0.1)

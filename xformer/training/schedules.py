@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+from xformer.config import check_count
+from xformer.errors import ConfigError
 
 Schedule = Callable[[int], float]
 
@@ -17,10 +22,12 @@ def inverse_square_root(peak: float, *, warmup_steps: int) -> Schedule:
         peak: Largest learning rate.
         warmup_steps: Number of steps until the peak.
     """
+    _check_rates(peak=peak)
+    check_count("warmup_steps", warmup_steps)
     factor = peak * math.sqrt(warmup_steps)
 
     def learning_rate(step: int) -> float:
-        return factor * min(math.pow(step, -0.5), step * math.pow(warmup_steps, -1.5))
+        return factor * min(math.pow(max(1, step), -0.5), step * math.pow(warmup_steps, -1.5))
 
     return learning_rate
 
@@ -32,6 +39,8 @@ def constant(peak: float, *, warmup_steps: int = 0) -> Schedule:
         peak: Largest learning rate.
         warmup_steps: Number of steps until the peak.
     """
+    _check_rates(peak=peak)
+    check_count("warmup_steps", warmup_steps, at_least=0)
 
     def learning_rate(step: int) -> float:
         return peak if step >= warmup_steps else peak * step / warmup_steps
@@ -63,11 +72,20 @@ def _falling(
     shape: Callable[[float], float], peak: float, warmup_steps: int, total_steps: int, floor: float
 ) -> Schedule:
     """Fall from peak to floor along `shape`, which maps the progress of the fall, 0 to 1, to 1 to 0."""
+    _check_rates(peak=peak, floor=floor)
+    check_count("warmup_steps", warmup_steps, at_least=0)
+    check_count("total_steps", total_steps)
 
     def learning_rate(step: int) -> float:
-        if step <= warmup_steps:
+        if step <= warmup_steps and warmup_steps:
             return peak * step / warmup_steps
         progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
         return floor + (peak - floor) * shape(progress)
 
     return learning_rate
+
+
+def _check_rates(**rates: Any) -> None:
+    for name, rate in rates.items():
+        if not isinstance(rate, Real) or not math.isfinite(rate):
+            raise ConfigError(f"{name} is {rate!r}; expected a finite number")
