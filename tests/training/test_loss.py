@@ -4,7 +4,8 @@ import signal
 import numpy as np
 import pytest
 
-from tests.reference import small_language_model
+from tests.reference import raises_line, small_language_model
+from xformer.errors import DataError
 from xformer.models import Transformer, TransformerConfig
 from xformer.ops import cross_entropy
 from xformer.random import Rng
@@ -119,3 +120,12 @@ def test_a_mean_over_batches_ends_after_the_current_one():
         mean_loss(loss, None, batches, 1)
     assert len(asked) == 2
     assert mean_loss(lambda model, batch, rng: 3.0, None, batches, 1) == 3.0 / batches[0].num_tokens
+
+
+@pytest.mark.parametrize("batch", [None, [1, 2, 3], (np.ones((1, 3), int), np.ones((1, 3), int))])
+@pytest.mark.parametrize("loss", [translation_loss, language_model_loss])
+def test_batches_of_other_classes_are_refused(batch, loss):
+    with raises_line(
+        DataError, f"^the loss got a {type(batch).__name__} as batch; expected a batch with .* and labels"
+    ):
+        loss(small_language_model(), batch)

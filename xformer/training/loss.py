@@ -10,6 +10,7 @@ from xformer.backends import Array, array_namespace, base_namespace, device
 from xformer.data.chunks import TextChunks
 from xformer.data.pairs import Batch
 from xformer.distributed import Communicator, SingleProcess
+from xformer.errors import DataError
 from xformer.models import LanguageModel, Transformer
 from xformer.ops import cross_entropy
 from xformer.random import Rng
@@ -32,6 +33,7 @@ def translation_loss(
         label_smoothing: Probability that is spread over all tokens (Szegedy et al., 2016).
         z_loss: Weight of the squared logarithm of the softmax's denominator (PaLM uses 1e-4).
     """
+    _check_batch(batch, "source", "target", "labels")
     logits = model(batch.source, batch.target, rng=rng)
     pad_id = model.config.label_padding_id
     losses = cross_entropy(logits, batch.labels, pad_id=pad_id, label_smoothing=label_smoothing, z_loss=z_loss)
@@ -55,12 +57,19 @@ def language_model_loss(
         label_smoothing: As in `translation_loss`.
         z_loss: As in `translation_loss`.
     """
+    _check_batch(batch, "tokens", "labels")
     like = next(iter(model.named_parameters()))[1]
     xp = base_namespace(array_namespace(like))
     everything = xp.ones((1, 1, 1, 1), dtype=xp.bool, device=device(like))
     logits = model(batch.tokens, mask=everything, rng=rng)
     losses = cross_entropy(logits, batch.labels, label_smoothing=label_smoothing, z_loss=z_loss)
     return array_namespace(losses).sum(losses)
+
+
+def _check_batch(batch: Any, *names: str) -> None:
+    if not all(hasattr(batch, name) for name in names):
+        expected = f"a batch with {' and '.join(names)}, e.g. of TokenPairs or TextChunks"
+        raise DataError(f"the loss got a {type(batch).__name__} as batch; expected {expected}")
 
 
 def mean_loss(
