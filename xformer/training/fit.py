@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -183,6 +184,10 @@ class TrainingLoop:
         check_count("grad_accumulation", grad_accumulation)
         if data_parallel is not None:
             check_count("data_parallel", data_parallel)
+        if not isinstance(save_every_minutes, int | float) or not save_every_minutes >= 0:
+            raise ConfigError(f"save_every_minutes is {save_every_minutes!r}; expected a number of at least 0")
+        if run_dir is not None and not isinstance(run_dir, str | os.PathLike):
+            raise ConfigError(f"run_dir is {run_dir!r}; expected the path of a directory")
         if run_dir is not None and not isinstance(model, Module):
             raise ConfigError(f"model is a {type(model).__name__}; run_dir requires a Module")
         if isinstance(optimizer, ShardedOptimizer) and optimizer.communicator is not communicator:
@@ -197,8 +202,7 @@ class TrainingLoop:
         if not isinstance(self.max_steps, float) or self.max_steps != math.inf:
             check_count("steps", self.max_steps)
         self.communicator = communicator or SingleProcess()
-        has_files = run_dir is not None and self.communicator.rank == 0
-        self.files = TrainingFiles(run_dir) if has_files else None
+        self.files = TrainingFiles(run_dir) if run_dir is not None and self.communicator.rank == 0 else None
         self.num_workers = data_parallel or default_num_workers(model, communicator)
         self.step, self.epoch, self.num_tokens = 0, 0, 0
         self.history = History()
@@ -403,9 +407,13 @@ class TrainingLoop:
 
     def _make_step(self, batches: Sequence[Any], started: float) -> Step | Skip:
         step, loss_scale = self.step + 1, self._scaler.scale
-        learning_rate = float(self.learning_rate(step))
+        received = self.learning_rate(step)
+        try:
+            learning_rate = float(received)
+        except (TypeError, ValueError):  # e.g. a schedule that returns None
+            learning_rate = math.nan
         if not math.isfinite(learning_rate):
-            raise ConfigError(f"learning_rate is {learning_rate} at step {step}; expected a finite number")
+            raise ConfigError(f"learning_rate is {received!r} at step {step}; expected a finite number")
         num_tokens = sum(map(self.count_tokens, batches))
         if not num_tokens > 0:
             raise DataError(f"the batch of step {step} has {num_tokens} tokens; expected at least 1")
