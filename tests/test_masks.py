@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.conftest import assert_close
+from tests.conftest import assert_close, library_or_skip
 from tests.reference import raises_line
 from xformer import masks
 from xformer.backends import from_host
@@ -58,3 +58,9 @@ def test_tokens_that_are_none_are_refused():
         masks.padding([[1, 2]], 0)
     with raises_line(BackendError, "backend 'tensorflow' is unknown; expected one of numpy"):
         masks.causal(3, xp="tensorflow")
+
+
+def test_masks_of_two_libraries_are_not_a_matter_of_shapes():
+    torch = library_or_skip("torch")
+    with raises_line(BackendError, "arrays of numpy and torch were mixed"):
+        masks.combine(np.ones((2, 2), dtype=bool), torch.ones((2, 2), dtype=torch.bool))

@@ -115,8 +115,9 @@ def combine(*masks: Array | None) -> Array | None:
         if mask is None:
             continue
         _MASK.check("masks.combine", (mask,))
+        xp = array_namespace(result, mask)  # raises for masks of several libraries
         try:
-            result = mask if result is None else array_namespace(result, mask).logical_and(result, mask)
+            result = mask if result is None else xp.logical_and(result, mask)
         except (ValueError, TypeError, RuntimeError) as error:  # each library has its own class
             shapes = f"{tuple(result.shape)} and {tuple(mask.shape)}"
             raise ShapeError(f"masks.combine got masks of shapes {shapes}; expected shapes that broadcast") from error
