@@ -11,9 +11,9 @@ import pytest
 
 from tests.conftest import assert_close, library_or_skip
 from tests.reference import KINDS, SOURCE, TARGET, model_of_kind, raises_line, small_language_model, small_model
-from xformer import Transformer
+from xformer import LanguageModelConfig, Transformer
 from xformer.backends import dtype_name, resolve, to_host
-from xformer.errors import BackendError, CheckpointError
+from xformer.errors import BackendError, CheckpointError, ConfigError
 from xformer.io import load_arrays, save_arrays
 from xformer.models.base import load
 from xformer.tree import flatten
@@ -154,3 +154,10 @@ def test_a_missing_library_or_dtype_is_not_blamed_on_the_file(path):
         Transformer.load(path, xp="tensorflow")
     with raises_line(BackendError, "numpy has no dtype 'float12'"):
         Transformer.load(path, xp="numpy", dtype="float12")
+
+
+@pytest.mark.parametrize("config", [{"vocab_size": 9}, None, LanguageModelConfig(vocab_size=9)])
+def test_configurations_of_other_classes_are_refused(config):
+    name = type(config).__name__
+    with raises_line(ConfigError, rf"^Transformer got a {name} as config; expected TransformerConfig\(\.\.\.\)$"):
+        Transformer(config)

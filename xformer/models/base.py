@@ -55,6 +55,9 @@ class BaseModel(Module):
         dtype: DType | str | None = None,
         device: Device = None,
     ):
+        if not isinstance(config, self.config_class):
+            name, received = self.config_class.__name__, type(config).__name__
+            raise ConfigError(f"{type(self).__name__} got a {received} as config; expected {name}(...)")
         self.config = config
         self._build(LayerFactory(config, Initializer(xp, seed=seed, dtype=dtype, device=device)))
         flatten(self)  # caches layouts now: torch.compile traces a model again whose parts get new attributes
