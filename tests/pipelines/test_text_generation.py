@@ -173,6 +173,12 @@ def test_invalid_arguments_raise(generator):
         generator(["the"], num_beams=2, length_penalty=1.0)
     with raises_line(ConfigError, r"num_beams is 2 and sampling is requested"):
         generator(["the"], num_beams=2, temperature=1.0)
+    with raises_line(ConfigError, r"context_length is '8'; expected an integer of at least 2"):
+        TextGenerator(generator.model, generator.tokenizer, context_length="8")
+    with raises_line(ConfigError, r"model is a Tokenizer; expected an instance of LanguageModel"):
+        TextGenerator(generator.tokenizer, generator.model)
+    with raises_line(ConfigError, r"tokenizer is a NoneType; expected an instance of Tokenizer or PretrainedTokenizer"):
+        TextGenerator(generator.model, None)
     with raises_line(ConfigError, r"the context has 1 tokens; expected at least 2"):
         make(positions="learned", max_positions=1, context_length=2)
     with raises_line(CheckpointError, r"the tokenizer has \d+ tokens, the model \d+; expected both from the same run"):

@@ -177,3 +177,12 @@ def test_missing_files(run, name):
 def test_a_directory_that_is_no_run_is_named_as_such(tmp_path):
     with pytest.raises(CheckpointError, match="expected the directory of a run"):
         Translator.from_pretrained(tmp_path, xp=np)
+
+
+def test_arguments_of_other_classes_are_refused(translator):
+    with pytest.raises(
+        ConfigError, match=r"^tokenizers is a Tokenizer; expected an instance of Tokenizers or Checkpoint"
+    ):
+        Translator(translator.model, translator.tokenizers.source)
+    with pytest.raises(ConfigError, match=r"^model is a NoneType; expected an instance of Transformer$"):
+        Translator(None, translator.tokenizers)

@@ -218,6 +218,13 @@ def _for_inference(model: Any, quantize: str | None) -> Any:
     return (model if quantize is None else model.quantize(quantize)).pack()
 
 
+def check_class(name: str, value: Any, *classes: type) -> None:
+    """Raise ConfigError unless an argument of a pipeline is an instance of one of the classes."""
+    if not isinstance(value, classes):
+        expected = " or ".join(each.__name__ for each in classes)
+        raise ConfigError(f"{name} is a {type(value).__name__}; expected an instance of {expected}")
+
+
 def check_vocabulary(name: str, tokenizer: Tokenizer | PretrainedTokenizer, vocab_size: int) -> None:
     """Raise CheckpointError unless a tokenizer fits its model; public ones may leave rows of the embedding unused."""
     fits = isinstance(tokenizer, PretrainedTokenizer) and tokenizer.vocab_size <= vocab_size

@@ -23,7 +23,7 @@ from xformer.generation import (
 from xformer.generation.pretrained import read_generation
 from xformer.models import Transformer
 from xformer.models.token_ids import pad
-from xformer.pipelines.base import Output, Pipeline, check_vocabulary
+from xformer.pipelines.base import Output, Pipeline, check_class, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, one_per_text, run_batches
 from xformer.pipelines.tokenizers import CheckpointTokenizers, Tokenizers
 from xformer.random import Rng
@@ -55,7 +55,7 @@ class TextToText(Pipeline):
         defaults: Default settings of generation, which a call may replace.
 
     Raises:
-        ConfigError: For a model without a decoder.
+        ConfigError: For a model without a decoder, or arguments of other classes.
         CheckpointError: If the vocabulary sizes of model and tokenizers differ.
     """
 
@@ -71,6 +71,8 @@ class TextToText(Pipeline):
         max_source_tokens: int | None = None,
         defaults: GenerationConfig | None = None,
     ) -> None:
+        check_class("model", model, self.model_class)
+        check_class("tokenizers", tokenizers, Tokenizers, CheckpointTokenizers)
         if not model.decoder:
             raise ConfigError("the model has no decoder (num_decoder_layers is 0); it cannot generate text")
         self.model = model

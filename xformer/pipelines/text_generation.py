@@ -30,7 +30,7 @@ from xformer.generation.hypothesis import best_first, length_penalty
 from xformer.generation.pretrained import PretrainedGeneration, read_generation
 from xformer.models import LanguageModel
 from xformer.models.token_ids import check_tokens
-from xformer.pipelines.base import Output, Pipeline, check_vocabulary
+from xformer.pipelines.base import Output, Pipeline, check_class, check_vocabulary
 from xformer.pipelines.batching import encode_phrases, run_batches
 from xformer.random import Rng
 from xformer.runs.run_directory import RunDirectory
@@ -85,6 +85,10 @@ class TextGenerator(Pipeline):
         context_length: int | None = None,
         defaults: GenerationConfig | None = None,
     ) -> None:
+        check_class("model", model, LanguageModel)
+        check_class("tokenizer", tokenizer, Tokenizer, PretrainedTokenizer)
+        if context_length is not None and not isinstance(context_length, Integral):
+            raise ConfigError(f"context_length is {context_length!r}; expected an integer of at least 2")
         check_vocabulary("tokenizer", tokenizer, model.vocab_size)
         self.model, self.tokenizer, self.defaults = model, tokenizer, defaults
         max_positions = model.config.max_positions
