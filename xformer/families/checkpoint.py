@@ -44,7 +44,13 @@ def is_public(directory: str | os.PathLike[str]) -> bool:
 
 def check_exists(directory: str | os.PathLike[str]) -> None:
     """Raise CheckpointError if the path of a model does not exist."""
-    if not Path(directory).exists():
+    if not isinstance(directory, str | os.PathLike):
+        raise CheckpointError(f"the path of the model is {directory!r}; expected a string or a Path")
+    try:
+        exists = Path(directory).exists()
+    except OSError as error:  # e.g. a name that is too long
+        raise CheckpointError(f"{directory} cannot be read: {error.strerror}; expected the path of a model") from error
+    if not exists:
         raise CheckpointError(describe_missing(Path(directory)))
 
 
@@ -142,6 +148,7 @@ def load_pretrained(
         >>> model = load_pretrained("SmolLM2-135M-Instruct")  # doctest: +SKIP
         >>> logits = model([[504, 3575, 282]])  # doctest: +SKIP
     """
+    check_exists(directory)
     path = Path(directory)
     if not is_public(path) and (path.is_file() or (path / "model.safetensors").is_file()):
         return load(path if path.is_file() else path / "model.safetensors", xp=xp, dtype=dtype, device=device)
