@@ -9,7 +9,7 @@ from tests.conftest import assert_close, library_or_skip
 from tests.reference import normal, raises_line, weighted_sum
 from xformer import value_and_grad
 from xformer.backends import from_host, to_host
-from xformer.errors import BackendError, ShapeError
+from xformer.errors import BackendError, ConfigError, ShapeError
 from xformer.ops import attention, attention_weights, softmax
 
 QUERY, KEY, VALUE = normal(0, 2, 2, 3, 4), normal(1, 2, 2, 5, 4), normal(2, 2, 2, 5, 6)
@@ -169,3 +169,11 @@ def test_masked_keys_may_be_nan(mode, queries, monkeypatch):
     expected = attention(query, key, value, mask)
     key[:, :, 100:] = np.nan
     np.testing.assert_allclose(attention(query, key, value, mask), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("softcap", [0, -1.0, float("nan")])
+def test_a_softcap_must_be_positive(softcap):
+    x = normal(1, 2, 3, 4)
+    for call in (lambda: attention(x, x, x, softcap=softcap), lambda: attention_weights(x, x, softcap=softcap)):
+        with raises_line(ConfigError, "^softcap is .*; expected a number above 0, or None$"):
+            call()

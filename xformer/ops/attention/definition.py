@@ -16,7 +16,7 @@ from xformer.backends import (
     device,
     extra,
 )
-from xformer.errors import ShapeError, check_arguments
+from xformer.errors import ConfigError, ShapeError, check_arguments
 from xformer.ops.dropout.definition import apply_dropout
 from xformer.ops.operation import Operation
 from xformer.ops.softmax.definition import softmax, softmax_cotangent
@@ -52,6 +52,8 @@ def attention_weights(
     array_namespace(query, key, mask, bias)  # raises for arrays of several libraries
     four_axes = _with_four_axes(query, key, key)
     _operation.signature.check("attention", (*four_axes, mask, bias, None))
+    if softcap is not None and not softcap > 0:
+        raise ConfigError(f"softcap is {softcap!r}; expected a number above 0, or None")
     scale = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
     weights = _weights(*four_axes[:2], mask, bias, causal=causal, scale=scale, softcap=softcap)
     weights = extra.cast_like(weights, query)
