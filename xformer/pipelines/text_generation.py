@@ -86,7 +86,8 @@ class TextGenerator(Pipeline):
         defaults: GenerationConfig | None = None,
     ) -> None:
         check_class("model", model, LanguageModel)
-        check_class("tokenizer", tokenizer, Tokenizer, PretrainedTokenizer)
+        if not hasattr(tokenizer, "vocab_size"):  # one of the caller's own is accepted
+            check_class("tokenizer", tokenizer, Tokenizer, PretrainedTokenizer)
         if context_length is not None and not isinstance(context_length, Integral):
             raise ConfigError(f"context_length is {context_length!r}; expected an integer of at least 2")
         check_vocabulary("tokenizer", tokenizer, model.vocab_size)
