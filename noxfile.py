@@ -72,8 +72,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def native(session: nox.Session) -> None:
     """Run the tests of the native library with each instruction set, and with sanitizers; needs g++."""
-    session.install("-e", ".[cli]", *group("test"))
-    session.run("python", "-m", "xformer.native.build")
+    session.install("-e", ".[cli]", *group("test"))  # compiles the library if it is older than its sources
     # The sanitizers check the best instruction set of the processor, in two threads.
     folder = Path(session.create_tmp()).resolve()
     sanitized = {"CXX": "g++", "XFORMER_NATIVE_LIBRARY": str(folder / "libxformer.so"), "XFORMER_NUM_THREADS": "2"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import subprocess
@@ -185,7 +186,7 @@ def test_erf() -> None:
     x = np.linspace(-5, 5, 101, dtype=np.float32)
     out = np.empty_like(x)
     assert LOWERINGS["erf"](out, (x,), {})
-    same(out, np.asarray(base_function(xp, "erf")(x)), 3)
+    same(out, np.asarray([math.erf(value) for value in x], dtype=np.float32), 3)
 
 
 @given(RNGS, SHAPES, st.sampled_from([*NUMBERS, "bool", "int8", "uint8"]))
