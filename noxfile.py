@@ -77,7 +77,8 @@ def native(session: nox.Session) -> None:
     folder = Path(session.create_tmp()).resolve()
     sanitized = {"CXX": "g++", "XFORMER_NATIVE_LIBRARY": str(folder / "libxformer.so"), "XFORMER_NUM_THREADS": "2"}
     flags = "-g1 -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
-    session.run("python", "-m", "xformer.native.build", env={**sanitized, "XFORMER_NATIVE_FLAGS": flags})
+    # As a file, since importing the package would load the library of an earlier run without its sanitizers.
+    session.run("python", "xformer/native/build.py", env={**sanitized, "XFORMER_NATIVE_FLAGS": flags})
     # The sanitizer ends the process at a C++ exception of another library unless libstdc++ was loaded with it.
     names = ("libasan.so", "libstdc++.so")
     found = [session.run("g++", f"-print-file-name={name}", silent=True, external=True) for name in names]
