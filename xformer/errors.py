@@ -119,6 +119,8 @@ _SYNONYMS = {
     "lr": ("learning_rate",),
     "max_length": ("max_new_tokens",),
     "num_embeddings": ("vocab_size",),
+    "num_training_steps": ("total_steps", "max_steps", "steps"),
+    "num_warmup_steps": ("warmup_steps",),
     "output_dir": ("run_dir",),
 }
 

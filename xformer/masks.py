@@ -5,14 +5,17 @@ Masks are boolean, True where attention is allowed, and broadcastable to (batch,
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from numbers import Integral
 from typing import Any
 
 from xformer.backends import Array, Device, array_namespace, dtype_name, is_integer, resolve
 from xformer.config import check_count
-from xformer.errors import ConfigError, ShapeError
+from xformer.errors import BackendError, ConfigError, ShapeError, XformerError, out_of_memory
 from xformer.ops.attention.definition import causal_mask
 from xformer.ops.operation import Signature
+from xformer.tree import is_array
 
 _MASK = Signature("mask: (...) bool", {})
 
@@ -59,7 +62,8 @@ def causal(queries: int, keys: int | None = None, *, xp: Any = "numpy", device: 
     keys = queries if keys is None else keys
     for name, value in (("queries", queries), ("keys", keys)):
         check_count(name, value, at_least=0)
-    return causal_mask(resolve(xp), queries, keys, device)
+    with _placed(device, queries, keys):
+        return causal_mask(resolve(xp), queries, keys, device)
 
 
 def sliding_window(
@@ -93,9 +97,25 @@ def sliding_window(
     xp, keys = resolve(xp), queries if keys is None else keys
     for name, value in (("queries", queries), ("keys", keys)):
         check_count(name, value, at_least=0)
-    query = xp.reshape(xp.arange(queries, device=device), (queries, 1)) + (keys - queries if start is None else start)
-    key = xp.reshape(xp.arange(keys, device=device), (1, keys))
-    return xp.abs(query - key) < size
+    start = keys - queries if start is None else start
+    if not isinstance(start, Integral) and not is_array(start):
+        raise ConfigError(f"start is {start!r}; expected an integer, or an array of shape (1,)")
+    with _placed(device, queries, keys):
+        query = xp.reshape(xp.arange(queries, device=device), (queries, 1)) + start
+        key = xp.reshape(xp.arange(keys, device=device), (1, keys))
+        return xp.abs(query - key) < size
+
+
+@contextlib.contextmanager
+def _placed(device: Device, queries: int, keys: int) -> Iterator[None]:
+    """Raise BackendError for a device that does not exist, and OutOfMemoryError for a mask that is too large."""
+    try:
+        with out_of_memory(f"a mask of {queries} queries and {keys} keys", "pass causal=True or window to the layer"):
+            yield
+    except (AssertionError, RuntimeError, ValueError, TypeError) as error:  # torch without CUDA asserts
+        if device is None or isinstance(error, XformerError):
+            raise
+        raise BackendError(f"a mask cannot be made on device {device!r}: {error}") from error
 
 
 def combine(*masks: Array | None) -> Array | None:

@@ -16,7 +16,8 @@ import operator
 import re
 import textwrap
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple, Self, dataclass_transform
 
 import numpy as np
@@ -66,6 +67,7 @@ class Module:
     """
 
     __array_fields__: frozenset[str] = frozenset()
+    __module_fields__: Mapping[str, str] = {}  # names of their classes
     __fields__: tuple[str, ...] = ()
 
     def __init_subclass__(cls, *, init: bool = True, **keywords: Any) -> None:
@@ -80,6 +82,8 @@ class Module:
         if not hasattr(cls.__init__, "__wrapped__"):
             cls.__init__ = check_arguments()(cls.__init__)  # type: ignore[method-assign]
         cls.__array_fields__ = frozenset(field.name for field in fields if _ARRAY_TYPE.search(str(field.type)))
+        classes = {each.__name__ for each in _CLASSES}
+        cls.__module_fields__ = {field.name: str(field.type) for field in fields if str(field.type) in classes}
         _CLASSES.add(cls)
         for backend in loaded_backends():
             _register_pytree(backend, cls)
@@ -91,6 +95,10 @@ class Module:
             )
         if name in self.__dict__:
             raise AttributeError(f"{type(self).__name__}.{name} is frozen; use replace() to make a changed copy")
+        if name in self.__module_fields__ and isinstance(value, Real | str):  # as in EncoderLayer(512, 8, 2048)
+            raise ConfigError(
+                f"{type(self).__name__} got {value!r} as {name}; expected an instance of {self.__module_fields__[name]}"
+            )
         if not self.__dict__:
             load_imported_backends()  # so that the module is a pytree of JAX or torch before any operation runs
         self.__dict__.pop(_LAYOUT, None)  # of a module that was looked at while it is made

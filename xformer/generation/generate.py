@@ -186,7 +186,9 @@ def _make_batch(
 ) -> GenerationBatch:
     """Check the arguments of `generate` and return them as a batch."""
     config = GenerationConfig.resolve(config, overrides)
-    model_config = model.config
+    model_config = getattr(model, "config", None)
+    if model_config is None:
+        raise ConfigError(f"model is a {type(model).__name__}; expected a Transformer or LanguageModel")
     if attention_mask is not None:
         inputs = _without_padding(inputs, attention_mask)
     coverage_penalties = None

@@ -10,7 +10,7 @@ import numpy as np
 
 from xformer.backends import Array, Device, DType, default_float, from_host, resolve
 from xformer.config import check_count
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, check_arguments
 from xformer.random import Rng
 
 _MAX_SIZE = 2**60  # elements, so that NumPy can address the bytes
@@ -33,6 +33,7 @@ class Initializer:
         BackendError: If the library, dtype or device is not available.
     """
 
+    @check_arguments(scheme="layers choose it: initializer.xavier_uniform(shape) or .normal(shape, deviation)")
     def __init__(
         self, xp: Any = "numpy", *, seed: int | Rng | None = 0, dtype: DType | str | None = None, device: Device = None
     ):

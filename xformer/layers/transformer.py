@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xformer.backends import Array
+from xformer.errors import ConfigError
 from xformer.layers.attention import MultiHeadAttention
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
@@ -102,6 +103,8 @@ class Residual(Module):
     dropout: Dropout
 
     def __init__(self, norm: Norm, *, dropout: float = 0.0):
+        if not callable(norm):
+            raise ConfigError(f"norm is {norm!r}; expected a layer, e.g. LayerNorm(d_model)")
         self.norm = norm
         self.dropout = Dropout(dropout)
 

@@ -43,7 +43,7 @@ def build(library: Path = LIBRARY) -> None:
     """Compile the sources, as many files at a time as there are processors.
 
     `CXX` is the compiler, which may compile for another machine; `XFORMER_NATIVE_FLAGS` are more flags, such as
-    `-fsanitize=address`.
+    `-fsanitize=address`. With `-march` among them, the library has the one level "baseline", for that processor.
 
     Args:
         library: File to write.
@@ -56,12 +56,13 @@ def build(library: Path = LIBRARY) -> None:
         raise BuildError("no C++ compiler was found; install g++ or clang++, or set CXX")
     extra = shlex.split(os.environ.get("XFORMER_NATIVE_FLAGS", ""))
     flags = [*shlex.split(command), *_FLAGS, *extra]
-    levels = _LEVELS if _target(command).startswith("x86_64") else {"baseline": []}
+    one_level = any(flag.startswith("-march") for flag in extra) or not _target(command).startswith("x86_64")
+    levels = {"baseline": ["-DONE_LEVEL"]} if one_level else _LEVELS
     sources = sorted((FOLDER / "src").glob("*.cpp"), key=lambda path: -path.stat().st_size)
     with tempfile.TemporaryDirectory() as scratch:
         jobs, objects = [], []
         for source in sources:
-            for level, options in levels.items() if source.stem != "runtime" else [("", [])]:
+            for level, options in levels.items() if source.stem != "runtime" else [("", levels["baseline"])]:
                 objects.append(f"{scratch}/{level}-{source.stem}.o")
                 isa = [f"-DISA={level}"] if level else []
                 jobs.append([*flags, *options, *isa, "-c", str(source), "-o", objects[-1]])

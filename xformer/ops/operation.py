@@ -17,11 +17,13 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import math
 import pkgutil
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,6 +104,7 @@ class Signature:
     Args:
         text: The signature.
         conditions: Predicates of the sizes, keyed by a description for the error message.
+        ranges: Smallest and largest values of options that are numbers.
     """
 
     def __init__(self, text: str, conditions: Mapping[str, Callable[[dict[str, int]], bool]]) -> None:
@@ -329,8 +332,10 @@ class Operation:
         *,
         compute_in_float32: bool = False,
         conditions: Mapping[str, Callable[..., bool]] | None = None,
+        ranges: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
         self.name = name
+        self.ranges = ranges or {}
         self.signature = Signature(signature, conditions or {})
         self.definition = Kernel("portable definition", name, "", forward, vjp)
         self.compute_in_float32 = compute_in_float32
@@ -342,6 +347,10 @@ class Operation:
     def __call__(self, *arrays: Any, **options: Any) -> Any:
         """Check the arrays and compute the operation; in a trace, append one record for the whole operation."""
         xp = array_namespace(*arrays)
+        for option, (smallest, largest) in self.ranges.items():
+            value = options[option]
+            if not isinstance(value, Real) or not smallest <= float(value) <= largest:
+                raise ConfigError(f"{self.name} got {option} {value!r}; expected a number {_range(smallest, largest)}")
         if trace_level(xp) == 0:
             dtype = self.signature.check(self.name, arrays)
             return self.select(xp, arrays, options, dtype, save=False).forward(*arrays, save=False, **options)[0]
@@ -432,6 +441,12 @@ class Operation:
         return Selection(self.name, backend_name(xp), chosen, tuple(rejected))
 
 
+def _range(smallest: float, largest: float) -> str:
+    if largest < math.inf:
+        return f"from {smallest:g} to {largest:g}"
+    return "that is not NaN" if smallest == -math.inf else f"of at least {smallest:g}"
+
+
 def _pull(xp: Any, g: Any, saved: Any) -> Any:
     vjp, residuals, needs, options = saved
     return vjp(g, residuals, needs, **options)
@@ -480,6 +495,8 @@ def register(kernel: Kernel) -> None:
     Raises:
         ConfigError: If the operation is unknown.
     """
+    if not isinstance(kernel, Kernel):
+        raise ConfigError(f"register got {kernel!r}; expected a Kernel")
     operation = _operation(kernel.operation)
     load_kernels(kernel.backend)  # first, so that this kernel is tried before those of the package
     _add(operation, kernel)
@@ -577,7 +594,7 @@ def _is_enabled(kernel: Kernel, mode: str) -> bool:
 
 
 def _operation(name: Any) -> Operation:
-    if name not in OPERATIONS:
+    if not isinstance(name, str) or name not in OPERATIONS:
         raise ConfigError(f"unknown operation {name!r}; {nearest_hint(str(name), OPERATIONS)}")
     return OPERATIONS[name]
 

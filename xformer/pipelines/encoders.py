@@ -16,7 +16,7 @@ from xformer.errors import CheckpointError, ConfigError, nearest_hint
 from xformer.io import read_json
 from xformer.models import Encoder, EncoderConfig
 from xformer.models.token_ids import pad
-from xformer.pipelines.base import CheckpointPipeline
+from xformer.pipelines.base import CheckpointPipeline, check_class
 from xformer.pipelines.batching import run_batches
 from xformer.text import PretrainedTokenizer
 from xformer.text.tokenizer_models import check_texts
@@ -40,6 +40,9 @@ class EncoderPipeline(CheckpointPipeline):
     model_class = Encoder
 
     def __init__(self, model: Encoder, tokenizer: PretrainedTokenizer, *, max_length: int | None = None) -> None:
+        check_class("model", model, Encoder)
+        if not hasattr(tokenizer, "model_max_length"):
+            raise ConfigError(f"tokenizer is a {type(tokenizer).__name__}; expected a PretrainedTokenizer")
         limit = model.config.max_positions
         self.max_length = min(tokenizer.model_max_length or limit, limit) if max_length is None else max_length
         if not _MIN_LENGTH <= self.max_length <= limit:

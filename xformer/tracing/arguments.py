@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from xformer.backends import array_namespace, backend_name, dtype_name
-from xformer.errors import JitError
+from xformer.errors import ConfigError, JitError
 from xformer.random import Rng
 from xformer.tree import Module, flatten, is_array
 
@@ -75,6 +75,12 @@ class Arguments:
 
         args = tuple(visit(arg, index in self._donated) for index, arg in enumerate(self.args))
         return args, {name: visit(value, False) for name, value in sorted(self.keywords.items())}, data
+
+
+def check_function(name: str, function: Any) -> None:
+    """Raise ConfigError unless the first argument of a transformation is a function."""
+    if not callable(function):
+        raise ConfigError(f"{name} got {function!r}; expected a function")
 
 
 def check_hashable(value: Any) -> None:

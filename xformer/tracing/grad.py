@@ -12,6 +12,7 @@ from typing import Any
 
 from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_floating, trace_level
 from xformer.errors import ConfigError, DifferentiationError, ShapeError
+from xformer.tracing.arguments import check_function
 from xformer.tracing.namespace import GradTrace, active, base_for, tracing
 from xformer.tracing.record import base_function
 from xformer.tracing.rule import Record
@@ -49,6 +50,7 @@ def value_and_grad(
     >>> value_and_grad(lambda x: (x * x)[0])(np.asarray([3.0]))
     (np.float64(9.0), array([6.]))
     """
+    check_function("value_and_grad", function)
 
     @functools.wraps(function)
     def differentiated(*args: Any, **keywords: Any) -> Any:
@@ -118,6 +120,7 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any
     Raises:
         ShapeError: If the primals have no floating array.
     """
+    check_function("vjp", function)
     leaves, rebuild = flatten(primals)
     with tracing(base_for(leaves)) as trace:
         traced = _leaves_of(trace, leaves)
@@ -151,6 +154,7 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         DifferentiationError: When called, if `function` closes over an array of the trace.
     """
+    check_function("remat", function)
 
     @functools.wraps(function)
     def rematerialized(*args: Any, **keywords: Any) -> Any:

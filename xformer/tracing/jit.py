@@ -16,7 +16,7 @@ from xformer.backends import backend_name, trace_level
 from xformer.errors import ConfigError, JitError
 from xformer.random import Rng
 from xformer.threads import available_threads
-from xformer.tracing.arguments import Arguments, check_hashable, check_static, namespace_of
+from xformer.tracing.arguments import Arguments, check_function, check_hashable, check_static, namespace_of
 from xformer.tracing.graph import ACTIVE_GRAPH, GraphTrace
 from xformer.tracing.program import CudaProgram, Program, array_copy, compiler
 from xformer.tree import Module
@@ -73,6 +73,7 @@ def jit(
         JitError: When called, if the function reads values on the host, computes shapes from values or arrays of
             dtype object, or an argument is not hashable.
     """
+    check_function("jit", function)
     static, donated = ((x,) if isinstance(x, int) else tuple(x) for x in (static_argnums, donate_argnums))
     if {*static} & {*donated}:
         raise ConfigError(f"static_argnums {static} and donate_argnums {donated} overlap; expected different arguments")

@@ -44,8 +44,6 @@ class Tracer:
 
     __slots__ = ("__weakref__", "_family", "_index", "_namespace", "_value")
 
-    __array_ufunc__ = None  # makes `ndarray + tracer` call Tracer.__radd__ instead of looping over elements
-
     def __init__(self, value: Any, namespace: Any, index: int) -> None:
         self._value = value
         self._namespace = namespace
@@ -66,6 +64,15 @@ class Tracer:
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return self._namespace.read(self, "np.asarray")
+
+    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """Compute an operator of a NumPy array and a tracer; other functions of NumPy read values."""
+        operation = _OPERATORS_OF_NUMPY.get(function.__name__)
+        if operation is None or method != "__call__" or options:
+            name = f"np.{function.__name__}"
+            inputs = tuple(x._namespace.read(x, name) if type(x) is Tracer else x for x in inputs)
+            return getattr(function, method)(*inputs, **options)
+        return getattr(self._namespace, f"operator_{operation}")(*inputs)
 
     def __dlpack__(
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
@@ -172,6 +179,13 @@ BINARY_OPERATORS = (
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 UNARY_OPERATORS = ("neg", "pos", "abs", "invert")
 OPERATORS = (*BINARY_OPERATORS, *COMPARISONS, *UNARY_OPERATORS)
+
+_NAMES_IN_NUMPY = (
+    *("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "matmul"),
+    *("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"),
+    *("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"),
+)
+_OPERATORS_OF_NUMPY = dict(zip(_NAMES_IN_NUMPY, (*BINARY_OPERATORS, *COMPARISONS), strict=True))
 
 for _name in BINARY_OPERATORS:
     _forward, _reflected = _binary(_name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import logging
 import math
@@ -186,7 +187,7 @@ class TrainingLoop:
             check_count("data_parallel", data_parallel)
         if not isinstance(save_every_minutes, int | float) or not save_every_minutes >= 0:
             raise ConfigError(f"save_every_minutes is {save_every_minutes!r}; expected a number of at least 0")
-        if run_dir is not None and not isinstance(run_dir, str | os.PathLike):
+        if run_dir is not None and (not isinstance(run_dir, str | os.PathLike) or "\0" in os.fspath(run_dir)):
             raise ConfigError(f"run_dir is {run_dir!r}; expected the path of a directory")
         if run_dir is not None and not isinstance(model, Module):
             raise ConfigError(f"model is a {type(model).__name__}; run_dir requires a Module")
@@ -414,9 +415,10 @@ class TrainingLoop:
             learning_rate = math.nan
         if not math.isfinite(learning_rate):
             raise ConfigError(f"learning_rate is {received!r} at step {step}; expected a finite number")
-        num_tokens = sum(map(self.count_tokens, batches))
-        if not num_tokens > 0:
-            raise DataError(f"the batch of step {step} has {num_tokens} tokens; expected at least 1")
+        counts = [self.count_tokens(batch) for batch in batches]
+        if not all(isinstance(count, Real) for count in counts) or not sum(counts) > 0:
+            raise DataError(f"the batches of step {step} have {counts} tokens; expected at least 1")
+        num_tokens = sum(counts)
         like = flatten(self._model)[0][0]
         xp = array_namespace(like)
         result = self._train_step(
@@ -534,6 +536,12 @@ def _check_arguments(
         raise ConfigError("the model is packed for inference; train model.unpack()")
     if not callable(loss_fn):
         raise ConfigError(f"loss_fn is {loss_fn!r}; expected a function (model, batch, rng)")
+    try:
+        inspect.signature(loss_fn).bind(model, None, None)
+    except ValueError:  # a function without a signature
+        pass
+    except TypeError as error:
+        raise ConfigError(f"loss_fn takes other arguments than (model, batch, rng): {error}") from error
     if not callable(batches) and not isinstance(batches, Iterable):
         raise ConfigError(f"batches is {batches!r}; expected an iterable, or a function of the number of a batch")
     if isinstance(optimizer, type) or not hasattr(optimizer, "init"):

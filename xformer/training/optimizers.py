@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from xformer.backends import Array, assign
 from xformer.config import Config, option
+from xformer.errors import ConfigError
 from xformer.ops.adafactor import adafactor, zero_factors
 from xformer.ops.adam import adam, zero_moment
 from xformer.ops.muon import muon
@@ -74,7 +76,12 @@ class _Optimizer(Config):
         leaves, rebuild = flatten_parameters(model)
         gradients = flatten_parameters(grads)[0]
         check_same_count(leaves, gradients)
-        step = state.step
+        step = getattr(state, "step", None)
+        if step is None:
+            raise ConfigError(f"state is {state!r}; expected that of init(model) or of the update before")
+        is_finite = isinstance(learning_rate, Real) and math.isfinite(learning_rate)
+        if not is_finite and not is_array(learning_rate):
+            raise ConfigError(f"learning_rate is {learning_rate!r}; expected a finite number")
         step = assign(step, step + 1) if donate and is_array(step) else step + 1
         slots = list(zip(leaves, gradients, strict=True))
         parameters, state = self._update(slots, state._replace(step=step), learning_rate, grad_scale, donate)

@@ -8,11 +8,12 @@ from numbers import Real
 from typing import Any
 
 from xformer.config import check_count
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, check_arguments
 
 Schedule = Callable[[int], float]
 
 
+@check_arguments()
 def inverse_square_root(peak: float, *, warmup_steps: int) -> Schedule:
     """Rise linearly to the peak, then fall with the square root of the step (Vaswani et al., 2017, equation 3).
 
@@ -32,6 +33,7 @@ def inverse_square_root(peak: float, *, warmup_steps: int) -> Schedule:
     return learning_rate
 
 
+@check_arguments()
 def constant(peak: float, *, warmup_steps: int = 0) -> Schedule:
     """Rise linearly to the peak, then stay constant.
 
@@ -48,6 +50,7 @@ def constant(peak: float, *, warmup_steps: int = 0) -> Schedule:
     return learning_rate
 
 
+@check_arguments()
 def linear(peak: float, *, warmup_steps: int = 0, total_steps: int, floor: float = 0.0) -> Schedule:
     """Rise linearly to the peak, then fall linearly to the floor.
 
@@ -60,6 +63,7 @@ def linear(peak: float, *, warmup_steps: int = 0, total_steps: int, floor: float
     return _falling(lambda progress: 1.0 - progress, peak, warmup_steps, total_steps, floor)
 
 
+@check_arguments()
 def cosine(peak: float, *, warmup_steps: int = 0, total_steps: int, floor: float = 0.0) -> Schedule:
     """Rise linearly to the peak, then fall to the floor along half a cosine (Loshchilov and Hutter, 2017).
 

@@ -40,6 +40,8 @@ class _Weighted:
 
     def __call__(self, model: Any, batch: Any, rng: Rng | None, weight: float | Array) -> Array:
         loss = self.loss_fn(model, batch, rng)
+        if not is_array(loss):
+            raise ConfigError(f"loss_fn returned {loss!r}; expected a scalar array")
         return cast_number(weight, loss) * loss
 
 

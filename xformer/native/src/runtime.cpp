@@ -29,7 +29,7 @@ Sgemm blas_sgemm = nullptr;
 // --- instruction sets -------------------------------------------------------------------------------------------------
 
 namespace baseline { extern const Family* const families[]; }
-#if defined(__x86_64__)
+#if !defined(ONE_LEVEL)
 namespace avx2 { extern const Family* const families[]; }
 namespace avx512 { extern const Family* const families[]; }
 #endif
@@ -43,7 +43,7 @@ bool choose_level(const char* limit) {
     const Family* const* families = baseline::families;
     level = "baseline";
     const bool any = !limit || !*limit;
-#if defined(__x86_64__)
+#if !defined(ONE_LEVEL)
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&

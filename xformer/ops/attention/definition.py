@@ -153,6 +153,7 @@ _operation = Operation(
     *with_repeated_heads(_forward, _vjp),
     compute_in_float32=True,
     conditions={"heads to be a multiple of kv_heads": lambda sizes: _is_multiple(sizes["heads"], sizes["kv_heads"])},
+    ranges={"scale": (-math.inf, math.inf)},
 )
 
 
@@ -184,7 +185,8 @@ def attention(
         key: Array of shape (batch, key_value_heads, keys, head_dim).
         value: Array of shape (batch, key_value_heads, keys, value_dim).
         mask: Boolean, True = may attend, broadcastable to (batch, heads, queries, keys). A fully masked row gives
-            zeros, and zero gradients.
+            zeros, and zero gradients. Values must be finite where they are masked, too: a kernel may skip such a
+            value, or multiply it by zero, which gives NaN for NaN and infinity.
         bias: Added to the scaled scores, broadcastable to (batch, heads, queries, keys), of the dtype of the query.
         causal: Whether to also mask keys later than the query; the last query sees the last key.
         scale: Scale of the scores, by default 1 / sqrt(head_dim).
@@ -202,6 +204,8 @@ def attention(
     array_namespace(query, key, value, mask, bias, dropout_mask)  # raises for arrays of several libraries
     four_axes = _with_four_axes(query, key, value)
     scale = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
+    if dropout_mask is not None and not 0.0 < keep_probability <= 1.0:
+        raise ConfigError(f"keep_probability is {keep_probability!r}; expected a number above 0 and at most 1")
     if softcap is not None:
         _operation.signature.check("attention", (*four_axes, mask, bias, dropout_mask))
         weights = attention_weights(*four_axes[:2], mask, bias, causal=causal, scale=scale, softcap=softcap)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from xformer.backends import Array, accumulation_dtype, array_namespace
+from xformer.errors import check_arguments
 from xformer.ops.operation import Operation
 
 
@@ -52,12 +54,14 @@ def _normalize_vjp(g: Array, residuals: Any, needs: Any, centered: bool) -> tupl
 
 
 _CONDITIONS = {"at least one feature": lambda sizes: sizes["features"] > 0}
+_RANGES = {"epsilon": (0.0, math.inf)}
 _layer_norm = Operation(
     "layer_norm",
     "x: (..., features) float, weight: (features) float, bias?: (features) float -> (..., features)",
     lambda x, weight, bias, *, epsilon, save: _normalize(x, weight, bias, epsilon, centered=True),
     lambda g, residuals, needs, *, epsilon: _normalize_vjp(g, residuals, needs, centered=True),
     conditions=_CONDITIONS,
+    ranges=_RANGES,
 )
 _rms_norm = Operation(
     "rms_norm",
@@ -65,9 +69,11 @@ _rms_norm = Operation(
     lambda x, weight, *, epsilon, save: _normalize(x, weight, None, epsilon, centered=False),
     lambda g, residuals, needs, *, epsilon: _normalize_vjp(g, residuals, needs, centered=False),
     conditions=_CONDITIONS,
+    ranges=_RANGES,
 )
 
 
+@check_arguments()
 def layer_norm(x: Array, weight: Array, bias: Array | None, *, epsilon: float = 1e-5) -> Array:
     """Normalize rows to mean 0 and variance 1, then multiply by `weight` and add `bias`.
 
@@ -85,10 +91,12 @@ def layer_norm(x: Array, weight: Array, bias: Array | None, *, epsilon: float = 
 
     Raises:
         ShapeError: If shapes or dtypes do not match.
+        ConfigError: If epsilon is not a number of at least 0.
     """
     return _layer_norm(x, weight, bias, epsilon=epsilon)
 
 
+@check_arguments()
 def rms_norm(x: Array, weight: Array, *, epsilon: float = 1e-5) -> Array:
     """Divide rows by their root mean square, then multiply by `weight`.
 
@@ -104,5 +112,6 @@ def rms_norm(x: Array, weight: Array, *, epsilon: float = 1e-5) -> Array:
 
     Raises:
         ShapeError: If shapes or dtypes do not match.
+        ConfigError: If epsilon is not a number of at least 0.
     """
     return _rms_norm(x, weight, epsilon=epsilon)
