@@ -160,7 +160,7 @@ def test_attention(data):
     if isinstance(bias, np.ndarray) and data.draw(st.booleans()):
         bias = bias.astype("float32")
     options = {"mask": mask, "bias": bias, "causal": data.draw(st.booleans())}
-    values = next(x for x in (value, key, query) if x is not None)
+    values = next((x for x in (value, key, query) if x is not None), None)
     if isinstance(values, np.ndarray) and values.dtype.kind == "f" and values.flags.writeable:
         values[np.isnan(values)] = 0.0  # whether a masked NaN reaches the output depends on the kernel
     assert_same_outcome(attention, lambda module: module(query, key, value, **options))

@@ -10,7 +10,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer.backends import Device, DType, default_float, dtype_name, dtype_named, from_host, resolve, to_host
+from xformer import native
+from xformer.backends import (
+    Array,
+    Device,
+    DType,
+    backend_name,
+    default_float,
+    dtype_name,
+    dtype_named,
+    from_host,
+    resolve,
+    to_host,
+)
 from xformer.errors import CheckpointError, ConfigError, ShapeError, nearest_hint
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import FAMILIES, Family, family_of
@@ -19,6 +31,7 @@ from xformer.families.gguf_file import GGUFFile, find_gguf
 from xformer.families.tensor_files import TensorFiles
 from xformer.io import read_json, restorable_dtype, save_arrays, write_json
 from xformer.layers.positions import sinusoidal
+from xformer.layers.quantization import inference_weights_of
 from xformer.models import LanguageModel, LanguageModelConfig, ModelConfig, Transformer, TransformerConfig, load
 from xformer.models.base import BaseModel
 from xformer.ops.quantized import quantized_dtype
@@ -120,6 +133,8 @@ def load_pretrained(
     xp: Any = "numpy",
     dtype: DType | str | None = None,
     device: Device = None,
+    quantize: str | None = None,
+    pack: bool = False,
     progress: Progress | None = None,
 ) -> BaseModel:
     """Load a model: a public checkpoint in the Hugging Face format, a GGUF file of llama.cpp, or a run of xformer.
@@ -134,6 +149,9 @@ def load_pretrained(
         dtype: Floating dtype of the parameters. Default: that of the file; float32 if the library lacks it, for
             bfloat16 in NumPy, and for quantized tensors of GGUF files.
         device: Device of the parameters, as the library names it.
+        quantize: "int8" or "bfloat16" to quantize the weights for inference (`layers.quantize`), on NumPy each as soon
+            as it is read, so that memory never holds all of them in float32.
+        pack: Whether to pack the weights for inference (`layers.pack`), in the same way.
         progress: Called after each tensor with the number of values read and their total.
 
     Returns:
@@ -151,21 +169,43 @@ def load_pretrained(
     check_exists(directory)
     path = Path(directory)
     if not is_public(path) and (path.is_file() or (path / "model.safetensors").is_file()):
-        return load(path if path.is_file() else path / "model.safetensors", xp=xp, dtype=dtype, device=device)
+        file = path if path.is_file() else path / "model.safetensors"
+        return _for_inference(load(file, xp=xp, dtype=dtype, device=device), quantize, pack)
     checkpoint = open_checkpoint(path)
     xp = resolve(xp)
     dtype = default_float(xp, restorable_dtype(xp, checkpoint.tensors.dtype()) if dtype is None else dtype)
-    arrays = _read_parameters(checkpoint, path, xp=xp, dtype=dtype, device=device, progress=progress)
+    converters: Any = {}
+    if backend_name(xp) == "numpy" and (quantize is not None or dtype_name(dtype) == "float32"):
+        dtype, pack = dtype if quantize is None else xp.float32, pack and native.is_available()
+        if quantize is not None or pack:
+            converters = inference_weights_of(checkpoint.model, quantize, packed=pack)
+    arrays = _read_parameters(checkpoint, path, converters, xp=xp, dtype=dtype, device=device, progress=progress)
     try:
-        return replace(checkpoint.model, arrays)
+        model = replace(checkpoint.model, arrays)
     except (ConfigError, ShapeError) as error:
         raise CheckpointError(f"{path}: {error}") from error
+    return model if converters else _for_inference(model, quantize, pack)
+
+
+def _for_inference(model: BaseModel, quantize: str | None, pack: bool) -> BaseModel:
+    model = model if quantize is None else model.quantize(quantize)
+    return model.pack() if pack else model
 
 
 def _read_parameters(
-    checkpoint: Checkpoint, path: Path, *, xp: Any, dtype: DType, device: Device, progress: Progress | None
+    checkpoint: Checkpoint,
+    path: Path,
+    converters: dict[str, Callable[[Array], Any]],
+    *,
+    xp: Any,
+    dtype: DType,
+    device: Device,
+    progress: Progress | None,
 ) -> dict[str, Any]:
-    """Read all tensors, and return the parameters by name; arguments and errors are those of `load_pretrained`."""
+    """Read all tensors, and return the parameters by name; arguments and errors are those of `load_pretrained`.
+
+    The converters of `inference_weights_of` are applied to the parameters that they name.
+    """
     family, model, tensors, config_path = checkpoint
     shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
     layouts = family.layouts_of(model)
@@ -182,7 +222,10 @@ def _read_parameters(
                     f"{path}: {stored_names[name]} has shape {tuple(x.shape)}, which gives {parameter} the shape "
                     f"{tuple(values.shape)}; {config_path.name} implies {shape}"
                 )
-            arrays[parameter] = from_host(xp, np.array(values, order="C"), dtype=dtype, device=device)
+            if parameter in converters:  # which copy it, so that the file stays as it is
+                arrays[parameter] = converters[parameter](np.asarray(values, dtype=dtype))
+            else:
+                arrays[parameter] = from_host(xp, np.array(values, order="C"), dtype=dtype, device=device)
             num_read += int(np.prod(shape))
         if progress is not None:
             progress(num_read, num_values)

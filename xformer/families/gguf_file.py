@@ -23,6 +23,7 @@ from xformer.text.extras import require
 
 QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 _PLAIN = ("F32", "F16", "BF16")
+_SIZE = struct.Struct("<Q")
 _CHUNK = 1 << 18  # values dequantized at a time
 
 # {type of a metadata value: code of the struct module}; strings are type 8 and arrays type 9.
@@ -370,12 +371,20 @@ class _Cursor:
         return value
 
     def string(self) -> str:
-        size = self.number("Q")
-        text = self.content[self.position : self.position + size]
-        if len(text) < size:
-            raise struct.error("a string ends after the file")
-        self.position += size
-        return text.decode()
+        return self.strings(1)[0]
+
+    def strings(self, length: int) -> list[str]:
+        # A vocabulary has hundreds of thousands, so the loop has no other calls.
+        content, position, texts = self.content, self.position, []
+        end, read_size = len(content), _SIZE.unpack_from
+        for _ in range(length):
+            start = position + 8
+            position = start + read_size(content, position)[0]
+            if position > end:
+                raise struct.error("a string ends after the file")
+            texts.append(content[start:position].decode())
+        self.position = position
+        return texts
 
     def value(self, type_id: int) -> Any:
         if type_id == _STRING:
@@ -383,7 +392,7 @@ class _Cursor:
         if type_id == _ARRAY:
             element_type, length = self.number("I"), self.number("Q")
             if element_type == _STRING:
-                return [self.string() for _ in range(length)]
+                return self.strings(length)
             if element_type not in _CODES or length > len(self.content):
                 raise struct.error(f"an array has {length} elements of the type {element_type}")
             values = struct.unpack_from(f"<{length}{_CODES[element_type]}", self.content, self.position)

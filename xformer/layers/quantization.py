@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from xformer import native
-from xformer.backends import array_namespace, backend_name, dtype_name
+from xformer.backends import Array, array_namespace, backend_name, dtype_name
 from xformer.errors import ConfigError
 from xformer.layers.embedding import Embedding
 from xformer.layers.linear import Linear
+from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.packed import PackedWeight, packed_weights
 from xformer.ops.quantized import QUANTIZED_DTYPES, QuantizedWeight, quantized_dtype
 from xformer.tree import Module, map_modules, with_fields
@@ -40,17 +43,17 @@ def quantize(module: AnyModule, dtype: str = "int8") -> AnyModule:
         raise ConfigError(f"the model is quantized to {current}; quantize the original model to {dtype}")
 
     def quantize_layer(layer: Module) -> Module:
-        weight: Any
-        if isinstance(layer, Linear):
-            weight = QuantizedWeight.quantize(layer.weight.T, dtype).T
-        elif isinstance(layer, Embedding):
-            weight = QuantizedWeight.quantize(layer.weight, dtype)  # type: ignore[arg-type]
-        else:
+        if not isinstance(layer, Linear | Embedding):
             return layer
-        return with_fields(layer, weight=weight)
+        return with_fields(layer, weight=_quantized(layer, layer.weight, dtype))
 
     quantized: AnyModule = map_modules(quantize_layer, module.to(dtype="float32"))
     return quantized
+
+
+def _quantized(layer: Module, weight: Any, dtype: str) -> QuantizedWeight:
+    is_table = isinstance(layer, Embedding)  # which has a scale for each row
+    return QuantizedWeight.quantize(weight, dtype) if is_table else QuantizedWeight.quantize(weight.T, dtype).T
 
 
 def pack(module: AnyModule) -> AnyModule:
@@ -73,11 +76,44 @@ def pack(module: AnyModule) -> AnyModule:
         array = weight.elements if isinstance(weight, QuantizedWeight) else weight
         if backend_name(array_namespace(array)) != "numpy" or dtype_name(weight.dtype) != "float32":
             return layer
-        is_table = isinstance(layer, Embedding)  # rows are looked up, and the transpose is multiplied
-        return with_fields(layer, weight=PackedWeight.pack(weight.T).T if is_table else PackedWeight.pack(weight))
+        return with_fields(layer, weight=_packed(layer, weight))
 
     packed: AnyModule = map_modules(pack_layer, module)
     return packed
+
+
+def _packed(layer: Module, weight: Any) -> PackedWeight:
+    is_table = isinstance(layer, Embedding)  # rows are looked up, and the transpose is multiplied
+    return PackedWeight.pack(weight.T).T if is_table else PackedWeight.pack(weight)
+
+
+def inference_weights_of(
+    module: Module, dtype: str | None, *, packed: bool
+) -> dict[str, Callable[[Array], InferenceWeight]]:
+    """Return functions that quantize and pack the weights of linear maps and embeddings, by the names of the weights.
+
+    Args:
+        module: A module of NumPy in float32, whose weights differ from each other.
+        dtype: As for `quantize`; None does not quantize.
+        packed: Whether to pack the weights; if True, the native library must be available.
+    """
+    layers: dict[int, Module] = {}
+
+    def find(layer: Module) -> Module:
+        if isinstance(layer, Linear | Embedding):
+            layers[id(layer.weight)] = layer
+        return layer
+
+    def convert(layer: Module, weight: Array) -> Any:
+        converted: Any = weight if dtype is None else _quantized(layer, weight, dtype)
+        return _packed(layer, converted) if packed else converted
+
+    map_modules(find, module)
+    return {
+        name: functools.partial(convert, layers[id(array)])
+        for name, array in module.named_arrays()
+        if id(array) in layers
+    }
 
 
 def unpack(module: AnyModule) -> AnyModule:

@@ -120,13 +120,13 @@ class CheckpointPipeline(Described):
     @classmethod
     def _load_model(cls, directory: str | os.PathLike[str], quantize: str | None, **options: Any) -> Any:
         """Load a public model; raise CheckpointError if it is of another class."""
-        model = load_pretrained(directory, **options)
+        model = load_pretrained(directory, quantize=quantize, pack=True, **options)
         if type(model) is not cls.model_class:
             name, pipelines = _MODELS[type(model)]
             raise CheckpointError(
                 f"{directory} has {name}; {cls.__name__} expects {_MODELS[cls.model_class][0]}; use {pipelines}"
             )
-        return _for_inference(model, quantize)
+        return model
 
 
 class Pipeline(CheckpointPipeline):
@@ -169,7 +169,8 @@ class Pipeline(CheckpointPipeline):
         pretrained = run.pretrained_files()
         if options and pretrained is None:
             raise ConfigError(f"{next(iter(options))} applies to public checkpoints; omit it for a run of xformer")
-        trained = _for_inference(cls.model_class.load(run.model, xp=xp, dtype=dtype), quantize)
+        trained = cls.model_class.load(run.model, xp=xp, dtype=dtype)
+        trained = (trained if quantize is None else trained.quantize(quantize)).pack()
         if pretrained is None:
             return cls._from_run(trained, run, config)
         init = config["recipe"]["init"]
@@ -212,10 +213,6 @@ class Pipeline(CheckpointPipeline):
         results = [[output.text for output in each] or [""] for each in outputs]
         count = options.get("num_return_sequences", 1 if config is None else config.num_return_sequences)
         return results if count > 1 else [each[0] for each in results]
-
-
-def _for_inference(model: Any, quantize: str | None) -> Any:
-    return (model if quantize is None else model.quantize(quantize)).pack()
 
 
 def check_class(name: str, value: Any, *classes: type) -> None:

@@ -484,7 +484,7 @@ static const char* check_sum_rows(Record& r) {
     const Array &x = r.arrays[0], &out = r.arrays[1];
     REQUIRE(x && out && x.type == FLOAT32 && out.type == FLOAT32, "expected float32");
     REQUIRE(x.ndim == 2 && out.ndim == 1 && x.shape[1] == out.shape[0], "expected a matrix and a row of its columns");
-    REQUIRE((x.shape[1] <= 1 || x.strides[1] == 4) && out.is_contiguous(), "expected contiguous rows");
+    REQUIRE(x.is_contiguous(1) && out.is_contiguous(), "expected contiguous rows");
     const int64_t step = round_up(std::max<int64_t>(1, 32768 / std::max<int64_t>(1, x.shape[0])), 4 * LANES);
     r.parts = static_cast<int32_t>(parts_of(x.shape[1], step));
     r.plan[0] = step;

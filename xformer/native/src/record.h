@@ -29,7 +29,6 @@ struct Array {
     bool is_contiguous(int axes = MAX_DIMS) const {
         if (size() == 0) return true;
         int64_t stride = itemsize();
-        if (size() == 0) return true;
         for (int i = ndim - 1; i >= 0 && i >= ndim - axes; i--) {
             if (shape[i] != 1 && strides[i] != stride) return false;
             stride *= shape[i];

@@ -41,8 +41,10 @@ class PackedWeight(InferenceWeight):
         xp = array_namespace(weight)
         rows, columns = weight.shape
         count = -(-columns // PANEL)
-        padding = xp.zeros((rows, count * PANEL - columns), dtype=weight.dtype)
-        panels = xp.permute_dims(xp.reshape(xp.concat([weight, padding], axis=1), (rows, count, PANEL)), (1, 0, 2))
+        if columns % PANEL:
+            padding = xp.zeros((rows, count * PANEL - columns), dtype=weight.dtype)
+            weight = xp.concat([weight, padding], axis=1)
+        panels = xp.permute_dims(xp.reshape(weight, (rows, count, PANEL)), (1, 0, 2))
         return cls(scales, _contiguous(panels), columns, False)
 
     def unpack(self) -> Array | QuantizedWeight:
