@@ -345,3 +345,21 @@ def test_paths_that_cannot_exist_are_refused():
     for path, match in [(None, "the path of the model is None; expected a string"), ("a" * 5000, "File name too long")]:
         with pytest.raises(CheckpointError, match=match):
             xf.load_pretrained(path)
+
+
+@pytest.mark.parametrize("case", ["llama", "bart", "bert", "gpt2", "t5", "whisper"])
+@pytest.mark.parametrize("quantize", [None, "int8", "bfloat16"])
+@pytest.mark.parametrize("pack", [False, True])
+def test_weights_are_quantized_and_packed_as_they_are_read(case, quantize, pack):
+    """The result has the bits of a model that is converted after it is loaded."""
+    directory = DATA / case
+    expected = xf.load_pretrained(directory, dtype="float32")
+    expected = expected if quantize is None else expected.quantize(quantize)
+    expected = expected.pack() if pack else expected
+    actual = xf.load_pretrained(directory, dtype="float32", quantize=quantize, pack=pack)
+    assert repr(actual) == repr(expected)
+    for (name, x), (other, y) in zip(actual.named_arrays(), expected.named_arrays(), strict=True):
+        assert name == other
+        assert x.dtype == y.dtype
+        assert x.flags.c_contiguous
+        np.testing.assert_array_equal(x, y)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from xformer.layers.quantization import inference_weights_of
 from xformer.models import LanguageModel, LanguageModelConfig, ModelConfig, Transformer, TransformerConfig, load
 from xformer.models.base import BaseModel
 from xformer.ops.quantized import quantized_dtype
+from xformer.threads import parallel_map
 from xformer.tree import flatten, replace
 
 Progress = Callable[[int, int], None]
@@ -139,8 +141,8 @@ def load_pretrained(
 ) -> BaseModel:
     """Load a model: a public checkpoint in the Hugging Face format, a GGUF file of llama.cpp, or a run of xformer.
 
-    Tensors are read one at a time, so that memory holds the model and one tensor. Nothing is downloaded, and no code of
-    the checkpoint runs. An unknown tensor or key of config.json is an error.
+    Each thread reads one tensor at a time, so that memory holds little more than the model. Nothing is downloaded, and
+    no code of the checkpoint runs. An unknown tensor or key of config.json is an error.
 
     Args:
         directory: Directory with config.json and safetensors files, or with one GGUF file; a GGUF file; or a
@@ -152,7 +154,7 @@ def load_pretrained(
         quantize: "int8" or "bfloat16" to quantize the weights for inference (`layers.quantize`), on NumPy each as soon
             as it is read, so that memory never holds all of them in float32.
         pack: Whether to pack the weights for inference (`layers.pack`), in the same way.
-        progress: Called after each tensor with the number of values read and their total.
+        progress: Called after each tensor, in any thread, with the number of values read and their total.
 
     Returns:
         A `LanguageModel`, `Transformer`, `SpeechTransformer`, `Encoder` or `ImageEncoder`.
@@ -213,7 +215,11 @@ def _read_parameters(
     _check_positions(path, model.config, tensors)
     arrays: dict[str, Any] = {}
     num_read, num_values = 0, sum(int(np.prod(shape)) for shape in shapes.values())
-    for name, (layout, parameters) in layouts.items():
+    lock = threading.Lock()
+
+    def read(name: str) -> None:
+        nonlocal num_read
+        layout, parameters = layouts[name]
         x = tensors.read(stored_names[name])
         expected = [shapes[parameter] for parameter in parameters]
         for parameter, values, shape in zip(parameters, layout.split(x, expected), expected, strict=False):
@@ -226,9 +232,12 @@ def _read_parameters(
                 arrays[parameter] = converters[parameter](np.asarray(values, dtype=dtype))
             else:
                 arrays[parameter] = from_host(xp, np.array(values, order="C"), dtype=dtype, device=device)
-            num_read += int(np.prod(shape))
-        if progress is not None:
-            progress(num_read, num_values)
+        with lock:
+            num_read += sum(int(np.prod(shape)) for shape in expected)
+            if progress is not None:
+                progress(num_read, num_values)
+
+    parallel_map(read, layouts)
     return arrays
 
 
