@@ -210,6 +210,17 @@ def test_no_batches_are_refused():
         run(num_tokens=lambda batch: 0)
 
 
+def test_a_batch_may_be_none():
+    """A loss function may take its data from elsewhere."""
+    batch = make_batches(1)[0]
+
+    def loss(model, none, rng):
+        return squared_error(model, batch, rng)
+
+    _, history = fit(Regression(), loss, [None] * 3, optimizer=Adam(), learning_rate=0.1)
+    assert [event.step for event in history] == [1, 2, 3]
+
+
 def test_accumulated_batches_are_one_large_batch():
     batches = make_batches(4)
     halves = [tuple(part[rows] for part in batch) for batch in batches for rows in (slice(0, 3), slice(3, 8))]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 
 from xformer.backends import Array, accumulation_dtype, array_namespace, device
+from xformer.environment import env_flag
 from xformer.ops.grad_scale import cast_number, scale_gradient, skip_if_nonfinite
+from xformer.ops.linear import linear
 
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of x, x^3 and x^5: the iteration moves singular values to about 0.7 to 1.2
 _SMALLEST_NORM = 1e-7
@@ -71,8 +73,10 @@ def orthogonalize(matrix: Array, num_iterations: int = 5) -> Array:
     x = xp.matrix_transpose(matrix) if is_tall else matrix  # products of the shorter side are smaller
     norm = xp.sqrt(xp.sum(x * x))
     x = x / xp.maximum(norm, xp.asarray(_SMALLEST_NORM, dtype=x.dtype, device=device(x)))
-    linear, cubic, quintic = _COEFFICIENTS
+    # NumPy's products are faster, but their bits depend on the processor.
+    matmul = xp.matmul if env_flag("XFORMER_BLAS", default=True) else linear
+    first, cubic, quintic = _COEFFICIENTS
     for _ in range(num_iterations):
-        gram = x @ xp.matrix_transpose(x)
-        x = linear * x + (cubic * gram + quintic * (gram @ gram)) @ x
+        gram = matmul(x, xp.matrix_transpose(x))
+        x = first * x + matmul(cubic * gram + quintic * matmul(gram, gram), x)
     return xp.matrix_transpose(x) if is_tall else x

@@ -370,10 +370,10 @@ class TrainingLoop:
             started = time.monotonic()
             if batches is None:
                 batches = self._iterate(self.step * self._grad_accumulation)
-                first = next(batches, None)
-                batches = batches if first is None else itertools.chain([first], batches)
+                first = [*itertools.islice(batches, 1)]
+                batches = itertools.chain(first, batches)
                 # One BLAS thread for each shard. The limit holds for the whole run, as bits depend on it.
-                sharded = self.num_workers > 1 and can_split(first)
+                sharded = self.num_workers > 1 and any(map(can_split, first))
                 stack.enter_context(blas_threads(1 if sharded else num_threads()))
             accumulated = list(itertools.islice(batches, self._grad_accumulation))
             if not accumulated:

@@ -1,0 +1,59 @@
+"""Training with XFORMER_BLAS=0 gives the same bits for any number of threads, BLAS kernel and instruction set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from xformer import native
+
+# Products of 1,024 rows are large enough for the BLAS library.
+PROGRAM = """
+import hashlib
+import numpy as np
+import xformer as xf
+
+sizes = {"d_model": 256, "num_heads": 8, "d_ff": 512, "num_encoder_layers": 1, "num_decoder_layers": 1}
+config = xf.TransformerConfig(source_vocab_size=300, target_vocab_size=300, dropout=0.1, **sizes)
+ids = np.random.default_rng(0).integers(4, 300, (64, 17))
+
+def loss(model, batch, rng):
+    losses = xf.cross_entropy(model(ids, ids[:, :-1], rng=rng), ids[:, 1:], label_smoothing=0.1)
+    return xf.array_namespace(losses).sum(losses)
+
+optimizer = xf.OPTIMIZER
+model, _ = xf.fit(
+    xf.Transformer(config), loss, [None] * 3, optimizer=optimizer, learning_rate=1e-3, data_parallel=2,
+    num_tokens=lambda batch: 1024
+)
+digest = hashlib.sha256()
+for name, array in model.named_arrays():
+    digest.update(array.tobytes())
+print(digest.hexdigest())
+"""
+
+
+def train(optimizer, **environment):
+    program = PROGRAM.replace("OPTIMIZER", optimizer)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(native.level() in ("", "baseline"), reason="needs the library for AVX2 or AVX-512")
+@pytest.mark.parametrize("optimizer", ["Adam()", "Muon()"])
+def test_training_has_one_hash(optimizer):
+    expected = train(optimizer, XFORMER_BLAS="0", XFORMER_NUM_THREADS="1")
+    others = [
+        {"XFORMER_NUM_THREADS": "2"},
+        {"OPENBLAS_CORETYPE": "Nehalem"},
+        {"NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4"},  # the names of NumPy 2.4
+        {"XFORMER_NATIVE": "avx2"},
+    ]
+    for environment in others:
+        assert train(optimizer, XFORMER_BLAS="0", **environment) == expected, environment
