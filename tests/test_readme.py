@@ -31,10 +31,10 @@ def has_gpu() -> bool:
 
 # Replacements that shorten training.
 SHORTER = {
-    "--max-minutes 25": "--max-steps 3 --recipe small.toml",
+    "--max-minutes 90": "--max-steps 3 --recipe small.toml",
     "--max-minutes 60": "--max-steps 3 --recipe small.toml --task summarization",
 }
-SHORTER["--max-minutes 5"] = SHORTER["--max-minutes 25"]
+SHORTER["--max-minutes 5"] = SHORTER["--max-minutes 90"]
 SHORTER["--backend cupy"] = f"--backend {'cupy' if has_gpu() else 'numpy'}"
 SHORTER["--text input.txt"] = "--text input.txt --max-steps 3"
 SHORTER["docs/recipes/tinyshakespeare.toml"] = shlex.quote(str(ROOT / "docs" / "recipes" / "tinyshakespeare.toml"))
