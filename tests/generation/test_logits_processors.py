@@ -12,7 +12,6 @@ from xformer.backends import from_host, to_host
 from xformer.generation.config import GenerationConfig
 from xformer.generation.lengths import LengthLimits, LengthRange
 from xformer.generation.logits_processors import (
-    ForcedPrefix,
     Histories,
     MinLength,
     NoRepeatNGram,
@@ -64,12 +63,6 @@ def test_sequence_bias_belongs_to_the_input_of_a_row(xp):
     found = bias(rows([1], [0], indices=[1, 0]), from_host(xp, LOGITS))
     assert_close(found, LOGITS + np.asarray([[0.0, 1.5, 0.0, 3.0], [0.0] * 4]), xp=xp)
     assert_close(bias(rows([], [], indices=[0, 0]), from_host(xp, LOGITS)), LOGITS, xp=xp)
-
-
-def test_a_forced_token_is_certain_even_if_masked(xp):
-    masked = mask_tokens(from_host(xp, LOGITS), [[2]])
-    found = to_host(ForcedPrefix([[1, 2], [1]])(rows([1], [1]), masked))
-    np.testing.assert_array_equal(found, [[-INFINITY, -INFINITY, 0.0, -INFINITY], [0.0, 4.0, -INFINITY, 2.0]])
 
 
 def test_log_sum_exp(xp):
@@ -141,8 +134,8 @@ def test_padding_and_start_are_masked():
 
 def test_rows_follow_the_settings_of_their_inputs():
     logits = normal(0, 3, 6)
-    found = process(logits, [[3], [3, 3], [4]], [0, 0, 1], ranges=[(2, 9), (0, 9)], prefixes=[[], [4, 5]])
-    assert allowed(found) == [{3, 4, 5}, {2, 3, 4, 5}, {5}]
+    found = process(logits, [[3], [3, 3], [4]], [0, 0, 1], ranges=[(2, 9), (0, 9)])
+    assert allowed(found) == [{3, 4, 5}, {2, 3, 4, 5}, {2, 3, 4, 5}]
 
 
 @pytest.mark.parametrize("num_beams", [1, 2])

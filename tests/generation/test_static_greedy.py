@@ -158,7 +158,7 @@ def test_a_program_is_made_once_for_inputs_of_the_same_shapes(monkeypatch, setti
         ({"repetition_penalty": 1.5}, False),
         ({"no_repeat_ngram_size": 2}, False),
         ({"sequence_bias": [[[[5]]], [], []]}, False),
-        ({"prefix": [[5], [5, 6], [5]]}, False),
+        ({"prefix": [[5], [5, 6], [5]]}, True),
         ({"window": 3}, True),
         ({"logits_processors": [lambda histories, logits: logits]}, False),
         ({"stopping_criteria": [lambda histories: [False] * len(histories)]}, False),

@@ -71,11 +71,6 @@ class GenerationBatch:
         return len(self.prefixes)
 
     @functools.cached_property
-    def shared_length(self) -> int:
-        """Number of prefix tokens that enter the model in one step; longer prefixes are forced token by token."""
-        return min(map(len, self.prefixes))
-
-    @functools.cached_property
     def parameter(self) -> Array:
         """A parameter of the model, for its dtype and device."""
         return next(array for _, array in self.model.named_parameters())
@@ -90,10 +85,16 @@ class GenerationBatch:
         return from_host(self.xp, data, dtype=dtype, device=device(self.parameter))
 
     def prefill(self) -> tuple[DecodingSteps, Array]:
-        """Enter the shared part of the prefixes, one row per input; return further steps and the next logits."""
-        longest = max((limits.maximum for limits in self.lengths.ranges), default=0)
-        steps = DecodingSteps(self.model, self.init_cache(), len(self.start) + longest)
-        return steps, self.step([[*self.start, *prefix[: self.shared_length]] for prefix in self.prefixes], steps)
+        """Enter the prefixes in one step, one row per input; return further steps and the next logits."""
+        longest = max(map(len, self.prefixes))
+        padding = [longest - len(prefix) for prefix in self.prefixes]
+        cache = self.init_cache()
+        if any(padding):
+            cache.padding = self.to_device(padding, index_dtype(self.xp))
+        limits = [count + each.maximum for count, each in zip(padding, self.lengths.ranges, strict=True)]
+        steps = DecodingSteps(self.model, cache, len(self.start) + max(limits))
+        rows = [[0] * count + [*self.start, *prefix] for count, prefix in zip(padding, self.prefixes, strict=True)]
+        return steps, self.step(rows, steps)
 
     def step(self, tokens: list[list[int]], steps: DecodingSteps) -> Array:
         """Append tokens (rows, new tokens) and return the next logits (rows, vocabulary)."""
@@ -129,10 +130,6 @@ class GenerationBatch:
             len(tokens) > len(self.prefixes[index]) and any(column)
             for tokens, index, column in zip(rows, input_indices, zip(*flags, strict=True), strict=True)
         ]
-
-    def may_end(self, index: int, tokens: Sequence[int]) -> bool:
-        """Return whether a token may end output `index` here: not within a prefix that is forced token by token."""
-        return len(tokens) >= len(self.prefixes[index])
 
     def _histories(self, histories: Sequence[list[int]], input_indices: Sequence[int]) -> Histories:
         indices = [self.indices[index] for index in input_indices]

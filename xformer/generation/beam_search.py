@@ -39,7 +39,7 @@ class InputBeams:
     def __init__(self, batch: GenerationBatch, index: int) -> None:
         config, maximum = batch.config, batch.lengths.ranges[index].maximum
         self.batch, self.index = batch, index
-        prefix = batch.prefixes[index][: batch.shared_length]
+        prefix = batch.prefixes[index]
         self.groups = [
             BeamGroup(
                 size=config.group_size,
@@ -80,7 +80,7 @@ class InputBeams:
             if num_chosen:
                 ranked = sorted(ranked, key=lambda c: penalty * num_chosen[c.token] - c.log_probability)
             parents = group.beams
-            eos_id = self.batch.eos_id if self.batch.may_end(self.index, parents[0].tokens) else None
+            eos_id = self.batch.eos_id
             ends = group.advance(ranked, eos_id, _greedy_candidate(parents, top))
             num_chosen.update(beam.tokens[-1] for beam in group.beams)
             if self.batch.lengths.near_targets and eos_id is not None:

@@ -45,8 +45,6 @@ class DecodingSteps:
         self._length, self._num_repeats = 0, 0
         self._program: Program | None = None
         self._used: tuple[Hashable, StaticCache, Program] | None = None  # the last program, with its arrays
-        config = model.config
-        self._max_capacity = config.max_positions if config.positions == "learned" else math.inf
         self._is_static = hasattr(model, "to_static") and max_length >= _MIN_LENGTH
         self._can_trace = True
 
@@ -104,7 +102,7 @@ class DecodingSteps:
         longest = _MIN_CAPACITY * math.ceil(self._max_length / _MIN_CAPACITY)
         first = max(_MIN_CAPACITY, min(longest, _MAX_FIRST_CAPACITY // (self._num_rows or 1)))
         capacity = max(first, 2 ** math.ceil(math.log2(self._length + 1)))
-        self.cache = self._model.to_static(self.cache, int(min(capacity, self._max_capacity)))
+        self.cache = self._model.to_static(self.cache, capacity)
         self._program = None  # of the smaller cache
 
     def _key(self) -> Hashable:

@@ -42,7 +42,7 @@ class Sample:
         if math.isnan(log_probability):
             raise batch.no_token_error(self.index, self.tokens)
         maximum = batch.lengths.ranges[self.index].maximum
-        if token in batch.end_ids and batch.may_end(self.index, self.tokens):
+        if token in batch.end_ids:
             self.status = "eos"
         elif len(self.tokens) == maximum or batch.is_too_long(self.index, [*self.tokens, token]):
             self.status = "truncated"
@@ -72,11 +72,10 @@ def greedy_or_sample(batch: GenerationBatch) -> list[list[Hypothesis]]:
 
 
 def start_samples(batch: GenerationBatch) -> list[list[Sample]]:
-    """Return the samples of each input, which begin with the first `shared_length` tokens of its prefix."""
+    """Return the samples of each input, which begin with its prefix."""
     count = batch.config.num_return_sequences if batch.uniforms is not None else 1
     return [
-        [Sample(index, number, list(prefix[: batch.shared_length])) for number in range(count)]
-        for index, prefix in enumerate(batch.prefixes)
+        [Sample(index, number, list(prefix)) for number in range(count)] for index, prefix in enumerate(batch.prefixes)
     ]
 
 

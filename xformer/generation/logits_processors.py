@@ -100,8 +100,6 @@ def build_logits_processors(
         processors.append(StopTokens(end_ids - {eos_id}, eos_id))
     if is_beam_search and user_processors:
         processors.append(limit_to_zero)
-    if len(set(map(len, prefixes))) > 1:  # the first shared_length tokens enter the model in one step
-        processors.append(ForcedPrefix(prefixes))
     return processors
 
 
@@ -219,29 +217,6 @@ class NoRepeatNGram:
             return logits
         xp = array_namespace(logits)
         return xp.where(xp.max(masked, axis=-1, keepdims=True) > -math.inf, masked, logits)
-
-
-class ForcedPrefix:
-    """Make the next token of a prefix certain, whatever other processors masked."""
-
-    def __init__(self, prefixes: Sequence[Tokens]) -> None:
-        self.prefixes = prefixes
-
-    def __call__(self, histories: Histories, logits: Array) -> Array:
-        """Return the changed logits."""
-        rows = zip(histories, histories.input_indices, strict=True)
-        forced = np.asarray([[self._next_token(index, history)] for history, index in rows], dtype=np.int64)
-        if (forced < 0).all():
-            return logits
-        xp, on = array_namespace(logits), device(logits)
-        is_forced = forced == np.arange(logits.shape[-1], dtype=np.int64)[None, :]
-        certain = from_host(xp, np.where(is_forced, 0.0, -math.inf), dtype=logits.dtype, device=on)
-        return xp.where(from_host(xp, forced >= 0, device=on), certain, logits)
-
-    def _next_token(self, index: int, history: Tokens) -> int:
-        """Return the token that has to follow, or -1."""
-        prefix = self.prefixes[index]
-        return prefix[len(history)] if len(history) < len(prefix) else -1
 
 
 def normalize(histories: Histories, logits: Array) -> Array:

@@ -132,7 +132,7 @@ class InputEmbedding(Module):
         """Return the vectors that are added at the first `length` positions.
 
         Args:
-            length: Number of positions.
+            length: Number of positions; of learned ones there may be fewer.
             like: Array (..., d_model) of the library, dtype and device.
 
         Returns:
@@ -140,5 +140,7 @@ class InputEmbedding(Module):
         """
         if self.positions is None:
             return None
+        if isinstance(self.positions, LearnedPositions):
+            length = min(length, self.positions.weight.shape[0])
         zeros = array_namespace(like).zeros((1, length, like.shape[-1]), dtype=like.dtype, device=device(like))
         return self.positions(zeros)[0, :, :]

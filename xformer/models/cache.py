@@ -10,6 +10,7 @@ from typing import Any
 from xformer.backends import Array, array_namespace, assign, device, from_host
 from xformer.layers import InputEmbedding, KVCache, LayerCache, StaticKVCache
 from xformer.layers.positions import PositionTerms, RelativePositions, Rotary, Rotation, position_terms
+from xformer.ops import embedding
 from xformer.tree import check_array
 
 
@@ -54,8 +55,12 @@ class DecodingCache:
         memory: Encoded source.
 
     Attributes:
-        length: Number of tokens per row (in a `StaticCache`: at the start).
+        length: Number of tokens per row, padding included (in a `StaticCache`: at the start).
+        padding: Number of padding tokens at the start of each row, integers (rows,), or None. They are masked, and
+            positions are counted from the first other token.
     """
+
+    padding: Array | None = None
 
     def __init__(self, num_layers: int, *, like: Array, memory: Memory | None = None) -> None:
         self.layers = [LayerCache(KVCache(), KVCache()) for _ in range(num_layers)]
@@ -63,14 +68,20 @@ class DecodingCache:
         self.length = 0
         self._like = like
 
-    @property
-    def mask(self) -> Array | None:
-        """Boolean mask of the cached tokens; None if all are valid."""
-        return None
+    def mask(self, num_tokens: int) -> Array | None:
+        """Return a boolean mask of the cached and new tokens, (rows, 1, 1, tokens); None if all are valid."""
+        if self.padding is None:
+            return None
+        xp = array_namespace(self.padding)
+        columns = xp.arange(self.length + num_tokens, dtype=self.padding.dtype, device=device(self.padding))
+        return (columns >= self.padding[:, None])[:, None, None, :]
 
     def embed(self, layer: InputEmbedding, x: Array) -> Array:
         """Apply an `InputEmbedding` to the vectors of new tokens, (rows, new tokens, d_model)."""
-        return layer(x, start=self.length)
+        table = None if self.padding is None else layer.position_embeddings(self.length + x.shape[1], x)
+        if self.padding is None or table is None:
+            return layer(x, start=self.length)
+        return layer(x, position_embeddings=embedding(table, self.positions(x.shape[1], self.padding)))
 
     def position_terms(
         self, positions: Sequence[RelativePositions | None], num_tokens: int, like: Array
@@ -79,9 +90,10 @@ class DecodingCache:
         return [position_terms(each, num_tokens, self.length + num_tokens, like) for each in positions]
 
     def positions(self, num_tokens: int, like: Array) -> Array:
-        """Return the positions of new tokens, (num_tokens,), in the integer dtype of `like`."""
+        """Return the positions of new tokens, (num_tokens,) or (rows, num_tokens), in the integer dtype of `like`."""
         xp = array_namespace(like)
-        return xp.arange(self.length, self.length + num_tokens, dtype=like.dtype, device=device(like))
+        columns = xp.arange(self.length, self.length + num_tokens, dtype=like.dtype, device=device(like))
+        return columns if self.padding is None else _after_padding(columns, self.padding)
 
     def advance(self, num_tokens: int) -> None:
         """Count new tokens, once all layers hold them."""
@@ -105,6 +117,10 @@ class DecodingCache:
             indices = self._indices(rows)
             for cache in caches:
                 cache.reorder(indices)
+        if self.padding is not None:
+            padding = array_namespace(self.padding).take(self.padding, self._indices(rows), axis=0)
+            is_same_shape = padding.shape == self.padding.shape
+            self.padding = assign(self.padding, padding) if is_same_shape else padding
         if sentences is not None:
             indices = self._indices(sentences)
             for layer in self.layers:
@@ -144,6 +160,7 @@ class StaticCache(DecodingCache):
         xp, like_device = array_namespace(like), device(like)
         self.memory = None if cache.memory is None else cache.memory.copy()  # its arrays may be overwritten
         self.length, self._like = cache.length, like
+        self.padding = None if cache.padding is None else xp.asarray(cache.padding, copy=True)
         index: Any = cache.index if isinstance(cache, StaticCache) else [cache.length]
         self.index: Array = xp.asarray(index, dtype=xp.int64, device=like_device, copy=True)
         self._caches = [StaticKVCache(old.self_attention, max_length, self.index) for old in cache.layers]
@@ -167,7 +184,7 @@ class StaticCache(DecodingCache):
         terms = (x for rotation, bias in self._position_terms for x in (*(rotation or (None, None)), bias))
         caches = (cache for layer in self.layers for cache in (layer.self_attention, layer.cross_attention))
         keys_and_values = (x for cache in caches for x in (cache.key, cache.value))
-        return [self.index, *memory, *keys_and_values, self._position_embeddings, *terms]
+        return [self.index, self.padding, *memory, *keys_and_values, self._position_embeddings, *terms]
 
     def alias(self) -> StaticCache:
         """Return a cache with the same arrays, which `reorder` may replace without changing this cache."""
@@ -184,15 +201,20 @@ class StaticCache(DecodingCache):
         """Return a cache with arrays of its own; former caches of a search share some of this one."""
         return copy.deepcopy(self, {id(self._like): self._like})
 
-    @property
-    def mask(self) -> Array:
-        """Boolean mask of the tokens up to the new one, (1, max_length)."""
-        return array_namespace(self.index).expand_dims(self._range <= self.index, axis=0)
+    def mask(self, num_tokens: int) -> Array:
+        """Return a boolean mask of the tokens up to the new one, (1, max_length) or (rows, 1, 1, max_length)."""
+        xp = array_namespace(self.index)
+        mask = xp.expand_dims(self._range <= self.index, axis=0)
+        if self.padding is None:
+            return mask
+        return xp.logical_and(mask, self._range >= self.padding[:, None])[:, None, None, :]
 
     def embed(self, layer: InputEmbedding, x: Array) -> Array:
         """Apply an `InputEmbedding` to the vectors of one new token, (rows, 1, d_model)."""
-        embeddings = self._position_embeddings
-        return layer(x, position_embeddings=None if embeddings is None else self._at_index(embeddings, 0))
+        table = self._position_embeddings
+        if table is None or self.padding is None:
+            return layer(x, position_embeddings=None if table is None else self._at_index(table, 0))
+        return layer(x, position_embeddings=embedding(table, self.positions(1, self.index)))
 
     def position_terms(
         self, positions: Sequence[RelativePositions | None], num_tokens: int, like: Array
@@ -207,8 +229,9 @@ class StaticCache(DecodingCache):
         ]
 
     def positions(self, num_tokens: int, like: Array) -> Array:
-        """Return the position of one new token, (1,), in the integer dtype of `like`."""
-        return array_namespace(like).astype(self.index, like.dtype, copy=False)
+        """Return the position of one new token, (1,) or (rows, 1), in the integer dtype of `like`."""
+        index = array_namespace(like).astype(self.index, like.dtype, copy=False)
+        return index if self.padding is None else _after_padding(index, self.padding)
 
     def advance(self, num_tokens: int) -> None:
         """Count one new token."""
@@ -218,6 +241,12 @@ class StaticCache(DecodingCache):
 
     def _at_index(self, x: Array, axis: int, start: int = 0) -> Array:
         return array_namespace(x).take(x, self.index - start, axis=axis)
+
+
+def _after_padding(columns: Array, padding: Array) -> Array:
+    """Return the positions of columns, (rows, columns); 0 within the padding, (rows,)."""
+    xp = array_namespace(columns, padding)
+    return xp.clip(columns - xp.astype(padding, columns.dtype, copy=False)[:, None], min=0)
 
 
 def check_memory(memory: Array, target: Array, d_model: int) -> None:

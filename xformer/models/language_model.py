@@ -107,8 +107,8 @@ class LanguageModel(BaseModel, init=False):
         """Compute the logits of the next token, and append new tokens to the cache.
 
         Args:
-            tokens: Ids (rows, new tokens) in the model's library, without padding. They are not checked.
-            cache: Earlier tokens.
+            tokens: Ids (rows, new tokens) in the model's library. They are not checked.
+            cache: Earlier tokens. Rows of different lengths begin with padding, which `cache.padding` counts.
 
         Returns:
             Logits of shape (rows, vocab_size).
@@ -116,9 +116,10 @@ class LanguageModel(BaseModel, init=False):
         _, num_tokens = check_array(tokens, "tokens", "rows", "new tokens")
         x = cache.embed(self.input, self.embedding(tokens))
         terms = [each._asdict() for each in cache.position_terms(self._all_positions, num_tokens, x)]
+        mask = cache.mask(num_tokens)
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
             options = self._terms_of(layer, terms)
-            x = layer(x, mask=cache.mask, causal=True, **options, cache=layer_cache.self_attention)
+            x = layer(x, mask=mask, causal=True, **options, cache=layer_cache.self_attention)
         cache.advance(num_tokens)
         return self._logits(x[:, -1:, :])[:, 0, :]
 

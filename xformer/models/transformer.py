@@ -297,7 +297,7 @@ class Transformer(BaseModel, init=False):
             x = x + remaining_length(remaining, self.config.d_model, x.dtype)
         x = cache.embed(self.decoder_input, x)
         options: dict[str, Any] = {
-            "mask": cache.mask,
+            "mask": cache.mask(num_tokens),
             "memory_mask": memory.mask,
             **cache.position_terms([self.decoder_positions], num_tokens, x)[0]._asdict(),
         }

@@ -192,9 +192,8 @@ class TextGenerator(Pipeline):
     ) -> list[list[Hypothesis]]:
         """Continue prompts of any lengths in one batch, within the context of the model.
 
-        Shorter prompts begin to generate while longer ones are still read, token by token. Prompts are ids that
-        `encode` returned, and the config is one that `resolve_config` returned; `sequence_bias` has a list for each
-        prompt. The other arguments are those of `outputs` and, for `indices`, of `generation.generate`.
+        Prompts are ids that `encode` returned, and the config is one that `resolve_config` returned. `sequence_bias`
+        has a list for each prompt. The other arguments are those of `outputs` and, for `indices`, of `generate`.
 
         Raises:
             DataError: For a prompt that fills the context.
@@ -368,7 +367,7 @@ class TextGenerator(Pipeline):
         return _Chunk(text, context, min(remaining, window - len(context)))
 
     def _chunk_options(self, batch: Sequence[_Chunk], config: GenerationConfig, rng: Rng) -> dict[str, Any]:
-        """Return the arguments of `generate` for chunks of one length."""
+        """Return the arguments of `generate` for chunks with as many new tokens."""
         config = self._within(config, batch[0].max_new_tokens)
         if config.method != "beam":
             config = dataclasses.replace(config, num_return_sequences=1)
@@ -392,10 +391,10 @@ class TextGenerator(Pipeline):
         )
 
     def _batches(self, chunks: Sequence[_Chunk], batch_tokens: int) -> Iterator[list[_Chunk]]:
-        """Group chunks of equal lengths, which can be generated together."""
-        groups: dict[tuple[int, int], list[int]] = {}
-        for row, chunk in enumerate(chunks):
-            groups.setdefault((len(chunk.context), chunk.max_new_tokens), []).append(row)
+        """Group chunks that are generated together: as many new tokens, and the longest first."""
+        groups: dict[int, list[int]] = {}
+        for row in sorted(range(len(chunks)), key=lambda row: -len(chunks[row].context)):
+            groups.setdefault(chunks[row].max_new_tokens, []).append(row)
         lengths = [self.context_length] * len(chunks)
         for group in groups.values():
             for rows in fill_batches(group, lengths, batch_tokens):
