@@ -71,7 +71,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def native(session: nox.Session) -> None:
-    """Run the tests of the native library with sanitizers, and with lower instruction sets; needs g++."""
+    """Run the native library's tests with sanitizers, and with instruction sets below the best one; needs g++."""
     session.install("-e", ".[cli]", *group("test"))  # compiles the library if it is older than its sources
     # The sanitizers check the best instruction set of the processor, in two threads.
     folder = Path(session.create_tmp()).resolve()

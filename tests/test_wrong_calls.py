@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import xformer as xf
 from xformer.errors import XformerError
-from xformer.ops import attention, gelu, layer_norm, rms_norm
+from xformer.layers import quantize
+from xformer.ops import attention, dropout, gelu, layer_norm, rms_norm
 from xformer.ops.operation import explain, register
+from xformer.tree import with_fields
 
 MODEL = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=9, num_layers=1, d_model=8, num_heads=2, d_ff=8))
 ENCODER = xf.Encoder(xf.EncoderConfig(vocab_size=9, num_layers=1, d_model=8, num_heads=2, d_ff=8, num_labels=2))
@@ -18,10 +22,15 @@ BATCHES = [np.ones((2, 4), int)] * 3
 X = np.ones((2, 3), "float32")
 ONES = np.ones(3, "float32")
 HEADS = np.ones((1, 1, 2, 3), "float32")
+ATTENTION = xf.MultiHeadAttention(8, 2, init=0)
+NARROW, WIDE = xf.Linear(1, 4, init=0), xf.Linear(8, 4, init=0)
+DATA = Path(__file__).parent / "families" / "data"
+LLAMA = DATA / "llama"
 
 
 def mean_loss(model, batch, rng=None):
-    return xf.cross_entropy(model(batch[:, :-1]), batch[:, 1:]) / 6
+    losses = xf.cross_entropy(model(batch[:, :-1]), batch[:, 1:])
+    return xf.array_namespace(losses).mean(losses)
 
 
 def fit(loss=mean_loss, **options):
@@ -35,23 +44,25 @@ def update(optimizer, state=None, learning_rate=0.1):
 
 CASES = {
     "loss_fn returned None": lambda: fit(lambda model, batch, rng: None),
-    "loss_fn takes other arguments than (model, batch, rng): too many": lambda: fit(lambda model: 1.0),
-    "the batches of step 1 have [None] tokens; expected at least 1": lambda: fit(num_tokens=lambda batch: None),
+    "loss_fn cannot be called as loss_fn(model, batch, rng): too many": lambda: fit(lambda model: 1.0),
+    "num_tokens returned [None] for the batches of step 1; expected numbers": lambda: fit(
+        num_tokens=lambda batch: None
+    ),
     "run_dir is 'a\\x00b'; expected the path": lambda: fit(run_dir="a\0b"),
-    "state is 3; expected that of init(model)": lambda: update(xf.Adam(), state=3),
-    "state is (); expected that of init(model)": lambda: update(xf.Muon(), state=()),
+    "state is of int; expected AdamState, from init(model)": lambda: update(xf.Adam(), state=3),
+    "state is of SGDState; expected AdamState": lambda: update(xf.Muon(), state=xf.SGD().init(MODEL)),
     "learning_rate is '0.1'; expected a finite number": lambda: update(xf.SGD(), learning_rate="0.1"),
     "learning_rate is nan; expected a finite number": lambda: update(xf.Adafactor(), learning_rate=np.nan),
     "did you mean 'warmup_steps'?": lambda: xf.schedules.cosine(0.1, num_warmup_steps=3, total_steps=5),
     "a mask cannot be made on device 'cuda:7'": lambda: xf.masks.causal(3, device="cuda:7"),
     "a mask of 10000000 queries and 10000000 keys ran out of memory": lambda: xf.masks.causal(10**7),
     "start is 'a'; expected an integer": lambda: xf.masks.sliding_window(3, size=2, start="a"),
-    "layer_norm got epsilon 'a'; expected a number of at least 0": lambda: layer_norm(X, ONES, ONES, epsilon="a"),
-    "rms_norm got epsilon -1.0; expected a number of at least 0": lambda: xf.RMSNorm(3, epsilon=-1.0)(X),
+    "layer_norm got epsilon 'a'; expected a number from 0 to": lambda: layer_norm(X, ONES, ONES, epsilon="a"),
+    "rms_norm got epsilon -1.0; expected a number from 0 to": lambda: xf.RMSNorm(3, epsilon=-1.0)(X),
     "layer_norm got an unknown argument 'eps'; did you mean 'epsilon'?": lambda: layer_norm(X, ONES, ONES, eps=1e-5),
     "rms_norm got epsilon nan": lambda: rms_norm(X, ONES, epsilon=np.nan),
     "gelu got an unknown argument 'approximate'; for the": lambda: gelu(X, approximate="tanh"),
-    "attention got scale 'x'; expected a number": lambda: attention(HEADS, HEADS, HEADS, scale="x"),
+    "attention got scale 'x'; expected a finite number": lambda: attention(HEADS, HEADS, HEADS, scale="x"),
     "keep_probability is 0.0; expected a number above 0": lambda: attention(
         HEADS, HEADS, HEADS, dropout_mask=np.ones((1, 1, 2, 2), bool), keep_probability=0.0
     ),
@@ -63,15 +74,38 @@ CASES = {
     "jit got 3; expected a function": lambda: xf.jit(3),
     "remat got None; expected a function": lambda: xf.remat(None),
     "vjp got None; expected a function": lambda: xf.vjp(None, ONES),
-    "Initializer got an unknown argument 'scheme'; layers choose it": lambda: xf.Initializer(scheme="x"),
-    "EncoderLayer got 8 as self_attention; expected an instance of MultiHeadAttention": lambda: xf.EncoderLayer(
+    "Initializer got an unknown argument 'scheme'; layers choose the scheme": lambda: xf.Initializer(scheme="x"),
+    "EncoderLayer got self_attention=8; expected an instance of MultiHeadAttention": lambda: xf.EncoderLayer(
         8, 2, 16, 0.1
     ),
     "norm is 8; expected a layer": lambda: xf.PostNorm(8),
-    "tokenizer is a Tokenizer; expected a PretrainedTokenizer": lambda: xf.Classifier(
+    "tokenizer is a Tokenizer; expected an instance of PretrainedTokenizer": lambda: xf.Classifier(
         ENCODER, xf.text.Tokenizer.train(["a b"], 30)
     ),
-    "model is a NoneType; expected a Transformer or LanguageModel": lambda: xf.generate(None, [[1]]),
+    "model is None; expected a Transformer or LanguageModel": lambda: xf.generate(None, [[1]]),
+    "; expected a Transformer or LanguageModel": lambda: xf.generate(ENCODER, [[1]]),
+    "attention got scale inf; expected a finite number": lambda: attention(HEADS, HEADS, HEADS, scale=np.inf),
+    "attention got scale 'y'; expected a finite number": lambda: attention(HEADS, HEADS, HEADS, scale="y", softcap=2.0),
+    "keep_probability is 'a'; expected a number above 0": lambda: attention(HEADS, HEADS, HEADS, keep_probability="a"),
+    "keep_probability is nan; expected a number above 0": lambda: dropout(X, X > 0, np.nan),
+    "causal is 'no'; expected True or False": lambda: ATTENTION(np.ones((1, 2, 8)), causal="no"),
+    "a gradient has shape (8, 4); expected that of its parameter, (1, 4)": lambda: xf.SGD().update(
+        NARROW, WIDE, xf.SGD().init(NARROW), 0.1
+    ),
+    "a velocity has shape (1, 4); expected that of its parameter, (8, 4)": lambda: xf.SGD().update(
+        WIDE, WIDE, xf.SGD().init(NARROW), 0.1
+    ),
+    "a mean of gradients has shape (1, 4); expected that": lambda: xf.Muon().update(
+        WIDE, WIDE, xf.Muon().init(NARROW), 0.1
+    ),
+    "the weight has NaN or infinite elements": lambda: quantize(
+        with_fields(WIDE, weight=np.full((8, 4), np.nan, "float32"))
+    ),
+    "prompts is {'role': 'user'}; expected a list of texts": lambda: xf.TextGenerator.encode(None, {"role": "user"}),
+    "with has_aux, expected (value, auxiliary output)": lambda: xf.grad(lambda x: x[0], has_aux=True)(ONES),
+    "quantize is 'int4'; expected 'int8' or 'bfloat16'": lambda: xf.load_pretrained(LLAMA, quantize="int4"),
+    "pack is 'no'; expected True or False": lambda: xf.load_pretrained(LLAMA, pack="no"),
+    "start is array([0, 1]); expected an integer": lambda: xf.masks.sliding_window(3, size=2, start=np.arange(2)),
 }
 
 
@@ -90,3 +124,35 @@ def test_operators_of_numpy_arrays_and_traced_arrays():
 
     np.testing.assert_allclose(xf.grad(loss)(np.asarray([1.0, 2.0, 5.0])), [-4.0, -4 - 4 * np.log(2), -9.0])
     assert xf.jit(loss)(np.asarray([1.0, 2.0, 5.0])) == loss(np.asarray([1.0, 2.0, 5.0]))
+
+
+def test_a_traced_array_as_an_option_of_a_numpy_function_is_refused():
+    with pytest.raises(TypeError):
+        xf.jit(lambda x: np.exp(np.ones(3), out=x))(ONES)
+    with pytest.raises(XformerError, match="an assignment to a NumPy array"):
+        xf.grad(lambda x: np.add(np.zeros(3), x, out=np.zeros(3))[0])(ONES)
+
+
+def test_valid_calls_are_accepted():
+    def two(model, batch):
+        return mean_loss(model, batch)
+
+    @functools.wraps(two)
+    def wrapped(model, batch, rng):
+        return two(model, batch)
+
+    _, history = fit(wrapped, num_tokens=lambda batch: np.asarray(6))
+    assert len(history) == 1
+    expected = attention(HEADS, HEADS, HEADS, causal=True)
+    np.testing.assert_array_equal(attention(HEADS, HEADS, HEADS, causal=np.True_), expected)
+
+
+def test_modules_without_postponed_annotations_are_checked():
+    class Own(xf.Module):
+        linear: xf.Linear
+        size: int
+
+        def __init__(self, linear, size):
+            self.linear, self.size = linear, size
+
+    assert Own(WIDE, 3).size == 3

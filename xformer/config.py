@@ -156,6 +156,13 @@ def check_count(name: str, value: Any, at_least: int = 1) -> None:
         raise ConfigError(f"{name} is {value!r}; expected an integer of at least {at_least}")
 
 
+def as_flag(name: str, value: Any) -> bool:
+    """Return True or False, also for a bool of NumPy; raise ConfigError for anything else."""
+    if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):
+        raise ConfigError(f"{name} is {value!r}; expected True or False")
+    return bool(value)
+
+
 def integers(name: str, values: Any) -> list[int]:
     """Return integers, such as token ids, as a list; raise DataError for anything else."""
     try:

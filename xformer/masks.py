@@ -98,12 +98,14 @@ def sliding_window(
     for name, value in (("queries", queries), ("keys", keys)):
         check_count(name, value, at_least=0)
     start = keys - queries if start is None else start
-    if not isinstance(start, Integral) and not is_array(start):
-        raise ConfigError(f"start is {start!r}; expected an integer, or an array of shape (1,)")
+    first: Any = start
+    is_position = is_array(first) and tuple(first.shape) in ((), (1,)) and is_integer(first.dtype)
+    if not isinstance(start, Integral) and not is_position:
+        raise ConfigError(f"start is {start!r}; expected an integer, or an array of one integer")
     with _placed(device, queries, keys):
-        query = xp.reshape(xp.arange(queries, device=device), (queries, 1)) + start
+        query = xp.reshape(xp.arange(queries, device=device), (queries, 1))
         key = xp.reshape(xp.arange(keys, device=device), (1, keys))
-        return xp.abs(query - key) < size
+    return xp.abs(query + start - key) < size
 
 
 @contextlib.contextmanager

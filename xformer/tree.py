@@ -14,6 +14,7 @@ import itertools
 import math
 import operator
 import re
+import sys
 import textwrap
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,7 +68,7 @@ class Module:
     """
 
     __array_fields__: frozenset[str] = frozenset()
-    __module_fields__: Mapping[str, str] = {}  # names of their classes
+    __module_fields__: Mapping[str, type[Module]] = {}
     __fields__: tuple[str, ...] = ()
 
     def __init_subclass__(cls, *, init: bool = True, **keywords: Any) -> None:
@@ -82,8 +83,11 @@ class Module:
         if not hasattr(cls.__init__, "__wrapped__"):
             cls.__init__ = check_arguments()(cls.__init__)  # type: ignore[method-assign]
         cls.__array_fields__ = frozenset(field.name for field in fields if _ARRAY_TYPE.search(str(field.type)))
-        classes = {each.__name__ for each in _CLASSES}
-        cls.__module_fields__ = {field.name: str(field.type) for field in fields if str(field.type) in classes}
+        scope: Any = vars(sys.modules.get(cls.__module__, object))
+        classes = {field.name: scope.get(field.type, field.type) for field in fields}
+        cls.__module_fields__ = {
+            name: each for name, each in classes.items() if isinstance(each, type) and issubclass(each, Module)
+        }
         _CLASSES.add(cls)
         for backend in loaded_backends():
             _register_pytree(backend, cls)
@@ -96,9 +100,8 @@ class Module:
         if name in self.__dict__:
             raise AttributeError(f"{type(self).__name__}.{name} is frozen; use replace() to make a changed copy")
         if name in self.__module_fields__ and isinstance(value, Real | str):  # as in EncoderLayer(512, 8, 2048)
-            raise ConfigError(
-                f"{type(self).__name__} got {value!r} as {name}; expected an instance of {self.__module_fields__[name]}"
-            )
+            expected = self.__module_fields__[name].__name__
+            raise ConfigError(f"{type(self).__name__} got {name}={value!r}; expected an instance of {expected}")
         if not self.__dict__:
             load_imported_backends()  # so that the module is a pytree of JAX or torch before any operation runs
         self.__dict__.pop(_LAYOUT, None)  # of a module that was looked at while it is made

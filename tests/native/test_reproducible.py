@@ -12,22 +12,19 @@ from xformer import native
 
 # Products of 1,024 rows are large enough for the BLAS library.
 PROGRAM = """
+import functools
 import hashlib
 import numpy as np
 import xformer as xf
+from xformer.data.pairs import Batch, TokenPairs
 
 sizes = {"d_model": 256, "num_heads": 8, "d_ff": 512, "num_encoder_layers": 1, "num_decoder_layers": 1}
 config = xf.TransformerConfig(source_vocab_size=300, target_vocab_size=300, dropout=0.1, **sizes)
-ids = np.random.default_rng(0).integers(4, 300, (64, 17))
-
-def loss(model, batch, rng):
-    losses = xf.cross_entropy(model(ids, ids[:, :-1], rng=rng), ids[:, 1:], label_smoothing=0.1)
-    return xf.array_namespace(losses).sum(losses)
-
-optimizer = xf.OPTIMIZER
+ids = np.random.default_rng(0).integers(4, 300, (64, 17)).tolist()
+batch = Batch.make(TokenPairs(ids, ids), range(64), xp=np)
 model, _ = xf.fit(
-    xf.Transformer(config), loss, [None] * 3, optimizer=optimizer, learning_rate=1e-3, data_parallel=2,
-    num_tokens=lambda batch: 1024
+    xf.Transformer(config), functools.partial(xf.translation_loss, label_smoothing=0.1), [batch] * 3,
+    optimizer=xf.OPTIMIZER, learning_rate=1e-3, data_parallel=2
 )
 digest = hashlib.sha256()
 for name, array in model.named_arrays():

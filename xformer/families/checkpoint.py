@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -24,6 +25,7 @@ from xformer.backends import (
     resolve,
     to_host,
 )
+from xformer.config import as_flag
 from xformer.errors import CheckpointError, ConfigError, ShapeError, nearest_hint
 from xformer.families.config_reader import ConfigReader
 from xformer.families.family import FAMILIES, Family, family_of
@@ -35,8 +37,8 @@ from xformer.layers.positions import sinusoidal
 from xformer.layers.quantization import inference_weights_of
 from xformer.models import LanguageModel, LanguageModelConfig, ModelConfig, Transformer, TransformerConfig, load
 from xformer.models.base import BaseModel
-from xformer.ops.quantized import quantized_dtype
-from xformer.threads import parallel_map
+from xformer.ops.quantized import QUANTIZED_DTYPES, quantized_dtype
+from xformer.threads import parallel_map, run_serially
 from xformer.tree import flatten, replace
 
 Progress = Callable[[int, int], None]
@@ -141,8 +143,8 @@ def load_pretrained(
 ) -> BaseModel:
     """Load a model: a public checkpoint in the Hugging Face format, a GGUF file of llama.cpp, or a run of xformer.
 
-    Each thread reads one tensor at a time, so that memory holds little more than the model. Nothing is downloaded, and
-    no code of the checkpoint runs. An unknown tensor or key of config.json is an error.
+    Besides the model, memory holds one tensor for each thread. Nothing is downloaded, and no code of the checkpoint
+    runs. An unknown tensor or key of config.json is an error.
 
     Args:
         directory: Directory with config.json and safetensors files, or with one GGUF file; a GGUF file; or a
@@ -151,10 +153,11 @@ def load_pretrained(
         dtype: Floating dtype of the parameters. Default: that of the file; float32 if the library lacks it, for
             bfloat16 in NumPy, and for quantized tensors of GGUF files.
         device: Device of the parameters, as the library names it.
-        quantize: "int8" or "bfloat16" to quantize the weights for inference (`layers.quantize`), on NumPy each as soon
-            as it is read, so that memory never holds all of them in float32.
+        quantize: "int8" or "bfloat16" to quantize the weights for inference (`layers.quantize`), in place of `dtype`.
+            On NumPy each weight is quantized as it is read, so the float32 model is never in memory as a whole.
         pack: Whether to pack the weights for inference (`layers.pack`), in the same way.
-        progress: Called after each tensor, in any thread, with the number of values read and their total.
+        progress: Called after each tensor with the number of values read so far and their total. On NumPy, calls may
+            come from several threads, but never at the same time.
 
     Returns:
         A `LanguageModel`, `Transformer`, `SpeechTransformer`, `Encoder` or `ImageEncoder`.
@@ -169,6 +172,9 @@ def load_pretrained(
         >>> logits = model([[504, 3575, 282]])  # doctest: +SKIP
     """
     check_exists(directory)
+    pack = as_flag("pack", pack)
+    if quantize is not None and quantize not in QUANTIZED_DTYPES:
+        raise ConfigError(f"quantize is {quantize!r}; expected 'int8' or 'bfloat16'")
     path = Path(directory)
     if not is_public(path) and (path.is_file() or (path / "model.safetensors").is_file()):
         file = path if path.is_file() else path / "model.safetensors"
@@ -176,10 +182,12 @@ def load_pretrained(
     checkpoint = open_checkpoint(path)
     xp = resolve(xp)
     dtype = default_float(xp, restorable_dtype(xp, checkpoint.tensors.dtype()) if dtype is None else dtype)
-    converters: Any = {}
-    if backend_name(xp) == "numpy" and (quantize is not None or dtype_name(dtype) == "float32"):
-        dtype, pack = dtype if quantize is None else xp.float32, pack and native.is_available()
-        if quantize is not None or pack:
+    converters: dict[str, Callable[[Array], Any]] = {}
+    if backend_name(xp) == "numpy" and quantize is not None:
+        dtype = xp.float32
+    if backend_name(xp) == "numpy" and dtype_name(dtype) == "float32":
+        pack = pack and native.is_available()
+        if pack or quantize is not None:
             converters = inference_weights_of(checkpoint.model, quantize, packed=pack)
     arrays = _read_parameters(checkpoint, path, converters, xp=xp, dtype=dtype, device=device, progress=progress)
     try:
@@ -237,7 +245,9 @@ def _read_parameters(
             if progress is not None:
                 progress(num_read, num_values)
 
-    parallel_map(read, layouts)
+    # Other libraries have settings for each thread, such as the default device.
+    with contextlib.nullcontext() if backend_name(xp) == "numpy" else run_serially():
+        parallel_map(read, layouts)
     return arrays
 
 

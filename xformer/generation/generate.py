@@ -187,8 +187,8 @@ def _make_batch(
     """Check the arguments of `generate` and return them as a batch."""
     config = GenerationConfig.resolve(config, overrides)
     model_config = getattr(model, "config", None)
-    if model_config is None:
-        raise ConfigError(f"model is a {type(model).__name__}; expected a Transformer or LanguageModel")
+    if model_config is None or not hasattr(model, "decode_step"):
+        raise ConfigError(f"model is {model!r}; expected a Transformer or LanguageModel")
     if attention_mask is not None:
         inputs = _without_padding(inputs, attention_mask)
     coverage_penalties = None

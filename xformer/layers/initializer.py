@@ -33,7 +33,9 @@ class Initializer:
         BackendError: If the library, dtype or device is not available.
     """
 
-    @check_arguments(scheme="layers choose it: initializer.xavier_uniform(shape) or .normal(shape, deviation)")
+    @check_arguments(
+        scheme="layers choose the scheme; call initializer.xavier_uniform(shape) or initializer.normal(...)"
+    )
     def __init__(
         self, xp: Any = "numpy", *, seed: int | Rng | None = 0, dtype: DType | str | None = None, device: Device = None
     ):

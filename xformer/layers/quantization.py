@@ -90,10 +90,10 @@ def _packed(layer: Module, weight: Any) -> PackedWeight:
 def inference_weights_of(
     module: Module, dtype: str | None, *, packed: bool
 ) -> dict[str, Callable[[Array], InferenceWeight]]:
-    """Return functions that quantize and pack the weights of linear maps and embeddings, by the names of the weights.
+    """Return the function that quantizes and packs each weight of a linear map or embedding, by parameter name.
 
     Args:
-        module: A module of NumPy in float32, whose weights differ from each other.
+        module: A float32 module of NumPy in which no two layers share a weight.
         dtype: As for `quantize`; None does not quantize.
         packed: Whether to pack the weights; if True, the native library must be available.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from xformer.backends import Array, accumulation_dtype, array_namespace, device
+from xformer.backends import Array, accumulation_dtype, array_namespace, backend_name, device
 from xformer.environment import env_flag
 from xformer.ops.grad_scale import cast_number, scale_gradient, skip_if_nonfinite
 from xformer.ops.linear import linear
@@ -74,7 +74,8 @@ def orthogonalize(matrix: Array, num_iterations: int = 5) -> Array:
     norm = xp.sqrt(xp.sum(x * x))
     x = x / xp.maximum(norm, xp.asarray(_SMALLEST_NORM, dtype=x.dtype, device=device(x)))
     # NumPy's products are faster, but their bits depend on the processor.
-    matmul = xp.matmul if env_flag("XFORMER_BLAS", default=True) else linear
+    is_numpy = backend_name(xp) == "numpy"
+    matmul = linear if is_numpy and not env_flag("XFORMER_BLAS", default=True) else xp.matmul
     first, cubic, quintic = _COEFFICIENTS
     for _ in range(num_iterations):
         gram = matmul(x, xp.matrix_transpose(x))

@@ -17,7 +17,6 @@ import importlib
 import importlib.util
 import inspect
 import logging
-import math
 import pkgutil
 import re
 from collections import Counter
@@ -104,7 +103,6 @@ class Signature:
     Args:
         text: The signature.
         conditions: Predicates of the sizes, keyed by a description for the error message.
-        ranges: Smallest and largest values of options that are numbers.
     """
 
     def __init__(self, text: str, conditions: Mapping[str, Callable[[dict[str, int]], bool]]) -> None:
@@ -321,6 +319,7 @@ class Operation:
         compute_in_float32: Whether float16 and bfloat16 arrays that no kernel takes are computed in float32, and the
             output rounded once, on libraries that would otherwise change the dtype midway.
         conditions: Predicates of the sizes, keyed by a description for the error message.
+        ranges: The smallest and largest value of each numeric option, by name.
     """
 
     def __init__(
@@ -347,10 +346,8 @@ class Operation:
     def __call__(self, *arrays: Any, **options: Any) -> Any:
         """Check the arrays and compute the operation; in a trace, append one record for the whole operation."""
         xp = array_namespace(*arrays)
-        for option, (smallest, largest) in self.ranges.items():
-            value = options[option]
-            if not isinstance(value, Real) or not smallest <= float(value) <= largest:
-                raise ConfigError(f"{self.name} got {option} {value!r}; expected a number {_range(smallest, largest)}")
+        if self.ranges:
+            self.check_options(options)
         if trace_level(xp) == 0:
             dtype = self.signature.check(self.name, arrays)
             return self.select(xp, arrays, options, dtype, save=False).forward(*arrays, save=False, **options)[0]
@@ -370,6 +367,16 @@ class Operation:
         needs = tuple([parent >= 0 for parent in parents])
         record = xp.record_outputs if isinstance(output, tuple) else xp.record
         return record(output, _pull, parents, (kernel.vjp, residuals, needs, options))
+
+    def check_options(self, options: dict[str, Any]) -> None:
+        """Raise ConfigError for a numeric option that is no number of its range; scalar arrays are not read."""
+        for name, (smallest, largest) in self.ranges.items():
+            value: Any = options[name]
+            if getattr(value, "shape", None) == () and not isinstance(value, Real):
+                continue
+            if not isinstance(value, Real) or not smallest <= value <= largest:  # type: ignore[operator]
+                expected = "a finite number" if smallest < 0 else f"a number from {smallest:g} to {largest:g}"
+                raise ConfigError(f"{self.name} got {name} {value!r}; expected {expected}")
 
     def reference(self, xp: Namespace, arrays: Any) -> Kernel:
         """Return the definition without any kernel, for arrays of `xp`."""
@@ -439,12 +446,6 @@ class Operation:
             upcast = self._is_upcast(xp, arrays)
             chosen = f"in float32, rounded to {dtype_name(arrays[0].dtype)}" if upcast else self.definition.name
         return Selection(self.name, backend_name(xp), chosen, tuple(rejected))
-
-
-def _range(smallest: float, largest: float) -> str:
-    if largest < math.inf:
-        return f"from {smallest:g} to {largest:g}"
-    return "that is not NaN" if smallest == -math.inf else f"of at least {smallest:g}"
 
 
 def _pull(xp: Any, g: Any, saved: Any) -> Any:

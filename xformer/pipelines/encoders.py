@@ -41,8 +41,7 @@ class EncoderPipeline(CheckpointPipeline):
 
     def __init__(self, model: Encoder, tokenizer: PretrainedTokenizer, *, max_length: int | None = None) -> None:
         check_class("model", model, Encoder)
-        if not hasattr(tokenizer, "model_max_length"):
-            raise ConfigError(f"tokenizer is a {type(tokenizer).__name__}; expected a PretrainedTokenizer")
+        check_class("tokenizer", tokenizer, PretrainedTokenizer)
         limit = model.config.max_positions
         self.max_length = min(tokenizer.model_max_length or limit, limit) if max_length is None else max_length
         if not _MIN_LENGTH <= self.max_length <= limit:
@@ -272,9 +271,13 @@ class Classifier(EncoderPipeline):
         if not count:
             raise ConfigError("the model has no classifier (num_labels is 0); Classifier expects a fine-tuned model")
         labels = model.config.labels if labels is None else labels
+        if labels is not None:
+            check_texts(labels, "labels")
         self.labels = [f"LABEL_{i}" for i in range(count)] if labels is None else list(labels)
         if len(self.labels) != count:
             raise ConfigError(f"labels has {len(self.labels)} names for {count} classes; expected one each")
+        if len(set(self.labels)) < count:
+            raise ConfigError(f"labels is {self.labels}; expected different names")
 
     def __call__(self, texts: Sequence[str], *, batch_tokens: int = 4096) -> list[Prediction]:
         """Return the class of each text.

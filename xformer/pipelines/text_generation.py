@@ -280,7 +280,7 @@ class TextGenerator(Pipeline):
             DataError: For a prompt with unknown characters, and for a single prompt instead of a list.
             CheckpointError: For a chat, if the checkpoint has no chat template.
         """
-        if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
+        if isinstance(prompts, str | Mapping) or not hasattr(prompts, "__len__"):
             raise DataError(f"prompts is {prompts!r}; expected a list of texts")
         if any(isinstance(prompt, Mapping | Integral) for prompt in prompts):
             raise DataError(

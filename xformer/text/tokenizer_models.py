@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, NoReturn
 
@@ -60,7 +60,7 @@ def check_texts(texts: Any, name: str = "texts") -> None:
     """Raise DataError for anything but a list, or another sequence of known length, of texts."""
     if isinstance(texts, str):
         raise DataError(f"{name} is a single text; expected a list of texts")
-    if isinstance(texts, type) or not hasattr(texts, "__len__") or getattr(texts, "shape", None) == ():
+    if isinstance(texts, type | Mapping) or not hasattr(texts, "__len__") or getattr(texts, "shape", None) == ():
         raise DataError(f"{name} has type {type(texts).__name__}; expected a list of texts")
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise DataError(f"got something that is not text ({wrong[0]!r} in {name}); expected a list of str")

@@ -58,6 +58,8 @@ def value_and_grad(
         with tracing(base_for(leaves)) as trace:
             traced = _leaves_of(trace, leaves)
             result = function(*_replaced(args, argnums, rebuild(traced)), **keywords)
+            if has_aux and not (isinstance(result, tuple) and len(result) == 2):
+                raise ShapeError(f"the function returned {result!r}; with has_aux, expected (value, auxiliary output)")
             value, extra = result if has_aux else (result, None)
             _check_scalar(value)
             unwrapped = map_arrays(trace.unwrap, (value, extra)) if has_aux else trace.unwrap(value)

@@ -68,8 +68,11 @@ class Tracer:
     def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """Compute an operator of a NumPy array and a tracer; other functions of NumPy read values."""
         operation = _OPERATORS_OF_NUMPY.get(function.__name__)
+        if any(type(x) is Tracer for value in options.values() for x in (value if type(value) is tuple else (value,))):
+            return NotImplemented
         if operation is None or method != "__call__" or options:
-            name = f"np.{function.__name__}"
+            name = f"np.{function.__name__}" if method == "__call__" else f"np.{function.__name__}.{method}"
+            name = f"an assignment to a NumPy array (y += x), or {name}" if "out" in options else name
             inputs = tuple(x._namespace.read(x, name) if type(x) is Tracer else x for x in inputs)
             return getattr(function, method)(*inputs, **options)
         return getattr(self._namespace, f"operator_{operation}")(*inputs)

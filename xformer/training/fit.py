@@ -416,9 +416,12 @@ class TrainingLoop:
         if not math.isfinite(learning_rate):
             raise ConfigError(f"learning_rate is {received!r} at step {step}; expected a finite number")
         counts = [self.count_tokens(batch) for batch in batches]
-        if not all(isinstance(count, Real) for count in counts) or not sum(counts) > 0:
+        try:
+            num_tokens = sum(map(int, counts))
+        except (TypeError, ValueError) as error:
+            raise DataError(f"num_tokens returned {counts} for the batches of step {step}; expected numbers") from error
+        if num_tokens < 1:
             raise DataError(f"the batches of step {step} have {counts} tokens; expected at least 1")
-        num_tokens = sum(counts)
         like = flatten(self._model)[0][0]
         xp = array_namespace(like)
         result = self._train_step(
@@ -537,11 +540,11 @@ def _check_arguments(
     if not callable(loss_fn):
         raise ConfigError(f"loss_fn is {loss_fn!r}; expected a function (model, batch, rng)")
     try:
-        inspect.signature(loss_fn).bind(model, None, None)
+        inspect.signature(loss_fn, follow_wrapped=False).bind(model, None, None)
     except ValueError:  # a function without a signature
         pass
     except TypeError as error:
-        raise ConfigError(f"loss_fn takes other arguments than (model, batch, rng): {error}") from error
+        raise ConfigError(f"loss_fn cannot be called as loss_fn(model, batch, rng): {error}") from error
     if not callable(batches) and not isinstance(batches, Iterable):
         raise ConfigError(f"batches is {batches!r}; expected an iterable, or a function of the number of a batch")
     if isinstance(optimizer, type) or not hasattr(optimizer, "init"):

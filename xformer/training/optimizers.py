@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from xformer.backends import Array, assign
 from xformer.config import Config, option
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, ShapeError
 from xformer.ops.adafactor import adafactor, zero_factors
 from xformer.ops.adam import adam, zero_moment
 from xformer.ops.muon import muon
@@ -61,6 +61,7 @@ class _Optimizer(Config):
 
     _usage = "pass the learning rate to fit or train_step"
     _hints: ClassVar = dict.fromkeys(("lr", "learning_rate"), _usage)
+    _state: ClassVar[Any]  # class of the state
 
     def update(
         self,
@@ -75,10 +76,11 @@ class _Optimizer(Config):
         """Make one update; see `Optimizer.update`."""
         leaves, rebuild = flatten_parameters(model)
         gradients = flatten_parameters(grads)[0]
-        check_same_count(leaves, gradients)
-        step = getattr(state, "step", None)
-        if step is None:
-            raise ConfigError(f"state is {state!r}; expected that of init(model) or of the update before")
+        _check_shapes("gradient", leaves, gradients)
+        if not isinstance(state, self._state):
+            kind, expected = type(state).__name__, self._state.__name__
+            raise ConfigError(f"state is of {kind}; expected {expected}, from init(model) or the last update")
+        step: Any = state.step
         is_finite = isinstance(learning_rate, Real) and math.isfinite(learning_rate)
         if not is_finite and not is_array(learning_rate):
             raise ConfigError(f"learning_rate is {learning_rate!r}; expected a finite number")
@@ -94,6 +96,16 @@ class _Optimizer(Config):
         raise NotImplementedError
 
 
+def _check_shapes(name: str, leaves: Sequence[Array], arrays: Sequence[Array]) -> None:
+    """Raise ShapeError unless each parameter has one array of its shape."""
+    check_same_count(leaves, arrays)
+    for leaf, array in zip(leaves, arrays, strict=True):
+        if leaf.shape != array.shape:
+            raise ShapeError(
+                f"a {name} has shape {tuple(array.shape)}; expected that of its parameter, {tuple(leaf.shape)}"
+            )
+
+
 class AdamState(NamedTuple):
     """Number of updates, and running means of the gradients and of their squares (trees like the model)."""
 
@@ -104,6 +116,8 @@ class AdamState(NamedTuple):
 
 class Adam(_Optimizer):
     """Adam (Kingma and Ba, 2015), with the constants of the Transformer (Vaswani et al., 2017, section 5.3)."""
+
+    _state = AdamState
 
     beta1: float = option("Decay rate of the mean of the gradients.", default=0.9, at_least=0.0, below=1.0)
     beta2: float = option("Decay rate of the mean of the squared gradients.", default=0.98, at_least=0.0, below=1.0)
@@ -176,7 +190,7 @@ class Muon(AdamW):
         self, slots: list[tuple[Any, Any]], state: Any, learning_rate: float, grad_scale: Array | None, donate: bool
     ) -> tuple[Sequence[Array], Any]:
         exp_avg, with_exp_avg = flatten(state.exp_avg)
-        check_same_count(slots, exp_avg)
+        _check_shapes("mean of gradients", [leaf for leaf, _ in slots], exp_avg)
         is_weight = [self._is_weight(leaf) for leaf, _ in slots]
         weights = [index for index, each in enumerate(is_weight) if each]
         others = [slot for slot, each in zip(slots, is_weight, strict=True) if not each]
@@ -219,6 +233,8 @@ class SGDState(NamedTuple):
 class SGD(_Optimizer):
     """Stochastic gradient descent with momentum, as torch.optim.SGD (without dampening and weight decay)."""
 
+    _state = SGDState
+
     momentum: float = option(
         "Decay rate of the velocity; 0 is plain gradient descent.", default=0.9, at_least=0.0, below=1.0
     )
@@ -233,7 +249,8 @@ class SGD(_Optimizer):
     ) -> tuple[Sequence[Array], Any]:
         old, with_velocity = flatten(state.velocity)
         velocities = [None] * len(slots) if state.velocity is None else old
-        check_same_count(slots, velocities)
+        if state.velocity is not None:
+            _check_shapes("velocity", [leaf for leaf, _ in slots], old)
         options: Any = {"learning_rate": learning_rate, "momentum": self.momentum, "nesterov": self.nesterov}
         pairs = zip(slots, velocities, strict=True)
         parameters, new = _columns([sgd(*slot, velocity, grad_scale, **options) for slot, velocity in pairs], 2)
@@ -259,6 +276,8 @@ class Adafactor(_Optimizer):
     The second moment of a matrix is kept as one mean for each row and each column, so the state is far smaller than
     Adam's. The learning rate is relative to the size of each parameter, as in the paper; 0.01 is usual.
     """
+
+    _state = AdafactorState
 
     beta2_decay: float = option(
         "At update t the decay rate of the running means is 1 - t ** beta2_decay.", default=-0.8

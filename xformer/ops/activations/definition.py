@@ -61,7 +61,7 @@ def _gelu_vjp(g: Array, x: Any, needs: Any) -> tuple[Any, ...]:
 _gelu = Operation("gelu", _SIGNATURE, _gelu_forward, _gelu_vjp, compute_in_float32=True)
 
 
-@check_arguments(approximate="for the approximation by tanh, use gelu_tanh")
+@check_arguments(approximate="for the tanh approximation, use gelu_tanh")
 def gelu(x: Array) -> Array:
     """Compute GELU, x Phi(x) with Phi the normal distribution function (Hendrycks and Gimpel, 2016).
 

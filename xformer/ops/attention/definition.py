@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,9 @@ from xformer.backends import (
     device,
     extra,
 )
+from xformer.config import as_flag
 from xformer.errors import ConfigError, ShapeError, check_arguments
-from xformer.ops.dropout.definition import apply_dropout
+from xformer.ops.dropout.definition import apply_dropout, check_keep_probability
 from xformer.ops.operation import Operation
 from xformer.ops.softmax.definition import softmax, softmax_cotangent
 
@@ -55,6 +57,8 @@ def attention_weights(
     if softcap is not None and not softcap > 0:
         raise ConfigError(f"softcap is {softcap!r}; expected a number above 0, or None")
     scale = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
+    _operation.check_options({"scale": scale})
+    causal = as_flag("causal", causal)
     weights = _weights(*four_axes[:2], mask, bias, causal=causal, scale=scale, softcap=softcap)
     weights = extra.cast_like(weights, query)
     if len(query.shape) == 4:
@@ -153,7 +157,7 @@ _operation = Operation(
     *with_repeated_heads(_forward, _vjp),
     compute_in_float32=True,
     conditions={"heads to be a multiple of kv_heads": lambda sizes: _is_multiple(sizes["heads"], sizes["kv_heads"])},
-    ranges={"scale": (-math.inf, math.inf)},
+    ranges={"scale": (-sys.float_info.max, sys.float_info.max)},
 )
 
 
@@ -185,8 +189,8 @@ def attention(
         key: Array of shape (batch, key_value_heads, keys, head_dim).
         value: Array of shape (batch, key_value_heads, keys, value_dim).
         mask: Boolean, True = may attend, broadcastable to (batch, heads, queries, keys). A fully masked row gives
-            zeros, and zero gradients. Values must be finite where they are masked, too: a kernel may skip such a
-            value, or multiply it by zero, which gives NaN for NaN and infinity.
+            zeros, and zero gradients. Masked values must still be finite: some kernels multiply them by zero, so NaN
+            or infinity gives NaN.
         bias: Added to the scaled scores, broadcastable to (batch, heads, queries, keys), of the dtype of the query.
         causal: Whether to also mask keys later than the query; the last query sees the last key.
         scale: Scale of the scores, by default 1 / sqrt(head_dim).
@@ -204,9 +208,12 @@ def attention(
     array_namespace(query, key, value, mask, bias, dropout_mask)  # raises for arrays of several libraries
     four_axes = _with_four_axes(query, key, value)
     scale = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
-    if dropout_mask is not None and not 0.0 < keep_probability <= 1.0:
-        raise ConfigError(f"keep_probability is {keep_probability!r}; expected a number above 0 and at most 1")
+    if keep_probability != 1.0:
+        check_keep_probability(keep_probability)
+    if type(causal) is not bool:
+        causal = as_flag("causal", causal)
     if softcap is not None:
+        _operation.check_options({"scale": scale})
         _operation.signature.check("attention", (*four_axes, mask, bias, dropout_mask))
         weights = attention_weights(*four_axes[:2], mask, bias, causal=causal, scale=scale, softcap=softcap)
         dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 from xformer.backends import Array, array_namespace, extra
+from xformer.errors import ConfigError
 from xformer.ops.operation import Operation, Signature
 
 
@@ -27,6 +29,12 @@ _operation = Operation("dropout", "x: (...) float, mask: (...) bool -> (...)", _
 _MASK = Signature("x: (...) float, mask: ~(...) bool", {})
 
 
+def check_keep_probability(value: Any) -> None:
+    """Raise ConfigError unless a value is a number above 0 and at most 1."""
+    if not isinstance(value, Real) or not 0.0 < value <= 1.0:  # type: ignore[operator]
+        raise ConfigError(f"keep_probability is {value!r}; expected a number above 0 and at most 1")
+
+
 def dropout(x: Array, mask: Array, keep_probability: float) -> Array:
     """Set elements to zero where the mask is False, and divide the others by `keep_probability`.
 
@@ -43,6 +51,7 @@ def dropout(x: Array, mask: Array, keep_probability: float) -> Array:
     Raises:
         ShapeError: If shapes or dtypes do not match.
     """
+    check_keep_probability(keep_probability)
     if getattr(mask, "shape", None) != getattr(x, "shape", None):
         _MASK.check("dropout", (x, mask))
         mask = array_namespace(mask).broadcast_to(mask, x.shape)

@@ -45,6 +45,7 @@ class PackedWeight(InferenceWeight):
             padding = xp.zeros((rows, count * PANEL - columns), dtype=weight.dtype)
             weight = xp.concat([weight, padding], axis=1)
         panels = xp.permute_dims(xp.reshape(weight, (rows, count, PANEL)), (1, 0, 2))
+        panels = xp.asarray(panels, copy=True) if count == 1 else panels  # reshaping would not copy it
         return cls(scales, _contiguous(panels), columns, False)
 
     def unpack(self) -> Array | QuantizedWeight:
@@ -103,7 +104,7 @@ def packed_weights(tree: Any) -> list[PackedWeight]:
 
 
 def _contiguous(x: Array) -> Any:
-    """Return a copy whose elements are in the order of the indices in memory, which reshaping causes."""
+    """Return an array whose elements are in the order of the indices in memory, which reshaping causes."""
     xp = array_namespace(x)
     return xp.reshape(xp.reshape(x, (-1,)), x.shape)
 

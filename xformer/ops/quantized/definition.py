@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.backends import Array, array_namespace, dtype_name, dtype_named
-from xformer.errors import ConfigError
+from xformer.errors import ConfigError, DataError
 from xformer.ops.inference_weight import InferenceWeight, inference_weights
 from xformer.ops.operation import Operation, Signature
 
@@ -51,6 +51,8 @@ class QuantizedWeight(InferenceWeight):
         _MATRIX.check("quantize", (weight,))
         # Reshaping lays out the rows of a transposed matrix one after the other in memory, as kernels expect them.
         weight = xp.reshape(xp.reshape(xp.astype(weight, xp.float32, copy=False), (-1,)), weight.shape)
+        if not xp.all(xp.isfinite(weight)):
+            raise DataError("the weight has NaN or infinite elements; expected finite ones")
         if dtype == "bfloat16":
             return cls(xp.ones_like(weight[:, 0]), xp.astype(weight, dtype_named(xp, dtype)), False)
         scales = xp.max(xp.abs(weight), axis=1) / _LARGEST
