@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import xformer as xf
+from xformer.backends import from_host, resolve, to_host
 from xformer.errors import XformerError
-from xformer.layers import quantize
-from xformer.ops import attention, dropout, gelu, layer_norm, rms_norm
+from xformer.layers import quantize, sinusoidal
+from xformer.ops import attention, dropout, embedding, gelu, layer_norm, rms_norm
 from xformer.ops.operation import explain, register
 from xformer.tree import with_fields
 
@@ -67,6 +68,11 @@ CASES = {
         HEADS, HEADS, HEADS, dropout_mask=np.ones((1, 1, 2, 2), bool), keep_probability=0.0
     ),
     "unknown operation array([1., 1., 1.]": lambda: explain(ONES),
+    "embedding got scale 'a'; expected a finite number": lambda: embedding(X, np.asarray([0]), scale="a"),
+    "length is -3; expected at least 0": lambda: sinusoidal(-3, 4, xp=np, dtype="float32"),
+    "num_tokens is None and a batch has no num_tokens": lambda: xf.train_step(
+        MODEL, xf.SGD().init(MODEL), BATCHES, None, loss_fn=mean_loss, optimizer=xf.SGD(), learning_rate=0.1
+    ),
     "register got None; expected a Kernel": lambda: register(None),
     "np.sin(x) of a traced array": lambda: xf.grad(lambda x: np.sin(x)[0])(ONES),
     "np.exp reads values of a traced array": lambda: xf.jit(lambda x: np.exp(x))(ONES),
@@ -156,3 +162,10 @@ def test_modules_without_postponed_annotations_are_checked():
             self.linear, self.size = linear, size
 
     assert Own(WIDE, 3).size == 3
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32"])
+def test_ids_of_any_integer_dtype(dtype, xp):
+    table = xf.Embedding(9, 4, init=0)
+    ids = from_host(resolve(xp), np.asarray([[3, 8]]), dtype=dtype)
+    np.testing.assert_array_equal(to_host(table.to(xp)(ids)), table(np.asarray([[3, 8]])))

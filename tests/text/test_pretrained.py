@@ -346,6 +346,9 @@ def test_named_chat_templates(tmp_path):
     assert tokenizer.apply_chat_template([{"role": "user", "name": "Ann", "content": "x"}]) == "Annx"
     assert tokenizer.apply_chat_template([{"role": "assistant", "content": None}]) == ""
     assert tokenizer.apply_chat_template([], template="tools") == "T"
+    for message in ({}, {"content": "x"}, {"role": 3, "content": "x"}, {"role": "user", "content": 3}):
+        with pytest.raises(DataError, match=r"expected .*role"):
+            tokenizer.apply_chat_template([message])
     with pytest.raises(CheckpointError, match="'none'; expected one of: default, tools"):
         tokenizer.apply_chat_template([], template="none")
     (directory / "chat_templates").mkdir()

@@ -103,6 +103,8 @@ def sinusoidal(
     Returns:
         Array of shape (length, d_model), for the positions start .. start + length - 1.
     """
+    if length < 0:
+        raise ConfigError(f"length is {length}; expected at least 0")
     name = "float32" if is_half_precision(dtype) else dtype_name(dtype)
     arguments = _table_rows(start + length), d_model, name, layout
     base = base_namespace(xp)

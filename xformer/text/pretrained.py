@@ -398,6 +398,10 @@ class PretrainedTokenizer:
             raise CheckpointError(f"{self.directory} has no chat template {template!r}{known}")
         if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
             raise DataError('messages is not a list of messages; expected [{"role": "user", "content": "..."}]')
+        for message in messages:
+            content = message.get("content")
+            if not isinstance(message.get("role"), str) or not isinstance(content, str | list | None):
+                raise DataError(f'a message is {dict(message)!r}; expected {{"role": "user", "content": "..."}}')
         variables = {"tools": None, "documents": None, **self.special_tokens, **variables}
         return render_chat_template(
             templates[template],

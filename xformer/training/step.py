@@ -83,7 +83,11 @@ def train_step(
     Returns:
         A StepResult. The loss is the mean over the tokens.
     """
-    weight = loss_scale / (sum(batch.num_tokens for batch in batches) if num_tokens is None else num_tokens)
+    if num_tokens is None:
+        if not all(hasattr(batch, "num_tokens") for batch in batches):
+            raise ConfigError("num_tokens is None and a batch has no num_tokens; pass their number of tokens")
+        num_tokens = sum(batch.num_tokens for batch in batches)
+    weight = loss_scale / num_tokens
     loss, grads = accumulate(value_and_grad(_Weighted(loss_fn)), model, batches, rng, weight)
     grad_norm = global_norm(grads)
     grad_scale = clip_scale(loss, grad_norm, max_grad_norm, loss_scale)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
-from xformer.backends import Array, array_namespace, extra
+from xformer.backends import Array, array_namespace, dtype_name, extra, index_dtype
 from xformer.ops.inference_weight import InferenceWeight
 from xformer.ops.operation import Operation
 
@@ -34,6 +35,7 @@ _operation = Operation(
     "weight: (vocabulary, features) float, ids: (...) int[0, vocabulary) -> (..., features)",
     _forward,
     _vjp,
+    ranges={"scale": (-sys.float_info.max, sys.float_info.max)},
 )
 
 
@@ -57,4 +59,6 @@ def embedding(weight: Array | InferenceWeight, ids: Array, *, scale: float = 1.0
         _operation.signature.check("embedding", (weight, ids))
         rows = weight.take(xp.reshape(ids, (math.prod(ids.shape),)))
         return _times(xp.reshape(rows, (*ids.shape, weight.shape[1])), scale)
+    if hasattr(ids, "dtype") and dtype_name(ids.dtype) in ("uint8", "int8", "int16"):  # torch reads no rows by these
+        ids = array_namespace(ids).astype(ids, index_dtype(array_namespace(ids)))
     return _operation(weight, ids, scale=scale)
