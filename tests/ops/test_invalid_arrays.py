@@ -201,6 +201,8 @@ def test_a_call_raises_one_line_or_returns_the_right_result(call):
         assert one.shape == other.shape
         assert one.dtype == other.dtype
         tolerance = {"float16": 2e-2, "float32": 2e-4}.get(one.dtype.name, 1e-9)
+        if name == "layer_norm":  # of rows of one value: rounding errors are divided by sqrt(epsilon) and summed
+            tolerance *= 10.0
         with np.errstate(all="ignore"):
             scale = np.max(np.abs(other[np.isfinite(other)]), initial=1.0)
             np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * scale, equal_nan=True)
