@@ -218,7 +218,7 @@ def test_checkpoints_are_quantized_when_loaded(llama, marian, bert):
         for (name, x), (other, y) in zip(model.named_parameters(), expected.named_parameters(), strict=True):
             assert (name, x.dtype) == (other, y.dtype)
             np.testing.assert_array_equal(x, y)
-    with pytest.raises(ConfigError, match="dtype is 'int4'; expected 'int8' or 'bfloat16'"):
+    with pytest.raises(ConfigError, match="quantize is 'int4'; expected 'int8' or 'bfloat16'"):
         xf.TextGenerator.from_pretrained(llama, quantize="int4")
 
 
