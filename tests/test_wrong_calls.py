@@ -154,14 +154,15 @@ def test_valid_calls_are_accepted():
 
 
 def test_modules_without_postponed_annotations_are_checked():
-    class Own(xf.Module):
-        linear: xf.Linear
-        size: int
+    own = type("Own", (xf.Module,), {"__annotations__": {"linear": xf.Linear, "size": int}})
+    assert own(WIDE, 3).size == 3
+    with pytest.raises(XformerError, match="Own got linear=8; expected an instance of Linear"):
+        own(8, 3)
 
-        def __init__(self, linear, size):
-            self.linear, self.size = linear, size
 
-    assert Own(WIDE, 3).size == 3
+def test_a_number_of_tokens_may_be_a_fraction():
+    _, history = fit(num_tokens=lambda batch: 0.5)
+    assert history[0].num_tokens == 0.5
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32"])

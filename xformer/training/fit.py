@@ -417,10 +417,10 @@ class TrainingLoop:
             raise ConfigError(f"learning_rate is {received!r} at step {step}; expected a finite number")
         counts = [self.count_tokens(batch) for batch in batches]
         try:
-            num_tokens = sum(map(int, counts))
-        except (TypeError, ValueError) as error:
+            num_tokens = sum(counts)
+        except TypeError as error:
             raise DataError(f"num_tokens returned {counts} for the batches of step {step}; expected numbers") from error
-        if num_tokens < 1:
+        if not num_tokens > 0:
             raise DataError(f"the batches of step {step} have {counts} tokens; expected at least 1")
         like = flatten(self._model)[0][0]
         xp = array_namespace(like)
