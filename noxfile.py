@@ -85,16 +85,17 @@ def native(session: nox.Session) -> None:
     preload = " ".join(str(Path(str(path).strip()).resolve()) for path in found)
     sanitized |= {"LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0"}
     environments = {"sanitizers": sanitized}
-    program = "from xformer import native; print(native.level())"
-    best = str(session.run("python", "-c", program, silent=True)).strip()  # which the session "tests" runs
+
+    def printed(expression: str, **env: str) -> str:
+        program = f"from xformer import native; print(native.{expression})"
+        return str(session.run("python", "-c", program, env=env, silent=True)).strip()
+
+    best = printed("level()")  # which the session "tests" runs
     for level in ("baseline", "avx2"):
-        env = {"XFORMER_NATIVE": level}
-        program = "from xformer import native; print(native.WHY_NOT)"
-        reason = str(session.run("python", "-c", program, env=env, silent=True)).strip()
-        if reason:
+        if reason := printed("WHY_NOT", XFORMER_NATIVE=level):
             session.warn(reason)
         elif level != best:
-            environments[level] = env
+            environments[level] = {"XFORMER_NATIVE": level}
     arguments = ["--numprocesses", "auto", "--dist", "loadfile", "-k", "(native and not no-native) or invalid"]
     for name, env in environments.items():
         session.log(name)

@@ -158,7 +158,7 @@ def check_count(name: str, value: Any, at_least: int = 1) -> None:
 
 def as_flag(name: str, value: Any) -> bool:
     """Return True or False, also for a bool of NumPy; raise ConfigError for anything else."""
-    if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):
+    if not isinstance(value, bool | np.bool_):
         raise ConfigError(f"{name} is {value!r}; expected True or False")
     return bool(value)
 

@@ -178,7 +178,7 @@ def load_pretrained(
     path = Path(directory)
     if not is_public(path) and (path.is_file() or (path / "model.safetensors").is_file()):
         file = path if path.is_file() else path / "model.safetensors"
-        return _for_inference(load(file, xp=xp, dtype=dtype, device=device), quantize, pack)
+        return for_inference(load(file, xp=xp, dtype=dtype, device=device), quantize, pack)
     checkpoint = open_checkpoint(path)
     xp = resolve(xp)
     dtype = default_float(xp, restorable_dtype(xp, checkpoint.tensors.dtype()) if dtype is None else dtype)
@@ -194,10 +194,11 @@ def load_pretrained(
         model = replace(checkpoint.model, arrays)
     except (ConfigError, ShapeError) as error:
         raise CheckpointError(f"{path}: {error}") from error
-    return model if converters else _for_inference(model, quantize, pack)
+    return model if converters else for_inference(model, quantize, pack)
 
 
-def _for_inference(model: BaseModel, quantize: str | None, pack: bool) -> BaseModel:
+def for_inference(model: BaseModel, quantize: str | None, pack: bool) -> BaseModel:
+    """Return a model that is quantized, unless `quantize` is None, and packed on request."""
     model = model if quantize is None else model.quantize(quantize)
     return model.pack() if pack else model
 
@@ -383,7 +384,7 @@ def _effective_fields(config: ModelConfig) -> dict[str, Any]:
 
 
 def _check_supported(values: dict[str, Any], path: Path) -> None:
-    """Raise CheckpointError for quantized checkpoints and those that need code of their own."""
+    """Raise CheckpointError for quantized checkpoints and those that need their own code."""
     if "quantization_config" in values:
         settings = values["quantization_config"]
         method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else "unknown"

@@ -21,7 +21,7 @@ from xformer.errors import DataError, ShapeError
 from xformer.generation.beam_history import BeamHistory
 from xformer.generation.config import GenerationConfig
 from xformer.generation.decoding_steps import DecodingSteps
-from xformer.generation.lengths import LengthLimits
+from xformer.generation.lengths import LengthLimits, LengthRange
 from xformer.generation.logits_processors import Histories, LogitsProcessor
 from xformer.generation.stopping_criteria import StoppingCriteria
 from xformer.models.token_ids import check_one_each, check_tokens
@@ -71,6 +71,14 @@ class GenerationBatch:
         return len(self.prefixes)
 
     @functools.cached_property
+    def new_tokens(self) -> list[LengthRange]:
+        """Limits of each output in tokens after its prefix."""
+        return [
+            LengthRange(limits.minimum - len(prefix), limits.maximum - len(prefix))
+            for limits, prefix in zip(self.lengths.ranges, self.prefixes, strict=True)
+        ]
+
+    @functools.cached_property
     def parameter(self) -> Array:
         """A parameter of the model, for its dtype and device."""
         return next(array for _, array in self.model.named_parameters())
@@ -91,8 +99,8 @@ class GenerationBatch:
         cache = self.init_cache()
         if any(padding):
             cache.padding = self.to_device(padding, index_dtype(self.xp))
-        limits = [count + each.maximum for count, each in zip(padding, self.lengths.ranges, strict=True)]
-        steps = DecodingSteps(self.model, cache, len(self.start) + max(limits))
+        max_length = len(self.start) + longest + max(limits.maximum for limits in self.new_tokens)
+        steps = DecodingSteps(self.model, cache, max_length)
         rows = [[0] * count + [*self.start, *prefix] for count, prefix in zip(padding, self.prefixes, strict=True)]
         return steps, self.step(rows, steps)
 
@@ -115,7 +123,7 @@ class GenerationBatch:
         return logits
 
     def should_stop(self, histories: Sequence[list[int]], input_indices: Sequence[int]) -> list[bool]:
-        """Return for each row whether a stopping criterion ends it; never within a prefix."""
+        """Return for each row whether a stopping criterion ends it."""
         if not self.stopping_criteria or not histories:
             return [False] * len(histories)
         rows = self._histories(histories, input_indices)
@@ -126,10 +134,7 @@ class GenerationBatch:
                     f"stopping criterion {_name(criterion)} returned {column!r}; expected one bool per row "
                     f"({len(rows)})"
                 )
-        return [
-            len(tokens) > len(self.prefixes[index]) and any(column)
-            for tokens, index, column in zip(rows, input_indices, zip(*flags, strict=True), strict=True)
-        ]
+        return [any(column) for column in zip(*flags, strict=True)]
 
     def _histories(self, histories: Sequence[list[int]], input_indices: Sequence[int]) -> Histories:
         indices = [self.indices[index] for index in input_indices]
@@ -143,8 +148,8 @@ class GenerationBatch:
         )
 
     def is_too_long(self, index: int, tokens: Sequence[int]) -> bool:
-        """Return whether tokens after the prefix exceed the limit of output `index` in units of `length_fn`."""
-        return len(tokens) > len(self.prefixes[index]) and self.lengths.exceeds_units(index, tokens)
+        """Return whether tokens exceed the limit of output `index` in units of `length_fn`."""
+        return self.lengths.exceeds_units(index, tokens)
 
     def take(self, x: Array, rows: Sequence[int]) -> Array:
         """Select rows of an array."""

@@ -1,7 +1,7 @@
 """Beam search, batched over inputs.
 
-Rows of the cache are beams, num_beams per input; keys and values of an encoded source exist once per input. All beams
-have the same number of tokens at any time. Finished inputs leave the batch.
+Rows of the cache are beams, num_beams per input; keys and values of an encoded source exist once per input. The beams
+of an input have the same number of tokens at any time. Finished inputs leave the batch.
 
 Each step reads the best few tokens of each beam; everything else happens on the host. That includes diverse groups,
 which depend on each other: the earlier groups of an input choose at most as many tokens as they have beams, and only
@@ -76,11 +76,11 @@ class InputBeams:
         num_chosen: Counter[int] = Counter()
         penalty = self.batch.config.diversity_penalty
         penalty = DEFAULT_DIVERSITY_PENALTY if penalty is None else penalty
+        eos_id = self.batch.eos_id
         for group, ranked in zip(self.open_groups(), candidates, strict=False):
             if num_chosen:
                 ranked = sorted(ranked, key=lambda c: penalty * num_chosen[c.token] - c.log_probability)
             parents = group.beams
-            eos_id = self.batch.eos_id
             ends = group.advance(ranked, eos_id, _greedy_candidate(parents, top))
             num_chosen.update(beam.tokens[-1] for beam in group.beams)
             if self.batch.lengths.near_targets and eos_id is not None:

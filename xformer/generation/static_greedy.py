@@ -54,10 +54,7 @@ def static_greedy(batch: GenerationBatch, new_program: Callable[..., Any]) -> li
     steps, logits = batch.prefill()
     cache = steps.cache
     # If outputs can end, the token after the last allowed one shows whether they do.
-    limits = [
-        limits.maximum - len(prefix) + int(bool(batch.end_ids))
-        for limits, prefix in zip(batch.lengths.ranges, batch.prefixes, strict=True)
-    ]
+    limits = [limits.maximum + int(bool(batch.end_ids)) for limits in batch.new_tokens]
     num_steps = max(1, *limits)
     state = _State(batch, batch.model.to_static(cache, cache.length + num_steps - 1), limits)
     key, program = state.key(), None
@@ -106,10 +103,7 @@ class _State:
         self._step = to_device([0], integers)
         self._numbers = to_device(list(range(steps)), integers)
         # Output i cannot end before step _min_steps[i].
-        minimums = [
-            max(0, limits.minimum - len(prefix))
-            for limits, prefix in zip(batch.lengths.ranges, batch.prefixes, strict=True)
-        ]
+        minimums = [max(0, limits.minimum) for limits in batch.new_tokens]
         self._min_steps = to_device(minimums, integers)
         self._last_step = to_device([limit - 1 for limit in limits], integers)
         vocabulary = range(batch.model.vocab_size)

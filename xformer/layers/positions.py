@@ -285,7 +285,7 @@ class Rotary(Module):
         head_dim: Features of a head; even.
         base: Base of the wavelengths, theta in the paper.
         features: Number of features to rotate; the others pass unchanged. Even; default all.
-        scaling: Change of the wavelengths for long texts, in the words of Hugging Face: "rope_type" is "linear",
+        scaling: Change of the wavelengths for long texts, with the keys of Hugging Face: "rope_type" is "linear",
             "llama3", "yarn" or "longrope"; the other keys are those of the type (see `rope_frequencies`).
 
     Raises:

@@ -22,7 +22,7 @@ AnyModule = TypeVar("AnyModule", bound=Module)
 def quantize(module: AnyModule, dtype: str = "int8") -> AnyModule:
     """Return a module for inference whose linear maps and embeddings have weights in 8 or 16 bits.
 
-    Each output feature of a linear map, and each row of an embedding, has a scale of its own: its largest magnitude is
+    Each output feature of a linear map, and each row of an embedding, has its own scale: its largest magnitude is
     127 (Wu et al., 2020, "Integer quantization for deep learning inference", section 3). Other parameters stay in
     float32, and so do inputs, sums and outputs. A quantized module cannot be trained.
 

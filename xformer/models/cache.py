@@ -38,7 +38,7 @@ class Memory:
             setattr(self, name, None if x is None else array_namespace(x).take(x, sentences, axis=0))
 
     def copy(self) -> Memory:
-        """Return a memory with arrays of its own."""
+        """Return a copy that shares no arrays with this memory."""
         arrays: Any = (None if x is None else array_namespace(x).asarray(x, copy=True) for x in vars(self).values())
         return Memory(*arrays)
 
@@ -78,9 +78,9 @@ class DecodingCache:
 
     def embed(self, layer: InputEmbedding, x: Array) -> Array:
         """Apply an `InputEmbedding` to the vectors of new tokens, (rows, new tokens, d_model)."""
-        table = None if self.padding is None else layer.position_embeddings(self.length + x.shape[1], x)
-        if self.padding is None or table is None:
+        if self.padding is None or layer.positions is None:
             return layer(x, start=self.length)
+        table: Any = layer.position_embeddings(self.length + x.shape[1], x)
         return layer(x, position_embeddings=embedding(table, self.positions(x.shape[1], self.padding)))
 
     def position_terms(

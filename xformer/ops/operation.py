@@ -19,6 +19,7 @@ import inspect
 import logging
 import pkgutil
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -306,6 +307,9 @@ class Kernel(NamedTuple):
         if self.dtypes is not None and dtype not in self.dtypes:
             return f"{f'dtype {dtype}' if dtype else 'mixed dtypes'} (the kernel takes {' or '.join(self.dtypes)})"
         return None if self.why_not is None else self.why_not(*arrays, save=save, **options)
+
+
+FINITE = -sys.float_info.max, sys.float_info.max  # the range of an option that may be any finite number
 
 
 class Operation:

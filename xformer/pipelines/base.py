@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from xformer.backends import array_namespace, backend_of, dtype_name
 from xformer.errors import CheckpointError, ConfigError, nearest_hint
 from xformer.families import load_pretrained
-from xformer.families.checkpoint import Progress, is_public
+from xformer.families.checkpoint import Progress, for_inference, is_public
 from xformer.generation import GenerationConfig
 from xformer.html import Markup, table, tag
 from xformer.models import BaseModel, Encoder, ImageEncoder, LanguageModel, SpeechTransformer, Transformer
@@ -169,8 +169,7 @@ class Pipeline(CheckpointPipeline):
         pretrained = run.pretrained_files()
         if options and pretrained is None:
             raise ConfigError(f"{next(iter(options))} applies to public checkpoints; omit it for a run of xformer")
-        trained = cls.model_class.load(run.model, xp=xp, dtype=dtype)
-        trained = (trained if quantize is None else trained.quantize(quantize)).pack()
+        trained = for_inference(cls.model_class.load(run.model, xp=xp, dtype=dtype), quantize, pack=True)
         if pretrained is None:
             return cls._from_run(trained, run, config)
         init = config["recipe"]["init"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from xformer.backends import (
 from xformer.config import as_flag
 from xformer.errors import ConfigError, ShapeError, check_arguments
 from xformer.ops.dropout.definition import apply_dropout, check_keep_probability
-from xformer.ops.operation import Operation
+from xformer.ops.operation import FINITE, Operation
 from xformer.ops.softmax.definition import softmax, softmax_cotangent
 
 Forward = Callable[..., tuple[Any, Any]]
@@ -157,7 +156,7 @@ _operation = Operation(
     *with_repeated_heads(_forward, _vjp),
     compute_in_float32=True,
     conditions={"heads to be a multiple of kv_heads": lambda sizes: _is_multiple(sizes["heads"], sizes["kv_heads"])},
-    ranges={"scale": (-sys.float_info.max, sys.float_info.max)},
+    ranges={"scale": FINITE},
 )
 
 
@@ -213,7 +212,6 @@ def attention(
     if type(causal) is not bool:
         causal = as_flag("causal", causal)
     if softcap is not None:
-        _operation.check_options({"scale": scale})
         _operation.signature.check("attention", (*four_axes, mask, bias, dropout_mask))
         weights = attention_weights(*four_axes[:2], mask, bias, causal=causal, scale=scale, softcap=softcap)
         dropped = weights if dropout_mask is None else apply_dropout(weights, dropout_mask, keep_probability)

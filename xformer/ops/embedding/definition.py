@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any
 
 from xformer.backends import Array, array_namespace, dtype_name, extra, index_dtype
 from xformer.ops.inference_weight import InferenceWeight
-from xformer.ops.operation import Operation
+from xformer.ops.operation import FINITE, Operation
 
 
 def _times(x: Array, scale: float) -> Array:
@@ -35,7 +34,7 @@ _operation = Operation(
     "weight: (vocabulary, features) float, ids: (...) int[0, vocabulary) -> (..., features)",
     _forward,
     _vjp,
-    ranges={"scale": (-sys.float_info.max, sys.float_info.max)},
+    ranges={"scale": FINITE},
 )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from xformer.backends import Array, accumulation_dtype, array_namespace
 from xformer.errors import check_arguments
-from xformer.ops.operation import Operation
+from xformer.ops.operation import FINITE, Operation
 
 
 def upcast_rows(x: Array) -> tuple[Array, Array | None]:
@@ -54,7 +53,7 @@ def _normalize_vjp(g: Array, residuals: Any, needs: Any, centered: bool) -> tupl
 
 
 _CONDITIONS = {"at least one feature": lambda sizes: sizes["features"] > 0}
-_RANGES = {"epsilon": (0.0, sys.float_info.max)}
+_RANGES = {"epsilon": (0.0, FINITE[1])}
 _layer_norm = Operation(
     "layer_norm",
     "x: (..., features) float, weight: (features) float, bias?: (features) float -> (..., features)",
