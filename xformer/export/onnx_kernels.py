@@ -12,30 +12,32 @@ from collections.abc import Callable
 import spox.opset.ai.onnx.v20 as op
 from spox import Var
 
-from xformer.export.onnx_namespace import NAMESPACE, OnnxArray
+from xformer.export.onnx_namespace import NAMESPACE, traced, var_of
 from xformer.ops import Kernel, register
+from xformer.tracing.tracer import Tracer
 
 
-def _forward(function: Callable[..., OnnxArray]) -> Callable[..., tuple[OnnxArray, None]]:
+def _forward(function: Callable[..., Tracer]) -> Callable[..., tuple[Tracer, None]]:
     return lambda *arrays, save, **static: (function(*arrays, **static), None)
 
 
-def _activation(function: Callable[[Var], Var]) -> Callable[[OnnxArray], OnnxArray]:
-    return lambda x: OnnxArray(function(x.var), x.shape, x.dtype)
+def _activation(function: Callable[[Var], Var]) -> Callable[[Tracer], Tracer]:
+    return lambda x: traced(function(var_of(x)), x.shape, x.dtype)
 
 
-def _layer_norm(x: OnnxArray, weight: OnnxArray, bias: OnnxArray | None, *, epsilon: float) -> OnnxArray:
-    var, _, _ = op.layer_normalization(x.var, weight.var, None if bias is None else bias.var, epsilon=epsilon)
-    return OnnxArray(var, x.shape, x.dtype)
+def _layer_norm(x: Tracer, weight: Tracer, bias: Tracer | None, *, epsilon: float) -> Tracer:
+    scale, shift = var_of(weight), None if bias is None else var_of(bias)
+    var, _, _ = op.layer_normalization(var_of(x), scale, shift, epsilon=epsilon)
+    return traced(var, x.shape, x.dtype)
 
 
-def _softmax(x: OnnxArray, mask: OnnxArray | None) -> OnnxArray:
+def _softmax(x: Tracer, mask: Tracer | None) -> Tracer:
     scores = x if mask is None else NAMESPACE.where(mask, x, -math.inf)
-    y = OnnxArray(op.softmax(scores.var, axis=-1), x.shape, x.dtype)
+    y = traced(op.softmax(var_of(scores), axis=-1), x.shape, x.dtype)
     return y if mask is None else NAMESPACE.where(mask, y, 0.0)  # the softmax of a fully masked row is NaN
 
 
-_KERNELS: dict[str, Callable[..., OnnxArray]] = {
+_KERNELS: dict[str, Callable[..., Tracer]] = {
     "layer_norm": _layer_norm,
     "softmax": _softmax,
     "relu": _activation(op.relu),

@@ -1,6 +1,7 @@
-"""An Array API namespace whose functions append nodes to an ONNX graph.
+"""A trace of a model as an ONNX graph: an Array API namespace whose functions append nodes.
 
-A model whose parameters are arrays of this namespace does not compute: its forward code writes the graph. A size that
+Its arrays are traced ones, as in a derivative and in `jit`, but without values: a model whose parameters are arrays of
+this namespace does not compute, its forward code writes the graph. A size that
 may differ between calls is a `Dim`, an integer that also knows how to compute it from the shapes of the inputs. Its
 value as an integer is the largest one that the graph supports, so that tables of positions get enough rows.
 """
@@ -21,6 +22,7 @@ from spox import Tensor, Var, argument
 from xformer.backends.array_types import Array, Device, DType, Namespace
 from xformer.backends.backend import Backend, register_backend
 from xformer.errors import BackendError
+from xformer.tracing.tracer import Tracer
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
@@ -153,143 +155,72 @@ def _sum(value: int) -> Var:
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
 
-class OnnxArray:
-    """A value of an ONNX graph.
+@dataclass(frozen=True, eq=False)
+class _Value:
+    """A value of an ONNX graph: what a traced array holds here.
 
-    Args:
+    Attributes:
         var: The value.
         shape: Sizes, `Dim`s or integers.
         dtype: NumPy dtype.
-
-    Attributes:
-        base: Matrix that this matrix is the transpose of, or None.
+        base: The traced matrix that this matrix is the transpose of, or None.
     """
 
-    __array_ufunc__ = None
+    var: Var
+    shape: tuple[int, ...]
+    dtype: Any
+    base: Tracer | None = None
     device: Device = None
-
-    def __init__(self, var: Var, shape: Sequence[int], dtype: Any, base: OnnxArray | None = None) -> None:
-        self.var, self.shape, self.dtype, self.base = var, tuple(shape), np.dtype(dtype), base
-
-    def __array_namespace__(self, api_version: str | None = None) -> Namespace:
-        return NAMESPACE
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
-    @property
-    def T(self) -> OnnxArray:
-        """Transpose of a matrix."""
-        return NAMESPACE.matrix_transpose(self)
 
-    mT = T
+def traced(var: Var, shape: Sequence[int], dtype: Any, base: Tracer | None = None) -> Tracer:
+    """Return a value of the graph as a traced array."""
+    return Tracer(_Value(var, tuple(shape), np.dtype(dtype), base), NAMESPACE, 0)
 
-    def __repr__(self) -> str:
-        return f"OnnxArray({self.dtype}, {self.shape})"
 
-    def __bool__(self) -> bool:
-        raise BackendError("a value of an ONNX graph was read while the graph was written; expected functions of xp")
+def var_of(x: Tracer) -> Var:
+    """Return the value of a traced array in the graph."""
+    return x._value.var
 
-    __int__ = __float__ = __index__ = __bool__
 
-    def __getitem__(self, key: Any) -> OnnxArray:
-        key = key if isinstance(key, tuple) else (key,)
-        missing = [slice(None)] * (self.ndim - sum(part is not None and part is not ... for part in key))
-        at = next((index for index, part in enumerate(key) if part is ...), len(key))
-        slices: list[tuple[int, slice]] = []
-        indices: list[tuple[int, int]] = []
-        new_axes: list[int] = []
-        axis = 0
-        for part in (*key[:at], *missing, *key[at + 1 :]):
-            if part is None:
-                new_axes.append(axis - len(indices) + len(new_axes))
-                continue
-            if isinstance(part, slice):
-                slices.append((axis, part))
-            else:
-                indices.append((axis, part))
-            axis += 1
-        x = self._sliced(slices)
-        for axis, index in reversed(indices):
-            shape = (*x.shape[:axis], *x.shape[axis + 1 :])
-            x = OnnxArray(op.gather(x.var, _number(index, np.int64), axis=axis), shape, x.dtype)
-        for axis in new_axes:
-            x = NAMESPACE.expand_dims(x, axis=axis)
+def _sliced(x: Tracer, parts: list[tuple[int, slice]]) -> Tracer:
+    shape, bounds = list(x.shape), []
+    for axis, part in parts:
+        length, step = x.shape[axis], 1 if part.step is None else part.step
+        start = 0 if part.start is None else part.start
+        stop = length if part.stop is None else part.stop
+        start = start + length if start < 0 else start
+        stop = stop + length if stop < 0 else stop
+        if not isinstance(length, Dim) and not isinstance(stop, Dim):
+            stop = min(stop, length)
+        if not (_equal(start, 0) and _equal(stop, length) and step == 1):
+            shape[axis] = stop - start if step == 1 else (stop - start + (step - 1)) // step
+            bounds.append((start, stop, axis, step))
+    if not bounds:
         return x
-
-    def _sliced(self, parts: list[tuple[int, slice]]) -> OnnxArray:
-        shape, bounds = list(self.shape), []
-        for axis, part in parts:
-            length, step = self.shape[axis], 1 if part.step is None else part.step
-            start = 0 if part.start is None else part.start
-            stop = length if part.stop is None else part.stop
-            start = start + length if start < 0 else start
-            stop = stop + length if stop < 0 else stop
-            if not isinstance(length, Dim) and not isinstance(stop, Dim):
-                stop = min(stop, length)
-            if not (_equal(start, 0) and _equal(stop, length) and step == 1):
-                shape[axis] = stop - start if step == 1 else (stop - start + (step - 1)) // step
-                bounds.append((start, stop, axis, step))
-        if not bounds:
-            return self
-        return OnnxArray(op.slice(self.var, *map(_vector, zip(*bounds, strict=True))), shape, self.dtype)
-
-    def __neg__(self) -> OnnxArray:
-        return OnnxArray(op.neg(self.var), self.shape, self.dtype)
-
-    def __abs__(self) -> OnnxArray:
-        return OnnxArray(op.abs(self.var), self.shape, self.dtype)
-
-    def __invert__(self) -> OnnxArray:
-        return NAMESPACE.logical_not(self)
-
-    def __matmul__(self, other: OnnxArray) -> OnnxArray:
-        return NAMESPACE.matmul(self, other)
-
-    def __eq__(self, other: object) -> OnnxArray:  # type: ignore[override]
-        return _call(op.equal, self, other, dtype=np.bool_)
-
-    def __ne__(self, other: object) -> OnnxArray:  # type: ignore[override]
-        return NAMESPACE.logical_not(self == other)
-
-    __hash__ = object.__hash__
+    return traced(op.slice(var_of(x), *map(_vector, zip(*bounds, strict=True))), shape, x.dtype)
 
 
-def _operator(function: Callable[..., Var], dtype: Any = None) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return an operator and the one with its operands swapped."""
-    return (
-        lambda self, other: _call(function, self, other, dtype=dtype),
-        lambda self, other: _call(function, other, self, dtype=dtype),
-    )
-
-
-_BINARY = {"add": op.add, "sub": op.sub, "mul": op.mul, "truediv": op.div, "pow": op.pow, "and": op.and_, "or": op.or_}
-_COMPARISONS = {"lt": op.less, "le": op.less_or_equal, "gt": op.greater, "ge": op.greater_or_equal}
-for _symbol, _function in _BINARY.items():
-    for _prefix, _method in zip(("", "r"), _operator(_function), strict=True):
-        setattr(OnnxArray, f"__{_prefix}{_symbol}__", _method)
-for _symbol, _function in _COMPARISONS.items():
-    setattr(OnnxArray, f"__{_symbol}__", _operator(_function, np.bool_)[0])
-
-
-def _call(function: Callable[..., Var], *operands: Any, dtype: Any = None) -> OnnxArray:
+def _call(function: Callable[..., Var], *operands: Any, dtype: Any = None) -> Tracer:
     """Apply an elementwise function to arrays and Python numbers."""
-    arrays = [x for x in operands if isinstance(x, OnnxArray)]
+    arrays = [x for x in operands if type(x) is Tracer]
     common = np.result_type(*(x.dtype for x in arrays))
-    variables = [NAMESPACE.astype(x, common).var if isinstance(x, OnnxArray) else _number(x, common) for x in operands]
-    return OnnxArray(function(*variables), _broadcast([x.shape for x in arrays]), common if dtype is None else dtype)
+    variables = [_number(x, common) for x in operands]
+    return traced(function(*variables), _broadcast([x.shape for x in arrays]), common if dtype is None else dtype)
 
 
 def _number(x: Any, dtype: Any) -> Var:
-    if isinstance(x, Dim):
-        return NAMESPACE.asarray(x, dtype=dtype).var
+    """Return an array or a number in a dtype."""
+    if isinstance(x, Dim | Tracer):
+        return var_of(NAMESPACE.asarray(x, dtype=dtype))
     return op.const(np.asarray(x, dtype=dtype))
 
 
@@ -308,28 +239,32 @@ def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def _unary(function: Callable[[Var], Var]) -> Callable[..., Any]:
-    return lambda self, x: OnnxArray(function(x.var), x.shape, x.dtype)
+    return lambda self, x: traced(function(var_of(x)), x.shape, x.dtype)
 
 
-def _reduction(function: Callable[..., Var]) -> Callable[..., OnnxArray]:
+def _binary(function: Callable[..., Var], dtype: Any = None) -> Callable[..., Any]:
+    return lambda self, first, second: _call(function, first, second, dtype=dtype)
+
+
+def _reduction(function: Callable[..., Var]) -> Callable[..., Tracer]:
     def reduce(
-        self: Any, x: OnnxArray, /, *, axis: Any = None, keepdims: bool = False, dtype: DType = None
-    ) -> OnnxArray:
+        self: Any, x: Tracer, /, *, axis: Any = None, keepdims: bool = False, dtype: DType = None
+    ) -> Tracer:
         x = x if dtype is None else self.astype(x, dtype)
         axes = range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
         reduced = sorted(index % x.ndim for index in axes)
         sizes = (1 if index in reduced else length for index, length in enumerate(x.shape))
         shape = [length for index, length in enumerate(sizes) if keepdims or index not in reduced]
-        return OnnxArray(function(x.var, op.const(np.asarray(reduced)), keepdims=keepdims), shape, x.dtype)
+        return traced(function(var_of(x), op.const(np.asarray(reduced)), keepdims=keepdims), shape, x.dtype)
 
     return reduce
 
 
 class OnnxNamespace:
-    """Functions of the Array API standard, as many as models need, on `OnnxArray`s."""
+    """Functions of the Array API standard and operators, as many as models need, on traced arrays."""
 
     __name__ = "onnx"
-    is_trace = False
+    is_trace = True
     trace_level = 0
 
     int8, int32, int64 = (np.dtype(name) for name in ("int8", "int32", "int64"))
@@ -343,78 +278,93 @@ class OnnxNamespace:
             raise AttributeError(name)
         raise BackendError(f"xp.{name} cannot be exported to ONNX; see xformer/export/onnx_namespace.py")
 
+    def read(self, x: Tracer, use: str) -> Any:
+        """Refuse: values are known when the graph runs."""
+        raise BackendError(f"{use} reads a value of an ONNX graph while the graph is written; use functions of xp")
+
+    def check_range(self, x: Tracer, size: int, check: Any) -> None:
+        """Check nothing: onnxruntime raises an error for indices out of range."""
+
     # --- creation
 
-    def asarray(self, x: Any, /, *, dtype: DType = None, device: Device = None, copy: Any = None) -> OnnxArray:
+    def asarray(self, x: Any, /, *, dtype: DType = None, device: Device = None, copy: Any = None) -> Tracer:
         """Return an array; a `Dim` becomes a scalar."""
         if isinstance(x, Dim):
-            x = OnnxArray(op.squeeze(_vector([x]), op.const(np.asarray([0]))), (), np.int64)
-        if isinstance(x, OnnxArray):
+            x = traced(op.squeeze(_vector([x]), op.const(np.asarray([0]))), (), np.int64)
+        if type(x) is Tracer:
             return x if dtype is None else self.astype(x, dtype)
         host = np.asarray(x, dtype=dtype)
-        return OnnxArray(op.const(host), host.shape, host.dtype)
+        return traced(op.const(host), host.shape, host.dtype)
 
     def arange(
         self, start: int, stop: int | None = None, step: int = 1, *, dtype: DType = None, device: Device = None
-    ) -> OnnxArray:
+    ) -> Tracer:
         """Return consecutive integers."""
         start, stop = (0, start) if stop is None else (start, stop)
         if not isinstance(start, Dim) and not isinstance(stop, Dim):
             return self.asarray(np.arange(start, stop, step, dtype=np.int64 if dtype is None else dtype))
         length = stop - start if step == 1 else (stop - start + (step - 1)) // step
         var = op.range(*(_number(x, np.int64) for x in (start, stop, step)))
-        return self.astype(OnnxArray(var, (length,), np.int64), np.int64 if dtype is None else dtype)
+        return self.astype(traced(var, (length,), np.int64), np.int64 if dtype is None else dtype)
 
-    def full(self, shape: Any, value: Any, *, dtype: DType = None, device: Device = None) -> OnnxArray:
+    def full(self, shape: Any, value: Any, *, dtype: DType = None, device: Device = None) -> Tracer:
         """Return an array of equal values."""
         return self.broadcast_to(self.asarray(value, dtype=np.float32 if dtype is None else dtype), shape)
 
-    def zeros(self, shape: Any, *, dtype: DType = None, device: Device = None) -> OnnxArray:
+    def zeros(self, shape: Any, *, dtype: DType = None, device: Device = None) -> Tracer:
         """Return zeros."""
         return self.full(shape, 0, dtype=dtype)
 
-    def ones(self, shape: Any, *, dtype: DType = None, device: Device = None) -> OnnxArray:
+    def ones(self, shape: Any, *, dtype: DType = None, device: Device = None) -> Tracer:
         """Return ones."""
         return self.full(shape, 1, dtype=dtype)
 
-    def zeros_like(self, x: OnnxArray) -> OnnxArray:
+    def zeros_like(self, x: Tracer) -> Tracer:
         """Return zeros of the shape and dtype of x."""
         return self.zeros(x.shape, dtype=x.dtype)
 
-    def ones_like(self, x: OnnxArray) -> OnnxArray:
+    def ones_like(self, x: Tracer) -> Tracer:
         """Return ones of the shape and dtype of x."""
         return self.ones(x.shape, dtype=x.dtype)
 
     # --- elementwise
 
-    abs, exp, log, sqrt, tanh, sin, cos = (
-        _unary(function) for function in (op.abs, op.exp, op.log, op.sqrt, op.tanh, op.sin, op.cos)
+    abs, exp, log, sqrt, tanh, sin, cos, erf = (
+        _unary(function) for function in (op.abs, op.exp, op.log, op.sqrt, op.tanh, op.sin, op.cos, op.erf)
     )
-    logical_not = _unary(op.not_)
+    operator_abs, operator_neg = abs, _unary(op.neg)
+    logical_not = operator_invert = _unary(op.not_)
+    logical_and = operator_and = _binary(op.and_)
+    operator_or = _binary(op.or_)
+    operator_add, operator_sub, operator_mul, operator_truediv, operator_pow = map(
+        _binary, (op.add, op.sub, op.mul, op.div, op.pow)
+    )
+    operator_lt, operator_le, operator_gt, operator_ge, operator_eq = (
+        _binary(function, np.bool_)
+        for function in (op.less, op.less_or_equal, op.greater, op.greater_or_equal, op.equal)
+    )
 
-    def logical_and(self, first: OnnxArray, second: OnnxArray) -> OnnxArray:
-        """Return the logical and."""
-        return _call(op.and_, first, second)
+    def operator_ne(self, first: Any, second: Any) -> Tracer:
+        """Return whether elements differ."""
+        return self.logical_not(self.operator_eq(first, second))
 
-    def where(self, condition: OnnxArray, first: Any, second: Any) -> OnnxArray:
+    def where(self, condition: Tracer, first: Any, second: Any) -> Tracer:
         """Return elements of `first` where the condition is True, else of `second`."""
-        arrays = [x for x in (first, second) if isinstance(x, OnnxArray)]
+        arrays = [x for x in (first, second) if type(x) is Tracer]
         dtype = np.result_type(*(x.dtype for x in arrays))
-        variables = [
-            self.astype(x, dtype).var if isinstance(x, OnnxArray) else _number(x, dtype) for x in (first, second)
-        ]
+        variables = (_number(x, dtype) for x in (first, second))
         shape = _broadcast([x.shape for x in (condition, *arrays)])
-        return OnnxArray(op.where(condition.var, *variables), shape, dtype)
+        return traced(op.where(var_of(condition), *variables), shape, dtype)
 
-    def clip(self, x: OnnxArray, min: Any = None, max: Any = None) -> OnnxArray:
+    def clip(self, x: Tracer, min: Any = None, max: Any = None) -> Tracer:
         """Limit elements to an interval."""
         bounds = (None if bound is None else _number(bound, x.dtype) for bound in (min, max))
-        return OnnxArray(op.clip(x.var, *bounds), x.shape, x.dtype)
+        return traced(op.clip(var_of(x), *bounds), x.shape, x.dtype)
 
-    def astype(self, x: OnnxArray, dtype: DType, *, copy: Any = True) -> OnnxArray:
+    def astype(self, x: Tracer, dtype: DType, *, copy: Any = True) -> Tracer:
         """Cast to a dtype."""
         dtype = np.dtype(dtype)
-        return x if x.dtype == dtype else OnnxArray(op.cast(x.var, to=dtype), x.shape, dtype)
+        return x if x.dtype == dtype else traced(op.cast(var_of(x), to=dtype), x.shape, dtype)
 
     # --- reductions
 
@@ -422,13 +372,13 @@ class OnnxNamespace:
         _reduction(function) for function in (op.reduce_sum, op.reduce_mean, op.reduce_max, op.reduce_min)
     )
 
-    def cumulative_sum(self, x: OnnxArray, *, axis: int) -> OnnxArray:
+    def cumulative_sum(self, x: Tracer, *, axis: int) -> Tracer:
         """Return sums of the elements so far."""
-        return OnnxArray(op.cumsum(x.var, op.const(np.asarray(axis))), x.shape, x.dtype)
+        return traced(op.cumsum(var_of(x), op.const(np.asarray(axis))), x.shape, x.dtype)
 
     # --- shapes
 
-    def reshape(self, x: OnnxArray, shape: Sequence[int], *, copy: Any = None) -> OnnxArray:
+    def reshape(self, x: Tracer, shape: Sequence[int], *, copy: Any = None) -> Tracer:
         """Return the elements in another shape."""
         if -1 in shape:
             rest = math.prod(length for length in shape if not _equal(length, -1))
@@ -443,69 +393,103 @@ class OnnxNamespace:
         unknown = [axis for axis, length in enumerate(sizes) if isinstance(length, Dim)]
         if unknown:
             sizes[unknown[-1]] = -1
-        return OnnxArray(op.reshape(x.var, _vector(sizes)), shape, x.dtype)
+        return traced(op.reshape(var_of(x), _vector(sizes)), shape, x.dtype)
 
-    def broadcast_to(self, x: OnnxArray, shape: Sequence[int]) -> OnnxArray:
+    def broadcast_to(self, x: Tracer, shape: Sequence[int]) -> Tracer:
         """Return x in a larger shape."""
-        return OnnxArray(op.expand(x.var, _vector(shape)), shape, x.dtype)
+        return traced(op.expand(var_of(x), _vector(shape)), shape, x.dtype)
 
-    def expand_dims(self, x: OnnxArray, *, axis: int) -> OnnxArray:
+    def expand_dims(self, x: Tracer, *, axis: int) -> Tracer:
         """Insert an axis of size 1."""
         axis %= x.ndim + 1
         shape = (*x.shape[:axis], 1, *x.shape[axis:])
-        return OnnxArray(op.unsqueeze(x.var, op.const(np.asarray([axis]))), shape, x.dtype)
+        return traced(op.unsqueeze(var_of(x), op.const(np.asarray([axis]))), shape, x.dtype)
 
-    def squeeze(self, x: OnnxArray, axis: int) -> OnnxArray:
+    def squeeze(self, x: Tracer, axis: int) -> Tracer:
         """Remove an axis of size 1."""
         axis %= x.ndim
         shape = (*x.shape[:axis], *x.shape[axis + 1 :])
-        return OnnxArray(op.squeeze(x.var, op.const(np.asarray([axis]))), shape, x.dtype)
+        return traced(op.squeeze(var_of(x), op.const(np.asarray([axis]))), shape, x.dtype)
 
-    def permute_dims(self, x: OnnxArray, axes: Sequence[int]) -> OnnxArray:
+    def permute_dims(self, x: Tracer, axes: Sequence[int]) -> Tracer:
         """Change the order of the axes."""
-        return OnnxArray(op.transpose(x.var, perm=list(axes)), [x.shape[axis] for axis in axes], x.dtype)
+        return traced(op.transpose(var_of(x), perm=list(axes)), [x.shape[axis] for axis in axes], x.dtype)
 
-    def matrix_transpose(self, x: OnnxArray) -> OnnxArray:
+    def matrix_transpose(self, x: Tracer) -> Tracer:
         """Swap the last two axes."""
         axes = (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
         transposed = self.permute_dims(x, axes)
-        transposed.base = x if x.ndim == 2 else None
-        return transposed
+        return traced(var_of(transposed), transposed.shape, x.dtype, base=x) if x.ndim == 2 else transposed
 
-    def concat(self, arrays: Sequence[OnnxArray], *, axis: int = 0) -> OnnxArray:
+    def concat(self, arrays: Sequence[Tracer], *, axis: int = 0) -> Tracer:
         """Join arrays along an axis."""
         first = arrays[0]
         axis %= first.ndim
         shape = list(first.shape)
         for other in arrays[1:]:
             shape[axis] = shape[axis] + other.shape[axis]
-        return OnnxArray(op.concat([x.var for x in arrays], axis=axis), shape, first.dtype)
+        return traced(op.concat([var_of(x) for x in arrays], axis=axis), shape, first.dtype)
 
-    def stack(self, arrays: Sequence[OnnxArray], *, axis: int = 0) -> OnnxArray:
+    def stack(self, arrays: Sequence[Tracer], *, axis: int = 0) -> Tracer:
         """Join arrays along a new axis."""
         return self.concat([self.expand_dims(x, axis=axis) for x in arrays], axis=axis)
 
-    def repeat(self, x: OnnxArray, repeats: int, *, axis: int | None = None) -> OnnxArray:
+    def repeat(self, x: Tracer, repeats: int, *, axis: int | None = None) -> Tracer:
         """Repeat elements once: rows of a graph are not grouped by sentence."""
         if not _equal(repeats, 1):
             raise BackendError(f"xp.repeat of {repeats} cannot be exported to ONNX; expected 1")
         return x
 
-    def take(self, x: OnnxArray, indices: OnnxArray, *, axis: int = 0) -> OnnxArray:
+    def getitem(self, x: Tracer, key: Any) -> Tracer:
+        """Return elements by slices, integers, None and an ellipsis."""
+        key = key if isinstance(key, tuple) else (key,)
+        missing = [slice(None)] * (x.ndim - sum(part is not None and part is not ... for part in key))
+        at = next((index for index, part in enumerate(key) if part is ...), len(key))
+        slices: list[tuple[int, slice]] = []
+        indices: list[tuple[int, int]] = []
+        new_axes: list[int] = []
+        axis = 0
+        for part in (*key[:at], *missing, *key[at + 1 :]):
+            if part is None:
+                new_axes.append(axis - len(indices) + len(new_axes))
+                continue
+            if isinstance(part, slice):
+                slices.append((axis, part))
+            else:
+                indices.append((axis, part))
+            axis += 1
+        x = _sliced(x, slices)
+        for axis, index in reversed(indices):
+            shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+            x = traced(op.gather(var_of(x), _number(index, np.int64), axis=axis), shape, x.dtype)
+        for axis in new_axes:
+            x = self.expand_dims(x, axis=axis)
+        return x
+
+    def take(self, x: Tracer, indices: Tracer, *, axis: int = 0) -> Tracer:
         """Return slices of an axis by index."""
         axis %= x.ndim
         shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
-        return OnnxArray(op.gather(x.var, indices.var, axis=axis), shape, x.dtype)
+        return traced(op.gather(var_of(x), var_of(indices), axis=axis), shape, x.dtype)
 
     # --- products
 
-    def matmul(self, first: OnnxArray, second: OnnxArray) -> OnnxArray:
+    def matmul(self, first: Tracer, second: Tracer) -> Tracer:
         """Return the matrix product."""
         shape = (*_broadcast([first.shape[:-2], second.shape[:-2]]), first.shape[-2], second.shape[-1])
-        if second.base is not None and first.ndim == 2:
+        stored = second._value.base
+        if stored is not None and first.ndim == 2:
             # A Gemm reads the transposed parameter as it is stored; quantization finds it, too.
-            return OnnxArray(op.gemm(first.var, second.base.var, transB=1), shape, first.dtype)
-        return OnnxArray(op.matmul(first.var, second.var), shape, first.dtype)
+            return traced(op.gemm(var_of(first), var_of(stored), transB=1), shape, first.dtype)
+        return traced(op.matmul(var_of(first), var_of(second)), shape, first.dtype)
+
+    operator_matmul = matmul
+
+    def scatter_add(self, target: Tracer, indices: Tracer, updates: Tracer) -> Tracer:
+        """Add by `ScatterND`."""
+        rows = self.expand_dims(indices, axis=1)
+        added = op.scatter_nd(var_of(target), var_of(rows), var_of(updates), reduction="add")
+        return traced(added, target.shape, target.dtype)
 
 
 NAMESPACE: Any = OnnxNamespace()
@@ -530,25 +514,6 @@ class OnnxBackend(Backend):
         """Let the whole table be a constant, so that the graph takes rows of any number."""
         return NAMESPACE.asarray(table(*arguments), dtype=dtype)[rows]
 
-    def to_host(self, array: Any) -> Any:
-        """Refuse: values are known when the graph runs."""
-        bool(array)
-
-    def is_host_accessible(self, array: Any) -> bool:
-        """Return False."""
-        return False
-
-    def erf(self, x: Any) -> Array:
-        """Compute erf by its own node."""
-        return _unary(op.erf)(self, x)
-
-    def scatter_add(self, target: Any, indices: Any, updates: Any) -> Array:
-        """Add by `ScatterND`."""
-        rows = NAMESPACE.expand_dims(indices, axis=1).var
-        added = op.scatter_nd(target.var, rows, updates.var, reduction="add")
-        result: Any = OnnxArray(added, target.shape, target.dtype)
-        return result
-
 
 register_backend(OnnxBackend("onnx"))
 
@@ -567,7 +532,7 @@ class Inputs:
     """
 
     def __init__(self, limits: dict[str, int]) -> None:
-        self.arrays: dict[str, OnnxArray] = {}
+        self.arrays: dict[str, Tracer] = {}
         self._limits = limits
         self._symbols: dict[str, Symbol] = {}
 
@@ -578,20 +543,20 @@ class Inputs:
             if isinstance(length, str) and length not in self._symbols:
                 self._symbols[length] = Symbol(length, op.shape(var, start=axis, end=axis + 1))
         sizes = (self._size(length) if isinstance(length, str) else length for length in shape)
-        return self.arrays.setdefault(name, OnnxArray(var, tuple(sizes), dtype))
+        return self.arrays.setdefault(name, traced(var, tuple(sizes), dtype))
 
     def _size(self, name: str) -> int:
         return size(self._limits[name], {(self._symbols[name],): 1})
 
 
-def _output(x: OnnxArray) -> Var:
+def _output(x: Tracer) -> Var:
     """Return an array as an output of a graph, with its shape, which spox does not infer in full."""
     shape = (_name(length) if isinstance(length, Dim) else length for length in x.shape)
-    x.var._var_info.type = Tensor(x.dtype, tuple(shape))
-    return x.var
+    var_of(x)._var_info.type = Tensor(x.dtype, tuple(shape))
+    return var_of(x)
 
 
-def build(inputs: Inputs, outputs: dict[str, OnnxArray], parameters: dict[str, Any]) -> bytes:
+def build(inputs: Inputs, outputs: dict[str, Tracer], parameters: dict[str, Any]) -> bytes:
     """Return an ONNX file.
 
     Args:
@@ -599,7 +564,7 @@ def build(inputs: Inputs, outputs: dict[str, OnnxArray], parameters: dict[str, A
         outputs: Outputs by name.
         parameters: NumPy arrays of the parameters by name. The file contains those that the graph uses.
     """
-    variables = {name: x.var for name, x in inputs.arrays.items()}
+    variables = {name: var_of(x) for name, x in inputs.arrays.items()}
     proto = spox.build(variables, {name: _output(x) for name, x in outputs.items()})
     used = {name for node in proto.graph.node for name in node.input}
     # spox would copy the values of a parameter whenever a node uses it.
