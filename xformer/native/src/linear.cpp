@@ -124,7 +124,9 @@ template <class T> struct Tiles {
     int64_t step_out, depth, columns;
     bool accumulate;
     const float *scales, *bias;
-    int64_t ahead;  // distance of the elements of w to prefetch, or 0
+    int64_t ahead;           // distance of the elements of w to prefetch, or 0
+    const char* next;        // bytes to prefetch instead, `pace` of them for each row of w
+    int64_t pace;
 
     Tiles at(int64_t row, int64_t column) const {
         Tiles t = *this;
@@ -149,13 +151,14 @@ template <int M, int C, class T> static void tile(const Tiles<T>& tiles) {
         for (int64_t k = 0; k < t.depth; k++, w += t.step_w) {
             Vector row[C];
             for (int c = 0; c < C; c++) row[c] = widen(w + c * LANES);
-            prefetch(w);
+            prefetch(w, k);
             for (int m = 0; m < M; m++)
                 for (int c = 0; c < C; c++) fma(total[m][c], t.x[m * STEP + k], row[c]);
         }
     };
-    if (t.ahead == 0) multiply([](const T*) {});
-    else multiply([&](const T* w) __attribute__((always_inline)) {
+    if (t.pace) multiply([&](const T*, int64_t k) __attribute__((always_inline)) { __builtin_prefetch(t.next + k * t.pace); });
+    else if (t.ahead == 0) multiply([](const T*, int64_t) {});
+    else multiply([&](const T* w, int64_t) __attribute__((always_inline)) {
         for (int i = 0; i < (C * LANES < PANEL ? PANEL : C * LANES); i += 64 / sizeof(T)) __builtin_prefetch(w + t.ahead + i);
     });
     for (int m = 0; m < M; m++)
@@ -180,15 +183,21 @@ template <int MOST, class T, int M = ROWS> static auto for_rows(int64_t m) -> vo
     return [](const Tiles<T>& t) { row_of_tiles<M, std::min(MOST, vectors_for(M))>(t); };
 }
 
-template <class T> static void multiply_panel(const Tiles<T>& t, int64_t rows) {
+// Meanwhile the rows of the `next` panel are prefetched, at a pace that lets them arrive while all tiles are computed.
+template <class T> static void multiply_panel(const Tiles<T>& t, int64_t rows, const T* next) {
     constexpr int WIDTH_OF_TILES = VECTORS * LANES;
     if (rows <= 2) return for_rows<PANEL / LANES, T>(rows)(t);
+    const int64_t bytes = PANEL * sizeof(T), count = (rows + ROWS - 1) / ROWS * ((t.columns + WIDTH_OF_TILES - 1) / WIDTH_OF_TILES);
+    const int64_t pace = (bytes + count - 1) / count;
+    Tiles<T> part = t;
+    if (next && pace <= 64) part.next = reinterpret_cast<const char*>(next), part.pace = pace;
     for (int64_t j = 0; j < t.columns; j += WIDTH_OF_TILES)
         for (int64_t i = 0; i < rows; i += ROWS) {
-            Tiles<T> part = t.at(i, j);
-            part.columns = std::min<int64_t>(part.columns, WIDTH_OF_TILES);
-            if (i > 0 || j > 0) part.ahead = 0;
-            for_rows<VECTORS, T>(rows - i)(part);
+            Tiles<T> tile = part.at(i, j);
+            tile.columns = std::min<int64_t>(tile.columns, WIDTH_OF_TILES);
+            for_rows<VECTORS, T>(rows - i)(tile);
+            part.next += pace * t.depth;
+            part.ahead = 0;
         }
 }
 
@@ -199,7 +208,7 @@ template <class T, class F> INLINE void each_block(const Product<T>& p, float* b
         const bool is_last = k + depth == p.depth;
         pack<float>({p.x.at(0, k), p.x.row, p.x.column}, p.rows, depth, block, STEP);
         f(k, depth, Tiles<T>{block, nullptr, 0, p.out.data, p.out.row, depth, p.columns, p.accumulate || k > 0,
-                             is_last ? p.scales : nullptr, is_last ? p.bias : nullptr, 0});
+                             is_last ? p.scales : nullptr, is_last ? p.bias : nullptr, 0, nullptr, 0});
     }
 }
 
@@ -222,12 +231,16 @@ template <class T> static void multiply_panels(const Product<T>& p, const T* pan
                     part.accumulate = t.accumulate || first > 0;
                     part.ahead = (sizeof(T) == 4 ? 8192 : 2048) / sizeof(T);
                     if (first + part.depth < depth) part.scales = part.bias = nullptr;
-                    multiply_panel(part, p.rows);
+                    const T* next = first + part.depth < depth ? part.w + part.depth * PANEL
+                                    : j + PANEL < p.columns    ? panels + (j + PANEL) * p.depth + k * PANEL
+                                    : k + depth < p.depth      ? panels + (k + depth) * PANEL
+                                                               : nullptr;
+                    multiply_panel(part, p.rows, next);
                 }
             } else {
                 pack<T>({p.w.at(k, j), p.w.row, p.w.column}, depth, columns, panel, width);
                 multiply_panel(Tiles<float>{t.x, panel, width, t.out, t.step_out, depth, columns, t.accumulate,
-                                            t.scales, t.bias, 0}, p.rows);
+                                            t.scales, t.bias, 0, nullptr, 0}, p.rows, static_cast<const float*>(nullptr));
             }
         }
     });

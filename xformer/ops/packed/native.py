@@ -11,7 +11,9 @@ from xformer import native
 from xformer.ops._native import native_kernel
 from xformer.ops._native import why_not as default_why_not
 
-_MIN_BLAS = 2**26  # multiplications from which the library leaves a product to BLAS; copying w takes little of the time
+# Rows from which BLAS is faster although w is copied. In a step of decoding, its threads would slow down everything else,
+# as they keep polling after a product.
+_MIN_BLAS_ROWS = 256
 
 
 def _why_not(x: Any, panels: Any, scales: Any, bias: Any, *, columns: int, **options: Any) -> str | None:
@@ -25,7 +27,7 @@ def _why_not(x: Any, panels: Any, scales: Any, bias: Any, *, columns: int, **opt
 def _forward(x: Any, panels: Any, scales: Any, bias: Any, *, columns: int, save: bool) -> tuple[Any, Any]:
     out = np.empty((x.shape[0], columns), np.float32)
     bias, scales = (None if array is None else native.contiguous(array) for array in (bias, scales))
-    if scales is None and x.shape[0] * x.shape[1] * columns >= _MIN_BLAS:
+    if scales is None and x.shape[0] >= _MIN_BLAS_ROWS:
         matrix = native.contiguous(panels.transpose(1, 0, 2)).reshape(x.shape[1], math.prod(panels.shape[::2]))
         native.call("matmul", (x, matrix[:, :columns], out, bias))
     else:
