@@ -6,6 +6,7 @@ Masks are boolean, True where attention is allowed, and broadcastable to (batch,
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from numbers import Integral
 from typing import Any
@@ -83,12 +84,13 @@ def sliding_window(
         queries: Number of queries.
         keys: Number of keys; default `queries`.
         size: Size of the window, at least 1.
-        start: Position of the first query, an integer or an array of shape (1,); default keys - queries.
+        start: Position of the first query, an integer, an array of one, or one for each row, (rows, 1, 1, 1); default
+            keys - queries.
         xp: Array library, as a module or by name.
         device: Device of the mask.
 
     Returns:
-        Mask of shape (queries, keys).
+        Mask of shape (queries, keys), or (rows, 1, queries, keys).
 
     Raises:
         ConfigError: If the size is below 1, or another number is no integer.
@@ -99,7 +101,8 @@ def sliding_window(
         check_count(name, value, at_least=0)
     start = keys - queries if start is None else start
     first: Any = start
-    is_position = is_array(first) and tuple(first.shape) in ((), (1,)) and is_integer(first.dtype)
+    is_position = is_array(first) and is_integer(first.dtype) and tuple(first.shape[1:]) in ((), (1, 1, 1))
+    is_position = is_position and (len(first.shape) == 4 or math.prod(first.shape) == 1)
     if not isinstance(start, Integral) and not is_position:
         raise ConfigError(f"start is {start!r}; expected an integer, or an array of one integer")
     with _placed(device, queries, keys):

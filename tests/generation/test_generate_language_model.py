@@ -77,7 +77,7 @@ def test_all_tokens_may_be_ordinary(model, monkeypatch):
     steps, step = [], DecodingSteps.step
     monkeypatch.setattr(DecodingSteps, "step", lambda self, tokens: steps.append(len(tokens)) or step(self, tokens))
     assert generate(model, [[0], [1, 2]], OPTIONS["greedy"], special_tokens=False) == found
-    assert steps == [2] * 6  # the prompts are read in one step
+    assert steps == [2] * 5  # after the prompts, which are read in one step
     wide = generate(model, [[0], [1, 2]], OPTIONS["beam"], special_tokens=False)
     greedy = generate(model, [[0], [1, 2]], OPTIONS["greedy"], length_penalty=0.6, special_tokens=False)
     assert all(one[0].score >= two[0].score - 1e-9 for one, two in zip(wide, greedy, strict=True))

@@ -45,7 +45,7 @@ def test_finished_inputs_leave_the_batch(model, monkeypatch):
     monkeypatch.setattr(DecodingSteps, "step", lambda self, tokens: sizes.append(len(tokens)) or step(self, tokens))
     greedy(model)
     # An output at the maximum length takes one more step, which shows whether it ends there.
-    assert sizes == [sum(length >= step for length in lengths) for step in range(max(lengths) + 1)]
+    assert sizes == [sum(length >= step for length in lengths) for step in range(1, max(lengths) + 1)]
 
 
 def test_a_lower_maximum_truncates(model):

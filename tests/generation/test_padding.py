@@ -7,6 +7,7 @@ import pytest
 
 import xformer as xf
 from xformer.backends import to_host
+from xformer.errors import ConfigError
 from xformer.models.config import POSITIONS
 
 SIZES = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_positions": 64}
@@ -64,9 +65,9 @@ def test_long_prompts_are_read_in_one_step(monkeypatch):
     config = xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES)
     model, lengths, step = xf.LanguageModel(config), [], xf.LanguageModel.decode_step
 
-    def decode_step(self, tokens, cache):
+    def decode_step(self, tokens, cache, *options, **keywords):
         lengths.append(tokens.shape[1])
-        return step(self, tokens, cache)
+        return step(self, tokens, cache, *options, **keywords)
 
     monkeypatch.setattr(xf.LanguageModel, "decode_step", decode_step)
     xf.generate(model, PROMPTS, max_new_tokens=3)
@@ -74,12 +75,16 @@ def test_long_prompts_are_read_in_one_step(monkeypatch):
     assert len(lengths) <= 4
 
 
-def test_logits_after_padding_are_those_of_the_prompt():
+def test_logits_before_padding_are_those_of_the_prompt():
     model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=2, **SIZES))
     cache = model.init_cache(2)
-    cache.padding = np.asarray([0, 3])
-    tokens = np.asarray([[3, 4, 5, 6], [0, 0, 0, 7]])
+    logits = model.decode_step(np.asarray([[3, 4, 5, 6], [7, 0, 0, 0]]), cache, np.asarray([4, 1]))
+    np.testing.assert_allclose(logits[0], to_host(model([[3, 4, 5, 6]]))[0, -1], atol=1e-5)
+    np.testing.assert_allclose(logits[1], to_host(model([[7]]))[0, -1], atol=1e-5)
+    with pytest.raises(ConfigError, match=r"^rows of different lengths take no further tokens; use model.to_static"):
+        model.decode_step(np.asarray([[4], [2]]), cache)
+    cache = model.to_static(cache, 8)
     for column in ([8, 9], [4, 2]):
-        logits = model.decode_step(tokens if cache.length == 0 else np.asarray(column)[:, None], cache)
-    np.testing.assert_allclose(logits[0], to_host(model([[3, 4, 5, 6, 4]]))[0, -1], atol=1e-5)
-    np.testing.assert_allclose(logits[1], to_host(model([[7, 2]]))[0, -1], atol=1e-5)
+        logits = model.decode_step(np.asarray(column)[:, None], cache)
+    np.testing.assert_allclose(logits[0], to_host(model([[3, 4, 5, 6, 8, 4]]))[0, -1], atol=1e-5)
+    np.testing.assert_allclose(logits[1], to_host(model([[7, 9, 2]]))[0, -1], atol=1e-5)

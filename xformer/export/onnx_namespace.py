@@ -247,9 +247,7 @@ def _binary(function: Callable[..., Var], dtype: Any = None) -> Callable[..., An
 
 
 def _reduction(function: Callable[..., Var]) -> Callable[..., Tracer]:
-    def reduce(
-        self: Any, x: Tracer, /, *, axis: Any = None, keepdims: bool = False, dtype: DType = None
-    ) -> Tracer:
+    def reduce(self: Any, x: Tracer, /, *, axis: Any = None, keepdims: bool = False, dtype: DType = None) -> Tracer:
         x = x if dtype is None else self.astype(x, dtype)
         axes = range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
         reduced = sorted(index % x.ndim for index in axes)

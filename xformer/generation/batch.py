@@ -94,15 +94,16 @@ class GenerationBatch:
 
     def prefill(self) -> tuple[DecodingSteps, Array]:
         """Enter the prefixes in one step, one row per input; return further steps and the next logits."""
-        longest = max(map(len, self.prefixes))
-        padding = [longest - len(prefix) for prefix in self.prefixes]
-        cache = self.init_cache()
-        if any(padding):
-            cache.padding = self.to_device(padding, index_dtype(self.xp))
-        max_length = len(self.start) + longest + max(limits.maximum for limits in self.new_tokens)
-        steps = DecodingSteps(self.model, cache, max_length)
-        rows = [[0] * count + [*self.start, *prefix] for count, prefix in zip(padding, self.prefixes, strict=True)]
-        return steps, self.step(rows, steps)
+        rows = [[*self.start, *prefix] for prefix in self.prefixes]
+        lengths = list(map(len, rows))
+        longest = max(lengths)
+        steps = DecodingSteps(
+            self.model, self.init_cache(), len(self.start) + max(limits.maximum for limits in self.lengths.ranges)
+        )
+        integers = index_dtype(self.xp)
+        tokens = self.to_device([[*row, *[0] * (longest - len(row))] for row in rows], integers)
+        is_ragged = min(lengths) < longest
+        return steps, steps.prefill(tokens, self.to_device(lengths, integers) if is_ragged else None)
 
     def step(self, tokens: list[list[int]], steps: DecodingSteps) -> Array:
         """Append tokens (rows, new tokens) and return the next logits (rows, vocabulary)."""

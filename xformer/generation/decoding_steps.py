@@ -6,6 +6,8 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import numpy as np
+
 from xformer.backends import Array, array_namespace, assign, backend_name
 from xformer.errors import JitError
 from xformer.generation.kept_programs import KeptPrograms
@@ -48,15 +50,23 @@ class DecodingSteps:
         self._is_static = hasattr(model, "to_static") and max_length >= _MIN_LENGTH
         self._can_trace = True
 
+    def prefill(self, tokens: Array, lengths: Array | None = None) -> Array:
+        """Enter the first tokens (rows, tokens), and return the logits of the next ones, (rows, vocabulary).
+
+        Args:
+            tokens: Ids; shorter rows end with padding.
+            lengths: Number of tokens of each row, if they differ.
+        """
+        self._length = int(tokens.shape[1])
+        self._is_static = lengths is not None or (self._is_static and backend_name(array_namespace(tokens)) == "numpy")
+        options = {} if lengths is None else {"lengths": lengths}
+        return self._model.decode_step(tokens, self.cache, **options)
+
     def step(self, tokens: Array) -> Array:
-        """Append tokens (rows, new tokens) and return the logits of the next ones, (rows, vocabulary)."""
-        num_tokens = int(tokens.shape[1])
-        self._num_repeats = self._num_repeats + 1 if num_tokens == 1 else 0
-        if self._length and self._is_static and backend_name(array_namespace(tokens)) == "numpy":
-            logits = self._static_step(tokens)
-        else:
-            logits = self._model.decode_step(tokens, self.cache)
-        self._length += num_tokens
+        """Append one token to each row (rows, 1), and return the logits of the next ones, (rows, vocabulary)."""
+        self._num_repeats += 1
+        logits = self._static_step(tokens) if self._is_static else self._model.decode_step(tokens, self.cache)
+        self._length += 1
         return logits
 
     def reorder(self, rows: Sequence[int], inputs: Sequence[int] | None = None) -> None:
@@ -87,7 +97,7 @@ class DecodingSteps:
             kept = _kept.take(self._model, key)
             if kept is not None:
                 self._use(key, *kept)
-            elif self._can_trace and self._num_repeats > _MIN_REPEATS:
+            elif self._can_trace and self._num_repeats > _MIN_REPEATS and type(self.cache._like) is np.ndarray:
                 return self._trace(key, tokens)
         if self._program is None:
             return self._model.decode_step(tokens, self.cache)
@@ -124,12 +134,12 @@ class DecodingSteps:
         """Make a step and trace it, with arrays that no other program has."""
         self.cache = self.cache.copy()
         xp = array_namespace(tokens)
-        tokens, index = (xp.asarray(array, copy=True) for array in (tokens, self.cache.index))
+        tokens, lengths = (xp.asarray(array, copy=True) for array in (tokens, self.cache.lengths))
         try:
             program = Program(type(self._model).decode_step, (self._model, tokens, self.cache), {}, (tokens,))
         except JitError:  # a model of the user that reads values on the host
             self._can_trace = False
-            assign(self.cache.index, index)  # part of the step was made
+            assign(self.cache.lengths, lengths)  # part of the step was made
             return self._model.decode_step(tokens, self.cache)
         logits, program.result = program.result, None
         self.close()

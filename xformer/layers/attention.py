@@ -288,7 +288,7 @@ class MultiHeadAttention(Module):
         if cache is not None:
             k, v = cache.append(k, v)
         if self.window is not None:
-            start = None if cache is None else cache.index
+            start = None if cache is None or cache.index is None else cache.index[:, None, None, None]
             lengths, options = (q.shape[2], k.shape[2]), {"xp": array_namespace(q), "device": device(q)}
             mask = masks.combine(mask, masks.sliding_window(*lengths, size=self.window, start=start, **options))
         return q, k, v, mask

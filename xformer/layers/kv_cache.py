@@ -24,7 +24,7 @@ class KVCache:
 
     Attributes:
         is_own: True if the cache alone references its arrays, so that they can be written in place.
-        index: Position of the next token, if it is an array, as in a `StaticKVCache`.
+        index: Positions of the next token of each row, integers (rows,), in a `StaticKVCache`.
     """
 
     index: Array | None = None
@@ -103,27 +103,30 @@ def _concat_in_place(old: Array, length: int, new: Array) -> Array:
 
 
 class StaticKVCache(KVCache):
-    """A cache whose arrays keep their shape: each new token is written at an index held in an array.
+    """A cache whose arrays keep their shape: each new token is written at positions held in an array.
 
     A decoding step then has the same shapes every time, and can be traced by `jit`, or run as a CUDA graph. Entries
-    beyond the index are undefined; mask them.
+    beyond the position of a row are undefined; mask them.
 
     Args:
         cache: Cache to start from, with at least one token.
         max_length: Capacity in tokens.
-        index: Position of the next token, integers of shape (1,); `StaticCache` advances it.
+
+    Attributes:
+        slots: Where the next tokens go in arrays of (rows * heads * max_length) vectors, integers (rows * heads,). A
+            `StaticCache` sets it and `index` in each step.
 
     Raises:
         ShapeError: If the cache is empty.
     """
 
-    def __init__(self, cache: KVCache, max_length: int, index: Array) -> None:
+    slots: Array
+
+    def __init__(self, cache: KVCache, max_length: int) -> None:
         if cache.key is None or cache.value is None:
             raise ShapeError("the cache is empty; expected at least one decoding step before to_static()")
         super().__init__(_with_capacity(cache.key, max_length), _with_capacity(cache.value, max_length))
         self.is_own = is_writable(cache.key)
-        self.index = index
-        self._indices = array_namespace(index).arange(max_length, device=device(index))
 
     def append(self, key: Array, value: Array) -> tuple[Array, Array]:
         """Write the key and value of one new token, (rows, heads, 1, head_dim); return the whole arrays."""
@@ -131,11 +134,14 @@ class StaticKVCache(KVCache):
         return self._key, self._value
 
     def _put(self, old: Any, new: Array) -> Array:
+        xp, (rows, heads, length, features) = array_namespace(old, new), old.shape
         if is_writable(old):
-            old[:, :, self.index, :] = new
+            vectors = xp.reshape(old, (rows * heads * length, features))
+            vectors[self.slots, :] = xp.reshape(new, (rows * heads, features))
             return old
-        xp = array_namespace(old, new)
-        return xp.where(xp.reshape(self._indices == self.index, (1, 1, old.shape[2], 1)), new, old)
+        columns = xp.arange(length, dtype=self.slots.dtype, device=device(old))
+        is_new = columns == xp.reshape(self.index, (rows, 1))  # type: ignore[arg-type]
+        return xp.where(is_new[:, None, :, None], new, old)
 
 
 def _with_capacity(x: Array, max_length: int) -> Array:

@@ -225,8 +225,9 @@ class Rotation(NamedTuple):
     """Rotation angles of queries and keys by position.
 
     Attributes:
-        cosine: Cosines (length, features / 2), where features is the number of rotated features of a head.
-        sine: Sines (length, features / 2).
+        cosine: Cosines (length, features / 2), where features is the number of rotated features of a head; or
+            (batch, 1, features / 2) for one position of each row.
+        sine: Sines of the same shape.
     """
 
     cosine: Array
@@ -241,7 +242,11 @@ class Rotation(NamedTuple):
         Returns:
             Array of the same shape.
         """
-        return rotate(x, self.cosine, self.sine)
+        if len(self.cosine.shape) == 2:
+            return rotate(x, self.cosine, self.sine)
+        xp = array_namespace(x)  # the rows become the positions of one text
+        rows = rotate(xp.permute_dims(x, (2, 1, 0, 3)), self.cosine[:, 0, :], self.sine[:, 0, :])
+        return xp.permute_dims(rows, (2, 1, 0, 3))
 
 
 class PositionTerms(NamedTuple):

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xformer.backends import Array, array_namespace, assign, device, from_host
+from xformer.backends import Array, array_namespace, assign, device, from_host, to_host
+from xformer.errors import ConfigError
 from xformer.layers import InputEmbedding, KVCache, LayerCache, StaticKVCache
 from xformer.layers.positions import PositionTerms, RelativePositions, Rotary, Rotation, position_terms
 from xformer.ops import embedding
@@ -55,12 +56,12 @@ class DecodingCache:
         memory: Encoded source.
 
     Attributes:
-        length: Number of tokens per row, padding included (in a `StaticCache`: at the start).
-        padding: Number of padding tokens at the start of each row, integers (rows,), or None. They are masked, and
-            positions are counted from the first other token.
+        length: Number of tokens per row; of the longest one if they differ.
+        lengths: Number of tokens of each row, integers (rows,), if they differ. Shorter rows end with padding, so only a
+            `StaticCache` made of this cache can take further tokens.
     """
 
-    padding: Array | None = None
+    lengths: Array | None = None
 
     def __init__(self, num_layers: int, *, like: Array, memory: Memory | None = None) -> None:
         self.layers = [LayerCache(KVCache(), KVCache()) for _ in range(num_layers)]
@@ -68,20 +69,17 @@ class DecodingCache:
         self.length = 0
         self._like = like
 
-    def mask(self, num_tokens: int) -> Array | None:
+    def mask(self) -> Array | None:
         """Return a boolean mask of the cached and new tokens, (rows, 1, 1, tokens); None if all are valid."""
-        if self.padding is None:
-            return None
-        xp = array_namespace(self.padding)
-        columns = xp.arange(self.length + num_tokens, dtype=self.padding.dtype, device=device(self.padding))
-        return (columns >= self.padding[:, None])[:, None, None, :]
+        if self.lengths is not None:
+            raise ConfigError(
+                "rows of different lengths take no further tokens; use model.to_static(cache, max_length)"
+            )
+        return None
 
     def embed(self, layer: InputEmbedding, x: Array) -> Array:
         """Apply an `InputEmbedding` to the vectors of new tokens, (rows, new tokens, d_model)."""
-        if self.padding is None or layer.positions is None:
-            return layer(x, start=self.length)
-        table: Any = layer.position_embeddings(self.length + x.shape[1], x)
-        return layer(x, position_embeddings=embedding(table, self.positions(x.shape[1], self.padding)))
+        return layer(x, start=self.length)
 
     def position_terms(
         self, positions: Sequence[RelativePositions | None], num_tokens: int, like: Array
@@ -90,14 +88,24 @@ class DecodingCache:
         return [position_terms(each, num_tokens, self.length + num_tokens, like) for each in positions]
 
     def positions(self, num_tokens: int, like: Array) -> Array:
-        """Return the positions of new tokens, (num_tokens,) or (rows, num_tokens), in the integer dtype of `like`."""
-        xp = array_namespace(like)
-        columns = xp.arange(self.length, self.length + num_tokens, dtype=like.dtype, device=device(like))
-        return columns if self.padding is None else _after_padding(columns, self.padding)
+        """Return the positions of new tokens, (num_tokens,) or (rows, 1), in the integer dtype of `like`."""
+        return array_namespace(like).arange(
+            self.length, self.length + num_tokens, dtype=like.dtype, device=device(like)
+        )
 
-    def advance(self, num_tokens: int) -> None:
-        """Count new tokens, once all layers hold them."""
+    def last(self, x: Array) -> Array:
+        """Return the vector of the last token of each row, (rows, 1, d_model), from those of all new tokens."""
+        if self.lengths is None or x.shape[1] == 1:
+            return x[:, -1:, :]
+        xp, (rows, num_tokens, d_model) = array_namespace(x), x.shape
+        starts = xp.arange(rows, dtype=self.lengths.dtype, device=device(x)) * num_tokens
+        last = xp.take(xp.reshape(x, (rows * num_tokens, d_model)), starts + self.lengths - 1, axis=0)
+        return xp.reshape(last, (rows, 1, d_model))
+
+    def advance(self, num_tokens: int, lengths: Array | None = None) -> None:
+        """Count new tokens, once all layers hold them; their lengths if those of rows differ."""
         self.length += num_tokens
+        self.lengths = lengths
 
     def reorder(self, rows: Sequence[int], sentences: Sequence[int] | None = None) -> None:
         """Replace row i by the former row rows[i].
@@ -117,10 +125,10 @@ class DecodingCache:
             indices = self._indices(rows)
             for cache in caches:
                 cache.reorder(indices)
-        if self.padding is not None:
-            padding = array_namespace(self.padding).take(self.padding, self._indices(rows), axis=0)
-            is_same_shape = padding.shape == self.padding.shape
-            self.padding = assign(self.padding, padding) if is_same_shape else padding
+        if self.lengths is not None:
+            lengths = array_namespace(self.lengths).take(self.lengths, self._indices(rows), axis=0)
+            is_same_shape = lengths.shape == self.lengths.shape
+            self.lengths = assign(self.lengths, lengths) if is_same_shape else lengths
         if sentences is not None:
             indices = self._indices(sentences)
             for layer in self.layers:
@@ -136,7 +144,7 @@ class StaticCache(DecodingCache):
     """A cache of fixed shape, filled one token per step; `to_static` makes it.
 
     Everything that changes between steps is in arrays, updated in place if the backend allows it: a step can be traced
-    by `jit`, or run as a CUDA graph.
+    by `jit`, or run as a CUDA graph. Rows may have different lengths.
 
     Args:
         cache: Cache to start from, with at least one token; another StaticCache is extended.
@@ -145,9 +153,11 @@ class StaticCache(DecodingCache):
         positions: Relative positions of the decoder's layers.
 
     Attributes:
-        index: Position of the next token, integers of shape (1,).
+        lengths: Number of tokens of each row, which is the position of its next token, integers (rows,).
         start: First position that the tables of relative positions have.
     """
+
+    lengths: Array
 
     def __init__(
         self,
@@ -160,16 +170,17 @@ class StaticCache(DecodingCache):
         xp, like_device = array_namespace(like), device(like)
         self.memory = None if cache.memory is None else cache.memory.copy()  # its arrays may be overwritten
         self.length, self._like = cache.length, like
-        self.padding = None if cache.padding is None else xp.asarray(cache.padding, copy=True)
-        index: Any = cache.index if isinstance(cache, StaticCache) else [cache.length]
-        self.index: Array = xp.asarray(index, dtype=xp.int64, device=like_device, copy=True)
-        self._caches = [StaticKVCache(old.self_attention, max_length, self.index) for old in cache.layers]
+        self._caches = [StaticKVCache(old.self_attention, max_length) for old in cache.layers]
+        rows = self._caches[0].key.shape[0]
+        lengths: Any = [cache.length] * rows if cache.lengths is None else cache.lengths
+        self.lengths = xp.asarray(lengths, dtype=xp.int64, device=like_device, copy=True)
         self.layers = [
             LayerCache(static, old.cross_attention) for static, old in zip(self._caches, cache.layers, strict=True)
         ]
         self._position_embeddings = layer.position_embeddings(max_length, like)
         # Rotations from the first position on do not depend on the length; biases that did would be quadratic.
-        self.start = 0 if all(each is None or isinstance(each, Rotary) for each in positions) else cache.length
+        is_rotary = all(each is None or isinstance(each, Rotary) for each in positions)
+        self.start = 0 if is_rotary else int(to_host(xp.min(self.lengths)))
         self._position_terms = []
         for each in positions:
             rotation, bias = position_terms(each, max_length - self.start, max_length, like)
@@ -184,7 +195,7 @@ class StaticCache(DecodingCache):
         terms = (x for rotation, bias in self._position_terms for x in (*(rotation or (None, None)), bias))
         caches = (cache for layer in self.layers for cache in (layer.self_attention, layer.cross_attention))
         keys_and_values = (x for cache in caches for x in (cache.key, cache.value))
-        return [self.index, self.padding, *memory, *keys_and_values, self._position_embeddings, *terms]
+        return [self.lengths, *memory, *keys_and_values, self._position_embeddings, *terms]
 
     def alias(self) -> StaticCache:
         """Return a cache with the same arrays, which `reorder` may replace without changing this cache."""
@@ -201,52 +212,47 @@ class StaticCache(DecodingCache):
         """Return a cache with arrays of its own; former caches of a search share some of this one."""
         return copy.deepcopy(self, {id(self._like): self._like})
 
-    def mask(self, num_tokens: int) -> Array:
-        """Return a boolean mask of the tokens up to the new one, (1, max_length) or (rows, 1, 1, max_length)."""
-        xp = array_namespace(self.index)
-        mask = xp.expand_dims(self._range <= self.index, axis=0)
-        if self.padding is None:
-            return mask
-        return xp.logical_and(mask, self._range >= self.padding[:, None])[:, None, None, :]
+    def mask(self) -> Array:
+        """Return a boolean mask of the tokens up to the new one, (rows, 1, 1, max_length)."""
+        xp = array_namespace(self.lengths)
+        # Where the layers write the keys and values of the new tokens, in an array of (rows * heads * tokens) vectors.
+        rows, heads, max_length, _ = self._caches[0].key.shape
+        starts = xp.arange(rows * heads, dtype=xp.int64, device=device(self.lengths)) * max_length
+        slots = xp.reshape(xp.reshape(starts, (rows, heads)) + self.lengths[:, None], (rows * heads,))
+        for cache in self._caches:
+            cache.index, cache.slots = self.lengths, slots
+        return (self._range <= self.lengths[:, None])[:, None, None, :]
 
     def embed(self, layer: InputEmbedding, x: Array) -> Array:
         """Apply an `InputEmbedding` to the vectors of one new token, (rows, 1, d_model)."""
         table = self._position_embeddings
-        if table is None or self.padding is None:
-            return layer(x, position_embeddings=None if table is None else self._at_index(table, 0))
-        return layer(x, position_embeddings=embedding(table, self.positions(1, self.index)))
+        return layer(x, position_embeddings=None if table is None else embedding(table, self.lengths[:, None]))
 
     def position_terms(
         self, positions: Sequence[RelativePositions | None], num_tokens: int, like: Array
     ) -> list[PositionTerms]:
-        """Return the terms of each of the model's relative positions for one new token."""
-        return [
-            PositionTerms(
-                None if rotation is None else Rotation(*(self._at_index(angle, 0, self.start) for angle in rotation)),
-                None if bias is None else self._at_index(bias, 1, self.start),
-            )
-            for rotation, bias in self._position_terms
-        ]
+        """Return the terms of each of the model's relative positions for one new token of each row."""
+        xp, rows = array_namespace(like), self.lengths - self.start
+        terms = []
+        for rotation, bias in self._position_terms:
+            if rotation is not None:
+                rotation = Rotation(*(xp.take(angle, rows, axis=0)[:, None, :] for angle in rotation))
+            if bias is not None:
+                bias = xp.permute_dims(xp.take(bias, rows, axis=1), (1, 0, 2))[:, :, None, :]
+            terms.append(PositionTerms(rotation, bias))
+        return terms
 
     def positions(self, num_tokens: int, like: Array) -> Array:
-        """Return the position of one new token, (1,) or (rows, 1), in the integer dtype of `like`."""
-        index = array_namespace(like).astype(self.index, like.dtype, copy=False)
-        return index if self.padding is None else _after_padding(index, self.padding)
+        """Return the position of one new token, (rows, 1), in the integer dtype of `like`."""
+        return array_namespace(like).astype(self.lengths, like.dtype, copy=False)[:, None]
 
-    def advance(self, num_tokens: int) -> None:
-        """Count one new token."""
-        self.index = assign(self.index, self.index + num_tokens)
-        for cache in self._caches:
-            cache.index = self.index
+    def last(self, x: Array) -> Array:
+        """Return x, the vectors of one new token, (rows, 1, d_model)."""
+        return x
 
-    def _at_index(self, x: Array, axis: int, start: int = 0) -> Array:
-        return array_namespace(x).take(x, self.index - start, axis=axis)
-
-
-def _after_padding(columns: Array, padding: Array) -> Array:
-    """Return the positions of columns, (rows, columns); 0 within the padding, (rows,)."""
-    xp = array_namespace(columns, padding)
-    return xp.clip(columns - xp.astype(padding, columns.dtype, copy=False)[:, None], min=0)
+    def advance(self, num_tokens: int, lengths: Array | None = None) -> None:
+        """Count one new token of each row."""
+        self.lengths = assign(self.lengths, self.lengths + num_tokens)
 
 
 def check_memory(memory: Array, target: Array, d_model: int) -> None:

@@ -103,12 +103,14 @@ class LanguageModel(BaseModel, init=False):
         vector = xp.zeros((1, self.config.d_model), dtype=parameter.dtype, device=device(parameter))
         return DecodingCache(len(self.layers), like=vector)
 
-    def decode_step(self, tokens: Array, cache: DecodingCache) -> Array:
+    def decode_step(self, tokens: Array, cache: DecodingCache, lengths: Array | None = None) -> Array:
         """Compute the logits of the next token, and append new tokens to the cache.
 
         Args:
             tokens: Ids (rows, new tokens) in the model's library. They are not checked.
-            cache: Earlier tokens. Rows of different lengths begin with padding, which `cache.padding` counts.
+            cache: Earlier tokens.
+            lengths: Number of tokens of each row, integers (rows,), if they differ: shorter rows end with padding. The
+                cache must be empty; `to_static` makes one for further tokens.
 
         Returns:
             Logits of shape (rows, vocab_size).
@@ -116,12 +118,12 @@ class LanguageModel(BaseModel, init=False):
         _, num_tokens = check_array(tokens, "tokens", "rows", "new tokens")
         x = cache.embed(self.input, self.embedding(tokens))
         terms = [each._asdict() for each in cache.position_terms(self._all_positions, num_tokens, x)]
-        mask = cache.mask(num_tokens)
+        mask = cache.mask()
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
             options = self._terms_of(layer, terms)
             x = layer(x, mask=mask, causal=True, **options, cache=layer_cache.self_attention)
-        cache.advance(num_tokens)
-        return self._logits(x[:, -1:, :])[:, 0, :]
+        cache.advance(num_tokens, lengths)
+        return self._logits(cache.last(x))[:, 0, :]
 
     def to_static(self, cache: DecodingCache, max_length: int) -> StaticCache:
         """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes."""

@@ -274,12 +274,14 @@ class Transformer(BaseModel, init=False):
             layer_cache.cross_attention.append(*layer.cross_attention.keys_and_values(memory.states))
         return cache
 
-    def decode_step(self, tokens: Array, cache: DecodingCache) -> Array:
+    def decode_step(self, tokens: Array, cache: DecodingCache, lengths: Array | None = None) -> Array:
         """Compute the logits of the next token, and append new tokens to the cache.
 
         Args:
             tokens: Ids (rows, new tokens) in the model's library. They are not checked.
             cache: Earlier tokens, and the memory.
+            lengths: Number of tokens of each row, integers (rows,), if they differ: shorter rows end with padding. The
+                cache must have no tokens; `to_static` makes one for further tokens.
 
         Returns:
             Logits of shape (rows, target_vocab_size).
@@ -292,19 +294,19 @@ class Transformer(BaseModel, init=False):
             raise ConfigError("the cache has no memory; expected a cache made by prefill() of this model")
         x = self._target_table()(tokens)
         if memory.lengths is not None:
-            lengths = array_namespace(tokens).repeat(memory.lengths, rows // memory.lengths.shape[0])
-            remaining = lengths[:, None] - cache.positions(num_tokens, lengths)
+            outputs = array_namespace(tokens).repeat(memory.lengths, rows // memory.lengths.shape[0])
+            remaining = outputs[:, None] - cache.positions(num_tokens, outputs)
             x = x + remaining_length(remaining, self.config.d_model, x.dtype)
         x = cache.embed(self.decoder_input, x)
         options: dict[str, Any] = {
-            "mask": cache.mask(num_tokens),
+            "mask": cache.mask(),
             "memory_mask": memory.mask,
             **cache.position_terms([self.decoder_positions], num_tokens, x)[0]._asdict(),
         }
         for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
             x = layer.decode_step(x, layer_cache, **options)
-        cache.advance(num_tokens)
-        return self._logits(x[:, -1:, :], memory)[:, 0, :]
+        cache.advance(num_tokens, lengths)
+        return self._logits(cache.last(x), memory)[:, 0, :]
 
     def to_static(self, cache: DecodingCache, max_length: int) -> StaticCache:
         """Copy the cache into a static cache of `max_length` tokens, so that every step has the same shapes."""
