@@ -105,10 +105,6 @@ class GenerationBatch:
         is_ragged = min(lengths) < longest
         return steps, steps.prefill(tokens, self.to_device(lengths, integers) if is_ragged else None)
 
-    def step(self, tokens: list[list[int]], steps: DecodingSteps) -> Array:
-        """Append tokens (rows, new tokens) and return the next logits (rows, vocabulary)."""
-        return steps.step(self.to_device(tokens, index_dtype(self.xp)))
-
     def process(self, logits: Array, histories: Sequence[list[int]], input_indices: Sequence[int]) -> Array:
         """Apply the logits processors, in float32 or wider."""
         xp = array_namespace(logits)

@@ -16,19 +16,20 @@ beginning of a longer one.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import numpy as np
 
+from xformer.backends import Array
 from xformer.generation.batch import GenerationBatch
 from xformer.generation.beam_group import Beam, BeamGroup, BeamHypotheses
 from xformer.generation.beam_history import GroupStep
 from xformer.generation.candidates import Candidate, TopTokens, rank_candidates, top_tokens
 from xformer.generation.config import DEFAULT_DIVERSITY_PENALTY
+from xformer.generation.engine import Move
 from xformer.generation.hypothesis import Hypothesis, best_first, length_penalty
 from xformer.generation.scoring import UnscoredHypothesis, score, score_bound
 
@@ -151,35 +152,31 @@ class InputBeams:
         return UnscoredHypothesis(self.index, beam.tokens, beam.log_probability, finished, has_eos)
 
 
-def beam_search(batch: GenerationBatch) -> list[list[Hypothesis]]:
+def beam_search(batch: GenerationBatch, logits: Array) -> Generator[Move, Array, list[list[Hypothesis]]]:
     """Keep the num_beams most probable hypotheses at each step; return the best finished ones of each input."""
     config = batch.config
     inputs = [InputBeams(batch, index) for index in range(batch.num_inputs)]
     num_chosen = config.num_beams - config.group_size  # tokens that earlier groups may have chosen
     num_tokens = 2 * config.group_size + num_chosen
     num_candidates = config.group_size * (2 + num_chosen if batch.lengths.unit_ranges is None else num_tokens)
-    steps, logits = batch.prefill()
-    with contextlib.closing(steps):
-        active, rows = inputs, [(each.groups[0].beams[0], each.index) for each in inputs]
-        while True:
-            logits = batch.process(logits, [beam.tokens for beam, _ in rows], [index for _, index in rows])
-            top = top_tokens(logits, num_tokens, batch.eos_id)
-            for row in np.flatnonzero(~np.isfinite(top.log_probs[:, 0]))[:1]:
-                beam, index = rows[row]
-                raise batch.no_token_error(index, beam.tokens)
-            _keep_best(batch, _advance(active, top, num_candidates))
-            open_inputs = [position for position, each in enumerate(active) if not each.is_done]
-            if not open_inputs:
-                return [each.results() for each in inputs]
-            staying = open_inputs if len(open_inputs) < len(active) else None
-            active = [active[position] for position in open_inputs]
-            rows = [(beam, each.index) for each in active for beam in each.rows(config.num_beams)]
-            parents = [beam.row for beam, _ in rows]
-            if parents != list(range(logits.shape[0])):
-                steps.reorder(parents, staying)
-            for row, (beam, _) in enumerate(rows):
-                beam.row = row
-            logits = batch.step([[beam.tokens[-1]] for beam, _ in rows], steps)
+    active, rows = inputs, [(each.groups[0].beams[0], each.index) for each in inputs]
+    while True:
+        logits = batch.process(logits, [beam.tokens for beam, _ in rows], [index for _, index in rows])
+        top = top_tokens(logits, num_tokens, batch.eos_id)
+        for row in np.flatnonzero(~np.isfinite(top.log_probs[:, 0]))[:1]:
+            beam, index = rows[row]
+            raise batch.no_token_error(index, beam.tokens)
+        _keep_best(batch, _advance(active, top, num_candidates))
+        open_inputs = [position for position, each in enumerate(active) if not each.is_done]
+        if not open_inputs:
+            return [each.results() for each in inputs]
+        staying = open_inputs if len(open_inputs) < len(active) else None
+        active = [active[position] for position in open_inputs]
+        rows = [(beam, each.index) for each in active for beam in each.rows(config.num_beams)]
+        parents = [beam.row for beam, _ in rows]
+        for row, (beam, _) in enumerate(rows):
+            beam.row = row
+        logits = yield Move([beam.tokens[-1] for beam, _ in rows], parents, staying)
 
 
 def _advance(

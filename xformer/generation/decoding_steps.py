@@ -6,14 +6,12 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-import numpy as np
-
-from xformer.backends import Array, array_namespace, assign, backend_name
+from xformer.backends import Array, array_namespace, assign
 from xformer.errors import JitError
 from xformer.generation.kept_programs import KeptPrograms
 from xformer.models.cache import StaticCache
 from xformer.threads import available_threads
-from xformer.tracing.program import Program
+from xformer.tracing.program import compiler
 from xformer.tree import flatten
 
 _MIN_REPEATS = 1  # steps with the same rows before one is traced, which takes as long as a few steps
@@ -23,15 +21,16 @@ _MIN_LENGTH = 6  # of the longest output: shorter searches use no static cache
 _MIN_CAPACITY, _MAX_FIRST_CAPACITY = 32, 128
 
 # Programs of steps, and caches with the arrays that they change.
-_kept: KeptPrograms[tuple[StaticCache, Program]] = KeptPrograms(max_entries=64, max_bytes=2**28)
+_kept: KeptPrograms[tuple[StaticCache, Any]] = KeptPrograms(max_entries=64, max_bytes=2**28)
 
 
 class DecodingSteps:
     """The model and the cache of a search; close it after the last step.
 
-    On NumPy, a step with the same rows is traced and then runs as a program, without the Python code of the model (see
-    `xformer.jit`). Programs are kept for later searches with the same shapes, whose inputs are copied into their
-    arrays. Which steps run as programs does not change the results: from the second step on, all use a static cache.
+    On NumPy and CuPy, a step with the same rows is traced and then runs as a program, without the Python code of the
+    model (see `xformer.jit`). Programs are kept for later searches with the same shapes, whose inputs are copied into
+    their arrays. Which steps run as programs does not change the results: from the second step on, all use a static
+    cache.
 
     Args:
         model: Object with `decode_step(tokens, cache)`.
@@ -45,8 +44,9 @@ class DecodingSteps:
     def __init__(self, model: Any, cache: Any, max_length: int) -> None:
         self.cache, self._model, self._max_length = cache, model, max_length
         self._length, self._num_repeats = 0, 0
-        self._program: Program | None = None
-        self._used: tuple[Hashable, StaticCache, Program] | None = None  # the last program, with its arrays
+        self._new_program: Any = None
+        self._program: Any = None
+        self._used: tuple[Hashable, StaticCache, Any] | None = None  # the last program, with its arrays
         self._is_static = hasattr(model, "to_static") and max_length >= _MIN_LENGTH
         self._can_trace = True
 
@@ -58,7 +58,8 @@ class DecodingSteps:
             lengths: Number of tokens of each row, if they differ.
         """
         self._length = int(tokens.shape[1])
-        self._is_static = lengths is not None or (self._is_static and backend_name(array_namespace(tokens)) == "numpy")
+        self._new_program = compiler(array_namespace(tokens))
+        self._is_static = lengths is not None or (self._is_static and self._new_program is not None)
         options = {} if lengths is None else {"lengths": lengths}
         return self._model.decode_step(tokens, self.cache, **options)
 
@@ -68,6 +69,18 @@ class DecodingSteps:
         logits = self._static_step(tokens) if self._is_static else self._model.decode_step(tokens, self.cache)
         self._length += 1
         return logits
+
+    def extend(self, other: DecodingSteps) -> None:
+        """Append the rows of other steps of the model."""
+        self._length, self._max_length = (
+            max(x) for x in ((self._length, other._length), (self._max_length, other._max_length))
+        )
+        rows = (self._num_rows or 0) + (other._num_rows or 0)
+        start = min(steps.cache.start if isinstance(steps.cache, StaticCache) else 0 for steps in (self, other))
+        self.cache, cache = (self._model.to_static(each.cache, self._capacity(rows), start) for each in (self, other))
+        self.cache.extend(cache)
+        other.close()
+        self._is_static, self._program, self._num_repeats = True, None, 0
 
     def reorder(self, rows: Sequence[int], inputs: Sequence[int] | None = None) -> None:
         """Replace row i by the former row rows[i]; arguments as of `DecodingCache.reorder`."""
@@ -97,7 +110,7 @@ class DecodingSteps:
             kept = _kept.take(self._model, key)
             if kept is not None:
                 self._use(key, *kept)
-            elif self._can_trace and self._num_repeats > _MIN_REPEATS and type(self.cache._like) is np.ndarray:
+            elif self._can_trace and self._new_program is not None and self._num_repeats > _MIN_REPEATS:
                 return self._trace(key, tokens)
         if self._program is None:
             return self._model.decode_step(tokens, self.cache)
@@ -108,12 +121,15 @@ class DecodingSteps:
         is_static = isinstance(self.cache, StaticCache)
         if is_static and self._length < self.cache.layers[0].self_attention.key.shape[2]:
             return
+        self.cache = self._model.to_static(self.cache, self._capacity(self._num_rows or 1))
+        self._program = None  # of the smaller cache
+
+    def _capacity(self, rows: int) -> int:
+        """Return a number of tokens that holds at least one more."""
         # In steps of 32, since limits often depend on the input.
         longest = _MIN_CAPACITY * math.ceil(self._max_length / _MIN_CAPACITY)
-        first = max(_MIN_CAPACITY, min(longest, _MAX_FIRST_CAPACITY // (self._num_rows or 1)))
-        capacity = max(first, 2 ** math.ceil(math.log2(self._length + 1)))
-        self.cache = self._model.to_static(self.cache, capacity)
-        self._program = None  # of the smaller cache
+        first = max(_MIN_CAPACITY, min(longest, _MAX_FIRST_CAPACITY // rows))
+        return max(first, 2 ** math.ceil(math.log2(self._length + 1)))
 
     def _key(self) -> Hashable:
         """Return a key that searches with the same program share."""
@@ -121,7 +137,7 @@ class DecodingSteps:
         parameters = map(id, flatten(self._model)[0])  # the programs keep these arrays alive
         return type(self._model).decode_step, available_threads(), self.cache.start, *parameters, *shapes
 
-    def _use(self, key: Hashable, cache: StaticCache, program: Program) -> None:
+    def _use(self, key: Hashable, cache: StaticCache, program: Any) -> None:
         """Continue with a kept program, whose arrays get the values of the cache."""
         for target, source in zip(cache.arrays(), self.cache.arrays(), strict=True):
             if target is not None and source is not None:
@@ -136,7 +152,7 @@ class DecodingSteps:
         xp = array_namespace(tokens)
         tokens, lengths = (xp.asarray(array, copy=True) for array in (tokens, self.cache.lengths))
         try:
-            program = Program(type(self._model).decode_step, (self._model, tokens, self.cache), {}, (tokens,))
+            program = self._new_program(type(self._model).decode_step, (self._model, tokens, self.cache), {}, (tokens,))
         except JitError:  # a model of the user that reads values on the host
             self._can_trace = False
             assign(self.cache.lengths, lengths)  # part of the step was made

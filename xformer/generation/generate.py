@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, device, from_host, is_host_accessible, to_host
+from xformer.backends import Array, array_namespace, device, from_host, to_host
 from xformer.config import integers
 from xformer.errors import ConfigError, DataError, ShapeError
 from xformer.generation.batch import GenerationBatch, check_prefixes
 from xformer.generation.beam_history import BeamHistory
 from xformer.generation.beam_search import beam_search
 from xformer.generation.config import GenerationConfig
-from xformer.generation.greedy_sampling import generate_steps, greedy_or_sample, start_samples
+from xformer.generation.engine import Engine, Search, run_search
+from xformer.generation.greedy_sampling import Sample, extend_samples, greedy_or_sample, start_samples
 from xformer.generation.hypothesis import Hypothesis
 from xformer.generation.lengths import LengthLimits, LengthRange, length_ranges, target_ranges, unit_limits
 from xformer.generation.logits_processors import LogitsProcessor, build_logits_processors
 from xformer.generation.sampling import uniform_streams
 from xformer.generation.scoring import CoveragePenalty
 from xformer.generation.sequence_bias import Phrase, check_sequence_bias
-from xformer.generation.static_greedy import is_supported, static_greedy
 from xformer.generation.stopping_criteria import StoppingCriteria
 from xformer.models import LanguageModel, SpeechTransformer, Transformer
 from xformer.models.token_ids import check_one_each, check_tokens, ids_of, pad
 from xformer.random import Rng
-from xformer.tracing.program import compiler
 
 
 def generate(
@@ -90,7 +91,7 @@ def generate(
         ConfigError: For invalid or contradictory settings.
         DataError: For invalid ids.
     """
-    batch = _make_batch(
+    batch = make_batch(
         model,
         inputs,
         config,
@@ -135,7 +136,7 @@ def stream(
 
 def stream_batch(model: Any, inputs: Any, config: GenerationConfig | None = None, **options: Any) -> GenerationBatch:
     """Check the arguments of `stream` and return them as a batch."""
-    batch = _make_batch(model, inputs, config, **options)
+    batch = make_batch(model, inputs, config, **options)
     if batch.config.method == "beam" or batch.config.num_return_sequences > 1:
         raise ConfigError(
             f"num_beams is {batch.config.num_beams} and num_return_sequences {batch.config.num_return_sequences}; "
@@ -148,10 +149,7 @@ def search(batch: GenerationBatch) -> list[list[Hypothesis]]:
     """Run the search that the config selects."""
     if not batch.num_inputs:
         return []
-    if batch.config.method == "beam":
-        return beam_search(batch)
-    new_program = None if is_host_accessible(batch.parameter) else compiler(batch.xp)
-    return static_greedy(batch, new_program) if new_program and is_supported(batch) else greedy_or_sample(batch)
+    return run_search(batch, beam_search if batch.config.method == "beam" else greedy_or_sample)
 
 
 def _stream(batch: GenerationBatch) -> Iterator[list[list[int]]]:
@@ -159,13 +157,25 @@ def _stream(batch: GenerationBatch) -> Iterator[list[list[int]]]:
         return
     samples = start_samples(batch)
     num_yielded = batch.lengths.prompt_lengths or [0] * batch.num_inputs
-    for _ in generate_steps(batch, samples):
+    for _ in stream_samples(batch, samples):
         new = [sample.tokens[start:] for (sample,), start in zip(samples, num_yielded, strict=True)]
         num_yielded = [start + len(tokens) for start, tokens in zip(num_yielded, new, strict=True)]
         yield new
 
 
-def _make_batch(
+def stream_samples(batch: GenerationBatch, samples: list[list[Sample]]) -> Iterator[None]:
+    """Extend samples by one token per iteration."""
+    engine, search = Engine(), Search(batch, functools.partial(extend_samples, samples))
+    with contextlib.closing(engine):
+        engine.add(search)
+        yield
+        while not search.is_done:
+            engine.step()
+            yield
+    _ = search.result  # which raises an error of the search
+
+
+def make_batch(
     model: Any,
     inputs: Any,
     config: GenerationConfig | None,

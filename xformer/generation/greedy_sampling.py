@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
 
 from xformer.backends import Array, array_namespace, to_host
 from xformer.generation.batch import GenerationBatch
+from xformer.generation.engine import Move
 from xformer.generation.hypothesis import Hypothesis, best_first
 from xformer.generation.logits_processors import log_sum_exp
 from xformer.generation.sampling import draw, truncate
@@ -60,14 +60,13 @@ class Sample:
         return UnscoredHypothesis(self.index, self.tokens, self.log_probability, finished, has_eos)
 
 
-def greedy_or_sample(batch: GenerationBatch) -> list[list[Hypothesis]]:
+def greedy_or_sample(batch: GenerationBatch, logits: Array) -> Generator[Move, Array, list[list[Hypothesis]]]:
     """Choose the most probable token at each step, or draw one; config.num_return_sequences samples per input.
 
     Samples are independent, so they may be equal. The best score comes first.
     """
     samples = start_samples(batch)
-    for _ in generate_steps(batch, samples):
-        pass
+    yield from extend_samples(samples, batch, logits)
     return [best_first(score(batch, [sample.hypothesis for sample in group])) for group in samples]
 
 
@@ -79,27 +78,26 @@ def start_samples(batch: GenerationBatch) -> list[list[Sample]]:
     ]
 
 
-def generate_steps(batch: GenerationBatch, samples: list[list[Sample]]) -> Iterator[None]:
-    """Extend samples by one token per iteration until all have ended; finished inputs leave the batch."""
+def extend_samples(samples: list[list[Sample]], batch: GenerationBatch, logits: Array) -> Generator[Move, Array, None]:
+    """Extend samples by one token per step until all have ended; finished inputs leave the batch."""
     count = len(samples[0])
-    steps, logits = batch.prefill()
+    parents: list[int] | None = None
     if count > 1:
-        rows = [index for index in range(batch.num_inputs) for _ in range(count)]
-        steps.reorder(rows)
-        logits = batch.take(logits, rows)
-    with contextlib.closing(steps):
-        active = list(samples)
-        while True:
-            tokens = _advance(batch, logits, [sample for group in active for sample in group])
-            yield
-            running = [row for row, group in enumerate(active) if any(sample.status == "running" for sample in group)]
-            if not running:
-                return
-            if len(running) < len(active):
-                rows = [row * count + number for row in running for number in range(count)]
-                steps.reorder(rows, running)
-                active, tokens = [active[row] for row in running], [tokens[row] for row in rows]
-            logits = batch.step([[token] for token in tokens], steps)
+        parents = [index for index in range(batch.num_inputs) for _ in range(count)]
+        logits = batch.take(logits, parents)
+    active = list(samples)
+    while True:
+        tokens = _advance(batch, logits, [sample for group in active for sample in group])
+        running = [row for row, group in enumerate(active) if any(sample.status == "running" for sample in group)]
+        if not running:
+            return
+        staying = None
+        if len(running) < len(active):
+            staying, rows = running, [row * count + number for row in running for number in range(count)]
+            parents = rows if parents is None else [parents[row] for row in rows]
+            active, tokens = [active[row] for row in running], [tokens[row] for row in rows]
+        logits = yield Move(tokens, parents, staying)
+        parents = None
 
 
 def _advance(batch: GenerationBatch, logits: Array, samples: list[Sample]) -> list[int]:

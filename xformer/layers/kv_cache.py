@@ -72,6 +72,15 @@ class KVCache:
             self._key, self._value = (xp.take(x, rows, axis=0) for x in (self._key, self._value))
             self.is_own = is_writable(self._key)
 
+    def extend(self, other: KVCache) -> None:
+        """Append the rows of another cache; the shorter one is padded."""
+        if self.key is None or other.key is None:
+            return
+        xp, size = array_namespace(self.key), max(self.key.shape[2], other.key.shape[2])
+        pairs = (self.key, other.key), (self.value, other.value)
+        self._key, self._value = (xp.concat([with_size(x, size), with_size(y, size)], axis=0) for x, y in pairs)
+        self._length, self.is_own = size, is_writable(self.key)
+
     def move(self, targets: Array, sources: Array) -> None:
         """Copy the rows `sources` to the rows `targets` in place. Requires `is_own`."""
         for x in (self._key, self._value):
@@ -125,7 +134,7 @@ class StaticKVCache(KVCache):
     def __init__(self, cache: KVCache, max_length: int) -> None:
         if cache.key is None or cache.value is None:
             raise ShapeError("the cache is empty; expected at least one decoding step before to_static()")
-        super().__init__(_with_capacity(cache.key, max_length), _with_capacity(cache.value, max_length))
+        super().__init__(with_size(cache.key, max_length), with_size(cache.value, max_length))
         self.is_own = is_writable(cache.key)
 
     def append(self, key: Array, value: Array) -> tuple[Array, Array]:
@@ -140,15 +149,15 @@ class StaticKVCache(KVCache):
             vectors[self.slots, :] = xp.reshape(new, (rows * heads, features))
             return old
         columns = xp.arange(length, dtype=self.slots.dtype, device=device(old))
-        is_new = columns == xp.reshape(self.index, (rows, 1))  # type: ignore[arg-type]
+        is_new = columns == xp.reshape(self.index, (rows, 1))
         return xp.where(is_new[:, None, :, None], new, old)
 
 
-def _with_capacity(x: Array, max_length: int) -> Array:
-    """Return a copy padded with zeros to max_length tokens."""
-    xp, (rows, heads, length, features) = array_namespace(x), x.shape
-    zeros = xp.zeros((rows, heads, max_length - length, features), dtype=x.dtype, device=device(x))
-    return xp.concat([x, zeros], axis=2)
+def with_size(x: Any, size: int, axis: int = 2) -> Any:
+    """Return a copy padded with zeros to a size."""
+    xp, shape = array_namespace(x), list(x.shape)
+    shape[axis] = size - shape[axis]
+    return xp.concat([x, xp.zeros(tuple(shape), dtype=x.dtype, device=device(x))], axis=axis)
 
 
 @dataclass

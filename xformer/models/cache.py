@@ -10,6 +10,7 @@ from typing import Any
 from xformer.backends import Array, array_namespace, assign, device, from_host, to_host
 from xformer.errors import ConfigError
 from xformer.layers import InputEmbedding, KVCache, LayerCache, StaticKVCache
+from xformer.layers.kv_cache import with_size
 from xformer.layers.positions import PositionTerms, RelativePositions, Rotary, Rotation, position_terms
 from xformer.ops import embedding
 from xformer.tree import check_array
@@ -38,6 +39,19 @@ class Memory:
         for name, x in vars(self).items():
             setattr(self, name, None if x is None else array_namespace(x).take(x, sentences, axis=0))
 
+    def extend(self, other: Memory) -> None:
+        """Append the sentences of another memory; the shorter sources are padded."""
+        xp, keys = array_namespace(self.states), max(x.states.shape[1] for x in (self, other))
+        for each in (self, other):
+            if each.mask is None:
+                shape = each.states.shape[0], 1, 1, each.states.shape[1]
+                each.mask = xp.ones(shape, dtype=xp.bool, device=device(each.states))
+        for name, axis in (("states", 1), ("ids", 1), ("mask", 3), ("lengths", None), ("copy_key", 1)):
+            x, y = getattr(self, name), getattr(other, name)
+            if x is not None:
+                x, y = (each if axis is None else with_size(each, keys, axis) for each in (x, y))
+                setattr(self, name, xp.concat([x, y], axis=0))
+
     def copy(self) -> Memory:
         """Return a copy that shares no arrays with this memory."""
         arrays: Any = (None if x is None else array_namespace(x).asarray(x, copy=True) for x in vars(self).values())
@@ -57,8 +71,8 @@ class DecodingCache:
 
     Attributes:
         length: Number of tokens per row; of the longest one if they differ.
-        lengths: Number of tokens of each row, integers (rows,), if they differ. Shorter rows end with padding, so only a
-            `StaticCache` made of this cache can take further tokens.
+        lengths: Number of tokens of each row, integers (rows,), if they differ. Shorter rows end with padding, so only
+            a `StaticCache` made of this cache can take further tokens.
     """
 
     lengths: Array | None = None
@@ -151,10 +165,10 @@ class StaticCache(DecodingCache):
         max_length: Capacity in tokens.
         layer: Input embedding of the decoder.
         positions: Relative positions of the decoder's layers.
+        start: First position that the tables of relative positions have; default that of the next tokens.
 
     Attributes:
         lengths: Number of tokens of each row, which is the position of its next token, integers (rows,).
-        start: First position that the tables of relative positions have.
     """
 
     lengths: Array
@@ -165,14 +179,15 @@ class StaticCache(DecodingCache):
         max_length: int,
         layer: InputEmbedding,
         positions: Sequence[RelativePositions | None],
+        start: int | None = None,
     ) -> None:
         like = cache._like
         xp, like_device = array_namespace(like), device(like)
         self.memory = None if cache.memory is None else cache.memory.copy()  # its arrays may be overwritten
         self.length, self._like = cache.length, like
         self._caches = [StaticKVCache(old.self_attention, max_length) for old in cache.layers]
-        rows = self._caches[0].key.shape[0]
-        lengths: Any = [cache.length] * rows if cache.lengths is None else cache.lengths
+        key: Any = self._caches[0].key
+        lengths: Any = [cache.length] * key.shape[0] if cache.lengths is None else cache.lengths
         self.lengths = xp.asarray(lengths, dtype=xp.int64, device=like_device, copy=True)
         self.layers = [
             LayerCache(static, old.cross_attention) for static, old in zip(self._caches, cache.layers, strict=True)
@@ -180,7 +195,8 @@ class StaticCache(DecodingCache):
         self._position_embeddings = layer.position_embeddings(max_length, like)
         # Rotations from the first position on do not depend on the length; biases that did would be quadratic.
         is_rotary = all(each is None or isinstance(each, Rotary) for each in positions)
-        self.start = 0 if is_rotary else int(to_host(xp.min(self.lengths)))
+        next_position = int(to_host(xp.min(self.lengths))) if start is None and not is_rotary else 0
+        self.start = next_position if start is None else start
         self._position_terms = []
         for each in positions:
             rotation, bias = position_terms(each, max_length - self.start, max_length, like)
@@ -196,6 +212,15 @@ class StaticCache(DecodingCache):
         caches = (cache for layer in self.layers for cache in (layer.self_attention, layer.cross_attention))
         keys_and_values = (x for cache in caches for x in (cache.key, cache.value))
         return [self.lengths, *memory, *keys_and_values, self._position_embeddings, *terms]
+
+    def extend(self, other: StaticCache) -> None:
+        """Append the rows of a cache of the same model, capacity and start."""
+        self.lengths = array_namespace(self.lengths).concat([self.lengths, other.lengths])
+        for layer, added in zip(self.layers, other.layers, strict=True):
+            layer.self_attention.extend(added.self_attention)
+            layer.cross_attention.extend(added.cross_attention)
+        if self.memory is not None and other.memory is not None:
+            self.memory.extend(other.memory)
 
     def alias(self) -> StaticCache:
         """Return a cache with the same arrays, which `reorder` may replace without changing this cache."""
@@ -216,7 +241,8 @@ class StaticCache(DecodingCache):
         """Return a boolean mask of the tokens up to the new one, (rows, 1, 1, max_length)."""
         xp = array_namespace(self.lengths)
         # Where the layers write the keys and values of the new tokens, in an array of (rows * heads * tokens) vectors.
-        rows, heads, max_length, _ = self._caches[0].key.shape
+        key: Any = self._caches[0].key
+        rows, heads, max_length, _ = key.shape
         starts = xp.arange(rows * heads, dtype=xp.int64, device=device(self.lengths)) * max_length
         slots = xp.reshape(xp.reshape(starts, (rows, heads)) + self.lengths[:, None], (rows * heads,))
         for cache in self._caches:

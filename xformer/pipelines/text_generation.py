@@ -24,8 +24,8 @@ from xformer.generation import (
     StoppingCriteria,
     generate,
 )
-from xformer.generation.generate import stream_batch
-from xformer.generation.greedy_sampling import generate_steps, start_samples
+from xformer.generation.generate import stream_batch, stream_samples
+from xformer.generation.greedy_sampling import start_samples
 from xformer.generation.hypothesis import best_first, length_penalty
 from xformer.generation.pretrained import PretrainedGeneration, read_generation
 from xformer.models import LanguageModel
@@ -349,7 +349,7 @@ class TextGenerator(Pipeline):
             batch = stream_batch(self.model, [chunk.context], **options)
             ((sample,),) = samples = start_samples(batch)
             length = len(chunk.context)
-            for _ in generate_steps(batch, samples):
+            for _ in stream_samples(batch, samples):
                 new = sample.tokens[length:]
                 length += len(new)
                 text.tokens += new

@@ -11,8 +11,8 @@ from xformer import native
 from xformer.ops._native import native_kernel
 from xformer.ops._native import why_not as default_why_not
 
-# Rows from which BLAS is faster although w is copied. In a step of decoding, its threads would slow down everything else,
-# as they keep polling after a product.
+# Rows from which BLAS is faster although w is copied. In a step of decoding, its threads would slow down everything
+# else, as they keep polling after a product.
 _MIN_BLAS_ROWS = 256
 
 

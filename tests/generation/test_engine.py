@@ -1,0 +1,121 @@
+"""Searches that share their steps give the outputs of searches that run alone."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import xformer as xf
+from tests.generation.definitions import SOURCES, varied_model
+from xformer.errors import DataError
+from xformer.generation.beam_search import beam_search
+from xformer.generation.engine import Engine, Search, shared_engine
+from xformer.generation.generate import make_batch
+from xformer.generation.greedy_sampling import greedy_or_sample
+from xformer.models.config import POSITIONS
+
+SIZES = {"d_model": 16, "num_heads": 2, "d_ff": 32, "max_positions": 128}
+OPTIONS = [
+    {"max_new_tokens": 20},
+    {"max_new_tokens": 9, "do_sample": True, "rng": xf.Rng(3)},
+    {"max_new_tokens": 30, "repetition_penalty": 1.3},
+    {"max_new_tokens": 12, "num_beams": 3},
+    {"max_new_tokens": 15, "num_beams": 3, "no_repeat_ngram_size": 2},
+    {"max_new_tokens": 11, "do_sample": True, "num_return_sequences": 3, "rng": xf.Rng(5)},
+]
+
+
+def new_search(model, inputs, **options):
+    batch = make_batch(model, inputs, None, **options)
+    return Search(batch, beam_search if batch.config.method == "beam" else greedy_or_sample)
+
+
+def assert_alike(found, expected):
+    assert [[each.tokens for each in row] for row in found] == [[each.tokens for each in row] for row in expected]
+    for row, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose([x.score for x in row], [x.score for x in other], rtol=0, atol=1e-4)
+
+
+def run_staggered(model, inputs, options):
+    """Run searches that begin three steps apart."""
+    engine = Engine()
+    searches = [new_search(model, row, **each) for row, each in zip(inputs, options, strict=True)]
+    for search in searches:
+        engine.add(search)
+        for _ in range(3):
+            engine.step()
+    while not all(search.is_done for search in searches):
+        engine.step()
+    return [search.result for search in searches]
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_language_models(positions, window):
+    config = xf.LanguageModelConfig(vocab_size=23, num_layers=2, positions=positions, window=window, **SIZES)
+    model = xf.LanguageModel(config)
+    prompts = [[[3, 4, 5]], [[6], [7, 8, 9, 10]], [list(range(3, 23)) * 2], [[5, 6]], [[9] * 12, [4]], [[8, 9]]]
+    found = run_staggered(model, prompts, OPTIONS)
+    for outputs, inputs, options in zip(found, prompts, OPTIONS, strict=True):
+        assert_alike(outputs, xf.generate(model, inputs, **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"positions": "relative"},
+        {"positions": "alibi"},
+        {"copy": True, "share_embeddings": True, "source_vocab_size": 13},
+    ],
+    ids=str,
+)
+def test_encoder_decoders(options):
+    model = varied_model(1, **options)
+    inputs = [SOURCES[:2], [SOURCES[2]], SOURCES[3:], [[5, 6, 7, 8, 9, 10, 8, 5, 6]], [SOURCES[0]], SOURCES[1:3]]
+    found = run_staggered(model, inputs, OPTIONS)
+    for outputs, sources, each in zip(found, inputs, OPTIONS, strict=True):
+        assert_alike(outputs, xf.generate(model, sources, **each))
+
+
+def test_on_any_library(xp):
+    model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES)).to(xp)
+    prompts, options = [[[3, 4, 5]], [[6, 7]]], [{"max_new_tokens": 8}, {"max_new_tokens": 8}]
+    for outputs, inputs in zip(run_staggered(model, prompts, options), prompts, strict=True):
+        assert_alike(outputs, xf.generate(model, inputs, max_new_tokens=8))
+
+
+def test_threads_share_an_engine():
+    model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=2, **SIZES))
+    engine = Engine()
+
+    def run(number):
+        with shared_engine(engine):
+            return xf.generate(model, [[3 + number % 20] * (1 + number % 7)], max_new_tokens=10 + number % 5)
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(run, range(40)))
+    for number, outputs in enumerate(found):
+        expected = xf.generate(model, [[3 + number % 20] * (1 + number % 7)], max_new_tokens=10 + number % 5)
+        assert_alike(outputs, expected)
+
+
+def test_an_error_ends_its_own_search_only():
+    model = xf.LanguageModel(xf.LanguageModelConfig(vocab_size=23, num_layers=1, **SIZES))
+
+    def fail(histories, logits):
+        if len(histories[0]) > 5:
+            raise DataError("no")
+        return logits
+
+    engine = Engine()
+    failing = new_search(model, [[3, 4]], max_new_tokens=9, logits_processors=[fail])
+    other = new_search(model, [[5]], max_new_tokens=9)
+    for search in (failing, other):
+        engine.add(search)
+    while not other.is_done:
+        engine.step()
+    assert_alike(other.result, xf.generate(model, [[5]], max_new_tokens=9))
+    with pytest.raises(DataError, match=r"^no$"):
+        _ = failing.result
